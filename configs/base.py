@@ -1,0 +1,100 @@
+"""ELECTRA-Base as in the paper (Clark et al. 2020, Table 6), and the home of every field.
+
+Command:  python -m electra_jax.train --config=configs/base.py --workdir=DIR --config.data.dir=SHARDS
+Hardware: the paper used 16 TPUv3 for four days; small.py and quickstart.py are for less.
+Expected: GLUE dev average 85.1 after fine-tuning (paper, Table 1).
+
+The other files are deltas to this one. A field has its default here or nowhere.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` (the part after the colon) is not used here."""
+  if arg:
+    raise ValueError(f"configs/base.py takes no argument, got {arg!r}")
+  c = ConfigDict()
+  c.seed = 0  # of everything: initial weights, order of the data, masks, samples, dropout
+  c.init_from = placeholder(str)  # workdir of another run: start from its parameters, new optimizer
+  c.allow_config_change = ""  # fields (comma-separated) that may differ from the run being resumed
+
+  c.model = m = ConfigDict()  # the discriminator: the network that is kept
+  m.hidden_size = 768  # width D (Table 6)
+  m.num_layers = 12  # blocks N (Table 6)
+  m.num_heads = 12  # heads H; D / H = 64 in every model of the paper
+  m.ffn_size = 3072  # inner width of the feed-forward layer, 4 D (Table 6)
+  m.embedding_size = 768  # width E of the embedding tables; projected to D where it differs (Table 6)
+  m.max_positions = 512  # rows of the position table; the longest sequence
+  m.dropout = 0.1  # rate on embeddings and on both outputs of a block (Table 6)
+  m.attention_dropout = 0.1  # rate on attention probabilities (Table 6)
+  m.init_stddev = 0.02  # of the truncated normal that most weights start from (BERT)
+  m.layer_norm_eps = 1e-12  # inside the root (BERT)
+  m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU
+  m.attention = "auto"  # xla, cudnn, or auto = cudnn on a GPU where it can, else xla
+  m.unroll = 1  # layers compiled in a row: 1 compiles fastest, num_layers runs fastest on a CPU
+  m.remat = False  # recompute each block in the backward pass: less memory, a third more FLOPs
+
+  c.generator = g = ConfigDict()
+  g.width_multiplier = 1 / 3  # of D, heads of 64, ffn 4 x width (Table 6: 1/3, small and large 1/4)
+  g.depth_multiplier = 1.0  # of N; the paper's generators are narrow, not shallow (Section 3.2)
+
+  c.objective = o = ConfigDict()
+  o.name = "electra"  # a key of electra_jax.objectives.OBJECTIVES
+  o.mask_prob = 0.15  # fraction of the tokens to predict (Table 6; large: 0.25)
+  o.mask_token_prob = 0.85  # of those, the fraction shown as [MASK]; the rest is shown as it is
+  o.temperature = 1.0  # divides the generator's logits for sampling only
+  o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
+  o.rtd_weight = 50.0  # weight of the discriminator's loss, lambda (Section 3.3)
+
+  c.data = d = ConfigDict()
+  d.dir = placeholder(str)  # folder of shards and manifest.json: build writes it, train reads it
+  d.sources = "python-docs"  # what to build from, e.g. "text:/corpus/*.txt.zst@2,jsonl:/c4/*.gz#text"
+  d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets for sources "tfds:..."
+  d.vocab = "wordpiece"  # train: wordpiece, unigram, bpe; or a path: vocab.txt, tokenizer.json, .model
+  d.vocab_size = 30522  # entries when it is trained (BERT's size)
+  d.vocab_train_mb = 200.0  # MB of text, spread over the corpus, that a vocabulary is trained on
+  d.lowercase = True  # also strips accents, as BERT-uncased; a vocabulary file may say otherwise
+  d.seq_length = 512  # tokens of an example L, special ones included (Table 6; small: 128)
+  d.examples = "segments"  # segments = the paper's two-segment examples, packed = no token wasted
+  d.short_prob = 0.05  # chance that an example gets a random, shorter target length
+  d.short_min_tokens = 5  # shortest such target, without special tokens
+  d.single_segment_prob = 0.1  # chance that an example has one segment instead of two
+  d.boundary_prob = 0.5  # chance that the sentence that overflows segment A still goes to it
+  d.holdout_frac = 0.005  # of the documents, chosen by hash, kept for evaluation and never trained on
+  d.max_bad_frac = 0.001  # of the documents may be undecodable and skipped; more stops the build
+  d.examples_per_shard = 100_000  # records in a shard file
+  d.workers = 0  # processes that tokenize; 0 = one per core (never changes the result)
+
+  c.optimizer = p = ConfigDict()
+  p.name = "electra_adam"  # electra_adam: no bias correction, as the original; adamw: optax's
+  p.learning_rate = 2e-4  # (Table 6; small: 5e-4)
+  p.schedule = "product"  # product: warm-up x decay, as the original; joined: warm up, then decay
+  p.warmup_steps = 10_000  # steps of linear warm-up (Table 6)
+  p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
+  p.weight_decay = 0.01  # decoupled, times the learning rate; not on biases and LayerNorm (Table 6)
+  p.b1 = 0.9  # decay of the gradient's mean (Table 6)
+  p.b2 = 0.999  # decay of the gradient's square (Table 6)
+  p.eps = 1e-6  # outside the root (Table 6)
+  p.clip_norm = 1.0  # of the gradient over both networks (the original's code)
+
+  c.train = t = ConfigDict()
+  t.batch_size = 256  # sequences in a step, over all devices and hosts (Table 6)
+  t.steps = 766_000  # optimizer steps; the schedule ends here (Table 6)
+  t.accumulation = 1  # microbatches a device splits its share into: less memory, the same update
+
+  c.eval = e = ConfigDict()
+  e.every_steps = 10_000  # steps between evaluations on held-out documents; 0 = only at the end
+  e.batch_size = 256  # sequences
+  e.max_examples = 4096  # held-out sequences to use, at most
+
+  c.checkpoint = k = ConfigDict()
+  k.every_steps = 1000  # steps between checkpoints (the original's)
+  k.keep = 5  # newest checkpoints kept (the original's)
+  k.keep_every_steps = 100_000  # checkpoints at multiples of this are kept for ever; 0 = none
+
+  c.log = l = ConfigDict()
+  l.every_steps = 100  # steps between lines
+  l.tensorboard = True  # also write event files
+  return c

@@ -1,0 +1,25 @@
+"""What a batch is: the one structure that travels from the data to the step."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+
+class Batch(NamedTuple):
+  """A batch of token sequences; B sequences of L tokens.
+
+  Fields:
+    ids: [B, L] int32, token ids; padding carries the vocabulary's [PAD].
+    segment_ids: [B, L] int32, 0 for the first segment and for padding, 1 for the second.
+    mask: [B, L] bool, True on tokens, False on padding. A row that is all False counts for nothing.
+    row: [B] int32, index of the sequence in the *global* batch. Randomness is keyed by it, so it
+      does not depend on how the batch is spread over hosts and devices.
+  """
+
+  ids: Array
+  segment_ids: Array
+  mask: Array
+  row: Array

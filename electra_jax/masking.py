@@ -1,0 +1,154 @@
+"""Choose, mask, gather, sample, corrupt: what happens to the tokens between the two networks.
+
+Clark et al. 2020, Section 3.1 and Appendix A. Every random choice is drawn from one key a sequence,
+so it depends on the sequence's place in the global batch and not on devices or hosts.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from electra_jax.batch import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+  """How tokens are masked: the rates, and the ids that the vocabulary gives its special tokens."""
+
+  mask_prob: float
+  mask_token_prob: float
+  temperature: float
+  mask_id: int
+  special_ids: tuple[int, ...]  # never masked: [PAD], [CLS], [SEP], [MASK]
+
+  def __post_init__(self):
+    if not 0 < self.mask_prob < 1:
+      raise ValueError(f"mask_prob is between 0 and 1, got {self.mask_prob}")
+    if not 0 <= self.mask_token_prob <= 1:
+      raise ValueError(f"mask_token_prob is from 0 to 1, got {self.mask_token_prob}")
+    if not self.temperature > 0:
+      raise ValueError(f"temperature is above 0, got {self.temperature}")
+
+
+class Slots(NamedTuple):
+  """The masked positions of a batch, K slots a sequence.
+
+  Fields:
+    positions: [B, K] int32, distinct within a sequence, not sorted.
+    originals: [B, K] int32, the token at each position before masking.
+    weights: [B, K] float32, 1 on positions that count, 0 on the slots left over.
+  """
+
+  positions: jax.Array
+  originals: jax.Array
+  weights: jax.Array
+
+
+def num_slots(mask_prob: float, length: int) -> int:
+  """Returns K, the slots of a sequence: the original's floor((p + 0.005) L), at least 1.
+
+  >>> num_slots(0.15, 128), num_slots(0.15, 512), num_slots(0.25, 512)
+  (19, 79, 130)
+  """
+  return max(1, int((mask_prob + 0.005) * length))
+
+
+def choose(batch: Batch, masking: Masking, keys: jax.Array) -> Slots:
+  """Draws round(mask_prob x tokens) positions of each sequence, uniformly, without replacement.
+
+  Special tokens count as tokens but are never drawn. At least one position is drawn, at most K.
+
+  Differs from the original: it draws with replacement and, where two samples meet on one position,
+  writes the average of their ids.
+
+  Args:
+    keys: [B] typed keys.
+  """
+  L = batch.ids.shape[1]
+  K = num_slots(masking.mask_prob, L)
+  special = jnp.isin(batch.ids, jnp.array(masking.special_ids, jnp.int32))
+  candidate = batch.mask & ~special
+  draw = jax.vmap(lambda key: jax.random.uniform(key, (L,)))(keys)
+  score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), K)
+  # Rounds half to even, as tf.round does.
+  wanted = jnp.clip(jnp.round(masking.mask_prob * batch.mask.sum(-1)), 1, K)
+  weights = (jnp.arange(K) < wanted[:, None]) & (score >= 0)
+  originals = jnp.take_along_axis(batch.ids, positions, axis=1)
+  return Slots(positions, originals, weights.astype(jnp.float32))
+
+
+def write(ids: jax.Array, slots: Slots, values: jax.Array) -> jax.Array:
+  """Returns ids [B, L] with values [B, K] written at the slots that count."""
+  values = jnp.where(slots.weights > 0, values, slots.originals)
+  return jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))(
+    ids, slots.positions, values
+  )
+
+
+def mask(ids: jax.Array, slots: Slots, masking: Masking, keys: jax.Array) -> jax.Array:
+  """Writes [MASK] at a random `mask_token_prob` of the slots and leaves the others as they are.
+
+  As in the original: 85 % [MASK], 15 % unchanged, none random; the loss covers them all.
+  """
+  K = slots.positions.shape[1]
+  draw = jax.vmap(lambda key: jax.random.uniform(key, (K,)))(keys)
+  shown = jnp.where(draw < masking.mask_token_prob, masking.mask_id, slots.originals)
+  return write(ids, slots, shown)
+
+
+def gather(states: jax.Array, slots: Slots) -> jax.Array:
+  """Returns the states [B, K, D] at the slots, from states [B, L, D]."""
+  return jnp.take_along_axis(states, slots.positions[..., None], axis=1)
+
+
+_BLOCK = 256  # about the root of a vocabulary, so that both levels of the search are short
+
+
+def sample(logits: jax.Array, temperature: float, keys: jax.Array) -> jax.Array:
+  """Draws one token a slot from softmax(logits / temperature), without a gradient.
+
+  By inverting the cumulative distribution in two levels, first over blocks of the vocabulary and
+  then inside the block: one random number a slot and one pass over the logits, where the Gumbel
+  trick draws V numbers and takes two logarithms of each.
+
+  Args:
+    logits: [B, K, V] float32.
+    keys: [B] typed keys.
+
+  Returns:
+    [B, K] int32.
+  """
+  K, V = logits.shape[1:]
+  z = jax.lax.stop_gradient(logits) / temperature
+  z = z - z.max(-1, keepdims=True)
+  blocks = -(-V // _BLOCK)
+  padded = jnp.pad(z, ((0, 0), (0, 0), (0, blocks * _BLOCK - V)), constant_values=-jnp.inf)
+  sums = jnp.exp(padded).reshape(*z.shape[:2], blocks, _BLOCK).sum(-1)
+  cdf = jnp.cumsum(sums, axis=-1)
+  # In (0, 1): 24 bits and a half, so neither end of the distribution is ever met exactly.
+  bits = jax.vmap(lambda key: jax.random.bits(key, (K,), jnp.uint32))(keys)
+  u = ((bits >> 8).astype(jnp.float32) + 0.5) * 2.0**-24
+  target = u * cdf[..., -1]
+  block = jnp.minimum((cdf <= target[..., None]).sum(-1), blocks - 1)
+  before = jnp.take_along_axis(cdf - sums, block[..., None], axis=-1)[..., 0]
+  tokens = block[..., None] * _BLOCK + jnp.arange(_BLOCK)
+  inside = jnp.take_along_axis(z, jnp.minimum(tokens, V - 1), axis=-1)
+  inside = jnp.where(tokens < V, jnp.exp(inside), 0.0)
+  inner = jnp.cumsum(inside, axis=-1)
+  # The two levels round differently; the last token with any mass in the block is the limit.
+  target = jnp.clip(target - before, 0.0, inner[..., -1] * (1 - 2.0**-23))
+  offset = jnp.minimum((inner <= target[..., None]).sum(-1), _BLOCK - 1)
+  return jnp.minimum(block * _BLOCK + offset, V - 1).astype(jnp.int32)
+
+
+def corrupt(ids: jax.Array, slots: Slots, sampled: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Writes the generator's samples into the text.
+
+  Returns:
+    The corrupted ids [B, L] int32 and is_replaced [B, L] bool: a sample that equals the original
+    counts as original (Section 3.1).
+  """
+  corrupted = write(ids, slots, sampled)
+  return corrupted, corrupted != ids

@@ -1,0 +1,126 @@
+"""The original's Adam and schedule, and optax's plain ones beside them.
+
+Facts: Clark et al. 2020, Appendix A, and the original's code. Each choice is a plain
+`optax.GradientTransformation`; nothing here knows about networks.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """Fields as in configs/base.py; steps are optimizer steps."""
+
+  name: str
+  learning_rate: float
+  schedule: str
+  warmup_steps: int
+  decay_power: float
+  weight_decay: float
+  b1: float
+  b2: float
+  eps: float
+  clip_norm: float
+
+
+def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
+  """lr x (1 - t/T)^power x min(1, t/W): warm-up multiplies the decay, so the peak is below lr.
+
+  As in the original; the first step's rate is 0.
+
+  >>> schedule = product_schedule(1.0, 10, 100, 1.0)
+  >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 100)]
+  [0.0, 0.475, 0.9, 0.0]
+  """
+
+  def schedule(t):
+    warmup = jnp.minimum(1.0, t / max(warmup_steps, 1)) if warmup_steps else 1.0
+    return lr * jnp.maximum(0.0, 1 - t / steps) ** power * warmup
+
+  return schedule
+
+
+def joined_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
+  """Linear from 0 to lr in `warmup_steps`, then polynomial from lr to 0 at `steps`."""
+  return optax.schedules.join_schedules(
+    [
+      optax.schedules.linear_schedule(0.0, lr, warmup_steps),
+      optax.schedules.polynomial_schedule(lr, 0.0, power, max(steps - warmup_steps, 1)),
+    ],
+    [warmup_steps],
+  )
+
+
+SCHEDULES = {"product": product_schedule, "joined": joined_schedule}
+
+
+def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
+  """Returns the learning rate as a function of the step, for a run of `steps` steps."""
+  make = SCHEDULES[cfg.schedule]
+  return make(cfg.learning_rate, cfg.warmup_steps, steps, cfg.decay_power)
+
+
+def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+  """m / (sqrt(v) + eps), without bias correction.
+
+  As in the original: eps is outside the root, and the missing correction acts as a second warm-up.
+  """
+
+  def init(params):
+    return optax.ScaleByAdamState(
+      count=jnp.zeros([], jnp.int32),
+      mu=jax.tree.map(jnp.zeros_like, params),
+      nu=jax.tree.map(jnp.zeros_like, params),
+    )
+
+  def update(grads, state, params=None):
+    del params
+    mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
+    nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, grads)
+    updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+    return updates, optax.ScaleByAdamState(state.count + 1, mu, nu)
+
+  return optax.GradientTransformation(init, update)
+
+
+def decay_mask(params) -> dict:
+  """Returns True on the weights that decay: all but biases and LayerNorm's. Embeddings decay."""
+
+  def decays(path, _):
+    names = [str(getattr(p, "key", p)) for p in path]
+    return not (names[-1] in ("bias", "scale") or any("norm" in name for name in names))
+
+  return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def _electra_adam(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+  return optax.chain(
+    scale_by_electra_adam(cfg.b1, cfg.b2, cfg.eps),
+    optax.add_decayed_weights(cfg.weight_decay, mask=decay_mask),
+    optax.scale_by_learning_rate(schedule),
+  )
+
+
+def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+  return optax.adamw(
+    schedule, cfg.b1, cfg.b2, cfg.eps, weight_decay=cfg.weight_decay, mask=decay_mask
+  )
+
+
+OPTIMIZERS = {"electra_adam": _electra_adam, "adamw": _adamw}
+
+
+def make_optimizer(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+  """Returns clip by global norm, then the optimizer of that name, with decoupled decay.
+
+  The gradient given to it is that of the global batch: the original clips each core's share before
+  the mean on TPUs, this clips once after it.
+  """
+  return optax.chain(
+    optax.clip_by_global_norm(cfg.clip_norm), OPTIMIZERS[cfg.name](cfg, schedule)
+  )

@@ -1,0 +1,116 @@
+"""Devices and hosts: the only home of pmap.
+
+Since JAX 0.8 `pmap` is `jit` of `shard_map`. Used with `in_axes=(None, 0)` the state keeps its
+ordinary shapes, replicated on every device, and only the batch has a leading device axis.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from electra_jax.batch import Batch
+
+AXIS = "data"
+
+
+def initialize(coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> None:
+  """Joins the other processes of this run, before anything touches a device.
+
+  With no arguments, asks JAX to detect a cluster (TPU pod, SLURM, Kubernetes, MPI); outside of one
+  this is a run of one process.
+
+  Raises:
+    ValueError: only some of the three arguments are given.
+  """
+  given = bool(coordinator), num_processes > 0, process_id >= 0
+  if all(given):
+    jax.distributed.initialize(coordinator, num_processes, process_id)
+  elif any(given):
+    raise ValueError("coordinator, num_processes and process_id are given together or not at all")
+  else:
+    try:
+      jax.distributed.initialize()
+    except ValueError as error:
+      if "coordinator_address" not in str(error):
+        raise
+
+
+def check_divisible(batch_size: int, accumulation: int) -> None:
+  """Refuses a global batch that the devices and microbatches do not divide.
+
+  Raises:
+    ValueError: with both numbers.
+  """
+  devices = jax.device_count()
+  if batch_size % (devices * accumulation):
+    raise ValueError(
+      f"batch size {batch_size} is not divisible by {devices} devices x {accumulation} microbatches"
+    )
+
+
+def _local(spec: PartitionSpec) -> NamedSharding:
+  return NamedSharding(Mesh(np.array(jax.local_devices()), AXIS), spec)
+
+
+def _global(spec: PartitionSpec) -> NamedSharding:
+  return NamedSharding(Mesh(np.array(jax.devices()), AXIS), spec)
+
+
+def map_train_step(step: Callable) -> Callable:
+  """Maps (state, batch) -> (state, metrics) over all devices; the state is donated."""
+  return jax.pmap(
+    step, axis_name=AXIS, in_axes=(None, 0), out_axes=(None, None), donate_argnums=0
+  )
+
+
+def map_eval_step(step: Callable) -> Callable:
+  """Maps (params, batch) -> metrics over all devices."""
+  return jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=None)
+
+
+def replicate(tree):
+  """Places a tree, once, on every device of this host."""
+  return jax.device_put(tree, _local(PartitionSpec()))
+
+
+def to_global(tree):
+  """Turns a replicated state into arrays that span all hosts, as a checkpoint wants them."""
+  if jax.process_count() == 1:
+    return tree
+  mesh = _global(PartitionSpec()).mesh
+  return multihost_utils.host_local_array_to_global_array(tree, mesh, PartitionSpec())
+
+
+def to_local(tree):
+  """The inverse of `to_global`."""
+  if jax.process_count() == 1:
+    return tree
+  mesh = _global(PartitionSpec()).mesh
+  return multihost_utils.global_array_to_host_local_array(tree, mesh, PartitionSpec())
+
+
+def global_shapes(tree):
+  """Returns the shapes of a tree with the sharding in which a checkpoint restores it."""
+  sharding = _global(PartitionSpec())
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def shard(batch: Batch) -> Batch:
+  """Spreads this host's rows over its devices: [b, ...] numpy to [D, b / D, ...] on devices."""
+  D = jax.local_device_count()
+  split = jax.tree.map(lambda x: x.reshape(D, -1, *x.shape[1:]), batch)
+  return jax.device_put(split, _local(PartitionSpec(AXIS)))
+
+
+def prefetch(batches: Iterable[Batch], ahead: int = 1) -> Iterator[Batch]:
+  """Yields batches on the devices, the next `ahead` of them already on their way."""
+  queue: collections.deque[Batch] = collections.deque()
+  for batch in batches:
+    queue.append(shard(batch))
+    if len(queue) > ahead:
+      yield queue.popleft()
+  yield from queue

@@ -1,0 +1,137 @@
+"""One training step and one evaluation step, for any objective and any number of devices.
+
+Both are written for one device of a mapped axis: they see that device's share of the batch and
+agree with the others by `psum`. `parallel` does the mapping.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from electra_jax.batch import Batch
+from electra_jax.objectives import Objective
+
+
+@struct.dataclass
+class TrainState:
+  """All that changes in training.
+
+  Fields:
+    step: [] int32, optimizer steps done.
+    params: the tree of weights, float32.
+    opt_state: optax's.
+  """
+
+  step: jax.Array
+  params: dict
+  opt_state: optax.OptState
+
+
+def init_state(params: dict, tx: optax.GradientTransformation) -> TrainState:
+  """Returns the state before the first step."""
+  return TrainState(step=jnp.zeros([], jnp.int32), params=params, opt_state=tx.init(params))
+
+
+def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
+  """Returns a key for each sequence: a function of (seed, step, place in the global batch) alone.
+
+  Args:
+    step: [] int32.
+    row: [B] int32.
+
+  Returns:
+    [B] typed keys.
+  """
+  key = jax.random.fold_in(jax.random.key(seed), step)
+  return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
+
+
+def make_train_step(
+  objective: Objective,
+  tx: optax.GradientTransformation,
+  schedule: optax.Schedule,
+  *,
+  seed: int,
+  accumulation: int = 1,
+  axis: str = "data",
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
+  """Returns the step: (state, this device's batch) -> (new state, metrics).
+
+  The loss is the sum over terms of weight x total / count, both over the global batch. Counts are
+  summed over microbatches and devices before any gradient is taken, so uneven microbatches weigh
+  what they should and accumulation equals the large batch to rounding.
+
+  Metrics, equal on every device:
+    terms: {name: (total, count)} over the global batch.
+    loss, learning_rate, grad_norm (before clipping), update_norm, param_norm: scalars.
+  """
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
+    parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+
+    def terms_of(params, part):
+      return objective(params, part, row_keys(seed, state.step, part.row))
+
+    def count(part):
+      # Counts need no network, so the compiler drops the rest of the objective here.
+      return {k: t.count for k, t in terms_of(state.params, part).items() if t.weight}
+
+    counts = jax.tree.map(lambda c: c.sum(0), jax.lax.map(count, parts))
+    counts = jax.lax.psum(counts, axis)
+
+    def loss_of(params, part):
+      terms = terms_of(params, part)
+      # An empty batch has nothing to learn from: 0 rather than 0 / 0.
+      loss = sum(
+        t.weight * t.total / jnp.maximum(counts[k], 1) for k, t in terms.items() if t.weight
+      )
+      return loss, {k: (t.total, t.count) for k, t in terms.items()}
+
+    def add_part(_, part):
+      (loss, terms), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params, part)
+      return jax.tree.map(jnp.add, _, (loss, terms, grads)), None
+
+    shapes = jax.eval_shape(
+      lambda part: jax.value_and_grad(loss_of, has_aux=True)(state.params, part),
+      jax.tree.map(lambda x: x[0], parts),
+    )
+    (loss_shape, terms_shape), grads_shape = shapes
+    zero = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), (loss_shape, terms_shape, grads_shape)
+    )
+    (loss, terms, grads), _ = jax.lax.scan(add_part, zero, parts)
+    loss, terms, grads = jax.lax.psum((loss, terms, grads), axis)
+
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {
+      "terms": terms,
+      "loss": loss,
+      "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+      "grad_norm": optax.global_norm(grads),
+      "update_norm": optax.global_norm(updates),
+      "param_norm": optax.global_norm(params),
+    }
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  return step
+
+
+def make_eval_step(
+  objective: Objective, *, seed: int, axis: str = "data"
+) -> Callable[[dict, Batch], dict]:
+  """Returns the evaluation: (params, this device's batch) -> {name: (total, count)}.
+
+  The keys do not depend on the training step: every evaluation sees the same masks, and samples
+  from the same random numbers.
+  """
+
+  def evaluate(params: dict, batch: Batch) -> dict:
+    # No training step has this number, so evaluation shares no key with training.
+    terms = objective(params, batch, row_keys(seed, jnp.uint32(2**32 - 1), batch.row))
+    return jax.lax.psum({k: (t.total, t.count) for k, t in terms.items()}, axis)
+
+  return evaluate
