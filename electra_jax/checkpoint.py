@@ -1,0 +1,269 @@
+"""Checkpoints: written in the background, whole or not at all, restored onto any devices.
+
+An orbax `CheckpointManager` keeps a folder a step. Each holds the state as plain arrays and, as
+JSON, what the run is, with a checksum of every array: orbax gives back a flipped bit without a
+word, so damage is found here when a checkpoint is read and not later by a strange loss.
+"""
+
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+FOLDER = "checkpoints"  # inside a run's folder
+
+
+class CheckpointError(ValueError):
+  """A checkpoint cannot be written, read or used; the message is one line that names it."""
+
+
+class Checkpoints:
+  """The checkpoints of one run.
+
+  Args:
+    workdir: the run's folder.
+    keep: how many of the newest are kept.
+    keep_every_steps: those at multiples of this are kept for ever; 0 for none.
+    to_global: turns this process's replicated arrays into arrays over all processes.
+  """
+
+  def __init__(
+    self,
+    workdir: str | Path,
+    *,
+    keep: int,
+    keep_every_steps: int,
+    to_global: Callable = lambda tree: tree,
+  ):
+    self.folder = Path(workdir).resolve() / FOLDER
+    self._to_global = to_global
+    kept = [policies.LatestN(keep)]
+    if keep_every_steps:
+      kept.append(policies.EveryNSteps(keep_every_steps))
+    self._manager = ocp.CheckpointManager(
+      self.folder,
+      options=ocp.CheckpointManagerOptions(
+        save_decision_policy=policies.FixedIntervalPolicy(1),  # whoever calls `save` decides
+        preservation_policy=policies.AnyPreservationPolicy(kept),
+        cleanup_tmp_directories=True,
+        enable_async_checkpointing=True,
+      ),
+      item_handlers={
+        "state": ocp.StandardCheckpointHandler(),
+        "meta": ocp.JsonCheckpointHandler(),
+      },
+    )
+
+  def latest_step(self) -> int | None:
+    """Returns the step of the newest complete checkpoint, None where there is none."""
+    return self._manager.latest_step()
+
+  def save(self, step: int, state, meta: Mapping[str, Any]) -> None:
+    """Saves in the background; raises here if the save before this one failed.
+
+    A state that is not finite is refused. A step that is there already is left alone.
+    """
+    self._guarded(self._manager.check_for_errors)
+    if step == self.latest_step():
+      return
+    self._refuse_full_disk(state)
+    meta = {**meta, "step": step, "arrays": _inspect(state)}
+    items = ocp.args.Composite(
+      state=ocp.args.StandardSave(self._to_global(state)), meta=ocp.args.JsonSave(meta)
+    )
+    self._guarded(lambda: self._manager.save(step, args=items))
+
+  def _refuse_full_disk(self, state) -> None:
+    # Before anything is written: a disk that fills up halfway fails many writes, each noisily.
+    needed, free = (
+      sum(x.nbytes for x in jax.tree.leaves(state)),
+      shutil.disk_usage(self.folder).free,
+    )
+    if free < needed:
+      raise CheckpointError(
+        f"no space for a checkpoint in {self.folder}: it needs {needed / 1e6:,.1f} MB, "
+        f"{free / 1e6:,.1f} MB are free; {self._what_is_left()}"
+      )
+
+  def check(self) -> None:
+    """Raises if a save in the background has failed."""
+    self._guarded(self._manager.check_for_errors)
+
+  def wait(self) -> None:
+    """Waits until what was saved is on disk."""
+    self._guarded(self._manager.wait_until_finished)
+
+  def close(self) -> None:
+    """Waits, and lets the folder go."""
+    self.wait()
+    self._manager.close()
+
+  def _guarded(self, action: Callable[[], Any]) -> None:
+    try:
+      action()
+    except Exception as error:
+      for unfinished in self.folder.glob("*.orbax-checkpoint-tmp"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+      raise CheckpointError(
+        f"could not write a checkpoint to {self.folder} ({_cause(error)}); {self._what_is_left()}"
+      ) from error
+
+  def _what_is_left(self) -> str:
+    steps = steps_on_disk(self.folder)
+    return f"the one of step {steps[-1]} is whole" if steps else "there is none before it"
+
+  def read_meta(self, step: int) -> dict[str, Any]:
+    """Returns what was saved beside the state of a step."""
+    try:
+      items = ocp.args.Composite(meta=ocp.args.JsonRestore())
+      meta = self._manager.restore(step, args=items)["meta"]
+      if meta["step"] != step or "step" not in meta["arrays"]:
+        raise ValueError(f"it says that it is of step {meta['step']}")
+    except Exception as error:
+      raise _damaged(self.folder, step, error) from error
+    return meta
+
+  def restore(self, step: int, shapes):
+    """Returns the state of a step, on whatever devices `shapes` names.
+
+    Args:
+      shapes: a tree of ShapeDtypeStruct with the sharding to restore to.
+
+    Raises:
+      CheckpointError: it is damaged, or holds other arrays than `shapes`.
+    """
+    arrays = self.read_meta(step)["arrays"]
+    _refuse_other_arrays(arrays, shapes, f"the checkpoint {self.folder / str(step)}")
+    try:
+      items = ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
+      state = self._manager.restore(step, args=items)["state"]
+      _verify(state, arrays)
+    except Exception as error:
+      raise _damaged(self.folder, step, error) from error
+    return state
+
+
+def restore_params(workdir: str | Path, shapes):
+  """Returns the parameters of another run's newest checkpoint.
+
+  Args:
+    workdir: the other run's folder; nothing in it is changed.
+    shapes: a tree of ShapeDtypeStruct with the sharding to restore to.
+
+  Raises:
+    CheckpointError: there is no checkpoint, it is damaged, or parameters are missing or have
+      another shape; they are listed.
+  """
+  folder = Path(workdir).resolve() / FOLDER
+  steps = steps_on_disk(folder)
+  if not steps:
+    raise CheckpointError(f"init_from: {folder} holds no checkpoint")
+  wanted, path = {"params": shapes}, folder / str(steps[-1])
+  try:
+    arrays = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")["arrays"]
+  except Exception as error:
+    raise _damaged(folder, steps[-1], error) from error
+  arrays = {name: facts for name, facts in arrays.items() if name.startswith("params/")}
+  _refuse_other_arrays(arrays, wanted, f"init_from: the checkpoint {path}")
+  try:
+    params = ocp.PyTreeCheckpointer().restore(
+      path / "state",
+      item=wanted,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+      partial_restore=True,
+    )
+    _verify(params, arrays)
+  except Exception as error:
+    raise _damaged(folder, steps[-1], error) from error
+  return params["params"]
+
+
+def steps_on_disk(folder: Path) -> list[int]:
+  """Returns the steps that have a folder, in order; unfinished ones have another name."""
+  if not folder.is_dir():
+    return []
+  return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
+# Arrays by name.
+
+
+def named(tree) -> dict[str, Any]:
+  """Returns {name: leaf} of a tree.
+
+  >>> named({"params": {"word": 1, "layers": (2, 3)}})
+  {'params/layers/0': 2, 'params/layers/1': 3, 'params/word': 1}
+  """
+  paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in paths}
+
+
+def _host(x: jax.Array) -> np.ndarray:
+  """Returns a replicated array from this process's first device; without a copy on CPU."""
+  return np.asarray(x.addressable_data(0))
+
+
+def _inspect(state) -> dict[str, dict]:
+  """Returns {name: {shape, dtype, crc32}} of a state.
+
+  Raises:
+    CheckpointError: an array holds NaN or infinity.
+  """
+
+  def facts(x: jax.Array) -> tuple[dict, bool]:
+    x = _host(x)
+    finite = not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
+    crc = zlib.crc32(np.ascontiguousarray(x))
+    return {"shape": list(x.shape), "dtype": str(x.dtype), "crc32": crc}, finite
+
+  leaves = named(state)
+  with ThreadPoolExecutor() as pool:  # both passes release the GIL
+    results = dict(zip(leaves, pool.map(facts, leaves.values()), strict=True))
+  if bad := [name for name, (_, finite) in results.items() if not finite]:
+    more = f" and {len(bad) - 1} more arrays are" if len(bad) > 1 else " is"
+    raise CheckpointError(f"nothing was saved: {bad[0]}{more} not finite")
+  return {name: found for name, (found, _) in results.items()}
+
+
+def _verify(state, arrays: Mapping[str, dict]) -> None:
+  """Raises where an array is not the one that was saved."""
+  found = _inspect(state)
+  if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
+    raise ValueError(f"{len(wrong)} arrays do not match their checksums, {wrong[0]} among them")
+
+
+def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:
+  """Refuses a checkpoint whose arrays have other names or shapes than the model's."""
+  wanted = named(shapes)
+  problems = [f"{name} is missing" for name in wanted if name not in arrays]
+  problems += [f"{name} is unknown here" for name in arrays if name not in wanted]
+  for name, x in wanted.items():
+    if name in arrays and tuple(arrays[name]["shape"]) != x.shape:
+      problems.append(f"{name} is {tuple(arrays[name]['shape'])}, the model's is {x.shape}")
+  if problems:
+    listed = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" * (len(problems) > 8))
+    raise CheckpointError(f"{where} does not fit the model: {listed}")
+
+
+def _damaged(folder: Path, step: int, error: Exception) -> CheckpointError:
+  older = [s for s in steps_on_disk(folder) if s < step]
+  then = f"resume from step {older[-1]}" if older else "start from the beginning"
+  return CheckpointError(
+    f"the checkpoint {folder / str(step)} is damaged ({_cause(error)}); delete that folder to {then}"
+  )
+
+
+def _cause(error: BaseException) -> str:
+  """Returns what the system said, else the first line of an error, shortened."""
+  if match := re.search(r": ([^:]*) \[os_error_code=", str(error)):
+    return match[1]
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  return (lines[0] if lines else type(error).__name__)[:200]
