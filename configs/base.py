@@ -1,6 +1,7 @@
 """ELECTRA-Base as in the paper (Clark et al. 2020, Table 6), and the home of every field.
 
-Command:  python -m electra_jax.train --config=configs/base.py --workdir=DIR --config.data.dir=SHARDS
+Command:  python -m electra_jax.train --config=configs/base.py --workdir=DIR
+          --config.data.dir=SHARDS
 Hardware: the paper used 16 TPUv3 for four days; small.py and quickstart.py are for less.
 Expected: GLUE dev average 85.1 after fine-tuning (paper, Table 1).
 
@@ -25,7 +26,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.num_layers = 12  # blocks N (Table 6)
   m.num_heads = 12  # heads H; D / H = 64 in every model of the paper
   m.ffn_size = 3072  # inner width of the feed-forward layer, 4 D (Table 6)
-  m.embedding_size = 768  # width E of the embedding tables; projected to D where it differs (Table 6)
+  m.embedding_size = 768  # width E of the embedding tables; projected to D if different (Table 6)
   m.max_positions = 512  # rows of the position table; the longest sequence
   m.dropout = 0.1  # rate on embeddings and on both outputs of a block (Table 6)
   m.attention_dropout = 0.1  # rate on attention probabilities (Table 6)
@@ -50,19 +51,21 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # folder of shards and manifest.json: build writes it, train reads it
-  d.sources = "python-docs"  # what to build from, e.g. "text:/corpus/*.txt.zst@2,jsonl:/c4/*.gz#text"
+  # What to build from, e.g. "text:/corpus/*.txt.zst@2,jsonl:/c4/*.gz#text"; @ gives a weight.
+  d.sources = "python-docs"
   d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets for sources "tfds:..."
-  d.vocab = "wordpiece"  # train: wordpiece, unigram, bpe; or a path: vocab.txt, tokenizer.json, .model
+  d.vocab = "wordpiece"  # train wordpiece, unigram or bpe; or a vocab.txt, tokenizer.json, .model
   d.vocab_size = 30522  # entries when it is trained (BERT's size)
   d.vocab_train_mb = 200.0  # MB of text, spread over the corpus, that a vocabulary is trained on
   d.lowercase = True  # also strips accents, as BERT-uncased; a vocabulary file may say otherwise
   d.seq_length = 512  # tokens of an example L, special ones included (Table 6; small: 128)
   d.examples = "segments"  # segments = the paper's two-segment examples, packed = no token wasted
+  d.split_lines = True  # segments: cut lines at ends of sentences; else long paragraphs lose tokens
   d.short_prob = 0.05  # chance that an example gets a random, shorter target length
   d.short_min_tokens = 5  # shortest such target, without special tokens
   d.single_segment_prob = 0.1  # chance that an example has one segment instead of two
   d.boundary_prob = 0.5  # chance that the sentence that overflows segment A still goes to it
-  d.holdout_frac = 0.005  # of the documents, chosen by hash, kept for evaluation and never trained on
+  d.holdout_frac = 0.005  # of the documents, chosen by hash, only evaluated on, never trained on
   d.max_bad_frac = 0.001  # of the documents may be undecodable and skipped; more stops the build
   d.examples_per_shard = 100_000  # records in a shard file
   d.workers = 0  # processes that tokenize; 0 = one per core (never changes the result)
@@ -94,7 +97,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   k.keep = 5  # newest checkpoints kept (the original's)
   k.keep_every_steps = 100_000  # checkpoints at multiples of this are kept for ever; 0 = none
 
-  c.log = l = ConfigDict()
-  l.every_steps = 100  # steps between lines
-  l.tensorboard = True  # also write event files
+  c.log = ConfigDict()
+  c.log.every_steps = 100  # steps between lines
+  c.log.tensorboard = True  # also write event files
   return c

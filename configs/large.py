@@ -1,6 +1,7 @@
 """ELECTRA-Large as in the paper (Clark et al. 2020, Table 6): 335 M parameters, 400 K steps.
 
-Command:  python -m electra_jax.train --config=configs/large.py --workdir=DIR --config.data.dir=SHARDS
+Command:  python -m electra_jax.train --config=configs/large.py --workdir=DIR
+          --config.data.dir=SHARDS
 Hardware: a TPU pod or several GPU nodes. 1,750,000 steps make the paper's ELECTRA-1.75M.
 Expected: GLUE dev average 89.0 after fine-tuning, on XLNet's 33 B tokens (paper, Table 2).
 """

@@ -1,6 +1,7 @@
 """ELECTRA-Small as in the paper (Clark et al. 2020, Table 6): 14 M parameters, 1 M steps.
 
-Command:  python -m electra_jax.train --config=configs/small.py --workdir=DIR --config.data.dir=SHARDS
+Command:  python -m electra_jax.train --config=configs/small.py --workdir=DIR
+          --config.data.dir=SHARDS
 Hardware: one accelerator. The paper: four days on a V100.
 Expected: GLUE dev average 79.9 after fine-tuning on Wikipedia and books (paper, Table 1).
 """

@@ -257,7 +257,8 @@ def _damaged(folder: Path, step: int, error: Exception) -> CheckpointError:
   older = [s for s in steps_on_disk(folder) if s < step]
   then = f"resume from step {older[-1]}" if older else "start from the beginning"
   return CheckpointError(
-    f"the checkpoint {folder / str(step)} is damaged ({_cause(error)}); delete that folder to {then}"
+    f"the checkpoint {folder / str(step)} is damaged ({_cause(error)});"
+    f" delete that folder to {then}"
   )
 
 

@@ -1,9 +1,7 @@
 """Configurations: found by path, changed from the command line, checked, told apart.
 
 A configuration file is Python with `get_config(arg)`; `configs/base.py` holds every field and the
-others are deltas to it. The programs translate it here into the plain objects of the layers below,
-which never see a ConfigDict. Everything that can be wrong with a configuration is refused here,
-before anything is compiled, as a ValueError of one line.
+others are deltas to it. What is wrong is a ValueError or an OSError; `run` tells it in one line.
 """
 
 import difflib

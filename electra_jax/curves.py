@@ -1,0 +1,97 @@
+"""A picture of a run: its metrics.jsonl as curves.png."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from electra_jax import metrics
+
+# Steps of a line's colour; held-out points have the colour of the training line they belong to.
+COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
+FRACTIONS = ("accuracy", "recall", "precision", "auc", "replaced")
+
+
+def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, float]]) -> None:
+  """Draws training as lines and held-out evaluations as points, and writes a PNG.
+
+  Args:
+    path: the picture; replaced only when the new one is complete.
+    history: lines of metrics.jsonl.
+    references: {metric: (label, value)} drawn as dashed levels.
+  """
+  # The figure's own canvas: no display is looked for, whatever matplotlib is configured to.
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  panels = layout(history)
+  if not panels:
+    return
+  columns = min(3, len(panels))
+  rows = math.ceil(len(panels) / columns)
+  figure = Figure(figsize=(4.6 * columns, 3.1 * rows), dpi=130, layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(rows, columns, squeeze=False).flatten()
+  for axis, (title, names) in zip(axes, panels.items(), strict=False):
+    _panel(axis, title, names, history, references)
+  for axis in axes[len(panels) :]:
+    axis.remove()
+  temporary = path.with_suffix(".tmp")
+  figure.savefig(temporary, format="png")
+  temporary.replace(path)
+
+
+def layout(history: list[dict]) -> dict[str, list[str]]:
+  """Returns {title: names of the metrics}, a panel each, from whatever metrics there are.
+
+  Losses have a panel each. Fractions share one where their names begin alike, and those left alone
+  share another. What remains has a panel each; how fast it went is left out.
+  """
+  skipped = {"step", "split", *metrics.TIMING, "param_norm", "update_norm"}
+  names = [n for n in dict.fromkeys(k for line in history for k in line) if n not in skipped]
+  losses = [n for n in names if n.endswith("loss")]
+  fractions = [n for n in names if n.endswith(FRACTIONS)]
+  families: dict[str, list[str]] = {}
+  for name in fractions:
+    families.setdefault(name.split("_")[0], []).append(name)
+  alone = [group[0] for group in families.values() if len(group) == 1]
+  panels = {metrics.label(name): [name] for name in losses}
+  panels |= {prefix: group for prefix, group in families.items() if len(group) > 1}
+  if alone:
+    panels[" and ".join(metrics.label(n) for n in alone) if len(alone) < 3 else "other"] = alone
+  rest = [n for n in names if n not in losses and n not in fractions]
+  return panels | {metrics.label(name): [name] for name in rest}
+
+
+def _panel(axis, title: str, names: list[str], history: list[dict], references) -> None:
+  for name, colour in zip(names, COLOURS * len(names), strict=False):
+    text = metrics.label(name)
+    points = {split: _points(history, split, name) for split in ("train", "heldout")}
+    axis.plot(*points["train"], color=colour, linewidth=1.4, label=text)
+    axis.plot(
+      *points["heldout"],
+      color=colour,
+      linestyle="none",
+      marker="o",
+      markersize=4.5,
+      markeredgecolor="white",
+      markeredgewidth=0.6,
+      label=f"{text}, held-out" if len(names) == 1 else None,
+    )
+    if name in references:
+      reference, value = references[name]
+      axis.axhline(value, color="#666666", linestyle="--", linewidth=1, label=reference)
+  fractions = all(name.endswith(FRACTIONS) for name in names)
+  unit = "nats" if title.endswith("loss") else "fraction" if fractions else ""
+  axis.set_title(title if len(names) == 1 else f"{title} (points: held-out)", fontsize=10)
+  axis.set_xlabel("step", fontsize=8)
+  axis.set_ylabel(unit, fontsize=8)
+  axis.tick_params(labelsize=8)
+  axis.grid(alpha=0.25)
+  axis.spines[["top", "right"]].set_visible(False)
+  if len(names) > 1 or _points(history, "heldout", names[0])[0] or names[0] in references:
+    axis.legend(fontsize=7, frameon=False)
+
+
+def _points(history: list[dict], split: str, name: str) -> tuple[list[int], list[float]]:
+  lines = [x for x in history if x["split"] == split and x.get(name) is not None]
+  return [x["step"] for x in lines], [x[name] for x in lines]
