@@ -1,0 +1,410 @@
+"""Text to shards.
+
+  python -m electra_jax.data.build --config=configs/quickstart.py --config.data.dir=DIR
+
+Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length examples on all
+cores and writes them to `config.data.dir` (electra_jax.data.shards says what is there). A finished
+build of the same configuration is used as it is; one that differs is left alone unless --overwrite
+is given. The same input and configuration give the same bytes on any number of cores.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from electra_jax import __version__, tokenizer
+from electra_jax import config as configs
+from electra_jax.data import chunks, examples, python_docs, shards, sources
+from electra_jax.data.shards import SPLITS, DataError, ShardWriter
+from electra_jax.data.sources import Piece, Source, Tally
+
+# Fields of config.data that do not change what is built.
+FREE_FIELDS = ("dir", "tfds_dir", "workers", "max_bad_frac")
+# Seconds between lines where there is no terminal to draw a bar on.
+LINE_SECS = 15.0
+
+
+def build(config: ConfigDict, *, overwrite: bool = False) -> dict:
+  """Builds `config.data.dir`, or finds it built, and returns its manifest.
+
+  Args:
+    config: a whole configuration; `config.data` and `config.seed` are read.
+    overwrite: replace a finished build that differs; it stays whole until the new one is.
+
+  Raises:
+    ValueError: the configuration, a source or the vocabulary is wrong, the folder holds another
+      build, or nothing came of the text. The message is one line.
+    OSError: the folder cannot be written.
+  """
+  check(config)
+  folder = Path(config.data.dir)
+  if (folder / shards.MANIFEST).exists() and not overwrite:
+    manifest = _finished(config, folder)
+    _say(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
+    return manifest
+  with shards.building(folder) as temporary:
+    manifest = _build(config, temporary)
+    shards.publish(temporary, folder, manifest)
+  _say(f"wrote {folder / shards.MANIFEST}")
+  return manifest
+
+
+def check(config: ConfigDict) -> None:
+  """Refuses values of config.data that make no sense, before anything is read."""
+  data = config.data
+  if not data.dir:
+    raise ValueError("config.data.dir is not set: the folder to write shards to")
+  if data.examples not in ("segments", "packed"):
+    raise ValueError(f"config.data.examples={data.examples!r} is neither segments nor packed")
+  for field, low, high in (
+    ("seq_length", 8, 1 << 15),
+    ("short_min_tokens", 4, data.seq_length),
+    ("short_prob", 0, 1),
+    ("single_segment_prob", 0, 1),
+    ("boundary_prob", 0, 1),
+    ("holdout_frac", 0, 0.5),
+    ("max_bad_frac", 0, 1),
+    ("examples_per_shard", 1, math.inf),
+    ("workers", 0, 4096),
+    ("vocab_size", 8, 1 << 31),
+  ):
+    if not low <= data[field] <= high:
+      raise ValueError(f"config.data.{field}={data[field]} is not between {low} and {high}")
+
+
+def settings(config: ConfigDict) -> dict:
+  """Returns the fields that decide what is built, as {name: value}."""
+  data = config.data.to_dict()
+  return {"seed": config.seed} | {k: v for k, v in data.items() if k not in FREE_FIELDS}
+
+
+def _finished(config: ConfigDict, folder: Path) -> dict:
+  """Returns the manifest of a finished build. Raises DataError where it is not this build."""
+  manifest = shards.read_manifest(folder)
+  built = manifest["build"]
+  wanted = settings(config)
+  differing = [
+    f"{name} is {built.get(name)!r} there, {value!r} now"
+    for name, value in wanted.items()
+    if built.get(name) != value
+  ]
+  if config.data.vocab not in tokenizer.KINDS and os.path.isfile(config.data.vocab):
+    found = hashlib.sha256(Path(config.data.vocab).read_bytes()).hexdigest()
+    if found != manifest["vocab"]["hash"]:
+      differing.append(f"{config.data.vocab} has changed")
+  if not differing:
+    differing = list(_changed_files(manifest, config.data.sources))
+  if differing:
+    raise DataError(
+      f"{folder} holds another build ({'; '.join(differing)}): choose another config.data.dir, or "
+      "replace it with --overwrite"
+    )
+  shards.check_files(folder, manifest)
+  return manifest
+
+
+def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
+  """Yields a line for each source whose files are still here but have changed in number or size."""
+  for source, built in zip(sources.parse(spec), manifest["sources"], strict=True):
+    if source.kind not in ("text", "jsonl"):
+      continue
+    try:
+      paths = sources.files(source)
+    except sources.SourceError:
+      continue  # shards may well outlive the text they were made of
+    found = (len(paths), sum(map(os.path.getsize, paths)))
+    if found != (built["files"], built["file_bytes"]):
+      yield (
+        f"{source.text} was {built['files']} files of {built['file_bytes']} bytes, "
+        f"is {found[0]} of {found[1]}"
+      )
+
+
+def _build(config: ConfigDict, temporary: Path) -> dict:
+  """Writes vocabulary and shards into `temporary` and returns the manifest."""
+  data = config.data
+  workers = data.workers or len(os.sched_getaffinity(0))
+  reader = _Reader(config, temporary, workers)
+  vocab = _vocabulary(config, reader, temporary)
+  spec = examples.ExampleSpec(
+    **{
+      field.name: data[field.name]
+      for field in dataclasses.fields(examples.ExampleSpec)
+      if field.name in data
+    },
+    cls=vocab.cls,
+    sep=vocab.sep,
+    pad=vocab.pad,
+  )
+  work = chunks.Work(str(temporary), vocab, spec, config.seed)
+  dtype = examples.record_dtype(data.seq_length, vocab.size)
+  writers = {
+    split: ShardWriter(temporary, split, dtype, data.examples_per_shard, vocab.size)
+    for split in SPLITS
+  }
+  counts = {split: {"tokens": 0, "discarded": 0} for split in SPLITS}
+  rest = {split: np.zeros(0, dtype["ids"].base) for split in SPLITS}
+  items = chunks.chunks(reader.pieces(), data.holdout_frac)
+  with _Status("building", reader) as status:
+    for size, parts in chunks.process(work, items, workers):
+      for split, part in parts.items():
+        counts[split]["tokens"] += part.tokens
+        counts[split]["discarded"] += part.discarded
+        records = part.data
+        if data.examples == "packed":
+          joined = np.concatenate([rest[split], part.data])
+          records, rest[split] = examples.pack(joined, spec, dtype)
+        writers[split].append(records)
+      status.update(size, sum(count["tokens"] for count in counts.values()))
+  if data.examples == "packed":
+    for split in SPLITS:
+      writers[split].append(examples.pack(rest[split], spec, dtype, last=True)[0])
+  return _manifest(config, reader, vocab, writers, counts, dtype.itemsize)
+
+
+def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: int) -> dict:
+  """Closes the shards and returns what is to be known about them."""
+  reader.close()
+  if not writers["train"].examples:
+    raise DataError(f"config.data.sources={config.data.sources!r} gave no example to train on")
+  splits = {}
+  for split, writer in writers.items():
+    writer.frequencies[list(vocab.special_ids)] = 0
+    splits[split] = {
+      "examples": writer.examples,
+      "tokens": counts[split]["tokens"],
+      "kept": counts[split]["tokens"] - counts[split]["discarded"],
+      "discarded": counts[split]["discarded"],
+      "padded": writer.examples * config.data.seq_length - writer.length,
+      "shards": writer.finish(),
+      "frequencies": writer.frequencies.tolist(),
+    }
+  _say_counts(splits, config.data)
+  packages = ("numpy", "sentencepiece", "tensorflow-datasets", "tokenizers")
+  return {
+    "format": shards.FORMAT,
+    "version": shards.FORMAT_VERSION,
+    "vocab": dataclasses.asdict(vocab) | {"special_ids": list(vocab.special_ids)},
+    "seq_length": config.data.seq_length,
+    "record_bytes": record_bytes,
+    "splits": splits,
+    "sources": [
+      {
+        "source": tally.source.text,
+        "weight": tally.source.weight,
+        "files": tally.files,
+        "file_bytes": tally.file_bytes,
+        "documents": tally.documents,
+        "undecodable": tally.undecodable,
+        "text_bytes": tally.text_bytes,
+      }
+      for tally in reader.tallies
+    ],
+    "build": settings(config),
+    "versions": {"electra_jax": __version__, "python": platform.python_version()}
+    | {name: importlib.metadata.version(name) for name in packages},
+  }
+
+
+class _Reader:
+  """Reads all sources, as often as needed; `tallies` count the newest reading."""
+
+  def __init__(self, config: ConfigDict, temporary: Path, workers: int):
+    self._data = config.data
+    self._workers = workers
+    self._sources = sources.parse(config.data.sources)
+    self._harvest = temporary / "python-docs.txt"
+    for source in self._sources:
+      if source.kind in ("text", "jsonl"):
+        sources.files(source)  # raises where there is none, before the others are read
+    if any(source.kind == "python-docs" for source in self._sources):
+      _say("harvesting the documentation of this Python's packages")
+      with open(self._harvest, "w", encoding="utf-8") as file:
+        for document in python_docs.harvest(workers):
+          file.write(f"{document}\n\n")
+    self._start()
+
+  def _start(self) -> None:
+    self.tallies = [Tally(source) for source in self._sources]
+    for tally in self.tallies:
+      if tally.source.kind != "tfds":
+        paths = sources.files(self._as_file(tally.source))
+        tally.file_bytes = sum(map(os.path.getsize, paths))
+
+  def _as_file(self, source: Source) -> Source:
+    """Harvested text is read from a file from then on."""
+    if source.kind != "python-docs":
+      return source
+    return dataclasses.replace(source, kind="text", target=str(self._harvest))
+
+  def pieces(self) -> Iterator[Piece]:
+    """Yields everything, from the start."""
+    self._start()
+    for tally in self.tallies:
+      yield from sources.documents(
+        self._as_file(tally.source),
+        tally,
+        tfds_dir=self._data.tfds_dir,
+        max_bad_frac=self._data.max_bad_frac,
+      )
+
+  def done(self) -> float | None:
+    """Returns how much of the text has been read, 0 to 1, or None where that is not known."""
+    if not all(tally.file_bytes for tally in self.tallies):
+      return None
+    total = sum(tally.total_bytes for tally in self.tallies)
+    return min(1.0, sum(tally.done_bytes for tally in self.tallies) / total)
+
+  def close(self) -> None:
+    """Removes what was kept between readings."""
+    self._harvest.unlink(missing_ok=True)
+
+
+def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokenizer.Vocab:
+  """Puts the vocabulary file into `temporary`: a copy of the one given, or a trained one."""
+  data = config.data
+  if data.vocab not in tokenizer.KINDS:
+    loaded = tokenizer.load(data.vocab, data.lowercase)
+    loaded.save(temporary)
+    return loaded.vocab
+  kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
+  with _Status("reading for the vocabulary", reader) as status:
+    train_only = _train_pieces(reader.pieces(), data.holdout_frac, status)
+    texts = sample(train_only, int(data.vocab_train_mb * 1e6))
+  size = sum(map(len, texts))
+  _say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
+  trained = tokenizer.train(
+    data.vocab,
+    (line for text in texts for line in text.split("\n")),
+    size=data.vocab_size,
+    path=temporary / tokenizer.FILES[kind],
+    lowercase=data.lowercase,
+  )
+  return trained.vocab
+
+
+def _train_pieces(pieces: Iterable[Piece], holdout_frac: float, status) -> Iterator[Piece]:
+  for piece in pieces:
+    status.update(piece.size, 0)
+    if not piece.repeat and not chunks.is_held_out(piece.key, holdout_frac):
+      yield piece
+
+
+def sample(pieces: Iterable[Piece], most_bytes: int) -> list[str]:
+  """Returns texts of at most `most_bytes` spread evenly over a stream of unknown length.
+
+  Which are taken depends on their hashes only: while there are too many, half of them goes.
+  """
+  taken: list[tuple[float, str, int]] = []
+  limit, size = 1.0, 0
+  for i, piece in enumerate(pieces):
+    draw = sources.fraction(piece.key + i.to_bytes(8, "little"), "vocab")
+    if draw >= limit:
+      continue
+    taken.append((draw, piece.text, piece.size))
+    size += piece.size
+    while size > most_bytes and len(taken) > 1:
+      limit /= 2
+      taken = [entry for entry in taken if entry[0] < limit]
+      size = sum(entry[2] for entry in taken)
+  return [text for _, text, _ in taken]
+
+
+class _Status:
+  """How far a reading is: a bar on a terminal, a line now and then elsewhere."""
+
+  def __init__(self, label: str, reader: _Reader):
+    self._label, self._reader = label, reader
+    self._bytes, self._tokens = 0, 0
+    self._start = self._last = time.monotonic()
+    self._bar = None
+    console = Console(stderr=True)
+    if console.is_terminal:
+      columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+      self._bar = Progress(
+        *columns, TextColumn("{task.fields[status]}"), console=console, transient=True
+      )
+      self._task = self._bar.add_task(label, total=None, status="")
+
+  def __enter__(self) -> "_Status":
+    if self._bar:
+      self._bar.start()
+    return self
+
+  def __exit__(self, kind, *_) -> None:
+    if self._bar:
+      self._bar.stop()
+    if kind is None:
+      _say(f"{self._label}: {self._text()}, {time.monotonic() - self._start:.1f} s in all")
+
+  def update(self, size: int, tokens: int) -> None:
+    """Adds `size` bytes of text; `tokens` is the number so far."""
+    self._bytes, self._tokens = self._bytes + size, tokens
+    now = time.monotonic()
+    if now - self._last < (0.2 if self._bar else LINE_SECS):
+      return
+    self._last = now
+    done = self._reader.done()
+    eta = f", ETA {(now - self._start) * (1 - done) / done:.0f} s" if done else ""
+    if self._bar:
+      total = None if done is None else 1.0
+      self._bar.update(self._task, completed=done or 0.0, total=total, status=self._text() + eta)
+    else:
+      percent = f" {100 * done:.0f} %," if done else ""
+      _say(f"{self._label}:{percent} {self._text()}{eta}")
+
+  def _text(self) -> str:
+    rate = self._bytes / 1e6 / max(time.monotonic() - self._start, 1e-9)
+    tokens = f", {self._tokens / 1e6:.2f} M tokens" if self._tokens else ""
+    return f"{self._bytes / 1e6:.1f} MB of text at {rate:.1f} MB/s{tokens}"
+
+
+def _say(line: str) -> None:
+  print(line, flush=True)
+
+
+def _say_counts(splits: dict, data: ConfigDict) -> None:
+  table = Table(title=f"examples of {data.seq_length} tokens ({data.examples})")
+  for column in ("split", "examples", "tokens", "kept", "discarded", "padding"):
+    table.add_column(column, justify="right")
+  for split, facts in splits.items():
+    lost = facts["discarded"] / max(facts["tokens"], 1)
+    padding = facts["padded"] / max(facts["examples"] * data.seq_length, 1)
+    table.add_row(
+      split,
+      f"{facts['examples']:,}",
+      f"{facts['tokens']:,}",
+      f"{facts['kept']:,}",
+      f"{facts['discarded']:,} ({lost:.1%})",
+      f"{facts['padded']:,} ({padding:.1%})",
+    )
+  Console(file=sys.stdout, width=100 if not sys.stdout.isatty() else None).print(table)
+  if data.holdout_frac and not splits["heldout"]["examples"]:
+    _say(f"note: no document fell to the held-out {data.holdout_frac:.2%}; there is no evaluation")
+
+
+def main(_: list[str]) -> None:
+  """Runs the build that the command line asks for."""
+  build(_CONFIG.value, overwrite=_OVERWRITE.value)
+
+
+if __name__ == "__main__":
+  _CONFIG = configs.define_config_flag()
+  _OVERWRITE = flags.DEFINE_bool(
+    "overwrite", False, "replace a finished build of another configuration"
+  )
+  configs.run(main)

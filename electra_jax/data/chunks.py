@@ -1,0 +1,171 @@
+"""Documents in, records out, on many cores: the same bytes for any number of them.
+
+The text is cut into chunks of about `CHUNK_BYTES` at ends of documents. A chunk's records depend
+on its text, its number and the seed, and results are taken in order, so which process worked on it
+does not show. A bounded number of chunks is under way, so memory does not grow with the corpus.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from electra_jax import tokenizer as tokenizers
+from electra_jax.data import examples, sources
+from electra_jax.data.examples import ExampleSpec
+from electra_jax.data.shards import SPLITS, DataError
+
+CHUNK_BYTES = 1 << 20
+# Chunks under way per process: one at work, one waiting.
+IN_FLIGHT = 2
+
+
+class Chunk(NamedTuple):
+  """Documents that one process works on; `texts[split]` holds those of a split, in order."""
+
+  index: int
+  texts: dict[str, list[str]]
+  size: int
+
+
+class Part(NamedTuple):
+  """What became of one split of a chunk.
+
+  Fields:
+    data: records [n], or the packed stream of ids [n].
+    tokens: ids of the text, before anything is discarded.
+    discarded: ids that are in no record.
+  """
+
+  data: np.ndarray
+  tokens: int
+  discarded: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """All that a process needs: it is started fresh and knows nothing else."""
+
+  folder: str  # where the vocabulary file is
+  vocab: tokenizers.Vocab
+  spec: ExampleSpec
+  seed: int
+
+
+def chunks(pieces: Iterable[sources.Piece], holdout_frac: float) -> Iterator[Chunk]:
+  """Yields chunks; a document is held out by its hash alone, and then only once."""
+  index, size = 0, 0
+  texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+  for piece in pieces:
+    held_out = is_held_out(piece.key, holdout_frac)
+    if held_out and piece.repeat:
+      continue
+    texts["heldout" if held_out else "train"].append(piece.text)
+    size += piece.size
+    if size >= CHUNK_BYTES:
+      yield Chunk(index, texts, size)
+      index, size, texts = index + 1, 0, {split: [] for split in SPLITS}
+  if size:
+    yield Chunk(index, texts, size)
+
+
+def is_held_out(key: bytes, holdout_frac: float) -> bool:
+  """Says whether the document with this key is kept for evaluation."""
+  return sources.fraction(key, "heldout") < holdout_frac
+
+
+class Worker:
+  """Turns chunks into records."""
+
+  def __init__(self, work: Work):
+    self._work = work
+    self._tokenizer = tokenizers.load_from(work.folder, work.vocab)
+    self._dtype = examples.record_dtype(work.spec.seq_length, work.vocab.size)
+
+  def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Part]]:
+    """Returns the size of a chunk in bytes and what became of each split."""
+    return chunk.size, {
+      split: self._part(texts, random.Random(f"{self._work.seed} {chunk.index} {split}"))
+      for split, texts in chunk.texts.items()
+    }
+
+  def _part(self, texts: list[str], rng: random.Random) -> Part:
+    spec = self._work.spec
+    split_lines = spec.examples == "segments" and spec.split_lines
+    documents = [
+      [part for line in text.split("\n") for part in examples.sentences(line)]
+      if split_lines
+      else text.split("\n")
+      for text in texts
+    ]
+    encoded = iter(self._tokenizer.encode_batch([line for lines in documents for line in lines]))
+    ids = [[next(encoded) for _ in lines] for lines in documents]
+    tokens = sum(len(line) for lines in ids for line in lines)
+    if spec.examples == "packed":
+      return Part(examples.stream(ids, spec, self._dtype), tokens, 0)
+    if split_lines:
+      ids = [[part for line in lines for part in examples.cut(line, spec)] for lines in ids]
+    made = examples.two_segment(ids, spec, rng)
+    records, discarded = examples.to_records(made, spec, self._dtype)
+    return Part(records, tokens, discarded)
+
+
+_worker: Worker | None = None
+
+
+def _start_worker(work: Work) -> None:
+  global _worker
+  # Each process is one of many: the library's own threads would only get in the way.
+  os.environ["TOKENIZERS_PARALLELISM"] = "false"
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+  _worker = Worker(work)
+
+
+def _end_with_parent() -> None:
+  """Ends this process when the one that started it is gone: killed, it could not say so."""
+  multiprocessing.parent_process().join()
+  os._exit(1)
+
+
+def _run(chunk: Chunk):
+  return _worker(chunk)
+
+
+def process(work: Work, items: Iterable[Chunk], workers: int) -> Iterator[tuple[int, dict]]:
+  """Yields what `Worker` returns for each chunk, in order, computed by `workers` processes.
+
+  Raises:
+    DataError: a process was killed, most likely for want of memory.
+  """
+  if workers == 1:
+    yield from map(Worker(work), items)
+    return
+  context = multiprocessing.get_context("spawn")
+  pool = concurrent.futures.ProcessPoolExecutor(
+    workers, mp_context=context, initializer=_start_worker, initargs=(work,)
+  )
+  try:
+    yield from _in_order(lambda chunk: pool.submit(_run, chunk), items, IN_FLIGHT * workers)
+  except concurrent.futures.process.BrokenProcessPool:
+    raise DataError("a worker process died; is there enough memory for data.workers?") from None
+  finally:
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_order(
+  submit: Callable[[Chunk], concurrent.futures.Future], items: Iterable[Chunk], most: int
+) -> Iterator:
+  waiting: collections.deque = collections.deque()
+  for item in items:
+    waiting.append(submit(item))
+    if len(waiting) > most:
+      yield waiting.popleft().result()
+  while waiting:
+    yield waiting.popleft().result()

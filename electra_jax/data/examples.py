@@ -1,0 +1,191 @@
+"""Tokenized text to fixed-size records: the paper's two-segment examples, or plain packing.
+
+A record is one example, little-endian and without any header, so that record i of a shard starts
+at byte i x `record_dtype(...).itemsize`:
+
+  length  uint16        tokens, special ones included; what follows them is padding
+  first   uint16        tokens of the first segment with its [CLS] and [SEP]
+  ids     uint16 [L]    or uint32 where the vocabulary has more than 65,536 entries
+"""
+
+import dataclasses
+import random
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+# A space after the end of a sentence and before what can start one.
+_SENTENCE_END = re.compile(
+  r"""(?:(?<=[.!?])|(?<=[.!?]["')\]’”])) +(?=["'(\[‘“]?[^\W_a-z])""",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleSpec:
+  """How examples are made; the fields are those of config.data, plus the special ids."""
+
+  seq_length: int
+  examples: str
+  split_lines: bool
+  short_prob: float
+  short_min_tokens: int
+  single_segment_prob: float
+  boundary_prob: float
+  cls: int
+  sep: int
+  pad: int
+
+
+def record_dtype(seq_length: int, vocab_size: int) -> np.dtype:
+  """Returns the layout of one record.
+
+  >>> record_dtype(128, 30522).itemsize
+  260
+  """
+  ids = "<u2" if vocab_size <= 1 << 16 else "<u4"
+  return np.dtype([("length", "<u2"), ("first", "<u2"), ("ids", ids, (seq_length,))])
+
+
+def sentences(line: str) -> list[str]:
+  """Splits a paragraph at the ends of its sentences, as far as punctuation shows them.
+
+  >>> sentences('It rains. "Does it?" Yes, 3.5 mm.')
+  ['It rains.', '"Does it?"', 'Yes, 3.5 mm.']
+  """
+  return _SENTENCE_END.split(line)
+
+
+def two_segment(
+  documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, rng: random.Random
+) -> Iterator[tuple[list[int], list[int], int]]:
+  """Yields (first segment, second segment, tokens discarded) of each example.
+
+  The algorithm is the original's: sentences gather until they reach a target length or the
+  document ends; some example targets are short and some examples have one segment; what
+  overflows is discarded.
+
+  Args:
+    documents: of each document the ids of its sentences.
+    spec: the sizes and probabilities.
+    rng: the only source of chance.
+  """
+  target = spec.seq_length
+  for document in documents:
+    held: list[list[int]] = []
+    size = 0
+    for sentence in document:
+      held.append(sentence)
+      size += len(sentence)
+      if size >= target:
+        yield _segments(held, size, target, spec, rng)
+        held, size, target = [], 0, _next_target(spec, rng)
+    if size:
+      yield _segments(held, size, target, spec, rng)
+      target = _next_target(spec, rng)
+
+
+def _next_target(spec: ExampleSpec, rng: random.Random) -> int:
+  if rng.random() < spec.short_prob:
+    return spec.short_min_tokens + int(rng.random() * (spec.seq_length - spec.short_min_tokens + 1))
+  return spec.seq_length
+
+
+def _segments(
+  held: list[list[int]], size: int, target: int, spec: ExampleSpec, rng: random.Random
+) -> tuple[list[int], list[int], int]:
+  """Distributes sentences over the two segments and cuts them to the sequence length."""
+  single = rng.random() < spec.single_segment_prob
+  first_target = 100_000 if single else (target - 3) // 2
+  first: list[int] = []
+  second: list[int] = []
+  for sentence in held:
+    # As in the original: a short sentence can still join the first segment after others went on.
+    if (
+      not first
+      or len(first) + len(sentence) < first_target
+      or (not second and len(first) < first_target and rng.random() < spec.boundary_prob)
+    ):
+      first += sentence
+    else:
+      second += sentence
+  first = first[: spec.seq_length - 2]
+  second = second[: max(0, spec.seq_length - len(first) - 3)]
+  return first, second, size - len(first) - len(second)
+
+
+def to_records(
+  examples: Iterable[tuple[list[int], list[int], int]], spec: ExampleSpec, dtype: np.dtype
+) -> tuple[np.ndarray, int]:
+  """Returns the records [n] of examples and the number of tokens that were discarded."""
+  lengths, firsts, flat, discarded = [], [], [], 0
+  for first, second, lost in examples:
+    start = len(flat)
+    flat.append(spec.cls)
+    flat += first
+    flat.append(spec.sep)
+    firsts.append(len(flat) - start)
+    if second:
+      flat += second
+      flat.append(spec.sep)
+    lengths.append(len(flat) - start)
+    discarded += lost
+  return _filled(np.array(lengths, np.int64), np.array(firsts, np.int64), flat, spec, dtype), (
+    discarded
+  )
+
+
+def _filled(lengths, firsts, flat, spec: ExampleSpec, dtype: np.dtype) -> np.ndarray:
+  records = np.zeros(len(lengths), dtype)
+  records["length"] = lengths
+  records["first"] = firsts
+  ids = np.full((len(lengths), spec.seq_length), spec.pad, dtype["ids"].base)
+  ids[np.arange(spec.seq_length) < lengths[:, None]] = flat
+  records["ids"] = ids
+  return records
+
+
+def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: np.dtype):
+  """Returns [n] ids of documents one after another, a [SEP] after each."""
+  flat: list[int] = []
+  for document in documents:
+    start = len(flat)
+    for sentence in document:
+      flat += sentence
+    if len(flat) > start:
+      flat.append(spec.sep)
+  return np.array(flat, dtype["ids"].base)
+
+
+def pack(ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False):
+  """Packs a stream into records of one segment.
+
+  Args:
+    ids: [n], what `stream` returned, after the rest of the packing before.
+    spec: the sizes and special ids.
+    dtype: the layout of a record.
+    last: whether nothing follows; then the rest becomes a padded record of its own.
+
+  Returns:
+    The records and the rest of the stream, at most L - 2 tokens that did not fill a record.
+  """
+  room = spec.seq_length - 2
+  full = len(ids) // room * room
+  body, rest = ids[:full].reshape(-1, room), ids[full:]
+  records = np.zeros(len(body), dtype)
+  records["length"] = records["first"] = spec.seq_length
+  records["ids"][:, 0] = spec.cls
+  records["ids"][:, 1:-1] = body
+  records["ids"][:, -1] = spec.sep
+  if last and len(rest):
+    ends = [(rest.tolist(), [], 0)]
+    records = np.concatenate([records, to_records(ends, spec, dtype)[0]])
+    rest = rest[:0]
+  return records, rest
+
+
+def cut(sentence: list[int], spec: ExampleSpec) -> Iterator[list[int]]:
+  """Yields a sentence in parts that fit a segment, so that a long one does not lose its rest."""
+  most = (spec.seq_length - 3) // 2
+  for start in range(0, len(sentence), most):
+    yield sentence[start : start + most]

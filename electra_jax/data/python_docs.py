@@ -1,0 +1,187 @@
+"""English prose that every Python installation carries: its documentation strings.
+
+Docstrings of the standard library and of all installed packages are read with `ast` (nothing is
+imported or run), with the language reference in `pydoc_data.topics`, and cleaned to paragraphs.
+One module is one document. Nothing is downloaded and nothing is redistributed: the text is on the
+user's machine already.
+"""
+
+import ast
+import collections
+import concurrent.futures
+import gc
+import hashlib
+import inspect
+import multiprocessing
+import os
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+
+# Less quoted text than this is not worth parsing the module for.
+MIN_QUOTED_BYTES = 200
+# A paragraph of prose has at least this many words ...
+MIN_WORDS = 8
+# ... and at least this share of letters and spaces among its characters.
+MIN_LETTERS_FRAC = 0.86
+# Modules of one task for a worker.
+BATCH_FILES = 40
+
+_SKIPPED_FOLDERS = {"site-packages", "test", "tests", "__pycache__", "idle_test"}
+_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
+_FIELD = re.compile(r":(param|type|arg|return|raise|rtype|keyword|var|ivar|cvar)\w*\b|@\w+ ")
+_DIRECTIVE = re.compile(r"\.\. |\.\. _|>>> |\.\.\. |[-=~^*+#|]{3,}|\|")
+_SECTION = re.compile(r"[A-Z][A-Za-z ]{2,24}:?")
+_ITEM = re.compile(r"([-*+•]|\(?[0-9a-z]{1,2}[.)]) +")
+_ROLE = re.compile(r":[\w:]+:`[~!]?([^`<]+?)(?: *<[^`>]*>)?`")
+_QUOTES = re.compile(r"``?([^`]*)``?_{0,2}")
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+_EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}(?=\S)([^*]+?)(?<=\S)\*{1,2}(?![\w*])")
+_SPACES = re.compile(r"\s+")
+_TYPED = re.compile(r"\*{0,2}[\w.*, ]{1,40} ?(\([^)]*\))?: ")
+
+
+def harvest(workers: int = 1) -> Iterator[str]:
+  """Yields a document, one paragraph a line, per module; the order depends on the files only.
+
+  A paragraph that was seen before is left out.
+  """
+  seen: set[bytes] = set()
+  for paragraphs in _cleaned_modules(workers):
+    fresh = []
+    for paragraph in paragraphs:
+      digest = hashlib.blake2b(paragraph.encode("utf-8"), digest_size=12).digest()
+      if digest not in seen:
+        seen.add(digest)
+        fresh.append(paragraph)
+    if fresh:
+      yield "\n".join(fresh)
+
+
+def modules() -> list[str]:
+  """Returns the paths of Python files: the standard library's, then each installed package's."""
+  paths = sysconfig.get_paths()
+  roots = dict.fromkeys(os.path.realpath(paths[key]) for key in ("stdlib", "purelib", "platlib"))
+  found = []
+  for root in roots:
+    for folder, subfolders, names in os.walk(root):
+      subfolders[:] = sorted(name for name in subfolders if name not in _SKIPPED_FOLDERS)
+      found.extend(os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))
+  return found
+
+
+def _cleaned_modules(workers: int) -> Iterator[list[str]]:
+  found = modules()
+  batches = [found[i : i + BATCH_FILES] for i in range(0, len(found), BATCH_FILES)]
+  if workers == 1:
+    for batch in batches:
+      yield from clean_files(batch)
+    return
+  context = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    waiting: collections.deque = collections.deque()
+    for batch in batches:
+      waiting.append(pool.submit(clean_files, batch))
+      if len(waiting) > 4 * workers:
+        yield from waiting.popleft().result()
+    while waiting:
+      yield from waiting.popleft().result()
+
+
+def clean_files(paths: Iterable[str]) -> list[list[str]]:
+  """Returns the paragraphs of prose of each module; of one that cannot be read or parsed, none."""
+  was_enabled = gc.isenabled()
+  gc.disable()  # syntax trees hold no cycles, and looking for some takes a fifth of the time
+  try:
+    return [[p for text in _docstrings(path) for p in prose(text)] for path in paths]
+  finally:
+    if was_enabled:
+      gc.enable()
+
+
+def _docstrings(path: str) -> Iterator[str]:
+  """Yields the docstrings of a module in the order of the source, nested ones included."""
+  try:
+    with open(path, "rb") as file:
+      source = file.read()
+    is_topics = path.endswith(os.path.join("pydoc_data", "topics.py"))
+    if not is_topics and sum(map(len, _QUOTED.findall(source))) < MIN_QUOTED_BYTES:
+      return
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")  # escapes in other people's strings
+      tree = ast.parse(source)
+  except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    return
+  if is_topics:
+    for node in ast.walk(tree):
+      if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    return
+  waiting = [tree]
+  while waiting:
+    node = waiting.pop()
+    body = node.body
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+      text = body[0].value.value
+      if isinstance(text, str):
+        yield inspect.cleandoc(text)
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    waiting.extend(child for child in reversed(body) if isinstance(child, kinds))
+
+
+def prose(text: str) -> Iterator[str]:
+  """Yields the paragraphs of running English in a docstring, each as one line without markup.
+
+  >>> list(prose('''Return the `first` item of the list, or None if the list is empty.
+  ...
+  ...     >>> first([1, 2])
+  ...
+  ... Parameters
+  ... ----------'''))
+  ['Return the first item of the list, or None if the list is empty.']
+  """
+  for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
+    for lines in _items(block.split("\n")):
+      paragraph = _SPACES.sub(" ", _strip_markup(" ".join(lines))).strip()
+      if _is_prose(paragraph):
+        yield paragraph
+
+
+def _items(lines: list[str]) -> Iterator[list[str]]:
+  """Yields a block's paragraphs: the block, or each entry of a list or a table of arguments."""
+  current: list[str] = []
+  indent = None
+  for line in lines:
+    bare = line.strip()
+    if _DIRECTIVE.match(bare) or _FIELD.match(bare) or _SECTION.fullmatch(bare):
+      yield current
+      current, indent = [], None
+      continue
+    item = _ITEM.match(bare) or _TYPED.match(bare)
+    depth = len(line) - len(line.lstrip())
+    if item or (indent is not None and depth < indent):
+      yield current
+      current = []
+      indent = None
+      bare = bare[item.end() :] if item else bare
+    indent = depth if indent is None and not item else indent
+    current.append(bare)
+  yield current
+
+
+def _strip_markup(text: str) -> str:
+  """Returns reStructuredText or Markdown as plain text, where that is simple."""
+  text = _ROLE.sub(r"\1", text)
+  text = _QUOTES.sub(r"\1", text)
+  text = _LINK.sub(r"\1", text)
+  text = _EMPHASIS.sub(r"\1", text)
+  return text.removesuffix("::") + "." if text.endswith("::") else text
+
+
+def _is_prose(text: str) -> bool:
+  """Says whether a paragraph is sentences rather than code, a table or a signature."""
+  if text.count(" ") < MIN_WORDS - 1 or text[-1] not in ".!?:)\"'" or not text[0].isalpha():
+    return False
+  letters = sum(map(str.isalpha, text)) + text.count(" ")
+  return letters >= MIN_LETTERS_FRAC * len(text)

@@ -1,0 +1,206 @@
+"""A folder of shards: what its files are called, how they are written whole, what is refused.
+
+manifest.json                what the folder holds; written last, so a folder without is not whole
+vocab.txt, tokenizer.json or spm.model
+train-00000-of-00007.bin     records of electra_jax.data.examples, one after another
+heldout-00000-of-00001.bin   the same, from documents that training never sees
+.building/                   what a running build has written so far; .lock while it runs
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+FORMAT = "electra_jax shards"
+FORMAT_VERSION = 1
+SPLITS = ("train", "heldout")
+MANIFEST = "manifest.json"
+BUILDING = ".building"
+LOCK = ".lock"
+
+_SHARD = re.compile(rf"({'|'.join(SPLITS)})-\d{{5,}}-of-\d{{5,}}\.bin")
+
+
+class DataError(ValueError):
+  """Shards that cannot be written or used; the message is one line that names the path."""
+
+
+class ShardWriter:
+  """Writes the records of one split to files of `per_shard` records, and counts their tokens."""
+
+  def __init__(self, folder: Path, split: str, dtype: np.dtype, per_shard: int, vocab_size: int):
+    self._folder, self._split, self._per_shard = folder, split, per_shard
+    self._dtype = dtype
+    self._file = None
+    self._hash = hashlib.sha256()
+    self._left = 0  # records that still fit the open file
+    self._shards: list[dict] = []
+    self.examples = 0
+    self.length = 0  # sum of the lengths, special tokens included
+    self.frequencies = np.zeros(vocab_size, np.int64)  # of every id that is not padding
+
+  def append(self, records: np.ndarray) -> None:
+    """Writes records [n]; full files are closed and synced."""
+    used = np.arange(self._dtype["ids"].shape[0]) < records["length"][:, None]
+    self.frequencies += np.bincount(records["ids"][used], minlength=len(self.frequencies))
+    self.examples += len(records)
+    self.length += int(records["length"].sum(dtype=np.int64))
+    while len(records):
+      if not self._left:
+        self._open()
+      part, records = records[: self._left], records[self._left :]
+      data = part.tobytes()
+      self._file.write(data)
+      self._hash.update(data)
+      self._left -= len(part)
+      self._shards[-1]["examples"] += len(part)
+      if not self._left:
+        self._close()
+
+  def _open(self) -> None:
+    path = self._folder / f"{self._split}-{len(self._shards):05d}"
+    self._file = open(path, "wb")
+    self._hash = hashlib.sha256()
+    self._left = self._per_shard
+    self._shards.append({"file": path.name, "examples": 0})
+
+  def _close(self) -> None:
+    self._file.flush()
+    os.fsync(self._file.fileno())
+    self._file.close()
+    self._file = None
+    shard = self._shards[-1]
+    shard["bytes"] = shard["examples"] * self._dtype.itemsize
+    shard["sha256"] = self._hash.hexdigest()
+    self._left = 0
+
+  def finish(self) -> list[dict]:
+    """Closes the last file, gives all files their final names, returns what the manifest says."""
+    if self._file:
+      self._close()
+    for i, shard in enumerate(self._shards):
+      name = f"{self._split}-{i:05d}-of-{len(self._shards):05d}.bin"
+      os.rename(self._folder / shard["file"], self._folder / name)
+      shard["file"] = name
+    return self._shards
+
+
+@contextlib.contextmanager
+def building(folder: Path) -> Iterator[Path]:
+  """Gives a build its own empty subfolder; removes it in the end, whatever happens.
+
+  The lock goes with the process: what a killed build leaves behind stops nobody.
+
+  Raises:
+    DataError: another build works in the folder now.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  with open(folder / LOCK, "w") as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise DataError(f"{folder}: another build is writing here now") from None
+    except OSError as error:
+      if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+        raise  # a mounted bucket may know no locks: there the user has to take care
+    temporary = folder / BUILDING
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+      yield temporary
+    finally:
+      shutil.rmtree(temporary, ignore_errors=True)
+
+
+def publish(temporary: Path, folder: Path, manifest: dict) -> None:
+  """Moves everything in `temporary` to `folder`, in place of an older build, manifest last."""
+  (folder / MANIFEST).unlink(missing_ok=True)
+  for path in folder.iterdir():
+    if _SHARD.fullmatch(path.name):
+      path.unlink()
+  for path in sorted(temporary.iterdir()):
+    os.replace(path, folder / path.name)
+  _sync(folder)
+  draft = folder / f"{MANIFEST}.tmp"
+  with open(draft, "w", encoding="utf-8") as file:
+    file.write(dump(manifest))
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(draft, folder / MANIFEST)
+  _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+  handle = os.open(folder, os.O_RDONLY)
+  with contextlib.suppress(OSError):  # not every file system can sync a folder
+    os.fsync(handle)
+  os.close(handle)
+
+
+def dump(manifest: dict) -> str:
+  """Returns the manifest as JSON, a line per field, long lists on one line each."""
+  text = json.dumps(manifest, indent=1, ensure_ascii=False)
+  return re.sub(r"\[[\d,\s]*\]", lambda m: re.sub(r"\s+", "", m[0]), text) + "\n"
+
+
+def read_manifest(folder: str | os.PathLike) -> dict:
+  """Returns the manifest of a folder of shards.
+
+  Raises:
+    DataError: there is none, it is damaged, or another version of the format.
+  """
+  path = Path(folder) / MANIFEST
+  try:
+    manifest = json.loads(path.read_bytes())
+  except FileNotFoundError:
+    state = "a build is not finished" if (Path(folder) / BUILDING).exists() else "nothing is built"
+    raise DataError(f"{path} is missing: {state} here") from None
+  except (OSError, ValueError) as error:
+    raise DataError(f"{path} cannot be read: {error}") from None
+  if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    raise DataError(f"{path} is no manifest of shards")
+  if manifest.get("version") != FORMAT_VERSION:
+    raise DataError(
+      f"{path} has format version {manifest.get('version')}, this program reads {FORMAT_VERSION}: "
+      "build the shards again"
+    )
+  return manifest
+
+
+def check_files(folder: str | os.PathLike, manifest: dict, splits=SPLITS, verify: bool = False):
+  """Checks that the shard files of some splits have the sizes of the manifest.
+
+  Args:
+    folder: where the files are.
+    manifest: what they should be.
+    splits: the splits to check.
+    verify: also reads every byte and checks the SHA-256 sums.
+
+  Raises:
+    DataError: a file is missing, has another size or another sum.
+  """
+  for split in splits:
+    for shard in manifest["splits"][split]["shards"]:
+      path = Path(folder) / shard["file"]
+      try:
+        size = path.stat().st_size
+        if size != shard["bytes"]:
+          raise DataError(f"{path} has {size} bytes, the manifest says {shard['bytes']}")
+        if verify:
+          with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+          if found != shard["sha256"]:
+            raise DataError(
+              f"{path} is damaged: SHA-256 {found[:12]}, the manifest says {shard['sha256'][:12]}"
+            )
+      except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None

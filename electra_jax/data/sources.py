@@ -1,0 +1,353 @@
+"""Where text comes from: files, JSON lines, TFDS datasets, the docs of this Python.
+
+A specification is a comma-separated list; each entry may end in `@weight`:
+
+  text:GLOB             lines of text, a blank line ends a document; plain, .gz, .xz or .zst
+  jsonl:GLOB#field      one JSON object a line, the document is the string under `field`
+  tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; 'train' and 'text' unless said
+  python-docs           docstrings of the standard library and of every installed package
+
+With weight w every document appears floor(w) times, and once more for a fraction w - floor(w) of
+the documents, chosen by hash. Repetitions follow one another as passes over the whole source.
+
+Text is streamed: neither a file nor a document (JSON lines apart) is ever held in memory whole. A
+document beyond `PIECE_BYTES` comes in several pieces, a line beyond `LINE_BYTES` in several lines.
+"""
+
+import dataclasses
+import glob
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+PIECE_BYTES = 1 << 20
+LINE_BYTES = 1 << 16
+# A share of undecodable documents means little before this many.
+EARLY_STOP_DOCUMENTS = 10_000
+
+_TFDS = re.compile(r"(?P<name>[^:#]+(:\d+\.\d+\.\d+)?)(:(?P<split>[^#]+))?(#(?P<field>.+))?")
+
+
+class SourceError(ValueError):
+  """A source that cannot be read; the message is one line that names it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """One entry of a specification; `text` is the entry as written, without its weight."""
+
+  text: str
+  kind: str
+  target: str = ""
+  split: str = ""
+  field: str = ""
+  weight: float = 1.0
+
+
+class Piece(NamedTuple):
+  """A document, or a bounded part of one.
+
+  Fields:
+    key: 16 bytes, hash of the document's (first) text: the same for all of its pieces.
+    repeat: how many times the source has been read before.
+    text: lines separated by a line feed, none of them blank.
+    size: UTF-8 bytes of the text.
+  """
+
+  key: bytes
+  repeat: int
+  text: str
+  size: int
+
+
+@dataclasses.dataclass
+class Tally:
+  """What has been read of one source so far, over all of its passes."""
+
+  source: Source
+  files: int = 0
+  file_bytes: int = 0  # on disk, of one pass; 0 where unknown
+  done_bytes: float = 0.0  # of file_bytes x passes
+  documents: int = 0
+  undecodable: int = 0
+  text_bytes: int = 0
+
+  @property
+  def total_bytes(self) -> float:
+    return self.file_bytes * self.source.weight
+
+
+def parse(spec: str) -> tuple[Source, ...]:
+  """Returns the sources of a specification. Raises SourceError naming the entry that is wrong."""
+  sources = tuple(_parse_entry(entry.strip()) for entry in spec.split(",") if entry.strip())
+  if not sources:
+    raise SourceError("data.sources is empty")
+  return sources
+
+
+def _parse_entry(entry: str) -> Source:
+  text, _, weight = entry.rpartition("@")
+  try:
+    value = float(weight) if text else 1.0
+  except ValueError:  # the @ belongs to a path
+    text, value = entry, 1.0
+  text = text or entry
+  if not 0 < value < math.inf:
+    raise SourceError(f"source {entry!r}: the weight must be above 0, got {weight}")
+  kind, _, target = text.partition(":")
+  if text == "python-docs":
+    return Source(text, text, weight=value)
+  if kind == "text" and target:
+    return Source(text, kind, target, weight=value)
+  if kind == "jsonl" and target:
+    pattern, _, field = target.rpartition("#")
+    if not pattern or not field:
+      raise SourceError(f"source {text!r}: name the field, as in jsonl:GLOB#text")
+    return Source(text, kind, pattern, field=field, weight=value)
+  if kind == "tfds" and (match := _TFDS.fullmatch(target)):
+    split, field = match["split"] or "train", match["field"] or "text"
+    return Source(text, kind, match["name"], split, field, value)
+  raise SourceError(
+    f"source {text!r}: expected text:GLOB, jsonl:GLOB#field, tfds:NAME[:SPLIT][#field] or "
+    "python-docs"
+  )
+
+
+def files(source: Source) -> list[str]:
+  """Returns the files of a text or jsonl source, sorted. Raises SourceError where there is none."""
+  if "://" in source.target:
+    raise SourceError(
+      f"source {source.text!r}: files are read from mounted paths only; mount the bucket (gcsfuse)"
+    )
+  found = sorted(path for path in glob.glob(source.target, recursive=True) if os.path.isfile(path))
+  if not found:
+    raise SourceError(f"source {source.text!r} matches no file")
+  return found
+
+
+def fraction(key: bytes, purpose: str) -> float:
+  """Returns a number in [0, 1) that depends on a document's key and on the purpose only."""
+  digest = hashlib.blake2b(key, digest_size=8, person=purpose.encode()).digest()
+  return int.from_bytes(digest, "little") / 2**64
+
+
+def documents(
+  source: Source,
+  tally: Tally,
+  *,
+  tfds_dir: str | None = None,
+  workers: int = 1,
+  max_bad_frac: float = 0.0,
+) -> Iterator[Piece]:
+  """Yields the pieces of a source as often as its weight says, and counts them in `tally`.
+
+  Args:
+    source: what to read.
+    tally: counts; `undecodable` documents (no UTF-8, no JSON) are skipped.
+    tfds_dir: data_dir of tensorflow_datasets.
+    workers: processes for harvesting 'python-docs'; they never change what is yielded.
+    max_bad_frac: largest share of undecodable documents.
+
+  Raises:
+    SourceError: nothing matches, a file is damaged, or too many documents are undecodable.
+  """
+  for repeat in range(math.ceil(source.weight)):
+    share = min(1.0, source.weight - repeat)
+    for piece in _assemble(_lines_of(source, tally, repeat, tfds_dir, workers), tally, repeat):
+      _check_bad(tally, max_bad_frac, EARLY_STOP_DOCUMENTS)
+      if share == 1.0 or fraction(piece.key, "weight") < share:
+        yield piece
+  _check_bad(tally, max_bad_frac, 1)
+
+
+def _check_bad(tally: Tally, max_bad_frac: float, at_least: int) -> None:
+  seen = tally.documents + tally.undecodable
+  if tally.undecodable > max_bad_frac * max(seen, at_least):
+    raise SourceError(
+      f"source {tally.source.text!r}: {tally.undecodable} of {seen} documents are undecodable, "
+      f"above data.max_bad_frac={max_bad_frac}"
+    )
+
+
+def _assemble(lines: Iterator[bytes | None], tally: Tally, repeat: int) -> Iterator[Piece]:
+  """Yields pieces of documents, given their lines; None ends a document."""
+  held: list[bytes] = []
+  size, key, skip = 0, None, False
+
+  for line in lines:
+    if line is not None:
+      if skip or not (line := line.strip()):
+        continue
+      held.append(line)
+      size += len(line) + 1
+      if size < PIECE_BYTES:
+        continue
+    if held:
+      data = b"\n".join(held)
+      held, size = [], 0
+      try:
+        text = data.decode("utf-8")
+      except UnicodeDecodeError:
+        tally.undecodable += 1
+        skip = True  # the rest of this document
+      else:
+        if key is None:
+          key = hashlib.blake2b(data, digest_size=16).digest()
+          tally.documents += 1
+        tally.text_bytes += len(data)
+        yield Piece(key, repeat, text, len(data))
+    if line is None:
+      key, skip = None, False
+
+
+def _lines_of(
+  source: Source, tally: Tally, repeat: int, tfds_dir: str | None, workers: int
+) -> Iterator[bytes | None]:
+  """Yields the lines of each document, None after each; keeps `tally.done_bytes` up to date."""
+  if source.kind == "python-docs":
+    from electra_jax.data import python_docs
+
+    for document in python_docs.harvest(workers):
+      yield from _lines(io.BytesIO(document.encode("utf-8")))
+      yield None
+  elif source.kind == "tfds":
+    yield from _tfds_lines(source, tally, repeat, tfds_dir)
+  else:
+    yield from _file_lines(source, tally, repeat)
+
+
+def _file_lines(source: Source, tally: Tally, repeat: int) -> Iterator[bytes | None]:
+  paths = files(source)
+  sizes = [os.path.getsize(path) for path in paths]
+  tally.files, tally.file_bytes = len(paths), sum(sizes)
+  before = repeat * tally.file_bytes
+  read = _text_lines if source.kind == "text" else _json_lines
+  for path, size in zip(paths, sizes, strict=True):
+    try:
+      with open(path, "rb") as raw:
+        for line in read(_decompressed(raw, path), path, source.field):
+          if line is None:
+            tally.done_bytes = before + raw.tell()
+          yield line
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+      reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+      raise SourceError(f"{path}: cannot be read ({reason})") from None
+    yield None  # a document never crosses files
+    before += size
+
+
+def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
+  for line in _lines(stream):
+    yield None if line.isspace() else line
+
+
+def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
+  for number, line in enumerate(stream, 1):
+    if line.isspace():
+      continue
+    try:
+      value = json.loads(line)
+    except ValueError:
+      yield b"\xff"  # counted as undecodable: it is no UTF-8 either
+      yield None
+      continue
+    text = value.get(field) if isinstance(value, dict) else None
+    if not isinstance(text, str):
+      has = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
+      raise SourceError(f"{path}: line {number} has no string {field!r} (it has: {has:.200})")
+    # Half a surrogate pair passes here and is undecodable later.
+    yield from _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
+    yield None
+
+
+def _tfds_lines(
+  source: Source, tally: Tally, repeat: int, tfds_dir: str | None
+) -> Iterator[bytes | None]:
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+
+  tf.config.set_visible_devices([], "GPU")
+  try:
+    builder = tfds.builder(source.target, data_dir=tfds_dir)
+    builder.download_and_prepare()
+    dataset = builder.as_dataset(split=source.split, shuffle_files=False)
+    info = builder.info.splits[source.split]
+  except Exception as error:  # TFDS raises many kinds, over many lines
+    reason = str(error).strip().split("\n")[0]
+    raise SourceError(f"source {source.text!r}: {type(error).__name__}: {reason}") from None
+  if source.field not in dataset.element_spec:
+    has = ", ".join(dataset.element_spec)
+    raise SourceError(f"source {source.text!r} has no field {source.field!r} (it has: {has})")
+  count, size = info.num_examples, info.num_bytes or 0
+  tally.files, tally.file_bytes = info.num_shards, size
+  for i, value in enumerate(dataset.map(lambda x: x[source.field]).as_numpy_iterator()):
+    yield from _lines(io.BytesIO(value))
+    yield None
+    tally.done_bytes = size * (repeat + (i + 1) / count)
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+  """Yields lines; one beyond `LINE_BYTES` is cut at a space, or else between characters."""
+  rest = b""
+  while line := stream.readline(LINE_BYTES):
+    line, rest = rest + line, b""
+    if len(line) >= LINE_BYTES and not line.endswith(b"\n"):
+      cut = line.rfind(b" ") + 1 or len(line)
+      if cut == len(line):
+        # Back to the first byte of the last character, which may be incomplete.
+        cut = next((i for i in range(cut - 1, cut - 5, -1) if line[i] & 0xC0 != 0x80), cut)
+      line, rest = line[:cut], line[cut:]
+    yield line
+  if rest:
+    yield rest
+
+
+def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
+  if path.endswith(".gz"):
+    return io.BufferedReader(gzip.GzipFile(fileobj=raw), LINE_BYTES)
+  if path.endswith(".xz"):
+    return io.BufferedReader(lzma.LZMAFile(raw), LINE_BYTES)
+  if path.endswith(".zst"):
+    return io.BufferedReader(_ZstdFile(raw), LINE_BYTES)
+  return raw
+
+
+class _ZstdFile(io.RawIOBase):
+  """Decompressed .zst, of any number of frames; unlike the library's reader it notices a cut."""
+
+  def __init__(self, raw: BinaryIO):
+    import zstandard
+
+    self._raw, self._rest, self._ready = raw, b"", b""
+    self._new = lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    self._frame, self._error = None, zstandard.ZstdError
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    while not self._ready:
+      data = self._rest or self._raw.read(1 << 14)
+      self._rest = b""
+      if not data:
+        if self._frame is not None:
+          raise EOFError("the file ends in the middle of a frame")
+        return 0
+      self._frame = self._frame or self._new()
+      try:
+        self._ready = self._frame.decompress(data)
+      except self._error as error:
+        raise OSError(str(error)) from None
+      if self._frame.eof:
+        self._rest, self._frame = self._frame.unused_data, None
+    part, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+    buffer[: len(part)] = part
+    return len(part)

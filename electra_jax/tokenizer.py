@@ -1,0 +1,418 @@
+"""Subword vocabularies: train one or load one, turn text into ids and back.
+
+WordPiece goes through `tokenizers` with BERT's normaliser and splitting, unigram and BPE through
+`sentencepiece`. Text never produces a special id: a literal "[MASK]" in a document is punctuation
+and a word. Special ids are found by their names in the vocabulary, never by constants.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import operator
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+# Names under which vocabularies carry the five tokens that pretraining needs, BERT's first.
+SPECIAL_NAMES = {
+  "pad": ("[PAD]", "<pad>"),
+  "unk": ("[UNK]", "<unk>"),
+  "cls": ("[CLS]", "<s>", "<cls>"),
+  "sep": ("[SEP]", "</s>", "<sep>"),
+  "mask": ("[MASK]", "<mask>"),
+}
+KINDS = ("wordpiece", "unigram", "bpe")  # what `train` can train
+FILES = {"wordpiece": "vocab.txt", "tokenizer.json": "tokenizer.json", "sentencepiece": "spm.model"}
+
+# As Hugging Face's BERT; the original code gives up on a word at 200 characters.
+MAX_WORD_CHARS = 100
+# Distinct units whose ids are remembered, about 30 MB, and the longest of them.
+CACHE_ENTRIES = 1 << 17
+CACHE_CHARS = 40
+# A unit: one ASCII punctuation character, or a run of anything else but spaces.
+_UNITS = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
+# The alphabet of a trained WordPiece vocabulary (BERT's has about 1000 characters, in two forms).
+MAX_ALPHABET = 1000
+
+
+class VocabError(ValueError):
+  """A vocabulary that cannot be used; the message is one line that names the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocab:
+  """What is known about a vocabulary; `dataclasses.asdict` of it is JSON.
+
+  Fields:
+    kind: 'wordpiece' (vocab.txt), 'tokenizer.json' or 'sentencepiece'.
+    file: name of its file inside the folder of shards.
+    lowercase: whether text is lower-cased and stripped of accents first; for the other kinds the
+      file itself decides and this is None.
+    size: number of ids; every id is below it.
+    hash: SHA-256 of the file, in hexadecimal.
+    pad, unk, cls, sep, mask: ids of the special tokens.
+    special_ids: ids that text never produces and that are never masked: pad, cls, sep, mask and
+      whatever else the file marks as special, sorted. [UNK] stands for text and is not among them.
+  """
+
+  kind: str
+  file: str
+  lowercase: bool | None
+  size: int
+  hash: str
+  pad: int
+  unk: int
+  cls: int
+  sep: int
+  mask: int
+  special_ids: tuple[int, ...]
+
+
+def load(path: str | os.PathLike, lowercase: bool = True) -> "Tokenizer":
+  """Returns the tokenizer of a vocab.txt, a tokenizer.json or a SentencePiece .model.
+
+  Raises:
+    VocabError: the file cannot be read, is none of the three, or lacks a special token.
+  """
+  path = Path(path)
+  if not path.is_file():
+    raise VocabError(f"{path}: no such vocabulary file")
+  if path.suffix == ".txt":
+    return WordPiece(path, lowercase)
+  if path.suffix == ".json":
+    return TokenizerJson(path)
+  if path.suffix == ".model":
+    return SentencePiece(path)
+  raise VocabError(f"{path}: a vocabulary is a .txt, a .json or a .model file")
+
+
+def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
+  """Returns the tokenizer kept in a folder of shards, after checking that it is `vocab`.
+
+  Raises:
+    VocabError: the file is missing or is not the one that `vocab` describes.
+  """
+  tokenizer = load(Path(folder) / vocab.file, bool(vocab.lowercase))
+  if tokenizer.vocab != vocab:
+    raise VocabError(
+      f"{Path(folder) / vocab.file}: SHA-256 {tokenizer.vocab.hash[:12]}, {tokenizer.vocab.size} "
+      f"entries, but the shards were built with {vocab.hash[:12]}, {vocab.size} entries"
+    )
+  return tokenizer
+
+
+class Tokenizer:
+  """Text to ids and back; `vocab` holds the facts."""
+
+  vocab: Vocab
+  path: Path
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of each text; no special token is added."""
+    raise NotImplementedError
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Returns readable text; special tokens are shown by name."""
+    raise NotImplementedError
+
+  def save(self, folder: str | os.PathLike) -> Path:
+    """Copies the vocabulary file, byte for byte, into `folder` under its standard name."""
+    target = Path(folder) / self.vocab.file
+    shutil.copyfile(self.path, target)
+    return target
+
+
+class _HuggingFace(Tokenizer):
+  """What the two kinds that run on the `tokenizers` library share."""
+
+  def _finish(self, engine, kind: str, lowercase: bool | None, special_ids: Iterable[int]):
+    self._engine = engine
+    self._cache: dict[str, list[int]] = {}
+    # Taking units one by one changes nothing where BERT's rules apply: its normaliser works on
+    # single characters, and its pre-tokenizer always splits at a space and around punctuation.
+    self._by_word = type(engine.pre_tokenizer).__name__ == "BertPreTokenizer" and (
+      type(engine.normalizer).__name__ == "BertNormalizer"
+    )
+    ids = engine.get_vocab(with_added_tokens=True)
+    self.vocab = _facts(self.path, kind, lowercase, max(ids.values()) + 1, ids.get, special_ids)
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    if not self._by_word:
+      return self._encode(texts)
+    # Most words of running text have been seen before; remembering their ids is three times
+    # faster than the library alone.
+    cache = self._cache
+    if len(cache) > CACHE_ENTRIES:
+      cache.clear()
+    split = list(map(_UNITS.findall, texts))
+    new = sorted(set(itertools.chain.from_iterable(split)).difference(cache))
+    plain = [unit for unit in new if unit.isascii() and unit.isalnum()]
+    cache.update(zip(plain, self._encode_words(plain), strict=True))
+    others = [unit for unit in new if unit not in cache]
+    cache.update(zip(others, self._encode(others), strict=True))
+    flatten = itertools.chain.from_iterable
+    result = [list(flatten(map(cache.__getitem__, units))) for units in split]
+    for unit in new:
+      if len(unit) > CACHE_CHARS:
+        del cache[unit]
+    return result
+
+  def _encode_words(self, words: Sequence[str]) -> Iterator[list[int]]:
+    """Yields the ids of each ASCII word; a call per word would cost more than the work."""
+    groups = [words[i : i + 256] for i in range(0, len(words), 256)]
+    lines = [" ".join(group) for group in groups]
+    for encoding in self._engine.encode_batch(lines, add_special_tokens=False):
+      pairs = zip(encoding.word_ids, encoding.ids, strict=True)
+      for _, run in itertools.groupby(pairs, operator.itemgetter(0)):
+        yield [i for _, i in run]
+
+  def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return self._engine.decode(list(ids), skip_special_tokens=False)
+
+
+class WordPiece(_HuggingFace):
+  """BERT's tokenizer over a vocab.txt: one piece a line, its id the number of the line."""
+
+  def __init__(self, path: Path, lowercase: bool):
+    self.path = path
+    try:
+      # As BERT, not `splitlines`: a piece may be a character that Unicode takes for a line end.
+      pieces = path.read_bytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+      raise VocabError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    pieces = [piece.removesuffix("\r") for piece in pieces]
+    if pieces[-1] == "":
+      pieces.pop()
+    if not pieces:
+      raise VocabError(f"{path}: the vocabulary is empty")
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    unk = next((name for name in SPECIAL_NAMES["unk"] if name in ids), None)
+    engine = _bert_engine(ids, unk or "[UNK]", lowercase)
+    self._finish(engine, "wordpiece", lowercase, ())
+
+
+class TokenizerJson(_HuggingFace):
+  """A tokenizer.json of the `tokenizers` library; the file says how text is normalised."""
+
+  def __init__(self, path: Path):
+    from tokenizers import Tokenizer as Engine
+
+    self.path = path
+    try:
+      engine = Engine.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+      raise VocabError(f"{path}: not a tokenizer.json ({_line(error)})") from None
+    engine.no_padding()
+    engine.no_truncation()
+    # A special token's name in a text is text, not the token.
+    engine.encode_special_tokens = True
+    special = (i for i, token in engine.get_added_tokens_decoder().items() if token.special)
+    self._finish(engine, "tokenizer.json", None, special)
+
+
+class SentencePiece(Tokenizer):
+  """A SentencePiece model, unigram or BPE."""
+
+  def __init__(self, path: Path):
+    import sentencepiece
+
+    self.path = path
+    try:
+      self._engine = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except Exception as error:  # RuntimeError or OSError, by the kind of damage
+      raise VocabError(f"{path}: not a SentencePiece model ({_line(error)})") from None
+    engine, size = self._engine, self._engine.get_piece_size()
+    names = {engine.id_to_piece(i): i for i in range(size)}
+    special = [i for i in range(size) if engine.is_control(i)]
+    self.vocab = _facts(path, "sentencepiece", None, size, names.get, special)
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    return self._engine.encode(list(texts), num_threads=1)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    # The library shows control tokens as nothing: they are put back between the runs of text.
+    special = set(self.vocab.special_ids)
+    parts = []
+    for is_special, run in itertools.groupby(map(int, ids), special.__contains__):
+      if is_special:
+        parts.extend(map(self._engine.id_to_piece, run))
+      else:
+        parts.append(self._engine.decode(list(run)))
+    return " ".join(parts)
+
+
+def train(
+  kind: str,
+  texts: Iterable[str],
+  *,
+  size: int,
+  path: str | os.PathLike,
+  lowercase: bool = True,
+) -> Tokenizer:
+  """Trains a vocabulary of at most `size` ids, writes it to `path`, returns its tokenizer.
+
+  The same texts in the same order give the same file, byte for byte, on any number of cores.
+
+  Args:
+    kind: 'wordpiece' (merges by count, as `tokenizers` does), 'unigram' or 'bpe' (SentencePiece).
+    texts: lines of text. WordPiece holds the distinct words; SentencePiece holds all of it.
+    size: ids, special tokens included. SentencePiece reaches it exactly or raises.
+    path: the file; its name is that of `FILES`.
+    lowercase: also strips accents (wordpiece) or folds case with NFKC (unigram, bpe).
+
+  Raises:
+    VocabError: the kind is unknown, or the text is too little for the size.
+  """
+  path = Path(path)
+  if kind == "wordpiece":
+    _train_wordpiece(texts, size, path, lowercase)
+  elif kind in ("unigram", "bpe"):
+    _train_sentencepiece(kind, texts, size, path, lowercase)
+  else:
+    raise VocabError(f"data.vocab={kind!r} is no file and none of {', '.join(KINDS)}")
+  return load(path, lowercase)
+
+
+def _train_wordpiece(texts: Iterable[str], size: int, path: Path, lowercase: bool):
+  from tokenizers import trainers
+
+  names = [aliases[0] for aliases in SPECIAL_NAMES.values()]
+  words: Counter[str] = Counter()
+  for text in texts:
+    words.update(text.split(" "))
+  engine = _bert_engine({}, "[UNK]", lowercase)
+  alphabet = _alphabet(words, engine, min(MAX_ALPHABET, size // 8))
+  inner = [f"##{char}" for char in alphabet if _is_inside_words(char, engine)]
+  if size < len(names) + len(alphabet) + len(inner):
+    raise VocabError(
+      f"data.vocab_size={size} does not hold {len(names)} special tokens and {len(alphabet)} "
+      f"characters with their {len(inner)} word-internal forms"
+    )
+  # The trainer numbers word-internal characters in the order of a randomly seeded hash map, and
+  # ties between merges are broken by number. Naming them beforehand makes training repeatable.
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=size,
+    special_tokens=names + inner,
+    initial_alphabet=alphabet,
+    limit_alphabet=len(alphabet),
+    show_progress=False,
+  )
+  # The count of a word is what matters, not where it stood: each word, as often as it was seen.
+  repeated = (" ".join(itertools.repeat(word, count)) for word, count in _split_counts(words))
+  engine.train_from_iterator(repeated, trainer)
+  ids = engine.get_vocab(with_added_tokens=True)
+  path.write_text("".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)), encoding="utf-8")
+
+
+def _split_counts(words: Counter[str], most: int = 10_000) -> Iterator[tuple[str, int]]:
+  """Yields (word, count) in pieces of at most `most`, so that no joined text is huge."""
+  for word in sorted(words):
+    for start in range(0, words[word], most):
+      yield word, min(most, words[word] - start)
+
+
+def _alphabet(words: Counter[str], engine, most: int) -> list[str]:
+  """Returns the `most` most frequent characters of the normalised words, in code point order."""
+  counts: Counter[str] = Counter()
+  for word, count in words.items():
+    for char in engine.normalizer.normalize_str(word):
+      counts[char] += count
+  counts.pop(" ", None)
+  return sorted(sorted(counts, key=lambda char: (-counts[char], char))[:most])
+
+
+def _is_inside_words(char: str, engine) -> bool:
+  """Says whether BERT's splitting ever leaves `char` inside a word."""
+  text = engine.normalizer.normalize_str(f"a{char}a")
+  return len(engine.pre_tokenizer.pre_tokenize_str(text)) == 1
+
+
+def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path, lowercase: bool):
+  import sentencepiece
+
+  temporary = path.with_name(path.name + ".tmp")
+  try:
+    with open(temporary, "wb") as model:
+      sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(part for text in texts for part in _bounded(text)),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=size,
+        normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        pad_piece="<pad>",
+        unk_piece="<unk>",
+        bos_piece="<s>",
+        eos_piece="</s>",
+        control_symbols=["<mask>"],  # control: the text "<mask>" never becomes the token
+        character_coverage=0.9995,
+        num_threads=4,  # fixed: sums over threads round by their number
+        minloglevel=2,
+      )
+    os.replace(temporary, path)
+  except (RuntimeError, OSError) as error:
+    if isinstance(error, OSError) and error.errno is not None:
+      raise
+    raise VocabError(f"training a {kind} vocabulary of {size} failed: {_line(error)}") from None
+  finally:
+    temporary.unlink(missing_ok=True)
+
+
+def _bounded(text: str, most: int = 1000) -> Iterator[str]:
+  """Yields `text` in parts cut at spaces: the trainer drops lines above 4192 bytes."""
+  while len(text) > most:
+    cut = text.rfind(" ", 1, most)
+    cut = most if cut < 0 else cut
+    yield text[:cut]
+    text = text[cut:].lstrip(" ")
+  if text:
+    yield text
+
+
+def _bert_engine(ids: dict[str, int], unk: str, lowercase: bool):
+  """Returns BERT's tokenizer over `ids`, accents stripped where lower-cased."""
+  from tokenizers import Tokenizer as Engine
+  from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+  engine = Engine(
+    models.WordPiece(vocab=ids, unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARS)
+  )
+  engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+  engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  engine.decoder = decoders.WordPiece()
+  return engine
+
+
+def _facts(path: Path, kind: str, lowercase: bool | None, size: int, find, special_ids) -> Vocab:
+  """Returns the facts; `find` maps a name to its id or None. Raises VocabError on a missing one."""
+  special = {}
+  for role, names in SPECIAL_NAMES.items():
+    found = [i for i in map(find, names) if i is not None]
+    if not found:
+      raise VocabError(f"{path}: the vocabulary has no {' or '.join(names)}")
+    special[role] = found[0]
+  never_text = {i for role, i in special.items() if role != "unk"} | set(special_ids)
+  return Vocab(
+    kind=kind,
+    file=FILES[kind],
+    lowercase=lowercase,
+    size=size,
+    hash=hashlib.sha256(path.read_bytes()).hexdigest(),
+    special_ids=tuple(sorted(never_text - {special["unk"]})),
+    **special,
+  )
+
+
+def _line(error: Exception) -> str:
+  """Returns the first line of an error's message."""
+  return str(error).strip().split("\n")[0] or type(error).__name__
