@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from electra_jax.tokenizer import Vocab
+
 FORMAT = "electra_jax shards"
 FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
@@ -204,3 +206,16 @@ def check_files(folder: str | os.PathLike, manifest: dict, splits=SPLITS, verify
             )
       except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def check_vocab(folder: str | os.PathLike, vocab: Vocab) -> None:
+  """Checks that the vocabulary file of a folder is `vocab`. Raises DataError where it is not."""
+  path = Path(folder) / vocab.file
+  try:
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+  except OSError as error:
+    raise DataError(f"{path} cannot be read: {error.strerror}") from None
+  if found != vocab.hash:
+    raise DataError(
+      f"{path} is another vocabulary: SHA-256 {found[:12]}, the shards have {vocab.hash[:12]}"
+    )

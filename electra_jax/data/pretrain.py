@@ -1,0 +1,215 @@
+"""Shards to batches, through tf.data.
+
+The example at (seed, epoch, position) is a pure function, so there is no shuffle buffer and no
+iterator to save: to resume is to start at another step, and the first step costs what the millionth
+does. Every epoch is a full shuffle, and host h of H reads its rows of the same global batch for
+any H. TensorFlow is kept off accelerators and is not imported before the first training batch.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from electra_jax.batch import Batch
+from electra_jax.data import examples, shards
+from electra_jax.data.shards import DataError
+from electra_jax.tokenizer import Vocab
+
+__all__ = ["DataError", "Shards", "eval_batches", "train_batches"]
+
+# Batches made ahead of the one in use, and threads that make them: about two percent of a core at
+# the speed of a training step on a CPU.
+PREFETCH = 4
+THREADS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+  """The examples of one split of a folder that electra_jax.data.build wrote.
+
+  Fields:
+    folder: where the files are.
+    split: 'train' or 'heldout'.
+    manifest: the whole manifest.
+    vocab: facts about the vocabulary.
+    seq_length: tokens of an example, L.
+    num_examples: records of this split, N.
+    digest: SHA-256 of the manifest, which holds the sums of all shards: it names the data.
+  """
+
+  folder: Path
+  split: str
+  manifest: dict
+  vocab: Vocab
+  seq_length: int
+  num_examples: int
+  digest: str
+
+  @classmethod
+  def open(
+    cls,
+    folder: str | os.PathLike,
+    split: str = "train",
+    *,
+    seq_length: int | None = None,
+    verify: bool = False,
+  ) -> "Shards":
+    """Opens a split after checking that its files are what the manifest says.
+
+    Args:
+      folder: config.data.dir.
+      split: 'train' or 'heldout'.
+      seq_length: the sequence length that is expected, or None for any.
+      verify: read every byte and check the SHA-256 sums, not the sizes only.
+
+    Raises:
+      DataError: there is no finished build, a file is missing, damaged or not the manifest's, the
+        vocabulary is another one, the length differs, or the split is empty.
+    """
+    folder = Path(folder)
+    manifest = shards.read_manifest(folder)
+    path = folder / shards.MANIFEST
+    try:
+      facts = manifest["vocab"]
+      vocab = Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+      length, count = manifest["seq_length"], manifest["splits"][split]["examples"]
+    except (KeyError, TypeError) as error:
+      raise DataError(f"{path} is damaged: {error}") from None
+    if seq_length not in (None, length):
+      raise DataError(f"{path}: shards of {length} tokens, but data.seq_length is {seq_length}")
+    shards.check_vocab(folder, vocab)
+    shards.check_files(folder, manifest, (split,), verify)
+    if not count:
+      raise DataError(f"{path}: the {split} split has no example")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return cls(folder, split, manifest, vocab, length, count, digest)
+
+  @property
+  def frequencies(self) -> np.ndarray:
+    """How often each id occurs in this split, [V] int64; special tokens count nothing."""
+    return np.array(self.manifest["splits"][self.split]["frequencies"], np.int64)
+
+  @functools.cached_property
+  def _maps(self) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The first record's number of each shard, and the shards, mapped into memory."""
+    files = self.manifest["splits"][self.split]["shards"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(files) + 512  # a map keeps its file open
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+      limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+      resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    dtype = examples.record_dtype(self.seq_length, self.vocab.size)
+    maps = [np.asarray(np.memmap(self.folder / shard["file"], dtype, "r")) for shard in files]
+    return np.cumsum([0] + [len(records) for records in maps[:-1]]), maps
+
+  def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns examples by number.
+
+    Args:
+      index: [n] numbers below `num_examples`.
+
+    Returns:
+      ids [n, L] int32, segment_ids [n, L] int32 and mask [n, L] bool, as in `Batch`.
+    """
+    starts, maps = self._maps
+    if len(maps) == 1:
+      records = maps[0][index]
+    else:
+      records = np.empty(len(index), maps[0].dtype)
+      where = np.searchsorted(starts, index, side="right") - 1
+      for shard in np.unique(where):
+        rows = np.flatnonzero(where == shard)
+        records[rows] = maps[shard][index[rows] - starts[shard]]
+    column = np.arange(self.seq_length, dtype=np.uint16)
+    mask = column < records["length"][:, None]
+    second = (column >= records["first"][:, None]) & mask
+    return records["ids"].astype(np.int32), second.astype(np.int32), mask
+
+
+def train_batches(
+  data: Shards, *, seed: int, batch_size: int, start_step: int = 0, host: int = 0, hosts: int = 1
+) -> Iterator[Batch]:
+  """Yields this host's rows of the global batches of steps start_step, start_step + 1, ...
+
+  Row r of step s is position p = s x batch_size + r of an endless sequence of epochs; the example
+  there is index_shuffle(p mod N, seed=(seed, p div N)).
+
+  Raises:
+    DataError: the corpus is smaller than one batch.
+    ValueError: the batch does not divide over the hosts.
+  """
+  rows = _rows(batch_size, host, hosts)
+  if batch_size > data.num_examples:
+    raise DataError(
+      f"{data.folder}: {data.num_examples} examples are too few for a batch of {batch_size}"
+    )
+  tf = _tensorflow()
+
+  count = tf.constant(data.num_examples, tf.int64)
+
+  def read(step):
+    position = step * batch_size + tf.constant(rows, tf.int64)
+    # A batch touches two epochs at most. index_shuffle takes one seed for all of its indices only:
+    # a seed per index, as documented, fails in TensorFlow 2.21.
+    epoch = step * batch_size // count
+    now, then = (
+      tf.random.experimental.index_shuffle(
+        position % count, tf.stack([tf.constant(seed, tf.int64), e]), count - 1
+      )
+      for e in (epoch, epoch + 1)
+    )
+    index = tf.where(position // count == epoch, now, then)
+    return tf.numpy_function(data.read, [index], (tf.int32, tf.int32, tf.bool))
+
+  dataset = tf.data.Dataset.counter(start_step, dtype=tf.int64)
+  dataset = dataset.map(read, num_parallel_calls=THREADS, deterministic=True).prefetch(PREFETCH)
+  options = tf.data.Options()
+  options.threading.private_threadpool_size = THREADS
+  row = rows.astype(np.int32)
+  for ids, segment_ids, mask in dataset.with_options(options).as_numpy_iterator():
+    yield Batch(ids, segment_ids, mask, row)
+
+
+def eval_batches(
+  data: Shards, *, batch_size: int, max_examples: int, host: int = 0, hosts: int = 1
+) -> Iterator[Batch]:
+  """Yields this host's rows of batches over at most `max_examples` examples, spread evenly.
+
+  The same examples in the same order for any number of hosts. The last batch is filled up with rows
+  that are all padding. `row` is the number of the example within the evaluation.
+
+  Raises:
+    ValueError: the batch does not divide over the hosts.
+  """
+  rows = _rows(batch_size, host, hosts)
+  count = min(max_examples, data.num_examples)
+  for start in range(0, count, batch_size):
+    row = start + rows
+    index = np.minimum(row, count - 1) * data.num_examples // count
+    ids, segment_ids, mask = data.read(index)
+    extra = row >= count
+    ids[extra], segment_ids[extra], mask[extra] = data.vocab.pad, 0, False
+    yield Batch(ids, segment_ids, mask, row.astype(np.int32))
+
+
+def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:
+  if batch_size % hosts:
+    raise ValueError(f"a batch of {batch_size} does not divide over {hosts} hosts")
+  share = batch_size // hosts
+  return np.arange(host * share, (host + 1) * share)
+
+
+def _tensorflow():
+  """Imports TensorFlow and hides every accelerator from it: it would take all of their memory."""
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  import tensorflow as tf
+
+  for kind in ("GPU", "TPU"):
+    tf.config.set_visible_devices([], kind)
+  return tf
