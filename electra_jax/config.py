@@ -51,7 +51,7 @@ def resolve(path: str | Path) -> Path:
 
 
 def load(path: str | Path, arg: str | None = None) -> ConfigDict:
-  """Returns what `get_config(arg)` of a configuration file returns.
+  """Returns what `get_config(arg)` of a configuration file returns, locked: no field can be added.
 
   A bare file name means the project's own file of that name, so that a delta, wherever it lives,
   starts with `load("base.py")`.
@@ -68,7 +68,7 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   if not hasattr(module, "get_config"):
     raise ValueError(f"{path} is no configuration: it has no get_config(arg)")
   try:
-    return module.get_config(arg)
+    return module.get_config(arg).lock()
   except (AttributeError, KeyError, TypeError) as error:  # e.g. a delta that sets an unknown field
     raise ValueError(f"{path}: {_one_line(error)}") from error
 

@@ -279,21 +279,30 @@ class Display:
 
 
 class Log:
-  """Everything that is told about a run, told once: by process 0 only.
+  """Everything that is told about a run, told once.
 
   Args:
     folder: the run's folder; metrics.jsonl and tensorboard/ are written there.
     start_step: the step the run starts or resumes from.
     resumed: whether there is a history to continue.
+    enabled: False in all processes but one.
   """
 
   def __init__(
-    self, folder: Path, display: Display, *, start_step: int, resumed: bool, tensorboard: bool
+    self,
+    folder: Path,
+    display: Display,
+    *,
+    start_step: int,
+    resumed: bool,
+    tensorboard: bool,
+    enabled: bool = True,
   ):
     self.display = display
-    self.history = History(folder / "metrics.jsonl", start_step if resumed else None)
-    self._events = None
-    if tensorboard:
+    self._history = self._events = None
+    if enabled:
+      self._history = History(folder / "metrics.jsonl", start_step if resumed else None)
+    if enabled and tensorboard:
       from tensorboardX import SummaryWriter  # slow to import, and not needed without it
 
       # Event files of steps that are trained again are hidden by the purge.
@@ -301,7 +310,9 @@ class Log:
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Writes one line everywhere."""
-    self.history.write(step, split, values)
+    if not self._history:
+      return
+    self._history.write(step, split, values)
     self.display.show(step, split, values)
     if self._events:
       for name, value in values.items():
@@ -311,7 +322,8 @@ class Log:
 
   def close(self) -> None:
     """Closes the files."""
-    self.history.close()
+    if self._history:
+      self._history.close()
     if self._events:
       self._events.close()
 
@@ -321,10 +333,10 @@ class Stopwatch:
 
   Args:
     flops_per_step: matmul FLOPs of a step, over all devices.
-    peak: FLOP/s of all devices together; None where unknown.
+    peak: FLOP/s of all devices together.
   """
 
-  def __init__(self, batch_size: int, seq_length: int, flops_per_step: float, peak: float | None):
+  def __init__(self, batch_size: int, seq_length: int, flops_per_step: float, peak: float):
     self._batch_size, self._seq_length = batch_size, seq_length
     self._flops, self._peak = flops_per_step, peak
     self._started, self._spent, self._since, self._steps = time.perf_counter(), 0.0, None, 0
@@ -352,8 +364,8 @@ class Stopwatch:
     values = {
       "sequences_per_sec": rate * self._batch_size,
       "tokens_per_sec": rate * self._batch_size * self._seq_length,
-      "mfu": rate * self._flops / self._peak if self._peak else None,
+      "mfu": rate * self._flops / self._peak,
       "eta_secs": steps_left / rate,
       "elapsed_secs": time.perf_counter() - self._started,
     }
-    return {k: v if v is not None and math.isfinite(v) else None for k, v in values.items()}
+    return {k: v if math.isfinite(v) else None for k, v in values.items()}

@@ -1,0 +1,380 @@
+"""Pretrains: python -m electra_jax.train --config=configs/base.py --workdir=DIR
+
+How a run starts: (1) the configuration is checked; (2) the workdir is claimed, so that no other
+process writes there; (3) the shards are opened and compared with what the run was started on;
+(4) the run is described; (5) the state is restored, or made from the seed or from another run's
+parameters; (6) the steps go by, with lines, evaluations and checkpoints between them. Started again
+with the same command, a run goes on from its newest checkpoint, bit for bit.
+"""
+
+import contextlib
+import dataclasses
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import flags
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+import electra_jax
+from electra_jax import config as configs
+from electra_jax import (
+  curves,
+  flops,
+  metrics,
+  objectives,
+  optimizer,
+  parallel,
+  params,
+  step,
+  translate,
+)
+from electra_jax.checkpoint import Checkpoints, restore_params
+from electra_jax.data import pretrain
+from electra_jax.interrupt import StopSignals
+from electra_jax.workdir import claim, read_config, write_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What a run is made of; nothing here changes while it runs."""
+
+  config: ConfigDict
+  workdir: Path
+  shards: pretrain.Shards
+  heldout: pretrain.Shards
+  spec: objectives.Spec
+  schedule: object
+  tx: object
+  flops_per_step: int
+  peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
+  entropy: float  # of the held-out unigrams, nats
+
+  @property
+  def record(self) -> dict:
+    """The configuration and the facts about the data, as saved with the run."""
+    facts = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
+    nested = self.config.to_dict()
+    return {**nested, "data": {**nested["data"], **facts}}
+
+
+def main(argv: list[str]) -> int:
+  """Runs from the command line."""
+  del argv
+  args = flags.FLAGS
+  if args.config is None or args.workdir is None:
+    raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
+  parallel.initialize(args.coordinator, args.num_processes, args.process_id)
+  train(args.config, args.workdir, verify=args.verify)
+  return 0
+
+
+def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> int:
+  """Trains until the last step or until it is told to stop, and returns the steps done.
+
+  Raises:
+    ValueError, OSError: with one clear line, for whatever is wrong with the configuration, the
+      data, the workdir or a checkpoint.
+    metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
+  """
+  translate.check(config)
+  translate.check_devices(config)
+  _use_compilation_cache(Path(workdir))
+  first = jax.process_index() == 0
+  console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
+  with contextlib.ExitStack() as stack:
+    if first:
+      stack.enter_context(claim(Path(workdir)))
+    job = prepare(config, Path(workdir), verify)
+    allowed = start_or_continue(job) if first else []
+    multihost_utils.sync_global_devices("the workdir is ours")
+    describe(job, console, allowed)
+    k = config.checkpoint
+    checkpoints = Checkpoints(
+      workdir, keep=k.keep, keep_every_steps=k.keep_every_steps, to_global=parallel.to_global
+    )
+    stack.callback(checkpoints.close)
+    state, meta = make_state(job, checkpoints, console)
+    start = int(state.step)
+    display = metrics.Display(start, config.train.steps, console)
+    log = metrics.Log(
+      job.workdir,
+      display,
+      start_step=start,
+      resumed=meta is not None,
+      tensorboard=config.log.tensorboard,
+      enabled=first,
+    )
+    stack.callback(log.close)
+    with display, StopSignals() as stop:
+      state = loop(job, state, meta, checkpoints, log, stop)
+    checkpoints.wait()
+    if first:
+      finish(job, int(state.step), console)
+    return int(state.step)
+
+
+# The start.
+
+
+def _use_compilation_cache(workdir: Path) -> None:
+  """Keeps compiled steps in the workdir, so that a resumed run starts at once.
+
+  JAX_COMPILATION_CACHE_DIR names another place. Nothing that is computed depends on it.
+  """
+  if jax.config.jax_compilation_cache_dir is None:
+    jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
+
+
+def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
+  """Opens the data and makes everything that does not change while the run goes on."""
+  shards = pretrain.Shards.open(config.data.dir, split="train", verify=verify)
+  heldout = pretrain.Shards.open(config.data.dir, split="heldout", verify=verify)
+  if shards.seq_length != config.data.seq_length:
+    raise ValueError(
+      f"{config.data.dir} holds sequences of {shards.seq_length} tokens,"
+      f" config.data.seq_length is {config.data.seq_length}"
+    )
+  spec = translate.make_spec(config, shards.vocab)
+  optimizer_config = translate.make_optimizer_config(config)
+  schedule = optimizer.make_schedule(optimizer_config, config.train.steps)
+  return Job(
+    config=config,
+    workdir=workdir,
+    shards=shards,
+    heldout=heldout,
+    spec=spec,
+    schedule=schedule,
+    tx=optimizer.make_optimizer(optimizer_config, schedule),
+    flops_per_step=flops.step_flops(spec, config.train.batch_size, shards.seq_length),
+    peak=flops.peak_flops(jax.local_devices()[0]),
+    entropy=unigram_entropy(heldout),
+  )
+
+
+def unigram_entropy(shards: pretrain.Shards) -> float:
+  """Returns the entropy of the ordinary tokens' frequencies, in nats a token.
+
+  What a model that knows how frequent each token is, and nothing else, gets as masked-LM loss.
+  """
+  counts = np.array(shards.token_counts, np.float64)
+  counts[list(shards.vocab.special_ids)] = 0
+  p = counts[counts > 0] / counts.sum()
+  return float(-(p * np.log(p)).sum())
+
+
+def start_or_continue(job: Job) -> list[str]:
+  """Saves the configuration with the run; refuses a workdir of another run.
+
+  Returns:
+    The fields that differ from the run's and were allowed to.
+  """
+  allowed, saved = [], read_config(job.workdir)
+  if saved is not None:
+    allowed = configs.refuse_other_run(
+      configs.flatten(saved),
+      configs.flatten(job.record),
+      job.config.allow_config_change,
+      job.workdir,
+    )
+  write_config(job.workdir, job.record)
+  return allowed
+
+
+def describe(job: Job, console: Console, allowed: list[str]) -> None:
+  """Prints what is about to run."""
+  c, shapes = job.config, jax.eval_shape(lambda: fresh_state(job)).params
+  sizes = params.count_networks(shapes)
+  sequences = c.train.steps * c.train.batch_size
+  devices = jax.devices()
+  changed = configs.changed_from_base(c)
+  lines = {
+    "electra_jax": f"{electra_jax.__version__}{_git_state()}, jax {jax.__version__}",
+    "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
+    f" {len(devices) * job.peak[0] / 1e12:,.3g} TFLOP/s at most ({job.peak[1]})",
+    "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
+    f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['total'] / 1e6:,.2f} M trained,"
+    f" {job.spec.discriminator.dtype}, attention {job.spec.discriminator.attention}",
+    "FLOPs": f"{job.flops_per_step:.3g} a step in matrix products,"
+    f" {job.flops_per_step * c.train.steps:.3g} in all",
+    "data": f"{c.data.dir}: {job.shards.num_examples:,} sequences of {job.shards.seq_length}"
+    f" tokens, {job.heldout.num_examples:,} held out",
+    "training": f"{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
+    f" {sequences * job.shards.seq_length:,} tokens ="
+    f" {sequences / job.shards.num_examples:,.2f} epochs",
+    "vocabulary": f"{job.shards.vocab.size:,} {job.shards.vocab.kind} entries,"
+    f" held-out unigram entropy {job.entropy:.3f} nats a token",
+    "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
+  }
+  if allowed:
+    lines["changed in this run"] = ", ".join(allowed)
+  table = Table.grid(padding=(0, 2))
+  for name, text in lines.items():
+    table.add_row(name, text)
+  console.print(table)
+
+
+def _git_state() -> str:
+  """Returns the commit of a clone, "+" where it has changes; nothing when installed."""
+  root = configs.PACKAGE.parent
+  if not (root / ".git").exists():
+    return ""
+  try:
+    git = ["git", "-C", str(root)]
+    commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+    dirty = subprocess.check_output([*git, "status", "--porcelain", "-uno"], text=True).strip()
+  except (OSError, subprocess.CalledProcessError):
+    return ""
+  return f" ({commit}{', with changes' if dirty else ''})"
+
+
+def fresh_state(job: Job) -> step.TrainState:
+  """Returns the state of step 0, a function of the seed."""
+  # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
+  key = jax.random.fold_in(jax.random.key(job.config.seed), 2**32 - 2)
+  return step.init_state(objectives.init_params(job.spec, key), job.tx)
+
+
+def make_state(job: Job, checkpoints: Checkpoints, console: Console):
+  """Returns the state to start from, and what was saved beside it (None at the beginning)."""
+  shapes = jax.eval_shape(lambda: fresh_state(job))
+  latest = checkpoints.latest_step()
+  if latest is not None:
+    started = time.perf_counter()
+    meta = checkpoints.read_meta(latest)
+    state = parallel.to_local(checkpoints.restore(latest, parallel.global_shapes(shapes)))
+    took = time.perf_counter() - started
+    console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
+    return state, meta
+  if job.config.init_from is None:
+    return parallel.replicate(jax.jit(lambda: fresh_state(job))()), None
+  other = restore_params(job.config.init_from, parallel.global_shapes(shapes.params))
+  console.print(f"starting from the parameters of {job.config.init_from}")
+  weights = parallel.to_local(other)
+  return parallel.replicate(step.init_state(weights, job.tx)), None
+
+
+# The steps.
+
+
+def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop: StopSignals):
+  """Trains from the state's step to the last, or until stopped, and returns the state."""
+  c, n = job.config, job.config.train.steps
+  objective = objectives.OBJECTIVES[c.objective.name]
+  train_step = parallel.map_train_step(
+    step.make_train_step(
+      objective(job.spec, True),
+      job.tx,
+      job.schedule,
+      seed=c.seed,
+      accumulation=c.train.accumulation,
+      axis=parallel.AXIS,
+    )
+  )
+  eval_step = parallel.map_eval_step(
+    step.make_eval_step(objective(job.spec, False), seed=c.seed, axis=parallel.AXIS)
+  )
+  start, host, hosts = int(state.step), jax.process_index(), jax.process_count()
+  batches = parallel.prefetch(
+    pretrain.train_batches(
+      job.shards,
+      seed=c.seed,
+      batch_size=c.train.batch_size,
+      start_step=start,
+      host=host,
+      hosts=hosts,
+    )
+  )
+
+  def evaluate(done: int) -> None:
+    heldout = pretrain.eval_batches(
+      job.heldout,
+      batch_size=c.eval.batch_size,
+      max_examples=c.eval.max_examples,
+      host=host,
+      hosts=hosts,
+    )
+    values = metrics.evaluate(eval_step, state.params, parallel.prefetch(heldout))
+    log.write(done, "heldout", values)
+
+  def save(done: int) -> None:
+    sums = window.state_dict()  # waits for the steps and checks them: only good states are saved
+    sequences = done * c.train.batch_size
+    position = {"epoch": sequences // job.shards.num_examples, "sequences": sequences}
+    run = {"config": job.record, "seed": c.seed, "code": electra_jax.__version__ + _git_state()}
+    checkpoints.save(done, state, {**run, "position": position, "window": sums})
+
+  # Two CPU processes deadlock in their collectives when many steps are in flight.
+  lockstep = hosts > 1 and jax.default_backend() == "cpu"
+  window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
+  peak = job.peak[0] * jax.device_count()
+  watch = metrics.Stopwatch(c.train.batch_size, job.shards.seq_length, job.flops_per_step, peak)
+  if start == 0:
+    evaluate(0)
+  for done in range(start + 1, n + 1):
+    state, values = train_step(state, next(batches))
+    window.add(done, values)
+    log.display.advance(done)
+    if done == start + 1:  # the first step compiles, which is not the speed of training
+      window.drain()
+      watch.start()
+    else:
+      watch.step()
+    last, signal_name = done == n, stop.requested(done)
+    if last or done % c.log.every_steps == 0:
+      values = window.close()
+      log.write(done, "train", {**values, **watch.read(n - done)})
+    watch.pause()
+    if last or (c.eval.every_steps and done % c.eval.every_steps == 0):
+      evaluate(done)
+    if last or signal_name or done % c.checkpoint.every_steps == 0:
+      save(done)
+    if signal_name:
+      log.display.console.print(f"{signal_name}: stopping after step {done:,}")
+      break
+    watch.start()
+  return state
+
+
+def finish(job: Job, done: int, console: Console) -> None:
+  """Draws the curves; says what came of the run, and where it is or how to resume it."""
+  history = metrics.read_history(job.workdir / "metrics.jsonl")
+  references = {"mlm_loss": ("held-out unigram entropy", job.entropy)}
+  curves.draw(job.workdir / "curves.png", history, references)
+  heldout = [line for line in history if line["split"] == "heldout"]
+  if heldout:
+    table = Table(title="held-out documents")
+    for title in ("", f"step {heldout[0]['step']:,}", f"step {heldout[-1]['step']:,}"):
+      table.add_column(title, justify="right" if title else "left")
+    for name in (k for k in heldout[-1] if k not in ("step", "split")):
+      values = (metrics.shown(name, line.get(name)) for line in (heldout[0], heldout[-1]))
+      table.add_row(metrics.label(name), *values)
+    table.add_row("unigram entropy", *2 * [metrics.shown("loss", job.entropy)], style="dim")
+    console.print(table)
+  console.print(f"checkpoint: {job.workdir / 'checkpoints' / str(done)}")
+  console.print(f"curves:     {job.workdir / 'curves.png'}")
+  console.print(f"metrics:    {job.workdir / 'metrics.jsonl'}")
+  if done < job.config.train.steps:
+    console.print(f"resume with: {shlex.join(sys.orig_argv)}")
+
+
+def define_flags() -> None:
+  """Defines the command line."""
+  configs.define_config_flag()
+  flags.DEFINE_string("workdir", None, "folder of the run: checkpoints, metrics, curves")
+  flags.DEFINE_bool("verify", False, "check the checksum of every shard before training")
+  flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, where there are several")
+  flags.DEFINE_integer("num_processes", 0, "how many processes there are")
+  flags.DEFINE_integer("process_id", -1, "which of them this is, from 0")
+
+
+if __name__ == "__main__":
+  define_flags()
+  configs.run(main)

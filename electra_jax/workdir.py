@@ -1,0 +1,65 @@
+"""A run's folder: who may write there, and what configuration it is of."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
+
+
+@contextlib.contextmanager
+def claim(workdir: Path) -> Iterator[None]:
+  """Holds a folder for this process, and makes it where it is missing.
+
+  The system lets it go when the process ends, however it ends.
+
+  Raises:
+    ValueError: a live process holds it.
+    OSError: it cannot be made or written to.
+  """
+  if "://" in str(workdir):
+    raise ValueError(f"--workdir={workdir}: mount the bucket, e.g. with gcsfuse, and give the path")
+  workdir.mkdir(parents=True, exist_ok=True)
+  with (workdir / LOCK_FILE).open("a+") as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      lock.seek(0)
+      raise ValueError(f"{workdir} is in use by {lock.read().strip()}") from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    yield
+
+
+def read_config(workdir: Path) -> dict | None:
+  """Returns what `write_config` wrote there; None for a folder that nothing has run in yet.
+
+  Raises:
+    ValueError: the file is damaged, or the folder holds something else.
+  """
+  path = workdir / CONFIG_FILE
+  if path.exists():
+    try:
+      return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+      raise ValueError(f"{path} is damaged ({error}): use another --workdir") from error
+  # Folders are left out: shards may lie in one of them, and so may what was compiled.
+  strangers = sorted(p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
+  strangers = [name for name in strangers if name not in (LOCK_FILE, "config.tmp")]
+  if strangers:
+    raise ValueError(
+      f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}, so it is no run: use another --workdir"
+    )
+  return None
+
+
+def write_config(workdir: Path, config: dict) -> None:
+  """Writes the configuration, whole or not at all."""
+  temporary = workdir / "config.tmp"
+  temporary.write_text(json.dumps(config, indent=2) + "\n")
+  os.replace(temporary, workdir / CONFIG_FILE)

@@ -1,0 +1,200 @@
+"""Configurations: found, changed, refused in one line, told apart."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from electra_jax import config as configs
+from electra_jax import translate
+from electra_jax.tokenizer import Vocab
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
+VOCAB = Vocab("wordpiece", "vocab.txt", True, 30522, "0" * 64, 0, 100, 101, 102, 103, (0, 101, 102))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_loads_has_base_fields_only_and_makes_networks(name):
+  config = configs.load(name)
+  assert set(configs.flatten(config)) == set(configs.flatten(configs.load("base.py")))
+  config.data.dir = "somewhere"
+  translate.check(config)
+  spec = translate.make_spec(config, VOCAB)
+  assert spec.discriminator.vocab_size == VOCAB.size
+  assert spec.generator.hidden_size < spec.discriminator.hidden_size
+  assert translate.make_optimizer_config(config).learning_rate > 0
+
+
+def test_every_config_field_is_read_somewhere():
+  read = set()
+  for path in (ROOT / "electra_jax").rglob("*.py"):
+    tree = ast.parse(path.read_text())
+    read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    # The optimizer's fields are passed on by name, to a dataclass of the same fields.
+    read |= {
+      node.target.id
+      for node in ast.walk(tree)
+      if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+  fields = configs.flatten(configs.load("base.py"))
+  assert [field for field in fields if field.rsplit(".", 1)[-1] not in read] == []
+
+
+def test_a_config_is_found_here_else_among_the_projects_own(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert configs.resolve("configs/small.py") == ROOT / "configs" / "small.py"
+  (tmp_path / "configs").mkdir()
+  mine = tmp_path / "configs" / "small.py"
+  mine.write_text("from electra_jax.config import load\n\n\ndef get_config(arg):\n  ...\n")
+  assert configs.resolve("configs/small.py") == mine
+  with pytest.raises(FileNotFoundError, match=r"did you mean configs/small.py\?"):
+    configs.resolve("configs/smal.py")
+
+
+def test_a_delta_anywhere_builds_on_base_and_cannot_invent_fields(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  delta = tmp_path / "mine.py"
+  head = (
+    "from electra_jax.config import load\n\n\ndef get_config(arg=None):\n  c = load('base.py')\n"
+  )
+  delta.write_text(head + "  c.train.steps = int(arg)\n  return c\n")
+  assert configs.load(delta, "7").train.steps == 7
+  delta.write_text(head + "  c.train.stepz = 7\n  return c\n")
+  with pytest.raises(ValueError, match=r"mine.py: .*stepz"):
+    configs.load(delta)
+  delta.write_text("1 +\n")
+  with pytest.raises(ValueError, match=r"mine.py is no configuration: SyntaxError"):
+    configs.load(delta)
+
+
+PROGRAM = """
+import sys
+from absl import flags
+from electra_jax import config as configs
+configs.define_config_flag()
+def main(argv):
+  c = flags.FLAGS.config
+  if c.seed == 1: raise ValueError("a number\\nand another")
+  if c.seed == 2: {}["bug"]
+  if c.seed == 3: int("a bug of ours, in a program that is not ours")
+  if c.seed == 4: open("/no/such/file")
+  print(c.train.steps, c.optimizer.learning_rate, c.data.dir, c.model.remat)
+configs.run(main)
+"""
+
+
+def run_program(tmp_path, *args, **env):
+  """Runs a program whose main prints a few fields; returns (exit code, stdout, stderr)."""
+  program = tmp_path / "program.py"
+  program.write_text(PROGRAM)
+  done = subprocess.run(
+    [sys.executable, program, *args],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+def test_fields_change_from_the_command_line_in_every_spelling(tmp_path):
+  code, out, err = run_program(
+    tmp_path,
+    "--config=configs/small.py",
+    "--config.train.steps=12",
+    "--config.optimizer.learning_rate",
+    "1e-3",
+    "--config.data.dir=/a/b",
+    "--noconfig.model.remat",
+  )
+  assert (code, out, err) == (0, "12 0.001 /a/b False\n", "")
+  assert run_program(tmp_path, "--config", "configs/base.py")[1] == "766000 0.0002 None False\n"
+
+
+@pytest.mark.parametrize(
+  ("args", "code", "message"),
+  [
+    (
+      ["--config.train.stepz=1"],
+      1,
+      "no field config.train.stepz; the nearest is config.train.steps",
+    ),
+    (["--config.steps=1"], 1, "no field config.steps; the nearest is config.train.steps"),
+    (["--config.train=1"], 1, "config.train is a group of fields"),
+    (["--config.train.steps=many"], 2, "flag --config.train.steps=many: .*'many'"),
+    (["--config.log.tensorboard=perhaps"], 2, "tensorboard=perhaps"),
+    (["--confg.train.steps=1"], 2, "Unknown command line flag 'confg.train.steps'"),
+    (["stray"], 2, "'stray' is no flag"),
+    (["--config.seed=4"], 1, "No such file or directory: /no/such/file"),
+  ],
+)
+def test_what_a_user_gets_wrong_is_one_line_and_a_nonzero_exit(tmp_path, args, code, message):
+  got, out, err = run_program(tmp_path, "--config=configs/base.py", *args)
+  assert (got, out) == (code, "")
+  assert err.count("\n") == 1 and re.match(f"error: .*{message}", err), err
+
+
+def test_a_missing_config_file_is_one_line(tmp_path):
+  code, _, err = run_program(tmp_path, "--config=configs/bas.py")
+  assert code == 1
+  assert err == "error: no such configuration; did you mean configs/base.py?: configs/bas.py\n"
+
+
+def test_a_bug_keeps_its_traceback_and_debugging_shows_all(tmp_path):
+  for seed in (2, 3):
+    code, _, err = run_program(tmp_path, "--config=configs/base.py", f"--config.seed={seed}")
+    assert code == 1 and "Traceback" in err
+  args = ("--config=configs/base.py", "--config.train.stepz=1")
+  assert "Traceback" not in run_program(tmp_path, *args)[2]
+  assert "Traceback" in run_program(tmp_path, *args, ELECTRA_JAX_DEBUG="1")[2]
+
+
+def test_only_what_makes_a_run_what_it_is_counts_as_another_run():
+  saved = {**configs.flatten(configs.load("base.py")), "data.manifest": "a", "data.vocab_hash": "b"}
+  free = {"log.every_steps": 1, "train.accumulation": 2, "model.remat": True, "data.dir": "moved"}
+  assert configs.refuse_other_run(saved, {**saved, **free}, "", "DIR") == []
+  other = {**saved, "train.steps": 1, "data.manifest": "c", "model.dropout": 0.0}
+  with pytest.raises(ValueError) as error:
+    configs.refuse_other_run(saved, other, "model", "DIR")
+  assert "train.steps was 766000, is 1" in str(error.value)
+  assert "data.manifest was 'a', is 'c'" in str(error.value)
+  assert "model.dropout" not in str(error.value)
+  allowed = configs.refuse_other_run(saved, other, "train.steps, data, model", "DIR")
+  assert sorted(allowed) == ["data.manifest", "model.dropout", "train.steps"]
+  with pytest.raises(ValueError, match="no field train.step; the nearest is train.steps"):
+    configs.refuse_other_run(saved, other, "train.step", "DIR")
+
+
+@pytest.mark.parametrize(
+  ("changes", "numbers"),
+  [
+    ({"model.num_heads": 7}, ("7 heads", "768")),
+    ({"objective.mask_prob": 0.0}, ("between 0 and 1", "0.0")),
+    ({"objective.mask_prob": 1.0}, ("between 0 and 1", "1.0")),
+    ({"data.seq_length": 1024}, ("1024", "512")),
+    ({"train.steps": 0}, ("train.steps is above 0", "got 0")),
+    ({"train.batch_size": -8}, ("train.batch_size is above 0", "got -8")),
+    ({"model.dropout": 1.0}, ("below 1", "1.0")),
+    ({"optimizer.name": "adan"}, ("electra_adam", "'adan'")),
+    ({"objective.name": "bert"}, ("electra", "'bert'")),
+    ({"generator.width_multiplier": 1e-4}, ("0.0001", "768")),
+    ({"train.batch_size": 12}, ("batch size 12", "8 devices")),
+    ({"train.accumulation": 64}, ("batch size 256", "8 devices x 64 microbatches")),
+    ({"eval.batch_size": 4}, ("eval.batch_size", "batch size 4", "8 devices")),
+  ],
+)
+def test_what_does_not_fit_is_refused_with_both_numbers(changes, numbers):
+  config = configs.load("base.py")
+  config.data.dir = "somewhere"
+  config.update_from_flattened_dict(changes)
+  with pytest.raises(ValueError) as error:
+    translate.check(config)
+    translate.check_devices(config)
+    translate.make_spec(config, VOCAB)
+  for number in numbers:
+    assert number in str(error.value)

@@ -1,0 +1,195 @@
+"""What a run says: sums, areas under curves, the history file, the display."""
+
+import io
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+from sklearn.metrics import roc_auc_score
+
+from electra_jax import curves, metrics
+
+
+def histogram(scores, labels, bins=32):
+  rows = [np.histogram(scores[labels == y], bins, (0, bins))[0] for y in (0, 1)]
+  return np.stack(rows)
+
+
+@pytest.mark.parametrize("separation", [0.0, 0.5, 3.0, -2.0])
+def test_auc_of_a_histogram_equals_sklearns_with_ties_at_half(separation):
+  rng = np.random.default_rng(0)
+  labels = rng.random(5000) < 0.1
+  scores = np.clip(np.floor(rng.normal(16 + separation * labels, 2)), 0, 31)  # many ties
+  assert metrics.auc(histogram(scores, labels)) == pytest.approx(
+    roc_auc_score(labels, scores), 1e-12
+  )
+
+
+def test_auc_without_both_classes_is_none():
+  assert metrics.auc(np.array([[1, 2], [0, 0]])) is None
+  assert metrics.auc(np.array([[0, 0], [1, 2]])) is None
+
+
+def step_metrics(total, count, loss=1.0, lr=0.5):
+  f = jnp.float32
+  scores = jnp.array([[2.0, 0.0], [1.0, 1.0]])
+  terms = {"x_loss": (f(total), f(count)), "x_scores": (scores, f(1)), "y": (f(3), f(0))}
+  return {"terms": terms, "loss": f(loss), "learning_rate": f(lr)}
+
+
+def test_a_window_divides_sums_and_never_averages_averages():
+  window = metrics.Window()
+  window.add(1, step_metrics(10, 1, loss=1, lr=0.1))
+  window.add(2, step_metrics(10, 9, loss=3, lr=0.2))
+  values = window.close()
+  assert values["x_loss"] == 2.0  # 20 / 10, where the mean of the means is 5.6
+  assert values["x_auc"] == 0.75
+  assert values["y"] is None  # nothing was counted
+  assert values["loss"] == 2.0
+  assert values["learning_rate"] == pytest.approx(0.2)  # of the last step
+
+
+def test_an_interrupted_window_gives_the_same_numbers_bit_for_bit():
+  steps = np.random.default_rng(1).random((20, 3), np.float32) / 3
+  whole = metrics.Window()
+  for i, (a, b, c) in enumerate(steps):
+    whole.add(i + 1, step_metrics(a, b, c))
+  for k in (1, 7, 19):
+    window = metrics.Window()
+    for i, (a, b, c) in enumerate(steps):
+      if i == k:
+        window = metrics.Window(json.loads(json.dumps(window.state_dict())))
+      window.add(i + 1, step_metrics(a, b, c))
+    expected = metrics.Window(whole.state_dict()).close()
+    assert window.close() == expected
+
+
+def test_a_window_counts_beyond_float32():
+  window = metrics.Window()
+  for i in range(3):
+    window.add(i, step_metrics(2.0**24, 2.0**24 + 2 * i))
+  assert window.state_dict()["terms"]["x_loss"] == [3 * 2.0**24, 3 * 2.0**24 + 6]
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_nan_and_infinity_stop_with_the_step_and_the_term(bad):
+  window = metrics.Window()
+  window.add(6, step_metrics(1, 1))
+  window.add(7, step_metrics(bad, 1))
+  with pytest.raises(metrics.NotFiniteError, match=rf"^step 7: x_loss = {float(bad)}$"):
+    window.drain()
+
+
+def test_a_window_lets_the_device_stay_ahead_but_not_far(monkeypatch):
+  read = []
+  monkeypatch.setattr(metrics, "check_finite", lambda step, *_: read.append(step))
+  window = metrics.Window(ahead=2)
+  for step in range(1, 6):
+    window.add(step, step_metrics(1, 1))
+  assert read == [1, 2, 3]
+
+
+def test_an_evaluation_is_one_sum_over_all_batches():
+  batches = [jnp.array([1.0]), jnp.array([2.0, 3.0, 4.0])]
+  values = metrics.evaluate(
+    jax.jit(lambda p, b: {"m": (p * b.sum(), jnp.float32(b.size))}), jnp.float32(2), batches
+  )
+  assert values == {"m": 5.0}  # 2 x 10 / 4
+
+
+def test_a_resumed_history_drops_later_lines_and_a_cut_off_one(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  history = metrics.History(path, None)
+  for step in (10, 20, 30):
+    history.write(step, "train", {"x": step / 3})
+  history.close()
+  with path.open("a") as file:
+    file.write('{"step": 4')
+  history = metrics.History(path, 20)
+  history.write(30, "train", {"x": None})
+  history.close()
+  assert [(x["step"], x["x"]) for x in metrics.read_history(path)] == [
+    (10, 10 / 3),
+    (20, 20 / 3),
+    (30, None),
+  ]
+  metrics.History(path, None).close()
+  assert metrics.read_history(path) == []
+
+
+VALUES = {
+  "mlm_loss": 6.5,
+  "rtd_recall": 0.25,
+  "tokens_per_sec": 1234.0,
+  "eta_secs": 75.0,
+  "z": 1e-4,
+}
+
+
+def test_lines_say_their_units_and_new_terms_appear_by_themselves():
+  out = io.StringIO()
+  display = metrics.Display(0, 100, Console(file=out, width=300))
+  display.show(10, "train", VALUES)
+  assert out.getvalue() == (
+    "train step 10/100 | mlm loss 6.5000 nats | rtd recall 25.0 % | tokens 1,234/s | ETA 0:01:15"
+    " | z 1.00e-04\n"
+  )
+
+
+def test_a_terminal_gets_a_bar_and_is_left_whole():
+  out = io.StringIO()
+  display = metrics.Display(0, 100, Console(file=out, width=80, height=30, force_terminal=True))
+  with pytest.raises(KeyError), display:
+    display.advance(40)
+    display.show(40, "train", VALUES)
+    display.show(40, "heldout", {"mlm_loss": 6.0})
+    raise KeyError
+  text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+  for part in ("40/100", "ETA 0:01:15", "train, step 40", "heldout, step 40", "6.5000 nats"):
+    assert part in text
+  assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_event_files_hold_what_the_history_holds(tmp_path):
+  display = metrics.Display(0, 10, Console(file=io.StringIO()))
+  log = metrics.Log(tmp_path, display, start_step=0, resumed=False, tensorboard=True)
+  log.write(5, "train", {"x_loss": 1.5, "nothing": None})
+  log.close()
+  assert metrics.read_history(tmp_path / "metrics.jsonl") == [
+    {"step": 5, "split": "train", "x_loss": 1.5, "nothing": None}
+  ]
+  data = b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
+  assert b"train/x_loss" in data and b"nothing" not in data
+
+
+def test_curves_have_a_panel_for_every_metric_and_are_a_picture(tmp_path):
+  history = [
+    {
+      "step": s,
+      "split": split,
+      "loss": 9.0,
+      "mlm_loss": 8.0 / s,
+      "rtd_auc": 0.5,
+      "rtd_recall": None,
+    }
+    | {"mlm_accuracy": 0.1, "grad_norm": 1.0, "new": 2.0, "tokens_per_sec": 5.0}
+    for s in (1, 2, 3)
+    for split in ("train", "heldout")
+  ]
+  assert curves.layout(history) == {
+    "loss": ["loss"],
+    "mlm loss": ["mlm_loss"],
+    "rtd": ["rtd_auc", "rtd_recall"],
+    "mlm accuracy": ["mlm_accuracy"],
+    "grad norm": ["grad_norm"],
+    "new": ["new"],
+  }
+  curves.draw(tmp_path / "curves.png", history, {"mlm_loss": ("unigram", 5.0)})
+  assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+  assert [p.name for p in tmp_path.iterdir()] == ["curves.png"]
+  curves.draw(tmp_path / "none.png", [], {})
+  assert not (tmp_path / "none.png").exists()
