@@ -133,8 +133,11 @@ class _HuggingFace(Tokenizer):
     self._cache: dict[str, list[int]] = {}
     # Taking units one by one changes nothing where BERT's rules apply: its normaliser works on
     # single characters, and its pre-tokenizer always splits at a space and around punctuation.
-    self._by_word = type(engine.pre_tokenizer).__name__ == "BertPreTokenizer" and (
-      type(engine.normalizer).__name__ == "BertNormalizer"
+    added = engine.get_added_tokens_decoder().values()
+    self._by_word = (
+      type(engine.pre_tokenizer).__name__ == "BertPreTokenizer"
+      and type(engine.normalizer).__name__ == "BertNormalizer"
+      and all(token.special for token in added)  # others may have spaces inside
     )
     ids = engine.get_vocab(with_added_tokens=True)
     self.vocab = _facts(self.path, kind, lowercase, max(ids.values()) + 1, ids.get, special_ids)

@@ -15,7 +15,6 @@ import math
 import os
 import platform
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -23,7 +22,6 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from electra_jax import __version__, tokenizer
@@ -31,11 +29,10 @@ from electra_jax import config as configs
 from electra_jax.data import chunks, examples, python_docs, shards, sources
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import Piece, Source, Tally
+from electra_jax.data.status import Status, say
 
 # Fields of config.data that do not change what is built.
 FREE_FIELDS = ("dir", "tfds_dir", "workers", "max_bad_frac")
-# Seconds between lines where there is no terminal to draw a bar on.
-LINE_SECS = 15.0
 
 
 def build(config: ConfigDict, *, overwrite: bool = False) -> dict:
@@ -54,12 +51,12 @@ def build(config: ConfigDict, *, overwrite: bool = False) -> dict:
   folder = Path(config.data.dir)
   if (folder / shards.MANIFEST).exists() and not overwrite:
     manifest = _finished(config, folder)
-    _say(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
+    say(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
     return manifest
   with shards.building(folder) as temporary:
     manifest = _build(config, temporary)
     shards.publish(temporary, folder, manifest)
-  _say(f"wrote {folder / shards.MANIFEST}")
+  say(f"wrote {folder / shards.MANIFEST}")
   return manifest
 
 
@@ -159,7 +156,7 @@ def _build(config: ConfigDict, temporary: Path) -> dict:
   counts = {split: {"tokens": 0, "discarded": 0} for split in SPLITS}
   rest = {split: np.zeros(0, dtype["ids"].base) for split in SPLITS}
   items = chunks.chunks(reader.pieces(), data.holdout_frac)
-  with _Status("building", reader) as status:
+  with Status("building", reader.done) as status:
     for size, parts in chunks.process(work, items, workers):
       for split, part in parts.items():
         counts[split]["tokens"] += part.tokens
@@ -169,7 +166,7 @@ def _build(config: ConfigDict, temporary: Path) -> dict:
           joined = np.concatenate([rest[split], part.data])
           records, rest[split] = examples.pack(joined, spec, dtype)
         writers[split].append(records)
-      status.update(size, sum(count["tokens"] for count in counts.values()))
+      status.update(size, sum(part.tokens for part in parts.values()))
   if data.examples == "packed":
     for split in SPLITS:
       writers[split].append(examples.pack(rest[split], spec, dtype, last=True)[0])
@@ -194,7 +191,7 @@ def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: i
       "frequencies": writer.frequencies.tolist(),
     }
   _say_counts(splits, config.data)
-  packages = ("numpy", "sentencepiece", "tensorflow-datasets", "tokenizers")
+  packages = ("numpy", "sentencepiece", "tokenizers")
   return {
     "format": shards.FORMAT,
     "version": shards.FORMAT_VERSION,
@@ -225,18 +222,23 @@ class _Reader:
 
   def __init__(self, config: ConfigDict, temporary: Path, workers: int):
     self._data = config.data
-    self._workers = workers
     self._sources = sources.parse(config.data.sources)
     self._harvest = temporary / "python-docs.txt"
     for source in self._sources:
       if source.kind in ("text", "jsonl"):
         sources.files(source)  # raises where there is none, before the others are read
     if any(source.kind == "python-docs" for source in self._sources):
-      _say("harvesting the documentation of this Python's packages")
-      with open(self._harvest, "w", encoding="utf-8") as file:
-        for document in python_docs.harvest(workers):
-          file.write(f"{document}\n\n")
+      self._write_harvest(workers)
     self._start()
+
+  def _write_harvest(self, workers: int) -> None:
+    label = "harvesting the documentation of this Python's packages"
+    done = [0.0]
+    with Status(label, lambda: done[-1]) as status, open(self._harvest, "wb") as file:
+      for document in python_docs.harvest(workers, done.append):
+        data = document.encode("utf-8")
+        file.write(data + b"\n\n")
+        status.update(len(data))
 
   def _start(self) -> None:
     self.tallies = [Tally(source) for source in self._sources]
@@ -282,11 +284,11 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
     loaded.save(temporary)
     return loaded.vocab
   kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
-  with _Status("reading for the vocabulary", reader) as status:
+  with Status("reading for the vocabulary", reader.done) as status:
     train_only = _train_pieces(reader.pieces(), data.holdout_frac, status)
     texts = sample(train_only, int(data.vocab_train_mb * 1e6))
   size = sum(map(len, texts))
-  _say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
+  say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
   trained = tokenizer.train(
     data.vocab,
     (line for text in texts for line in text.split("\n")),
@@ -299,7 +301,7 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
 
 def _train_pieces(pieces: Iterable[Piece], holdout_frac: float, status) -> Iterator[Piece]:
   for piece in pieces:
-    status.update(piece.size, 0)
+    status.update(piece.size)
     if not piece.repeat and not chunks.is_held_out(piece.key, holdout_frac):
       yield piece
 
@@ -324,59 +326,6 @@ def sample(pieces: Iterable[Piece], most_bytes: int) -> list[str]:
   return [text for _, text, _ in taken]
 
 
-class _Status:
-  """How far a reading is: a bar on a terminal, a line now and then elsewhere."""
-
-  def __init__(self, label: str, reader: _Reader):
-    self._label, self._reader = label, reader
-    self._bytes, self._tokens = 0, 0
-    self._start = self._last = time.monotonic()
-    self._bar = None
-    console = Console(stderr=True)
-    if console.is_terminal:
-      columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-      self._bar = Progress(
-        *columns, TextColumn("{task.fields[status]}"), console=console, transient=True
-      )
-      self._task = self._bar.add_task(label, total=None, status="")
-
-  def __enter__(self) -> "_Status":
-    if self._bar:
-      self._bar.start()
-    return self
-
-  def __exit__(self, kind, *_) -> None:
-    if self._bar:
-      self._bar.stop()
-    if kind is None:
-      _say(f"{self._label}: {self._text()}, {time.monotonic() - self._start:.1f} s in all")
-
-  def update(self, size: int, tokens: int) -> None:
-    """Adds `size` bytes of text; `tokens` is the number so far."""
-    self._bytes, self._tokens = self._bytes + size, tokens
-    now = time.monotonic()
-    if now - self._last < (0.2 if self._bar else LINE_SECS):
-      return
-    self._last = now
-    done = self._reader.done()
-    eta = f", ETA {(now - self._start) * (1 - done) / done:.0f} s" if done else ""
-    if self._bar:
-      total = None if done is None else 1.0
-      self._bar.update(self._task, completed=done or 0.0, total=total, status=self._text() + eta)
-    else:
-      percent = f" {100 * done:.0f} %," if done else ""
-      _say(f"{self._label}:{percent} {self._text()}{eta}")
-
-  def _text(self) -> str:
-    rate = self._bytes / 1e6 / max(time.monotonic() - self._start, 1e-9)
-    tokens = f", {self._tokens / 1e6:.2f} M tokens" if self._tokens else ""
-    return f"{self._bytes / 1e6:.1f} MB of text at {rate:.1f} MB/s{tokens}"
-
-
-def _say(line: str) -> None:
-  print(line, flush=True)
-
-
 def _say_counts(splits: dict, data: ConfigDict) -> None:
   table = Table(title=f"examples of {data.seq_length} tokens ({data.examples})")
   for column in ("split", "examples", "tokens", "kept", "discarded", "padding"):
@@ -394,7 +343,7 @@ def _say_counts(splits: dict, data: ConfigDict) -> None:
     )
   Console(file=sys.stdout, width=100 if not sys.stdout.isatty() else None).print(table)
   if data.holdout_frac and not splits["heldout"]["examples"]:
-    _say(f"note: no document fell to the held-out {data.holdout_frac:.2%}; there is no evaluation")
+    say(f"note: no document fell to the held-out {data.holdout_frac:.2%}; there is no evaluation")
 
 
 def main(_: list[str]) -> None:

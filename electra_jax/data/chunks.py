@@ -5,22 +5,17 @@ on its text, its number and the seed, and results are taken in order, so which p
 does not show. A bounded number of chunks is under way, so memory does not grow with the corpus.
 """
 
-import collections
-import concurrent.futures
 import dataclasses
-import multiprocessing
-import os
 import random
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from electra_jax import tokenizer as tokenizers
-from electra_jax.data import examples, sources
+from electra_jax.data import examples, pool, sources
 from electra_jax.data.examples import ExampleSpec
-from electra_jax.data.shards import SPLITS, DataError
+from electra_jax.data.shards import SPLITS
 
 CHUNK_BYTES = 1 << 20
 # Chunks under way per process: one at work, one waiting.
@@ -120,52 +115,19 @@ class Worker:
 _worker: Worker | None = None
 
 
-def _start_worker(work: Work) -> None:
+def _prepare(work: Work) -> None:
   global _worker
-  # Each process is one of many: the library's own threads would only get in the way.
-  os.environ["TOKENIZERS_PARALLELISM"] = "false"
-  threading.Thread(target=_end_with_parent, daemon=True).start()
   _worker = Worker(work)
 
 
-def _end_with_parent() -> None:
-  """Ends this process when the one that started it is gone: killed, it could not say so."""
-  multiprocessing.parent_process().join()
-  os._exit(1)
-
-
-def _run(chunk: Chunk):
+def _run(chunk: Chunk) -> tuple[int, dict[str, Part]]:
   return _worker(chunk)
 
 
 def process(work: Work, items: Iterable[Chunk], workers: int) -> Iterator[tuple[int, dict]]:
-  """Yields what `Worker` returns for each chunk, in order, computed by `workers` processes.
-
-  Raises:
-    DataError: a process was killed, most likely for want of memory.
-  """
+  """Yields what `Worker` returns for each chunk, in order, computed by `workers` processes."""
   if workers == 1:
     yield from map(Worker(work), items)
     return
-  context = multiprocessing.get_context("spawn")
-  pool = concurrent.futures.ProcessPoolExecutor(
-    workers, mp_context=context, initializer=_start_worker, initargs=(work,)
-  )
-  try:
-    yield from _in_order(lambda chunk: pool.submit(_run, chunk), items, IN_FLIGHT * workers)
-  except concurrent.futures.process.BrokenProcessPool:
-    raise DataError("a worker process died; is there enough memory for data.workers?") from None
-  finally:
-    pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_order(
-  submit: Callable[[Chunk], concurrent.futures.Future], items: Iterable[Chunk], most: int
-) -> Iterator:
-  waiting: collections.deque = collections.deque()
-  for item in items:
-    waiting.append(submit(item))
-    if len(waiting) > most:
-      yield waiting.popleft().result()
-  while waiting:
-    yield waiting.popleft().result()
+  with pool.start(workers, _prepare, work) as executor:
+    yield from pool.in_order(executor, _run, items, IN_FLIGHT * workers)

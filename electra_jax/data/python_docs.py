@@ -7,17 +7,15 @@ user's machine already.
 """
 
 import ast
-import collections
-import concurrent.futures
-import gc
 import hashlib
 import inspect
-import multiprocessing
 import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+from electra_jax.data import pool
 
 # Less quoted text than this is not worth parsing the module for.
 MIN_QUOTED_BYTES = 200
@@ -30,9 +28,12 @@ BATCH_FILES = 40
 
 _SKIPPED_FOLDERS = {"site-packages", "test", "tests", "__pycache__", "idle_test"}
 _QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
-_FIELD = re.compile(r":(param|type|arg|return|raise|rtype|keyword|var|ivar|cvar)\w*\b|@\w+ ")
-_DIRECTIVE = re.compile(r"\.\. |\.\. _|>>> |\.\.\. |[-=~^*+#|]{3,}|\|")
-_SECTION = re.compile(r"[A-Z][A-Za-z ]{2,24}:?")
+# Lines that are no prose: fields, arguments with their types (numpydoc), directives, examples,
+# rulers, tables, headings of sections.
+_NOISE = re.compile(
+  r":(param|type|arg|return|raise|rtype|keyword|var|ivar|cvar)\w*\b|@\w+ |\*{0,2}[\w.*, ]{1,40} : "
+  r"|\.\. |>>> |\.\.\. |[-=~^*+#|]{3,}|\||[A-Z][A-Za-z ]{2,24}:?$"
+)
 _ITEM = re.compile(r"([-*+•]|\(?[0-9a-z]{1,2}[.)]) +")
 _ROLE = re.compile(r":[\w:]+:`[~!]?([^`<]+?)(?: *<[^`>]*>)?`")
 _QUOTES = re.compile(r"``?([^`]*)``?_{0,2}")
@@ -42,13 +43,19 @@ _SPACES = re.compile(r"\s+")
 _TYPED = re.compile(r"\*{0,2}[\w.*, ]{1,40} ?(\([^)]*\))?: ")
 
 
-def harvest(workers: int = 1) -> Iterator[str]:
+def harvest(workers: int = 1, done: Callable[[float], None] = lambda _: None) -> Iterator[str]:
   """Yields a document, one paragraph a line, per module; the order depends on the files only.
 
   A paragraph that was seen before is left out.
+
+  Args:
+    workers: processes that read; 1 is this one.
+    done: is told now and then how much has been read, 0 to 1.
   """
   seen: set[bytes] = set()
-  for paragraphs in _cleaned_modules(workers):
+  paths = modules()
+  for i, paragraphs in enumerate(_cleaned(paths, workers)):
+    done(i / len(paths))
     fresh = []
     for paragraph in paragraphs:
       digest = hashlib.blake2b(paragraph.encode("utf-8"), digest_size=12).digest()
@@ -71,33 +78,21 @@ def modules() -> list[str]:
   return found
 
 
-def _cleaned_modules(workers: int) -> Iterator[list[str]]:
-  found = modules()
-  batches = [found[i : i + BATCH_FILES] for i in range(0, len(found), BATCH_FILES)]
+def _cleaned(paths: list[str], workers: int) -> Iterator[list[str]]:
+  """Yields what `clean_files` returns for each path, in order."""
+  batches = [paths[i : i + BATCH_FILES] for i in range(0, len(paths), BATCH_FILES)]
   if workers == 1:
     for batch in batches:
       yield from clean_files(batch)
     return
-  context = multiprocessing.get_context("spawn")
-  with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-    waiting: collections.deque = collections.deque()
-    for batch in batches:
-      waiting.append(pool.submit(clean_files, batch))
-      if len(waiting) > 4 * workers:
-        yield from waiting.popleft().result()
-    while waiting:
-      yield from waiting.popleft().result()
+  with pool.start(workers) as executor:
+    for modules_of_batch in pool.in_order(executor, clean_files, batches, 4 * workers):
+      yield from modules_of_batch
 
 
 def clean_files(paths: Iterable[str]) -> list[list[str]]:
   """Returns the paragraphs of prose of each module; of one that cannot be read or parsed, none."""
-  was_enabled = gc.isenabled()
-  gc.disable()  # syntax trees hold no cycles, and looking for some takes a fifth of the time
-  try:
-    return [[p for text in _docstrings(path) for p in prose(text)] for path in paths]
-  finally:
-    if was_enabled:
-      gc.enable()
+  return [[p for text in _docstrings(path) for p in prose(text)] for path in paths]
 
 
 def _docstrings(path: str) -> Iterator[str]:
@@ -154,7 +149,7 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
   indent = None
   for line in lines:
     bare = line.strip()
-    if _DIRECTIVE.match(bare) or _FIELD.match(bare) or _SECTION.fullmatch(bare):
+    if _NOISE.match(bare):
       yield current
       current, indent = [], None
       continue
@@ -162,10 +157,12 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
     depth = len(line) - len(line.lstrip())
     if item or (indent is not None and depth < indent):
       yield current
-      current = []
-      indent = None
+      current, indent = [], None
       bare = bare[item.end() :] if item else bare
-    indent = depth if indent is None and not item else indent
+    elif indent is not None and depth > indent and len(current) == 1 and len(current[0]) < 40:
+      current, indent = [], None  # the type of what a function returns, say, and its description
+    if indent is None and not item:
+      indent = depth
     current.append(bare)
   yield current
 

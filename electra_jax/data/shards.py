@@ -61,7 +61,10 @@ class ShardWriter:
         self._open()
       part, records = records[: self._left], records[self._left :]
       data = part.tobytes()
-      self._file.write(data)
+      try:
+        self._file.write(data)
+      except OSError as error:
+        raise self._at(error) from None
       self._hash.update(data)
       self._left -= len(part)
       self._shards[-1]["examples"] += len(part)
@@ -75,9 +78,18 @@ class ShardWriter:
     self._left = self._per_shard
     self._shards.append({"file": path.name, "examples": 0})
 
+  def _at(self, error: OSError) -> OSError:
+    """Returns a failed write's error, which does not say where, with the path."""
+    with contextlib.suppress(OSError):  # what could not be written once cannot be flushed either
+      self._file.close()
+    return OSError(error.errno, error.strerror, str(self._file.name))
+
   def _close(self) -> None:
-    self._file.flush()
-    os.fsync(self._file.fileno())
+    try:
+      self._file.flush()
+      os.fsync(self._file.fileno())
+    except OSError as error:
+      raise self._at(error) from None
     self._file.close()
     self._file = None
     shard = self._shards[-1]

@@ -1,0 +1,70 @@
+"""How far a long reading is: a bar on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+# Seconds between two lines, and between two drawings of a bar.
+LINE_SECS = 15.0
+BAR_SECS = 0.2
+
+
+class Status:
+  """Shows MB of text, MB/s, tokens and ETA; a context manager that ends with one line."""
+
+  def __init__(self, label: str, done: Callable[[], float | None]):
+    """Starts the clock.
+
+    Args:
+      label: what is being done.
+      done: says how much of it is done, 0 to 1, or None where that cannot be known.
+    """
+    self._label, self._done = label, done
+    self._bytes, self._tokens = 0, 0
+    self._start = self._last = time.monotonic()
+    self._bar = None
+    console = Console(stderr=True)
+    if console.is_terminal:
+      columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+      text = TextColumn("{task.fields[text]}")
+      self._bar = Progress(*columns, text, console=console, transient=True)
+      self._task = self._bar.add_task(label, total=None, text="")
+
+  def __enter__(self) -> "Status":
+    if self._bar:
+      self._bar.start()
+    return self
+
+  def __exit__(self, kind, *_) -> None:
+    if self._bar:
+      self._bar.stop()
+    if kind is None:
+      say(f"{self._label}: {self._text()}, {time.monotonic() - self._start:.1f} s")
+
+  def update(self, size: int = 0, tokens: int = 0) -> None:
+    """Adds `size` bytes of text and `tokens` tokens."""
+    self._bytes, self._tokens = self._bytes + size, self._tokens + tokens
+    now = time.monotonic()
+    if now - self._last < (BAR_SECS if self._bar else LINE_SECS):
+      return
+    self._last = now
+    done = self._done()
+    eta = f", ETA {(now - self._start) * (1 - done) / done:.0f} s" if done else ""
+    if self._bar:
+      total = None if done is None else 1.0
+      self._bar.update(self._task, completed=done or 0.0, total=total, text=self._text() + eta)
+    else:
+      percent = f" {100 * done:.0f} %," if done else ""
+      say(f"{self._label}:{percent} {self._text()}{eta}")
+
+  def _text(self) -> str:
+    rate = self._bytes / 1e6 / max(time.monotonic() - self._start, 1e-9)
+    tokens = f", {self._tokens / 1e6:.2f} M tokens" if self._tokens else ""
+    return f"{self._bytes / 1e6:.1f} MB of text at {rate:.1f} MB/s{tokens}"
+
+
+def say(line: str) -> None:
+  """Prints a line at once, also into a pipe."""
+  print(line, flush=True)
