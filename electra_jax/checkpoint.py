@@ -57,7 +57,7 @@ class Checkpoints:
         enable_async_checkpointing=True,
       ),
       item_handlers={
-        "state": ocp.StandardCheckpointHandler(),
+        "state": _state_handler(),
         "meta": ocp.JsonCheckpointHandler(),
       },
     )
@@ -77,7 +77,7 @@ class Checkpoints:
     self._refuse_full_disk(state)
     meta = {**meta, "step": step, "arrays": _inspect(state)}
     items = ocp.args.Composite(
-      state=ocp.args.StandardSave(self._to_global(state)), meta=ocp.args.JsonSave(meta)
+      state=ocp.args.PyTreeSave(self._to_global(state)), meta=ocp.args.JsonSave(meta)
     )
     self._guarded(lambda: self._manager.save(step, args=items))
 
@@ -143,7 +143,7 @@ class Checkpoints:
     arrays = self.read_meta(step)["arrays"]
     _refuse_other_arrays(arrays, shapes, f"the checkpoint {self.folder / str(step)}")
     try:
-      items = ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
+      items = ocp.args.Composite(state=_restore_to(shapes))
       state = self._manager.restore(step, args=items)["state"]
       _verify(state, arrays)
     except Exception as error:
@@ -174,16 +174,26 @@ def restore_params(workdir: str | Path, shapes):
   arrays = {name: facts for name, facts in arrays.items() if name.startswith("params/")}
   _refuse_other_arrays(arrays, wanted, f"init_from: the checkpoint {path}")
   try:
-    params = ocp.PyTreeCheckpointer().restore(
-      path / "state",
-      item=wanted,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
-      partial_restore=True,
-    )
+    args = _restore_to(wanted, partial_restore=True)
+    params = ocp.Checkpointer(_state_handler()).restore(path / "state", args=args)
     _verify(params, arrays)
   except Exception as error:
     raise _damaged(folder, steps[-1], error) from error
   return params["params"]
+
+
+def _state_handler() -> ocp.PyTreeCheckpointHandler:
+  # One replica is written whole. Writing a slice from each device would compile a slice for every
+  # shape on every device, which took 5 s at the first save on 8 devices, for a model of no size.
+  arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
+  return ocp.PyTreeCheckpointHandler(
+    type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+  )
+
+
+def _restore_to(shapes, **kwargs) -> ocp.args.PyTreeRestore:
+  restore_args = ocp.checkpoint_utils.construct_restore_args(shapes)
+  return ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, **kwargs)
 
 
 def steps_on_disk(folder: Path) -> list[int]:

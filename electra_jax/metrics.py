@@ -115,7 +115,7 @@ class Window:
     scalars = {k: v if k in LAST else v / self.steps for k, v in self._scalars.items()}
     values = {**means(self._terms), **scalars}
     self._clear()
-    return values
+    return losses_first(values)
 
   def state_dict(self) -> dict:
     """Returns the sums so far as JSON; floats survive it exactly."""
@@ -149,7 +149,12 @@ def evaluate(eval_step, params, batches) -> dict[str, float | None]:
     for name, (total, count) in _host(eval_step(params, batch)).items():
       old_total, old_count = sums.get(name, (0.0, 0.0))
       sums[name] = (old_total + total, old_count + count)
-  return means(sums)
+  return losses_first(means(sums))
+
+
+def losses_first(values: dict) -> dict:
+  """Returns the values in the order in which they are shown."""
+  return dict(sorted(values.items(), key=lambda item: not item[0].endswith("loss")))
 
 
 # Numbers as text.
@@ -177,9 +182,8 @@ def shown(name: str, value: float | None) -> str:
 
 def label(name: str) -> str:
   """Returns a metric's name as shown: `tokens_per_sec` is tokens, its number says per second."""
-  return {"eta_secs": "ETA", "mfu": "MFU"}.get(name, name.removesuffix("_per_sec")).replace(
-    "_", " "
-  )
+  short = name.removesuffix("_per_sec").removesuffix("_secs")
+  return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")
 
 
 # Where it goes.

@@ -135,12 +135,12 @@ def _use_compilation_cache(workdir: Path) -> None:
 
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
   """Opens the data and makes everything that does not change while the run goes on."""
-  shards = pretrain.Shards.open(config.data.dir, split="train", verify=verify)
-  heldout = pretrain.Shards.open(config.data.dir, split="heldout", verify=verify)
-  if shards.seq_length != config.data.seq_length:
+  d, batch_size = config.data, config.train.batch_size
+  shards = pretrain.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
+  heldout = pretrain.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
+  if shards.num_examples < batch_size:
     raise ValueError(
-      f"{config.data.dir} holds sequences of {shards.seq_length} tokens,"
-      f" config.data.seq_length is {config.data.seq_length}"
+      f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
     )
   spec = translate.make_spec(config, shards.vocab)
   optimizer_config = translate.make_optimizer_config(config)
@@ -153,7 +153,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
     spec=spec,
     schedule=schedule,
     tx=optimizer.make_optimizer(optimizer_config, schedule),
-    flops_per_step=flops.step_flops(spec, config.train.batch_size, shards.seq_length),
+    flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=flops.peak_flops(jax.local_devices()[0]),
     entropy=unigram_entropy(heldout),
   )
@@ -164,8 +164,7 @@ def unigram_entropy(shards: pretrain.Shards) -> float:
 
   What a model that knows how frequent each token is, and nothing else, gets as masked-LM loss.
   """
-  counts = np.array(shards.token_counts, np.float64)
-  counts[list(shards.vocab.special_ids)] = 0
+  counts = shards.frequencies  # special tokens are not among them
   p = counts[counts > 0] / counts.sum()
   return float(-(p * np.log(p)).sum())
 
@@ -215,10 +214,8 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
   }
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
-  table = Table.grid(padding=(0, 2))
   for name, text in lines.items():
-    table.add_row(name, text)
-  console.print(table)
+    console.print(f"{name + ':':<19}{text}")
 
 
 def _git_state() -> str:

@@ -1,7 +1,10 @@
 """Before JAX starts: eight CPU devices on any machine, and one cache of compiled steps."""
 
 import os
+import random
 import tempfile
+
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
@@ -9,3 +12,59 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 _compiled = tempfile.TemporaryDirectory(prefix="electra_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+@pytest.fixture(scope="session")
+def tiny_shards(tmp_path_factory):
+  """A folder of shards built from a little text: sequences of 16 tokens, about 100 word pieces."""
+  from electra_jax import config as configs
+  from electra_jax.data import build
+
+  folder = tmp_path_factory.mktemp("data")
+  rng = random.Random(0)
+  words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(40)]
+  documents = (
+    "\n".join(" ".join(rng.choices(words, k=12)) + "." for _ in range(6)) for _ in range(300)
+  )
+  (folder / "text.txt").write_text("\n\n".join(documents))
+  config = configs.load("base.py")
+  config.data.dir = str(folder / "shards")
+  config.data.sources = f"text:{folder}/text.txt"
+  config.data.seq_length = 16
+  config.data.vocab_size = 100
+  config.data.holdout_frac = 0.1
+  config.data.workers = 1
+  build.build(config)
+  return config.data.dir
+
+
+@pytest.fixture
+def tiny_config(tiny_shards):
+  """A configuration that compiles in seconds: two layers of width 16, 8 sequences of 16 tokens."""
+  from electra_jax import config as configs
+
+  config = configs.load("base.py")
+  config.data.dir = tiny_shards
+  config.update_from_flattened_dict(
+    {
+      "model.hidden_size": 16,
+      "model.num_layers": 2,
+      "model.num_heads": 2,
+      "model.ffn_size": 32,
+      "model.embedding_size": 8,
+      "model.max_positions": 16,
+      "generator.width_multiplier": 0.5,
+      "data.seq_length": 16,
+      "optimizer.learning_rate": 1e-2,
+      "optimizer.warmup_steps": 3,
+      "train.batch_size": 8,
+      "train.steps": 12,
+      "eval.every_steps": 6,
+      "eval.batch_size": 8,
+      "eval.max_examples": 20,
+      "checkpoint.every_steps": 4,
+      "log.every_steps": 3,
+      "log.tensorboard": False,
+    }
+  )
+  return config

@@ -1,0 +1,250 @@
+"""Checkpoints: whole or not at all, on any devices, damage found by name."""
+
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from electra_jax import step
+from electra_jax.checkpoint import CheckpointError, Checkpoints, named, restore_params
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def replicated(devices: int) -> NamedSharding:
+  return NamedSharding(Mesh(np.array(jax.devices()[:devices]), "data"), PartitionSpec())
+
+
+def make_state(devices: int = 1, seed: int = 0, width: int = 64) -> step.TrainState:
+  rng = np.random.default_rng(seed)
+  params = {"embeddings": {"word": rng.normal(size=(500, width))}, "head": rng.normal(size=width)}
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+  tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+  return jax.device_put(step.init_state(params, tx), replicated(devices))
+
+
+def shapes_of(state, devices: int = 1):
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(devices)), state
+  )
+
+
+def open_run(folder, **kwargs) -> Checkpoints:
+  return Checkpoints(folder, **{"keep": 2, "keep_every_steps": 0, **kwargs})
+
+
+def save_all(folder, steps, **kwargs) -> step.TrainState:
+  """Saves a state for each step, which is its seed, and returns the last."""
+  run = open_run(folder, **kwargs)
+  for number in steps:
+    state = make_state(seed=number)
+    run.save(number, state, {"config": {"seed": 1}})
+  run.close()
+  return state
+
+
+def assert_same(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_state_comes_back_bit_for_bit_on_any_number_of_devices(tmp_path):
+  state = make_state(devices=1, seed=3)
+  run = open_run(tmp_path)
+  run.save(1, state, {})
+  run.close()
+  for previous, devices in ((1, 8), (2, 2)):
+    run = open_run(tmp_path)
+    restored = run.restore(previous, shapes_of(state, devices))
+    assert_same(restored, state)
+    assert all(len(x.sharding.device_set) == devices for x in jax.tree.leaves(restored))
+    run.save(previous + 1, restored, {})
+    run.close()
+
+
+def test_the_newest_and_the_multiples_are_kept(tmp_path):
+  save_all(tmp_path, range(1, 8), keep=2, keep_every_steps=3)
+  assert sorted(os.listdir(tmp_path / "checkpoints"), key=int) == ["3", "6", "7"]
+
+
+def test_what_is_saved_beside_the_state_comes_back(tmp_path):
+  save_all(tmp_path, [5])
+  meta = open_run(tmp_path).read_meta(5)
+  assert meta["step"] == 5 and meta["config"] == {"seed": 1}
+  assert set(meta["arrays"]) == set(named(make_state()))
+
+
+def test_training_may_go_on_while_a_save_is_written(tmp_path):
+  state, run = make_state(width=4096), open_run(tmp_path)
+  expected = jax.device_get(state)
+  update = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
+  run.save(1, state, {})
+  for _ in range(5):  # the arrays that are being written are given away and overwritten
+    state = update(state)
+  jax.block_until_ready(state)
+  run.close()
+  assert_same(open_run(tmp_path).restore(1, shapes_of(state)), expected)
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+  run = open_run(tmp_path)
+  run.save(1, make_state(), {})
+  bad = make_state().replace(params={"x": jnp.array([1.0, jnp.nan]), "y": jnp.array([jnp.inf])})
+  with pytest.raises(CheckpointError, match=r"params/x and 1 more arrays are not finite"):
+    run.save(2, bad, {})
+  run.close()
+  assert open_run(tmp_path).latest_step() == 1
+
+
+def largest(folder: Path) -> str:
+  return max(glob.glob(f"{folder}/state/**/d/*", recursive=True), key=os.path.getsize)
+
+
+def flip_a_bit(folder: Path) -> None:
+  with open(largest(folder), "r+b") as file:
+    file.seek(os.path.getsize(file.name) // 2)
+    byte = file.read(1)[0]
+    file.seek(-1, os.SEEK_CUR)
+    file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    flip_a_bit,
+    lambda folder: os.truncate(largest(folder), 100),
+    lambda folder: os.remove(largest(folder)),
+    lambda folder: os.remove(folder / "state" / "_METADATA"),
+    lambda folder: shutil.rmtree(folder / "state"),
+    lambda folder: shutil.rmtree(folder / "meta"),
+    lambda folder: os.truncate(folder / "meta" / "metadata", 10),
+    lambda folder: [shutil.rmtree(folder), folder.mkdir()],
+  ],
+  ids=[
+    "flipped bit",
+    "truncated",
+    "no data",
+    "no tree",
+    "no state",
+    "no meta",
+    "cut meta",
+    "empty",
+  ],
+)
+def test_a_damaged_newest_checkpoint_is_named_and_never_passed_over(tmp_path, damage):
+  state = save_all(tmp_path, [1, 2])
+  damage(tmp_path / "checkpoints" / "2")
+  run = open_run(tmp_path)
+  assert run.latest_step() == 2
+  with pytest.raises(CheckpointError) as error:
+    run.restore(2, shapes_of(state))
+  message = str(error.value)
+  assert f"{tmp_path}/checkpoints/2 is damaged" in message
+  assert message.endswith("delete that folder to resume from step 1") and "\n" not in message
+  shutil.rmtree(tmp_path / "checkpoints" / "2")
+  run = open_run(tmp_path)
+  assert_same(run.restore(run.latest_step(), shapes_of(state)), make_state(seed=1))
+
+
+def test_what_a_killed_save_left_is_cleared_away(tmp_path):
+  save_all(tmp_path, [1])
+  folder = tmp_path / "checkpoints"
+  shutil.copytree(folder / "1", folder / "2.orbax-checkpoint-tmp")
+  run = open_run(tmp_path)
+  assert run.latest_step() == 1
+  run.save(2, make_state(), {})
+  run.close()
+  assert sorted(os.listdir(folder)) == ["1", "2"]
+
+
+FULL_DISK = """
+import resource, signal, sys
+sys.path[:0] = [{root!r}, {tests!r}]
+import jax
+from test_checkpoint import CheckpointError, make_state, open_run
+run = open_run({folder!r})
+run.save(1, make_state(), {{}})
+run.wait()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+  run.save(2, make_state(seed=2), {{}})
+  run.wait()
+except CheckpointError as error:
+  print(error)
+"""
+
+
+def test_a_save_that_cannot_be_written_leaves_the_one_before_it(tmp_path):
+  # A limit on the size of files fails the writes as a full disk does, without being root.
+  program = FULL_DISK.format(root=str(ROOT), tests=str(ROOT / "tests"), folder=str(tmp_path))
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+  assert done.stdout == (
+    f"could not write a checkpoint to {tmp_path}/checkpoints (File too large);"
+    " the one of step 1 is whole\n"
+  )
+  assert os.listdir(tmp_path / "checkpoints") == ["1"]
+  assert_same(open_run(tmp_path).restore(1, shapes_of(make_state())), make_state())
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path):
+  run = open_run(tmp_path)
+  run.save(1, make_state(), {})
+  run.wait()
+  # Four times the free space, as one number that is repeated: it takes no memory.
+  huge = np.broadcast_to(np.float32(0), (shutil.disk_usage(tmp_path).free,))
+  with pytest.raises(CheckpointError, match=r"needs .* MB are free; the one of step 1 is whole"):
+    run.save(2, {"x": huge}, {})
+  run.close()
+  assert os.listdir(tmp_path / "checkpoints") == ["1"]
+
+
+def test_another_runs_parameters_are_taken_without_its_optimizer(tmp_path):
+  state = save_all(tmp_path, [1, 2])
+  params = restore_params(tmp_path, shapes_of(state.params, 8))
+  assert_same(params, state.params)
+  assert all(len(x.sharding.device_set) == 8 for x in jax.tree.leaves(params))
+
+
+def test_parameters_that_do_not_fit_are_listed_by_name(tmp_path):
+  save_all(tmp_path, [1])
+  other = shapes_of(make_state(width=32)).params
+  other["new"] = other.pop("head")
+  with pytest.raises(CheckpointError) as error:
+    restore_params(tmp_path, other)
+  for part in (
+    "params/new is missing",
+    "params/head is unknown here",
+    "params/embeddings/word is (500, 64), the model's is (500, 32)",
+  ):
+    assert part in str(error.value)
+  with pytest.raises(CheckpointError, match="init_from: .* holds no checkpoint"):
+    restore_params(tmp_path / "nowhere", other)
+
+
+def test_a_state_of_another_model_is_refused_by_name(tmp_path):
+  save_all(tmp_path, [1])
+  with pytest.raises(CheckpointError, match=r"does not fit the model: .*params/head is \(64,\)"):
+    open_run(tmp_path).restore(1, shapes_of(make_state(width=32)))
+
+
+def test_checksums_are_those_of_the_arrays(tmp_path):
+  import zlib
+
+  state = save_all(tmp_path, [1])
+  meta = json.loads((tmp_path / "checkpoints/1/meta/metadata").read_text())
+  word = np.asarray(state.params["embeddings"]["word"])
+  assert meta["arrays"]["params/embeddings/word"] == {
+    "shape": [500, 64],
+    "dtype": "float32",
+    "crc32": zlib.crc32(word.tobytes()),
+  }
