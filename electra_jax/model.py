@@ -253,6 +253,24 @@ class Encoder(nn.Module):
     return x
 
 
+@jax.custom_vjp
+def _add_vocabulary_bias(logits: jax.Array, bias: jax.Array) -> jax.Array:
+  """logits [B, K, V] + bias [V], whose gradient is a product with a row of ones.
+
+  XLA's CPU sum over the rows of so large a matrix takes three times as long (143 ms of a 2.9 s step
+  at K = 19, B = 32, V = 30522).
+  """
+  return logits + bias
+
+
+def _bias_gradient(_, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+  ones = jnp.ones((1, g.shape[0] * g.shape[1]), g.dtype)
+  return g, (ones @ g.reshape(-1, g.shape[-1]))[0]
+
+
+_add_vocabulary_bias.defvjp(lambda logits, bias: (logits + bias, None), _bias_gradient)
+
+
 class MlmHead(nn.Module):
   """Vocabulary logits at the positions that were gathered: dense, GELU, LayerNorm, tied matrix."""
 
@@ -268,7 +286,7 @@ class MlmHead(nn.Module):
     logits = jnp.einsum(
       "bke,ve->bkv", x, word.astype(cfg.dtype), preferred_element_type=jnp.float32
     )
-    return logits + bias
+    return _add_vocabulary_bias(logits, bias)
 
 
 class RtdHead(nn.Module):

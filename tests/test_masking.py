@@ -1,0 +1,161 @@
+"""Masking and sampling, against plain NumPy loops over the same random draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from electra_jax import masking
+from electra_jax.batch import Batch
+
+PAD, UNK, CLS, SEP, MASK = 0, 1, 2, 3, 4
+RATES = masking.Masking(0.15, 0.85, 1.0, MASK, (PAD, CLS, SEP, MASK))
+
+
+def make_batch(B=64, L=128, seed=0):
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(3, L + 1, B)
+  lengths[0], lengths[1] = L, 3
+  ids = rng.integers(1, 300, (B, L))  # now and then [UNK] or a special token inside the text
+  ids[:, 0] = CLS
+  ids[np.arange(B), lengths - 1] = SEP
+  mask = np.arange(L) < lengths[:, None]
+  ids = np.where(mask, ids, PAD).astype(np.int32)
+  return Batch(ids, np.zeros_like(ids), mask, np.arange(B, dtype=np.int32))
+
+
+def keys(B, seed=0):
+  return jax.random.split(jax.random.key(seed), B)
+
+
+def test_chosen_positions_equal_a_numpy_loop():
+  batch, k = make_batch(), keys(64)
+  slots = jax.tree.map(np.asarray, masking.choose(batch, RATES, k))
+  for i in range(64):
+    draw = np.asarray(jax.random.uniform(k[i], (128,)))
+    candidates = [
+      t for t in range(128) if batch.mask[i, t] and batch.ids[i, t] not in (PAD, CLS, SEP, MASK)
+    ]
+    wanted = max(1, min(19, round(0.15 * int(batch.mask[i].sum()))))  # Python rounds half to even
+    best = sorted(candidates, key=lambda t: -draw[t])[:wanted]
+    assert slots.positions[i][slots.weights[i] > 0].tolist() == best
+    assert (slots.originals[i] == batch.ids[i][slots.positions[i]]).all()
+
+
+def test_positions_are_distinct_and_never_special_or_padding():
+  batch = make_batch(256, seed=1)
+  slots = jax.tree.map(np.asarray, masking.choose(batch, RATES, keys(256)))
+  for i in range(256):
+    positions = slots.positions[i]
+    assert len(set(positions.tolist())) == len(positions)
+    used = positions[slots.weights[i] > 0]
+    assert batch.mask[i][used].all()
+    assert not np.isin(batch.ids[i][used], RATES.special_ids).any()
+
+
+def test_unknown_tokens_may_be_masked():
+  ids = np.full((8, 16), UNK, np.int32)
+  batch = Batch(ids, 0 * ids, np.ones_like(ids, bool), np.arange(8))
+  assert masking.choose(batch, RATES, keys(8)).weights.sum() == 8 * 2  # round(2.4)
+
+
+def test_positions_are_uniform_over_the_candidates():
+  ids = np.full((4000, 32), 9, np.int32)
+  ids[:, 0], ids[:, 31] = CLS, SEP
+  batch = Batch(ids, 0 * ids, np.ones_like(ids, bool), np.arange(4000))
+  slots = masking.choose(batch, RATES, keys(4000))
+  used = np.asarray(slots.positions)[np.asarray(slots.weights) > 0]
+  hits = np.bincount(used, minlength=32)[1:31]
+  p = 4 / 30  # round(0.15 x 32) = round(4.8) = 5, but K = floor(0.155 x 32) = 4 is the limit
+  assert hits.sum() == 4000 * 4
+  # Each is binomial(4000, 4/30): five standard deviations.
+  assert np.abs(hits - 4000 * p).max() < 5 * np.sqrt(4000 * p * (1 - p))
+
+
+def test_a_row_of_padding_has_no_slot_that_counts():
+  ids = np.zeros((2, 16), np.int32)
+  batch = Batch(ids, ids, np.zeros_like(ids, bool), np.arange(2))
+  slots = masking.choose(batch, RATES, keys(2))
+  assert slots.weights.sum() == 0
+  np.testing.assert_array_equal(masking.mask(ids, slots, RATES, keys(2)), ids)
+
+
+def test_masking_writes_mask_or_nothing_and_only_at_slots_that_count():
+  batch, k = make_batch(), keys(64)
+  slots = masking.choose(batch, RATES, k)
+  masked = np.asarray(masking.mask(batch.ids, slots, RATES, keys(64, seed=5)))
+  at_slot = np.zeros_like(batch.mask)
+  for i in range(64):
+    at_slot[i, np.asarray(slots.positions)[i][np.asarray(slots.weights)[i] > 0]] = True
+  assert (masked == batch.ids)[~at_slot].all()
+  changed = masked != batch.ids
+  assert (masked[changed] == MASK).all()
+  share, n = changed[at_slot].mean(), at_slot.sum()
+  assert abs(share - 0.85) < 4 * np.sqrt(0.85 * 0.15 / n)  # four standard deviations
+
+
+def test_masks_depend_on_the_row_key_and_on_nothing_else_in_the_batch():
+  batch, k = make_batch(8), keys(8)
+  part = jax.tree.map(lambda x: x[5:7], batch)
+  whole, alone = masking.choose(batch, RATES, k), masking.choose(part, RATES, k[5:7])
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[5:7], b), whole, alone)
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize("V", [3, 256, 257, 1000, 30522])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_samples_equal_a_numpy_inversion_of_the_distribution(V, temperature):
+  B, K = 3, 7
+  logits = np.random.default_rng(V).normal(size=(B, K, V)).astype(np.float32) * 3
+  k = keys(B, seed=V)
+  got = np.asarray(masking.sample(jnp.asarray(logits), temperature, k))
+  for b in range(B):
+    bits = np.asarray(jax.random.bits(k[b], (K,), jnp.uint32)).astype(np.float64)
+    u = (np.floor(bits / 256) + 0.5) / 2**24
+    z = logits[b].astype(np.float64) / temperature
+    p = np.exp(z - z.max(-1, keepdims=True))
+    cdf = np.cumsum(p / p.sum(-1, keepdims=True), -1)
+    for j in range(K):
+      low = cdf[j, got[b, j] - 1] if got[b, j] else 0.0
+      # Inside the token's own interval, but for float32's rounding of the cumulative sums.
+      assert low - 1e-5 <= u[j] <= cdf[j, got[b, j]] + 1e-5
+
+
+def test_samples_follow_the_distribution():
+  p = np.array([0.5, 0.25, 0.125, 0.1, 0.025])
+  logits = jnp.broadcast_to(jnp.log(p), (2000, 10, 5))
+  tokens = np.asarray(masking.sample(logits, 1.0, keys(2000))).ravel()
+  hits = np.bincount(tokens, minlength=5)
+  n = tokens.size
+  assert np.abs(hits - n * p).max() < 5 * np.sqrt(n * 0.25)  # five standard deviations at p = 1/2
+
+
+def test_a_token_without_probability_is_never_sampled():
+  # All mass on the last token of the vocabulary, then on one at each edge of a block.
+  for V, at in ((300, 299), (512, 255), (512, 256), (700, 0)):
+    logits = jnp.full((50, 4, V), -jnp.inf).at[..., at].set(0.0)
+    assert (masking.sample(logits, 1.0, keys(50)) == at).all()
+
+
+def test_sampling_carries_no_gradient():
+  logits = jnp.ones((2, 3, 40))
+  grad = jax.grad(lambda z: (masking.sample(z, 1.0, keys(2)) * 1.0).sum() + z.sum())(logits)
+  np.testing.assert_array_equal(grad, jnp.ones_like(logits))
+
+
+def test_a_sample_that_equals_the_original_is_not_replaced():
+  ids = np.array([[CLS, 10, 11, 12, 13, SEP]], np.int32)
+  slots = masking.Slots(
+    jnp.array([[1, 3, 4]]), jnp.array([[10, 12, 13]]), jnp.array([[1.0, 1.0, 0.0]])
+  )
+  corrupted, is_replaced = masking.corrupt(ids, slots, jnp.array([[10, 99, 98]]))
+  assert corrupted.tolist() == [[CLS, 10, 11, 99, 13, SEP]]
+  assert is_replaced.tolist() == [[False, False, False, True, False, False]]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5])
+def test_a_mask_rate_outside_0_and_1_is_refused(rate):
+  with pytest.raises(ValueError, match=f"mask_prob is between 0 and 1, got {rate}"):
+    masking.Masking(rate, 0.85, 1.0, MASK, ())

@@ -1,0 +1,266 @@
+"""The networks: sizes, initial weights, padding, dropout, and an encoder written out in NumPy."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from electra_jax import masking, model, objectives, params
+
+TINY = model.TransformerConfig(
+  vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2, num_heads=2, ffn_size=16,
+  max_positions=12, dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+RATES = masking.Masking(0.15, 0.85, 1.0, 4, (0, 2, 3, 4))
+
+
+def paper_spec(embedding, width, layers, multiplier):
+  cfg = model.TransformerConfig(30522, embedding, width, layers, width // 64, 4 * width, 512)
+  return objectives.Spec(model.generator_size(cfg, multiplier, 1.0), cfg, RATES)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "discriminator", "generator"),
+  [
+    ((128, 256, 12, 1 / 4), 13_549_057, 647_162),
+    ((768, 768, 12, 1 / 3), 109_483_009, 9_903_418),
+    ((1024, 1024, 24, 1 / 4), 335_142_913, 19_512_378),
+  ],
+)
+def test_small_base_and_large_have_the_papers_parameters(sizes, discriminator, generator):
+  # The paper says 14M, 110M and 335M; jointly trained 14.20M, 119.4M and 354.7M.
+  spec = paper_spec(*sizes)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  assert params.count_networks(shapes) == {
+    "discriminator": discriminator,
+    "generator": generator,
+    "total": discriminator + generator,
+  }
+
+
+def test_generators_keep_heads_of_64_and_at_least_one():
+  small = paper_spec(128, 256, 12, 1 / 4).generator
+  assert (small.hidden_size, small.num_heads, small.ffn_size, small.num_layers) == (64, 1, 256, 12)
+  narrow = model.generator_size(TINY, 0.5, 0.5)
+  assert (narrow.hidden_size, narrow.num_heads, narrow.num_layers) == (4, 1, 1)
+  with pytest.raises(ValueError, match="0 layers"):
+    model.generator_size(TINY, 1.0, 0.1)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
+  with pytest.raises(ValueError, match="3 heads do not divide the width 8"):
+    dataclasses.replace(TINY, num_heads=3)
+
+
+@pytest.fixture(scope="module")
+def weights():
+  spec = objectives.Spec(model.generator_size(TINY, 0.5, 1.0), TINY, RATES)
+  return objectives.init_params(spec, jax.random.key(1))
+
+
+def test_initial_weights_are_truncated_normal_except_where_the_original_uses_glorot():
+  spec = paper_spec(128, 256, 12, 1 / 4)
+  w = objectives.init_params(spec, jax.random.key(0))
+  normal = [
+    w["embeddings"]["word"],
+    w["discriminator"]["encoder"]["layers"]["ffn_in"]["kernel"],
+    w["discriminator"]["encoder"]["layers"]["qkv"]["kernel"],
+    w["generator"]["mlm_head"]["dense"]["kernel"],
+    w["discriminator"]["rtd_head"]["dense"]["kernel"],
+  ]
+  for kernel in normal:
+    # Cut at two standard deviations, not rescaled: the spread is 0.8796 of 0.02.
+    assert np.abs(kernel).max() <= 0.04
+    assert np.std(kernel) == pytest.approx(0.8796 * 0.02, rel=0.03)
+  for kernel in (
+    w["discriminator"]["encoder"]["project"]["kernel"],
+    w["generator"]["encoder"]["project"]["kernel"],
+    w["discriminator"]["rtd_head"]["logit"]["kernel"],
+  ):
+    limit = math.sqrt(6 / sum(kernel.shape))
+    assert 0.9 * limit < np.abs(kernel).max() <= limit
+  layers = w["discriminator"]["encoder"]["layers"]["ffn_in"]["kernel"]
+  assert not np.array_equal(layers[0], layers[1])
+
+
+# The same encoder, written out with loops in float64.
+
+
+def np_layer_norm(x, p):
+  centred = x - x.mean(-1, keepdims=True)
+  normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12)
+  return normal * p["scale"] + p["bias"]
+
+
+def np_gelu(x):
+  return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def np_dense(x, p):
+  return x @ p["kernel"] + p["bias"]
+
+
+def np_encoder(cfg, embeddings, network, ids, segments, mask):
+  out = []
+  for row, segment, real in zip(ids, segments, mask, strict=True):
+    x = np.stack(
+      [
+        embeddings["word"][t] + embeddings["position"][i] + embeddings["token_type"][s]
+        for i, (t, s) in enumerate(zip(row, segment, strict=True))
+      ]
+    )
+    x = np_layer_norm(x, embeddings["layer_norm"])
+    if "project" in network:
+      x = np_dense(x, network["project"])
+    for n in range(cfg.num_layers):
+      p = jax.tree.map(lambda a, n=n: a[n], network["layers"])
+      heads = []
+      for h in range(cfg.num_heads):
+        q, k, v = (x @ p["qkv"]["kernel"][:, i, h] + p["qkv"]["bias"][i, h] for i in range(3))
+        scores = q @ k.T / math.sqrt(q.shape[-1])
+        scores[:, ~real] = -np.inf
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        heads.append(e / e.sum(-1, keepdims=True) @ v)
+      y = sum(y @ p["attention_output"]["kernel"][h] for h, y in enumerate(heads))
+      x = np_layer_norm(x + y + p["attention_output"]["bias"], p["attention_norm"])
+      y = np_dense(np_gelu(np_dense(x, p["ffn_in"])), p["ffn_output"])
+      x = np_layer_norm(x + y, p["ffn_norm"])
+    out.append(x)
+  return np.stack(out)
+
+
+def inputs(seed=0):
+  rng = np.random.default_rng(seed)
+  ids = rng.integers(5, 50, (3, 12)).astype(np.int32)
+  lengths = np.array([12, 7, 4])
+  mask = np.arange(12) < lengths[:, None]
+  segments = (rng.random((3, 12)) < 0.5).astype(np.int32) * mask
+  return np.where(mask, ids, 0), segments, mask
+
+
+@pytest.mark.parametrize("network", ["discriminator", "generator"])
+@pytest.mark.parametrize("how", [{}, {"unroll": 2}, {"remat": True}])
+def test_encoder_equals_one_written_out_in_numpy(weights, network, how):
+  cfg = TINY if network == "discriminator" else model.generator_size(TINY, 0.5, 1.0)
+  # Larger than initial weights, so that attention is far from uniform.
+  big = jax.tree.map(lambda a: np.asarray(a, np.float64) * 8, weights)
+  ids, segments, mask = inputs()
+  expected = np_encoder(cfg, big["embeddings"], big[network]["encoder"], ids, segments, mask)
+  small = jax.tree.map(jnp.float32, big)
+  cfg = dataclasses.replace(cfg, **how)
+  x = model.Embeddings(cfg).apply({"params": small["embeddings"]}, ids, segments)
+  got = model.Encoder(cfg).apply({"params": small[network]["encoder"]}, x, mask, None)
+  # Rounding of float32 through two layers: about 30 operations deep, eps 6e-8, values up to 10.
+  np.testing.assert_allclose(got[mask], expected[mask], atol=2e-4)
+
+
+def test_heads_equal_ones_written_out_in_numpy(weights):
+  w = jax.tree.map(lambda a: np.asarray(a, np.float64) * 8, weights)
+  small = jax.tree.map(jnp.float32, w)
+  x = np.random.default_rng(0).normal(size=(2, 5, 8))
+  head = w["discriminator"]["rtd_head"]
+  expected = np_dense(np_gelu(np_dense(x, head["dense"])), head["logit"])[..., 0]
+  got = model.RtdHead(TINY).apply({"params": small["discriminator"]["rtd_head"]}, jnp.float32(x))
+  np.testing.assert_allclose(got, expected, atol=1e-5)
+
+  cfg, x = model.generator_size(TINY, 0.5, 1.0), x[..., :4]
+  head = w["generator"]["mlm_head"] | {"bias": np.arange(50.0)}
+  hidden = np_layer_norm(np_gelu(np_dense(x, head["dense"])), head["layer_norm"])
+  expected = hidden @ w["embeddings"]["word"].T + head["bias"]
+  got = model.MlmHead(cfg).apply(
+    {"params": jax.tree.map(jnp.float32, head)}, jnp.float32(x), small["embeddings"]["word"]
+  )
+  np.testing.assert_allclose(got, expected, atol=1e-4)  # the bias reaches 49: eps 6e-8 x 49 x 30
+
+
+def test_vocabulary_bias_has_the_gradient_of_a_plain_sum():
+  g = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
+  _, pull = jax.vjp(model._add_vocabulary_bias, jnp.zeros((2, 3, 5)), jnp.zeros(5))
+  to_logits, to_bias = pull(g)
+  np.testing.assert_array_equal(to_logits, g)
+  np.testing.assert_allclose(to_bias, g.sum((0, 1)), rtol=1e-5)  # six float32 additions
+
+
+def test_padding_never_changes_the_logits_of_real_tokens(weights):
+  ids, segments, mask = inputs()
+  rng = np.random.default_rng(1)
+
+  def logits(ids, segments):
+    x = model.Embeddings(TINY).apply({"params": weights["embeddings"]}, ids, segments)
+    tower = weights["discriminator"]
+    x = model.Encoder(TINY).apply({"params": tower["encoder"]}, x, mask, None)
+    return model.RtdHead(TINY).apply({"params": tower["rtd_head"]}, x)
+
+  noise = np.where(mask, ids, rng.integers(0, 50, ids.shape)).astype(np.int32)
+  a, b = logits(ids, segments), logits(noise, np.where(mask, segments, 1).astype(np.int32))
+  np.testing.assert_array_equal(np.asarray(a)[mask], np.asarray(b)[mask])
+  assert np.isfinite(a).all()
+
+
+# Dropout.
+
+
+def test_dropout_drops_the_rate_and_keeps_the_mean():
+  salt, _ = model.dropout_salts(jax.random.split(jax.random.key(0), 64), 1)
+  x = jnp.ones((64, 100, 100))
+  for rate in (0.1, 0.5):
+    y = np.asarray(model.dropout(x, rate, salt))
+    n = y.size
+    # Five standard deviations of a binomial share.
+    assert abs((y == 0).mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / n)
+    assert set(np.unique(y)) == {0.0, np.float32(1 / (1 - rate))}
+
+
+def test_dropout_sites_rows_layers_and_neighbours_are_independent():
+  keys = jax.random.split(jax.random.key(3), 8)
+  first, layers = model.dropout_salts(keys, 2)
+  salts = [first, *layers[0].swapaxes(0, 1), *layers[1].swapaxes(0, 1)]
+  kept = np.stack([np.asarray(model.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in salts])
+  streams = kept.reshape(len(salts) * 8, -1) * 2.0 - 1
+  n = streams.shape[1]
+  correlation = streams @ streams.T / n - np.eye(len(streams))
+  # 56 x 55 / 2 pairs of independent streams: beyond 5.5 sigma once in 17,000 tests of this size.
+  assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
+  for lag in (1, 2, 64, 255, 256, 257):
+    along = (streams[:, lag:] * streams[:, :-lag]).mean()
+    assert abs(along) < 5 / math.sqrt(streams.size - lag * len(streams)), lag
+
+
+def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
+  keys = jax.random.split(jax.random.key(0), 4)
+  x = jax.random.normal(jax.random.key(1), (4, 6, 8))
+  whole, _ = model.dropout_salts(keys, 3)
+  alone, _ = model.dropout_salts(keys[2:3], 3)
+  np.testing.assert_array_equal(
+    model.dropout(x, 0.3, whole)[2:3], model.dropout(x[2:3], 0.3, alone)
+  )
+
+
+def test_dropout_of_zero_costs_nothing():
+  salt, _ = model.dropout_salts(jax.random.split(jax.random.key(0), 2), 1)
+  assert (
+    str(jax.make_jaxpr(lambda x: model.dropout(x, 0.0, salt))(jnp.ones((2, 3)))).count("=") == 0
+  )
+
+
+def test_bfloat16_states_stay_near_float32(weights):
+  ids, segments, mask = inputs()
+  half = dataclasses.replace(TINY, dtype="bfloat16")
+  out = {}
+  for cfg in (TINY, half):
+    x = model.Embeddings(cfg).apply({"params": weights["embeddings"]}, ids, segments)
+    network = {"params": weights["discriminator"]["encoder"]}
+    out[cfg.dtype] = np.asarray(model.Encoder(cfg).apply(network, x, mask, None), np.float32)
+  assert not np.array_equal(out["float32"], out["bfloat16"])
+  # States are normalised to spread 1; bfloat16 keeps 8 bits, and rounding adds up over two layers.
+  assert np.abs(out["float32"] - out["bfloat16"])[mask].max() < 0.05
+
+
+def test_cudnn_attention_refuses_dropout_that_it_cannot_do():
+  cfg = dataclasses.replace(TINY, attention="cudnn", attention_dropout=0.1)
+  q = jnp.zeros((1, 2, 2, 4))
+  with pytest.raises(ValueError, match="no dropout"):
+    model.attend(cfg, q, q, q, jnp.ones((1, 2), bool), jnp.zeros((1, 2), jnp.uint32))
