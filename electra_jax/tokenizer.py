@@ -29,13 +29,14 @@ FILES = {"wordpiece": "vocab.txt", "tokenizer.json": "tokenizer.json", "sentence
 
 # As Hugging Face's BERT; the original code gives up on a word at 200 characters.
 MAX_WORD_CHARS = 100
-# Distinct units whose ids are remembered, about 30 MB, and the longest of them.
-CACHE_ENTRIES = 1 << 17
+# Distinct units whose ids are remembered, about 10 MB, and the longest of them.
+CACHE_ENTRIES = 1 << 16
 CACHE_CHARS = 40
 # A unit: one ASCII punctuation character, or a run of anything else but spaces.
 _UNITS = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
 # The alphabet of a trained WordPiece vocabulary (BERT's has about 1000 characters, in two forms).
 MAX_ALPHABET = 1000
+MIN_ALPHABET = 64
 
 
 class VocabError(ValueError):
@@ -130,7 +131,7 @@ class _HuggingFace(Tokenizer):
 
   def _finish(self, engine, kind: str, lowercase: bool | None, special_ids: Iterable[int]):
     self._engine = engine
-    self._cache: dict[str, list[int]] = {}
+    self._cache: dict[str, tuple[int, ...]] = {}
     # Taking units one by one changes nothing where BERT's rules apply: its normaliser works on
     # single characters, and its pre-tokenizer always splits at a space and around punctuation.
     added = engine.get_added_tokens_decoder().values()
@@ -155,7 +156,7 @@ class _HuggingFace(Tokenizer):
     plain = [unit for unit in new if unit.isascii() and unit.isalnum()]
     cache.update(zip(plain, self._encode_words(plain), strict=True))
     others = [unit for unit in new if unit not in cache]
-    cache.update(zip(others, self._encode(others), strict=True))
+    cache.update(zip(others, map(tuple, self._encode(others)), strict=True))
     flatten = itertools.chain.from_iterable
     result = [list(flatten(map(cache.__getitem__, units))) for units in split]
     for unit in new:
@@ -163,14 +164,14 @@ class _HuggingFace(Tokenizer):
         del cache[unit]
     return result
 
-  def _encode_words(self, words: Sequence[str]) -> Iterator[list[int]]:
+  def _encode_words(self, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """Yields the ids of each ASCII word; a call per word would cost more than the work."""
     groups = [words[i : i + 256] for i in range(0, len(words), 256)]
     lines = [" ".join(group) for group in groups]
     for encoding in self._engine.encode_batch(lines, add_special_tokens=False):
       pairs = zip(encoding.word_ids, encoding.ids, strict=True)
       for _, run in itertools.groupby(pairs, operator.itemgetter(0)):
-        yield [i for _, i in run]
+        yield tuple([i for _, i in run])
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -291,7 +292,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, lowercase: boo
   for text in texts:
     words.update(text.split(" "))
   engine = _bert_engine({}, "[UNK]", lowercase)
-  alphabet = _alphabet(words, engine, min(MAX_ALPHABET, size // 8))
+  alphabet = _alphabet(words, engine, min(MAX_ALPHABET, max(MIN_ALPHABET, size // 8)))
   inner = [f"##{char}" for char in alphabet if _is_inside_words(char, engine)]
   if size < len(names) + len(alphabet) + len(inner):
     raise VocabError(

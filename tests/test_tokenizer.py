@@ -1,0 +1,215 @@
+"""Vocabularies: ids as BERT's, special ids by name, training that repeats itself."""
+
+import random
+import unicodedata
+
+import pytest
+
+from electra_jax import tokenizer
+from electra_jax.tokenizer import VocabError
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = (
+  ["the", "un", "##aff", "##able", "cafe", "na", "##ive", "run", "##ning", "a", "##a", "b", "##b"]
+  + list("cdefghijklmnopqrstuvwxyz0123456789")
+  + [f"##{c}" for c in "cdefghijklmnopqrstuvwxyz0123456789"]
+  + list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+  + ["—", "’", "中", "国", "ß", "##ß", "é", "##é", "A", "C", "##F", "##É"]
+)
+TEXT = [
+  "the unaffable cafe was running, naive and affable; the cafe ran.",
+  "a cab ran by the cafe (the unaffable one) and a bee hummed",
+  "running and humming, the bees came by cab: 3.5 of them at 07:45!",
+] * 40
+SIZES = {"wordpiece": 80, "unigram": 56, "bpe": 56}
+
+
+@pytest.fixture
+def vocab_file(tmp_path):
+  path = tmp_path / "vocab.txt"
+  path.write_text("\n".join(SPECIAL + PIECES) + "\n", encoding="utf-8")
+  return path
+
+
+def bert(text: str, vocab: dict[str, int], lowercase: bool) -> list[int]:
+  """BERT's tokenizer written out plainly, from its description."""
+  cleaned = []
+  for char in text:
+    if char in "\t\n\r" or unicodedata.category(char) == "Zs":
+      cleaned.append(" ")
+    elif char != "\ufffd" and not unicodedata.category(char).startswith("C"):
+      is_cjk = 0x4E00 <= ord(char) <= 0x9FFF or 0x3400 <= ord(char) <= 0x4DBF
+      cleaned.append(f" {char} " if is_cjk else char)
+  text = "".join(cleaned)
+  if lowercase:
+    text = unicodedata.normalize("NFD", text)
+    text = "".join(c for c in text if unicodedata.category(c) != "Mn").lower()
+  words = []
+  for chunk in text.split():
+    word = ""
+    for char in chunk:
+      ascii_symbol = char.isascii() and not char.isalnum()
+      if ascii_symbol or unicodedata.category(char).startswith("P"):
+        words += [word, char]
+        word = ""
+      else:
+        word += char
+    words.append(word)
+  ids = []
+  for word in filter(None, words):
+    pieces, start = [], 0
+    while start < len(word) and len(word) <= 100:
+      for end in range(len(word), start, -1):
+        piece = ("##" if start else "") + word[start:end]
+        if piece in vocab:
+          pieces.append(vocab[piece])
+          start = end
+          break
+      else:
+        break
+    ids += pieces if start == len(word) else [vocab["[UNK]"]]
+  return ids
+
+
+def ids_of(path) -> dict[str, int]:
+  return {piece: i for i, piece in enumerate(path.read_text("utf-8").split("\n")[:-1])}
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize(
+  "text",
+  [
+    "The UNAFFABLE café, naïve!",
+    "cafe\u0301 and a lone \u0301 accent",
+    "中国 is中国",
+    "zero\u200bwidth, soft\u00adhyphen, nul\x00, bell\x07, tab\there, no\u00a0break",
+    "line\nfeed\rand\u2028separator \ufeffmark \ufffd",
+    "don’t—stop ... [MASK] [SEP] #hash_tag a+b=c",
+    "straße STRASSE É é İ ﬁ Ω",
+    "",
+    "   ",
+    "a" * 100 + " " + "a" * 101 + " b",
+    "emoji 🙂 and math ∑x² ½",
+  ],
+)
+def test_ids_are_berts(vocab_file, text, lowercase):
+  own = tokenizer.load(vocab_file, lowercase)
+  assert own.encode_batch([text]) == [bert(text, ids_of(vocab_file), lowercase)]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_remembering_words_changes_no_id(vocab_file, lowercase, monkeypatch):
+  monkeypatch.setattr(tokenizer, "CACHE_ENTRIES", 50)
+  own = tokenizer.load(vocab_file, lowercase)
+  rng = random.Random(0)
+  alphabet = "aabbcde  É é\u0301\u0300中.,'’-_\t\x00\u00a0\u200bß1\u2009"
+  texts = ["".join(rng.choices(alphabet, k=rng.randrange(60))) for _ in range(400)]
+  expected = [bert(text, ids_of(vocab_file), lowercase) for text in texts]
+  found = [own.encode_batch(texts[i : i + 20]) for i in range(0, 400, 20)]
+  assert [ids for batch in found for ids in batch] == expected
+
+
+def test_words_above_100_characters_are_unknown_as_in_hugging_face(vocab_file):
+  own = tokenizer.load(vocab_file)
+  kept, lost = own.encode_batch(["a" * 100, "a" * 101])
+  assert own.vocab.unk not in kept and lost == [own.vocab.unk]
+
+
+def test_special_ids_come_from_names_not_places(tmp_path):
+  path = tmp_path / "vocab.txt"
+  path.write_text("the\n[MASK]\n[SEP]\n[UNK]\na\n[CLS]\n[PAD]\n", encoding="utf-8")
+  vocab = tokenizer.load(path).vocab
+  assert (vocab.pad, vocab.unk, vocab.cls, vocab.sep, vocab.mask) == (6, 3, 5, 2, 1)
+  assert vocab.special_ids == (1, 2, 5, 6)
+  assert vocab.size == 7
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_missing_special_token_is_refused_by_name(tmp_path, name):
+  path = tmp_path / "vocab.txt"
+  path.write_text("\n".join(s for s in [*SPECIAL, "the"] if s != name), encoding="utf-8")
+  with pytest.raises(VocabError, match=name.strip("[]")):
+    tokenizer.load(path)
+
+
+@pytest.mark.parametrize(
+  "name, content",
+  [
+    ("vocab.txt", b""),
+    ("vocab.txt", b"[PAD]\n\xff\xfe\n"),
+    ("tokenizer.json", b"{}"),
+    ("spm.model", b"garbage"),
+    ("vocab.bin", b"the\n"),
+  ],
+)
+def test_a_file_that_is_no_vocabulary_is_refused_in_one_line(tmp_path, name, content):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(VocabError) as error:
+    tokenizer.load(tmp_path / name)
+  assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_vocabulary_is_refused(tmp_path):
+  with pytest.raises(VocabError, match="no such vocabulary"):
+    tokenizer.load(tmp_path / "vocab.txt")
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_training_twice_gives_the_same_file(tmp_path, kind):
+  paths = [tmp_path / f"{i}" / ("v.txt" if kind == "wordpiece" else "v.model") for i in range(2)]
+  for path in paths:
+    path.parent.mkdir()
+    tokenizer.train(kind, iter(TEXT), size=SIZES[kind], path=path)
+  assert paths[0].read_bytes() == paths[1].read_bytes()
+  assert list(paths[0].parent.iterdir()) == [paths[0]]
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_text_never_becomes_a_special_id_and_comes_back(tmp_path, kind):
+  path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
+  own = tokenizer.train(kind, iter(TEXT), size=SIZES[kind], path=path)
+  ids = own.encode_batch(["the cafe [MASK] <mask> </s> [SEP]"])[0]
+  assert not set(ids) & set(own.vocab.special_ids)
+  ids = own.encode_batch(["The running bees"])[0]
+  text = own.decode([own.vocab.cls, *ids, own.vocab.sep])
+  assert text.split(" ", 1)[1].rsplit(" ", 1)[0] == "the running bees"
+  assert own.vocab.size <= SIZES[kind] and max(ids) < own.vocab.size
+
+
+def test_every_character_of_the_alphabet_is_known_after_training(tmp_path):
+  own = tokenizer.train("wordpiece", iter(TEXT), size=80, path=tmp_path / "v.txt")
+  known = ids_of(tmp_path / "v.txt")
+  assert own.encode_batch(["hat"])[0] == bert("hat", known, True)
+  assert own.vocab.unk not in own.encode_batch(TEXT[:1])[0]
+
+
+@pytest.mark.parametrize(
+  "kind, size", [("unigram", 5000), ("wordpiece", 12), ("sentences", 80), ("bpe", 4000)]
+)
+def test_a_vocabulary_that_cannot_be_trained_is_refused(tmp_path, kind, size):
+  with pytest.raises(VocabError) as error:
+    tokenizer.train(kind, iter(TEXT), size=size, path=tmp_path / "v.model")
+  assert "\n" not in str(error.value)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_tokenizer_json_gives_the_same_ids_as_its_vocab_txt(vocab_file, tmp_path):
+  own = tokenizer.load(vocab_file)
+  own._engine.add_special_tokens(SPECIAL)
+  own._engine.enable_truncation(4)
+  own._engine.save(str(tmp_path / "tokenizer.json"))
+  again = tokenizer.load(tmp_path / "tokenizer.json")
+  texts = ["the unaffable [MASK] café", "中 b"]
+  assert again.encode_batch(texts) == tokenizer.load(vocab_file).encode_batch(texts)
+  assert again.vocab.mask == own.vocab.mask and again.vocab.lowercase is None
+
+
+def test_another_vocabulary_in_the_folder_is_refused(vocab_file, tmp_path):
+  own = tokenizer.load(vocab_file)
+  (tmp_path / "copy").mkdir()
+  own.save(tmp_path / "copy")
+  assert tokenizer.load_from(tmp_path / "copy", own.vocab).vocab == own.vocab
+  with open(tmp_path / "copy" / "vocab.txt", "a") as file:
+    file.write("more\n")
+  with pytest.raises(VocabError, match=f"{own.vocab.size + 1} entries.*{own.vocab.size} entries"):
+    tokenizer.load_from(tmp_path / "copy", own.vocab)
