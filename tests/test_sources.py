@@ -1,0 +1,255 @@
+"""Sources: what they yield, how often, and what they refuse."""
+
+import gzip
+import json
+import lzma
+import os
+import tracemalloc
+
+import pytest
+import zstandard
+
+from electra_jax.data import python_docs, sources
+from electra_jax.data.sources import SourceError, Tally, parse
+
+DOCUMENTS = ["first line\nsecond line", "ein Käse", "last"]
+TEXT = "first line\n  second line \n\n\n \nein Käse\r\n\nlast"
+
+
+def read(spec: str, **options):
+  """Returns the texts of a specification of one source, and its tally."""
+  (source,) = parse(spec)
+  tally = Tally(source)
+  return [piece.text for piece in sources.documents(source, tally, **options)], tally
+
+
+def write(path, data: bytes):
+  if path.suffix == ".gz":
+    data = gzip.compress(data)
+  elif path.suffix == ".xz":
+    data = lzma.compress(data)
+  elif path.suffix == ".zst":
+    data = zstandard.compress(data[: len(data) // 2]) + zstandard.compress(data[len(data) // 2 :])
+  path.write_bytes(data)
+  return path
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_blank_lines_end_documents_in_every_compression(tmp_path, suffix):
+  write(tmp_path / f"a.txt{suffix}", TEXT.encode())
+  texts, tally = read(f"text:{tmp_path}/a.txt*")
+  assert texts == DOCUMENTS
+  assert (tally.documents, tally.undecodable, tally.files) == (3, 0, 1)
+  assert tally.text_bytes == sum(len(text.encode()) for text in DOCUMENTS)
+  assert tally.done_bytes == pytest.approx(tally.total_bytes, rel=0.5)
+
+
+def test_files_are_read_in_the_order_of_their_names_and_documents_end_with_them(tmp_path):
+  for name in "bca":
+    (tmp_path / f"{name}.txt").write_text(name)
+  assert read(f"text:{tmp_path}/*.txt")[0] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+def test_a_damaged_compressed_file_is_named(tmp_path, suffix, damage):
+  path = write(tmp_path / f"a.txt{suffix}", os.urandom(4000).hex().encode())
+  whole = path.read_bytes()
+  path.write_bytes(whole[:-9] if damage == "cut" else b"garbage" * 100)
+  with pytest.raises(SourceError, match=f"a.txt{suffix}: cannot be read"):
+    read(f"text:{path}")
+
+
+def test_jsonl_takes_the_field_and_counts_bad_json(tmp_path):
+  values = [{"text": "one\n\ntwo", "id": 1}, {"text": "three"}, {"text": "\ud800"}]
+  lines = [json.dumps(value) for value in values]
+  write(tmp_path / "a.jsonl.gz", "\n".join([lines[0], "{not json", "", *lines[1:]]).encode())
+  texts, tally = read(f"jsonl:{tmp_path}/*.gz#text", max_bad_frac=0.5)
+  assert texts == ["one\ntwo", "three"]
+  assert (tally.documents, tally.undecodable) == (2, 2)
+
+
+def test_a_missing_jsonl_field_is_refused_with_the_fields_there_are(tmp_path):
+  (tmp_path / "a.jsonl").write_text('{"text": "x", "url": "y"}\n')
+  with pytest.raises(SourceError, match="line 1 has no string 'body'.*text, url"):
+    read(f"jsonl:{tmp_path}/a.jsonl#body")
+
+
+def test_undecodable_documents_are_skipped_counted_and_stop_above_the_limit(tmp_path):
+  (tmp_path / "a.txt").write_bytes(b"good\n\nbad \xff\nrest\n\ngood too")
+  texts, tally = read(f"text:{tmp_path}/a.txt", max_bad_frac=0.4)
+  assert texts == ["good", "good too"] and tally.undecodable == 1
+  with pytest.raises(SourceError, match="1 of 3 documents are undecodable.*0.3"):
+    read(f"text:{tmp_path}/a.txt", max_bad_frac=0.3)
+
+
+@pytest.mark.parametrize("spec", ["text:{}/none*.txt", "jsonl:{}/none#text"])
+def test_a_source_without_files_is_refused(tmp_path, spec):
+  with pytest.raises(SourceError, match="matches no file"):
+    read(spec.format(tmp_path))
+
+
+@pytest.mark.parametrize(
+  "spec, message",
+  [
+    ("", "empty"),
+    ("text:", "expected text:GLOB"),
+    ("wiki", "expected text:GLOB"),
+    ("jsonl:a.jsonl", "name the field"),
+    ("text:a@0", "above 0"),
+    ("text:a@-1", "above 0"),
+    ("text:a@nan", "above 0"),
+  ],
+)
+def test_a_wrong_specification_is_refused(spec, message):
+  with pytest.raises(SourceError, match=message):
+    parse(spec)
+
+
+def test_buckets_that_are_not_mounted_are_refused_with_the_way_out():
+  with pytest.raises(SourceError, match="mount the bucket"):
+    read("text:gs://bucket/*.txt")
+
+
+def test_specifications_are_read_as_documented():
+  text, wiki, versioned, docs = parse(
+    "text:/a@b/*.txt@2.5, tfds:wiki40b/en:train[:10%]#body, tfds:lm1b:1.1.0:test, python-docs@3"
+  )
+  assert (text.kind, text.target, text.weight) == ("text", "/a@b/*.txt", 2.5)
+  assert (wiki.target, wiki.split, wiki.field) == ("wiki40b/en", "train[:10%]", "body")
+  assert (versioned.target, versioned.split, versioned.field) == ("lm1b:1.1.0", "test", "text")
+  assert (docs.kind, docs.weight) == ("python-docs", 3)
+
+
+def test_a_weight_repeats_whole_passes_and_a_fraction_by_hash(tmp_path):
+  words = [f"document {i}" for i in range(1000)]
+  (tmp_path / "a.txt").write_text("\n\n".join(words))
+  texts, _ = read(f"text:{tmp_path}/a.txt@2.25")
+  assert texts[:2000] == words * 2
+  extra = texts[2000:]
+  assert 200 < len(extra) < 300 and len(set(extra)) == len(extra)
+  assert read(f"text:{tmp_path}/a.txt@0.25")[0] == extra
+
+
+def test_a_giant_line_is_cut_at_spaces_and_loses_nothing(tmp_path, monkeypatch):
+  monkeypatch.setattr(sources, "LINE_BYTES", 100)
+  monkeypatch.setattr(sources, "PIECE_BYTES", 1000)
+  words = [f"wörd{i}" for i in range(3000)]
+  (tmp_path / "a.txt").write_text(" ".join(words), encoding="utf-8")
+  (source,) = parse(f"text:{tmp_path}/a.txt")
+  tally = Tally(source)
+  pieces = list(sources.documents(source, tally))
+  assert " ".join(piece.text for piece in pieces).split() == words
+  assert len(pieces) > 10 and max(piece.size for piece in pieces) < 1200
+  assert len({piece.key for piece in pieces}) == 1 and tally.documents == 1
+
+
+def test_a_giant_line_without_spaces_is_cut_between_characters(tmp_path, monkeypatch):
+  monkeypatch.setattr(sources, "LINE_BYTES", 64)
+  text = "aé中🙂" * 500
+  (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+  texts, tally = read(f"text:{tmp_path}/a.txt")
+  assert "".join(texts).replace("\n", "") == text and tally.undecodable == 0
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+  line = b"some words of a document that never ends " * 30 + b"\n"
+  with gzip.open(tmp_path / "a.txt.gz", "wb", compresslevel=1) as file:
+    for _ in range(20_000):  # 25 MB
+      file.write(line)
+  (source,) = parse(f"text:{tmp_path}/a.txt.gz")
+  tracemalloc.start()
+  size = sum(piece.size for piece in sources.documents(source, Tally(source)))
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert size > 24e6 and peak < 8e6
+
+
+def test_tfds_datasets_are_read_from_a_local_folder(tmp_path):
+  tfds = pytest.importorskip("tensorflow_datasets")
+
+  class TinyTexts(tfds.core.GeneratorBasedBuilder):
+    """Two documents."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+      features = tfds.features.FeaturesDict({"body": tfds.features.Text()})
+      return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+      return {"train": self._generate_examples(), "test": self._generate_examples()}
+
+    def _generate_examples(self):
+      for i in range(10):
+        yield i, {"body": f"document {i}\nKäse"}
+
+  TinyTexts(data_dir=tmp_path).download_and_prepare()
+  options = {"tfds_dir": str(tmp_path)}
+  texts, tally = read("tfds:tiny_texts:train[:80%]#body", **options)
+  assert len(set(texts)) == 8 and set(texts) < {f"document {i}\nKäse" for i in range(10)}
+  assert read("tfds:tiny_texts:train[:80%]#body", **options)[0] == texts
+  assert tally.documents == 8 and tally.done_bytes == pytest.approx(tally.total_bytes)
+  with pytest.raises(SourceError, match="no field 'text'.*body"):
+    read("tfds:tiny_texts:test", **options)
+  with pytest.raises(SourceError, match="tiny_text") as error:
+    read("tfds:tiny_text", **options)
+  assert "\n" not in str(error.value)
+
+
+MODULE = (
+  '''"""Adds two numbers, which is more than many a module can say.
+
+Parameters
+----------
+a : int
+    The first of the two numbers that are to be added together.
+"""
+
+def add(a, b):
+  """Returns the `sum` of two numbers, as :func:`operator.add` does it.
+
+    >>> add(1, 2)
+    3
+
+  Args:
+    a: The first of the two numbers that this function adds for you.
+  """
+  code = """this string is no documentation at all, whatever its length may be"""
+
+class Adder:
+  """Adds two numbers, which is more than many a module can say."""
+'''
+  + "#" * 200
+)
+
+PROSE = [
+  "Adds two numbers, which is more than many a module can say.",
+  "The first of the two numbers that are to be added together.",
+  "Returns the sum of two numbers, as operator.add does it.",
+  "The first of the two numbers that this function adds for you.",
+]
+
+
+def test_docs_are_prose_without_code_headings_and_repetitions(tmp_path, monkeypatch):
+  (tmp_path / "a.py").write_text(MODULE)
+  (tmp_path / "b.py").write_text("print 'this is no Python 3' " + MODULE)
+  (tmp_path / "c.py").write_text(MODULE.replace("two", "three").replace("Adder", "Other"))
+  paths = [str(tmp_path / name) for name in ("a.py", "b.py", "c.py", "missing.py")]
+  monkeypatch.setattr(python_docs, "modules", lambda: paths)
+  expected = ["\n".join(PROSE), "\n".join(PROSE).replace("two", "three")]
+  assert list(python_docs.harvest()) == expected
+  monkeypatch.setattr(python_docs, "BATCH_FILES", 1)
+  assert list(python_docs.harvest(workers=2)) == expected
+
+
+def test_this_python_has_modules_in_a_fixed_order():
+  found = python_docs.modules()
+  assert len(found) > 1000 and found == python_docs.modules()
+  assert not any("/tests/" in path for path in found)
+
+
+def test_the_language_reference_is_part_of_the_docs():
+  (topics,) = (path for path in python_docs.modules() if path.endswith("pydoc_data/topics.py"))
+  (paragraphs,) = python_docs.clean_files([topics])
+  assert sum(map(len, paragraphs)) > 100_000
