@@ -1,0 +1,456 @@
+"""Building: the two-segment algorithm, the same bytes always, and never half a build."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from electra_jax import config as configs
+from electra_jax.data import build, chunks, examples, pool, shards, sources
+from electra_jax.data.examples import ExampleSpec
+from electra_jax.data.pretrain import Shards
+from electra_jax.data.shards import DataError
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LETTERS = list("abcdefghijklmnopqrstuvwxyz") + [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"]
+SPEC = ExampleSpec(
+  seq_length=16,
+  examples="segments",
+  split_lines=True,
+  short_prob=0.0,
+  short_min_tokens=5,
+  single_segment_prob=0.0,
+  boundary_prob=0.0,
+  cls=101,
+  sep=102,
+  pad=0,
+)
+
+
+def make_config(folder: Path, **fields):
+  """Returns a configuration over a small corpus; 200 documents unless there is a text already."""
+  text = folder / "text.txt"
+  if not text.exists():
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 4))) for _ in range(60)]
+    lines = [" ".join(rng.choices(words, k=rng.randint(2, 30))) + "." for _ in range(1000)]
+    documents = ["\n".join(lines[i : i + 5]) for i in range(0, 1000, 5)]
+    text.write_text("\n\n".join(documents))
+    (folder / "vocab.txt").write_text("\n".join(SPECIAL + LETTERS + [".", "1", "2"]) + "\n")
+  config = configs.load("base.py")
+  config.data.dir = str(folder / "shards")
+  config.data.sources = f"text:{text}"
+  config.data.vocab = str(folder / "vocab.txt")
+  config.data.seq_length = 16
+  config.data.examples_per_shard = 1000
+  config.data.holdout_frac = 0.1
+  config.data.workers = 1
+  config.data.update(fields)
+  return config
+
+
+def contents(folder) -> dict[str, bytes]:
+  return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.is_file()}
+
+
+def all_records(folder, split: str) -> np.ndarray:
+  manifest = shards.read_manifest(folder)
+  dtype = examples.record_dtype(manifest["seq_length"], manifest["vocab"]["size"])
+  files = [Path(folder) / shard["file"] for shard in manifest["splits"][split]["shards"]]
+  return np.concatenate([np.fromfile(path, dtype) for path in files])
+
+
+# The two-segment algorithm.
+
+
+def test_two_segments_of_a_hand_worked_example():
+  # Target 16: the three sentences reach it with 17 tokens. The first segment aims at
+  # (16 - 3) // 2 = 6 tokens: the first sentence opens it, 4 + 7 is not below 6, so the second one
+  # goes to the second segment; 4 + 6 is not below 6 either. Then 16 - 4 - 3 = 9 of 13 tokens fit.
+  document = [[1] * 4, [2] * 7, [3] * 6, [4] * 2]
+  made = list(examples.two_segment([document], SPEC, random.Random(0)))
+  assert made == [([1] * 4, [2] * 7 + [3] * 2, 4), ([4] * 2, [], 0)]
+  dtype = examples.record_dtype(16, 30522)
+  records, discarded = examples.to_records(made, SPEC, dtype)
+  assert records["ids"].tolist() == [
+    [101, 1, 1, 1, 1, 102, 2, 2, 2, 2, 2, 2, 2, 3, 3, 102],
+    [101, 4, 4, 102] + [0] * 12,
+  ]
+  assert (records["length"].tolist(), records["first"].tolist()) == ([16, 4], [6, 4])
+  assert discarded == 4
+
+
+def test_a_short_sentence_returns_to_the_first_segment_as_in_the_original():
+  document = [[1] * 3, [2] * 9, [3] * 2, [4] * 2]
+  made = list(examples.two_segment([document], SPEC, random.Random(0)))
+  assert made == [([1] * 3 + [3] * 2, [2] * 8, 3)]
+
+
+def plain_examples(document: list[list[int]], length: int, single: bool, boundary: bool):
+  """The algorithm once more, for probabilities of 0 and 1: decisions sentence by sentence."""
+  made = []
+  while document:
+    taken = 1
+    while taken < len(document) and sum(map(len, document[:taken])) < length:
+      taken += 1
+    sentences, document = document[:taken], document[taken:]
+    goal = 100_000 if single else (length - 3) // 2
+    a: list[int] = []
+    b: list[int] = []
+    for s in sentences:
+      fits = len(a) + len(s) < goal
+      at_boundary = not b and len(a) < goal and boundary
+      (a if not a or fits or at_boundary else b).extend(s)
+    a = a[: length - 2]
+    made.append((a, b[: max(0, length - len(a) - 3)]))
+  return made
+
+
+@pytest.mark.parametrize("single", [0.0, 1.0])
+@pytest.mark.parametrize("boundary", [0.0, 1.0])
+def test_two_segments_equal_a_plain_implementation(single, boundary):
+  spec = SPEC.__class__(
+    **SPEC.__dict__ | {"single_segment_prob": single, "boundary_prob": boundary}
+  )
+  rng = random.Random(0)
+  for _ in range(200):
+    document = [[rng.randrange(99)] * rng.randint(1, 12) for _ in range(rng.randint(1, 20))]
+    made = list(examples.two_segment([document], spec, rng))
+    assert [(a, b) for a, b, _ in made] == plain_examples(document, 16, single == 1, boundary == 1)
+    kept = sum(len(a) + len(b) for a, b, _ in made)
+    assert kept + sum(lost for _, _, lost in made) == sum(map(len, document))
+
+
+def test_the_probabilities_of_the_paper_come_out():
+  spec = SPEC.__class__(
+    **SPEC.__dict__
+    | {"seq_length": 128, "short_prob": 0.05, "single_segment_prob": 0.1, "boundary_prob": 0.5}
+  )
+  document = [[7]] * 1_000_000
+  made = list(examples.two_segment([document], spec, random.Random(0)))
+  sizes = np.array([len(a) + len(b) + lost for a, b, lost in made])
+  assert np.mean(sizes < 128) == pytest.approx(0.05 * 123 / 124, abs=0.008)
+  short = sizes[:-1][sizes[:-1] < 128]
+  assert 5 <= short.min() < 12 and short.mean() == pytest.approx((5 + 127) / 2, abs=6)
+  whole = [(a, b) for (a, b, _), size in zip(made, sizes, strict=True) if size == 128]
+  assert np.mean([not b for a, b in whole]) == pytest.approx(0.1, abs=0.012)
+  # Sentences of one token: all of them fit until the last free place, where a coin decides.
+  firsts = np.array([len(a) for a, b in whole if b])
+  assert set(firsts) == {61, 62} and np.mean(firsts == 62) == pytest.approx(0.5, abs=0.02)
+
+
+def test_long_lines_are_split_into_sentences_and_then_lose_less(tmp_path):
+  make_config(tmp_path)
+  (tmp_path / "text.txt").write_text("A bc de. F ghi! J kl mn op. " * 200)
+  lost = {}
+  for split_lines in (False, True):
+    config = make_config(tmp_path, split_lines=split_lines, holdout_frac=0.0)
+    facts = build.build(config, overwrite=True)["splits"]["train"]
+    assert facts["kept"] + facts["discarded"] == facts["tokens"]
+    lost[split_lines] = facts["discarded"] / facts["tokens"]
+  assert lost[False] > 0.9 and lost[True] < 0.3
+
+
+# Packing.
+
+
+def test_packing_keeps_every_token_in_order(tmp_path, monkeypatch):
+  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
+  config = make_config(tmp_path, examples="packed", holdout_frac=0.0)
+  manifest = build.build(config)
+  records = all_records(config.data.dir, "train")
+  facts = manifest["splits"]["train"]
+  assert facts["discarded"] == 0 and facts["padded"] == 16 - records["length"][-1] < 16
+  stream = np.concatenate([r["ids"][1 : r["length"] - 1] for r in records])
+  vocab = (SPECIAL + LETTERS + [".", "1", "2"]).index
+  expected = []
+  for document in (tmp_path / "text.txt").read_text().split("\n\n"):
+    for word in document.replace(".", " .").split():
+      expected += [vocab(word[0])] + [vocab(f"##{char}") for char in word[1:]]
+    expected.append(vocab("[SEP]"))
+  assert stream.tolist() == expected
+
+
+# The same bytes.
+
+
+@pytest.mark.parametrize("mode", ["segments", "packed"])
+def test_one_and_four_workers_write_the_same_bytes(tmp_path, monkeypatch, mode):
+  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
+  found = []
+  for workers in (1, 4):
+    config = make_config(tmp_path, workers=workers, examples=mode, examples_per_shard=37)
+    config.data.dir = str(tmp_path / f"with-{workers}")
+    build.build(config)
+    found.append(contents(config.data.dir))
+  assert found[0] == found[1] and len(found[0]) > 20
+
+
+def test_the_seed_changes_the_examples(tmp_path):
+  config = make_config(tmp_path, short_prob=0.5)
+  first = build.build(config)
+  config.seed = 1
+  second = build.build(config, overwrite=True)
+  train = [facts["splits"]["train"]["shards"][0]["sha256"] for facts in (first, second)]
+  assert train[0] != train[1]
+
+
+def test_a_dead_worker_ends_the_build_with_one_line():
+  with pool.start(2) as executor, pytest.raises(pool.WorkerError, match="memory"):
+    list(pool.in_order(executor, os._exit, range(3), 2))
+
+
+# What is kept apart, and what is recorded.
+
+
+def test_held_out_documents_are_never_trained_on(tmp_path):
+  make_config(tmp_path)
+  words = [f"{a}{b}{c}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvwx"]
+  (tmp_path / "text.txt").write_text("\n\n".join(words))
+  (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL + words) + "\n")
+  config = make_config(tmp_path, sources=f"text:{tmp_path}/text.txt@2.5")
+  build.build(config)
+  seen = {split: all_records(config.data.dir, split) for split in shards.SPLITS}
+  train, heldout = (
+    set(seen[split]["ids"].ravel().tolist()) - set(range(5)) for split in shards.SPLITS
+  )
+  assert not train & heldout and len(train) + len(heldout) == 512
+  assert len(heldout) == pytest.approx(51, abs=20)
+  assert len(seen["heldout"]) == len(heldout)  # repetitions by weight are for training only
+
+
+def test_the_manifest_counts_what_is_in_the_shards(tmp_path):
+  config = make_config(tmp_path, examples_per_shard=50)
+  manifest = build.build(config)
+  for split in shards.SPLITS:
+    facts, records = manifest["splits"][split], all_records(config.data.dir, split)
+    assert facts["examples"] == len(records) == sum(s["examples"] for s in facts["shards"])
+    assert all(shard["examples"] == 50 for shard in facts["shards"][:-1])
+    counts = np.bincount(records["ids"].ravel(), minlength=manifest["vocab"]["size"])
+    counts[[0, 2, 3, 4]] = 0
+    assert facts["frequencies"] == counts.tolist() and facts["kept"] == counts.sum()
+    assert facts["kept"] + facts["discarded"] == facts["tokens"]
+    assert facts["padded"] == (records["ids"] == 0).sum()
+  assert manifest["sources"][0]["documents"] == 200
+  assert json.loads((tmp_path / "shards/manifest.json").read_text()) == manifest
+
+
+def test_large_vocabularies_take_four_bytes_a_token(tmp_path):
+  make_config(tmp_path)
+  pieces = SPECIAL + LETTERS + ["."] + [f"x{i}" for i in range(70_000)] + ["zz"]
+  (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+  (tmp_path / "text.txt").write_text("zz a. zz\n\n" * 50)
+  config = make_config(tmp_path, holdout_frac=0.0)
+  assert build.build(config)["record_bytes"] == 4 + 4 * 16
+  assert all_records(config.data.dir, "train")["ids"].max() == len(pieces) - 1
+
+
+def test_a_trained_vocabulary_never_saw_the_held_out_documents(tmp_path):
+  make_config(tmp_path)
+  with open(tmp_path / "text.txt", "a") as file:
+    for i in range(200):
+      file.write(f"\n\nonly {'zyx' * 3} number {i}")
+  seen = []
+  config = make_config(tmp_path, vocab="wordpiece", vocab_size=200, holdout_frac=0.5)
+  original = build.tokenizer.train
+  try:
+    build.tokenizer.train = lambda kind, texts, **kw: original(kind, seen_in(texts, seen), **kw)
+    build.build(config)
+  finally:
+    build.tokenizer.train = original
+  held_out = 0
+  for text in (tmp_path / "text.txt").read_text().split("\n\n"):
+    key = sources.hashlib.blake2b(text.encode(), digest_size=16).digest()
+    if chunks.is_held_out(key, 0.5):
+      held_out += 1
+      assert text.split("\n")[0] not in seen
+  assert 150 < held_out < 250
+
+
+def seen_in(texts, seen):
+  for text in texts:
+    seen.append(text)
+    yield text
+
+
+def test_the_vocabulary_sample_is_bounded_and_spread():
+  pieces = [sources.Piece(bytes([i % 256, i // 256] * 8), 0, str(i), 10) for i in range(5000)]
+  taken = [int(text) for text in build.sample(pieces, 5000)]
+  assert 200 <= len(taken) <= 500 and taken == sorted(taken)
+  assert taken[0] < 100 and taken[-1] > 4900
+
+
+# Never half a build.
+
+
+def test_a_finished_build_is_reused_and_a_different_one_is_left_alone(tmp_path, capsys):
+  config = make_config(tmp_path)
+  manifest = build.build(config)
+  before = contents(config.data.dir)
+  config.data.workers = 3
+  assert build.build(config) == manifest and "built already" in capsys.readouterr().out
+  config.data.seq_length = 32
+  with pytest.raises(DataError, match="seq_length is 16 there, 32 now.*--overwrite"):
+    build.build(config)
+  assert contents(config.data.dir) == before
+  assert build.build(config, overwrite=True)["seq_length"] == 32
+
+
+@pytest.mark.parametrize("changed", ["text.txt", "vocab.txt"])
+def test_a_build_of_files_that_have_changed_is_not_reused(tmp_path, changed):
+  config = make_config(tmp_path)
+  build.build(config)
+  with open(tmp_path / changed, "a") as file:
+    file.write("x\n")
+  with pytest.raises(DataError, match=changed):
+    build.build(config)
+  (tmp_path / changed).unlink()  # shards may outlive what they were made of
+  build.build(config)
+
+
+KILLED = """
+import os, signal, sys
+from electra_jax.data import chunks, shards
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import test_build
+chunks.CHUNK_BYTES = 1500
+calls = 0
+def kill_at(function, at):
+  def wrapped(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == at:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return function(*args, **kwargs)
+  return wrapped
+{patch}
+test_build.build.build(test_build.make_config(Path({folder!r})))
+"""
+
+
+@pytest.mark.parametrize(
+  "patch",
+  [
+    "shards.ShardWriter.append = kill_at(shards.ShardWriter.append, 9)",
+    "os.replace = kill_at(os.replace, 2)",  # while files get their final names
+    "shards.dump = kill_at(shards.dump, 1)",  # before the manifest
+  ],
+  ids=["writing", "naming", "manifest"],
+)
+def test_a_killed_build_never_looks_whole_and_starts_clean(tmp_path, patch):
+  config = make_config(tmp_path)
+  program = KILLED.format(tests=str(Path(__file__).parent), patch=patch, folder=str(tmp_path))
+  ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+  assert ended.returncode == -signal.SIGKILL, ended.stderr
+  with pytest.raises(DataError, match="manifest.json is missing"):
+    Shards.open(config.data.dir)
+  build.build(config)
+  again = contents(config.data.dir)
+  config.data.dir = str(tmp_path / "clean")
+  build.build(config)
+  assert again == contents(config.data.dir)
+  assert not (tmp_path / "shards" / shards.BUILDING).exists()
+
+
+def test_two_builds_of_one_folder_are_refused(tmp_path):
+  config = make_config(tmp_path)
+  with shards.building(Path(config.data.dir)):
+    with pytest.raises(DataError, match="another build"):
+      build.build(config)
+  build.build(config)
+
+
+def run_build(config, **options) -> subprocess.CompletedProcess:
+  flags = [f"--config.data.{k}={v}" for k, v in build.settings(config).items() if k != "seed"]
+  flags += [f"--config.data.dir={config.data.dir}", "--config.data.workers=1"]
+  command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
+  return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_a_full_disk_ends_with_one_line_and_nothing_that_looks_whole(tmp_path):
+  import resource
+
+  config = make_config(tmp_path)
+  limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))  # noqa: E731
+  ended = run_build(config, preexec_fn=limit)
+  assert ended.returncode == 1
+  assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+  assert str(tmp_path / "shards") in ended.stderr
+  assert not (tmp_path / "shards" / shards.MANIFEST).exists()
+  assert not list((tmp_path / "shards").rglob("*-000*"))
+
+
+def test_the_command_builds_and_reuses(tmp_path):
+  config = make_config(tmp_path)
+  for expected in ("wrote", "built already"):
+    ended = run_build(config)
+    assert ended.returncode == 0, ended.stderr
+    assert expected in ended.stdout
+  assert Shards.open(config.data.dir, verify=True).num_examples > 100
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+  config = make_config(tmp_path)
+  (tmp_path / "file").write_text("")
+  config.data.dir = str(tmp_path / "file" / "shards")
+  with pytest.raises(OSError, match="file"):
+    build.build(config)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path):
+  config = make_config(tmp_path)
+  tmp_path.chmod(0o555)
+  with pytest.raises(PermissionError):
+    build.build(config)
+
+
+def test_text_without_any_example_is_refused(tmp_path):
+  make_config(tmp_path)
+  (tmp_path / "text.txt").write_text("\n\n \n")
+  with pytest.raises(DataError, match="no example"):
+    build.build(make_config(tmp_path))
+  assert not (tmp_path / "shards" / shards.MANIFEST).exists()
+
+
+def test_undecodable_text_stops_the_build_with_its_counts(tmp_path):
+  make_config(tmp_path)
+  (tmp_path / "text.txt").write_bytes(b"good text\n\n" * 9 + b"\xff\xff")
+  with pytest.raises(ValueError, match="1 of 10 documents are undecodable"):
+    build.build(make_config(tmp_path))
+  manifest = build.build(make_config(tmp_path, max_bad_frac=0.1))
+  assert manifest["sources"][0]["undecodable"] == 1
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    ({"examples": "bert"}, "neither segments nor packed"),
+    ({"seq_length": 4}, "seq_length=4 is not between"),
+    ({"short_prob": 1.5}, "short_prob=1.5 is not between 0 and 1"),
+    ({"short_min_tokens": 17}, "short_min_tokens=17 is not between 4 and 16"),
+    ({"examples_per_shard": 0}, "examples_per_shard=0"),
+    ({"vocab": "bert"}, "no such vocabulary"),
+    ({"sources": "text:/nowhere/*"}, "matches no file"),
+  ],
+)
+def test_fields_that_make_no_sense_are_refused_first(tmp_path, fields, message):
+  with pytest.raises(ValueError, match=message):
+    build.build(make_config(tmp_path, **fields))
+
+
+def test_a_document_longer_than_a_chunk_is_used_whole(tmp_path, monkeypatch):
+  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
+  monkeypatch.setattr(sources, "PIECE_BYTES", 700)
+  monkeypatch.setattr(sources, "LINE_BYTES", 300)
+  make_config(tmp_path)
+  (tmp_path / "text.txt").write_text("ab cd ef " * 20_000)
+  config = make_config(tmp_path, examples="packed", holdout_frac=0.0)
+  assert build.build(config)["splits"]["train"]["kept"] == 6 * 20_000
