@@ -1,0 +1,287 @@
+"""Batches: a pure function of (seed, epoch, position), for any host count and any first step."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_build import make_config
+
+from electra_jax.data import build, pretrain, shards
+from electra_jax.data.pretrain import Shards, eval_batches, train_batches
+from electra_jax.data.shards import DataError
+
+PINNED = [10, 34, 5, 1, 66, 45, 51, 40]  # index_shuffle of 0 to 7 below 100, seed (3, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """About 400 examples of 16 tokens in shards of 50."""
+  config = make_config(tmp_path_factory.mktemp("data"), examples_per_shard=50, holdout_frac=0.2)
+  build.build(config)
+  return Path(config.data.dir)
+
+
+@pytest.fixture
+def data(folder):
+  return Shards.open(folder, verify=True)
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+  """A copy that a test may damage."""
+  for path in folder.iterdir():
+    if path.is_file():
+      (tmp_path / path.name).write_bytes(path.read_bytes())
+  return tmp_path
+
+
+def take(data, count, **options):
+  return list(itertools.islice(train_batches(data, **options), count))
+
+
+def assert_equal(first, second):
+  for a, b in zip(first, second, strict=True):
+    np.testing.assert_array_equal(a, b)
+    assert a.dtype == b.dtype
+
+
+def test_batches_have_the_shapes_and_types_of_batch(data):
+  (batch,) = take(data, 1, seed=0, batch_size=8)
+  assert [(x.shape, x.dtype) for x in batch] == [
+    ((8, 16), np.int32),
+    ((8, 16), np.int32),
+    ((8, 16), bool),
+    ((8,), np.int32),
+  ]
+  assert batch.row.tolist() == list(range(8))
+
+
+def test_segments_and_padding_follow_the_separators(data):
+  vocab = data.vocab
+  for batch in take(data, 5, seed=0, batch_size=32):
+    for ids, segment_ids, mask in zip(batch.ids, batch.segment_ids, batch.mask, strict=True):
+      length = mask.sum()
+      assert mask[:length].all() and (ids[length:] == vocab.pad).all()
+      assert ids[0] == vocab.cls and ids[length - 1] == vocab.sep
+      ends = np.flatnonzero(ids == vocab.sep)
+      expected = np.zeros(16, int)
+      if len(ends) == 2:
+        expected[ends[0] + 1 : ends[1] + 1] = 1
+      assert segment_ids.tolist() == expected.tolist()
+
+
+def test_every_epoch_is_another_permutation_of_all_examples(data):
+  count, size = data.num_examples, 7
+  batches = take(data, 3 * count // size + 1, seed=3, batch_size=size)
+  rows = np.concatenate([batch.ids for batch in batches])
+  whole = sorted(ids.tobytes() for ids in data.read(np.arange(count))[0])
+  epochs = [[ids.tobytes() for ids in rows[i * count : (i + 1) * count]] for i in range(3)]
+  assert all(sorted(epoch) == whole for epoch in epochs)
+  assert epochs[0] != epochs[1] != epochs[2]
+  moved = np.mean([a != b for a, b in zip(epochs[0], epochs[1], strict=True)])
+  assert moved > 0.95
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 100, 1000])
+def test_index_shuffle_is_a_permutation_of_any_number_of_examples(count):
+  import tensorflow as tf
+
+  orders = [
+    tf.random.experimental.index_shuffle(tf.range(count), [9, epoch], count - 1).numpy()
+    for epoch in range(3)
+  ]
+  assert all(sorted(order.tolist()) == list(range(count)) for order in orders)
+  if count > 15:
+    assert not np.array_equal(orders[0], orders[1])
+
+
+def test_the_order_is_pinned():
+  # A resumed run relies on it: a library that shuffles differently must not go unnoticed.
+  import tensorflow as tf
+
+  order = tf.random.experimental.index_shuffle(tf.range(8, dtype=tf.int64), [3, 1], 99).numpy()
+  assert order.tolist() == PINNED
+
+
+def test_another_seed_is_another_order(data):
+  (first,), (second,) = (take(data, 1, seed=seed, batch_size=16) for seed in (0, 1))
+  assert not np.array_equal(first.ids, second.ids)
+
+
+@pytest.mark.parametrize("start", [1, 13, 100, 1_000_000])
+def test_starting_at_a_step_equals_reaching_it(data, start):
+  (found,) = take(data, 1, seed=0, batch_size=16, start_step=start)
+  if start <= 100:
+    expected = take(data, start + 1, seed=0, batch_size=16)[-1]
+  else:
+    import tensorflow as tf
+
+    position = start * 16 + np.arange(16)
+    shuffle = tf.random.experimental.index_shuffle
+    count = data.num_examples
+    index = [int(shuffle(p % count, [0, p // count], count - 1)) for p in position]
+    expected = pretrain.Batch(*data.read(np.array(index)), np.arange(16, dtype=np.int32))
+  assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_the_hosts_slices_are_one_global_batch(data, hosts):
+  options = {"seed": 5, "batch_size": 12, "start_step": data.num_examples // 12 - 1}
+  whole = take(data, 3, **options)  # over the end of an epoch
+  parts = [take(data, 3, host=host, hosts=hosts, **options) for host in range(hosts)]
+  for step in range(3):
+    joined = [np.concatenate(field) for field in zip(*(p[step] for p in parts), strict=True)]
+    assert_equal(joined, whole[step])
+
+
+def test_a_batch_may_hold_the_whole_corpus(data):
+  count = data.num_examples
+  for batch in take(data, 2, seed=0, batch_size=count):
+    assert sorted(i.tobytes() for i in batch.ids) == sorted(
+      i.tobytes() for i in data.read(np.arange(count))[0]
+    )
+
+
+def test_evaluation_uses_a_fixed_even_subset_once_and_pads_the_end(folder):
+  data = Shards.open(folder, "heldout")
+  count = data.num_examples
+  assert count > 50
+  batches = list(eval_batches(data, batch_size=16, max_examples=41))
+  assert [batch.mask.any(axis=1).sum() for batch in batches] == [16, 16, 9]
+  assert np.concatenate([batch.row for batch in batches]).tolist() == list(range(48))
+  assert (batches[-1].ids[9:] == data.vocab.pad).all()
+  found = np.concatenate([batch.ids for batch in batches])[:41]
+  index = np.arange(41) * count // 41
+  np.testing.assert_array_equal(found, data.read(index)[0])
+  assert index[-1] > 0.9 * count and len(set(index)) == 41
+  everything = list(eval_batches(data, batch_size=16, max_examples=10**6))
+  assert sum(batch.mask.any(axis=1).sum() for batch in everything) == count
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_the_evaluation(folder, hosts):
+  data = Shards.open(folder, "heldout")
+  whole = list(eval_batches(data, batch_size=8, max_examples=21))
+  parts = [
+    list(eval_batches(data, batch_size=8, max_examples=21, host=h, hosts=hosts))
+    for h in range(hosts)
+  ]
+  for batch, *slices in zip(whole, *parts, strict=True):
+    assert_equal([np.concatenate(field) for field in zip(*slices, strict=True)], batch)
+
+
+# What is refused.
+
+
+def test_a_corpus_too_small_for_one_batch_is_refused_with_both_numbers(data):
+  with pytest.raises(DataError, match=f"{data.num_examples} examples.*batch of 5000"):
+    take(data, 1, seed=0, batch_size=5000)
+
+
+def test_a_batch_that_does_not_divide_over_hosts_is_refused(data):
+  with pytest.raises(ValueError, match="batch of 9 .* 2 hosts"):
+    take(data, 1, seed=0, batch_size=9, hosts=2)
+
+
+def first_shard(folder) -> Path:
+  return sorted(Path(folder).glob("train-00000-*"))[0]
+
+
+def test_a_missing_shard_is_refused(copy):
+  first_shard(copy).unlink()
+  with pytest.raises(DataError, match="train-00000.*No such file"):
+    Shards.open(copy)
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_an_empty_or_truncated_shard_is_refused_with_both_sizes(copy, size):
+  path = first_shard(copy)
+  whole = path.stat().st_size
+  path.write_bytes(path.read_bytes()[:size])
+  with pytest.raises(DataError, match=f"{path.name} has {size} bytes, the manifest says {whole}"):
+    Shards.open(copy)
+  assert Shards.open(copy, "heldout").num_examples > 0
+
+
+def test_a_flipped_bit_is_found_by_verify(copy):
+  path = first_shard(copy)
+  content = bytearray(path.read_bytes())
+  content[777] ^= 4
+  path.write_bytes(content)
+  Shards.open(copy)
+  with pytest.raises(DataError, match=f"{path.name} is damaged"):
+    Shards.open(copy, verify=True)
+
+
+def test_another_vocabulary_is_refused(copy):
+  with open(copy / "vocab.txt", "a") as file:
+    file.write("more\n")
+  with pytest.raises(DataError, match="vocab.txt is another vocabulary"):
+    Shards.open(copy)
+
+
+def test_another_sequence_length_is_refused_with_both_numbers(folder):
+  with pytest.raises(DataError, match="16 tokens.*seq_length is 128"):
+    Shards.open(folder, seq_length=128)
+  Shards.open(folder, seq_length=16)
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"version": 99}, "format version 99, this program reads 1"),
+    ({"format": "other"}, "no manifest of shards"),
+    ({"vocab": {}}, "is damaged"),
+    ({"splits": {}}, "is damaged"),
+  ],
+)
+def test_another_manifest_is_refused(copy, change, message):
+  path = copy / shards.MANIFEST
+  path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  with pytest.raises(DataError, match=message):
+    Shards.open(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+def test_a_damaged_manifest_is_refused(copy, content):
+  (copy / shards.MANIFEST).write_bytes(content)
+  with pytest.raises(DataError, match="manifest.json"):
+    Shards.open(copy)
+
+
+def test_a_folder_without_shards_is_refused(tmp_path):
+  with pytest.raises(DataError, match="nothing is built"):
+    Shards.open(tmp_path / "none")
+
+
+def test_an_empty_split_is_refused(tmp_path):
+  config = make_config(tmp_path, holdout_frac=0.0)
+  build.build(config)
+  with pytest.raises(DataError, match="heldout split has no example"):
+    Shards.open(config.data.dir, "heldout")
+
+
+def test_the_digest_names_the_data(folder, copy):
+  assert Shards.open(folder).digest == Shards.open(copy).digest
+  path = copy / shards.MANIFEST
+  path.write_text(path.read_text() + " ")
+  assert Shards.open(folder).digest != Shards.open(copy).digest
+
+
+def test_shards_open_and_evaluate_without_tensorflow(folder):
+  program = (
+    "import sys; sys.modules['tensorflow'] = None\n"
+    "from electra_jax.data.pretrain import Shards, eval_batches\n"
+    f"data = Shards.open({str(folder)!r}, 'heldout', verify=True)\n"
+    "assert next(eval_batches(data, batch_size=4, max_examples=4)).mask.any()\n"
+  )
+  subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_tensorflow_sees_no_accelerator():
+  tf = pretrain._tensorflow()
+  assert tf.config.get_visible_devices("GPU") == [] and tf.config.get_visible_devices("TPU") == []
