@@ -331,7 +331,7 @@ def kill_at(function, at):
     return function(*args, **kwargs)
   return wrapped
 {patch}
-test_build.build.build(test_build.make_config(Path({folder!r})))
+test_build.build.build(test_build.make_config(Path({folder!r})), overwrite=True)
 """
 
 
@@ -357,6 +357,24 @@ def test_a_killed_build_never_looks_whole_and_starts_clean(tmp_path, patch):
   build.build(config)
   assert again == contents(config.data.dir)
   assert not (tmp_path / "shards" / shards.BUILDING).exists()
+
+
+def test_a_build_killed_while_it_replaces_another_leaves_none_that_looks_whole(tmp_path):
+  config = make_config(tmp_path, short_prob=1.0)
+  build.build(config)
+  before = contents(config.data.dir)
+  for patch, survives in (
+    ("shards.ShardWriter.append = kill_at(shards.ShardWriter.append, 9)", True),
+    ("os.replace = kill_at(os.replace, 2)", False),
+  ):
+    program = KILLED.format(tests=str(Path(__file__).parent), patch=patch, folder=str(tmp_path))
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    if survives:
+      assert contents(config.data.dir) == before
+      Shards.open(config.data.dir, verify=True)
+    else:
+      with pytest.raises(DataError, match="is missing"):
+        Shards.open(config.data.dir)
 
 
 def test_two_builds_of_one_folder_are_refused(tmp_path):

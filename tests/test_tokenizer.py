@@ -204,6 +204,19 @@ def test_tokenizer_json_gives_the_same_ids_as_its_vocab_txt(vocab_file, tmp_path
   assert again.vocab.mask == own.vocab.mask and again.vocab.lowercase is None
 
 
+def test_names_of_special_tokens_in_text_are_text_for_any_tokenizer_json(vocab_file, tmp_path):
+  from tokenizers import pre_tokenizers
+
+  engine = tokenizer.load(vocab_file)._engine
+  engine.pre_tokenizer = pre_tokenizers.Whitespace()
+  engine.add_special_tokens(SPECIAL)
+  engine.save(str(tmp_path / "tokenizer.json"))
+  own = tokenizer.load(tmp_path / "tokenizer.json")
+  known = ids_of(vocab_file)
+  expected = [known[piece] for piece in ("[", "m", "##a", "##s", "##k", "]", "the")]
+  assert own.encode_batch(["[MASK] the"]) == [expected]
+
+
 def test_another_vocabulary_in_the_folder_is_refused(vocab_file, tmp_path):
   own = tokenizer.load(vocab_file)
   (tmp_path / "copy").mkdir()
