@@ -95,7 +95,7 @@ class Window:
     step, metrics = self._unread.popleft()
     scalars = _host(dict(metrics))
     terms = scalars.pop("terms")
-    check_finite(step, terms, scalars)
+    check_finite(f"step {step}", terms, scalars)
     for name, (total, count) in terms.items():
       old_total, old_count = self._terms.get(name, (0.0, 0.0))
       self._terms[name] = (old_total + total, old_count + count)
@@ -133,20 +133,26 @@ def _host(tree):
   return jax.tree.map(lambda x: np.asarray(x, np.float64)[()], jax.device_get(tree))
 
 
-def check_finite(step: int, terms: Mapping[str, tuple], scalars: Mapping[str, float]) -> None:
-  """Stops with the step and the term if one of a step's numbers is NaN or infinite."""
+def check_finite(where: str, terms: Mapping[str, tuple], scalars: Mapping[str, float]) -> None:
+  """Stops with the place and the term if one of a step's numbers is NaN or infinite."""
   numbers = {**{name: total for name, (total, _) in terms.items()}, **scalars}
   bad = {k: v for k, v in numbers.items() if not np.all(np.isfinite(v))}
   if bad:
     listed = ", ".join(f"{k} = {np.asarray(v).flat[0]}" for k, v in bad.items())
-    raise NotFiniteError(f"step {step}: {listed}")
+    raise NotFiniteError(f"{where}: {listed}")
 
 
-def evaluate(eval_step, params, batches) -> dict[str, float | None]:
-  """Returns the values of `eval_step(params, batch)`, its terms summed over the batches."""
+def evaluate(eval_step, params, batches, step: int) -> dict[str, float | None]:
+  """Returns the values of `eval_step(params, batch)`, its terms summed over the batches.
+
+  Raises:
+    NotFiniteError: naming `step`, the number of steps that the parameters have seen.
+  """
   sums: dict[str, tuple] = {}
   for batch in batches:
-    for name, (total, count) in _host(eval_step(params, batch)).items():
+    terms = _host(eval_step(params, batch))
+    check_finite(f"evaluation after step {step}", terms, {})
+    for name, (total, count) in terms.items():
       old_total, old_count = sums.get(name, (0.0, 0.0))
       sums[name] = (old_total + total, old_count + count)
   return losses_first(means(sums))

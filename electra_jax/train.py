@@ -9,11 +9,14 @@ with the same command, a run goes on from its newest checkpoint, bit for bit.
 
 import contextlib
 import dataclasses
+import functools
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -42,6 +45,48 @@ from electra_jax.interrupt import StopSignals
 from electra_jax.workdir import claim, read_config, write_config
 
 
+class Programs(NamedTuple):
+  """The functions of a run, traced and compiled at their first call."""
+
+  fresh: Callable  # () -> the state of step 0
+  from_params: Callable  # (params) -> the state of step 0 with these parameters
+  shapes: step.TrainState  # of a state: ShapeDtypeStruct
+  train_step: Callable
+  eval_step: Callable
+
+
+@functools.cache
+def make_programs(
+  spec: objectives.Spec,
+  objective_name: str,
+  optimizer_config: optimizer.OptimizerConfig,
+  steps: int,
+  seed: int,
+  accumulation: int,
+) -> Programs:
+  """Returns the functions that a run is made of; they do not depend on its data or workdir."""
+  objective = objectives.OBJECTIVES[objective_name]
+  schedule = optimizer.make_schedule(optimizer_config, steps)
+  tx = optimizer.make_optimizer(optimizer_config, schedule)
+
+  def fresh() -> step.TrainState:
+    # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
+    key = jax.random.fold_in(jax.random.key(seed), 2**32 - 2)
+    return step.init_state(objectives.init_params(spec, key), tx)
+
+  train_step = step.make_train_step(
+    objective(spec, True), tx, schedule, seed=seed, accumulation=accumulation, axis=parallel.AXIS
+  )
+  eval_step = step.make_eval_step(objective(spec, False), seed=seed, axis=parallel.AXIS)
+  return Programs(
+    fresh=jax.jit(fresh),
+    from_params=lambda params: step.init_state(params, tx),
+    shapes=jax.eval_shape(fresh),
+    train_step=parallel.map_train_step(train_step),
+    eval_step=parallel.map_eval_step(eval_step),
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
   """What a run is made of; nothing here changes while it runs."""
@@ -49,13 +94,12 @@ class Job:
   config: ConfigDict
   workdir: Path
   shards: pretrain.Shards
-  heldout: pretrain.Shards
+  heldout: pretrain.Shards | None  # None where no document is held out: no evaluation
   spec: objectives.Spec
-  schedule: object
-  tx: object
+  programs: Programs
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
-  entropy: float  # of the held-out unigrams, nats
+  entropy: float | None  # of the held-out unigrams, nats
 
   @property
   def record(self) -> dict:
@@ -137,26 +181,36 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
   """Opens the data and makes everything that does not change while the run goes on."""
   d, batch_size = config.data, config.train.batch_size
   shards = pretrain.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
-  heldout = pretrain.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
+  heldout = None
+  if shards.manifest["splits"]["heldout"]["examples"]:
+    heldout = pretrain.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
   if shards.num_examples < batch_size:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
     )
   spec = translate.make_spec(config, shards.vocab)
-  optimizer_config = translate.make_optimizer_config(config)
-  schedule = optimizer.make_schedule(optimizer_config, config.train.steps)
+  programs = make_programs(
+    spec,
+    config.objective.name,
+    translate.make_optimizer_config(config),
+    config.train.steps,
+    config.seed,
+    config.train.accumulation,
+  )
   return Job(
     config=config,
     workdir=workdir,
     shards=shards,
     heldout=heldout,
     spec=spec,
-    schedule=schedule,
-    tx=optimizer.make_optimizer(optimizer_config, schedule),
+    programs=programs,
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
-    peak=flops.peak_flops(jax.local_devices()[0]),
-    entropy=unigram_entropy(heldout),
+    peak=_peak_flops(jax.local_devices()[0]),
+    entropy=unigram_entropy(heldout) if heldout else None,
   )
+
+
+_peak_flops = functools.cache(flops.peak_flops)  # half a second where it is measured
 
 
 def unigram_entropy(shards: pretrain.Shards) -> float:
@@ -189,8 +243,7 @@ def start_or_continue(job: Job) -> list[str]:
 
 def describe(job: Job, console: Console, allowed: list[str]) -> None:
   """Prints what is about to run."""
-  c, shapes = job.config, jax.eval_shape(lambda: fresh_state(job)).params
-  sizes = params.count_networks(shapes)
+  c, sizes = job.config, params.count_networks(job.programs.shapes.params)
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
   changed = configs.changed_from_base(c)
@@ -204,12 +257,12 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
     "FLOPs": f"{job.flops_per_step:.3g} a step in matrix products,"
     f" {job.flops_per_step * c.train.steps:.3g} in all",
     "data": f"{c.data.dir}: {job.shards.num_examples:,} sequences of {job.shards.seq_length}"
-    f" tokens, {job.heldout.num_examples:,} held out",
+    f" tokens, {job.heldout.num_examples if job.heldout else 0:,} held out",
     "training": f"{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
     f" {sequences * job.shards.seq_length:,} tokens ="
     f" {sequences / job.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{job.shards.vocab.size:,} {job.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {job.entropy:.3f} nats a token",
+    f" held-out unigram entropy {metrics.shown('loss', job.entropy)} a token",
     "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
   }
   if allowed:
@@ -232,30 +285,21 @@ def _git_state() -> str:
   return f" ({commit}{', with changes' if dirty else ''})"
 
 
-def fresh_state(job: Job) -> step.TrainState:
-  """Returns the state of step 0, a function of the seed."""
-  # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
-  key = jax.random.fold_in(jax.random.key(job.config.seed), 2**32 - 2)
-  return step.init_state(objectives.init_params(job.spec, key), job.tx)
-
-
 def make_state(job: Job, checkpoints: Checkpoints, console: Console):
   """Returns the state to start from, and what was saved beside it (None at the beginning)."""
-  shapes = jax.eval_shape(lambda: fresh_state(job))
-  latest = checkpoints.latest_step()
+  shapes, latest = parallel.global_shapes(job.programs.shapes), checkpoints.latest_step()
   if latest is not None:
     started = time.perf_counter()
     meta = checkpoints.read_meta(latest)
-    state = parallel.to_local(checkpoints.restore(latest, parallel.global_shapes(shapes)))
+    state = parallel.to_local(checkpoints.restore(latest, shapes))
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
     return state, meta
   if job.config.init_from is None:
-    return parallel.replicate(jax.jit(lambda: fresh_state(job))()), None
-  other = restore_params(job.config.init_from, parallel.global_shapes(shapes.params))
+    return parallel.replicate(job.programs.fresh()), None
+  weights = parallel.to_local(restore_params(job.config.init_from, shapes.params))
   console.print(f"starting from the parameters of {job.config.init_from}")
-  weights = parallel.to_local(other)
-  return parallel.replicate(step.init_state(weights, job.tx)), None
+  return parallel.replicate(job.programs.from_params(weights)), None
 
 
 # The steps.
@@ -264,20 +308,6 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
 def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop: StopSignals):
   """Trains from the state's step to the last, or until stopped, and returns the state."""
   c, n = job.config, job.config.train.steps
-  objective = objectives.OBJECTIVES[c.objective.name]
-  train_step = parallel.map_train_step(
-    step.make_train_step(
-      objective(job.spec, True),
-      job.tx,
-      job.schedule,
-      seed=c.seed,
-      accumulation=c.train.accumulation,
-      axis=parallel.AXIS,
-    )
-  )
-  eval_step = parallel.map_eval_step(
-    step.make_eval_step(objective(job.spec, False), seed=c.seed, axis=parallel.AXIS)
-  )
   start, host, hosts = int(state.step), jax.process_index(), jax.process_count()
   batches = parallel.prefetch(
     pretrain.train_batches(
@@ -291,6 +321,8 @@ def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop
   )
 
   def evaluate(done: int) -> None:
+    if job.heldout is None:
+      return
     heldout = pretrain.eval_batches(
       job.heldout,
       batch_size=c.eval.batch_size,
@@ -298,7 +330,9 @@ def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop
       host=host,
       hosts=hosts,
     )
-    values = metrics.evaluate(eval_step, state.params, parallel.prefetch(heldout))
+    values = metrics.evaluate(
+      job.programs.eval_step, state.params, parallel.prefetch(heldout), done
+    )
     log.write(done, "heldout", values)
 
   def save(done: int) -> None:
@@ -316,7 +350,7 @@ def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop
   if start == 0:
     evaluate(0)
   for done in range(start + 1, n + 1):
-    state, values = train_step(state, next(batches))
+    state, values = job.programs.train_step(state, next(batches))
     window.add(done, values)
     log.display.advance(done)
     if done == start + 1:  # the first step compiles, which is not the speed of training
@@ -343,7 +377,7 @@ def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop
 def finish(job: Job, done: int, console: Console) -> None:
   """Draws the curves; says what came of the run, and where it is or how to resume it."""
   history = metrics.read_history(job.workdir / "metrics.jsonl")
-  references = {"mlm_loss": ("held-out unigram entropy", job.entropy)}
+  references = {"mlm_loss": ("held-out unigram entropy", job.entropy)} if job.entropy else {}
   curves.draw(job.workdir / "curves.png", history, references)
   heldout = [line for line in history if line["split"] == "heldout"]
   if heldout:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ def claim(workdir: Path) -> Iterator[None]:
     ValueError: a live process holds it.
     OSError: it cannot be made or written to.
   """
-  if "://" in str(workdir):
+  if re.match(r"\w+:/", str(workdir)):  # a Path makes one slash of two
     raise ValueError(f"--workdir={workdir}: mount the bucket, e.g. with gcsfuse, and give the path")
   workdir.mkdir(parents=True, exist_ok=True)
   with (workdir / LOCK_FILE).open("a+") as lock:

@@ -86,19 +86,21 @@ def test_nan_and_infinity_stop_with_the_step_and_the_term(bad):
 
 def test_a_window_lets_the_device_stay_ahead_but_not_far(monkeypatch):
   read = []
-  monkeypatch.setattr(metrics, "check_finite", lambda step, *_: read.append(step))
+  monkeypatch.setattr(metrics, "check_finite", lambda where, *_: read.append(where))
   window = metrics.Window(ahead=2)
   for step in range(1, 6):
     window.add(step, step_metrics(1, 1))
-  assert read == [1, 2, 3]
+  assert read == ["step 1", "step 2", "step 3"]
 
 
 def test_an_evaluation_is_one_sum_over_all_batches():
   batches = [jnp.array([1.0]), jnp.array([2.0, 3.0, 4.0])]
   values = metrics.evaluate(
-    jax.jit(lambda p, b: {"m": (p * b.sum(), jnp.float32(b.size))}), jnp.float32(2), batches
+    jax.jit(lambda p, b: {"m": (p * b.sum(), jnp.float32(b.size))}), jnp.float32(2), batches, 7
   )
   assert values == {"m": 5.0}  # 2 x 10 / 4
+  with pytest.raises(metrics.NotFiniteError, match=r"^evaluation after step 7: m = nan$"):
+    metrics.evaluate(lambda p, b: {"m": (p / 0 * 0, b.size)}, jnp.float32(2), batches, 7)
 
 
 def test_a_resumed_history_drops_later_lines_and_a_cut_off_one(tmp_path):

@@ -1,0 +1,333 @@
+"""The program: exact however it is interrupted, loud about what is wrong."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import make_tiny_config
+
+from electra_jax import metrics, parallel, train, translate
+from electra_jax.checkpoint import Checkpoints
+from electra_jax.data import pretrain
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = 12
+
+
+def lines(workdir: Path) -> list[dict]:
+  """Returns the run's history without what depends on the clock."""
+  history = metrics.read_history(Path(workdir) / "metrics.jsonl")
+  return [{k: v for k, v in line.items() if k not in metrics.TIMING} for line in history]
+
+
+def saved(workdir: Path, done: int = STEPS) -> dict:
+  """Returns {array: shape, dtype, CRC} of a checkpoint."""
+  meta = Path(workdir) / "checkpoints" / str(done) / "meta" / "metadata"
+  return json.loads(meta.read_text())["arrays"]
+
+
+def interrupt_at(monkeypatch, done: int, action) -> None:
+  """Calls action() in the middle of step `done`, once."""
+  original = pretrain.train_batches
+
+  def batches(*args, start_step, **kwargs):
+    # One batch is ahead, so the batch of step `done` (from 1) is asked for in the step before it.
+    for i, batch in enumerate(original(*args, start_step=start_step, **kwargs)):
+      if start_step + i == done:
+        monkeypatch.undo()
+        action()
+      yield batch
+
+  monkeypatch.setattr(pretrain, "train_batches", batches)
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_shards, tmp_path_factory):
+  """The workdir of a run that nothing interrupted."""
+  workdir = tmp_path_factory.mktemp("straight")
+  assert train.train(make_tiny_config(tiny_shards), workdir) == STEPS
+  return workdir
+
+
+def test_a_run_leaves_everything_it_promises(straight):
+  assert sorted(p.name for p in straight.iterdir()) == [
+    ".lock",
+    "checkpoints",
+    "config.json",
+    "curves.png",
+    "metrics.jsonl",
+  ]
+  history = lines(straight)
+  assert [(x["split"], x["step"]) for x in history] == [
+    ("heldout", 0),
+    ("train", 3),
+    ("train", 6),
+    ("heldout", 6),
+    ("train", 9),
+    ("train", 12),
+    ("heldout", 12),
+  ]
+  assert history[-1]["mlm_loss"] < history[0]["mlm_loss"]
+  assert 0 < history[-1]["rtd_auc"] < 1
+
+
+@pytest.mark.parametrize("k", [1, 4, 8, 11])
+def test_k_steps_and_the_rest_are_the_whole_run_bit_for_bit(
+  straight, tiny_config, tmp_path, monkeypatch, capsys, k
+):
+  interrupt_at(monkeypatch, k, lambda: signal.raise_signal(signal.SIGTERM))
+  assert train.train(tiny_config, tmp_path) == k
+  said = capsys.readouterr().out
+  assert f"SIGTERM: stopping after step {k}" in said and "resume with: " in said
+  assert train.train(tiny_config, tmp_path) == STEPS
+  assert saved(tmp_path) == saved(straight)
+  assert lines(tmp_path) == lines(straight)
+
+
+def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
+  straight, tiny_config, tmp_path, monkeypatch
+):
+  def die():
+    raise KeyboardInterrupt  # as a second Ctrl-C: nothing is saved
+
+  interrupt_at(monkeypatch, 7, die)
+  with pytest.raises(KeyboardInterrupt):
+    train.train(tiny_config, tmp_path)
+  assert [x["step"] for x in lines(tmp_path)] == [0, 3, 6, 6]
+  assert train.train(tiny_config, tmp_path) == STEPS  # from step 4
+  assert saved(tmp_path) == saved(straight)
+  assert lines(tmp_path) == lines(straight)
+
+
+def test_ctrl_c_finishes_the_step_and_saves(tiny_config, tmp_path, monkeypatch):
+  interrupt_at(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+  assert train.train(tiny_config, tmp_path) == 2
+  assert (tmp_path / "checkpoints" / "2").exists()
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_finished_run_is_not_trained_again(straight, tiny_config, tmp_path, capsys):
+  shutil.copytree(straight, tmp_path / "copy")
+  assert train.train(tiny_config, tmp_path / "copy") == STEPS
+  assert lines(tmp_path / "copy") == lines(straight)
+  assert "held-out documents" in capsys.readouterr().out
+
+
+def test_resuming_with_another_config_is_refused_with_the_differences(
+  straight, tiny_config, tmp_path
+):
+  workdir = tmp_path / "copy"
+  shutil.copytree(straight, workdir)
+  tiny_config.optimizer.learning_rate = 0.5
+  tiny_config.log.every_steps = 1  # free
+  with pytest.raises(ValueError, match=r"another run: optimizer.learning_rate was 0.01, is 0.5;"):
+    train.train(tiny_config, workdir)
+  assert saved(workdir) == saved(straight)
+  tiny_config.optimizer.learning_rate = 0.01
+  tiny_config.init_from = "elsewhere"
+  with pytest.raises(ValueError, match="init_from was None, is 'elsewhere'"):
+    train.train(tiny_config, workdir)
+  tiny_config.allow_config_change = "optimizer,init_from"
+  assert train.train(tiny_config, workdir) == STEPS
+  assert json.loads((workdir / "config.json").read_text())["init_from"] == "elsewhere"
+
+
+def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
+  straight, tiny_config, tmp_path
+):
+  workdir = tmp_path / "copy"
+  shutil.copytree(straight, workdir)
+  shutil.rmtree(workdir / "checkpoints" / "12")
+  # A checkpoint of step 9 whose weights are finite, and whose sums are not.
+  run = Checkpoints(workdir, keep=5, keep_every_steps=0)
+  meta, shapes = run.read_meta(8), program_shapes(tiny_config)
+  state = run.restore(8, parallel.global_shapes(shapes))
+  run.save(9, state.replace(step=state.step + 1, params=explode(state.params)), meta)
+  run.close()
+  with pytest.raises(metrics.NotFiniteError, match=r"^step 10: .*= (nan|inf)"):
+    train.train(tiny_config, workdir)
+  assert sorted(os.listdir(workdir / "checkpoints")) == ["4", "8", "9"]
+  shutil.rmtree(workdir / "checkpoints" / "9")
+  assert train.train(tiny_config, workdir) == STEPS
+  assert saved(workdir) == saved(straight)
+
+
+def explode(params):
+  return jax.tree.map(lambda x: x * 1e30, params)
+
+
+def program_shapes(config):
+  """Returns the shapes of a state of `config`."""
+  vocab = pretrain.Shards.open(config.data.dir).vocab
+  spec = translate.make_spec(config, vocab)
+  tx = translate.make_optimizer_config(config)
+  c = config.train
+  return train.make_programs(
+    spec, config.objective.name, tx, c.steps, config.seed, c.accumulation
+  ).shapes
+
+
+def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):
+  tiny_config.init_from = str(straight)
+  assert train.train(tiny_config, tmp_path / "new") == STEPS
+  assert f"starting from the parameters of {straight}" in capsys.readouterr().out
+  ours, theirs = lines(tmp_path / "new"), lines(straight)
+  assert {**ours[0], "step": STEPS} == theirs[-1]  # the same weights, masks and samples
+  assert ours[1]["learning_rate"] == theirs[1]["learning_rate"]  # the optimizer starts anew
+  assert saved(tmp_path / "new") != saved(straight)
+  tiny_config.model.ffn_size = 64
+  with pytest.raises(ValueError, match=r"init_from: .*ffn_in/kernel is \(2, 16, 32\), the model's"):
+    train.train(tiny_config, tmp_path / "other")
+
+
+def damage_newest(workdir: Path) -> None:
+  shutil.rmtree(workdir / "checkpoints" / str(STEPS) / "state")
+
+
+def test_a_damaged_newest_checkpoint_stops_the_run_until_it_is_deleted(
+  straight, tiny_config, tmp_path
+):
+  workdir = tmp_path / "copy"
+  shutil.copytree(straight, workdir)
+  damage_newest(workdir)
+  with pytest.raises(ValueError, match=r"checkpoints/12 is damaged .*to resume from step 8$"):
+    train.train(tiny_config, workdir)
+  assert lines(workdir) == lines(straight)  # nothing is lost
+  shutil.rmtree(workdir / "checkpoints" / str(STEPS))
+  assert train.train(tiny_config, workdir) == STEPS
+  assert saved(workdir) == saved(straight)
+  assert lines(workdir) == lines(straight)
+
+
+def test_a_workdir_in_use_is_refused_and_a_dead_process_holds_nothing(tiny_config, tmp_path):
+  holder = (
+    "import pathlib, sys, time\n"
+    f"sys.path.insert(0, {str(ROOT)!r})\n"
+    "from electra_jax.workdir import claim\n"
+    f"with claim(pathlib.Path({str(tmp_path)!r})):\n"
+    "  print('held', flush=True)\n"
+    "  time.sleep(60)\n"
+  )
+  process = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE)
+  process.stdout.readline()
+  with pytest.raises(ValueError, match=rf"is in use by process {process.pid} on "):
+    train.train(tiny_config, tmp_path)
+  process.kill()
+  process.wait()
+  with train.claim(tmp_path):
+    pass
+
+
+def test_a_folder_that_is_no_run_is_refused(tiny_config, tmp_path):
+  (tmp_path / "thesis.txt").write_text("all of it")
+  with pytest.raises(ValueError, match=r"holds thesis.txt but no config.json"):
+    train.train(tiny_config, tmp_path)
+  (tmp_path / "thesis.txt").unlink()
+  (tmp_path / "config.json").write_text('{"seed"')
+  with pytest.raises(ValueError, match=r"config.json is damaged"):
+    train.train(tiny_config, tmp_path)
+  with pytest.raises(ValueError, match="mount the bucket"):
+    train.train(tiny_config, "gs://bucket/run")
+
+
+def test_data_that_does_not_fit_is_refused_with_both_numbers(tiny_config, tiny_shards, tmp_path):
+  tiny_config.data.seq_length = 8
+  with pytest.raises(ValueError, match=r"16 tokens.* 8"):
+    train.train(tiny_config, tmp_path / "a")
+  tiny_config.data.seq_length = 16
+  tiny_config.train.batch_size = 8000
+  with pytest.raises(ValueError, match=r"sequences are too few for a batch of 8,000"):
+    train.train(tiny_config, tmp_path / "b")
+  tiny_config.train.batch_size = 12
+  with pytest.raises(ValueError, match=r"batch size 12 is not divisible by 8 devices"):
+    train.train(tiny_config, tmp_path / "c")
+
+
+def test_shards_that_changed_since_are_another_run(straight, tiny_config, tmp_path):
+  shutil.copytree(straight, tmp_path / "run")
+  data = shutil.copytree(tiny_config.data.dir, tmp_path / "data")
+  tiny_config.data.dir = str(data)  # moved, and the same: goes on
+  assert train.train(tiny_config, tmp_path / "run") == STEPS
+  manifest = data / "manifest.json"
+  manifest.write_text(manifest.read_text().replace('"documents": ', '"documents":  '))
+  with pytest.raises(ValueError, match=r"another run: data.manifest was '"):
+    train.train(tiny_config, tmp_path / "run")
+
+
+def command(config, workdir, *args) -> list[str]:
+  """Returns the command line that trains `config`."""
+  from electra_jax import config as configs
+
+  changed = configs.changed_from_base(config)
+  fields = [f"--config.{name}={value}" for name, (_, value) in changed.items()]
+  head = [sys.executable, "-m", "electra_jax.train", "--config=configs/base.py"]
+  return [*head, f"--workdir={workdir}", *fields, *args]
+
+
+def shell(arguments, devices: int, **kwargs) -> subprocess.CompletedProcess:
+  env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
+  return subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=env, **kwargs)
+
+
+@pytest.mark.parametrize(
+  "make_workdir",
+  [
+    lambda tmp_path: "/proc/run",
+    lambda tmp_path: (tmp_path / "file").write_text("") * 0 or tmp_path / "file" / "run",
+  ],
+  ids=["proc", "below a file"],
+)
+def test_a_workdir_that_cannot_be_written_is_one_line(tiny_config, tmp_path, make_workdir):
+  done = shell(command(tiny_config, make_workdir(tmp_path)), 8)
+  assert done.returncode == 1
+  errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+  assert len(errors) == 1 and "/run" in errors[0] and "Traceback" not in done.stderr
+
+
+def test_a_run_goes_on_with_another_number_of_devices(straight, tiny_config, tmp_path):
+  """The same examples, masks, samples and dropout: only the order of sums differs."""
+  workdir = tmp_path / "run"
+  shutil.copytree(straight, workdir)
+  shutil.rmtree(workdir / "checkpoints" / "12")
+  done = shell(command(tiny_config, workdir), 2)
+  assert done.returncode == 0, done.stderr
+  assert "2 x cpu" in done.stdout and "resuming from step 8" in done.stdout
+  for ours, theirs in zip(lines(straight), lines(workdir), strict=True):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+      if isinstance(ours[name], float):
+        # Counts are whole numbers and equal; sums of float32 differ in their last bits.
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, err_msg=name)
+
+
+def test_a_line_names_every_promised_number(straight):
+  train_line = next(
+    x for x in metrics.read_history(straight / "metrics.jsonl") if x["split"] == "train"
+  )
+  promised = (
+    "mlm_loss rtd_loss rtd_accuracy rtd_auc rtd_recall rtd_precision mlm_accuracy"
+    " sampled_accuracy replaced learning_rate grad_norm sequences_per_sec tokens_per_sec mfu"
+    " eta_secs"
+  ).split()
+  assert [name for name in promised if name not in train_line] == []
+
+
+def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
+  heldout = pretrain.Shards.open(tiny_shards, "heldout")
+  tokens = np.concatenate([b.ids[b.mask] for b in itertools.islice(heldout_batches(heldout), 99)])
+  tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
+  _, counts = np.unique(tokens, return_counts=True)
+  p = counts / counts.sum()
+  assert train.unigram_entropy(heldout) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
+
+
+def heldout_batches(heldout):
+  return pretrain.eval_batches(heldout, batch_size=8, max_examples=10_000)
