@@ -256,6 +256,8 @@ def test_a_damaged_manifest_is_refused(copy, content):
 def test_a_folder_without_shards_is_refused(tmp_path):
   with pytest.raises(DataError, match="nothing is built"):
     Shards.open(tmp_path / "none")
+  with pytest.raises(DataError, match="mounted paths only"):
+    Shards.open("gs://bucket/shards")
 
 
 def test_an_empty_split_is_refused(tmp_path):

@@ -10,6 +10,7 @@ is given. The same input and configuration give the same bytes on any number of 
 
 import dataclasses
 import hashlib
+import heapq
 import importlib.metadata
 import math
 import os
@@ -65,6 +66,8 @@ def check(config: ConfigDict) -> None:
   data = config.data
   if not data.dir:
     raise ValueError("config.data.dir is not set: the folder to write shards to")
+  if "://" in data.dir:
+    raise ValueError(f"config.data.dir={data.dir}: shards are written to mounted paths only")
   if data.examples not in ("segments", "packed"):
     raise ValueError(f"config.data.examples={data.examples!r} is neither segments nor packed")
   for field, low, high in (
@@ -134,7 +137,7 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
 def _build(config: ConfigDict, temporary: Path) -> dict:
   """Writes vocabulary and shards into `temporary` and returns the manifest."""
   data = config.data
-  workers = data.workers or len(os.sched_getaffinity(0))
+  workers = data.workers or _cores()
   reader = _Reader(config, temporary, workers)
   vocab = _vocabulary(config, reader, temporary)
   spec = examples.ExampleSpec(
@@ -171,6 +174,11 @@ def _build(config: ConfigDict, temporary: Path) -> dict:
     for split in SPLITS:
       writers[split].append(examples.pack(rest[split], spec, dtype, last=True)[0])
   return _manifest(config, reader, vocab, writers, counts, dtype.itemsize)
+
+
+def _cores() -> int:
+  """Returns the number of cores that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: int) -> dict:
@@ -307,23 +315,19 @@ def _train_pieces(pieces: Iterable[Piece], holdout_frac: float, status) -> Itera
 
 
 def sample(pieces: Iterable[Piece], most_bytes: int) -> list[str]:
-  """Returns texts of at most `most_bytes` spread evenly over a stream of unknown length.
+  """Returns texts of at most `most_bytes` in all, spread evenly over a stream of unknown length.
 
-  Which are taken depends on their hashes only: while there are too many, half of them goes.
+  Each text draws a number by its hash, and those with the smallest ones stay.
   """
-  taken: list[tuple[float, str, int]] = []
-  limit, size = 1.0, 0
+  heap: list[tuple[float, int, int, str]] = []  # the largest draw on top
+  size = 0
   for i, piece in enumerate(pieces):
     draw = sources.fraction(piece.key + i.to_bytes(8, "little"), "vocab")
-    if draw >= limit:
-      continue
-    taken.append((draw, piece.text, piece.size))
+    heapq.heappush(heap, (-draw, i, piece.size, piece.text))
     size += piece.size
-    while size > most_bytes and len(taken) > 1:
-      limit /= 2
-      taken = [entry for entry in taken if entry[0] < limit]
-      size = sum(entry[2] for entry in taken)
-  return [text for _, text, _ in taken]
+    while size > most_bytes and len(heap) > 1:
+      size -= heapq.heappop(heap)[2]
+  return [text for _, _, _, text in sorted(heap, key=lambda entry: entry[1])]
 
 
 def _say_counts(splits: dict, data: ConfigDict) -> None:

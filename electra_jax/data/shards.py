@@ -172,6 +172,8 @@ def read_manifest(folder: str | os.PathLike) -> dict:
   Raises:
     DataError: there is none, it is damaged, or another version of the format.
   """
+  if "://" in str(folder):
+    raise DataError(f"{folder}: shards are mapped into memory from mounted paths only")
   path = Path(folder) / MANIFEST
   try:
     manifest = json.loads(path.read_bytes())
