@@ -138,7 +138,7 @@ def rtd_terms(logits, is_replaced, mask, weight: float) -> dict[str, Term]:
     "rtd_precision": Term(found, (said * mask).sum()),
     "replaced": Term(replaced, tokens),
     "rtd_scores": Term(
-      score_histogram(jax.lax.stop_gradient(logits), is_replaced, mask), jnp.float32(1)
+      score_histogram(jax.lax.stop_gradient(logits), is_replaced, mask), tokens
     ),
   }
 

@@ -90,20 +90,16 @@ def make_train_step(
       )
       return loss, {k: (t.total, t.count) for k, t in terms.items()}
 
-    def add_part(_, part):
-      (loss, terms), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params, part)
-      return jax.tree.map(jnp.add, _, (loss, terms, grads)), None
+    def part_of_sum(part):
+      return jax.value_and_grad(loss_of, has_aux=True)(state.params, part)
 
-    shapes = jax.eval_shape(
-      lambda part: jax.value_and_grad(loss_of, has_aux=True)(state.params, part),
-      jax.tree.map(lambda x: x[0], parts),
-    )
-    (loss_shape, terms_shape), grads_shape = shapes
-    zero = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), (loss_shape, terms_shape, grads_shape)
-    )
-    (loss, terms, grads), _ = jax.lax.scan(add_part, zero, parts)
-    loss, terms, grads = jax.lax.psum((loss, terms, grads), axis)
+    def add_part(so_far, part):
+      return jax.tree.map(jnp.add, so_far, part_of_sum(part)), None
+
+    shapes = jax.eval_shape(part_of_sum, jax.tree.map(lambda x: x[0], parts))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    sums, _ = jax.lax.scan(add_part, zero, parts)
+    (loss, terms), grads = jax.lax.psum(sums, axis)
 
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -111,9 +107,9 @@ def make_train_step(
       "terms": terms,
       "loss": loss,
       "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-      "grad_norm": optax.global_norm(grads),
-      "update_norm": optax.global_norm(updates),
-      "param_norm": optax.global_norm(params),
+      "grad_norm": optax.tree.norm(grads),
+      "update_norm": optax.tree.norm(updates),
+      "param_norm": optax.tree.norm(params),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
 

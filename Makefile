@@ -1,0 +1,35 @@
+# Everything runs in .venv, made from the exact versions in requirements.lock. Any Python from 3.11:
+# make PYTHON=python3.12 test
+PYTHON ?= python3
+RUN = .venv/bin/python
+
+.PHONY: quickstart test lint test-kill lock clean
+
+quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
+	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
+	$(RUN) -m electra_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+
+test: lint  ## lint, the examples in docstrings and the default tests
+	$(RUN) -m pytest
+
+lint: .venv/ready
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+test-kill: .venv/ready  ## kill -9 real runs and compare what they end with, bit for bit
+	$(RUN) tests/kill_resume.py
+
+.venv/ready: requirements.lock pyproject.toml setup.cfg
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+lock:  ## solves the versions anew, for every Python and platform; needs uv
+	uv pip compile --universal --python-version 3.11 --extra dev --no-annotate --no-header \
+	  --upgrade pyproject.toml -o requirements.lock
+
+clean:  ## removes what runs made; shards, checkpoints and .venv
+	rm -rf runs .venv

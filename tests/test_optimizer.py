@@ -1,0 +1,102 @@
+"""The original's Adam and schedule against NumPy; optax's choices against their definitions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from electra_jax import optimizer
+from electra_jax.optimizer import OptimizerConfig
+
+PAPER = OptimizerConfig(
+  "electra_adam", 5e-4, "product", 10_000, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0
+)  # fmt: skip
+
+
+def test_product_schedule_is_the_originals():
+  schedule = optimizer.make_schedule(PAPER, 1_000_000)
+  for t in (0, 1, 5000, 9999, 10_000, 500_000, 1_000_000):
+    expected = 5e-4 * (1 - t / 1_000_000) * min(1, t / 10_000)
+    assert float(schedule(jnp.int32(t))) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+  assert max(float(schedule(t)) for t in range(9_000, 11_000, 100)) < 5e-4  # never the peak
+
+
+def test_joined_schedule_warms_up_to_the_peak_and_then_decays():
+  schedule = optimizer.joined_schedule(1.0, 10, 110, 1.0)
+  got = [float(schedule(t)) for t in (0, 5, 10, 60, 110)]
+  assert got == pytest.approx([0, 0.5, 1.0, 0.5, 0])
+
+
+def test_schedules_without_warm_up_start_at_the_peak():
+  assert float(optimizer.product_schedule(1.0, 0, 10, 1.0)(0)) == 1.0
+  assert float(optimizer.joined_schedule(1.0, 0, 10, 1.0)(0)) == 1.0
+
+
+def tree(seed):
+  rng = np.random.default_rng(seed)
+  return {
+    "dense": {"kernel": rng.normal(size=(3, 4)), "bias": rng.normal(size=4)},
+    "ffn_norm": {"scale": rng.normal(size=4), "bias": rng.normal(size=4)},
+    "word": rng.normal(size=(5, 3)),
+  }
+
+
+def test_electra_adam_equals_numpy_over_several_steps():
+  cfg = OptimizerConfig("electra_adam", 0.1, "product", 2, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0)
+  tx = optimizer.make_optimizer(cfg, optimizer.make_schedule(cfg, 10))
+  params = jax.tree.map(jnp.float32, tree(0))
+  state = tx.init(params)
+  p = jax.tree.map(np.float64, tree(0))
+  m, v = (jax.tree.map(np.zeros_like, p) for _ in range(2))
+  for t in range(6):
+    grads = tree(t + 1)
+    updates, state = tx.update(jax.tree.map(jnp.float32, grads), state, params)
+    params = optax.apply_updates(params, updates)
+    norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+    assert norm > 1  # so that clipping is at work
+    g = jax.tree.map(lambda g, norm=norm: g / norm, grads)
+    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+    v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
+    lr = 0.1 * (1 - t / 10) * min(1, t / 2)
+    decayed = {"dense": {"kernel": 1, "bias": 0}, "ffn_norm": {"scale": 0, "bias": 0}, "word": 1}
+    p = jax.tree.map(
+      lambda p, m, v, d, lr=lr: p - lr * (m / (np.sqrt(v) + 1e-6) + 0.01 * d * p), p, m, v, decayed
+    )
+  # Six updates of size lr ~ 0.1 in float32: 6e-8 relative each.
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), params, p)
+
+
+def test_a_small_gradient_is_not_clipped():
+  tx = optimizer.make_optimizer(PAPER, lambda _: 1.0)
+  small = jax.tree.map(lambda x: jnp.float32(x) * 1e-3, tree(0))
+  _, state = tx.update(small, tx.init(small), small)
+  (adam,) = (
+    s for s in jax.tree.leaves(state, is_leaf=lambda s: hasattr(s, "mu")) if hasattr(s, "mu")
+  )
+  jax.tree.map(lambda m, g: np.testing.assert_allclose(m, 0.1 * g, rtol=1e-6), adam.mu, small)
+
+
+def test_decay_spares_biases_and_layer_norms_of_the_real_networks():
+  from electra_jax import masking, model, objectives
+
+  cfg = model.TransformerConfig(50, 6, 8, 2, 2, 16, 12)
+  spec = objectives.Spec(cfg, cfg, masking.Masking(0.15, 0.85, 1.0, 4, ()))
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  mask = optimizer.decay_mask(shapes)
+  for path, decays in jax.tree_util.tree_leaves_with_path(mask):
+    name = jax.tree_util.keystr(path)
+    assert decays == (not ("bias" in name or "norm" in name)), name
+  assert mask["embeddings"] == {
+    "word": True, "position": True, "token_type": True,
+    "layer_norm": {"scale": False, "bias": False},
+  }  # fmt: skip
+
+
+def test_adamw_is_optaxs_with_bias_correction():
+  cfg = OptimizerConfig("adamw", 0.1, "joined", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1e9)
+  tx = optimizer.make_optimizer(cfg, lambda _: 0.1)
+  p = {"kernel": jnp.array([1.0])}
+  updates, _ = tx.update({"kernel": jnp.array([0.5])}, tx.init(p), p)
+  # With the correction the first step is lr whatever the gradient; without, lr x 0.1 / sqrt(0.001).
+  assert float(updates["kernel"][0]) == pytest.approx(-0.1, rel=1e-4)

@@ -1,0 +1,167 @@
+"""The step: devices, microbatches and order change nothing; keys are functions of the row alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from electra_jax import masking, model, objectives, optimizer, parallel, step
+from electra_jax.batch import Batch
+
+STEPS, B, L = 3, 16, 16
+
+
+def make_spec(dropout):
+  d = model.TransformerConfig(
+    60, 8, 16, 2, 2, 32, L, dropout=dropout, attention_dropout=dropout
+  )  # fmt: skip
+  return objectives.Spec(
+    model.generator_size(d, 0.5, 1.0), d, masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
+  )
+
+
+def make_batch(t):
+  # Very uneven rows: some devices get eight times the tokens of others.
+  rng = np.random.default_rng(t)
+  lengths = np.where(np.arange(B) < B // 2, L, rng.integers(2, 5, B))
+  mask = np.arange(L) < lengths[:, None]
+  ids = np.where(mask, rng.integers(5, 60, (B, L)), 0).astype(np.int32)
+  ids[:, 0] = 2
+  return Batch(ids, np.zeros_like(ids), mask, np.arange(B, dtype=np.int32))
+
+
+def train(devices, accumulation=1, dropout=0.0, order=None):
+  spec = make_spec(dropout)
+  cfg = optimizer.OptimizerConfig("electra_adam", 1e-2, "product", 0, 1, 0.01, 0.9, 0.999, 1e-6, 1)
+  schedule = optimizer.make_schedule(cfg, 100)
+  tx = optimizer.make_optimizer(cfg, schedule)
+  objective = objectives.electra(spec, True)
+  one = step.make_train_step(objective, tx, schedule, seed=7, accumulation=accumulation)
+  mapped = jax.pmap(
+    one, axis_name="data", in_axes=(None, 0), out_axes=(None, None),
+    devices=jax.devices()[:devices],
+  )  # fmt: skip
+  state = step.init_state(jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))(), tx)
+  history = []
+  for t in range(STEPS):
+    batch = make_batch(t)
+    if order is not None:
+      batch = jax.tree.map(lambda x: x[order], batch)
+    state, metrics = mapped(
+      state, jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), batch)
+    )
+    history.append(jax.device_get(metrics))
+  return jax.device_get(state), history
+
+
+@pytest.fixture(scope="module")
+def reference():
+  return train(1)
+
+
+def same(a, b):
+  state, history = a
+  expected, expected_history = b
+  for got, want in zip(history, expected_history, strict=True):
+    for name, (total, count) in want["terms"].items():
+      # Counts are whole numbers: the masks and samples are the very same.
+      assert np.array_equal(got["terms"][name][1], count), name
+      np.testing.assert_allclose(got["terms"][name][0], total, rtol=1e-4, err_msg=name)
+    np.testing.assert_allclose(got["grad_norm"], want["grad_norm"], rtol=1e-4)
+  # Adam divides by the root of the squared gradient, so that a gradient that is all rounding still
+  # moves a weight: 3 steps x lr 1e-2 x (no bias correction: up to 3.2) x 1e-4 relative rounding.
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), state.params, expected.params
+  )
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_devices_with_uneven_counts_equal_one_device(reference, devices):
+  same(train(devices), reference)
+
+
+@pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (2, 2)])
+def test_uneven_microbatches_equal_the_large_batch(reference, devices, accumulation):
+  same(train(devices, accumulation), reference)
+
+
+def test_the_order_of_rows_changes_nothing(reference):
+  same(train(2, order=np.random.default_rng(0).permutation(B)), reference)
+
+
+def test_dropout_too_is_the_same_on_any_devices_and_microbatches():
+  same(train(8, dropout=0.1), train(1, accumulation=2, dropout=0.1))
+
+
+def test_gradient_is_that_of_totals_over_global_counts(reference):
+  # By hand, without psum, scan or pmap.
+  spec, batch = make_spec(0.0), make_batch(0)
+  params = jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
+  keys = step.row_keys(7, jnp.int32(0), batch.row)
+
+  def loss(params):
+    t = objectives.electra(spec, True)(params, batch, keys)
+    mlm, rtd = t["mlm_loss"], t["rtd_loss"]
+    return mlm.total / mlm.count + 50 * rtd.total / rtd.count
+
+  value, grads = jax.jit(jax.value_and_grad(loss))(params)
+  metrics = reference[1][0]
+  assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-5)
+  assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(grads)), rel=1e-4)
+
+
+def test_a_batch_of_padding_only_leaves_finite_parameters():
+  spec = make_spec(0.0)
+  tx = optax.sgd(1.0)
+  one = step.make_train_step(objectives.electra(spec, True), tx, lambda _: 1.0, seed=0)
+  params = jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
+  empty = jax.tree.map(lambda x: np.zeros_like(x)[None], make_batch(0))
+  mapped = jax.pmap(
+    one, axis_name="data", in_axes=(None, 0), out_axes=(None, None), devices=jax.devices()[:1]
+  )
+  state, metrics = mapped(step.init_state(params, tx), empty)
+  assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
+  jax.tree.map(np.testing.assert_array_equal, state.params, params)
+
+
+def test_keys_differ_by_seed_step_and_row_and_by_nothing_else():
+  def words(seed, t, rows):
+    return jax.random.key_data(step.row_keys(seed, jnp.int32(t), jnp.array(rows))).tolist()
+
+  assert words(0, 5, [3, 4]) == [*words(0, 5, [3]), *words(0, 5, [4])]
+  seen = [words(s, t, [r])[0] for s in (0, 1) for t in (0, 1, 2) for r in (0, 1, 2)]
+  assert len({tuple(w) for w in seen}) == len(seen)
+
+
+def test_evaluation_is_the_same_at_every_step_and_on_any_devices():
+  spec = make_spec(0.1)
+  params = jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
+  evaluate = step.make_eval_step(objectives.electra(spec, False), seed=7)
+  batch, results = make_batch(0), []
+  for devices in (1, 4):
+    mapped = jax.pmap(
+      evaluate, axis_name="data", in_axes=(None, 0), out_axes=None, devices=jax.devices()[:devices]
+    )
+    parts = jax.tree.map(lambda x, n=devices: x.reshape(n, -1, *x.shape[1:]), batch)
+    results.append(jax.device_get(mapped(params, parts)))
+  for name, (total, count) in results[0].items():
+    np.testing.assert_allclose(results[1][name][0], total, rtol=1e-5, err_msg=name)
+    assert np.array_equal(results[1][name][1], count), name
+
+
+def test_the_mapped_step_donates_the_state_and_keeps_its_shapes():
+  spec = make_spec(0.0)
+  tx = optax.sgd(0.1)
+  mapped = parallel.map_train_step(
+    step.make_train_step(
+      objectives.electra(spec, True), tx, lambda _: 0.1, seed=0, axis=parallel.AXIS
+    )
+  )
+  state = step.init_state(jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))(), tx)
+  shapes = jax.tree.map(jnp.shape, state)
+  state = parallel.replicate(state)
+  new, _ = mapped(state, next(parallel.prefetch([make_batch(0)])))
+  assert jax.tree.map(jnp.shape, new) == shapes
+  assert state.params["embeddings"]["word"].is_deleted()
+  assert new.params["embeddings"]["word"].sharding.is_fully_replicated
