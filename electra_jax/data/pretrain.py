@@ -72,8 +72,8 @@ class Shards:
       DataError: there is no finished build, a file is missing, damaged or not the manifest's, the
         vocabulary is another one, the length differs, or the split is empty.
     """
-    folder = Path(folder)
     manifest = shards.read_manifest(folder)
+    folder = Path(folder)
     path = folder / shards.MANIFEST
     try:
       facts = manifest["vocab"]

@@ -20,9 +20,9 @@ from electra_jax.data import pool
 # Less quoted text than this is not worth parsing the module for.
 MIN_QUOTED_BYTES = 200
 # A paragraph of prose has at least this many words ...
-MIN_WORDS = 8
+MIN_WORDS = 6
 # ... and at least this share of letters and spaces among its characters.
-MIN_LETTERS_FRAC = 0.86
+MIN_LETTERS_FRAC = 0.82
 # Modules of one task for a worker.
 BATCH_FILES = 40
 
