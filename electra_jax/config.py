@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 PACKAGE = Path(__file__).resolve().parent
@@ -131,6 +131,9 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
 
 def _parse_flags(argv: list[str]) -> list[str]:
   """Parses the flags; refuses arguments that are none."""
+  # What libraries log through absl (orbax: pages of it) is for their developers; their errors reach
+  # the user as exceptions. --verbosity=0 shows it.
+  flags.FLAGS.set_default("verbosity", logging.FATAL)
   rest = flags.FLAGS(argv)
   if len(rest) > 1:
     raise flags.Error(f"{rest[1]!r} is no flag; a flag looks like --config=configs/base.py")

@@ -1,0 +1,86 @@
+"""Two real processes, and one, train the same thing."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import make_tiny_config
+from test_checkpoint import open_run
+from test_train import program_shapes
+
+from electra_jax import config as configs
+from electra_jax import metrics, parallel
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = 4
+
+
+def start(config, workdir, *args, devices: int) -> subprocess.Popen:
+  fields = [f"--config.{k}={v}" for k, (_, v) in configs.changed_from_base(config).items()]
+  head = [sys.executable, "-m", "electra_jax.train", "--config=configs/base.py"]
+  return subprocess.Popen(
+    [*head, f"--workdir={workdir}", *fields, *args],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=ROOT,
+    env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)},
+  )
+
+
+def finish(*processes: subprocess.Popen) -> list[str]:
+  """Waits for all, and returns what each said on stdout."""
+  outputs = [process.communicate(timeout=300) for process in processes]
+  for process, (_, err) in zip(processes, outputs, strict=True):
+    assert process.returncode == 0, err[-3000:]
+  return [out for out, _ in outputs]
+
+
+def free_port() -> int:
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    return s.getsockname()[1]
+
+
+def pair(config, workdir) -> list[subprocess.Popen]:
+  """Starts two processes of one device each."""
+  joined = (f"--coordinator=localhost:{free_port()}", "--num_processes=2")
+  return [start(config, workdir, *joined, f"--process_id={i}", devices=1) for i in range(2)]
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_save_what_one_does(tiny_shards, tmp_path):
+  config = make_tiny_config(tiny_shards)
+  config.train.steps = STEPS
+  config.log.every_steps = 1
+  config.checkpoint.every_steps = 2
+  config.eval.every_steps = 2
+  first, second = finish(*pair(config, tmp_path / "two"))
+  assert "2 x cpu, 2 process(es)" in first and f"train step {STEPS}/{STEPS}" in first
+  assert "step" not in second  # one tells for all
+  finish(start(config, tmp_path / "one", devices=2))
+  assert_close(tmp_path / "one", tmp_path / "two")
+
+  # What the two saved together, one process reads, on the eight devices of this one.
+  shapes = parallel.global_shapes(program_shapes(config))
+  one, two = (open_run(tmp_path / name).restore(STEPS, shapes) for name in ("one", "two"))
+  assert int(two.step) == STEPS
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-5), one, two)
+
+
+def assert_close(one: Path, two: Path) -> None:
+  ours, theirs = (metrics.read_history(p / "metrics.jsonl") for p in (one, two))
+  assert len(ours) == len(theirs) == STEPS + 3
+  for a, b in zip(ours, theirs, strict=True):
+    assert a.keys() == b.keys()
+    for name in a.keys() - set(metrics.TIMING):
+      if isinstance(a[name], float):
+        # Each device sums its rows in float32, and the devices add up in another order.
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-4, err_msg=f"{name}, step {a['step']}")
+      else:
+        assert a[name] == b[name]
