@@ -155,16 +155,19 @@ def train_batches(
 
   def read(step):
     position = step * batch_size + tf.constant(rows, tf.int64)
-    # A batch touches two epochs at most. index_shuffle takes one seed for all of its indices only:
-    # a seed per index, as documented, fails in TensorFlow 2.21.
-    epoch = step * batch_size // count
-    now, then = (
-      tf.random.experimental.index_shuffle(
-        position % count, tf.stack([tf.constant(seed, tf.int64), e]), count - 1
-      )
-      for e in (epoch, epoch + 1)
+    first, last = step * batch_size // count, ((step + 1) * batch_size - 1) // count
+
+    def shuffled(epoch):
+      seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
+      return tf.random.experimental.index_shuffle(position % count, seeds, count - 1)
+
+    # A batch touches two epochs at most, mostly one. index_shuffle takes one seed for all of its
+    # indices only: a seed for each, as documented, fails in TensorFlow 2.21.
+    index = tf.cond(
+      first == last,
+      lambda: shuffled(first),
+      lambda: tf.where(position // count == first, shuffled(first), shuffled(last)),
     )
-    index = tf.where(position // count == epoch, now, then)
     return tf.numpy_function(data.read, [index], (tf.int32, tf.int32, tf.bool))
 
   dataset = tf.data.Dataset.counter(start_step, dtype=tf.int64)
@@ -208,6 +211,7 @@ def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:
 def _tensorflow():
   """Imports TensorFlow and hides every accelerator from it: it would take all of their memory."""
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it says that it is on, twice, on stderr
   import tensorflow as tf
 
   for kind in ("GPU", "TPU"):
