@@ -131,10 +131,11 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
 
 def _parse_flags(argv: list[str]) -> list[str]:
   """Parses the flags; refuses arguments that are none."""
+  rest = flags.FLAGS(argv)
   # What libraries log through absl (orbax: pages of it) is for their developers; their errors reach
   # the user as exceptions. --verbosity=0 shows it.
-  flags.FLAGS.set_default("verbosity", logging.FATAL)
-  rest = flags.FLAGS(argv)
+  if flags.FLAGS["verbosity"].using_default_value:
+    flags.FLAGS.verbosity = logging.FATAL
   if len(rest) > 1:
     raise flags.Error(f"{rest[1]!r} is no flag; a flag looks like --config=configs/base.py")
   return rest

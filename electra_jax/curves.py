@@ -26,7 +26,7 @@ def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, fl
   panels = layout(history)
   if not panels:
     return
-  columns = min(3, len(panels))
+  columns = min(len(panels), 3 if len(panels) <= 6 else 4)
   rows = math.ceil(len(panels) / columns)
   figure = Figure(figsize=(4.6 * columns, 3.1 * rows), dpi=130, layout="constrained")
   FigureCanvasAgg(figure)
@@ -57,7 +57,7 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
   panels = {metrics.label(name): [name] for name in losses}
   panels |= {prefix: group for prefix, group in families.items() if len(group) > 1}
   if alone:
-    panels[" and ".join(metrics.label(n) for n in alone) if len(alone) < 3 else "other"] = alone
+    panels[metrics.label(alone[0]) if len(alone) == 1 else "other fractions"] = alone
   rest = [n for n in names if n not in losses and n not in fractions]
   return panels | {metrics.label(name): [name] for name in rest}
 
@@ -93,5 +93,6 @@ def _panel(axis, title: str, names: list[str], history: list[dict], references) 
 
 
 def _points(history: list[dict], split: str, name: str) -> tuple[list[int], list[float]]:
-  lines = [x for x in history if x["split"] == split and x.get(name) is not None]
-  return [x["step"] for x in lines], [x[name] for x in lines]
+  lines = [x for x in history if x["split"] == split and name in x]
+  # None (nothing was counted) leaves a gap.
+  return [x["step"] for x in lines], [math.nan if x[name] is None else x[name] for x in lines]
