@@ -30,6 +30,8 @@ FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation")
 DATA_FACTS = ("data.manifest", "data.vocab_hash")
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
+# What text needs on its way to the device: the extra `data`.
+DATA_PACKAGES = ("sentencepiece", "tensorflow", "tensorflow_datasets", "tokenizers", "zstandard")
 
 
 # Files.
@@ -109,6 +111,8 @@ def explain(error: BaseException) -> str | None:
   """
   if isinstance(error, OSError):
     return _one_line(error)
+  if isinstance(error, ModuleNotFoundError) and error.name in DATA_PACKAGES:
+    return f"{error.name} is not installed; it comes with: pip install 'electra_jax[data]'"
   if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
     return (
       f"the device is out of memory: raise train.accumulation, or set model.remat ({error!s:.200})"

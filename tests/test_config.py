@@ -198,3 +198,14 @@ def test_what_does_not_fit_is_refused_with_both_numbers(changes, numbers):
     translate.make_spec(config, VOCAB)
   for number in numbers:
     assert number in str(error.value)
+
+
+def test_a_missing_extra_is_named():
+  try:
+    raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+  except ModuleNotFoundError as error:
+    assert configs.explain(error).endswith("pip install 'electra_jax[data]'")
+  try:
+    raise ModuleNotFoundError("No module named 'typo'", name="typo")
+  except ModuleNotFoundError as error:
+    assert configs.explain(error) is None
