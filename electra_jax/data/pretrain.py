@@ -6,6 +6,8 @@ does. Every epoch is a full shuffle, and host h of H reads its rows of the same 
 any H. TensorFlow is kept off accelerators and is not imported before the first training batch.
 """
 
+import collections
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
@@ -23,10 +25,9 @@ from electra_jax.tokenizer import Vocab
 
 __all__ = ["DataError", "Shards", "eval_batches", "train_batches"]
 
-# Batches made ahead of the one in use, and threads that make them: about two percent of a core at
-# the speed of a training step on a CPU.
-PREFETCH = 4
-THREADS = 2
+# Batches read ahead of the one in use, and the threads that read them: for a disk that is slow.
+READ_AHEAD = 4
+READERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,11 +150,30 @@ def train_batches(
     raise DataError(
       f"{data.folder}: {data.num_examples} examples are too few for a batch of {batch_size}"
     )
+  row = rows.astype(np.int32)
+  with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+    waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+    try:
+      for index in _indices(data.num_examples, seed, batch_size, rows, start_step):
+        waiting.append(pool.submit(data.read, index))
+        if len(waiting) > READ_AHEAD:
+          yield Batch(*waiting.popleft().result(), row)
+    finally:
+      pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _indices(
+  num_examples: int, seed: int, batch_size: int, rows: np.ndarray, start_step: int
+) -> Iterator[np.ndarray]:
+  """Yields [b] numbers of the examples in `rows` of each step, from tf.data, for ever.
+
+  Nothing in this pipeline is Python: a `numpy_function` under way when an iterator is deleted waits
+  for the interpreter, which waits for it (seen to hang at exit with TensorFlow 2.21).
+  """
   tf = _tensorflow()
+  count = tf.constant(num_examples, tf.int64)
 
-  count = tf.constant(data.num_examples, tf.int64)
-
-  def read(step):
+  def indices(step):
     position = step * batch_size + tf.constant(rows, tf.int64)
     first, last = step * batch_size // count, ((step + 1) * batch_size - 1) // count
 
@@ -163,20 +183,16 @@ def train_batches(
 
     # A batch touches two epochs at most, mostly one. index_shuffle takes one seed for all of its
     # indices only: a seed for each, as documented, fails in TensorFlow 2.21.
-    index = tf.cond(
+    return tf.cond(
       first == last,
       lambda: shuffled(first),
       lambda: tf.where(position // count == first, shuffled(first), shuffled(last)),
     )
-    return tf.numpy_function(data.read, [index], (tf.int32, tf.int32, tf.bool))
 
-  dataset = tf.data.Dataset.counter(start_step, dtype=tf.int64)
-  dataset = dataset.map(read, num_parallel_calls=THREADS, deterministic=True).prefetch(PREFETCH)
+  dataset = tf.data.Dataset.counter(start_step, dtype=tf.int64).map(indices).prefetch(READ_AHEAD)
   options = tf.data.Options()
-  options.threading.private_threadpool_size = THREADS
-  row = rows.astype(np.int32)
-  for ids, segment_ids, mask in dataset.with_options(options).as_numpy_iterator():
-    yield Batch(ids, segment_ids, mask, row)
+  options.threading.private_threadpool_size = 1
+  yield from dataset.with_options(options).as_numpy_iterator()
 
 
 def eval_batches(
