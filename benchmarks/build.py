@@ -1,0 +1,156 @@
+"""How fast text becomes shards, against the bare tokenizer, and how much memory that takes.
+
+  python benchmarks/build.py [SOURCE ...] [--vocab vocab.txt] [--json benchmarks/results/build.json]
+
+A SOURCE is an entry of config.data.sources; 'python-docs' unless said. Its documentation is
+harvested beforehand, and the vocabulary trained, if none is given: both are timed on their own.
+Then the whole program is run as a user would run it, start and checksums included, and in turn the
+`tokenizers` library encodes the same lines on all cores, without making anything of them.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+from rich.console import Console
+from rich.table import Table
+
+from electra_jax import tokenizer
+from electra_jax.data import python_docs, sources
+
+FLOOR = 4.0  # MB/s of raw text on two cores
+POLL_SECS = 0.05
+
+
+def run_build(source: str, vocab: str, seq_length: int, folder: str) -> tuple[float, float]:
+  """Builds in a process of its own; returns seconds and the peak of its and its children's MB."""
+  fields = {"dir": folder, "sources": source, "vocab": vocab, "seq_length": seq_length}
+  flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
+  command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
+  start, peak = time.perf_counter(), 0.0
+  process = subprocess.Popen([*command, "--overwrite"], stdout=subprocess.DEVNULL)
+  while process.poll() is None:
+    peak = max(peak, resident_mb(process.pid))
+    time.sleep(POLL_SECS)
+  if process.returncode:
+    raise SystemExit(f"the build ended with {process.returncode}")
+  return time.perf_counter() - start, peak
+
+
+def resident_mb(root: int) -> float:
+  """Returns the resident memory of a process and all below it; shared pages count in each."""
+  total, waiting = 0, [root]
+  while waiting:
+    pid = waiting.pop()
+    try:
+      total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+      for task in Path(f"/proc/{pid}/task").iterdir():
+        waiting += map(int, (task / "children").read_text().split())
+    except OSError:  # it has just ended
+      continue
+  return total * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def bare_tokenizer_secs(source: str, vocab: str) -> float:
+  """Encodes every line with the library, all cores, in batches of about a megabyte."""
+  engine = tokenizer.load(vocab)._engine
+  secs, size = 0.0, 0
+  lines: list[str] = []
+
+  def encode() -> float:
+    start = time.perf_counter()
+    engine.encode_batch_fast(lines, add_special_tokens=False)
+    return time.perf_counter() - start
+
+  (parsed,) = sources.parse(source)
+  for piece in sources.documents(parsed, sources.Tally(parsed)):
+    lines += piece.text.split("\n")
+    size += piece.size
+    if size > 1e6:
+      secs += encode()
+      lines.clear()
+      size = 0
+  return secs + encode()
+
+
+def text_bytes(source: str) -> int:
+  """Returns the size of the text of a source."""
+  (parsed,) = sources.parse(source)
+  tally = sources.Tally(parsed)
+  return sum(piece.size for piece in sources.documents(parsed, tally))
+
+
+def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dict]:
+  """Harvests and trains where that is needed; returns source, vocabulary file and timings."""
+  extra = {}
+  if source == "python-docs":
+    start = time.perf_counter()
+    text = "\n\n".join(python_docs.harvest(len(os.sched_getaffinity(0))))
+    extra["harvest_secs"] = round(time.perf_counter() - start, 1)
+    (folder / "docs.txt").write_text(text, encoding="utf-8")
+    source = f"text:{folder / 'docs.txt'}"
+  if vocab is None:
+    (parsed,) = sources.parse(source)
+    pieces = sources.documents(parsed, sources.Tally(parsed))
+    lines = (line for piece in pieces for line in piece.text.split("\n"))
+    start = time.perf_counter()
+    vocab = str(folder / "vocab.txt")
+    tokenizer.train("wordpiece", lines, size=30_522, path=vocab)
+    extra["vocabulary_secs"] = round(time.perf_counter() - start, 1)
+  return source, vocab, extra
+
+
+def main() -> None:
+  """Measures, prints a table, writes JSON."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+  )
+  parser.add_argument("sources", nargs="*", default=["python-docs"])
+  parser.add_argument("--vocab", help="a vocabulary file")
+  parser.add_argument("--seq_length", type=int, default=128)
+  parser.add_argument("--rounds", type=int, default=3)
+  parser.add_argument("--json", help="file for the results")
+  args = parser.parse_args()
+  table = Table(title=f"text to examples of {args.seq_length} tokens")
+  for column in ("text", "build MB/s", "bare tokenizer MB/s", "build / bare", "peak MB"):
+    table.add_column(column, justify="right")
+  rows = []
+  for name in args.sources:
+    with tempfile.TemporaryDirectory() as folder:
+      source, vocab, extra = prepare(name, args.vocab, Path(folder))
+      size = text_bytes(source) / 1e6
+      builds, bare = [], []
+      for _ in range(args.rounds):
+        builds.append(run_build(source, vocab, args.seq_length, f"{folder}/shards"))
+        bare.append(bare_tokenizer_secs(source, vocab))
+    rate = size / statistics.median(secs for secs, _ in builds)
+    bare_rate = size / statistics.median(bare)
+    peak = max(peak for _, peak in builds)
+    label = name if name == "python-docs" else f"{size:.0f} MB of English text"
+    table.add_row(
+      label, f"{rate:.1f}", f"{bare_rate:.1f}", f"{rate / bare_rate:.2f}", f"{peak:.0f}"
+    )
+    row = {
+      "text": label,
+      "text_mb": round(size, 1),
+      "build_mb_per_sec": round(rate, 2),
+      "bare_tokenizer_mb_per_sec": round(bare_rate, 2),
+      "peak_resident_mb": round(peak),
+      "build_rounds_secs": [round(secs, 2) for secs, _ in builds],
+      "bare_rounds_secs": [round(secs, 2) for secs in bare],
+    }
+    rows.append(row | extra)
+  Console().print(table)
+  print(f"floor: {FLOOR} MB/s on two cores")
+  results = {"seq_length": args.seq_length, "floor_mb_per_sec": FLOOR, "rows": rows}
+  machine.save(args.json, results, hide=[*args.sources, args.vocab])
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,181 @@
+"""How fast shards become batches, against the disk's limit and against plain TFRecords.
+
+  python benchmarks/input_pipeline.py [--json benchmarks/results/input_pipeline.json]
+
+All three read the same random examples and are measured in turn, several rounds each:
+  electra_jax   batches of a global shuffle, as the training loop takes them
+  limit         NumPy copying the same records from memory-mapped files, nothing else
+  tfrecord      as the original: tf.train.Example of three int64 lists, interleaved files, a shuffle
+                buffer of 100 records, batched and parsed, tuned by tf.data
+"""
+
+import argparse
+import dataclasses
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from electra_jax import tokenizer
+from electra_jax.data import examples, pretrain, shards
+
+FLOOR = 40_000  # sequences of 128 per second on two cores; an H200 takes about 15,000
+TFRECORD_FILES = 4
+
+
+def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretrain.Shards:
+  """Writes `count` random examples in the project's format and opens them."""
+  rng = np.random.default_rng(0)
+  dtype = examples.record_dtype(length, vocab_size)
+  writer = shards.ShardWriter(folder, "train", dtype, max(1, count // 8), vocab_size)
+  for start in range(0, count, 10_000):
+    records = np.zeros(min(10_000, count - start), dtype)
+    records["ids"] = rng.integers(5, vocab_size, records["ids"].shape)
+    records["length"], records["first"] = length, length // 2
+    writer.append(records)
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  pieces += [f"w{i}" for i in range(vocab_size - 5)]
+  (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+  vocab = tokenizer.load(folder / "vocab.txt").vocab
+  split = {"examples": count, "shards": writer.finish(), "frequencies": []}
+  manifest = {
+    "format": shards.FORMAT,
+    "version": shards.FORMAT_VERSION,
+    "vocab": vocab.__dict__ | {"special_ids": list(vocab.special_ids)},
+    "seq_length": length,
+    "splits": {"train": split},
+  }
+  (folder / shards.MANIFEST).write_text(shards.dump(manifest))
+  return pretrain.Shards.open(folder)
+
+
+def write_tfrecords(data: pretrain.Shards, folder: Path) -> None:
+  """Writes the same examples as the original's data builder does."""
+  import tensorflow as tf
+
+  def feature(values):
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+  parts = np.array_split(np.arange(data.num_examples), TFRECORD_FILES)
+  for i, part in enumerate(parts):
+    with tf.io.TFRecordWriter(str(folder / f"{i}.tfrecord")) as writer:
+      for ids, segment_ids, mask in zip(*data.read(part), strict=True):
+        fields = {"input_ids": ids, "input_mask": mask.astype(int), "segment_ids": segment_ids}
+        features = tf.train.Features(feature={k: feature(v) for k, v in fields.items()})
+        writer.write(tf.train.Example(features=features).SerializeToString())
+
+
+def tfrecord_batches(folder: Path, batch_size: int, length: int):
+  """Yields batches for ever, read the way the original reads them."""
+  import tensorflow as tf
+
+  names = ("input_ids", "input_mask", "segment_ids")
+  schema = {name: tf.io.FixedLenFeature([length], tf.int64) for name in names}
+
+  def parse(serialized):
+    parsed = tf.io.parse_example(serialized, schema)
+    return {name: tf.cast(value, tf.int32) for name, value in parsed.items()}
+
+  dataset = tf.data.Dataset.from_tensor_slices(sorted(map(str, folder.glob("*.tfrecord"))))
+  dataset = dataset.repeat().shuffle(TFRECORD_FILES)
+  dataset = dataset.interleave(
+    tf.data.TFRecordDataset,
+    TFRECORD_FILES,
+    num_parallel_calls=tf.data.AUTOTUNE,
+    deterministic=False,
+  )
+  dataset = dataset.shuffle(100).batch(batch_size, drop_remainder=True)
+  dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+  return dataset.as_numpy_iterator()
+
+
+def limit_batches(data: pretrain.Shards, batch_size: int):
+  """Yields raw records of random positions within one shard at a time."""
+  rng = np.random.default_rng(0)
+  _, maps = data._maps
+  for records in itertools.cycle(maps):
+    yield records[rng.integers(0, len(records), batch_size)]
+
+
+def sequences_per_sec(batches, batch_size: int, secs: float) -> float:
+  """Takes batches for about `secs` seconds."""
+  for _ in range(8):  # what is ready already does not count
+    next(batches)
+  count, start = 0, time.perf_counter()
+  while time.perf_counter() - start < secs:
+    next(batches)
+    count += batch_size
+  return count / (time.perf_counter() - start)
+
+
+def seek_secs(data: pretrain.Shards, batch_size: int, step: int) -> float:
+  """Returns the seconds from nothing to the batch of a step."""
+  start = time.perf_counter()
+  next(pretrain.train_batches(data, seed=0, batch_size=batch_size, start_step=step))
+  return time.perf_counter() - start
+
+
+def main() -> None:
+  """Measures, prints a table, writes JSON."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+  )
+  parser.add_argument("--batch_size", type=int, default=128)
+  parser.add_argument("--seq_length", type=int, default=128)
+  parser.add_argument("--examples", type=int, default=200_000)
+  parser.add_argument("--tfrecord_examples", type=int, default=30_000)
+  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument("--secs", type=float, default=2.0, help="of one measurement")
+  parser.add_argument("--json", help="file for the results")
+  args = parser.parse_args()
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = Path(temporary)
+    data = make_shards(folder, args.examples, args.seq_length, 30_522)
+    few = dataclasses.replace(data, num_examples=args.tfrecord_examples)
+    write_tfrecords(few, folder)
+    train = pretrain.train_batches(data, seed=0, batch_size=args.batch_size)
+    sources = {
+      "electra_jax": train,
+      "limit": limit_batches(data, args.batch_size),
+      "tfrecord": tfrecord_batches(folder, args.batch_size, args.seq_length),
+    }
+    found: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(args.rounds):
+      for name, batches in sources.items():
+        found[name].append(sequences_per_sec(batches, args.batch_size, args.secs))
+    seeks = {
+      step: [seek_secs(data, args.batch_size, step) for _ in range(args.rounds)]
+      for step in (10, 1_000_000)
+    }
+  rates = {name: statistics.median(values) for name, values in found.items()}
+  table = Table(title=f"batches of {args.batch_size} x {args.seq_length} tokens into NumPy")
+  for column in ("", "sequences/s (median)", "of electra_jax", f"rounds: {args.rounds}"):
+    table.add_column(column, justify="right")
+  for name, rate in rates.items():
+    spread = f"{min(found[name]):,.0f} to {max(found[name]):,.0f}"
+    table.add_row(name, f"{rate:,.0f}", f"{rate / rates['electra_jax']:.2f}", spread)
+  console = Console()
+  console.print(table)
+  first = {step: statistics.median(values) for step, values in seeks.items()}
+  for step, secs in first.items():
+    console.print(f"first batch from step {step:,}: {1000 * secs:.0f} ms")
+  console.print(f"floor: {FLOOR:,} sequences/s, reached {rates['electra_jax'] / FLOOR:.1f} times")
+  results = {
+    "batch_size": args.batch_size,
+    "seq_length": args.seq_length,
+    "floor_sequences_per_sec": FLOOR,
+    "sequences_per_sec": {name: round(rate) for name, rate in rates.items()},
+    "rounds": {name: list(map(round, values)) for name, values in found.items()},
+    "seek_secs": {str(step): round(secs, 4) for step, secs in first.items()},
+  }
+  machine.save(args.json, results)
+
+
+if __name__ == "__main__":
+  main()

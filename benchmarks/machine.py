@@ -1,0 +1,54 @@
+"""What a measurement was made on, and how it is kept."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+PACKAGES = ("jax", "numpy", "tensorflow-cpu", "tensorflow", "tokenizers", "torch", "transformers")
+
+
+def describe() -> dict:
+  """Returns processor, cores, memory, load, system and versions; nothing that names the machine."""
+  versions = {}
+  for name in PACKAGES:
+    try:
+      versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return {
+    "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
+    "cores": len(os.sched_getaffinity(0)),
+    "memory_gb": round(int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 1e6, 1),
+    "load_average_1_min": round(os.getloadavg()[0], 2),
+    "system": f"{platform.system()} {platform.machine()}",
+    "python": platform.python_version(),
+    **versions,
+  }
+
+
+def _field(path: str, name: str) -> str | None:
+  """Returns the first value of `name` in one of Linux's tables."""
+  try:
+    with open(path) as file:
+      lines = (line.partition(":") for line in file)
+      return next((value.strip() for key, _, value in lines if key.strip() == name), None)
+  except OSError:
+    return None
+
+
+def save(path: str | None, results: dict, hide: tuple | list = ()) -> None:
+  """Writes results, the machine and the command as JSON, if there is a path.
+
+  Arguments in `hide` that hold a path are shown as their last part only.
+  """
+  if not path:
+    return
+  hidden = {str(arg) for arg in hide if arg and "/" in str(arg)}
+  shown = [arg.rpartition("/")[2] if arg in hidden else arg for arg in sys.argv[1:]]
+  command = " ".join(["python", os.path.relpath(sys.argv[0]), *shown])
+  content = {"command": command, "machine": describe(), **results}
+  Path(path).parent.mkdir(parents=True, exist_ok=True)
+  Path(path).write_text(json.dumps(content, indent=1) + "\n")
