@@ -271,6 +271,7 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
     console.print(f"{name + ':':<19}{text}")
 
 
+@functools.cache
 def _git_state() -> str:
   """Returns the commit of a clone, "+" where it has changes; nothing when installed."""
   root = configs.PACKAGE.parent
@@ -309,46 +310,22 @@ def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop
   """Trains from the state's step to the last, or until stopped, and returns the state."""
   c, n = job.config, job.config.train.steps
   start, host, hosts = int(state.step), jax.process_index(), jax.process_count()
-  batches = parallel.prefetch(
-    pretrain.train_batches(
-      job.shards,
-      seed=c.seed,
-      batch_size=c.train.batch_size,
-      start_step=start,
-      host=host,
-      hosts=hosts,
-    )
+  batches = pretrain.train_batches(
+    job.shards,
+    seed=c.seed,
+    batch_size=c.train.batch_size,
+    start_step=start,
+    host=host,
+    hosts=hosts,
   )
-
-  def evaluate(done: int) -> None:
-    if job.heldout is None:
-      return
-    heldout = pretrain.eval_batches(
-      job.heldout,
-      batch_size=c.eval.batch_size,
-      max_examples=c.eval.max_examples,
-      host=host,
-      hosts=hosts,
-    )
-    values = metrics.evaluate(
-      job.programs.eval_step, state.params, parallel.prefetch(heldout), done
-    )
-    log.write(done, "heldout", values)
-
-  def save(done: int) -> None:
-    sums = window.state_dict()  # waits for the steps and checks them: only good states are saved
-    sequences = done * c.train.batch_size
-    position = {"epoch": sequences // job.shards.num_examples, "sequences": sequences}
-    run = {"config": job.record, "seed": c.seed, "code": electra_jax.__version__ + _git_state()}
-    checkpoints.save(done, state, {**run, "position": position, "window": sums})
-
+  batches = parallel.prefetch(batches)
   # Two CPU processes deadlock in their collectives when many steps are in flight.
   lockstep = hosts > 1 and jax.default_backend() == "cpu"
   window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
   peak = job.peak[0] * jax.device_count()
   watch = metrics.Stopwatch(c.train.batch_size, job.shards.seq_length, job.flops_per_step, peak)
   if start == 0:
-    evaluate(0)
+    evaluate(job, state.params, 0, log)
   for done in range(start + 1, n + 1):
     state, values = job.programs.train_step(state, next(batches))
     window.add(done, values)
@@ -359,19 +336,54 @@ def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop
     else:
       watch.step()
     last, signal_name = done == n, stop.requested(done)
+    evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
+    saving = last or signal_name or done % c.checkpoint.every_steps == 0
+    if evaluating or saving:
+      window.drain()  # while the clock runs: the steps under way are training too
     if last or done % c.log.every_steps == 0:
       values = window.close()
       log.write(done, "train", {**values, **watch.read(n - done)})
     watch.pause()
-    if last or (c.eval.every_steps and done % c.eval.every_steps == 0):
-      evaluate(done)
-    if last or signal_name or done % c.checkpoint.every_steps == 0:
-      save(done)
+    if evaluating:
+      evaluate(job, state.params, done, log)
+    if saving:
+      save(job, state, done, checkpoints, window)
     if signal_name:
       log.display.console.print(f"{signal_name}: stopping after step {done:,}")
       break
     watch.start()
   return state
+
+
+def evaluate(job: Job, params: dict, done: int, log: metrics.Log) -> None:
+  """Writes a line about the held-out documents, if there are any."""
+  if job.heldout is None:
+    return
+  batches = pretrain.eval_batches(
+    job.heldout,
+    batch_size=job.config.eval.batch_size,
+    max_examples=job.config.eval.max_examples,
+    host=jax.process_index(),
+    hosts=jax.process_count(),
+  )
+  values = metrics.evaluate(job.programs.eval_step, params, parallel.prefetch(batches), done)
+  log.write(done, "heldout", values)
+
+
+def save(
+  job: Job, state: step.TrainState, done: int, checkpoints: Checkpoints, window: metrics.Window
+) -> None:
+  """Starts a save of the state, with all that is needed to go on from it."""
+  sums = window.state_dict()  # waits for the steps and checks them: only good states are saved
+  sequences = done * job.config.train.batch_size
+  meta = {
+    "config": job.record,
+    "seed": job.config.seed,
+    "code": electra_jax.__version__ + _git_state(),
+    "position": {"sequences": sequences, "epoch": sequences // job.shards.num_examples},
+    "window": sums,
+  }
+  checkpoints.save(done, state, meta)
 
 
 def finish(job: Job, done: int, console: Console) -> None:
