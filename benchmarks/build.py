@@ -5,11 +5,13 @@
 A SOURCE is an entry of config.data.sources; 'python-docs' unless said. Its documentation is
 harvested beforehand, and the vocabulary trained, if none is given: both are timed on their own.
 Then the whole program is run as a user would run it, start and checksums included, and in turn the
-`tokenizers` library encodes the same lines on all cores, without making anything of them.
+`tokenizers` library encodes the same lines on all cores, without making anything of them. MB per
+CPU second say how much of the speed is left on a machine that does other things, too.
 """
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,19 +30,25 @@ FLOOR = 4.0  # MB/s of raw text on two cores
 POLL_SECS = 0.05
 
 
-def run_build(source: str, vocab: str, seq_length: int, folder: str) -> tuple[float, float]:
-  """Builds in a process of its own; returns seconds and the peak of its and its children's MB."""
+def run_build(source: str, vocab: str, seq_length: int, folder: str) -> tuple[float, float, float]:
+  """Builds in a process of its own; returns seconds, CPU seconds and peak MB, children included."""
   fields = {"dir": folder, "sources": source, "vocab": vocab, "seq_length": seq_length}
   flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
   command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
-  start, peak = time.perf_counter(), 0.0
+  start, cpu, peak = time.perf_counter(), children_cpu_secs(), 0.0
   process = subprocess.Popen([*command, "--overwrite"], stdout=subprocess.DEVNULL)
   while process.poll() is None:
     peak = max(peak, resident_mb(process.pid))
     time.sleep(POLL_SECS)
   if process.returncode:
     raise SystemExit(f"the build ended with {process.returncode}")
-  return time.perf_counter() - start, peak
+  return time.perf_counter() - start, children_cpu_secs() - cpu, peak
+
+
+def children_cpu_secs() -> float:
+  """Returns the CPU seconds of all processes that were started here and have ended."""
+  usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return usage.ru_utime + usage.ru_stime
 
 
 def resident_mb(root: int) -> float:
@@ -57,26 +65,29 @@ def resident_mb(root: int) -> float:
   return total * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def bare_tokenizer_secs(source: str, vocab: str) -> float:
-  """Encodes every line with the library, all cores, in batches of about a megabyte."""
+def run_bare_tokenizer(source: str, vocab: str) -> tuple[float, float]:
+  """Encodes every line with the library, all cores, a megabyte at a time; seconds, CPU seconds."""
   engine = tokenizer.load(vocab)._engine
-  secs, size = 0.0, 0
+  secs, cpu_secs, size = 0.0, 0.0, 0
   lines: list[str] = []
 
-  def encode() -> float:
-    start = time.perf_counter()
+  def encode() -> None:
+    nonlocal secs, cpu_secs
+    start, cpu = time.perf_counter(), time.process_time()
     engine.encode_batch_fast(lines, add_special_tokens=False)
-    return time.perf_counter() - start
+    secs += time.perf_counter() - start
+    cpu_secs += time.process_time() - cpu
 
   (parsed,) = sources.parse(source)
   for piece in sources.documents(parsed, sources.Tally(parsed)):
     lines += piece.text.split("\n")
     size += piece.size
     if size > 1e6:
-      secs += encode()
+      encode()
       lines.clear()
       size = 0
-  return secs + encode()
+  encode()
+  return secs, cpu_secs
 
 
 def text_bytes(source: str) -> int:
@@ -118,7 +129,7 @@ def main() -> None:
   parser.add_argument("--json", help="file for the results")
   args = parser.parse_args()
   table = Table(title=f"text to examples of {args.seq_length} tokens")
-  for column in ("text", "build MB/s", "bare tokenizer MB/s", "build / bare", "peak MB"):
+  for column in ("text", "build MB/s", "bare MB/s", "build MB/CPU s", "bare MB/CPU s", "peak MB"):
     table.add_column(column, justify="right")
   rows = []
   for name in args.sources:
@@ -128,23 +139,17 @@ def main() -> None:
       builds, bare = [], []
       for _ in range(args.rounds):
         builds.append(run_build(source, vocab, args.seq_length, f"{folder}/shards"))
-        bare.append(bare_tokenizer_secs(source, vocab))
-    rate = size / statistics.median(secs for secs, _ in builds)
-    bare_rate = size / statistics.median(bare)
-    peak = max(peak for _, peak in builds)
+        bare.append(run_bare_tokenizer(source, vocab))
     label = name if name == "python-docs" else f"{size:.0f} MB of English text"
-    table.add_row(
-      label, f"{rate:.1f}", f"{bare_rate:.1f}", f"{rate / bare_rate:.2f}", f"{peak:.0f}"
-    )
-    row = {
-      "text": label,
-      "text_mb": round(size, 1),
-      "build_mb_per_sec": round(rate, 2),
-      "bare_tokenizer_mb_per_sec": round(bare_rate, 2),
-      "peak_resident_mb": round(peak),
-      "build_rounds_secs": [round(secs, 2) for secs, _ in builds],
-      "bare_rounds_secs": [round(secs, 2) for secs in bare],
-    }
+    row = {"text": label, "text_mb": round(size, 1)}
+    row["peak_resident_mb"] = round(max(peak for _, _, peak in builds))
+    for what, runs in (("build", builds), ("bare_tokenizer", bare)):
+      row[f"{what}_mb_per_sec"] = round(size / statistics.median(run[0] for run in runs), 2)
+      row[f"{what}_mb_per_cpu_sec"] = round(size / statistics.median(run[1] for run in runs), 2)
+      row[f"{what}_rounds_secs"] = [round(run[0], 2) for run in runs]
+    columns = ("build_mb_per_sec", "bare_tokenizer_mb_per_sec")
+    columns += ("build_mb_per_cpu_sec", "bare_tokenizer_mb_per_cpu_sec", "peak_resident_mb")
+    table.add_row(label, *(str(row[column]) for column in columns))
     rows.append(row | extra)
   Console().print(table)
   print(f"floor: {FLOOR} MB/s on two cores")
