@@ -81,9 +81,17 @@ def last_line(workdir: Path) -> int:
   return max(steps, default=0)
 
 
-def is_writing(workdir: Path) -> bool:
-  """Says whether a checkpoint is being written now."""
-  return any((workdir / "checkpoints").glob("*.orbax-checkpoint-tmp"))
+def inode(path: Path) -> int | None:
+  """Returns what tells a file or folder from an older one of the same name; None without one."""
+  try:
+    return path.stat().st_ino
+  except FileNotFoundError:
+    return None
+
+
+def unfinished(workdir: Path) -> set[int | None]:
+  """Returns the folders of checkpoints that are being written, or were when a run was killed."""
+  return {inode(path) for path in (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp")}
 
 
 def kill_when(process: subprocess.Popen, condition, timeout_secs: float = 300) -> None:
@@ -98,11 +106,14 @@ def kill_when(process: subprocess.Popen, condition, timeout_secs: float = 300) -
 
 
 def moment(workdir: Path, after: int | None):
-  """Returns the condition of a kill: once a step is done, or (None) during the next save."""
-  if after is not None:
-    return lambda: last_line(workdir) >= after
-  done = newest(workdir)
-  return lambda: is_writing(workdir) and last_line(workdir) > done
+  """Returns when to kill the run that is started next: after a step, or (None) during a save.
+
+  What an earlier run left does not count: a run that goes on replaces metrics.jsonl.
+  """
+  history, left = inode(workdir / "metrics.jsonl"), unfinished(workdir)
+  if after is None:
+    return lambda: bool(unfinished(workdir) - left - {None})
+  return lambda: inode(workdir / "metrics.jsonl") != history and last_line(workdir) >= after
 
 
 def newest(workdir: Path) -> int:
@@ -142,7 +153,8 @@ def compare(folder: Path, steps: int, kills: int, seed: int) -> bool:
   moments = sorted(rng.sample(range(1, steps - 1), kills))
   for i, after in enumerate([*moments, None]):
     text = "while a checkpoint is written" if after is None else f"after step {after}"
-    kill_when(start(folder, "killed", steps), moment(killed, after))
+    condition = moment(killed, after)
+    kill_when(start(folder, "killed", steps), condition)
     table.add_row(str(i + 1), text, str(last_line(killed)), str(newest(killed)))
   run_to_end(folder, "killed", steps)
 
