@@ -40,7 +40,9 @@ def encoder_flops(cfg: TransformerConfig, length: int) -> int:
 
 def mlm_head_flops(cfg: TransformerConfig, positions: int) -> int:
   """Returns the forward FLOPs of the vocabulary layer on `positions` gathered positions."""
-  return 2 * positions * (cfg.hidden_size * cfg.embedding_size + cfg.embedding_size * cfg.vocab_size)
+  return (
+    2 * positions * (cfg.hidden_size * cfg.embedding_size + cfg.embedding_size * cfg.vocab_size)
+  )
 
 
 def rtd_head_flops(cfg: TransformerConfig, length: int) -> int:

@@ -137,9 +137,7 @@ def rtd_terms(logits, is_replaced, mask, weight: float) -> dict[str, Term]:
     "rtd_recall": Term(found, replaced),
     "rtd_precision": Term(found, (said * mask).sum()),
     "replaced": Term(replaced, tokens),
-    "rtd_scores": Term(
-      score_histogram(jax.lax.stop_gradient(logits), is_replaced, mask), tokens
-    ),
+    "rtd_scores": Term(score_histogram(jax.lax.stop_gradient(logits), is_replaced, mask), tokens),
   }
 
 

@@ -68,7 +68,9 @@ def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
 def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
   """m / (sqrt(v) + eps), without bias correction.
 
-  As in the original: eps is outside the root, and the missing correction acts as a second warm-up.
+  As in the original: eps is outside the root. Without the correction early updates are too large
+  (6.5 times near step 10, 3.2 times at step 100, 1.3 times at step 1000), which ten thousand steps
+  of warm-up hide and a short run does not: there, take adamw.
   """
 
   def init(params):
@@ -121,6 +123,4 @@ def make_optimizer(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTr
   The gradient given to it is that of the global batch: the original clips each core's share before
   the mean on TPUs, this clips once after it.
   """
-  return optax.chain(
-    optax.clip_by_global_norm(cfg.clip_norm), OPTIMIZERS[cfg.name](cfg, schedule)
-  )
+  return optax.chain(optax.clip_by_global_norm(cfg.clip_norm), OPTIMIZERS[cfg.name](cfg, schedule))

@@ -62,9 +62,7 @@ def _global(spec: PartitionSpec) -> NamedSharding:
 
 def map_train_step(step: Callable) -> Callable:
   """Maps (state, batch) -> (state, metrics) over all devices; the state is donated."""
-  return jax.pmap(
-    step, axis_name=AXIS, in_axes=(None, 0), out_axes=(None, None), donate_argnums=0
-  )
+  return jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=(None, None), donate_argnums=0)
 
 
 def map_eval_step(step: Callable) -> Callable:
