@@ -1,11 +1,11 @@
 """Speed of the training step, against the machine's matrix products and against PyTorch.
 
   python benchmarks/train_step.py --config=configs/small.py --batch=32 --length=128 --json=OUT
-  python benchmarks/train_step.py --peer …   # also Hugging Face's networks; needs torch, transformers
+  python benchmarks/train_step.py --peer   # also Hugging Face's networks; needs torch, transformers
 
 The peer trains the same sizes with the same dropout and batch, gathers the masked positions before
-the vocabulary layer, samples, and steps AdamW with clipping; fp32 on a CPU, bf16 autocast on a GPU.
-Rounds alternate between the two, because a shared machine's speed drifts; the best round counts. The
+the vocabulary layer, samples, and steps AdamW with clipping; fp32 on CPUs, bf16 autocast on GPUs.
+Rounds alternate between the two, because a shared machine's speed drifts; the best one counts. The
 peer has a process of its own: in one process the threads of the one wait busily on the other's
 cores. Needs no TensorFlow. Works the same on a GPU.
 """

@@ -122,20 +122,71 @@ def dropout(x: jax.Array, rate: float, salt: jax.Array | None) -> jax.Array:
 # --- Layers ---------------------------------------------------------------------------------------
 
 
+@jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-  """The exact GELU (erf form), as the original computes it everywhere."""
+  """The exact GELU (erf form), as the original computes it everywhere.
+
+  Its gradient is written out so that x alone is kept for the backward pass; derived automatically,
+  it keeps two more arrays of the feed-forward width.
+  """
   return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
+
+
+def _gelu_gradient(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+  density = jnp.exp(-0.5 * x * x) * (2 * jnp.pi) ** -0.5
+  return (g * (0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5)) + x * density).astype(g.dtype),)
+
+
+gelu.defvjp(lambda x: (gelu(x), x), _gelu_gradient)
+
+
+@jax.custom_vjp
+def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+  """LayerNorm over the last axis, in float32 whatever the type of x.
+
+  By two passes: with eps 1e-12 a variance from one pass can come out negative. The gradient is
+  written out for the same reason as `gelu`'s.
+  """
+  return _normalize(x, scale, bias, eps)[0]
+
+
+def _normalize(x, scale, bias, eps):
+  centred = x.astype(jnp.float32)
+  centred = centred - centred.mean(-1, keepdims=True)
+  rate = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
+  normal = centred * rate
+  return normal * scale + bias, (normal, rate, scale, jnp.zeros((), x.dtype))
+
+
+def _normalize_gradient(kept, g):
+  normal, rate, scale, like = kept
+  rows = tuple(range(g.ndim - 1))
+  scaled = g * scale
+  to_x = rate * (
+    scaled - scaled.mean(-1, keepdims=True) - normal * (scaled * normal).mean(-1, keepdims=True)
+  )
+  return to_x.astype(like.dtype), (g * normal).sum(rows), g.sum(rows), None
+
+
+normalize.defvjp(_normalize, _normalize_gradient)
+
+
+class LayerNorm(nn.Module):
+  """`normalize` with its parameters, which start as ones and zeros."""
+
+  eps: float
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns float32 of the shape of x."""
+    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+    bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+    return normalize(x, scale, bias, self.eps)
 
 
 def _dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
   kwargs.setdefault("kernel_init", nn.initializers.truncated_normal(cfg.init_stddev))
   return nn.DenseGeneral(features, dtype=cfg.dtype, name=name, **kwargs)
-
-
-def _layer_norm(cfg: TransformerConfig, name: str) -> nn.Module:
-  # Statistics in float32 whatever the compute type, and by two passes: with eps 1e-12 the one-pass
-  # variance can come out negative.
-  return nn.LayerNorm(cfg.layer_norm_eps, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
 class Embeddings(nn.Module):
@@ -156,7 +207,7 @@ class Embeddings(nn.Module):
     x = word[ids] + position[: ids.shape[1]]
     # Two rows: selecting is cheaper than looking up, and so is its gradient.
     x = x + jnp.where((segment_ids == 0)[..., None], token_type[0], token_type[1])
-    return _layer_norm(cfg, "layer_norm")(x)
+    return LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x)
 
 
 def attend(
@@ -208,10 +259,14 @@ class Block(nn.Module):
     qkv = _dense(cfg, (3, *heads), "qkv")(x)
     y = attend(cfg, qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], mask, at(0))
     y = _dense(cfg, cfg.hidden_size, "attention_output", axis=(-2, -1))(y)
-    x = _layer_norm(cfg, "attention_norm")(x + dropout(y, cfg.dropout, at(1))).astype(cfg.dtype)
+    x = LayerNorm(cfg.layer_norm_eps, name="attention_norm")(
+      x + dropout(y, cfg.dropout, at(1))
+    ).astype(cfg.dtype)
     y = gelu(_dense(cfg, cfg.ffn_size, "ffn_in")(x))
     y = _dense(cfg, cfg.hidden_size, "ffn_output")(y)
-    x = _layer_norm(cfg, "ffn_norm")(x + dropout(y, cfg.dropout, at(2))).astype(cfg.dtype)
+    x = LayerNorm(cfg.layer_norm_eps, name="ffn_norm")(x + dropout(y, cfg.dropout, at(2))).astype(
+      cfg.dtype
+    )
     return x, None
 
 
@@ -281,7 +336,7 @@ class MlmHead(nn.Module):
     """Returns [B, K, V] float32 logits for states [B, K, D] and the word table [V, E]."""
     cfg = self.cfg
     x = gelu(_dense(cfg, cfg.embedding_size, "dense")(x))
-    x = _layer_norm(cfg, "layer_norm")(x).astype(cfg.dtype)
+    x = LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x).astype(cfg.dtype)
     bias = self.param("bias", nn.initializers.zeros, (cfg.vocab_size,))
     logits = jnp.einsum(
       "bke,ve->bkv", x, word.astype(cfg.dtype), preferred_element_type=jnp.float32

@@ -11,7 +11,7 @@ import pytest
 import electra_jax
 
 PACKAGE = Path(electra_jax.__file__).parent
-# A module may import its own layer and those above it in this list; in layer 0 the order counts too.
+# A module may import its own layer and those above it in this list; in layer 0 order counts too.
 PURE = ["batch", "model", "masking", "objectives", "step"]
 LAYERS = [
   {*PURE, "optimizer", "flops", "params"},

@@ -62,8 +62,8 @@ def weights():
 
 
 def test_initial_weights_are_truncated_normal_except_where_the_original_uses_glorot():
-  spec = paper_spec(128, 256, 12, 1 / 4)
-  w = objectives.init_params(spec, jax.random.key(0))
+  spec = paper_spec(128, 256, 2, 1 / 4)
+  w = jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
   normal = [
     w["embeddings"]["word"],
     w["discriminator"]["encoder"]["layers"]["ffn_in"]["kernel"],
@@ -174,6 +174,32 @@ def test_heads_equal_ones_written_out_in_numpy(weights):
     {"params": jax.tree.map(jnp.float32, head)}, jnp.float32(x), small["embeddings"]["word"]
   )
   np.testing.assert_allclose(got, expected, atol=1e-4)  # the bias reaches 49: eps 6e-8 x 49 x 30
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
+  rng = np.random.default_rng(0)
+  x, g = (jnp.asarray(rng.normal(size=(4, 3, 8)) * 3, dtype) for _ in range(2))
+  scale, bias = (jnp.float32(rng.normal(size=8)) for _ in range(2))
+
+  def formula(x, scale, bias):
+    x = x.astype(jnp.float32)
+    return jax.nn.standardize(x, epsilon=1e-12) * scale + bias
+
+  got = jax.vjp(lambda *a: model.normalize(*a, 1e-12), x, scale, bias)[1](jnp.float32(g))
+  expected = jax.vjp(formula, x, scale, bias)[1](jnp.float32(g))
+  # Sums of a dozen float32 products of size 10; bfloat16 keeps 8 bits of the result.
+  tolerance = (
+    {"rtol": 1e-5, "atol": 1e-5} if dtype == jnp.float32 else {"rtol": 2**-7, "atol": 0.02}
+  )
+  for a, b in zip(got, expected, strict=True):
+    assert a.dtype == b.dtype
+    np.testing.assert_allclose(np.float32(a), np.float32(b), **tolerance)
+
+  (got,) = jax.vjp(model.gelu, x)[1](g)
+  (expected,) = jax.vjp(lambda x: jax.nn.gelu(x, approximate=False), x)[1](g)
+  assert got.dtype == expected.dtype == dtype
+  np.testing.assert_allclose(np.float32(got), np.float32(expected), **tolerance)
 
 
 def test_vocabulary_bias_has_the_gradient_of_a_plain_sum():

@@ -1,4 +1,4 @@
-"""Losses and measures: a hand-worked batch, exact zeros in gradients, scores against scikit-learn."""
+"""Losses and measures: a hand-worked batch, exact zeros in gradients, scores by scikit-learn."""
 
 import math
 
