@@ -5,6 +5,7 @@ WordPiece goes through `tokenizers` with BERT's normaliser and splitting, unigra
 and a word. Special ids are found by their names in the vocabulary, never by constants.
 """
 
+import abc
 import dataclasses
 import hashlib
 import itertools
@@ -105,19 +106,19 @@ def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
   return tokenizer
 
 
-class Tokenizer:
+class Tokenizer(abc.ABC):
   """Text to ids and back; `vocab` holds the facts."""
 
   vocab: Vocab
   path: Path
 
+  @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of each text; no special token is added."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def decode(self, ids: Sequence[int]) -> str:
     """Returns readable text; special tokens are shown by name."""
-    raise NotImplementedError
 
   def save(self, folder: str | os.PathLike) -> Path:
     """Copies the vocabulary file, byte for byte, into `folder` under its standard name."""
