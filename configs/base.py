@@ -85,7 +85,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.train = t = ConfigDict()
   t.batch_size = 256  # sequences in a step, over all devices and hosts (Table 6)
   t.steps = 766_000  # optimizer steps; the schedule ends here (Table 6)
-  t.accumulation = 1  # microbatches a device splits its share into: less memory, the same update
+  # Microbatches a device splits its share into: the same update with less memory. On a CPU faster
+  # too: 8 sequences of 128 at a time fit its caches.
+  t.accumulation = 1
 
   c.eval = e = ConfigDict()
   e.every_steps = 10_000  # steps between evaluations on held-out documents; 0 = only at the end

@@ -116,6 +116,7 @@ def main(argv: list[str]) -> int:
   if args.config is None or args.workdir is None:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
   parallel.initialize(args.coordinator, args.num_processes, args.process_id)
+  parallel.keep_freed_memory()
   train(args.config, args.workdir, verify=args.verify)
   return 0
 

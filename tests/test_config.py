@@ -19,7 +19,7 @@ VOCAB = Vocab("wordpiece", "vocab.txt", True, 30522, "0" * 64, 0, 100, 101, 102,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_config_loads_has_base_fields_only_and_makes_networks(name):
+def test_every_config_loads_and_has_base_fields_only(name):
   config = configs.load(name)
   assert set(configs.flatten(config)) == set(configs.flatten(configs.load("base.py")))
   config.data.dir = "somewhere"

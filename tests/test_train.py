@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import make_tiny_config
 
+from electra_jax import config as configs
 from electra_jax import metrics, parallel, train, translate
 from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import pretrain
@@ -77,6 +78,25 @@ def test_a_run_leaves_everything_it_promises(straight):
   ]
   assert history[-1]["mlm_loss"] < history[0]["mlm_loss"]
   assert 0 < history[-1]["rtd_auc"] < 1
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "configs").glob("*.py")))
+def test_every_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
+  config, small = configs.load(name), make_tiny_config(tiny_shards)
+  embeds_apart = config.model.embedding_size != config.model.hidden_size
+  for group in ("data", "eval", "checkpoint", "log"):
+    config[group] = small[group]
+  config.model.update(
+    hidden_size=48,
+    num_layers=2,
+    ffn_size=192,
+    embedding_size=24 if embeds_apart else 48,
+    max_positions=16,
+    unroll=min(config.model.unroll, 2),
+  )
+  config.train.update(batch_size=8, steps=2)
+  assert train.train(config, tmp_path) == 2
+  assert [x["step"] for x in lines(tmp_path)] == [0, 2, 2]
 
 
 @pytest.mark.parametrize("k", [1, 4, 8, 11])
