@@ -203,9 +203,7 @@ def main() -> None:
   p.add_argument("--rounds", type=int, default=5)
   p.add_argument("--steps", type=int, default=3, help="steps a round")
   p.add_argument("--peer", action="store_true", help="also run transformers on PyTorch")
-  p.add_argument(
-    "--peer_microbatches", type=int, default=1, help="of the peer"
-  )
+  p.add_argument("--peer_microbatches", type=int, default=1, help="of the peer")
   p.add_argument("--json", help="write the result here")
   args = p.parse_args()
 
