@@ -6,6 +6,7 @@ ordinary shapes, replicated on every device, and only the batch has a leading de
 
 import collections
 import ctypes
+import functools
 import platform
 from collections.abc import Callable, Iterable, Iterator
 
@@ -68,10 +69,12 @@ def check_divisible(batch_size: int, accumulation: int) -> None:
     )
 
 
+@functools.cache
 def _local(spec: PartitionSpec) -> NamedSharding:
   return NamedSharding(Mesh(np.array(jax.local_devices()), AXIS), spec)
 
 
+@functools.cache
 def _global(spec: PartitionSpec) -> NamedSharding:
   return NamedSharding(Mesh(np.array(jax.devices()), AXIS), spec)
 
