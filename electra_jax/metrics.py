@@ -11,18 +11,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-Metrics = Mapping[str, object]  # as the step returns them: {"terms": {name: (total, count)}, ...}
+from electra_jax.parallel import Packed
 
 # Shown as they are at the last step of a window; every other number of a step is averaged over it.
 LAST = ("learning_rate", "param_norm")
@@ -86,15 +84,15 @@ class Window:
     self._scalars: dict[str, float] = {}
     self.steps = 0
 
-  def add(self, step: int, metrics: Metrics) -> None:
+  def add(self, step: int, metrics: Packed) -> None:
     """Takes the metrics of a step (numbered from 1), still on the device."""
-    self._unread.append((step, _pack(metrics)))
+    self._unread.append((step, metrics))
     while len(self._unread) > self._ahead:
       self._read()
 
   def _read(self) -> None:
     step, metrics = self._unread.popleft()
-    scalars = metrics()
+    scalars = metrics.read()
     terms = scalars.pop("terms")
     check_finite(f"step {step}", terms, scalars)
     for name, (total, count) in terms.items():
@@ -129,28 +127,6 @@ def _number(total):
   return np.asarray(total) if isinstance(total, list) else total
 
 
-@jax.jit
-def _flat(leaves: list[jax.Array]) -> jax.Array:
-  return jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in leaves])
-
-
-def _pack(tree) -> Callable[[], dict]:
-  """Returns a function that waits for a tree of device arrays and returns it as float64.
-
-  As one array: to read two dozen scalars one by one takes a millisecond a step.
-  """
-  leaves, structure = jax.tree.flatten(tree)
-  shapes = [x.shape for x in leaves]
-  flat = _flat(leaves)
-
-  def read():
-    parts = np.split(np.asarray(flat, np.float64), np.cumsum([math.prod(x) for x in shapes])[:-1])
-    parts = [part.reshape(shape)[()] for part, shape in zip(parts, shapes, strict=True)]
-    return jax.tree.unflatten(structure, parts)
-
-  return read
-
-
 def check_finite(where: str, terms: Mapping[str, tuple], scalars: Mapping[str, float]) -> None:
   """Stops with the place and the term if one of a step's numbers is NaN or infinite."""
   numbers = {**{name: total for name, (total, _) in terms.items()}, **scalars}
@@ -168,7 +144,7 @@ def evaluate(eval_step, params, batches, step: int) -> dict[str, float | None]:
   """
   sums: dict[str, tuple] = {}
   for batch in batches:
-    terms = _pack(eval_step(params, batch))()
+    terms = eval_step(params, batch).read()
     check_finite(f"evaluation after step {step}", terms, {})
     for name, (total, count) in terms.items():
       old_total, old_count = sums.get(name, (0.0, 0.0))

@@ -7,11 +7,14 @@ ordinary shapes, replicated on every device, and only the batch has a leading de
 import collections
 import ctypes
 import functools
+import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -79,14 +82,56 @@ def _global(spec: PartitionSpec) -> NamedSharding:
   return NamedSharding(Mesh(np.array(jax.devices()), AXIS), spec)
 
 
+@struct.dataclass
+class Packed:
+  """A tree of small arrays as one on the device: two dozen read one by one take a millisecond.
+
+  Fields:
+    flat: [n] float32, all their elements.
+    structure, shapes: of the tree.
+  """
+
+  flat: jax.Array
+  structure: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
+  shapes: tuple[tuple[int, ...], ...] = struct.field(pytree_node=False)
+
+  def read(self):
+    """Waits for the arrays and returns the tree on the host, in float64."""
+    ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+    parts = np.split(np.asarray(self.flat, np.float64), ends[:-1])
+    parts = [part.reshape(shape)[()] for part, shape in zip(parts, self.shapes, strict=True)]
+    return jax.tree.unflatten(self.structure, parts)
+
+
+def pack(tree) -> Packed:
+  """Returns a tree of arrays as one, to be called on the device."""
+  leaves, structure = jax.tree.flatten(tree)
+  flat = jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in leaves])
+  return Packed(flat, structure, tuple(jnp.shape(x) for x in leaves))
+
+
 def map_train_step(step: Callable) -> Callable:
-  """Maps (state, batch) -> (state, metrics) over all devices; the state is donated."""
-  return jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=(None, None), donate_argnums=0)
+  """Maps (state, batch) -> (state, metrics) over all devices; the state is donated.
+
+  The mapped step returns its metrics `Packed`.
+  """
+
+  def packed(state, batch):
+    state, metrics = step(state, batch)
+    return state, pack(metrics)
+
+  return jax.pmap(
+    packed, axis_name=AXIS, in_axes=(None, 0), out_axes=(None, None), donate_argnums=0
+  )
 
 
 def map_eval_step(step: Callable) -> Callable:
-  """Maps (params, batch) -> metrics over all devices."""
-  return jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=None)
+  """Maps (params, batch) -> metrics over all devices; the mapped step returns them `Packed`."""
+
+  def packed(params, batch):
+    return pack(step(params, batch))
+
+  return jax.pmap(packed, axis_name=AXIS, in_axes=(None, 0), out_axes=None)
 
 
 def replicate(tree):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax import curves, metrics
+from electra_jax import curves, metrics, parallel
 
 
 def histogram(scores, labels, bins=32):
@@ -38,7 +38,7 @@ def step_metrics(total, count, loss=1.0, lr=0.5):
   f = jnp.float32
   scores = jnp.array([[2.0, 0.0], [1.0, 1.0]])
   terms = {"x_loss": (f(total), f(count)), "x_scores": (scores, f(1)), "y": (f(3), f(0))}
-  return {"terms": terms, "loss": f(loss), "learning_rate": f(lr)}
+  return parallel.pack({"terms": terms, "loss": f(loss), "learning_rate": f(lr)})
 
 
 def test_a_window_divides_sums_and_never_averages_averages():
@@ -95,12 +95,17 @@ def test_a_window_lets_the_device_stay_ahead_but_not_far(monkeypatch):
 
 def test_an_evaluation_is_one_sum_over_all_batches():
   batches = [jnp.array([1.0]), jnp.array([2.0, 3.0, 4.0])]
-  values = metrics.evaluate(
-    jax.jit(lambda p, b: {"m": (p * b.sum(), jnp.float32(b.size))}), jnp.float32(2), batches, 7
-  )
+
+  def total_and_count(p, b):
+    return parallel.pack({"m": (p * b.sum(), jnp.float32(b.size))})
+
+  def nan(p, b):
+    return parallel.pack({"m": (p * jnp.nan, p)})
+
+  values = metrics.evaluate(jax.jit(total_and_count), jnp.float32(2), batches, 7)
   assert values == {"m": 5.0}  # 2 x 10 / 4
   with pytest.raises(metrics.NotFiniteError, match=r"^evaluation after step 7: m = nan$"):
-    metrics.evaluate(lambda p, b: {"m": (p * jnp.nan, p)}, jnp.float32(2), batches, 7)
+    metrics.evaluate(nan, jnp.float32(2), batches, 7)
 
 
 def test_a_resumed_history_drops_later_lines_and_a_cut_off_one(tmp_path):

@@ -128,10 +128,11 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
 
 
 def test_ctrl_c_finishes_the_step_and_saves(tiny_config, tmp_path, monkeypatch):
+  before = signal.getsignal(signal.SIGINT)
   interrupt_at(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
   assert train.train(tiny_config, tmp_path) == 2
   assert (tmp_path / "checkpoints" / "2").exists()
-  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_finished_run_is_not_trained_again(straight, tiny_config, tmp_path, capsys):
