@@ -76,8 +76,9 @@ def same(a, b):
   )
 
 
-def test_devices_with_uneven_counts_equal_one_device(reference):
-  same(train(8), reference)
+@pytest.mark.parametrize("devices", [2, 8])
+def test_devices_with_uneven_counts_equal_one_device(reference, devices):
+  same(train(devices), reference)
 
 
 @pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (2, 2)])
