@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
@@ -74,15 +75,8 @@ class Window:
   def __init__(self, saved: dict | None = None, *, ahead: int = 2):
     self._ahead = ahead
     self._unread = collections.deque()
-    self._clear()
-    if saved:
-      self._terms = {k: (_number(t), c) for k, (t, c) in saved["terms"].items()}
-      self._scalars, self.steps = dict(saved["scalars"]), saved["steps"]
-
-  def _clear(self):
-    self._terms: dict[str, tuple] = {}
-    self._scalars: dict[str, float] = {}
-    self.steps = 0
+    self._sum = np.array(saved["sum"]) if saved else np.zeros(0)
+    self.steps = saved["steps"] if saved else 0
 
   def add(self, step: int, metrics: Packed) -> None:
     """Takes the metrics of a step (numbered from 1), still on the device."""
@@ -91,16 +85,12 @@ class Window:
       self._read()
 
   def _read(self) -> None:
-    step, metrics = self._unread.popleft()
-    scalars = metrics.read()
-    terms = scalars.pop("terms")
-    check_finite(f"step {step}", terms, scalars)
-    for name, (total, count) in terms.items():
-      old_total, old_count = self._terms.get(name, (0.0, 0.0))
-      self._terms[name] = (old_total + total, old_count + count)
-    for name, value in scalars.items():
-      kept = 0.0 if name in LAST else self._scalars.get(name, 0.0)
-      self._scalars[name] = kept + float(value)
+    step, self._newest = self._unread.popleft()
+    self._numbers = self._newest.read()
+    check_finite(f"step {step}", self._newest, self._numbers)
+    if self._sum.size != self._numbers.size:  # the first step, or the first of another objective
+      self._sum, self.steps = np.zeros_like(self._numbers), 0
+    self._sum += self._numbers
     self.steps += 1
 
   def drain(self) -> None:
@@ -109,31 +99,31 @@ class Window:
       self._read()
 
   def close(self) -> dict[str, float | None]:
-    """Returns the values of the window, and starts the next one."""
+    """Returns the values of the window, which has had a step, and starts the next one."""
     self.drain()
-    scalars = {k: v if k in LAST else v / self.steps for k, v in self._scalars.items()}
-    values = {**means(self._terms), **scalars}
-    self._clear()
-    return losses_first(values)
+    sums, last = self._newest.unpack(self._sum), self._newest.unpack(self._numbers)
+    terms = means(sums.pop("terms"))
+    scalars = {k: float(last[k]) if k in LAST else float(v) / self.steps for k, v in sums.items()}
+    self._sum, self.steps = np.zeros(0), 0
+    return losses_first({**terms, **scalars})
 
   def state_dict(self) -> dict:
     """Returns the sums so far as JSON; floats survive it exactly."""
     self.drain()
-    terms = {k: [np.asarray(t).tolist(), float(c)] for k, (t, c) in self._terms.items()}
-    return {"terms": terms, "scalars": dict(self._scalars), "steps": self.steps}
+    return {"sum": self._sum.tolist(), "steps": self.steps}
 
 
-def _number(total):
-  return np.asarray(total) if isinstance(total, list) else total
-
-
-def check_finite(where: str, terms: Mapping[str, tuple], scalars: Mapping[str, float]) -> None:
-  """Stops with the place and the term if one of a step's numbers is NaN or infinite."""
-  numbers = {**{name: total for name, (total, _) in terms.items()}, **scalars}
-  bad = {k: v for k, v in numbers.items() if not np.all(np.isfinite(v))}
-  if bad:
-    listed = ", ".join(f"{k} = {np.asarray(v).flat[0]}" for k, v in bad.items())
-    raise NotFiniteError(f"{where}: {listed}")
+def check_finite(where: str, packed: Packed, numbers: np.ndarray) -> None:
+  """Stops with the place and the names if some of the numbers of `packed` are NaN or infinite."""
+  if np.isfinite(numbers).all():
+    return
+  bad = {}
+  for path, value in jax.tree.leaves_with_path(packed.unpack(numbers)):
+    if not np.isfinite(value).all():
+      name = [part.key for part in path if isinstance(part, jax.tree_util.DictKey)][-1]
+      bad.setdefault(name, np.asarray(value).flat[0])
+  listed = ", ".join(f"{name} = {value}" for name, value in bad.items())
+  raise NotFiniteError(f"{where}: {listed}")
 
 
 def evaluate(eval_step, params, batches, step: int) -> dict[str, float | None]:
@@ -142,14 +132,13 @@ def evaluate(eval_step, params, batches, step: int) -> dict[str, float | None]:
   Raises:
     NotFiniteError: naming `step`, the number of steps that the parameters have seen.
   """
-  sums: dict[str, tuple] = {}
+  sums = 0.0
   for batch in batches:
-    terms = eval_step(params, batch).read()
-    check_finite(f"evaluation after step {step}", terms, {})
-    for name, (total, count) in terms.items():
-      old_total, old_count = sums.get(name, (0.0, 0.0))
-      sums[name] = (old_total + total, old_count + count)
-  return losses_first(means(sums))
+    packed = eval_step(params, batch)
+    numbers = packed.read()
+    check_finite(f"evaluation after step {step}", packed, numbers)
+    sums = sums + numbers
+  return losses_first(means(packed.unpack(sums)))
 
 
 def losses_first(values: dict) -> dict:

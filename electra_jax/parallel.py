@@ -10,6 +10,7 @@ import functools
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from electra_jax.batch import Batch
 
 AXIS = "data"
+
+T = TypeVar("T")
 
 
 def initialize(coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> None:
@@ -43,6 +46,30 @@ def initialize(coordinator: str = "", num_processes: int = 0, process_id: int = 
     except ValueError as error:
       if "coordinator_address" not in str(error):
         raise
+
+
+def agree(action: Callable[[], T]) -> T:
+  """Returns action(), or raises on every process if it raised on one: none waits for the others.
+
+  Raises:
+    ValueError: on the processes where the action did not fail, naming the first where it did.
+  """
+  if jax.process_count() == 1:
+    return action()
+  result, failure = None, None
+  try:
+    result = action()
+  except (ValueError, OSError) as error:
+    failure = error
+  reason = repr(failure).encode()[:1000] if failure else b""
+  said = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
+  heard = [bytes(row).rstrip(b"\0") for row in multihost_utils.process_allgather(said)]
+  if failure:
+    raise failure
+  for process, reason in enumerate(heard):
+    if reason:
+      raise ValueError(f"process {process} could not start: {reason.decode(errors='replace')}")
+  return result
 
 
 def keep_freed_memory() -> None:
@@ -95,10 +122,14 @@ class Packed:
   structure: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
   shapes: tuple[tuple[int, ...], ...] = struct.field(pytree_node=False)
 
-  def read(self):
-    """Waits for the arrays and returns the tree on the host, in float64."""
+  def read(self) -> np.ndarray:
+    """Waits for the numbers and returns them on the host: [n] float64."""
+    return np.asarray(self.flat).astype(np.float64)
+
+  def unpack(self, flat: np.ndarray):
+    """Returns the tree whose elements are `flat` [n]: this one's, or sums of several alike."""
     ends = np.cumsum([math.prod(shape) for shape in self.shapes])
-    parts = np.split(np.asarray(self.flat, np.float64), ends[:-1])
+    parts = np.split(flat, ends[:-1])
     parts = [part.reshape(shape)[()] for part, shape in zip(parts, self.shapes, strict=True)]
     return jax.tree.unflatten(self.structure, parts)
 
