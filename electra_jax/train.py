@@ -21,7 +21,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import flags
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
@@ -129,17 +128,11 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
       data, the workdir or a checkpoint.
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
-  translate.check(config)
-  translate.check_devices(config)
   _use_compilation_cache(Path(workdir))
   first = jax.process_index() == 0
   console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
   with contextlib.ExitStack() as stack:
-    if first:
-      stack.enter_context(claim(Path(workdir)))
-    job = prepare(config, Path(workdir), verify)
-    allowed = start_or_continue(job) if first else []
-    multihost_utils.sync_global_devices("the workdir is ours")
+    job, allowed = parallel.agree(lambda: begin(config, Path(workdir), verify, stack))
     describe(job, console, allowed)
     k = config.checkpoint
     checkpoints = Checkpoints(
@@ -176,6 +169,21 @@ def _use_compilation_cache(workdir: Path) -> None:
   """
   if jax.config.jax_compilation_cache_dir is None:
     jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
+
+
+def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.ExitStack):
+  """Checks everything and claims the workdir until the stack is closed.
+
+  Returns:
+    The job, and the fields that differ from the run's and were allowed to.
+  """
+  translate.check(config)
+  translate.check_devices(config)
+  if jax.process_index() > 0:
+    return prepare(config, workdir, verify), []
+  stack.enter_context(claim(workdir))
+  job = prepare(config, workdir, verify)
+  return job, start_or_continue(job)
 
 
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:

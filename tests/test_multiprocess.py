@@ -73,6 +73,17 @@ def test_two_processes_train_and_save_what_one_does(tiny_shards, tmp_path):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-5), one, two)
 
 
+@pytest.mark.slow
+def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, tmp_path):
+  (tmp_path / "notes.txt").write_text("not a run")
+  processes = pair(make_tiny_config(tiny_shards), tmp_path)
+  said = [process.communicate(timeout=300)[1].strip() for process in processes]
+  assert [process.returncode for process in processes] == [1, 1]
+  assert said[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), said[0]
+  assert said[1].startswith("error: process 0 could not start: ValueError("), said[1]
+  assert all("\n" not in line for line in said), said
+
+
 def assert_close(one: Path, two: Path) -> None:
   ours, theirs = (metrics.read_history(p / "metrics.jsonl") for p in (one, two))
   assert len(ours) == len(theirs) == STEPS + 3
