@@ -9,7 +9,8 @@ On a CPU ours splits the batch into microbatches of 8, as configs/base.py advise
 from activations that stay in the caches. `--peer_microbatches` gives the peer the same.
 Rounds alternate between the two, because a shared machine's speed drifts; the best one counts. The
 peer has a process of its own: in one process the threads of the one wait busily on the other's
-cores. Needs no TensorFlow. Works the same on a GPU.
+cores. `host_secs_per_step` is the CPU time of the thread that starts the steps and reads their
+numbers; another one places the batches. Needs no TensorFlow. Works the same on a GPU.
 """
 
 import argparse

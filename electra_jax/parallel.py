@@ -5,6 +5,7 @@ ordinary shapes, replicated on every device, and only the batch has a leading de
 """
 
 import collections
+import concurrent.futures
 import ctypes
 import functools
 import math
@@ -200,10 +201,10 @@ def shard(batch: Batch) -> Batch:
 
 
 def prefetch(batches: Iterable[Batch], ahead: int = 1) -> Iterator[Batch]:
-  """Yields batches on the devices, the next `ahead` of them already on their way."""
-  queue: collections.deque[Batch] = collections.deque()
-  for batch in batches:
-    queue.append(shard(batch))
-    if len(queue) > ahead:
-      yield queue.popleft()
-  yield from queue
+  """Yields batches on the devices, the next `ahead` of them already placed by a thread."""
+  placed, end = map(shard, batches), object()
+  with concurrent.futures.ThreadPoolExecutor(1, "prefetch") as thread:
+    queue = collections.deque(thread.submit(next, placed, end) for _ in range(ahead + 1))
+    while (batch := queue.popleft().result()) is not end:
+      queue.append(thread.submit(next, placed, end))
+      yield batch
