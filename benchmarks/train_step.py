@@ -51,7 +51,7 @@ class Ours:
     cfg = translate.make_optimizer_config(config)
     schedule = optimizer.make_schedule(cfg, config.train.steps)
     tx = optimizer.make_optimizer(cfg, schedule)
-    objective = objectives.OBJECTIVES[config.objective.name](self.spec, True)
+    objective = objectives.make(self.spec)
     self.step = parallel.map_train_step(
       step.make_train_step(
         objective, tx, schedule, seed=0, accumulation=config.train.accumulation, axis=parallel.AXIS

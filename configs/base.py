@@ -38,6 +38,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.remat = False  # recompute each block in the backward pass: less memory, a third more FLOPs
 
   c.generator = g = ConfigDict()
+  # transformer: the paper's; two_tower: two causal ones on the clean text (Electric); uniform or
+  # unigram: no network; frozen: another run's masked language model, not trained (init_from)
+  g.kind = "transformer"
+  # What both networks share: none, tokens, embeddings (Section 3.2), all (same size), or gdes: the
+  # discriminator adds its own change to embeddings that the generator alone trains (DeBERTaV3)
+  g.tie = "embeddings"
+  g.init_from = placeholder(str)  # workdir of the run whose masked language model a frozen one is
+  g.sampling_dropout = True  # False: samples from a second pass without dropout
   g.width_multiplier = 1 / 3  # of D, heads of 64, ffn 4 x width (Table 6: 1/3, small and large 1/4)
   g.depth_multiplier = 1.0  # of N; the paper's generators are narrow, not shallow (Section 3.2)
 
@@ -46,8 +54,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.mask_prob = 0.15  # fraction of the tokens to predict (Table 6; large: 0.25)
   o.mask_token_prob = 0.85  # of those, the fraction shown as [MASK]; the rest is shown as it is
   o.temperature = 1.0  # divides the generator's logits for sampling only
+  o.disallow_correct = False  # never sample the original token (no gain in the paper)
   o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
-  o.rtd_weight = 50.0  # weight of the discriminator's loss, lambda (Section 3.3)
+  o.rtd_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
+  o.adversarial_weight = 1.0  # of REINFORCE and its baseline (objective adversarial; Appendix F)
+  # Schedules for training, POSITION=VALUE,... in steps or % of the run, linear between points and a
+  # jump where two stand at one place: "0%=0.3,100%=0.15". Evaluations use the fields above.
+  o.mask_prob_schedule = ""
+  o.temperature_schedule = ""
+  o.rtd_weight_schedule = ""  # "1000=0,1000=50": the discriminator waits for the generator
 
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # folder of shards and manifest.json: build writes it, train reads it
@@ -81,6 +96,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
   p.b2 = 0.999  # decay of the gradient's square (Table 6)
   p.eps = 1e-6  # outside the root (Table 6)
   p.clip_norm = 1.0  # of the gradient over both networks (the original's code)
+  p.decoupled = False  # each network by itself: own norm to clip, and what the next fields set
+  p.generator_learning_rate = placeholder(float)  # decoupled only; not set = learning_rate
+  p.generator_weight_decay = placeholder(float)  # decoupled only; not set = weight_decay
+  p.generator_clip_norm = placeholder(float)  # decoupled only; not set = clip_norm
 
   c.train = t = ConfigDict()
   t.batch_size = 256  # sequences in a step, over all devices and hosts (Table 6)

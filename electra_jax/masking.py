@@ -11,25 +11,52 @@ import jax
 import jax.numpy as jnp
 
 from electra_jax.batch import Batch
+from electra_jax.schedules import Piecewise, value_at
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-  """How tokens are masked: the rates, and the ids that the vocabulary gives its special tokens."""
+  """How tokens are masked and samples drawn, and the ids of the vocabulary's special tokens.
+
+  Schedules hold in training and take precedence there; evaluations use the constants, so that they
+  compare with one another.
+  """
 
   mask_prob: float
   mask_token_prob: float
   temperature: float
   mask_id: int
   special_ids: tuple[int, ...]  # never masked: [PAD], [CLS], [SEP], [MASK]
+  disallow_correct: bool = False  # never sample the original token
+  mask_prob_schedule: Piecewise | None = None
+  temperature_schedule: Piecewise | None = None
 
   def __post_init__(self):
-    if not 0 < self.mask_prob < 1:
-      raise ValueError(f"mask_prob is between 0 and 1, got {self.mask_prob}")
+    for rate in (self.mask_prob, *_values(self.mask_prob_schedule)):
+      if not 0 < rate < 1:
+        raise ValueError(f"mask_prob is between 0 and 1, got {rate}")
     if not 0 <= self.mask_token_prob <= 1:
       raise ValueError(f"mask_token_prob is from 0 to 1, got {self.mask_token_prob}")
-    if not self.temperature > 0:
-      raise ValueError(f"temperature is above 0, got {self.temperature}")
+    for temperature in (self.temperature, *_values(self.temperature_schedule)):
+      if not temperature > 0:
+        raise ValueError(f"temperature is above 0, got {temperature}")
+
+  def rate(self, step: jax.Array | None):
+    """Returns the mask rate at a training step, or in evaluation (None)."""
+    return value_at(self.mask_prob, self.mask_prob_schedule, step)
+
+  def temperature_at(self, step: jax.Array | None):
+    """Returns the sampling temperature at a training step, or in evaluation (None)."""
+    return value_at(self.temperature, self.temperature_schedule, step)
+
+  def slots(self, length: int, training: bool) -> int:
+    """Returns K: enough slots for the highest rate there is."""
+    highest = max((training and _values(self.mask_prob_schedule)) or (self.mask_prob,))
+    return num_slots(highest, length)
+
+
+def _values(schedule: Piecewise | None) -> tuple[float, ...]:
+  return schedule.values if schedule else ()
 
 
 class Slots(NamedTuple):
@@ -55,7 +82,12 @@ def num_slots(mask_prob: float, length: int) -> int:
   return max(1, int((mask_prob + 0.005) * length))
 
 
-def choose(batch: Batch, masking: Masking, keys: jax.Array) -> Slots:
+def ordinary(batch: Batch, masking: Masking) -> jax.Array:
+  """Returns which tokens are neither padding nor special: [B, L] bool."""
+  return batch.mask & ~jnp.isin(batch.ids, jnp.array(masking.special_ids, jnp.int32))
+
+
+def choose(batch: Batch, masking: Masking, keys: jax.Array, step: jax.Array | None = None) -> Slots:
   """Draws round(mask_prob x tokens) positions of each sequence, uniformly, without replacement.
 
   Special tokens count as tokens but are never drawn. At least one position is drawn, at most K.
@@ -65,15 +97,15 @@ def choose(batch: Batch, masking: Masking, keys: jax.Array) -> Slots:
 
   Args:
     keys: [B] typed keys.
+    step: [] int32 for the rate of that training step; None in evaluation.
   """
   L = batch.ids.shape[1]
-  K = num_slots(masking.mask_prob, L)
-  special = jnp.isin(batch.ids, jnp.array(masking.special_ids, jnp.int32))
-  candidate = batch.mask & ~special
+  K = masking.slots(L, step is not None)
+  candidate = ordinary(batch, masking)
   draw = jax.vmap(lambda key: jax.random.uniform(key, (L,)))(keys)
   score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), K)
   # Rounds half to even, as tf.round does.
-  wanted = jnp.clip(jnp.round(masking.mask_prob * batch.mask.sum(-1)), 1, K)
+  wanted = jnp.clip(jnp.round(masking.rate(step) * batch.mask.sum(-1)), 1, K)
   weights = (jnp.arange(K) < wanted[:, None]) & (score >= 0)
   originals = jnp.take_along_axis(batch.ids, positions, axis=1)
   return Slots(positions, originals, weights.astype(jnp.float32))
@@ -106,7 +138,25 @@ def gather(states: jax.Array, slots: Slots) -> jax.Array:
 _BLOCK = 256  # about the root of a vocabulary, so that both levels of the search are short
 
 
-def sample(logits: jax.Array, temperature: float, keys: jax.Array) -> jax.Array:
+def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+  """Returns logits [B, K, V] that leave no chance to tokens [B, K]."""
+  return jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], -1e4, logits)
+
+
+def marked(slots: Slots, length: int) -> jax.Array:
+  """Returns which tokens are slots that count: [B, L] bool."""
+  B = slots.positions.shape[0]
+  return (
+    write(
+      jnp.zeros((B, length), jnp.int32),
+      slots._replace(originals=0 * slots.positions),
+      jnp.ones_like(slots.positions),
+    )
+    > 0
+  )
+
+
+def sample(logits: jax.Array, temperature, keys: jax.Array) -> jax.Array:
   """Draws one token a slot from softmax(logits / temperature), without a gradient.
 
   By inverting the cumulative distribution in two levels, first over blocks of the vocabulary and

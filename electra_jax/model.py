@@ -16,8 +16,10 @@ from flax import linen as nn
 class TransformerConfig:
   """The shape of one network, and how it is computed.
 
-  `attention` is "xla" or "cudnn". `unroll` layers are compiled in a row: 1 compiles fastest,
-  `num_layers` runs fastest where the loop costs. `remat` recomputes a block in its backward pass.
+  `direction` says which tokens one may look at: "both", or those up to itself from the left ("ltr")
+  or from the right ("rtl"). `attention` is "xla" or "cudnn". `unroll` layers are compiled in a row:
+  1 compiles fastest, `num_layers` runs fastest where the loop costs. `remat` recomputes a block in
+  its backward pass.
   """
 
   vocab_size: int
@@ -32,6 +34,7 @@ class TransformerConfig:
   init_stddev: float = 0.02
   layer_norm_eps: float = 1e-12
   dtype: str = "float32"
+  direction: str = "both"
   attention: str = "xla"
   unroll: int = 1
   remat: bool = False
@@ -41,6 +44,10 @@ class TransformerConfig:
       raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
     if self.attention not in ("xla", "cudnn"):
       raise ValueError(f"attention is 'xla' or 'cudnn', got {self.attention!r}")
+    if self.direction not in ("both", "ltr", "rtl"):
+      raise ValueError(f"direction is both, ltr or rtl, got {self.direction!r}")
+    if self.direction != "both" and self.attention == "cudnn":
+      raise ValueError("attention in one direction is computed by xla")
 
 
 def generator_size(
@@ -69,6 +76,11 @@ def generator_size(
     ffn_size=4 * width,
     unroll=min(discriminator.unroll, layers),
   )
+
+
+def in_direction(cfg: TransformerConfig, direction: str) -> TransformerConfig:
+  """Returns the same network looking "ltr" or "rtl" only."""
+  return dataclasses.replace(cfg, direction=direction)
 
 
 # --- Dropout --------------------------------------------------------------------------------------
@@ -240,9 +252,18 @@ def attend(
     )
   scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
   scores = scores * (q.shape[-1] ** -0.5)
-  scores = jnp.where(mask[:, None, None, :], scores, -1e9)
+  scores = jnp.where(_visible(cfg, mask), scores, -1e9)
   probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, salt).astype(v.dtype)
   return jnp.einsum("bhlm,bmhd->blhd", probs, v)
+
+
+def _visible(cfg: TransformerConfig, mask: jax.Array) -> jax.Array:
+  """Returns which key each query may look at: [B, 1, 1 or L, L] bool."""
+  mask = mask[:, None, None, :]
+  if cfg.direction == "both":
+    return mask
+  triangle = jnp.tril(jnp.ones((mask.shape[-1],) * 2, bool))
+  return mask & (triangle if cfg.direction == "ltr" else triangle.T)
 
 
 class Block(nn.Module):
@@ -342,6 +363,18 @@ class MlmHead(nn.Module):
       "bke,ve->bkv", x, word.astype(cfg.dtype), preferred_element_type=jnp.float32
     )
     return _add_vocabulary_bias(logits, bias)
+
+
+class TokenLogit(nn.Module):
+  """One logit a token, by a single product: All-Tokens MLM's copy gate, REINFORCE's baseline."""
+
+  cfg: TransformerConfig
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns [...] float32 logits for states [..., D]."""
+    x = _dense(self.cfg, 1, "logit", kernel_init=nn.initializers.glorot_uniform())(x)
+    return x[..., 0].astype(jnp.float32)
 
 
 class RtdHead(nn.Module):

@@ -1,7 +1,7 @@
-"""Pretraining objectives: functions from (params, batch, keys) to named terms.
+"""Pretraining objectives: functions from (params, batch, keys, step) to named terms.
 
-A term is a total and a count, so that a loss is total / count over the *global* batch however it is
-spread over devices and microbatches. An objective never normalises; the step does.
+Clark et al. 2020 (ELECTRA) and 2020b (Electric). A new objective is a function here, its entry in
+OBJECTIVES, and a configuration that names it; the step never asks which one it runs.
 """
 
 import dataclasses
@@ -9,169 +9,244 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from electra_jax import masking, model
+from electra_jax import masking, networks
 from electra_jax.batch import Batch
-from electra_jax.model import TransformerConfig
+from electra_jax.generators import corrupt
+from electra_jax.networks import Spec, init_discriminator, init_generator
+from electra_jax.terms import Term, detection_terms, token_terms
 
-SCORE_RANGE = (-16.0, 16.0)  # of the discriminator's logits in a score histogram; the ends clip
-SCORE_BINS = 256
-
-
-@struct.dataclass
-class Term:
-  """A sum over the batch, what it is to be divided by, and its weight in the loss.
-
-  Fields:
-    total: scalar, or an array for a quantity such as a histogram.
-    count: scalar, the number of things summed; it does not depend on the parameters.
-    weight: 0 for a term that is only reported.
-  """
-
-  total: jax.Array
-  count: jax.Array
-  weight: float = struct.field(pytree_node=False, default=0.0)
-
-
-Objective = Callable[[dict, Batch, jax.Array], dict[str, Term]]
+# (params, batch, keys [B], step) -> terms. In evaluation step is None: no dropout, no schedules.
+Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
-  """What an objective is built from."""
+class Recipe:
+  """An objective, and the networks it is computed with.
 
-  generator: TransformerConfig
-  discriminator: TransformerConfig
-  masking: masking.Masking
-  mlm_weight: float = 1.0
-  rtd_weight: float = 50.0
+  Fields:
+    make: (spec) -> the objective.
+    heads: of the discriminator, keys of `networks.HEADS`.
+    kinds: of generator it works with; none where it has no generator.
+    generator_heads: what the generator needs beyond its own.
+    predicts_all: whether the discriminator's vocabulary layer covers all tokens, not the slots.
+  """
+
+  make: Callable[[Spec], Objective]
+  heads: tuple[str, ...] = ("rtd_head",)
+  kinds: tuple[str, ...] = ("transformer", "two_tower", "uniform", "unigram", "frozen")
+  generator_heads: tuple[str, ...] = ()
+  predicts_all: bool = False
+
+
+def make(spec: Spec) -> Objective:
+  """Returns the objective that the spec names."""
+  return OBJECTIVES[spec.objective].make(spec)
 
 
 def init_params(spec: Spec, key: jax.Array) -> dict:
-  """Returns fresh parameters: {"embeddings", "generator", "discriminator"}.
+  """Returns fresh parameters of the objective's networks; see `networks`."""
+  recipe, k = OBJECTIVES[spec.objective], jax.random.split(key, 3)
+  tables, discriminator = init_discriminator(spec, recipe.heads, k[0])
+  params = {"embeddings": tables, "discriminator": discriminator}
+  if recipe.kinds:
+    params["generator"] = init_generator(spec, k[1])
+    for name in recipe.generator_heads:
+      width = spec.generator.hidden_size * (2 if spec.kind == "two_tower" else 1)
+      params["generator"][name] = networks.init_head(name, spec.generator, width, k[2])
+  return params
 
-  The embeddings, with their LayerNorm, are shared by both networks (Section 3.2).
+
+def _keys(keys: jax.Array, step) -> tuple[jax.Array, jax.Array | None]:
+  """Splits each row's key: four for the corruption, one for the discriminator's dropout."""
+  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys)
+  return k[:, :4], None if step is None else k[:, 4]
+
+
+def _detect(spec: Spec, params, batch, ids, dropout_keys) -> jax.Array:
+  states = networks.main_states(spec, params, ids, batch, dropout_keys)
+  return networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
+
+
+def electra(spec: Spec) -> Objective:
+  """Joint training: the generator's loss + weight x replaced-token detection (Section 3).
+
+  The discriminator's loss reaches what is shared but not the generator's own weights: the samples
+  carry no gradient.
   """
-  ids, no_mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-  k = jax.random.split(key, 5)
 
-  def weights(module, key, *inputs):
-    return module.init(key, *inputs)["params"]
+  def objective(params, batch, keys, step):
+    keys, dropout_keys = _keys(keys, step)
+    c = corrupt(spec, params, batch, keys, step)
+    scores = _detect(spec, params, batch, c.ids, dropout_keys)
+    weight = spec.main_weight(step)
+    return c.terms | detection_terms("rtd", scores, c.is_replaced, batch.mask, weight)
 
-  def tower(cfg, key):
-    states = jnp.zeros((1, 2, cfg.embedding_size))
-    return weights(model.Encoder(cfg), key, states, no_mask, None)
-
-  def states(cfg):
-    return jnp.zeros((1, 2, cfg.hidden_size))
-
-  g, d = spec.generator, spec.discriminator
-  embeddings = weights(model.Embeddings(d), k[0], ids, ids)
-  return {
-    "embeddings": embeddings,
-    "generator": {
-      "encoder": tower(g, k[1]),
-      "mlm_head": weights(model.MlmHead(g), k[2], states(g), embeddings["word"]),
-    },
-    "discriminator": {
-      "encoder": tower(d, k[3]),
-      "rtd_head": weights(model.RtdHead(d), k[4], states(d)),
-    },
-  }
+  return objective
 
 
-def encode(cfg, embeddings: dict, network: dict, ids, batch: Batch, salts) -> jax.Array:
-  """Returns the states [B, L, D] of one network on ids [B, L]."""
-  x = model.Embeddings(cfg).apply({"params": embeddings}, ids, batch.segment_ids)
-  return model.Encoder(cfg).apply({"params": network["encoder"]}, x, batch.mask, salts)
+def electra_15(spec: Spec) -> Objective:
+  """ELECTRA whose discriminator learns from the masked positions only (Section 3.4)."""
+
+  def objective(params, batch, keys, step):
+    keys, dropout_keys = _keys(keys, step)
+    c = corrupt(spec, params, batch, keys, step)
+    scores = _detect(spec, params, batch, c.ids, dropout_keys)
+    at_slots = masking.marked(c.slots, batch.ids.shape[1])
+    weight = spec.main_weight(step)
+    return c.terms | detection_terms("rtd", scores, c.is_replaced, at_slots, weight)
+
+  return objective
 
 
-def mlm_logits(cfg, embeddings: dict, network: dict, states: jax.Array, slots) -> jax.Array:
-  """Returns the vocabulary logits [B, K, V] at the slots, from states [B, L, D]."""
+def bert(spec: Spec) -> Objective:
+  """Masked language modelling with dynamic masking, no generator, no next-sentence loss."""
+  m = spec.masking
+
+  def objective(params, batch, keys, step):
+    keys, dropout_keys = _keys(keys, step)
+    slots = masking.choose(batch, m, keys[:, 0], step)
+    masked = masking.mask(batch.ids, slots, m, keys[:, 1])
+    states = networks.main_states(spec, params, masked, batch, dropout_keys)
+    logits = _at_slots(spec, params, states, slots)
+    loss = networks.nll(logits, slots.originals)
+    return token_terms("mlm", *loss, slots.weights, spec.mlm_weight)
+
+  return objective
+
+
+def _at_slots(spec: Spec, params, states, slots) -> jax.Array:
+  tables = networks.embeddings(spec, params, "discriminator")
   gathered = masking.gather(states, slots)
-  return model.MlmHead(cfg).apply({"params": network["mlm_head"]}, gathered, embeddings["word"])
+  return networks.vocabulary_logits(spec.discriminator, params["discriminator"], tables, gathered)
 
 
-def mlm_terms(logits: jax.Array, slots: masking.Slots, weight: float) -> dict[str, Term]:
-  """Returns the masked-LM loss (nats a masked token) and accuracy of logits [B, K, V]."""
-  best = jax.lax.stop_gradient(logits.max(-1))
-  picked = jnp.take_along_axis(logits, slots.originals[..., None], axis=-1)[..., 0]
-  nll = jnp.log(jnp.exp(logits - best[..., None]).sum(-1)) + best - picked
-  count = slots.weights.sum()
-  # Right when nothing scores above the original: no arg max, which is slow on CPUs.
-  hits = (picked >= best) * slots.weights
-  return {
-    "mlm_loss": Term((nll * slots.weights).sum(), count, weight),
-    "mlm_accuracy": Term(hits.sum(), count),
-  }
+def replace_mlm(spec: Spec) -> Objective:
+  """Predicts the masked tokens from the generator's text, which shows no [MASK] (Section 3.4)."""
+
+  def objective(params, batch, keys, step):
+    keys, dropout_keys = _keys(keys, step)
+    c = corrupt(spec, params, batch, keys, step)
+    states = networks.main_states(spec, params, c.ids, batch, dropout_keys)
+    loss = networks.nll(_at_slots(spec, params, states, c.slots), c.slots.originals)
+    weight = spec.main_weight(step)
+    return c.terms | token_terms("replace_mlm", *loss, c.slots.weights, weight)
+
+  return objective
 
 
-def score_histogram(logits: jax.Array, label: jax.Array, weight: jax.Array) -> jax.Array:
-  """Counts logits [B, L] into [2, SCORE_BINS] bins, row 0 where label is False, 1 where True.
+def copy_nll(gate: jax.Array, nll: jax.Array, same: jax.Array) -> jax.Array:
+  """Returns -log(D 1[same] + (1 - D) p) in log-space, D = sigmoid(gate) and p = exp(-nll).
 
-  As a product of one-hot matrices, because a scatter is serial on TPUs.
+  >>> float(copy_nll(jnp.float32(0.0), jnp.log(4.0), False))  # -log(1/2 x 1/4)
+  2.079...
   """
-  low, high = SCORE_RANGE
-  bins = jnp.clip((logits - low) * (SCORE_BINS / (high - low)), 0, SCORE_BINS - 1)
-  bins = jax.nn.one_hot(bins.astype(jnp.int32).reshape(-1), SCORE_BINS)
-  rows = (jnp.stack([~label, label]) * weight).reshape(2, -1).astype(jnp.float32)
-  return rows @ bins
+  generated = jax.nn.log_sigmoid(-gate) - nll
+  return -jnp.where(same, jnp.logaddexp(jax.nn.log_sigmoid(gate), generated), generated)
 
 
-def rtd_terms(logits, is_replaced, mask, weight: float) -> dict[str, Term]:
-  """Returns replaced-token detection's loss (nats a token) and measures, over all real tokens.
+def all_tokens_mlm(spec: Spec) -> Objective:
+  """Predicts every token of the generator's text, through a gate that copies (Section 3.4)."""
+  cfg = spec.discriminator
 
-  Args:
-    logits: [B, L] float32, positive where the discriminator says replaced.
-    is_replaced, mask: [B, L] bool.
-  """
-  mask = mask.astype(jnp.float32)
-  loss = jax.nn.softplus(jnp.where(is_replaced, -logits, logits)) * mask
-  said = jax.lax.stop_gradient(logits) > 0
-  tokens, replaced = mask.sum(), (is_replaced * mask).sum()
-  found = (said & is_replaced).sum().astype(jnp.float32)
-  return {
-    "rtd_loss": Term(loss.sum(), tokens, weight),
-    "rtd_accuracy": Term(((said == is_replaced) * mask).sum(), tokens),
-    "rtd_recall": Term(found, replaced),
-    "rtd_precision": Term(found, (said * mask).sum()),
-    "replaced": Term(replaced, tokens),
-    "rtd_scores": Term(score_histogram(jax.lax.stop_gradient(logits), is_replaced, mask), tokens),
-  }
-
-
-def electra(spec: Spec, train: bool) -> Objective:
-  """Joint training: mlm_weight x MLM + rtd_weight x RTD (Clark et al. 2020, Section 3).
-
-  The discriminator's loss reaches the shared embeddings but not the generator's own weights: the
-  samples carry no gradient.
-  """
-  g, d, m = spec.generator, spec.discriminator, spec.masking
-
-  def objective(params: dict, batch: Batch, keys: jax.Array) -> dict[str, Term]:
-    k = jax.vmap(lambda key: jax.random.split(key, 5))(keys)
-    salts_g = model.dropout_salts(k[:, 3], g.num_layers) if train else None
-    salts_d = model.dropout_salts(k[:, 4], d.num_layers) if train else None
-
-    slots = masking.choose(batch, m, k[:, 0])
-    masked = masking.mask(batch.ids, slots, m, k[:, 1])
-    states = encode(g, params["embeddings"], params["generator"], masked, batch, salts_g)
-    logits = mlm_logits(g, params["embeddings"], params["generator"], states, slots)
-
-    sampled = masking.sample(logits, m.temperature, k[:, 2])
-    corrupted, is_replaced = masking.corrupt(batch.ids, slots, sampled)
-    states = encode(d, params["embeddings"], params["discriminator"], corrupted, batch, salts_d)
-    scores = model.RtdHead(d).apply({"params": params["discriminator"]["rtd_head"]}, states)
-
-    hits = (sampled == slots.originals) * slots.weights
-    return {
-      **mlm_terms(logits, slots, spec.mlm_weight),
-      "sampled_accuracy": Term(hits.sum(), slots.weights.sum()),
-      **rtd_terms(scores, is_replaced, batch.mask, spec.rtd_weight),
+  def objective(params, batch, keys, step):
+    keys, dropout_keys = _keys(keys, step)
+    c = corrupt(spec, params, batch, keys, step)
+    states = networks.main_states(spec, params, c.ids, batch, dropout_keys)
+    tables, heads = networks.embeddings(spec, params, "discriminator"), params["discriminator"]
+    at = c.slots.positions.shape[1]
+    nll, hit = networks.nll_everywhere(cfg, heads, tables, states, batch.ids, at)
+    gate = networks.token_logits(cfg, heads, "copy_head", states)
+    loss = copy_nll(gate, nll, c.ids == batch.ids)
+    at_slots = masking.marked(c.slots, batch.ids.shape[1])
+    ungated = token_terms("ungated", nll, hit, at_slots, 0.0)
+    return c.terms | {
+      "all_tokens_loss": Term((loss * batch.mask).sum(), batch.mask.sum(), spec.main_weight(step)),
+      "copied": Term((jax.nn.sigmoid(gate) * batch.mask).sum(), batch.mask.sum()),
+      **ungated,
     }
 
   return objective
 
 
-OBJECTIVES: dict[str, Callable[[Spec, bool], Objective]] = {"electra": electra}
+def adversarial(spec: Spec) -> Objective:
+  """The generator learns to fool the discriminator, by REINFORCE (Section 3.2 and Appendix F).
+
+  A slot's reward is the discriminator's loss there. The discriminator's answer at a token is taken
+  to depend on that token and the unchanged ones alone, so the loss splits over the slots. The
+  baseline is -log sigmoid(w h), h the generator's state there; its sigmoid is trained by
+  cross-entropy towards the probability that the discriminator gives to the right answer.
+  """
+  g, m = spec.generator, spec.masking
+
+  def objective(params, batch, keys, step):
+    keys, dropout_keys = _keys(keys, step)
+    c = corrupt(spec, params, batch, keys, step)
+    scores = _detect(spec, params, batch, c.ids, dropout_keys)
+
+    at = c.slots.positions
+    score, replaced = (jnp.take_along_axis(x, at, axis=1) for x in (scores, c.is_replaced))
+    reward = jax.nn.softplus(jnp.where(replaced, -score, score))
+    states = jax.lax.stop_gradient(c.proposal.states)
+    guess = networks.token_logits(g, params["generator"], "baseline_head", states)
+    advantage = jax.lax.stop_gradient(reward - jax.nn.softplus(-guess))
+    log_p = -networks.nll(c.proposal.logits / m.temperature_at(step), c.sampled)[0]
+    right = jnp.exp(-jax.lax.stop_gradient(reward))
+    cross_entropy = right * jax.nn.softplus(-guess) + (1 - right) * jax.nn.softplus(guess)
+
+    w, count = c.slots.weights, c.slots.weights.sum()
+    return {
+      **c.terms,
+      # Of this number only the gradient means something.
+      "reinforce": Term(-(advantage * log_p * w).sum(), count, spec.adversarial_weight),
+      "baseline_loss": Term((cross_entropy * w).sum(), count, spec.adversarial_weight),
+      "reward": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
+      **detection_terms("rtd", scores, c.is_replaced, batch.mask, spec.main_weight(step)),
+    }
+
+  return objective
+
+
+def electric(spec: Spec) -> Objective:
+  """An energy for every token, by noise-contrastive estimation (Clark et al. 2020b).
+
+  The logit that a token is noise is its energy + log q + log(p / (1 - p)), q being the two-tower
+  generator's probability of it given the clean text and p the mask rate. All noised positions are
+  noise, also where the sample is the original.
+  """
+
+  def objective(params, batch, keys, step):
+    keys, dropout_keys = _keys(keys, step)
+    c = corrupt(spec, params, batch, keys, step)
+    energy = _detect(spec, params, batch, c.ids, dropout_keys)
+    log_q = _log_q(c, batch)
+    rate = spec.masking.rate(step)
+    logits = energy + jax.lax.stop_gradient(log_q) + jnp.log(rate / (1 - rate))
+    noised = masking.marked(c.slots, batch.ids.shape[1])
+    weight = spec.main_weight(step)
+    return c.terms | detection_terms("nce", logits, noised, batch.mask, weight)
+
+  return objective
+
+
+def _log_q(c, batch: Batch) -> jax.Array:
+  """Returns the generator's log-probability [B, L] of each token of the corrupted text."""
+  at_slots = -networks.nll(c.proposal.logits, c.sampled)[0]
+  at_slots = jnp.where(c.slots.weights > 0, at_slots, 0.0)
+  rows = jnp.arange(batch.ids.shape[0])[:, None]
+  changed = masking.marked(c.slots, batch.ids.shape[1])
+  return jnp.where(changed, 0.0, -c.proposal.nll).at[rows, c.slots.positions].add(at_slots)
+
+
+# What may be sampled from and trained at once.
+_TRAINED = ("transformer", "two_tower")
+
+OBJECTIVES: dict[str, Recipe] = {
+  "electra": Recipe(electra),
+  "electra_15": Recipe(electra_15),
+  "replace_mlm": Recipe(replace_mlm, heads=("mlm_head",)),
+  "all_tokens_mlm": Recipe(all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True),
+  "bert": Recipe(bert, heads=("mlm_head",), kinds=()),
+  "adversarial": Recipe(adversarial, kinds=_TRAINED, generator_heads=("baseline_head",)),
+  "electric": Recipe(electric, kinds=("two_tower",)),
+}

@@ -5,6 +5,7 @@ Facts: Clark et al. 2020, Appendix A, and the original's code. Each choice is a 
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,18 @@ class OptimizerConfig:
   b2: float
   eps: float
   clip_norm: float
+  decoupled: bool = False
+  generator_learning_rate: float | None = None
+  generator_weight_decay: float | None = None
+  generator_clip_norm: float | None = None
+
+  def for_generator(self) -> "OptimizerConfig":
+    """Returns the generator's own settings; where one is not set, the discriminator's holds."""
+    own = {
+      name: getattr(self, f"generator_{name}")
+      for name in ("learning_rate", "weight_decay", "clip_norm")
+    }
+    return dataclasses.replace(self, **{k: v for k, v in own.items() if v is not None})
 
 
 def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
@@ -117,10 +130,35 @@ def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransforma
 OPTIMIZERS = {"electra_adam": _electra_adam, "adamw": _adamw}
 
 
-def make_optimizer(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+def make_optimizer(
+  cfg: OptimizerConfig, schedule: Schedule, groups: Callable | None = None
+) -> optax.GradientTransformation:
   """Returns clip by global norm, then the optimizer of that name, with decoupled decay.
 
   The gradient given to it is that of the global batch: the original clips each core's share before
-  the mean on TPUs, this clips once after it.
+  the mean on TPUs, this clips once after it. The norm is that of all weights, or, where
+  `cfg.decoupled`, of each network's by itself, so that the one's loss weight does not scale the
+  other's gradient.
+
+  Args:
+    groups: (params) -> a tree with "generator", "discriminator" or "frozen" for each weight; None
+      where all are trained alike.
   """
-  return optax.chain(optax.clip_by_global_norm(cfg.clip_norm), OPTIMIZERS[cfg.name](cfg, schedule))
+
+  def trained(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+    return optax.chain(
+      optax.clip_by_global_norm(cfg.clip_norm), OPTIMIZERS[cfg.name](cfg, schedule)
+    )
+
+  if groups is None:
+    return trained(cfg, schedule)
+  parts = {"frozen": optax.set_to_zero()}
+  if cfg.decoupled:
+    own = cfg.for_generator()
+    ratio = own.learning_rate / cfg.learning_rate  # every schedule is proportional to its rate
+    parts["generator"] = trained(own, lambda step: schedule(step) * ratio)
+    parts["discriminator"] = trained(cfg, schedule)
+    return optax.partition(parts, groups)
+  parts["trained"] = trained(cfg, schedule)
+  merged = {"frozen": "frozen", "generator": "trained", "discriminator": "trained"}
+  return optax.partition(parts, lambda params: jax.tree.map(merged.get, groups(params)))

@@ -1,6 +1,7 @@
-"""Parameter trees: counting them, by network."""
+"""Parameter trees: counting them by network, and taking parts of one into another."""
 
 import jax
+import jax.numpy as jnp
 
 
 def count(tree) -> int:
@@ -16,6 +17,44 @@ def count_networks(params: dict) -> dict[str, int]:
   """
   return {
     "discriminator": count((params["embeddings"], params["discriminator"])),
-    "generator": count(params["generator"]),
+    "generator": count(params.get("generator", {})),
     "total": count(params),
   }
+
+
+def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
+  """Returns params with the parts that another run has too taken from there, and both lists.
+
+  A part is a module: "discriminator/encoder", "embeddings/word". What only one of the two has is
+  left alone.
+
+  Raises:
+    ValueError: a part both have is of another shape, or they have none in common.
+  """
+  mine, theirs = _parts(params), _parts(other)
+  both = [name for name in mine if name in theirs]
+  here, there = ({k: _shapes(tree[k]) for k in both} for tree in (mine, theirs))
+  wrong = [
+    f"{name}/{leaf} is {there[name].get(leaf)}, the model's is {here[name].get(leaf)}"
+    for name in both
+    for leaf in here[name] | there[name]
+    if there[name].get(leaf) != here[name].get(leaf)
+  ]
+  if wrong:
+    raise ValueError(f"init_from: {', '.join(wrong)}")
+  if not both:
+    raise ValueError(f"init_from: nothing in common: there {list(theirs)}, here {list(mine)}")
+  taken = {group: dict(modules) for group, modules in params.items()}
+  for name in both:
+    group, module = name.split("/")
+    taken[group][module] = theirs[name]
+  return taken, both, [name for name in mine if name not in theirs]
+
+
+def _shapes(tree) -> dict[str, tuple[int, ...]]:
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(k, simple=True, separator="/"): jnp.shape(x) for k, x in leaves}
+
+
+def _parts(params: dict) -> dict:
+  return {f"{group}/{m}": tree for group, modules in params.items() for m, tree in modules.items()}

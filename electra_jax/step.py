@@ -73,11 +73,11 @@ def make_train_step(
     parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
 
     def terms_of(params, part):
-      return objective(params, part, row_keys(seed, state.step, part.row))
+      return objective(params, part, row_keys(seed, state.step, part.row), state.step)
 
     def count(part):
       # Counts need no network, so the compiler drops the rest of the objective here.
-      return {k: t.count for k, t in terms_of(state.params, part).items() if t.weight}
+      return {k: t.count for k, t in terms_of(state.params, part).items() if t.in_loss}
 
     counts = jax.tree.map(lambda c: c.sum(0), jax.lax.map(count, parts))
     counts = jax.lax.psum(counts, axis)
@@ -86,7 +86,7 @@ def make_train_step(
       terms = terms_of(params, part)
       # An empty batch has nothing to learn from: 0 rather than 0 / 0.
       loss = sum(
-        t.weight * t.total / jnp.maximum(counts[k], 1) for k, t in terms.items() if t.weight
+        t.weight * t.total / jnp.maximum(counts[k], 1) for k, t in terms.items() if t.in_loss
       )
       return loss, {k: (t.total, t.count) for k, t in terms.items()}
 
@@ -127,7 +127,7 @@ def make_eval_step(
 
   def evaluate(params: dict, batch: Batch) -> dict:
     # No training step has this number, so evaluation shares no key with training.
-    terms = objective(params, batch, row_keys(seed, jnp.uint32(2**32 - 1), batch.row))
+    terms = objective(params, batch, row_keys(seed, jnp.uint32(2**32 - 1), batch.row), None)
     return jax.lax.psum({k: (t.total, t.count) for k, t in terms.items()}, axis)
 
   return evaluate

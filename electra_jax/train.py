@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 from rich.console import Console
@@ -31,24 +30,29 @@ from electra_jax import (
   curves,
   flops,
   metrics,
+  networks,
   objectives,
   optimizer,
   parallel,
   params,
+  runs,
   step,
   translate,
 )
-from electra_jax.checkpoint import Checkpoints, restore_params
+from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import pretrain
 from electra_jax.interrupt import StopSignals
 from electra_jax.workdir import claim, read_config, write_config
+
+# Losses that a model of token frequencies alone brings to the unigram entropy.
+PREDICTIONS = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
 
 
 class Programs(NamedTuple):
   """The functions of a run, traced and compiled at their first call."""
 
-  fresh: Callable  # () -> the state of step 0
-  from_params: Callable  # (params) -> the state of step 0 with these parameters
+  fresh: Callable  # () -> fresh parameters
+  start: Callable  # (params) -> the state of step 0 with these parameters
   shapes: step.TrainState  # of a state: ShapeDtypeStruct
   train_step: Callable
   eval_step: Callable
@@ -56,33 +60,35 @@ class Programs(NamedTuple):
 
 @functools.cache
 def make_programs(
-  spec: objectives.Spec,
-  objective_name: str,
+  spec: networks.Spec,
   optimizer_config: optimizer.OptimizerConfig,
   steps: int,
   seed: int,
   accumulation: int,
 ) -> Programs:
   """Returns the functions that a run is made of; they do not depend on its data or workdir."""
-  objective = objectives.OBJECTIVES[objective_name]
+  objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
-  tx = optimizer.make_optimizer(optimizer_config, schedule)
+  apart = optimizer_config.decoupled or spec.kind == "frozen"
+  groups = functools.partial(networks.groups, spec) if apart else None
+  tx = optimizer.make_optimizer(optimizer_config, schedule, groups)
 
-  def fresh() -> step.TrainState:
+  def fresh() -> dict:
     # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
-    key = jax.random.fold_in(jax.random.key(seed), 2**32 - 2)
-    return step.init_state(objectives.init_params(spec, key), tx)
+    return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
+
+  def start(params: dict) -> step.TrainState:
+    return step.init_state(params, tx)
 
   train_step = step.make_train_step(
-    objective(spec, True), tx, schedule, seed=seed, accumulation=accumulation, axis=parallel.AXIS
+    objective, tx, schedule, seed=seed, accumulation=accumulation, axis=parallel.AXIS
   )
-  eval_step = step.make_eval_step(objective(spec, False), seed=seed, axis=parallel.AXIS)
   return Programs(
     fresh=jax.jit(fresh),
-    from_params=lambda params: step.init_state(params, tx),
-    shapes=jax.eval_shape(fresh),
+    start=jax.jit(start),
+    shapes=jax.eval_shape(lambda: start(fresh())),
     train_step=parallel.map_train_step(train_step),
-    eval_step=parallel.map_eval_step(eval_step),
+    eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed, axis=parallel.AXIS)),
   )
 
 
@@ -94,7 +100,7 @@ class Job:
   workdir: Path
   shards: pretrain.Shards
   heldout: pretrain.Shards | None  # None where no document is held out: no evaluation
-  spec: objectives.Spec
+  spec: networks.Spec
   programs: Programs
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
@@ -197,10 +203,9 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
     )
-  spec = translate.make_spec(config, shards.vocab)
+  spec = translate.make_spec(config, shards.vocab, shards.frequencies)
   programs = make_programs(
     spec,
-    config.objective.name,
     translate.make_optimizer_config(config),
     config.train.steps,
     config.seed,
@@ -215,21 +220,11 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
     programs=programs,
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
-    entropy=unigram_entropy(heldout) if heldout else None,
+    entropy=heldout.unigram_entropy if heldout else None,
   )
 
 
 _peak_flops = functools.cache(flops.peak_flops)  # half a second where it is measured
-
-
-def unigram_entropy(shards: pretrain.Shards) -> float:
-  """Returns the entropy of the ordinary tokens' frequencies, in nats a token.
-
-  What a model that knows how frequent each token is, and nothing else, gets as masked-LM loss.
-  """
-  counts = shards.frequencies  # special tokens are not among them
-  p = counts[counts > 0] / counts.sum()
-  return float(-(p * np.log(p)).sum())
 
 
 def start_or_continue(job: Job) -> list[str]:
@@ -305,11 +300,22 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
     return state, meta
-  if job.config.init_from is None:
-    return parallel.replicate(job.programs.fresh()), None
-  weights = parallel.to_local(restore_params(job.config.init_from, shapes.params))
-  console.print(f"starting from the parameters of {job.config.init_from}")
-  return parallel.replicate(job.programs.from_params(weights)), None
+  weights = parallel.replicate(job.programs.fresh())
+  if job.config.init_from is not None:
+    found = runs.read_params(job.config.init_from, job.shards.vocab)[1]
+    weights, taken, fresh = params.inherit(weights, found)
+    console.print(f"starting from the parameters of {job.config.init_from}: {', '.join(taken)}")
+    if fresh:
+      console.print(f"not in it, so new: {', '.join(fresh)}")
+  if job.spec.kind == "frozen":
+    other = networks.masked_language_model(
+      *runs.read_params(job.config.generator.init_from, job.shards.vocab)
+    )
+    weights = {**weights, "generator": other[1]}
+    console.print(
+      f"frozen generator: the masked language model of {job.config.generator.init_from}"
+    )
+  return job.programs.start(weights), None
 
 
 # The steps.
@@ -398,7 +404,8 @@ def save(
 def finish(job: Job, done: int, console: Console) -> None:
   """Draws the curves; says what came of the run, and where it is or how to resume it."""
   history = metrics.read_history(job.workdir / "metrics.jsonl")
-  references = {"mlm_loss": ("held-out unigram entropy", job.entropy)} if job.entropy else {}
+  level = ("held-out unigram entropy", job.entropy)
+  references = dict.fromkeys(PREDICTIONS, level) if job.entropy else {}
   curves.draw(job.workdir / "curves.png", history, references)
   heldout = [line for line in history if line["split"] == "heldout"]
   if heldout:

@@ -4,11 +4,24 @@ Those never see a ConfigDict. Whatever does not fit together is refused here or 
 here, as a ValueError of one line, before anything is compiled.
 """
 
+import dataclasses
+from pathlib import Path
+
 import jax
 from ml_collections import ConfigDict
 
-from electra_jax import masking, model, objectives, optimizer, parallel
-from electra_jax.config import flatten
+from electra_jax import (
+  generators,
+  masking,
+  model,
+  networks,
+  objectives,
+  optimizer,
+  parallel,
+  schedules,
+)
+from electra_jax.config import flatten, load
+from electra_jax.workdir import read_config
 
 # Numbers that have to be above 0, from 0, or from 0 to below 1; what else is wrong, the objects
 # that are made from them refuse themselves.
@@ -21,8 +34,9 @@ _ABOVE_0 = (
   "log.every_steps"
 ).split()
 _FROM_0 = (
-  "seed objective.mlm_weight objective.rtd_weight optimizer.warmup_steps optimizer.decay_power "
-  "optimizer.weight_decay eval.every_steps checkpoint.keep_every_steps"
+  "seed objective.mlm_weight objective.rtd_weight objective.adversarial_weight "
+  "optimizer.warmup_steps optimizer.decay_power optimizer.weight_decay eval.every_steps "
+  "checkpoint.keep_every_steps"
 ).split()
 _FROM_0_BELOW_1 = ("model.dropout", "model.attention_dropout", "optimizer.b1", "optimizer.b2")
 
@@ -40,6 +54,8 @@ def check(config: ConfigDict) -> None:
         raise ValueError(f"config.{field} is {wanted}, got {flat[field]}")
   for field, known in (
     ("objective.name", objectives.OBJECTIVES),
+    ("generator.kind", generators.GENERATORS),
+    ("generator.tie", networks.TIES),
     ("optimizer.name", optimizer.OPTIMIZERS),
     ("optimizer.schedule", optimizer.SCHEDULES),
     ("model.dtype", ("auto", "float32", "bfloat16")),
@@ -47,6 +63,7 @@ def check(config: ConfigDict) -> None:
   ):
     if flat[field] not in known:
       raise ValueError(f"config.{field} is one of {', '.join(known)}, got {flat[field]!r}")
+  _check_combination(config)
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} does not fit"
@@ -70,18 +87,123 @@ def check_devices(config: ConfigDict) -> None:
       raise ValueError(f"config.{field}: {error}") from None
 
 
-def make_spec(config: ConfigDict, vocab) -> objectives.Spec:
-  """Returns the two networks and the masking.
+def _check_combination(config: ConfigDict) -> None:
+  """Refuses an objective, a generator and an optimizer that mean nothing together."""
+  o, g, p = config.objective, config.generator, config.optimizer
+  recipe = objectives.OBJECTIVES[o.name]
+  weightless = not recipe.kinds or g.kind in ("uniform", "unigram")
+  own = [f"generator_{x}" for x in ("learning_rate", "weight_decay", "clip_norm")]
+  own = [name for name in own if p[name] is not None]
+  exact = o.name in ("adversarial", "electric")
+  sampling = (
+    o.temperature != 1 or o.temperature_schedule or o.disallow_correct or not g.sampling_dropout
+  )
+  for wrong, reason in (
+    (
+      recipe.kinds and g.kind not in recipe.kinds,
+      f"objective {o.name} needs a generator of kind {' or '.join(recipe.kinds)}, got {g.kind}",
+    ),
+    (
+      weightless and g.tie != "embeddings",
+      f"generator.tie={g.tie} shares with a generator that has no weights: leave it at embeddings",
+    ),
+    (
+      g.kind == "frozen" and g.tie != "none",
+      f"a frozen generator brings its own embeddings: set generator.tie=none, got {g.tie}",
+    ),
+    (
+      (g.kind == "frozen") != (g.init_from is not None),
+      "generator.init_from names the run of a generator of kind frozen, which needs it: got kind"
+      f" {g.kind} and {g.init_from}",
+    ),
+    (
+      g.tie == "all" and (g.width_multiplier != 1 or g.depth_multiplier != 1),
+      "generator.tie=all shares the encoder, so both networks have one size: set"
+      f" generator.width_multiplier and depth_multiplier to 1, got {g.width_multiplier} and"
+      f" {g.depth_multiplier}",
+    ),
+    (
+      g.tie == "all" and g.kind == "two_tower",
+      "generator.tie=all shares one encoder, a two_tower generator has two of its own",
+    ),
+    (
+      exact and sampling,
+      f"objective {o.name} computes with the probabilities that are sampled from: leave temperature"
+      " at 1 without a schedule, disallow_correct off and sampling_dropout on",
+    ),
+    (
+      g.kind in ("uniform", "unigram", "frozen") and not g.sampling_dropout,
+      f"a generator of kind {g.kind} samples without dropout anyway: leave sampling_dropout on",
+    ),
+    (
+      p.decoupled and (weightless or g.kind == "frozen"),
+      "optimizer.decoupled separates two networks that are trained; here only one is",
+    ),
+    (own and not p.decoupled, f"optimizer.{(own or [''])[0]} needs optimizer.decoupled"),
+  ):
+    if wrong:
+      raise ValueError(reason)
+
+
+def make_spec(config: ConfigDict, vocab, frequencies=None) -> objectives.Spec:
+  """Returns the two networks, the masking and the weights of the losses.
 
   Args:
-    vocab: facts about the vocabulary: `size`, the ids `mask` and `special_ids`.
+    vocab: facts about the vocabulary: `size`, the ids `mask` and `special_ids`, its `hash`.
+    frequencies: [V] how often each token is in the training text; the unigram generator needs it.
   """
-  m, o = config.model, config.objective
-  platform = jax.default_backend()
+  g, o, steps = config.generator, config.objective, config.train.steps
+  discriminator = _discriminator(config, vocab)
+  if g.kind == "frozen":
+    generator = _frozen_generator(config, discriminator, vocab)
+  else:
+    generator = model.generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
+  if g.tie == "none" and g.kind != "frozen":  # as wide as itself, as in the original
+    generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
+  if g.tie == "all":
+    generator = discriminator
+  if g.kind == "two_tower":
+    generator = dataclasses.replace(generator, attention="xla")
+  rates = masking.Masking(
+    mask_prob=o.mask_prob,
+    mask_token_prob=o.mask_token_prob,
+    temperature=o.temperature,
+    mask_id=vocab.mask,
+    special_ids=tuple(vocab.special_ids),
+    disallow_correct=o.disallow_correct,
+    mask_prob_schedule=_schedule(o, "mask_prob_schedule", steps),
+    temperature_schedule=_schedule(o, "temperature_schedule", steps),
+  )
+  counts = frequencies if g.kind == "unigram" and frequencies is not None else ()
+  return objectives.Spec(
+    generator,
+    discriminator,
+    rates,
+    mlm_weight=o.mlm_weight,
+    rtd_weight=o.rtd_weight,
+    objective=o.name,
+    kind=g.kind,
+    tie=g.tie,
+    sampling_dropout=g.sampling_dropout,
+    frequencies=tuple(float(x) for x in counts),
+    rtd_weight_schedule=_schedule(o, "rtd_weight_schedule", steps),
+    adversarial_weight=o.adversarial_weight,
+  )
+
+
+def _schedule(group: ConfigDict, field: str, steps: int) -> schedules.Piecewise | None:
+  try:
+    return schedules.parse(group[field], steps)
+  except ValueError as error:
+    raise ValueError(f"config.objective.{field}: {error}") from None
+
+
+def _discriminator(config: ConfigDict, vocab) -> model.TransformerConfig:
+  m, platform = config.model, jax.default_backend()
   dtype = m.dtype
   if dtype == "auto":
     dtype = "float32" if platform == "cpu" else "bfloat16"
-  discriminator = model.TransformerConfig(
+  return model.TransformerConfig(
     vocab_size=vocab.size,
     embedding_size=m.embedding_size,
     hidden_size=m.hidden_size,
@@ -98,17 +220,45 @@ def make_spec(config: ConfigDict, vocab) -> objectives.Spec:
     unroll=min(m.unroll, m.num_layers),
     remat=m.remat,
   )
-  generator = model.generator_size(
-    discriminator, config.generator.width_multiplier, config.generator.depth_multiplier
+
+
+def read_spec(workdir: str, vocab) -> objectives.Spec:
+  """Returns the spec of another run, from the configuration saved with it.
+
+  Raises:
+    ValueError: it holds no run, or one of another vocabulary.
+  """
+  saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
+  if saved is None:
+    raise ValueError(f"{workdir} holds no run")
+  config, saved = load("base.py"), flatten(saved)
+  if saved["data.vocab_hash"] != vocab.hash:
+    raise ValueError(
+      f"{workdir} is of another vocabulary than {vocab.size} entries of {vocab.hash}"
+    )
+  known = flatten(config)
+  config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
+  return make_spec(config, vocab)
+
+
+def _frozen_generator(
+  config: ConfigDict, discriminator: model.TransformerConfig, vocab
+) -> model.TransformerConfig:
+  """Returns the shape of another run's masked language model, computed as this run computes."""
+  spec = read_spec(config.generator.init_from, vocab)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  cfg, _ = networks.masked_language_model(spec, shapes)
+  if cfg.max_positions < config.data.seq_length:
+    raise ValueError(
+      f"the frozen generator takes {cfg.max_positions} tokens at most, config.data.seq_length is"
+      f" {config.data.seq_length}"
+    )
+  return dataclasses.replace(
+    cfg,
+    dtype=discriminator.dtype,
+    attention="xla",
+    unroll=min(discriminator.unroll, cfg.num_layers),
   )
-  rates = masking.Masking(
-    mask_prob=o.mask_prob,
-    mask_token_prob=o.mask_token_prob,
-    temperature=o.temperature,
-    mask_id=vocab.mask,
-    special_ids=tuple(vocab.special_ids),
-  )
-  return objectives.Spec(generator, discriminator, rates, o.mlm_weight, o.rtd_weight)
 
 
 def _attention(asked: str, platform: str, dtype: str, m: ConfigDict) -> str:

@@ -181,7 +181,7 @@ def test_only_what_makes_a_run_what_it_is_counts_as_another_run():
     ({"train.batch_size": -8}, ("train.batch_size is above 0", "got -8")),
     ({"model.dropout": 1.0}, ("below 1", "1.0")),
     ({"optimizer.name": "adan"}, ("electra_adam", "'adan'")),
-    ({"objective.name": "bert"}, ("electra", "'bert'")),
+    ({"objective.name": "gan"}, ("electra", "'gan'")),
     ({"generator.width_multiplier": 1e-4}, ("0.0001", "768")),
     ({"train.batch_size": 12}, ("batch size 12", "8 devices")),
     ({"train.accumulation": 64}, ("batch size 256", "8 devices x 64 microbatches")),
@@ -209,3 +209,64 @@ def test_a_missing_extra_is_named():
     raise ModuleNotFoundError("No module named 'typo'", name="typo")
   except ModuleNotFoundError as error:
     assert configs.explain(error) is None
+
+
+@pytest.mark.parametrize(
+  ("changes", "reason"),
+  [
+    ({"objective.name": "electric"}, "objective electric needs a generator of kind two_tower"),
+    (
+      {"objective.name": "adversarial", "generator.kind": "uniform"},
+      "adversarial needs a generator of kind transformer or two_tower, got uniform",
+    ),
+    ({"generator.kind": "uniform", "generator.tie": "gdes"}, "no weights: leave it at embeddings"),
+    ({"objective.name": "bert", "generator.tie": "none"}, "no weights: leave it at embeddings"),
+    ({"generator.tie": "all"}, "one size: set generator.width_multiplier .* to 1, got 0.33"),
+    ({"generator.kind": "frozen"}, "set generator.tie=none, got embeddings"),
+    ({"generator.kind": "frozen", "generator.tie": "none"}, "init_from names the run"),
+    ({"generator.init_from": "x"}, "init_from names the run .* got kind transformer and x"),
+    (
+      {"generator.tie": "all", "generator.width_multiplier": 1.0, "generator.kind": "two_tower"},
+      "two_tower generator has two of its own",
+    ),
+    (
+      {"objective.name": "adversarial", "objective.temperature": 2.0},
+      "adversarial computes with the probabilities that are sampled from",
+    ),
+    (
+      {
+        "objective.name": "electric",
+        "generator.kind": "two_tower",
+        "objective.disallow_correct": True,
+      },
+      "electric computes with the probabilities",
+    ),
+    ({"generator.kind": "unigram", "generator.sampling_dropout": False}, "without dropout anyway"),
+    ({"objective.name": "bert", "optimizer.decoupled": True}, "here only one is"),
+    (
+      {"optimizer.generator_clip_norm": 2.0},
+      "optimizer.generator_clip_norm needs optimizer.decoupled",
+    ),
+    ({"generator.kind": "gan"}, "generator.kind is one of transformer, two_tower"),
+    ({"generator.tie": "some"}, "generator.tie is one of none, tokens"),
+    ({"objective.mask_prob_schedule": "0%"}, "objective.mask_prob_schedule: a schedule is"),
+    ({"objective.mask_prob_schedule": "0%=0.2,100%=1.5"}, "mask_prob is between 0 and 1, got 1.5"),
+    ({"objective.temperature_schedule": "0=0"}, "temperature is above 0, got 0"),
+  ],
+)
+def test_combinations_that_mean_nothing_are_refused_with_the_reason(changes, reason):
+  config = configs.load("base.py")
+  config.data.dir = "somewhere"
+  config.update_from_flattened_dict(changes)
+  with pytest.raises(ValueError, match=reason):
+    translate.check(config)
+    translate.make_spec(config, VOCAB)
+
+
+@pytest.mark.parametrize("size", ["small", "base", "large", "quickstart"])
+def test_every_objective_is_a_delta_to_every_size(size):
+  base = configs.flatten(configs.load(f"{size}.py"))
+  for name in NAMES:
+    if "`arg` is the size" in (ROOT / "configs" / name).read_text():
+      changed = configs.flatten(configs.load(name, size))
+      assert sum(base[k] != v for k, v in changed.items()) <= 5, name

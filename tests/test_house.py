@@ -12,13 +12,24 @@ import electra_jax
 
 PACKAGE = Path(electra_jax.__file__).parent
 # A module may import its own layer and those above it in this list; in layer 0 order counts too.
-PURE = ["batch", "model", "masking", "objectives", "step"]
+PURE = [
+  "batch",
+  "schedules",
+  "model",
+  "masking",
+  "networks",
+  "terms",
+  "generators",
+  "objectives",
+  "scoring",
+  "step",
+]
 LAYERS = [
-  {*PURE, "optimizer", "flops", "params"},
+  {*PURE, "optimizer", "flops", "flops.paper", "params"},
   {"parallel", "checkpoint", "metrics", "curves", "interrupt", "workdir"},
   {"tokenizer", "data.chunks", "data.examples", "data.pool", "data.pretrain", "data.python_docs",
    "data.shards", "data.sources", "data.status"},
-  {"config", "translate", "train", "data.build"},
+  {"config", "translate", "runs", "score", "train", "data.build", "flops.__main__"},
 ]  # fmt: skip
 WORLD = {
   "tensorflow",

@@ -1,5 +1,7 @@
 """The original's Adam and schedule against NumPy; optax's choices against their definitions."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,3 +102,47 @@ def test_adamw_is_optaxs_with_bias_correction():
   updates, _ = tx.update({"kernel": jnp.array([0.5])}, tx.init(p), p)
   # With the correction the first step is lr whatever the gradient; without, lr x 0.1 / sqrt(0.001).
   assert float(updates["kernel"][0]) == pytest.approx(-0.1, rel=1e-4)
+
+
+def two_networks(cfg, weight):
+  """One update of a generator and a discriminator whose gradient is `weight` times larger."""
+  params = {"generator": {"w": jnp.ones(3)}, "discriminator": {"w": jnp.ones(3)}}
+  grads = {"generator": {"w": jnp.arange(3.0)}, "discriminator": {"w": weight * jnp.ones(3)}}
+  groups = {name: {"w": name} for name in params}
+  tx = optimizer.make_optimizer(cfg, lambda _: 0.1, (lambda _: groups) if cfg.decoupled else None)
+  return tx.update(grads, tx.init(params), params)[0]
+
+
+def test_decoupled_the_loss_weight_leaks_through_no_global_clip():
+  plain = dataclasses.replace(PAPER, clip_norm=1.0)
+  apart = dataclasses.replace(plain, decoupled=True)
+  small, large = two_networks(apart, 1.0), two_networks(apart, 50.0)
+  np.testing.assert_array_equal(small["generator"]["w"], large["generator"]["w"])
+  # With one clip for both the generator's gradient shrinks as the other's grows.
+  small, large = two_networks(plain, 1.0), two_networks(plain, 50.0)
+  assert np.abs(small["generator"]["w"] - large["generator"]["w"]).max() > 1e-4
+
+
+def test_decoupled_each_network_has_its_own_rate_decay_and_clip():
+  own = dict(generator_learning_rate=1e-3, generator_weight_decay=0.0, generator_clip_norm=0.25)
+  cfg = dataclasses.replace(PAPER, decoupled=True, **own)
+  got = two_networks(cfg, 2.0)
+  g = np.arange(3.0) * 0.25 / np.sqrt(5)
+  rate = 0.1 * 1e-3 / PAPER.learning_rate
+  expected = -rate * (0.1 * g) / (np.sqrt(0.001 * g * g) + 1e-6)
+  np.testing.assert_allclose(got["generator"]["w"], expected, rtol=1e-5)
+  d = np.full(3, 1 / np.sqrt(3))
+  expected = -0.1 * ((0.1 * d) / (np.sqrt(0.001 * d * d) + 1e-6) + 0.01)
+  np.testing.assert_allclose(got["discriminator"]["w"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_what_is_frozen_does_not_move_and_has_no_optimizer_state(decoupled):
+  cfg = dataclasses.replace(PAPER, decoupled=decoupled)
+  params = {"generator": jnp.ones(3), "discriminator": jnp.ones(3)}
+  groups = {"generator": "frozen", "discriminator": "discriminator"}
+  tx = optimizer.make_optimizer(cfg, lambda _: 0.1, lambda _: groups)
+  state = tx.init(params)
+  updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+  assert not updates["generator"].any() and updates["discriminator"].all()
+  assert sum(x.size for x in jax.tree.leaves(state) if x.ndim) == 2 * 3

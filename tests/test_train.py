@@ -15,7 +15,7 @@ import pytest
 from conftest import make_tiny_config
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel, train, translate
+from electra_jax import metrics, parallel, runs, train, translate
 from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import pretrain
 
@@ -189,9 +189,7 @@ def program_shapes(config):
   spec = translate.make_spec(config, vocab)
   tx = translate.make_optimizer_config(config)
   c = config.train
-  return train.make_programs(
-    spec, config.objective.name, tx, c.steps, config.seed, c.accumulation
-  ).shapes
+  return train.make_programs(spec, tx, c.steps, config.seed, c.accumulation).shapes
 
 
 def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):
@@ -205,6 +203,48 @@ def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_pa
   tiny_config.model.ffn_size = 64
   with pytest.raises(ValueError, match=r"init_from: .*ffn_in/kernel is \(2, 16, 32\), the model's"):
     train.train(tiny_config, tmp_path / "other")
+
+
+def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generator(
+  tiny_shards, tmp_path, capsys
+):
+  def shrunk(stage):
+    config = configs.load("two_stage.py", f"{stage},base")
+    tiny = configs.flatten(make_tiny_config(tiny_shards))
+    config.update_from_flattened_dict(
+      {k: v for k, v in tiny.items() if k.split(".")[0] not in ("objective", "generator")}
+    )
+    return config
+
+  one, two = tmp_path / "one", tmp_path / "two"
+  assert train.train(shrunk("stage1"), one) == STEPS
+  config = shrunk("stage2")
+  config.init_from = config.generator.init_from = str(one)
+  config.optimizer.weight_decay = 0.5  # would shrink what is not frozen
+  assert train.train(config, two) == STEPS
+  said = capsys.readouterr().out
+  assert "not in it, so new: discriminator/rtd_head" in said
+  vocab = pretrain.Shards.open(tiny_shards).vocab
+  first = runs.read_params(str(one), vocab)[1]
+  second = runs.read_params(str(two), vocab)[1]
+  same = jax.tree.map(np.array_equal, second["generator"], {
+    "embeddings": first["embeddings"], **first["discriminator"]
+  })  # fmt: skip
+  assert all(jax.tree.leaves(same))
+  moved = jax.tree.map(
+    lambda a, b: not np.array_equal(a, b),
+    (second["embeddings"]["word"], second["discriminator"]["encoder"]),
+    (first["embeddings"]["word"], first["discriminator"]["encoder"]),
+  )
+  assert all(jax.tree.leaves(moved))
+  # The copy itself: a run of no learning ends where it starts.
+  config.optimizer.learning_rate, config.train.steps = 1e-30, 1
+  assert train.train(config, tmp_path / "still") == 1
+  copied = runs.read_params(str(tmp_path / "still"), vocab)[1]
+  for part in ("embeddings", "discriminator"):
+    for name in first[part].keys() & copied[part].keys():
+      same = jax.tree.map(np.array_equal, first[part][name], copied[part][name])
+      assert all(jax.tree.leaves(same)), name
 
 
 def damage_newest(workdir: Path) -> None:
@@ -345,7 +385,7 @@ def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
   tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
   _, counts = np.unique(tokens, return_counts=True)
   p = counts / counts.sum()
-  assert train.unigram_entropy(heldout) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
+  assert heldout.unigram_entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
 
 
 def heldout_batches(heldout):

@@ -96,6 +96,16 @@ class Shards:
     """How often each id occurs in this split, [V] int64; special tokens count nothing."""
     return np.array(self.manifest["splits"][self.split]["frequencies"], np.int64)
 
+  @property
+  def unigram_entropy(self) -> float:
+    """The entropy of the ordinary tokens' frequencies, in nats a token.
+
+    What a model that knows how frequent each token is, and nothing else, gets as masked-LM loss.
+    """
+    counts = self.frequencies
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())
+
   @functools.cached_property
   def _maps(self) -> tuple[np.ndarray, list[np.ndarray]]:
     """The first record's number of each shard, and the shards, mapped into memory."""

@@ -1,0 +1,18 @@
+"""BERT with dynamic masking and without next-sentence prediction: the paper's baseline.
+
+Command:  python -m electra_jax.train --config=configs/bert.py:small --workdir=DIR
+          --config.data.dir=SHARDS
+Hardware: as the size that is named after the colon.
+Expected: GLUE dev average 82.2 at base size (paper, Table 5).
+"""
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import load
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
+  c = load(f"{arg or 'base'}.py")
+  c.objective.name = "bert"
+  return c

@@ -1,0 +1,32 @@
+"""Two stages: a masked language model, then a discriminator of its size against it (Section 3.2).
+
+Command:  python -m electra_jax.train --config=configs/two_stage.py:stage1,small --workdir=ONE
+          --config.data.dir=SHARDS
+          python -m electra_jax.train --config=configs/two_stage.py:stage2,small --workdir=TWO
+          --config.data.dir=SHARDS --config.init_from=ONE --config.generator.init_from=ONE
+Hardware: as the size; each stage takes half of its steps.
+Expected: behind joint training (paper, Figure 3). Without the copy of the tower (init_from) the
+          discriminator sometimes never leaves the majority class.
+
+The second stage samples from the first stage's network, which is not trained, and starts its
+discriminator from a copy of it.
+"""
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import load
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` is stage1 or stage2, and after a comma the size."""
+  stage, _, size = (arg or "stage1").partition(",")
+  if stage not in ("stage1", "stage2"):
+    raise ValueError(f"configs/two_stage.py takes :stage1 or :stage2, got {stage!r}")
+  c = load(f"{size or 'base'}.py")
+  c.train.steps = c.train.steps // 2
+  if stage == "stage1":
+    c.objective.name = "bert"
+  else:
+    c.generator.kind = "frozen"
+    c.generator.tie = "none"
+  return c

@@ -1,0 +1,170 @@
+"""Where replaced tokens come from: the kinds of generator, and a corrupted batch made with one.
+
+A generator is a function (spec, params, batch, slots, masked, salts, step) -> Proposal. A new one
+is a function here, an entry of GENERATORS, and its weights in `networks.init_generator`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from electra_jax import masking, model, networks
+from electra_jax.batch import Batch
+from electra_jax.networks import Spec
+from electra_jax.terms import Term, token_terms
+
+
+class Proposal(NamedTuple):
+  """What a generator says about a batch.
+
+  Fields:
+    logits: [B, K, V] float32 at the slots, with gradient where the generator is trained.
+    terms: its own losses and measures.
+    states: [B, K, D] its states at the slots; None for one without a network.
+    nll: [B, L] -log q of every token given the others, from a two-tower generator; else None.
+  """
+
+  logits: jax.Array
+  terms: dict[str, Term]
+  states: jax.Array | None = None
+  nll: jax.Array | None = None
+
+
+class Corruption(NamedTuple):
+  """A batch with generated tokens in it, and how it came about.
+
+  Fields:
+    slots: `masking.Slots`, K a sequence.
+    proposal: the generator's `Proposal`.
+    sampled: [B, K] int32, the tokens drawn at the slots.
+    ids: [B, L] int32, the corrupted text.
+    is_replaced: [B, L] bool; a sample that equals the original counts as original.
+    terms: the generator's, and what was replaced.
+  """
+
+  slots: masking.Slots
+  proposal: Proposal
+  sampled: jax.Array
+  ids: jax.Array
+  is_replaced: jax.Array
+  terms: dict[str, Term]
+
+
+def transformer(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+  """A small masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
+  del step
+  tables = networks.embeddings(spec, params, "generator")
+  weights = networks.encoder(spec, params, "generator")
+  states = networks.encode(spec.generator, tables, weights, masked, batch, salts)
+  states = masking.gather(states, slots)
+  logits = networks.vocabulary_logits(spec.generator, params["generator"], tables, states)
+  loss = networks.nll(logits, slots.originals)
+  return Proposal(logits, token_terms("mlm", *loss, slots.weights, spec.mlm_weight), states)
+
+
+def frozen(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+  """Another run's masked language model, not trained and without dropout (Fast-ELECTRA)."""
+  del salts
+  params = {**params, "generator": jax.lax.stop_gradient(params["generator"])}
+  said = transformer(spec, params, batch, slots, masked, None, step)
+  return said._replace(terms={k: Term(t.total, t.count) for k, t in said.terms.items()})
+
+
+def two_tower_states(spec: Spec, params: dict, batch: Batch, salts) -> jax.Array:
+  """Returns the states [B, L, 2 D] that know each token's left and right, but not the token.
+
+  One tower reads from the left and one from the right (Clark et al. 2020b, Section 3); place t gets
+  the left one's state of t - 1 and the right one's of t + 1.
+
+  Differs from the original: zeros stand beyond the edges, where it wraps around.
+  """
+  tables = networks.embeddings(spec, params, "generator")
+  left, right = (
+    networks.encode(
+      model.in_direction(spec.generator, tower), tables, params["generator"][tower], batch.ids,
+      batch, salt,
+    )
+    for tower, salt in zip(("ltr", "rtl"), salts, strict=True)
+  )  # fmt: skip
+  left = jnp.pad(left[:, :-1], ((0, 0), (1, 0), (0, 0)))
+  right = jnp.pad(right[:, 1:], ((0, 0), (0, 1), (0, 0)))
+  return jnp.concatenate([left, right], -1)
+
+
+def two_tower(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+  """Two causal towers on the clean text, trained on every ordinary token (the cloze loss)."""
+  del masked
+  cfg, network = spec.generator, params["generator"]
+  towers = (None, None) if salts is None else _two_salts(salts)
+  states = two_tower_states(spec, params, batch, towers)
+  tables = networks.embeddings(spec, params, "generator")
+  # In slices as long as the slots: no more memory than a masked language model takes.
+  at = spec.masking.slots(batch.ids.shape[1], step is not None)
+  loss, hit = networks.nll_everywhere(cfg, network, tables, states, batch.ids, at)
+  terms = token_terms("cloze", loss, hit, masking.ordinary(batch, spec.masking), spec.mlm_weight)
+  states = masking.gather(states, slots)
+  logits = networks.vocabulary_logits(cfg, network, tables, states)
+  return Proposal(logits, terms, states, loss)
+
+
+def _two_salts(salts):
+  # The same hash with other words is another mask.
+  other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), salts)
+  return salts, other
+
+
+def uniform(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+  """Any token of the vocabulary, special ones too, as in the original."""
+  del params, batch, masked, salts, step
+  return Proposal(jnp.zeros((*slots.positions.shape, spec.generator.vocab_size)), {})
+
+
+def unigram(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+  """Tokens as frequent as in the training text (Clark et al. 2020, Section 3.4)."""
+  del params, batch, masked, salts, step
+  counts = jnp.array(spec.frequencies, jnp.float32)
+  logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e4)
+  return Proposal(jnp.broadcast_to(logits, (*slots.positions.shape, counts.size)), {})
+
+
+GENERATORS = {
+  "transformer": transformer,
+  "two_tower": two_tower,
+  "uniform": uniform,
+  "unigram": unigram,
+  "frozen": frozen,
+}
+
+
+def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Corruption:
+  """Masks, asks the generator, samples, and writes the samples into the text.
+
+  Args:
+    keys: [B, 4] typed keys: for positions, masking, sampling and the generator's dropout.
+    step: [] int32 of a training step; None in evaluation, which has no dropout.
+  """
+  m, generate = spec.masking, GENERATORS[spec.kind]
+  salts = None
+  if step is not None:
+    salts = model.dropout_salts(keys[:, 3], spec.generator.num_layers)
+  slots = masking.choose(batch, m, keys[:, 0], step)
+  masked = masking.mask(batch.ids, slots, m, keys[:, 1])
+  proposal = generate(spec, params, batch, slots, masked, salts, step)
+
+  logits = proposal.logits
+  if salts is not None and not spec.sampling_dropout:
+    fixed = jax.lax.stop_gradient(params)
+    logits = generate(spec, fixed, batch, slots, masked, None, step).logits
+  if m.disallow_correct:
+    logits = masking.disallow(logits, slots.originals)
+  sampled = masking.sample(logits, m.temperature_at(step), keys[:, 2])
+  ids, is_replaced = masking.corrupt(batch.ids, slots, sampled)
+
+  hits = (sampled == slots.originals) * slots.weights
+  terms = {
+    **proposal.terms,
+    "sampled_accuracy": Term(hits.sum(), slots.weights.sum()),
+    "replaced": Term((is_replaced & batch.mask).sum().astype(jnp.float32), batch.mask.sum()),
+  }
+  return Corruption(slots, proposal, sampled, ids, is_replaced, terms)

@@ -1,0 +1,18 @@
+"""Another run, as something to start from: its networks and their weights."""
+
+import jax
+
+from electra_jax import networks, objectives, parallel, translate
+from electra_jax.checkpoint import restore_params
+
+
+def read_params(workdir: str, vocab) -> tuple[networks.Spec, dict]:
+  """Returns the spec and the parameters of a run's newest checkpoint.
+
+  Raises:
+    ValueError: it is no run, of another vocabulary, or its checkpoint is damaged.
+  """
+  spec = translate.read_spec(workdir, vocab)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  restored = restore_params(workdir, parallel.global_shapes(shapes))
+  return spec, parallel.replicate(parallel.to_local(restored))

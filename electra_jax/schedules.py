@@ -1,0 +1,65 @@
+"""Numbers that change while a run goes on: piecewise linear in the step.
+
+The mask rate, the sampling temperature and the discriminator's weight may follow one. Written as
+points, "POSITION=VALUE,POSITION=VALUE,...", a position being a step or a percentage of the run.
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Piecewise:
+  """A line through points (step, value), level before the first and after the last.
+
+  Two points at one step make a jump, which counts from that step on.
+  """
+
+  points: tuple[tuple[float, float], ...]
+
+  def __call__(self, step: jax.Array | int) -> jax.Array:
+    """Returns the value at a step, [] float32."""
+    xs, ys = (jnp.array(column, jnp.float32) for column in zip(*self.points, strict=True))
+    right = jnp.searchsorted(xs, jnp.asarray(step, jnp.float32), side="right")
+    left, right = jnp.maximum(right - 1, 0), jnp.minimum(right, len(self.points) - 1)
+    width = xs[right] - xs[left]
+    along = jnp.where(width > 0, (step - xs[left]) / jnp.where(width > 0, width, 1), 0)
+    return ys[left] + jnp.clip(along, 0, 1) * (ys[right] - ys[left])
+
+  @property
+  def values(self) -> tuple[float, ...]:
+    """The values of the points: the lowest and the highest of all are among them."""
+    return tuple(value for _, value in self.points)
+
+
+def parse(text: str, steps: int) -> Piecewise | None:
+  """Reads points for a run of `steps` steps; None for an empty text.
+
+  >>> parse("0%=0.3, 100%=0.15", 1000).points
+  ((0.0, 0.3), (1000.0, 0.15))
+  >>> weight = parse("100=0,100=50", 1000)  # nothing until step 100
+  >>> [float(weight(step)) for step in (0, 99, 100, 1000)]
+  [0.0, 0.0, 50.0, 50.0]
+
+  Raises:
+    ValueError: a point that is none, or positions that fall.
+  """
+  points = []
+  for point in filter(None, (part.strip() for part in text.split(","))):
+    match = re.fullmatch(r"([\d.]+)(%?)\s*=\s*([\d.eE+-]+)", point)
+    try:
+      position, percent, value = match.groups()
+      points.append((float(position) * (steps / 100 if percent else 1), float(value)))
+    except (AttributeError, ValueError):
+      raise ValueError(f"a schedule is POSITION=VALUE,... (as 0%=0.3), got {point!r}") from None
+  if any(a[0] > b[0] for a, b in zip(points, points[1:], strict=False)):
+    raise ValueError(f"the positions of a schedule rise, got {text!r} in a run of {steps} steps")
+  return Piecewise(tuple(points)) if points else None
+
+
+def value_at(constant: float, schedule: Piecewise | None, step: jax.Array | None):
+  """Returns a schedule's value at a training step; the constant without one or in evaluation."""
+  return constant if schedule is None or step is None else schedule(step)

@@ -1,0 +1,159 @@
+"""The kinds of generator: what they see, what they sample."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objectives import SPEC, keys_of, make_batch
+
+from electra_jax import generators, masking, objectives
+
+TOWERS = dataclasses.replace(SPEC, kind="two_tower")
+
+
+def fresh(spec):
+  return jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+
+
+def four_keys(batch):
+  return jax.vmap(lambda key: jax.random.split(key, 4))(keys_of(batch))
+
+
+def corrupt(spec, weights, batch, training=True):
+  at = jnp.int32(0) if training else None
+  run = jax.jit(lambda w, b, k: generators.corrupt(spec, w, b, k, at))
+  return run(weights, batch, four_keys(batch))
+
+
+def test_the_towers_never_see_the_token_they_predict_and_see_all_others():
+  weights, batch = fresh(TOWERS), make_batch(B=1, seed=5)._replace(mask=np.ones((1, 16), bool))
+  states = jax.jit(
+    lambda ids: generators.two_tower_states(TOWERS, weights, batch._replace(ids=ids), (None, None))
+  )
+  before = np.asarray(states(batch.ids))
+  half = TOWERS.generator.hidden_size
+  for t in range(16):
+    ids = batch.ids.copy()
+    ids[0, t] = 5 + (ids[0, t] + 7) % 50
+    after = np.asarray(states(ids))
+    changed = (after != before).any(-1)[0]
+    assert not changed[t]  # bit for bit: q of a token does not depend on it
+    assert changed[np.arange(16) != t].all()
+    left, right = (after != before)[0, :, :half].any(-1), (after != before)[0, :, half:].any(-1)
+    assert left.tolist() == [place > t for place in range(16)]
+    assert right.tolist() == [place < t for place in range(16)]
+  # Nothing wraps around: beyond the edges there are zeros.
+  assert not before[0, 0, :half].any() and not before[0, -1, half:].any()
+
+
+def test_the_towers_do_not_look_at_padding():
+  weights, batch = fresh(TOWERS), make_batch(B=8, seed=6)
+  states = jax.jit(
+    lambda ids: generators.two_tower_states(TOWERS, weights, batch._replace(ids=ids), (None, None))
+  )
+  other = np.where(batch.mask, batch.ids, 9)
+  a, b = np.asarray(states(batch.ids)), np.asarray(states(other))
+  inside = np.pad(
+    batch.mask[:, 1:], ((0, 0), (0, 1))
+  )  # the last real token has padding to its right
+  np.testing.assert_array_equal(a[inside], b[inside])
+
+
+def test_the_cloze_loss_covers_every_ordinary_token():
+  weights, batch = fresh(TOWERS), make_batch()
+  terms = corrupt(TOWERS, weights, batch, training=False).terms
+  ordinary = batch.mask & ~np.isin(batch.ids, TOWERS.masking.special_ids)
+  assert float(terms["cloze_loss"].count) == ordinary.sum()
+  assert "mlm_loss" not in terms
+
+
+@pytest.mark.parametrize("kind", ["uniform", "unigram"])
+def test_samples_without_a_network_have_the_right_frequencies(kind):
+  counts = np.arange(60.0) ** 2
+  spec = dataclasses.replace(SPEC, kind=kind, frequencies=tuple(counts))
+  batch = make_batch(B=4096, seed=2)
+  c = corrupt(spec, fresh(spec), batch)
+  assert fresh(spec)["generator"] == {}
+  drawn = np.bincount(np.asarray(c.sampled)[np.asarray(c.slots.weights) > 0], minlength=60)
+  p = counts / counts.sum() if kind == "unigram" else np.full(60, 1 / 60)
+  expected = drawn.sum() * p
+  some = expected > 0
+  assert drawn[~some].sum() == 0
+  # Pearson's statistic of 59 degrees of freedom: its 99.99th percentile is 108.
+  assert ((drawn[some] - expected[some]) ** 2 / expected[some]).sum() < 108
+
+
+def test_a_correct_sample_can_be_disallowed():
+  spec = dataclasses.replace(
+    SPEC, kind="uniform", masking=dataclasses.replace(SPEC.masking, disallow_correct=True)
+  )
+  batch = make_batch(B=2048)
+  c = corrupt(spec, fresh(spec), batch)
+  assert float(c.terms["sampled_accuracy"].total) == 0.0
+  assert int(c.is_replaced.sum()) == int(c.slots.weights.sum())
+  allowed = corrupt(dataclasses.replace(SPEC, kind="uniform"), fresh(SPEC), batch)
+  assert float(allowed.terms["sampled_accuracy"].total) > 0
+
+
+def test_samples_without_dropout_are_those_of_evaluation():
+  still = dataclasses.replace(SPEC, sampling_dropout=False)
+  weights, batch = fresh(SPEC), make_batch(B=64)
+  training, evaluation = corrupt(still, weights, batch), corrupt(still, weights, batch, False)
+  np.testing.assert_array_equal(training.sampled, evaluation.sampled)
+  assert (training.proposal.logits != evaluation.proposal.logits).any()  # learns under dropout
+  assert (corrupt(SPEC, weights, batch).sampled != evaluation.sampled).any()
+
+
+def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
+  spec = dataclasses.replace(SPEC, kind="frozen", tie="none")
+  weights, batch = fresh(spec), make_batch()
+
+  def loss(weights):
+    c = generators.corrupt(spec, weights, batch, four_keys(batch), jnp.int32(0))
+    assert not c.terms["mlm_loss"].in_loss
+    return c.proposal.logits.sum()
+
+  assert not any(map(np.any, jax.tree.leaves(jax.grad(loss)(weights))))
+  a, b = corrupt(spec, weights, batch), corrupt(spec, weights, batch, False)
+  np.testing.assert_array_equal(a.proposal.logits, b.proposal.logits)
+
+
+@pytest.mark.parametrize("kind", list(generators.GENERATORS))
+def test_every_kind_corrupts_the_chosen_slots_only(kind):
+  tie = "none" if kind == "frozen" else "embeddings"
+  spec = dataclasses.replace(SPEC, kind=kind, tie=tie, frequencies=(1.0,) * 60)
+  batch = make_batch(B=8)
+  c = corrupt(spec, fresh(spec), batch)
+  chosen = np.asarray(masking.marked(c.slots, 16))
+  assert chosen.sum() == c.slots.weights.sum()
+  assert not (np.asarray(c.ids) != batch.ids)[~chosen].any()
+  np.testing.assert_array_equal(c.is_replaced, np.asarray(c.ids) != batch.ids)
+
+
+def test_samples_of_a_two_tower_generator_follow_its_distribution():
+  # One sequence again and again, its positions drawn anew: compare frequencies with q.
+  weights = fresh(TOWERS)
+  weights = jax.tree.map(lambda x: 5 * x, weights)  # far from uniform
+  one = make_batch(B=1, seed=8)._replace(mask=np.ones((1, 16), bool))
+  batch = jax.tree.map(lambda x: np.repeat(x, 4096, 0), one)._replace(
+    row=np.arange(4096, dtype=np.int32)
+  )
+  c = corrupt(TOWERS, weights, batch, training=False)
+  at = 3
+  hit = np.asarray(c.slots.positions) == at
+  drawn = np.bincount(np.asarray(c.sampled)[hit], minlength=60)
+  logits = np.asarray(c.proposal.logits)[hit][0].astype(np.float64)
+  q = np.exp(logits - logits.max())
+  q /= q.sum()
+  big = drawn.sum() * q > 5
+  assert big.sum() > 3
+  z = (drawn - drawn.sum() * q)[big] / np.sqrt(drawn.sum() * q * (1 - q))[big]
+  assert np.abs(z).max() < 4.5  # of at most 60 normal deviates: one in 2,500 times
+
+
+def test_generator_kinds_of_one_size_are_what_their_parameters_say():
+  shapes = jax.eval_shape(lambda: objectives.init_params(TOWERS, jax.random.key(0)))["generator"]
+  assert set(shapes) == {"ltr", "rtl", "mlm_head"}
+  assert shapes["mlm_head"]["dense"]["kernel"].shape == (2 * TOWERS.generator.hidden_size, 8)

@@ -1,0 +1,125 @@
+"""What the networks share, and the vocabulary layer in slices."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objectives import RATES, SPEC, D, evaluate, keys_of, make_batch
+
+from electra_jax import model, networks, objectives, params
+
+
+def make(tie, **changes):
+  generator = model.generator_size(D, 0.5, 1.0)
+  if tie == "none":
+    generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
+  spec = networks.Spec(D if tie == "all" else generator, D, RATES, tie=tie, **changes)
+  return spec, jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+
+
+def gradient(spec, weights, name):
+  batch = make_batch()
+
+  def total(weights):
+    return objectives.make(spec)(weights, batch, keys_of(batch), jnp.int32(0))[name].total
+
+  return jax.jit(jax.grad(total))(weights)
+
+
+def moved(tree) -> set[str]:
+  """Returns the modules "network/module" that have any gradient."""
+  return {
+    f"{n}/{m}"
+    for n, ms in tree.items()
+    for m, t in ms.items()
+    if any(map(np.any, jax.tree.leaves(t)))
+  }
+
+
+WORD = "embeddings/word"
+TABLES = {f"embeddings/{m}" for m in ("word", "position", "token_type", "layer_norm")}
+
+
+@pytest.mark.parametrize(
+  ("tie", "by_rtd", "by_mlm"),
+  [
+    ("none", TABLES, {"generator/embeddings"}),
+    ("tokens", {WORD, "discriminator/embeddings"}, {WORD, "generator/embeddings"}),
+    ("embeddings", TABLES, TABLES),
+    ("all", TABLES, TABLES),
+    ("gdes", {"discriminator/embedding_delta"}, TABLES),
+  ],
+)  # fmt: skip
+def test_each_loss_reaches_what_its_network_looks_up_and_nothing_else(tie, by_rtd, by_mlm):
+  spec, weights = make(tie)
+  shared = {"discriminator/encoder"} if tie == "all" else set()
+  own = {"discriminator/encoder", "discriminator/rtd_head"}
+  assert moved(gradient(spec, weights, "rtd_loss")) == own | by_rtd
+  own = {"generator/mlm_head", *(shared or {"generator/encoder"})}
+  assert moved(gradient(spec, weights, "mlm_loss")) == own | by_mlm
+
+
+def test_gdes_starts_where_shared_embeddings_do_and_merges_into_plain_tables():
+  spec, weights = make("gdes")
+  shared = dataclasses.replace(spec, tie="embeddings")
+  batch = make_batch()
+  a, b = evaluate(spec, weights, batch), evaluate(shared, weights, batch)
+  assert float(a["rtd_loss"].total) == float(b["rtd_loss"].total)
+  delta = jax.tree.map(lambda x: x + 0.5, weights["discriminator"]["embedding_delta"])
+  weights["discriminator"]["embedding_delta"] = delta
+  merged = networks.embeddings(spec, weights, "discriminator")
+  jax.tree.map(
+    lambda m, e: np.testing.assert_array_equal(m, e + 0.5), merged, weights["embeddings"]
+  )
+  assert networks.embeddings(spec, weights, "generator") is weights["embeddings"]
+
+
+def test_an_untied_generators_tables_are_as_wide_as_itself():
+  spec, weights = make("none")
+  assert weights["generator"]["embeddings"]["word"].shape == (60, spec.generator.hidden_size)
+  assert "project" not in weights["generator"]["encoder"]
+
+
+def test_with_everything_shared_the_generator_adds_its_head_alone():
+  _, weights = make("all")
+  assert set(weights["generator"]) == {"mlm_head"}
+  head = params.count(weights["generator"]["mlm_head"])
+  assert params.count_networks(weights)["generator"] == head == (16 * 8 + 8) + 2 * 8 + 60
+
+
+@pytest.mark.parametrize("at", [1, 5, 16, 40])
+def test_the_vocabulary_in_slices_is_the_whole_with_its_gradient(at):
+  spec, weights = make("embeddings")
+  rng = np.random.default_rng(0)
+  states = jnp.asarray(rng.normal(size=(3, 16, 8)), jnp.float32)
+  tokens = jnp.asarray(rng.integers(0, 60, (3, 16)))
+  cfg = spec.generator
+
+  def sliced(network, tables, states):
+    loss, hit = networks.nll_everywhere(cfg, network, tables, states, tokens, at)
+    return (loss * jnp.arange(48).reshape(3, 16)).sum(), (loss, hit)
+
+  def whole(network, tables, states):
+    loss, hit = networks.nll(networks.vocabulary_logits(cfg, network, tables, states), tokens)
+    return (loss * jnp.arange(48).reshape(3, 16)).sum(), (loss, hit)
+
+  args = weights["generator"], weights["embeddings"], states
+  (_, a), da = jax.value_and_grad(sliced, (0, 1, 2), has_aux=True)(*args)
+  (_, b), db = jax.value_and_grad(whole, (0, 1, 2), has_aux=True)(*args)
+  np.testing.assert_array_equal(a[1], b[1])
+  # The same products, summed in another order in float32.
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), (a[0], da), (b[0], db)
+  )
+
+
+def test_every_weight_has_a_group():
+  spec, weights = make("gdes")
+  groups = networks.groups(spec, weights)
+  assert jax.tree.structure(groups) == jax.tree.structure(weights)
+  assert set(jax.tree.leaves(groups["embeddings"])) == {"generator"}
+  assert set(jax.tree.leaves(networks.groups(SPEC, make("embeddings")[1])["embeddings"])) == {
+    "discriminator"
+  }

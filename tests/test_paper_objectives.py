@@ -1,0 +1,310 @@
+"""The paper's other objectives: by hand, by exact gradients, and what each must not touch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objectives import RATES, SPEC, D, evaluate, keys_of, make_batch
+
+from electra_jax import generators, masking, model, networks, objectives
+from electra_jax.batch import Batch
+
+
+def make(name, **changes):
+  spec = dataclasses.replace(SPEC, objective=name, **changes)
+  return spec, jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+
+
+def corruption(spec, weights, batch, step=None):
+  """What the objective's own keys corrupt the batch to."""
+  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))[:, :4]
+  return generators.corrupt(spec, weights, batch, k, step)
+
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
+
+
+def main(spec, weights, ids, batch, head):
+  states = networks.main_states(spec, weights, ids, batch, None)
+  return networks.token_logits(spec.discriminator, weights["discriminator"], head, states)
+
+
+def vocabulary(spec, weights, ids, batch):
+  """The discriminator's probabilities [B, L, V] at every position, in float64."""
+  states = networks.main_states(spec, weights, ids, batch, None)
+  logits = networks.vocabulary_logits(
+    spec.discriminator, weights["discriminator"], weights["embeddings"], states
+  )
+  z = np.exp(np.asarray(logits, np.float64))
+  return z / z.sum(-1, keepdims=True)
+
+
+def test_electra_15_learns_from_the_slots_only():
+  spec, weights = make("electra_15")
+  batch = make_batch()
+  c = corruption(spec, weights, batch)
+  chosen = np.asarray(masking.marked(c.slots, 16))
+  p = sigmoid(main(spec, weights, c.ids, batch, "rtd_head"))
+  bce = -np.log(np.where(c.is_replaced, p, 1 - p))
+  terms = evaluate(spec, weights, batch)
+  assert float(terms["rtd_loss"].count) == chosen.sum() < batch.mask.sum()
+  assert float(terms["rtd_loss"].total) == pytest.approx(bce[chosen].sum(), rel=1e-5)
+
+
+def test_electra_15_gives_unmasked_logits_exactly_zero_gradient(monkeypatch):
+  spec, weights = make("electra_15")
+  batch = make_batch()
+  chosen = np.asarray(masking.marked(corruption(spec, weights, batch).slots, 16))
+  original = networks.token_logits
+
+  def loss(nudge):
+    # The real logits, each with a number added that is 0.
+    monkeypatch.setattr(networks, "token_logits", lambda *args: original(*args) + nudge)
+    return objectives.make(spec)(weights, batch, keys_of(batch), None)["rtd_loss"].total
+
+  gradient = np.asarray(jax.grad(loss)(jnp.zeros((4, 16))))
+  assert not gradient[~chosen].any()
+  assert gradient[chosen].all()
+
+
+@pytest.mark.parametrize("name", ["replace_mlm", "all_tokens_mlm", "electra", "electric"])
+def test_no_mask_token_enters_the_main_network(name, monkeypatch):
+  kind = "two_tower" if name == "electric" else "transformer"
+  spec, weights = make(name, kind=kind)
+  # [MASK] is the likeliest token of all by far, unless the generator is kept from it.
+  batch, seen = make_batch(), []
+  original = networks.main_states
+
+  def spy(spec, weights, ids, *rest):
+    seen.append(np.asarray(ids))
+    return original(spec, weights, ids, *rest)
+
+  monkeypatch.setattr(networks, "main_states", spy)
+  objectives.make(spec)(weights, batch, keys_of(batch), None)
+  c = corruption(spec, weights, batch)
+  assert len(seen) == 1
+  np.testing.assert_array_equal(seen[0], c.ids)
+  sampled = np.asarray(c.sampled)[np.asarray(c.slots.weights) > 0]
+  # Only what the generator sampled itself could be one.
+  assert (seen[0] == RATES.mask_id).sum() == (sampled == RATES.mask_id).sum()
+  shown = masking.mask(batch.ids, c.slots, RATES, keys_of(batch))
+  assert (np.asarray(shown) == RATES.mask_id).sum() > 5  # the generator sees some
+
+
+def test_replace_mlm_predicts_originals_from_the_corrupted_text():
+  spec, weights = make("replace_mlm")
+  batch = make_batch()
+  c = corruption(spec, weights, batch)
+  p = vocabulary(spec, weights, c.ids, batch)
+  chosen = np.asarray(masking.marked(c.slots, 16))
+  nll = -np.log(np.take_along_axis(p, batch.ids[..., None], -1)[..., 0])
+  terms = evaluate(spec, weights, batch)
+  assert float(terms["replace_mlm_loss"].total) == pytest.approx(nll[chosen].sum(), rel=1e-5)
+  assert float(terms["replace_mlm_loss"].count) == chosen.sum()
+  assert terms["mlm_loss"].in_loss  # the generator still learns
+
+
+def test_all_tokens_mlm_is_a_mixture_of_copying_and_predicting():
+  spec, weights = make("all_tokens_mlm")
+  batch = make_batch()
+  one = Batch(*(np.asarray(x)[:1] for x in batch))
+  one = one._replace(ids=one.ids[:, :4], segment_ids=one.segment_ids[:, :4], mask=one.mask[:, :4])
+  c = corruption(spec, weights, one)
+  p = vocabulary(spec, weights, c.ids, one)[0]
+  gate = sigmoid(main(spec, weights, c.ids, one, "copy_head"))[0]
+  total = 0.0
+  for t in range(4):  # 1 x 4
+    original, shown = one.ids[0, t], int(c.ids[0, t])
+    total -= np.log(gate[t] * (original == shown) + (1 - gate[t]) * p[t, original])
+  terms = evaluate(spec, weights, one)
+  assert float(terms["all_tokens_loss"].total) == pytest.approx(total, rel=1e-5)
+  assert float(terms["all_tokens_loss"].count) == 4
+  assert float(terms["copied"].total) == pytest.approx(gate.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("gate", [-1e4, -90.0, 90.0, 1e4])
+@pytest.mark.parametrize("nll", [1e-6, 3.0, 200.0])
+@pytest.mark.parametrize("same", [True, False])
+def test_the_copy_gate_is_stable_when_it_closes_and_opens(gate, nll, same):
+  value, gradient = jax.value_and_grad(objectives.copy_nll, (0, 1))(
+    jnp.float32(gate), jnp.float32(nll), same
+  )
+  assert np.isfinite(value) and np.isfinite(gradient).all()
+  # In float64 and by the limits: log D = min(gate, 0) and log(1 - D) = min(-gate, 0) out here.
+  expected = -np.logaddexp(min(gate, 0), min(-gate, 0) - nll) if same else nll - min(-gate, 0)
+  assert float(value) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_bert_is_plain_masked_language_modelling():
+  spec, weights = make("bert")
+  assert "generator" not in weights and set(weights["discriminator"]) == {"encoder", "mlm_head"}
+  batch = make_batch()
+  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))
+  slots = masking.choose(batch, RATES, k[:, 0])
+  shown = masking.mask(batch.ids, slots, RATES, k[:, 1])
+  p = vocabulary(spec, weights, shown, batch)
+  chosen = np.asarray(masking.marked(slots, 16))
+  nll = -np.log(np.take_along_axis(p, batch.ids[..., None], -1)[..., 0])
+  terms = evaluate(spec, weights, batch)
+  assert set(terms) == {"mlm_loss", "mlm_accuracy"}
+  assert float(terms["mlm_loss"].total) == pytest.approx(nll[chosen].sum(), rel=1e-5)
+
+
+def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_noise():
+  spec, weights = make("electric", kind="two_tower")
+  batch = make_batch()
+  c = corruption(spec, weights, batch)
+  states = generators.two_tower_states(spec, weights, batch, (None, None))
+  logits = networks.vocabulary_logits(
+    spec.generator, weights["generator"], weights["embeddings"], states
+  )
+  log_q = np.asarray(jax.nn.log_softmax(logits), np.float64)
+  log_q = np.take_along_axis(log_q, np.asarray(c.ids)[..., None], -1)[..., 0]
+  energy = np.asarray(main(spec, weights, c.ids, batch, "rtd_head"), np.float64)
+  noise = sigmoid(energy + log_q + np.log(0.25 / 0.75))
+  noised = np.asarray(masking.marked(c.slots, 16))
+  bce = -np.log(np.where(noised, noise, 1 - noise))
+  terms = evaluate(spec, weights, batch)
+  assert float(terms["nce_loss"].total) == pytest.approx(bce[batch.mask].sum(), rel=1e-5)
+  assert float(terms["nce_recall"].count) == noised.sum() >= c.is_replaced.sum()
+  assert terms["cloze_loss"].in_loss and terms["nce_loss"].in_loss
+
+
+@pytest.mark.parametrize(
+  ("name", "kind", "loss"),
+  [
+    ("electra", "two_tower", "rtd_loss"),
+    ("electra_15", "transformer", "rtd_loss"),
+    ("replace_mlm", "transformer", "replace_mlm_loss"),
+    ("all_tokens_mlm", "transformer", "all_tokens_loss"),
+    ("electric", "two_tower", "nce_loss"),
+    ("adversarial", "transformer", "rtd_loss"),
+  ],
+)
+def test_the_main_loss_gives_the_generators_own_weights_exactly_zero_gradient(name, kind, loss):
+  spec, weights = make(name, kind=kind)
+  batch = make_batch()
+
+  def total(weights):
+    return objectives.make(spec)(weights, batch, keys_of(batch), jnp.int32(0))[loss].total
+
+  gradient = jax.jit(jax.grad(total))(weights)
+  assert not any(map(np.any, jax.tree.leaves(gradient["generator"])))
+  for tree in (gradient["embeddings"]["word"], gradient["discriminator"]):
+    assert all(map(np.any, jax.tree.leaves(tree)))
+
+
+# REINFORCE. One slot a sequence, so that the assumption (a slot's reward depends on its own token
+# and on unchanged ones) is exact; five words, so that every outcome can be tried.
+TINY_D = dataclasses.replace(D, vocab_size=9)
+TINY = networks.Spec(
+  model.generator_size(TINY_D, 0.5, 1.0),
+  TINY_D,
+  masking.Masking(0.25, 1.0, 1.0, 3, (0, 1, 2, 3)),
+  objective="adversarial",
+  mlm_weight=0.0,
+)
+
+
+def reinforce_gradients(weights, batch, keys):
+  """Returns the surrogate's gradient by the vocabulary bias [9] of each of n keys."""
+
+  def of_bias(bias, key):
+    head = {**weights["generator"]["mlm_head"], "bias": bias}
+    changed = {**weights, "generator": {**weights["generator"], "mlm_head": head}}
+    terms = objectives.make(TINY)(changed, batch, key[None], None)
+    return terms["reinforce"].total
+
+  bias = weights["generator"]["mlm_head"]["bias"]
+  return jax.jit(jax.vmap(jax.grad(of_bias), (None, 0)))(bias, keys)
+
+
+def test_reinforce_agrees_with_the_exact_gradient():
+  weights = jax.jit(lambda: objectives.init_params(TINY, jax.random.key(3)))()
+  weights = jax.tree.map(lambda x: 6 * x, weights)  # rewards that differ
+  # A baseline near the rewards, for less noise: it does not change the mean.
+  weights["generator"]["baseline_head"]["logit"] = {
+    "kernel": jnp.zeros((TINY.generator.hidden_size, 1)),
+    "bias": jnp.array([-2.0]),
+  }
+  # Token ids 4 to 8 are words; a bias keeps the generator from special tokens.
+  bias = jnp.where(jnp.arange(9) < 4, -1e4, 0.0)
+  weights["generator"]["mlm_head"]["bias"] = bias
+  ids = np.array([[1, 5, 7, 2]], np.int32)
+  batch = Batch(ids, np.zeros_like(ids), np.ones_like(ids, bool), np.zeros(1, np.int32))
+  keys = jax.random.split(jax.random.key(7), 20_000)
+
+  # Which of the two words is masked is random too, so the exact gradient is the mean over both.
+  exact = np.zeros(9)
+  for at in (1, 2):
+    masked = ids.copy()
+    masked[0, at] = 3
+    states = networks.encode(
+      TINY.generator, weights["embeddings"], weights["generator"]["encoder"], masked, batch, None
+    )
+    logits = networks.vocabulary_logits(
+      TINY.generator, weights["generator"], weights["embeddings"], states[:, at : at + 1]
+    )
+    q = np.asarray(jax.nn.softmax(logits[0, 0]), np.float64)
+    reward = np.zeros(9)
+    for word in range(4, 9):
+      text = ids.copy()
+      text[0, at] = word
+      replaced = sigmoid(main(TINY, weights, text, batch, "rtd_head"))[0, at]
+      reward[word] = -np.log(replaced if word != ids[0, at] else 1 - replaced)
+    # d/d bias of -sum q R, the generator climbing what the discriminator descends.
+    exact += -0.5 * q * (reward - (q * reward).sum())
+
+  samples = np.asarray(reinforce_gradients(weights, batch, keys), np.float64)
+  error = samples.std(0) / np.sqrt(len(samples))
+  words = slice(4, 9)
+  assert np.abs(exact[words]).max() > 20 * error[words].max()  # a test that could fail
+  # Five numbers: 4 standard errors are left once in 3,000 times, and the keys are fixed.
+  assert (np.abs(samples.mean(0) - exact)[words] < 4 * error[words]).all()
+
+
+def test_the_baseline_learns_from_its_cross_entropy_alone_and_the_generator_only_from_reinforce():
+  spec = dataclasses.replace(SPEC, objective="adversarial", mlm_weight=0.0)
+  weights = jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+  batch = make_batch()
+
+  def total(weights, name):
+    return objectives.make(spec)(weights, batch, keys_of(batch), None)[name].total
+
+  def moved(name):
+    tree = jax.jit(jax.grad(total), static_argnums=1)(weights, name)
+    return {
+      f"{n}/{m}"
+      for n, ms in tree.items()
+      for m, t in ms.items()
+      if any(map(np.any, jax.tree.leaves(t)))
+    }
+
+  assert moved("baseline_loss") == {"generator/baseline_head"}
+  reached = moved("reinforce")
+  assert "generator/encoder" in reached and "generator/mlm_head" in reached
+  assert not any(name.startswith("discriminator") for name in reached)
+  assert "generator/baseline_head" not in reached
+  terms = evaluate(spec, weights, batch)
+  assert not terms["mlm_loss"].weight
+
+
+def test_the_baselines_cross_entropy_is_lowest_where_it_equals_the_reward():
+  spec = dataclasses.replace(SPEC, objective="adversarial")
+  weights = jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+  head = weights["generator"]["baseline_head"]["logit"]
+  head["kernel"] = jnp.zeros_like(head["kernel"])
+  batch = make_batch()
+  reward = evaluate(spec, weights, batch)["reward"]
+  mean_right = float(jnp.exp(-reward.total / reward.count))
+
+  def loss(bias):
+    head["bias"] = jnp.full((1,), bias)
+    return float(evaluate(spec, weights, batch)["baseline_loss"].total)
+
+  best = np.log(mean_right / (1 - mean_right))
+  # Rewards differ little here, so the mean of the probabilities is near that of the geometric one.
+  assert loss(best) < min(loss(best - 0.5), loss(best + 0.5))

@@ -1,0 +1,53 @@
+"""Schedules against NumPy, and what follows them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objectives import RATES, SPEC, keys_of, make_batch
+
+from electra_jax import masking, objectives, schedules
+
+
+def test_a_schedule_is_numpys_interpolation():
+  schedule = schedules.parse("10=0.3, 50=0.1, 100%=0.2", 200)
+  steps = np.arange(0, 250)
+  expected = np.interp(steps, [10, 50, 200], [0.3, 0.1, 0.2])
+  got = jax.jit(jax.vmap(schedule))(steps)
+  np.testing.assert_allclose(got, expected, rtol=1e-6)  # float32 against float64
+  assert schedules.parse("", 10) is None
+
+
+def test_a_jump_counts_from_its_step_on():
+  weight = schedules.parse("20=0,20=50", 100)
+  assert [float(weight(t)) for t in (0, 19, 20, 21, 100)] == [0, 0, 50, 50, 50]
+
+
+@pytest.mark.parametrize("text", ["0.3", "10%", "a=1", "0=1;5=2", "0=--1", "50%=1,20=2"])
+def test_what_is_no_schedule_is_refused(text):
+  with pytest.raises(ValueError, match="a schedule"):
+    schedules.parse(text, 100)
+
+
+def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
+  m = dataclasses.replace(RATES, mask_prob_schedule=schedules.parse("0=0.5,10=0.125", 10))
+  batch = make_batch(B=64)
+  choose = jax.jit(lambda step: masking.choose(batch, m, keys_of(batch), step))
+  tokens = batch.mask.sum(-1)
+  for step, rate in ((0, 0.5), (5, 0.3125), (10, 0.125)):
+    slots = choose(jnp.int32(step))
+    assert slots.positions.shape == (64, 8)  # (0.5 + 0.005) x 16
+    np.testing.assert_array_equal(slots.weights.sum(-1), np.clip(np.round(rate * tokens), 1, 8))
+  evaluated = masking.choose(batch, m, keys_of(batch))
+  assert evaluated.positions.shape == (64, 4)  # the constant, 0.25
+
+
+def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_same():
+  spec = dataclasses.replace(SPEC, rtd_weight_schedule=schedules.parse("5=0,5=50", 10))
+  params, batch = objectives.init_params(spec, jax.random.key(0)), make_batch()
+  terms = jax.jit(lambda step: objectives.make(spec)(params, batch, keys_of(batch), step))
+  for step, weight in ((0, 0.0), (4, 0.0), (5, 50.0)):
+    term = terms(jnp.int32(step))["rtd_loss"]
+    assert (float(term.weight), term.in_loss) == (weight, True)
