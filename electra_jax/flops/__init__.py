@@ -5,14 +5,15 @@ layer, look-ups free. A multiply and an add are two operations; training is thre
 pass. The share of the peak that a run reaches (MFU) is this number over time and peak.
 """
 
+import dataclasses
 import time
 
 import jax
 import jax.numpy as jnp
 
-from electra_jax import masking
 from electra_jax.model import TransformerConfig
-from electra_jax.objectives import Spec
+from electra_jax.networks import Spec
+from electra_jax.objectives import OBJECTIVES
 
 # Dense bfloat16 peak of one device as JAX counts devices, FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
@@ -50,23 +51,61 @@ def rtd_head_flops(cfg: TransformerConfig, length: int) -> int:
   return 2 * length * (cfg.hidden_size * cfg.hidden_size + cfg.hidden_size)
 
 
-def step_flops(spec: Spec, batch_size: int, length: int) -> int:
-  """Returns the matrix FLOPs of one joint training step on the global batch.
+def generator_flops(spec: Spec, length: int) -> dict[str, int]:
+  """Returns the FLOPs of one sequence through the generator in a training step, by part.
 
+  Trained parts count three times, forward and backward; a frozen generator and a second pass for
+  sampling without dropout once.
+  """
+  if not OBJECTIVES[spec.objective].kinds or spec.kind in ("uniform", "unigram"):
+    return {}
+  cfg, K = spec.generator, spec.masking.slots(length, True)
+  encoder, head = encoder_flops(cfg, length), mlm_head_flops(cfg, K)
+  if spec.kind == "frozen":
+    return {"generator, forward": encoder + head}
+  if spec.kind == "two_tower":
+    # The head reads both towers' states, at every position for the loss and at the slots to sample.
+    wide = dataclasses.replace(cfg, hidden_size=2 * cfg.hidden_size)
+    encoder = 2 * encoder
+    parts = {"generator": 3 * (encoder + mlm_head_flops(wide, length))}
+    parts["generator's samples"] = mlm_head_flops(wide, K)
+    head = mlm_head_flops(wide, K)
+  else:
+    parts = {"generator": 3 * (encoder + head)}
+  if not spec.sampling_dropout:
+    parts["second pass to sample"] = encoder + head
+  return parts
+
+
+def main_flops(spec: Spec, length: int) -> dict[str, int]:
+  """Returns the FLOPs of one sequence through the network that is kept, in a training step."""
+  cfg, recipe = spec.discriminator, OBJECTIVES[spec.objective]
+  parts = {"discriminator": 3 * encoder_flops(cfg, length)}
+  for name in recipe.heads:
+    if name == "mlm_head":
+      positions = length if recipe.predicts_all else spec.masking.slots(length, True)
+      parts[name] = 3 * mlm_head_flops(cfg, positions)
+    elif name == "rtd_head":
+      parts[name] = 3 * rtd_head_flops(cfg, length)
+    else:
+      parts[name] = 3 * 2 * length * cfg.hidden_size
+  return parts
+
+
+def step_flops(spec: Spec, batch_size: int, length: int) -> int:
+  """Returns the matrix FLOPs of one training step on the global batch.
+
+  What is computed a second time to save memory (`remat`, the vocabulary in slices) counts once.
+
+  >>> from electra_jax import masking
   >>> from electra_jax.model import TransformerConfig, generator_size
   >>> d = TransformerConfig(30522, 128, 256, 12, 4, 1024, 512)
   >>> m = masking.Masking(0.15, 0.85, 1.0, 103, (0, 101, 102, 103))
   >>> step_flops(Spec(generator_size(d, 1 / 4, 1.0), d, m), 1, 128) / 1e9  # ELECTRA-Small
   8.984...
   """
-  K = masking.num_slots(spec.masking.mask_prob, length)
-  forward = (
-    encoder_flops(spec.generator, length)
-    + mlm_head_flops(spec.generator, K)
-    + encoder_flops(spec.discriminator, length)
-    + rtd_head_flops(spec.discriminator, length)
-  )
-  return 3 * batch_size * forward
+  parts = generator_flops(spec, length) | main_flops(spec, length)
+  return batch_size * sum(parts.values())
 
 
 def peak_flops(device: jax.Device) -> tuple[float, str]:

@@ -1,0 +1,96 @@
+"""Prints FLOPs: python -m electra_jax.flops [--config=FILE [--match=FILE]]
+
+Without a configuration, the paper's models beside the paper's figures. With one, what a step and
+the whole run cost, as the paper counts and in matrix products. With --match, how many steps of the
+configuration cost what the other's whole run costs: for comparisons at equal compute.
+"""
+
+from types import SimpleNamespace
+
+from absl import flags
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from electra_jax import config as configs
+from electra_jax import flops, networks, translate
+from electra_jax.flops import paper
+
+
+def main(argv: list[str]) -> int:
+  """Runs from the command line."""
+  del argv
+  args, console = flags.FLAGS, Console(highlight=False, soft_wrap=True)
+  if args.match and args.config is None:
+    raise flags.Error("--match=FILE needs --config=FILE")
+  if args.config is None:
+    console.print(paper_table())
+    return 0
+  console.print(config_table(args.config))
+  if args.match:
+    name, _, arg = args.match.partition(":")
+    other = configs.load(configs.resolve(name), arg or None)
+    for title, steps in matching_steps(args.config, other).items():
+      console.print(f"{steps:,} steps cost what {args.match} costs in all, {title}")
+  return 0
+
+
+def paper_table() -> Table:
+  """Returns the paper's models: counted here, and as the paper prints them."""
+  caption = (
+    "ELECTRA-Small and its fractions: the paper's tables say 1.4e18, its own script 1.294e18, as"
+    " here. ELMo, XLNet and T5 are fixed numbers in that script and are left out."
+  )
+  table = Table(title="training FLOPs by the paper's accounting", caption=caption)
+  for title in ("model", "batch", "steps", "here", "paper"):
+    table.add_column(title, justify="left" if title == "model" else "right")
+  for name, (nets, batch_size, steps, said) in paper.PAPER.items():
+    total = paper.train_flops(nets, batch_size, steps)
+    table.add_row(name, f"{batch_size:,}", f"{steps:,}", f"{total:.3e}", f"{said:.1e}")
+  return table
+
+
+def spec_of(config: ConfigDict) -> networks.Spec:
+  """Returns the networks of a configuration; of the vocabulary only its size is needed."""
+  size = config.data.vocab_size
+  vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4), hash=None)
+  return translate.make_spec(config, vocab)
+
+
+def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
+  """Returns the cost of one step by part: as the paper counts, and in matrix products."""
+  spec, B, L = spec_of(config), config.train.batch_size, config.data.seq_length
+  products = flops.generator_flops(spec, L) | flops.main_flops(spec, L)
+  counted = paper.sequence_flops(spec, L)
+  return {k: B * v for k, v in counted.items()}, {k: B * v for k, v in products.items()}
+
+
+def config_table(config: ConfigDict) -> Table:
+  """Returns what a step and the whole run of a configuration cost."""
+  steps, objective = config.train.steps, config.objective.name
+  table = Table(title=f"{objective}, {config.train.batch_size:,} x {config.data.seq_length} tokens")
+  for title in ("FLOPs", "a step", f"in all, {steps:,} steps"):
+    table.add_column(title, justify="left" if title == "FLOPs" else "right")
+  counts = zip(("as the paper counts", "matrix products"), step_costs(config), strict=True)
+  for title, parts in counts:
+    for name, value in {**parts, title: sum(parts.values())}.items():
+      last = name == title
+      style = "bold" if last else ""
+      table.add_row(name, f"{value:.4g}", f"{value * steps:.4g}", style=style, end_section=last)
+  return table
+
+
+def matching_steps(config: ConfigDict, other: ConfigDict) -> dict[str, int]:
+  """Returns how many steps of config cost what all of other's cost, by both accountings."""
+  mine, theirs = step_costs(config), step_costs(other)
+  titles = ("as the paper counts", "in matrix products")
+  return {
+    title: round(other.train.steps * sum(b.values()) / sum(a.values()))
+    for title, a, b in zip(titles, mine, theirs, strict=True)
+  }
+
+
+if __name__ == "__main__":
+  configs.define_config_flag()
+  flags.DEFINE_string("match", None, "configuration file whose whole run is to be matched")
+  configs.run(main)
