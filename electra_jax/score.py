@@ -1,0 +1,129 @@
+"""Scores sentences: python -m electra_jax.score --checkpoint=WORKDIR < sentences.txt
+
+Prints for each line its pseudo-log-likelihood in nats (the sum over its tokens of log p of each
+given all others), how many tokens that are, and the line. One pass a sentence for Electric and for
+ELECTRA with a two-tower generator; one a token where a masked language model is asked.
+
+With --nbest the lines are ID, score and hypothesis, separated by tabs, and of each ID the
+hypothesis with the best score + weight x likelihood is printed in the same form
+(Clark et al. 2020b, Section 4.2: weights from 0.05 to 1).
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import flags
+
+from electra_jax import config as configs
+from electra_jax import runs, scoring, tokenizer
+from electra_jax.batch import Batch
+from electra_jax.data import shards
+from electra_jax.workdir import read_config
+
+
+class Scorer:
+  """A run's newest checkpoint, ready to score sentences."""
+
+  def __init__(self, workdir: str, data_dir: str | None = None, batch_size: int = 32):
+    saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
+    if saved is None:
+      raise ValueError(f"{workdir} holds no run")
+    folder = data_dir or saved["data"]["dir"]
+    facts = shards.read_manifest(folder)["vocab"]
+    vocab = tokenizer.Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+    self.tokenizer = tokenizer.load_from(folder, vocab)
+    self.spec, params = runs.read_params(workdir, vocab)
+    self.batch_size = batch_size
+    self.longest = self.spec.discriminator.max_positions - 2
+    if self.spec.kind in ("transformer", "frozen", "two_tower"):
+      self.longest = min(self.longest, self.spec.generator.max_positions - 2)
+    score = jax.jit(lambda params, batch: scoring.token_scores(self.spec, params, batch).sum(-1))
+    self._score = lambda batch: np.asarray(score(params, batch), np.float64)
+
+  def __call__(self, sentences: list[str]) -> list[tuple[float, int]]:
+    """Returns (pseudo-log-likelihood in nats, tokens) of each sentence.
+
+    Raises:
+      ValueError: a sentence is longer than the networks take.
+    """
+    encoded = self.tokenizer.encode_batch(sentences)
+    for number, ids in enumerate(encoded, 1):
+      if len(ids) > self.longest:
+        raise ValueError(f"line {number} has {len(ids)} tokens, the networks take {self.longest}")
+    # Alike lengths together, padded to a power of two: few shapes to compile, little padding.
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    scores = np.zeros(len(encoded))
+    for start in range(0, len(order), self.batch_size):
+      rows = order[start : start + self.batch_size]
+      scores[rows] = self._score(self._batch([encoded[i] for i in rows]))[: len(rows)]
+    return [(float(score), len(ids)) for score, ids in zip(scores, encoded, strict=True)]
+
+  def _batch(self, encoded: list[list[int]]) -> Batch:
+    vocab = self.tokenizer.vocab
+    length = 1 << (max(map(len, encoded)) + 1).bit_length()
+    ids = np.full((self.batch_size, min(length, self.longest + 2)), vocab.pad, np.int32)
+    mask = np.zeros(ids.shape, bool)
+    for row, tokens in enumerate(encoded):
+      ids[row, : len(tokens) + 2] = [vocab.cls, *tokens, vocab.sep]
+      mask[row, : len(tokens) + 2] = True
+    return Batch(ids, np.zeros_like(ids), mask, np.arange(len(ids), dtype=np.int32))
+
+
+def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:
+  """Yields for each ID, in order, the (ID, score, hypothesis) of the highest combined score.
+
+  >>> list(best([("a", -1.0, "x"), ("a", -2.0, "y"), ("b", -3.0, "z")], [-9.0, -1.0, -5.0], 0.5))
+  [('a', -2.5, 'y'), ('b', -5.5, 'z')]
+  """
+  found: dict[str, tuple[str, float, str]] = {}
+  for (name, score, text), likelihood in zip(lines, likelihoods, strict=True):
+    total = score + weight * likelihood
+    if name not in found or total > found[name][1]:
+      found[name] = (name, total, text)
+  yield from found.values()
+
+
+def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
+  """Splits lines of ID, score and hypothesis."""
+  hypotheses = []
+  for number, line in enumerate(lines, 1):
+    try:
+      name, score, text = line.split("\t", 2)
+      hypotheses.append((name, float(score), text))
+    except ValueError:
+      raise ValueError(f"line {number} is not ID, score, hypothesis with tabs: {line!r}") from None
+  return hypotheses
+
+
+def main(argv: list[str]) -> int:
+  """Runs from the command line."""
+  del argv
+  args = flags.FLAGS
+  if args.checkpoint is None:
+    raise flags.Error("--checkpoint=WORKDIR is needed: the folder of a run")
+  lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
+  hypotheses = read_nbest(lines) if args.nbest else []
+  texts = [text for _, _, text in hypotheses] if args.nbest else lines
+  scored = Scorer(args.checkpoint, args.data_dir, args.batch_size)(texts)
+  if args.nbest:
+    likelihoods = [likelihood for likelihood, _ in scored]
+    for name, total, text in best(hypotheses, likelihoods, args.weight):
+      print(f"{name}\t{total:.4f}\t{text}")
+  else:
+    for (likelihood, tokens), text in zip(scored, texts, strict=True):
+      print(f"{likelihood:.4f}\t{tokens}\t{text}")
+  return 0
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("checkpoint", None, "folder of a run; its newest checkpoint is taken")
+  flags.DEFINE_string(
+    "data_dir", None, "folder with its vocabulary; else the one it was trained on"
+  )
+  flags.DEFINE_integer("batch_size", 32, "sentences at a time")
+  flags.DEFINE_bool("nbest", False, "read ID, score, hypothesis; print the best hypothesis of each")
+  flags.DEFINE_float("weight", 0.5, "of the likelihood beside the score, with --nbest")
+  configs.run(main)

@@ -1,0 +1,133 @@
+"""Likelihoods: by NumPy, by masking one at a time, and from the command line."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import make_tiny_config
+from test_objectives import RATES, SPEC, make_batch
+
+from electra_jax import generators, networks, objectives, score, scoring, train
+
+
+def make(objective, kind="transformer", **changes):
+  spec = dataclasses.replace(SPEC, objective=objective, kind=kind, **changes)
+  return spec, jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+
+
+def scores_of(spec, weights, batch):
+  return np.asarray(jax.jit(lambda w, b: scoring.token_scores(spec, w, b))(weights, batch))
+
+
+def log_softmax(logits):
+  z = np.asarray(logits, np.float64)
+  z = z - z.max(-1, keepdims=True)
+  return z - np.log(np.exp(z).sum(-1, keepdims=True))
+
+
+def detector(spec, weights, batch):
+  states = networks.main_states(spec, weights, batch.ids, batch, None)
+  head = weights["discriminator"]
+  return np.asarray(networks.token_logits(spec.discriminator, head, "rtd_head", states), np.float64)
+
+
+def ordinary(batch):
+  return batch.mask & ~np.isin(batch.ids, RATES.special_ids)
+
+
+def test_electric_scores_a_sentence_by_its_energies_in_one_pass():
+  spec, weights = make("electric", "two_tower")
+  batch = make_batch()
+  expected = np.where(ordinary(batch), -detector(spec, weights, batch), 0)
+  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["bert", "electra"])
+def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
+  spec, weights = make(objective)
+  batch, network = make_batch(), "discriminator" if objective == "bert" else "generator"
+  cfg = getattr(spec, network)
+  log_q = np.zeros((4, 16))
+  for t in range(16):
+    masked = batch.ids.copy()
+    masked[:, t] = RATES.mask_id
+    states = networks.encode(
+      cfg, weights["embeddings"], weights[network]["encoder"], masked, batch, None
+    )
+    logits = networks.vocabulary_logits(cfg, weights[network], weights["embeddings"], states)
+    log_q[:, t] = log_softmax(logits)[np.arange(4), t, batch.ids[:, t]]
+  if objective == "electra":
+    # p = D q / (a (1 - D) + q), with D the probability of "original" and a = 0.75 / 0.25.
+    real, q = 1 / (1 + np.exp(detector(spec, weights, batch))), np.exp(log_q)
+    log_q = np.log(real * q / (3 * (1 - real) + q))
+  expected = np.where(ordinary(batch), log_q, 0)
+  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_electra_with_two_towers_needs_one_pass():
+  spec, weights = make("electra", "two_tower")
+  batch = make_batch()
+  states = generators.two_tower_states(spec, weights, batch, (None, None))
+  logits = networks.vocabulary_logits(
+    spec.generator, weights["generator"], weights["embeddings"], states
+  )
+  q = np.exp(np.take_along_axis(log_softmax(logits), batch.ids[..., None], -1)[..., 0])
+  real = 1 / (1 + np.exp(detector(spec, weights, batch)))
+  expected = np.where(ordinary(batch), np.log(real * q / (3 * (1 - real) + q)), 0)
+  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("objective", "kind"), [("replace_mlm", "transformer"), ("electra", "uniform")]
+)
+def test_networks_without_likelihoods_are_refused(objective, kind):
+  spec, weights = make(objective, kind)
+  with pytest.raises(ValueError, match=f"{objective} with a {kind} generator gives no likelihood"):
+    scoring.token_scores(spec, weights, make_batch())
+
+
+@pytest.fixture(scope="module")
+def electric_run(tiny_shards, tmp_path_factory):
+  config = make_tiny_config(tiny_shards)
+  config.objective.name, config.generator.kind = "electric", "two_tower"
+  config.train.steps = 2
+  workdir = tmp_path_factory.mktemp("electric")
+  assert train.train(config, workdir) == 2
+  return workdir
+
+
+def test_sentences_score_alike_in_any_batch_and_order(electric_run):
+  sentences = ["abc def", "", "a", "gh ab cd ef gh ab", "abc def"]
+  together = score.Scorer(electric_run)(sentences)
+  alone = [score.Scorer(electric_run, batch_size=1)([s])[0] for s in sentences[:2]]
+  np.testing.assert_allclose(together[:2], alone, rtol=1e-5)
+  assert together[0] == together[4] and together[1] == (0.0, 0)
+  assert [n > 0 for _, n in together] == [True, False, True, True, True]
+  with pytest.raises(ValueError, match=r"line 2 has \d+ tokens, the networks take 14"):
+    score.Scorer(electric_run)(["a", "abcdefgh " * 20])
+
+
+def run(workdir, text: str, *args):
+  command = [sys.executable, "-m", "electra_jax.score", f"--checkpoint={workdir}", *args]
+  environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+  return subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
+
+
+def test_the_command_prints_scores_and_picks_the_best_of_n(electric_run):
+  done = run(electric_run, "abc def\ngh\n")
+  assert done.returncode == 0, done.stderr
+  rows = [line.split("\t") for line in done.stdout.splitlines()]
+  expected = score.Scorer(electric_run)(["abc def", "gh"])
+  assert [(float(s), int(n)) for s, n, _ in rows] == [(round(s, 4), n) for s, n in expected]
+  assert [text for _, _, text in rows] == ["abc def", "gh"]
+
+  nbest = "u1\t-1.5\tabc def\nu1\t-1.0\tgh\nu2\t-3\tab\n"
+  done = run(electric_run, nbest, "--nbest", "--weight=0")
+  assert done.stdout.splitlines() == ["u1\t-1.0000\tgh", "u2\t-3.0000\tab"]
+  done = run(electric_run, "u1 -1 abc\n", "--nbest")
+  assert done.returncode == 1
+  assert done.stderr == "error: line 1 is not ID, score, hypothesis with tabs: 'u1 -1 abc'\n"
