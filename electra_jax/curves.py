@@ -8,7 +8,7 @@ from electra_jax import metrics
 
 # Steps of a line's colour; held-out points have the colour of the training line they belong to.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
-FRACTIONS = ("accuracy", "recall", "precision", "auc", "replaced")
+FRACTIONS = ("accuracy", "recall", "precision", "auc", "replaced", "copied")
 
 
 def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, float]]) -> None:

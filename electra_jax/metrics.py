@@ -27,7 +27,7 @@ from electra_jax.parallel import Packed
 LAST = ("learning_rate", "param_norm")
 # How fast it went: the numbers of a line that differ between two runs of the same thing.
 TIMING = ("sequences_per_sec", "tokens_per_sec", "mfu", "eta_secs", "elapsed_secs")
-PERCENT = ("accuracy", "recall", "precision", "replaced", "mfu")
+PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
 class NotFiniteError(ArithmeticError):

@@ -200,7 +200,7 @@ def adversarial(spec: Spec) -> Objective:
       # Of this number only the gradient means something.
       "reinforce": Term(-(advantage * log_p * w).sum(), count, spec.adversarial_weight),
       "baseline_loss": Term((cross_entropy * w).sum(), count, spec.adversarial_weight),
-      "reward": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
+      "slot_rtd_loss": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
       **detection_terms("rtd", scores, c.is_replaced, batch.mask, spec.main_weight(step)),
     }
 

@@ -298,7 +298,7 @@ def test_the_baselines_cross_entropy_is_lowest_where_it_equals_the_reward():
   head = weights["generator"]["baseline_head"]["logit"]
   head["kernel"] = jnp.zeros_like(head["kernel"])
   batch = make_batch()
-  reward = evaluate(spec, weights, batch)["reward"]
+  reward = evaluate(spec, weights, batch)["slot_rtd_loss"]
   mean_right = float(jnp.exp(-reward.total / reward.count))
 
   def loss(bias):
