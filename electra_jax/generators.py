@@ -115,7 +115,7 @@ def _two_salts(salts):
 
 
 def uniform(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
-  """Any token of the vocabulary, special ones too, as in the original."""
+  """Any token of the vocabulary but [MASK], the other special ones too, as in the original."""
   del params, batch, masked, salts, step
   return Proposal(jnp.zeros((*slots.positions.shape, spec.generator.vocab_size)), {})
 
@@ -151,11 +151,15 @@ def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Co
   slots = masking.choose(batch, m, keys[:, 0], step)
   masked = masking.mask(batch.ids, slots, m, keys[:, 1])
   proposal = generate(spec, params, batch, slots, masked, salts, step)
+  # Differs from the original: [MASK] is never sampled, so the main network never sees one.
+  mask_id = jnp.int32(m.mask_id)
+  proposal = proposal._replace(logits=masking.disallow(proposal.logits, mask_id))
 
   logits = proposal.logits
   if salts is not None and not spec.sampling_dropout:
     fixed = jax.lax.stop_gradient(params)
     logits = generate(spec, fixed, batch, slots, masked, None, step).logits
+    logits = masking.disallow(logits, mask_id)
   if m.disallow_correct:
     logits = masking.disallow(logits, slots.originals)
   sampled = masking.sample(logits, m.temperature_at(step), keys[:, 2])

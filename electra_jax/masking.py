@@ -139,7 +139,7 @@ _BLOCK = 256  # about the root of a vocabulary, so that both levels of the searc
 
 
 def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-  """Returns logits [B, K, V] that leave no chance to tokens [B, K]."""
+  """Returns logits [B, K, V] that leave no chance to tokens, [B, K] or the same for all."""
   return jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], -1e4, logits)
 
 
