@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 
-.PHONY: quickstart test lint test-kill lock clean
+.PHONY: quickstart test lint test-kill test-hf lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
@@ -18,6 +18,11 @@ lint: .venv/ready
 
 test-kill: .venv/ready  ## kill -9 real runs and compare what they end with, bit for bit
 	$(RUN) tests/kill_resume.py
+
+test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
+	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
+	$(RUN) -m pytest tests/test_hf.py
 
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

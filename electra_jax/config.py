@@ -31,7 +31,14 @@ DATA_FACTS = ("data.manifest", "data.vocab_hash")
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 # What text needs on its way to the device: the extra `data`.
-DATA_PACKAGES = ("sentencepiece", "tensorflow", "tensorflow_datasets", "tokenizers", "zstandard")
+DATA_PACKAGES = (
+  "sentencepiece",
+  "tensorflow",
+  "tensorflow_datasets",
+  "tokenizers",
+  "zstandard",
+  "safetensors",
+)
 
 
 # Files.
@@ -92,9 +99,18 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   (anything else). A bug still shows its traceback, and so does everything where the environment
   variable ELECTRA_JAX_DEBUG is set.
   """
-  try:
+
+  def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
     app.run(main, flags_parser=_parse_flags)
+
+  report(parse_and_run)
+
+
+def report(program: Callable[[], None]) -> None:
+  """Runs a program that has parsed its command line itself; tells errors as `run` does."""
+  try:
+    program()
   except flags.Error as error:
     _fail(error, _one_line(error), 2)
   except Exception as error:

@@ -126,6 +126,10 @@ class Tokenizer(abc.ABC):
     shutil.copyfile(self.path, target)
     return target
 
+  def engine_json(self) -> str | None:
+    """Returns a tokenizer.json of the `tokenizers` library; None where there is none."""
+    return None
+
 
 class _HuggingFace(Tokenizer):
   """What the two kinds that run on the `tokenizers` library share."""
@@ -180,6 +184,9 @@ class _HuggingFace(Tokenizer):
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._engine.decode(list(ids), skip_special_tokens=False)
+
+  def engine_json(self) -> str | None:
+    return self._engine.to_str()
 
 
 class WordPiece(_HuggingFace):

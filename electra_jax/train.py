@@ -28,6 +28,7 @@ import electra_jax
 from electra_jax import config as configs
 from electra_jax import (
   curves,
+  exchange,
   flops,
   metrics,
   networks,
@@ -302,8 +303,9 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
     return state, meta
   weights = parallel.replicate(job.programs.fresh())
   if job.config.init_from is not None:
-    found = runs.read_params(job.config.init_from, job.shards.vocab)[1]
+    found = exchange.read_params(job.config.init_from, job.shards.vocab)
     weights, taken, fresh = params.inherit(weights, found)
+    weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {job.config.init_from}: {', '.join(taken)}")
     if fresh:
       console.print(f"not in it, so new: {', '.join(fresh)}")

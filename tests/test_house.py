@@ -28,13 +28,15 @@ LAYERS = [
   {*PURE, "optimizer", "flops", "flops.paper", "params"},
   {"parallel", "checkpoint", "metrics", "curves", "interrupt", "workdir"},
   {"tokenizer", "data.chunks", "data.examples", "data.pool", "data.pretrain", "data.python_docs",
-   "data.shards", "data.sources", "data.status"},
-  {"config", "translate", "runs", "score", "train", "data.build", "flops.__main__"},
+   "data.shards", "data.sources", "data.status", "hf"},
+  {"config", "translate", "runs", "exchange", "export", "score", "train", "data.build",
+   "flops.__main__"},
 ]  # fmt: skip
 WORLD = {
   "tensorflow",
   "tensorflow_datasets",
   "tokenizers",
+  "safetensors",
   "sentencepiece",
   "transformers",
   "torch",

@@ -1,0 +1,218 @@
+"""What networks can come from: a run, an orbax export, a folder of Hugging Face, a TF1 checkpoint.
+
+Each is recognised by what is in it and read into one structure.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from electra_jax import hf, metrics, networks, runs, tokenizer
+from electra_jax.checkpoint import steps_on_disk
+from electra_jax.data import shards
+from electra_jax.hf import ExchangeError
+from electra_jax.model import TransformerConfig
+from electra_jax.tokenizer import Tokenizer, Vocab
+from electra_jax.workdir import CONFIG_FILE, read_config
+
+EXPORT_FILE = "export.json"  # what an orbax export is
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """One network by itself.
+
+  Fields:
+    cfg: its shape.
+    weights: {"embeddings", "encoder"} and the head, numpy float32.
+    head: "rtd_head", "mlm_head" or None.
+  """
+
+  cfg: TransformerConfig
+  weights: Mapping
+  head: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Networks, and what is known about where they are from.
+
+  Fields:
+    networks: by role, "discriminator" (what is kept) and "generator".
+    tokenizer: None where the source has none (TF1).
+    card: the configuration they were trained with, their last metrics and steps, as JSON.
+    left_out: what the source has and this cannot hold, in words.
+  """
+
+  networks: dict[str, Network]
+  tokenizer: Tokenizer | None
+  card: dict
+  left_out: tuple[str, ...] = ()
+
+
+def open_source(path: str | Path) -> Source:
+  """Returns the networks at a path, whichever of the four it is.
+
+  Raises:
+    ExchangeError, ValueError: it is none of them, or damaged.
+  """
+  path = Path(path)
+  if (path / EXPORT_FILE).is_file():
+    return _orbax(path)
+  if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
+    return _run(path)
+  if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
+    return _hugging_face(path)
+  if path.with_name(path.name + ".index").is_file() or (path / "checkpoint").is_file():
+    return _tf1(path)
+  raise ExchangeError(
+    f"{path} is neither a run, an orbax export, a folder of Hugging Face nor a TF1 checkpoint"
+  )
+
+
+def read_params(path: str | Path, vocab: Vocab) -> dict:
+  """Returns what a source has as parameters to start from, named as in `networks`.
+
+  Raises:
+    ExchangeError, ValueError: as `open_source`; or it is of another vocabulary.
+  """
+  if (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir():
+    return runs.read_params(str(path), vocab)[1]
+  source = open_source(path)
+  if source.tokenizer and source.tokenizer.vocab.hash != vocab.hash:
+    theirs = source.tokenizer.vocab
+    raise ExchangeError(
+      f"{path} is of another vocabulary: {theirs.size} entries, SHA-256 {theirs.hash[:12]}, here"
+      f" {vocab.size}, {vocab.hash[:12]}"
+    )
+  found = source.networks
+  tables = found["discriminator" if "discriminator" in found else "generator"].weights["embeddings"]
+  params = {"embeddings": tables}
+  for role, network in found.items():
+    params[role] = {k: v for k, v in network.weights.items() if k != "embeddings"}
+    if not jax.tree.all(jax.tree.map(_equal, network.weights["embeddings"], tables)):
+      params[role]["embeddings"] = network.weights["embeddings"]
+  return params
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+  return np.array_equal(a, b)
+
+
+def vocab_of(folder: str | Path) -> Vocab:
+  """Returns the facts about the vocabulary of a folder of shards."""
+  facts = shards.read_manifest(folder)["vocab"]
+  return Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+
+
+def _run(path: Path) -> Source:
+  saved = read_config(path)
+  vocab = vocab_of(saved["data"]["dir"])
+  spec, params = runs.read_params(str(path), vocab)
+  params = jax.tree.map(np.asarray, params)
+  heads = [name for name in hf.HEADS if name in params["discriminator"]]
+  found = {
+    "discriminator": Network(
+      spec.discriminator,
+      {
+        "embeddings": jax.tree.map(np.asarray, networks.embeddings(spec, params, "discriminator")),
+        "encoder": params["discriminator"]["encoder"],
+        heads[0]: params["discriminator"][heads[0]],
+      },
+      heads[0],
+    )
+  }
+  left_out = [f"the discriminator's {n}" for n in params["discriminator"] if n == "copy_head"]
+  if "mlm_head" in params.get("generator", {}) and spec.kind != "two_tower":
+    cfg, weights = networks.masked_language_model(spec, params)
+    found["generator"] = Network(cfg, jax.tree.map(np.asarray, weights), "mlm_head")
+  elif params.get("generator"):
+    left_out.append(f"the {spec.kind} generator, which nothing else has")
+  history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
+  steps = steps_on_disk(path / "checkpoints")[-1]
+  card = {"config": saved, "steps": steps, "heldout": history[-1] if history else {}}
+  return Source(found, tokenizer.load_from(saved["data"]["dir"], vocab), card, tuple(left_out))
+
+
+def _hf_folders(path: Path) -> list[Path]:
+  return [path, path / "discriminator", path / "generator"]
+
+
+def _hugging_face(path: Path) -> Source:
+  found = {}
+  for folder in _hf_folders(path):
+    if (folder / "config.json").is_file():
+      cfg, head, weights = hf.load(folder)
+      role = "generator" if folder.name == "generator" else "discriminator"
+      found[role] = Network(cfg, weights, head)
+  for folder in _hf_folders(path):
+    for name in ("vocab.txt", "tokenizer.json"):
+      if (folder / name).is_file():
+        return Source(found, tokenizer.load(folder / name, _lowercase(folder)), {})
+  return Source(found, None, {})
+
+
+def _lowercase(folder: Path) -> bool:
+  """Whether a vocab.txt is of lower-cased text: what the folder says, else as BERT-uncased."""
+  path = folder / "tokenizer_config.json"
+  return json.loads(path.read_text()).get("do_lower_case", True) if path.is_file() else True
+
+
+def _tf1(path: Path) -> Source:
+  """Reads the shapes from the variables themselves: a checkpoint of the original has no config."""
+  if (path / "checkpoint").is_file():
+    path = hf.newest_tf1(path)
+  found = {}
+  for role in ("discriminator", "generator"):
+    cfg = hf.tf1_config(path, role)
+    if cfg is not None:
+      head = "rtd_head" if role == "discriminator" else "mlm_head"
+      found[role] = Network(cfg, hf.from_tf1(path, cfg, role), head)
+  if not found:
+    raise ExchangeError(f"{path} holds neither of ELECTRA's networks")
+  return Source(found, None, {})
+
+
+# orbax exports.
+
+
+def save_orbax(folder: Path, source: Source) -> None:
+  """Writes the discriminator, the tokenizer and what is known about them into a new folder."""
+  network = source.networks["discriminator"]
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(folder.absolute() / "params", dict(network.weights))
+  content = {
+    "model": dataclasses.asdict(network.cfg),
+    "head": network.head,
+    "vocab": dataclasses.asdict(source.tokenizer.vocab) if source.tokenizer else None,
+    **source.card,
+  }
+  if source.tokenizer:
+    source.tokenizer.save(folder)
+  (folder / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _orbax(path: Path) -> Source:
+  try:
+    content = json.loads((path / EXPORT_FILE).read_text())
+    cfg, head = TransformerConfig(**content.pop("model")), content.pop("head")
+    facts = content.pop("vocab")
+  except (KeyError, TypeError, json.JSONDecodeError) as error:
+    raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      weights = checkpointer.restore(path.absolute() / "params", hf.shapes(cfg, head))
+  except Exception as error:
+    raise ExchangeError(f"{path / 'params'} is damaged: {str(error).splitlines()[0]}") from error
+  weights = jax.tree.map(np.asarray, weights)
+  tokens = None
+  if facts:
+    tokens = tokenizer.load_from(
+      path, Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+    )
+  return Source({"discriminator": Network(cfg, weights, head)}, tokens, content)

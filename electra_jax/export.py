@@ -1,0 +1,187 @@
+"""Exports networks: python -m electra_jax.export SOURCE --to hf|orbax OUT
+
+SOURCE is a run, an orbax export, a folder of Hugging Face or a TF1 checkpoint of the original,
+recognised by what is in it. OUT must not exist, and appears whole or not at all.
+
+orbax  the discriminator's weights, its shape and the tokenizer: what fine-tuning reads.
+hf     OUT/discriminator and, where there is one, OUT/generator, each with config.json,
+       model.safetensors, the tokenizer's files and a model card. They load with AutoModel,
+       AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. Where torch and transformers are
+       installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
+       nothing is exported.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import pydoc_data.topics
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from electra_jax import config as configs
+from electra_jax import exchange, hf, model, params
+from electra_jax import networks as nets
+from electra_jax.batch import Batch
+from electra_jax.exchange import ExchangeError, Network, Source
+
+TOLERANCE = 1e-4  # of logits in float32: the two libraries add up in different orders
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+  """Gives a folder to fill that becomes `out` when all went well.
+
+  Raises:
+    ExchangeError: `out` exists.
+  """
+  if out.exists():
+    raise ExchangeError(f"{out} exists: nothing is overwritten")
+  out.parent.mkdir(parents=True, exist_ok=True)
+  temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+  try:
+    yield temporary
+    temporary.chmod(0o755)
+    os.rename(temporary, out)
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def logits(network: Network, batch: Batch) -> np.ndarray:
+  """Returns what a network's head says in float32: [B, L] or, for a vocabulary, [B, L, V]."""
+  cfg = network.cfg
+  states = nets.encode(
+    cfg, network.weights["embeddings"], network.weights["encoder"], batch.ids, batch, None
+  )
+  if network.head == "mlm_head":
+    tables = network.weights["embeddings"]
+    return np.asarray(nets.vocabulary_logits(cfg, network.weights, tables, states))
+  return np.asarray(model.RtdHead(cfg).apply({"params": network.weights["rtd_head"]}, states))
+
+
+def real_text(source: Source, count: int = 8) -> Batch:
+  """Returns a batch of Python's own documentation, as long as the networks take at most."""
+  vocab = source.tokenizer.vocab
+  longest = min(128, *(n.cfg.max_positions for n in source.networks.values()))
+  topics = sorted(pydoc_data.topics.topics.values(), key=len)[-count:]
+  encoded = source.tokenizer.encode_batch([topic[:2000] for topic in topics])
+  ids = np.full((count, longest), vocab.pad, np.int32)
+  mask = np.zeros(ids.shape, bool)
+  for row, tokens in enumerate(encoded):  # of different lengths, for the padding
+    tokens = [vocab.cls, *tokens[: longest - 2 - 3 * row % (longest // 2)], vocab.sep]
+    ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
+  return Batch(ids, np.zeros_like(ids), mask, np.arange(count, dtype=np.int32))
+
+
+def check_parity(folder: Path, network: Network, batch: Batch) -> float:
+  """Returns the largest difference of logits on real tokens.
+
+  Raises:
+    ExchangeError: it is above TOLERANCE.
+  """
+  ours, theirs = logits(network, batch), hf.torch_logits(folder, network.head, batch)
+  difference = float(np.abs(ours - theirs)[batch.mask].max())
+  if not difference <= TOLERANCE:
+    raise ExchangeError(
+      f"transformers computes other logits from {folder.name}: up to {difference:.2g} apart,"
+      f" allowed are {TOLERANCE}; nothing was exported"
+    )
+  return difference
+
+
+def export_hf(source: Source, out: Path, console: Console) -> None:
+  """Writes a folder for each network, checks them, and says how."""
+  can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+  with new_folder(out) as folder:
+    for role, network in source.networks.items():
+      if network.head is None:
+        raise ExchangeError(f"the {role} has no head that Hugging Face knows")
+      mine = folder / role
+      mine.mkdir()
+      vocab = source.tokenizer.vocab if source.tokenizer else None
+      hf.save(mine, network.cfg, network.weights, network.head, vocab.pad if vocab else 0)
+      if source.tokenizer:
+        if not hf.save_tokenizer(mine, source.tokenizer, network.cfg.max_positions):
+          source.tokenizer.save(mine)
+          console.print(f"{role}: AutoTokenizer has no form of {vocab.kind}, {vocab.file} is there")
+      (mine / "README.md").write_text(model_card(role, network, source))
+      line = f"{role}: {hf.HEADS[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
+      if can_check and source.tokenizer:
+        difference = check_parity(mine, network, real_text(source))
+        line += f", max |difference of logits| against transformers {difference:.1e} on real text"
+      else:
+        line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
+      console.print(line)
+  for what in source.left_out:
+    console.print(f"left out: {what}: Hugging Face's ELECTRA has no place for it")
+
+
+def model_card(role: str, network: Network, source: Source) -> str:
+  """Returns the README.md of an exported network."""
+  config, heldout = source.card.get("config"), source.card.get("heldout") or {}
+  head = hf.HEADS[network.head]
+  lines = [
+    "---",
+    "library_name: transformers",
+    "tags: [electra, electra_jax]",
+    "---",
+    f"# ELECTRA {role}",
+    "",
+    f"Pretrained with electra_jax; loads with `{head}`, `AutoModel` and `AutoTokenizer`.",
+    "",
+    f"- {params.count(network.weights):,} parameters: {network.cfg.num_layers} layers of width"
+    f" {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
+    f" {network.cfg.embedding_size}, {network.cfg.vocab_size:,} tokens",
+  ]
+  if config:
+    lines += [
+      f"- objective `{config['objective']['name']}`, {source.card['steps']:,} steps of"
+      f" {config['train']['batch_size']:,} sequences of {config['data']['seq_length']} tokens",
+      f"- text: `{Path(config['data']['sources']).name}`",
+    ]
+  if heldout:
+    lines += ["", "| held-out documents | |", "|---|---|"]
+    lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]
+  if config:
+    kept = {
+      k: v for k, v in config.items() if k in ("model", "generator", "objective", "optimizer")
+    }
+    lines += ["", "```json", json.dumps(kept, indent=1), "```"]
+  return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+  """Runs from the command line."""
+  p = argparse.ArgumentParser(
+    prog="python -m electra_jax.export",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  p.add_argument("source", metavar="SOURCE")
+  p.add_argument("out", metavar="OUT", type=Path)
+  p.add_argument("--to", required=True, choices=("hf", "orbax"))
+  args = p.parse_args()
+  console = Console(highlight=False, soft_wrap=True)
+  if args.out.exists():
+    raise ExchangeError(f"{args.out} exists: nothing is overwritten")
+  source = exchange.open_source(args.source)
+  with jax.default_matmul_precision("highest"):
+    if args.to == "hf":
+      export_hf(source, args.out, console)
+    else:
+      if "discriminator" not in source.networks:
+        raise ExchangeError(f"{args.source} has no discriminator")
+      with new_folder(args.out) as folder:
+        exchange.save_orbax(folder, source)
+  console.print(f"exported to {args.out}")
+
+
+if __name__ == "__main__":
+  configs.report(main)

@@ -1,0 +1,424 @@
+"""Networks to and from Hugging Face's ELECTRA and the original's TF1 checkpoints, by one table.
+
+A network here is one tree: {"embeddings", "encoder"} and its heads "rtd_head" or "mlm_head", as
+plain float32 arrays. Only layouts change on the way, so a round trip is exact to the bit.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from electra_jax import networks
+from electra_jax.batch import Batch
+from electra_jax.model import TransformerConfig
+from electra_jax.tokenizer import SPECIAL_NAMES, Tokenizer
+
+
+class ExchangeError(ValueError):
+  """Weights that cannot be exchanged; the message is one line that names them."""
+
+
+class Row(NamedTuple):
+  """One weight. In `hf` and `tf`, {i} is the number of a layer.
+
+  Fields:
+    ours: its path in a network; layers are stacked along the first axis.
+    hf, tf: its names there. A kernel is [in, out] in TF1 and [out, in] in Hugging Face.
+    part: for query, key, value, which of the three of our array [..., 3, heads, width] it is.
+  """
+
+  ours: str
+  hf: str
+  tf: str
+  part: int | None = None
+
+
+def _dense(ours: str, hf: str, tf: str, part: int | None = None) -> list[Row]:
+  return [
+    Row(f"{ours}/kernel", f"{hf}.weight", f"{tf}/kernel", part),
+    Row(f"{ours}/bias", f"{hf}.bias", f"{tf}/bias", part),
+  ]
+
+
+def _norm(ours: str, hf: str, tf: str) -> list[Row]:
+  return [
+    Row(f"{ours}/scale", f"{hf}.weight", f"{tf}/gamma"),
+    Row(f"{ours}/bias", f"{hf}.bias", f"{tf}/beta"),
+  ]
+
+
+_L, _HF, _TF = "encoder/layers", "electra.encoder.layer.{i}", "{encoder}/encoder/layer_{i}"
+TABLE: list[Row] = [
+  *(
+    Row(
+      f"embeddings/{ours}",
+      f"electra.embeddings.{theirs}.weight",
+      f"{{embeddings}}/embeddings/{theirs}",
+    )
+    for ours, theirs in (
+      ("word", "word_embeddings"),
+      ("position", "position_embeddings"),
+      ("token_type", "token_type_embeddings"),
+    )
+  ),
+  *_norm(
+    "embeddings/layer_norm", "electra.embeddings.LayerNorm", "{embeddings}/embeddings/LayerNorm"
+  ),
+  *_dense("encoder/project", "electra.embeddings_project", "{encoder}/embeddings_project"),
+  *(
+    row
+    for part, name in enumerate(("query", "key", "value"))
+    for row in _dense(
+      f"{_L}/qkv", f"{_HF}.attention.self.{name}", f"{_TF}/attention/self/{name}", part
+    )
+  ),
+  *_dense(
+    f"{_L}/attention_output", f"{_HF}.attention.output.dense", f"{_TF}/attention/output/dense"
+  ),
+  *_norm(
+    f"{_L}/attention_norm", f"{_HF}.attention.output.LayerNorm", f"{_TF}/attention/output/LayerNorm"
+  ),
+  *_dense(f"{_L}/ffn_in", f"{_HF}.intermediate.dense", f"{_TF}/intermediate/dense"),
+  *_dense(f"{_L}/ffn_output", f"{_HF}.output.dense", f"{_TF}/output/dense"),
+  *_norm(f"{_L}/ffn_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
+  *_dense("rtd_head/dense", "discriminator_predictions.dense", "discriminator_predictions/dense"),
+  *_dense(
+    "rtd_head/logit",
+    "discriminator_predictions.dense_prediction",
+    "discriminator_predictions/dense_1",
+  ),
+  *_dense("mlm_head/dense", "generator_predictions.dense", "generator_predictions/dense"),
+  *_norm(
+    "mlm_head/layer_norm", "generator_predictions.LayerNorm", "generator_predictions/LayerNorm"
+  ),
+  Row("mlm_head/bias", "generator_lm_head.bias", "generator_predictions/output_bias"),
+]
+# In Hugging Face's files and not weights of their own: a tied matrix, constants of older versions.
+TIED = "generator_lm_head.weight"
+IGNORED = {"electra.embeddings.position_ids", "electra.embeddings.token_type_ids"}
+HEADS = {"rtd_head": "ElectraForPreTraining", "mlm_head": "ElectraForMaskedLM"}
+
+
+def shapes(cfg: TransformerConfig, head: str | None) -> dict:
+  """Returns the shapes of a network with a head of HEADS, or with none."""
+
+  def fresh():
+    key = jax.random.key(0)
+    network = {
+      "embeddings": networks.init_embeddings(cfg, key),
+      "encoder": networks.init_encoder(cfg, key),
+    }
+    if head:
+      network[head] = networks.init_head(head, cfg, cfg.hidden_size, key)
+    return network
+
+  return jax.eval_shape(fresh)
+
+
+def _leaves(tree) -> dict:
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
+def _walk(cfg: TransformerConfig, ours: dict) -> Iterator[tuple[Row, int | None, tuple, tuple]]:
+  """Yields (row, layer, where in our array, shape in TF1) of each tensor that the others have."""
+  for row in TABLE:
+    if row.ours not in ours:
+      continue
+    stacked = "{i}" in row.tf
+    for i in range(cfg.num_layers) if stacked else (None,):
+      index = () if i is None else (i,)
+      shape = ours[row.ours].shape[1:] if stacked else ours[row.ours].shape
+      if row.part is not None:  # [D, 3, H, d] or [3, H, d]
+        index += (slice(None), row.part) if len(shape) == 4 else (row.part,)
+        shape = (*shape[:-3], shape[-2] * shape[-1])
+      elif row.ours.endswith("attention_output/kernel"):  # [H, d, D]
+        shape = (shape[0] * shape[1], shape[2])
+      yield row, i, index, shape
+
+
+def _is_kernel(row: Row) -> bool:
+  return row.ours.endswith("/kernel")
+
+
+def to_hf(cfg: TransformerConfig, network: Mapping) -> dict[str, np.ndarray]:
+  """Returns a network's tensors under Hugging Face's names."""
+  ours = _leaves(network)
+  tensors = {}
+  for row, i, index, shape in _walk(cfg, ours):
+    x = np.asarray(ours[row.ours], np.float32)[index].reshape(shape)
+    tensors[row.hf.format(i=i)] = np.ascontiguousarray(x.T if _is_kernel(row) else x)
+  return tensors
+
+
+def _from(cfg: TransformerConfig, wanted: dict, name_of, read, transposed: bool) -> dict:
+  """Fills a network of the `wanted` shapes; read(name) returns a tensor or None."""
+  ours = {name: np.empty(x.shape, np.float32) for name, x in _leaves(wanted).items()}
+  problems = []
+  for row, i, index, shape in _walk(cfg, ours):
+    name = name_of(row, i)
+    x = read(name)
+    if x is None:
+      problems.append(f"{name} is missing")
+      continue
+    turned = transposed and _is_kernel(row)
+    if x.shape != (shape[::-1] if turned else shape):
+      problems.append(f"{name} is {x.shape}, the network's is {shape[::-1] if turned else shape}")
+      continue
+    target = ours[row.ours]
+    target[index] = (x.T if turned else x).reshape(target[index].shape)
+  if problems:
+    listed = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" * (len(problems) > 8))
+    raise ExchangeError(listed)
+  return jax.tree.unflatten(jax.tree.structure(wanted), list(ours.values()))
+
+
+def from_hf(cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.ndarray]) -> dict:
+  """Returns the network of Hugging Face's tensors.
+
+  Raises:
+    ExchangeError: tensors are missing, of another shape, or known to no network of this kind.
+  """
+  wanted, left = shapes(cfg, head), dict(tensors)
+  network = _from(cfg, wanted, lambda row, i: row.hf.format(i=i), lambda n: left.pop(n, None), True)
+  tied = left.pop(TIED, None)
+  if tied is not None and not np.array_equal(tied, network["embeddings"]["word"]):
+    raise ExchangeError(f"{TIED} is not the word embeddings: an untied matrix has no place here")
+  if extra := sorted(left.keys() - IGNORED):
+    raise ExchangeError(f"unknown here: {', '.join(extra[:8])}")
+  return network
+
+
+# Folders of Hugging Face.
+
+
+def config_json(cfg: TransformerConfig, head: str, pad_id: int) -> dict:
+  """Returns the content of config.json, with this network's own width and heads."""
+  return {
+    "architectures": [HEADS[head]],
+    "model_type": "electra",
+    "vocab_size": cfg.vocab_size,
+    "embedding_size": cfg.embedding_size,
+    "hidden_size": cfg.hidden_size,
+    "num_hidden_layers": cfg.num_layers,
+    "num_attention_heads": cfg.num_heads,
+    "intermediate_size": cfg.ffn_size,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": cfg.dropout,
+    "attention_probs_dropout_prob": cfg.attention_dropout,
+    "max_position_embeddings": cfg.max_positions,
+    "type_vocab_size": 2,
+    "initializer_range": cfg.init_stddev,
+    "layer_norm_eps": cfg.layer_norm_eps,
+    "pad_token_id": pad_id,
+    "summary_type": "first",
+    "summary_use_proj": True,
+    "summary_activation": "gelu",
+    "summary_last_dropout": 0.1,
+    "tie_word_embeddings": True,
+    "dtype": "float32",
+  }
+
+
+def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
+  """Returns the shape of the network in a folder, and which head it has.
+
+  Raises:
+    ExchangeError: it is no ELECTRA, or one that is computed in another way.
+  """
+  path = Path(folder) / "config.json"
+  try:
+    c = json.loads(path.read_text())
+    if c["model_type"] != "electra":
+      raise ExchangeError(f"{path}: model type {c['model_type']!r} is not electra")
+    for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
+      if c.get(field, right) != right:
+        raise ExchangeError(f"{path}: {field} is {c[field]!r}, here it is {right!r}")
+    cfg = TransformerConfig(
+      vocab_size=c["vocab_size"],
+      embedding_size=c["embedding_size"],
+      hidden_size=c["hidden_size"],
+      num_layers=c["num_hidden_layers"],
+      num_heads=c["num_attention_heads"],
+      ffn_size=c["intermediate_size"],
+      max_positions=c["max_position_embeddings"],
+      dropout=c.get("hidden_dropout_prob", 0.1),
+      attention_dropout=c.get("attention_probs_dropout_prob", 0.1),
+      init_stddev=c.get("initializer_range", 0.02),
+      layer_norm_eps=c.get("layer_norm_eps", 1e-12),
+    )
+  except (KeyError, TypeError, json.JSONDecodeError) as error:
+    raise ExchangeError(f"{path} is no ELECTRA's: {type(error).__name__} {error}") from None
+  named = [head for head, kind in HEADS.items() if kind in (c.get("architectures") or [])]
+  return cfg, named[0] if named else None
+
+
+def save(folder: Path, cfg: TransformerConfig, network: Mapping, head: str, pad_id: int) -> None:
+  """Writes config.json and model.safetensors into a folder that exists."""
+  text = json.dumps(config_json(cfg, head, pad_id), indent=2) + "\n"
+  (folder / "config.json").write_text(text)
+  save_file(to_hf(cfg, network), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
+  """Writes the files from which AutoTokenizer makes the same ids; False where there are none.
+
+  A special token's name in a text becomes that token there, as Hugging Face has it.
+  """
+  from tokenizers import AddedToken, processors
+  from tokenizers import Tokenizer as Engine
+
+  vocab, text = tokenizer.vocab, tokenizer.engine_json()
+  if text is None:
+    return False
+  engine = Engine.from_str(text)
+  names = {role: engine.id_to_token(getattr(vocab, role)) for role in SPECIAL_NAMES}
+  engine.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names.values()])
+  cls, sep = names["cls"], names["sep"]
+  engine.post_processor = processors.TemplateProcessing(
+    single=f"{cls} $A {sep}",
+    pair=f"{cls} $A {sep} $B:1 {sep}:1",
+    special_tokens=[(cls, vocab.cls), (sep, vocab.sep)],
+  )
+  engine.save(str(folder / "tokenizer.json"))
+  config = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": max_tokens,
+    **{f"{role}_token": name for role, name in names.items()},
+  }
+  if vocab.kind == "wordpiece":
+    tokenizer.save(folder)
+    config["do_lower_case"] = vocab.lowercase
+  text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+  (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+  return True
+
+
+def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
+  """Returns the shape, the head and the weights of the network in a folder.
+
+  Raises:
+    ExchangeError: a file is missing, damaged, or does not fit; FileNotFoundError: no such folder.
+  """
+  cfg, head = read_config(folder)
+  path = Path(folder) / "model.safetensors"
+  if not path.is_file():
+    raise ExchangeError(f"{path} is missing")
+  try:
+    tensors = load_file(path)
+  except SafetensorError as error:
+    raise ExchangeError(f"{path} is damaged: {error}") from None
+  try:
+    return cfg, head, from_hf(cfg, head, tensors)
+  except ExchangeError as error:
+    raise ExchangeError(f"{path}: {error}") from None
+
+
+def torch_logits(folder: Path, head: str, batch: Batch) -> np.ndarray:
+  """Returns the logits of a folder's network as transformers computes them."""
+  import torch
+  import transformers
+
+  transformers.utils.logging.set_verbosity_error()
+  transformers.utils.logging.disable_progress_bar()
+  network = getattr(transformers, HEADS[head]).from_pretrained(folder).eval()
+  with torch.no_grad():
+    said = network(
+      input_ids=torch.tensor(batch.ids).long(),
+      attention_mask=torch.tensor(batch.mask).long(),
+      token_type_ids=torch.tensor(batch.segment_ids).long(),
+    )
+  return said.logits.float().numpy()
+
+
+# The original's checkpoints.
+
+_SCOPES = {
+  "discriminator": {"embeddings": "electra", "encoder": "electra"},
+  "generator": {"embeddings": "electra", "encoder": "generator"},
+}
+
+
+def from_tf1(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
+  """Returns "discriminator" or "generator" of a checkpoint of google-research/electra.
+
+  Adam's slots and the step are left alone. A generator with embeddings of its own is found.
+
+  Raises:
+    ExchangeError: variables are missing, of another shape, or unknown in that network's scope.
+  """
+  import tensorflow as tf
+
+  reader = tf.train.load_checkpoint(str(prefix))
+  names = set(reader.get_variable_to_shape_map())
+  scopes = dict(_SCOPES[which])
+  if which == "generator" and "generator/embeddings/word_embeddings" in names:
+    scopes["embeddings"] = "generator"
+  head = "rtd_head" if which == "discriminator" else "mlm_head"
+  seen = set()
+
+  def read(name: str) -> np.ndarray | None:
+    seen.add(name)
+    return reader.get_tensor(name) if name in names else None
+
+  try:
+    network = _from(
+      cfg, shapes(cfg, head), lambda row, i: row.tf.format(i=i, **scopes), read, False
+    )
+  except ExchangeError as error:
+    raise ExchangeError(f"{prefix}: {error}") from None
+  slots = {n for n in names if n.endswith(("/adam_m", "/adam_v"))}
+  mine = (f"{scopes['embeddings']}/embeddings/", f"{scopes['encoder']}/", f"{which}_predictions/")
+  if extra := sorted(n for n in names - slots - seen if n.startswith(mine)):
+    raise ExchangeError(f"{prefix}: unknown here: {', '.join(extra[:8])}")
+  return network
+
+
+def newest_tf1(folder: Path) -> Path:
+  """Returns the prefix of the newest checkpoint that a folder of the original names."""
+  import tensorflow as tf
+
+  prefix = tf.train.latest_checkpoint(str(folder))
+  if prefix is None:
+    raise ExchangeError(f"{folder / 'checkpoint'} names no checkpoint")
+  return Path(prefix)
+
+
+def tf1_config(prefix: str | Path, which: str) -> TransformerConfig | None:
+  """Returns the shape of a network in a checkpoint of the original; None where it is not there.
+
+  Its variables say all but the number of heads, which is that of the original's rule: of 64.
+
+  Raises:
+    ExchangeError: it cannot be read.
+  """
+  import tensorflow as tf
+
+  try:
+    found = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
+  except (tf.errors.OpError, ValueError) as error:
+    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
+  scopes = dict(_SCOPES[which])
+  if which == "generator" and "generator/embeddings/word_embeddings" in found:
+    scopes["embeddings"] = "generator"
+  layer = f"{scopes['encoder']}/encoder/layer_"
+  numbers = {int(n[len(layer) :].split("/")[0]) for n in found if n.startswith(layer)}
+  if not numbers or f"{which}_predictions/dense/kernel" not in found:
+    return None
+  vocab_size, embedding_size = found[f"{scopes['embeddings']}/embeddings/word_embeddings"]
+  hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
+  return TransformerConfig(
+    vocab_size=vocab_size,
+    embedding_size=embedding_size,
+    hidden_size=hidden_size,
+    num_layers=max(numbers) + 1,
+    num_heads=max(1, hidden_size // 64),
+    ffn_size=ffn_size,
+    max_positions=found[f"{scopes['embeddings']}/embeddings/position_embeddings"][0],
+  )

@@ -1,0 +1,297 @@
+"""Exchange: golden logits of transformers, bit-exact round trips, and what is refused."""
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import make_tiny_config
+
+from electra_jax import exchange, export, hf, metrics, train
+from electra_jax.batch import Batch
+from electra_jax.data import pretrain
+from electra_jax.exchange import Network
+from electra_jax.model import TransformerConfig
+
+GOLDEN = Path(__file__).parent / "golden"
+HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: make test-hf")
+
+SIZES = {
+  "equal widths": TransformerConfig(40, 16, 16, 2, 2, 32, 12),
+  "projected": TransformerConfig(40, 8, 16, 3, 4, 24, 12),
+  "one head": TransformerConfig(40, 8, 24, 1, 1, 96, 12),
+  "wider embeddings": TransformerConfig(2011, 24, 8, 2, 2, 32, 20),
+}
+HEADS = list(hf.HEADS)
+
+
+def random_network(cfg, head, seed=0) -> dict:
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), hf.shapes(cfg, head)
+  )
+
+
+def same(a, b) -> bool:
+  return jax.tree.structure(a) == jax.tree.structure(b) and all(
+    jax.tree.leaves(jax.tree.map(np.array_equal, a, b))
+  )
+
+
+def some_batch(cfg, B=4) -> Batch:
+  rng = np.random.default_rng(1)
+  mask = np.arange(cfg.max_positions) < rng.integers(2, cfg.max_positions + 1, B)[:, None]
+  ids = np.where(mask, rng.integers(0, cfg.vocab_size, mask.shape), 0).astype(np.int32)
+  segments = (rng.random(mask.shape) < 0.5).astype(np.int32)
+  return Batch(ids, segments, mask, np.arange(B, dtype=np.int32))
+
+
+@pytest.mark.parametrize("name", ["discriminator", "generator"])
+def test_networks_of_transformers_say_here_what_they_say_there(name):
+  cfg, head, weights = hf.load(GOLDEN / name)
+  said = np.load(GOLDEN / name / "said.npz")
+  batch = Batch(said["ids"].astype(np.int32), said["segments"], said["mask"], np.arange(3))
+  got = export.logits(Network(cfg, weights, head), batch)
+  # Logits of up to 10 in float32, summed in another order: a few units in the last place.
+  np.testing.assert_allclose(got[said["mask"]], said["logits"][said["mask"]], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["discriminator", "generator"])
+def test_from_hugging_face_and_back_is_bit_exact(name, tmp_path):
+  from safetensors.numpy import load_file
+
+  cfg, head, weights = hf.load(GOLDEN / name)
+  hf.save(tmp_path, cfg, weights, head, 0)
+  ours, theirs = (load_file(p / "model.safetensors") for p in (tmp_path, GOLDEN / name))
+  assert ours.keys() == theirs.keys()
+  assert all(np.array_equal(ours[k], theirs[k]) for k in ours)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("head", HEADS)
+def test_to_hugging_face_and_back_is_bit_exact(size, head, tmp_path):
+  cfg, weights = SIZES[size], random_network(SIZES[size], head)
+  hf.save(tmp_path, cfg, weights, head, 0)
+  assert hf.load(tmp_path)[:2] == (cfg, head)
+  assert same(hf.load(tmp_path)[2], weights)
+
+
+@needs_torch
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("head", HEADS)
+def test_transformers_computes_the_same_from_what_is_exported(size, head, tmp_path):
+  cfg, weights = SIZES[size], random_network(SIZES[size], head)
+  hf.save(tmp_path, cfg, weights, head, 0)
+  network = Network(cfg, weights, head)
+  assert export.check_parity(tmp_path, network, some_batch(cfg)) < export.TOLERANCE
+  other = dataclasses.replace(network, weights=random_network(cfg, head, seed=1))
+  with pytest.raises(exchange.ExchangeError, match="other logits"):
+    export.check_parity(tmp_path, other, some_batch(cfg))
+
+
+def write_tf1(prefix: Path, tensors: dict) -> None:
+  import tensorflow as tf
+
+  names = list(tensors)
+  tf.raw_ops.SaveV2(
+    prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names),
+    tensors=[tf.constant(tensors[n]) for n in names],
+  )  # fmt: skip
+
+
+def tf1_tensors(cfg, weights, encoder: str, predictions: str) -> dict:
+  """The original's variables, laid out here independently of the table: [in, out] kernels."""
+  e, layers = weights["embeddings"], weights["encoder"]["layers"]
+  D = cfg.hidden_size
+  t = {
+    "electra/embeddings/word_embeddings": e["word"],
+    "electra/embeddings/position_embeddings": e["position"],
+    "electra/embeddings/token_type_embeddings": e["token_type"],
+    "electra/embeddings/LayerNorm/gamma": e["layer_norm"]["scale"],
+    "electra/embeddings/LayerNorm/beta": e["layer_norm"]["bias"],
+  }
+  if "project" in weights["encoder"]:
+    t[f"{encoder}/embeddings_project/kernel"] = weights["encoder"]["project"]["kernel"]
+    t[f"{encoder}/embeddings_project/bias"] = weights["encoder"]["project"]["bias"]
+  for i in range(cfg.num_layers):
+    at = f"{encoder}/encoder/layer_{i}"
+    for j, name in enumerate(("query", "key", "value")):
+      t[f"{at}/attention/self/{name}/kernel"] = layers["qkv"]["kernel"][i, :, j].reshape(D, D)
+      t[f"{at}/attention/self/{name}/bias"] = layers["qkv"]["bias"][i, j].reshape(D)
+    t[f"{at}/attention/output/dense/kernel"] = layers["attention_output"]["kernel"][i].reshape(D, D)
+    t[f"{at}/attention/output/dense/bias"] = layers["attention_output"]["bias"][i]
+    for ours, theirs in (("ffn_in", "intermediate"), ("ffn_output", "output")):
+      t[f"{at}/{theirs}/dense/kernel"] = layers[ours]["kernel"][i]
+      t[f"{at}/{theirs}/dense/bias"] = layers[ours]["bias"][i]
+    for ours, theirs in (("attention_norm", "attention/output"), ("ffn_norm", "output")):
+      t[f"{at}/{theirs}/LayerNorm/gamma"] = layers[ours]["scale"][i]
+      t[f"{at}/{theirs}/LayerNorm/beta"] = layers[ours]["bias"][i]
+  if "rtd_head" in weights:
+    for ours, theirs in (("dense", "dense"), ("logit", "dense_1")):
+      for part in ("kernel", "bias"):
+        t[f"{predictions}/{theirs}/{part}"] = weights["rtd_head"][ours][part]
+  else:
+    for part in ("kernel", "bias"):
+      t[f"{predictions}/dense/{part}"] = weights["mlm_head"]["dense"][part]
+    t[f"{predictions}/LayerNorm/gamma"] = weights["mlm_head"]["layer_norm"]["scale"]
+    t[f"{predictions}/LayerNorm/beta"] = weights["mlm_head"]["layer_norm"]["bias"]
+    t[f"{predictions}/output_bias"] = weights["mlm_head"]["bias"]
+  return t
+
+
+def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_path):
+  d, g = TransformerConfig(40, 8, 64, 2, 1, 256, 512), TransformerConfig(40, 8, 16, 2, 1, 64, 512)
+  mine, small = random_network(d, "rtd_head"), random_network(g, "mlm_head", 1)
+  small["embeddings"] = mine["embeddings"]
+  tensors = tf1_tensors(d, mine, "electra", "discriminator_predictions")
+  tensors |= tf1_tensors(g, small, "generator", "generator_predictions")
+  tensors["global_step"] = np.int64(7)
+  for adam in (False, True):
+    if adam:
+      tensors |= {f"{n}/adam_{s}": x for n, x in list(tensors.items())[:-1] for s in "mv"}
+    prefix = tmp_path / f"model.ckpt-{adam}"
+    write_tf1(prefix, tensors)
+    found = exchange.open_source(prefix).networks
+    assert found["discriminator"].cfg == d and found["generator"].cfg == g
+    assert same(found["discriminator"].weights, mine)
+    assert same(found["generator"].weights, small)
+  del tensors["electra/encoder/layer_1/output/dense/bias"]
+  tensors["electra/encoder/layer_0/output/dense/bias"] = np.zeros(3, np.float32)
+  tensors["generator/encoder/layer_0/gate/kernel"] = np.zeros(3, np.float32)
+  write_tf1(tmp_path / "bad", tensors)
+  with pytest.raises(hf.ExchangeError) as error:
+    exchange.open_source(tmp_path / "bad")
+  assert "layer_1/output/dense/bias is missing" in str(error.value)
+  assert "layer_0/output/dense/bias is (3,), the network's is (64,)" in str(error.value)
+
+
+def test_missing_extra_and_misshapen_tensors_are_named():
+  cfg = SIZES["projected"]
+  good = hf.to_hf(cfg, random_network(cfg, "rtd_head"))
+  bias = "electra.encoder.layer.2.output.dense.bias"
+  for change, wrong in (
+    (lambda t: t.pop(bias), f"{bias} is missing"),
+    (lambda t: t.update({bias: np.zeros(3)}), rf"{bias} is \(3,\), the network's is \(16,\)"),
+    (lambda t: t.update({"electra.gate": np.zeros(3)}), "unknown here: electra.gate"),
+    (
+      lambda t: t.update({hf.TIED: np.zeros((40, 8))}),
+      "generator_lm_head.weight is not the word embeddings",
+    ),
+  ):
+    tensors = dict(good)
+    change(tensors)
+    with pytest.raises(hf.ExchangeError, match=wrong):
+      hf.from_hf(cfg, "rtd_head", tensors)
+  constants = {name: np.arange(3) for name in hf.IGNORED}
+  assert same(hf.from_hf(cfg, "rtd_head", good | constants), random_network(cfg, "rtd_head"))
+
+
+def damaged(folder: Path, what: str) -> str:
+  if what == "truncated":
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return r"model.safetensors is damaged"
+  if what == "no weights":
+    (folder / "model.safetensors").unlink()
+    return r"model.safetensors is missing"
+  config = json.loads((folder / "config.json").read_text())
+  config |= {"type": {"model_type": "bert"}, "act": {"hidden_act": "relu"}}.get(what, {})
+  text = "{" if what == "no json" else json.dumps(config)
+  (folder / "config.json").write_text(text)
+  return {"type": "'bert' is not electra", "act": "hidden_act is 'relu'"}.get(what, "no ELECTRA's")
+
+
+@pytest.mark.parametrize("what", ["truncated", "no weights", "type", "act", "no json"])
+def test_a_folder_that_is_damaged_or_another_model_is_refused(what, tmp_path):
+  folder = tmp_path / "model"
+  shutil.copytree(GOLDEN / "discriminator", folder)
+  message = damaged(folder, what)
+  with pytest.raises(hf.ExchangeError, match=message):
+    exchange.open_source(folder)
+
+
+def test_what_is_no_source_is_refused(tmp_path):
+  with pytest.raises(hf.ExchangeError, match="is neither a run, an orbax export, a folder"):
+    exchange.open_source(tmp_path)
+
+
+@pytest.fixture(scope="module", params=["embeddings", "gdes", "none"])
+def run(request, tiny_shards, tmp_path_factory):
+  """The workdir of a short run of each kind of tying."""
+  config = make_tiny_config(tiny_shards)
+  config.generator.tie, config.train.steps = request.param, 2
+  workdir = tmp_path_factory.mktemp(request.param)
+  train.train(config, workdir)
+  return workdir
+
+
+def call(monkeypatch, *args) -> None:
+  monkeypatch.setattr("sys.argv", ["export", *map(str, args)])
+  export.main()
+
+
+def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
+  call(monkeypatch, run, tmp_path / "hf", "--to", "hf")
+  call(monkeypatch, run, tmp_path / "orbax", "--to", "orbax")
+  call(monkeypatch, tmp_path / "orbax", tmp_path / "again", "--to", "hf")
+  direct, there, through = map(exchange.open_source, (run, tmp_path / "hf", tmp_path / "orbax"))
+  for role, network in direct.networks.items():
+    got = there.networks[role]
+    assert same(got.weights, dict(network.weights)) and got.head == network.head
+    config = json.loads((tmp_path / "hf" / role / "config.json").read_text())
+    assert config["hidden_size"] == network.cfg.hidden_size
+    assert config["num_attention_heads"] == network.cfg.num_heads
+  assert same(through.networks["discriminator"].weights, there.networks["discriminator"].weights)
+  a, b = (tmp_path / x / "discriminator" / "model.safetensors" for x in ("hf", "again"))
+  assert a.read_bytes() == b.read_bytes()
+  card = (tmp_path / "hf" / "discriminator" / "README.md").read_text()
+  assert "2 steps of 8 sequences of 16 tokens" in card and "| rtd_loss | " in card
+  said = capsys.readouterr().out
+  assert ("max |difference of logits|" if HAS_TORCH else "not compared with transformers") in said
+
+  before = (tmp_path / "orbax" / exchange.EXPORT_FILE).read_bytes()
+  with pytest.raises(hf.ExchangeError, match="exists: nothing is overwritten"):
+    call(monkeypatch, run, tmp_path / "orbax", "--to", "hf")
+  assert (tmp_path / "orbax" / exchange.EXPORT_FILE).read_bytes() == before
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "hf", "orbax"]
+
+
+@needs_torch
+def test_auto_classes_load_a_run_and_make_its_ids(run, tmp_path, monkeypatch):
+  from transformers import AutoModel, AutoTokenizer
+
+  call(monkeypatch, run, tmp_path / "hf", "--to", "hf")
+  source = exchange.open_source(run)
+  for role in source.networks:
+    network = AutoModel.from_pretrained(tmp_path / "hf" / role)
+    assert network.config.hidden_size == source.networks[role].cfg.hidden_size
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf" / role)
+    for text in ("abc def. gh?", "héllo", "", "a" * 200):
+      vocab = source.tokenizer.vocab
+      expected = [vocab.cls, *source.tokenizer.encode_batch([text])[0], vocab.sep]
+      assert theirs(text)["input_ids"] == expected
+    pair = theirs("ab", "cd")
+    assert pair["token_type_ids"][-1] == 1 and pair["token_type_ids"][0] == 0
+
+
+@pytest.mark.parametrize("to", ["hf", "orbax"])
+def test_training_starts_from_an_export(run, to, tiny_shards, tmp_path, monkeypatch, capsys):
+  if run.name.startswith("none"):
+    pytest.skip("an untied generator is of another width here")
+  call(monkeypatch, run, tmp_path / "export", "--to", to)
+  config = make_tiny_config(tiny_shards)
+  config.init_from, config.train.steps = str(tmp_path / "export"), 1
+  train.train(config, tmp_path / "new")
+  fresh = "generator/encoder, generator/mlm_head"
+  assert (f"so new: {fresh}" in capsys.readouterr().out) == (to == "orbax")
+  first = metrics.read_history(tmp_path / "new" / "metrics.jsonl")[0]
+  last = metrics.read_history(run / "metrics.jsonl")[-1]
+  if to == "hf" and run.name.startswith("embeddings"):
+    # The same networks, whose merged embeddings are exact.
+    assert {**first, "step": 0} == {**last, "step": 0}
+  assert pretrain.Shards.open(tiny_shards).vocab == exchange.open_source(run).tokenizer.vocab
