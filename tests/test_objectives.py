@@ -139,7 +139,7 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   logits = networks.vocabulary_logits(
     g, params["generator"], params["embeddings"], masking.gather(x, slots)
   )
-  sampled = masking.sample(logits, 1.0, k[:, 2])
+  sampled = masking.sample(masking.disallow(logits, jnp.int32(RATES.mask_id)), 1.0, k[:, 2])
   ids = np.array(batch.ids)
   for b, j in np.argwhere(np.asarray(slots.weights) > 0):
     ids[b, slots.positions[b, j]] = sampled[b, j]
