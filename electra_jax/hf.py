@@ -290,6 +290,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": max_tokens,
+    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
   }
   if vocab.kind == "wordpiece":

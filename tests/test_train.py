@@ -110,6 +110,25 @@ def test_k_steps_and_the_rest_are_the_whole_run_bit_for_bit(
   assert lines(tmp_path) == lines(straight)
 
 
+def test_a_run_of_two_optimizers_and_schedules_resumes_bit_for_bit(
+  tiny_config, tmp_path, monkeypatch
+):
+  tiny_config.update_from_flattened_dict(
+    {
+      "optimizer.decoupled": True,
+      "generator.tie": "gdes",
+      "objective.mask_prob_schedule": "0%=0.3,100%=0.1",
+      "objective.rtd_weight_schedule": "50%=0,50%=50",
+    }
+  )
+  assert train.train(tiny_config, tmp_path / "straight") == STEPS
+  interrupt_at(monkeypatch, 4, lambda: signal.raise_signal(signal.SIGTERM))
+  assert train.train(tiny_config, tmp_path / "stopped") == 4
+  assert train.train(tiny_config, tmp_path / "stopped") == STEPS
+  assert saved(tmp_path / "stopped") == saved(tmp_path / "straight")
+  assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
+
+
 def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
   straight, tiny_config, tmp_path, monkeypatch
 ):
