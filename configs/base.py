@@ -18,7 +18,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     raise ValueError(f"configs/base.py takes no argument, got {arg!r}")
   c = ConfigDict()
   c.seed = 0  # of everything: initial weights, order of the data, masks, samples, dropout
-  c.init_from = placeholder(str)  # workdir of another run: start from its parameters, new optimizer
+  # Start from these parameters with a new optimizer: another run's workdir, an orbax export, a
+  # folder of Hugging Face or a TF1 checkpoint of the original
+  c.init_from = placeholder(str)
   c.allow_config_change = ""  # fields (comma-separated) that may differ from the run being resumed
 
   c.model = m = ConfigDict()  # the discriminator: the network that is kept

@@ -61,7 +61,7 @@ def open_source(path: str | Path) -> Source:
   Raises:
     ExchangeError, ValueError: it is none of them, or damaged.
   """
-  path = Path(path)
+  path = Path(path).resolve()
   if (path / EXPORT_FILE).is_file():
     return _orbax(path)
   if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
@@ -136,6 +136,13 @@ def _run(path: Path) -> Source:
   history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
   steps = steps_on_disk(path / "checkpoints")[-1]
   card = {"config": saved, "steps": steps, "heldout": history[-1] if history else {}}
+  # As plain shapes: how this machine computed them is not part of what is exchanged.
+  found = {
+    role: dataclasses.replace(
+      n, cfg=dataclasses.replace(n.cfg, dtype="float32", attention="xla", unroll=1, remat=False)
+    )
+    for role, n in found.items()
+  }
   return Source(found, tokenizer.load_from(saved["data"]["dir"], vocab), card, tuple(left_out))
 
 
@@ -148,7 +155,9 @@ def _hugging_face(path: Path) -> Source:
   for folder in _hf_folders(path):
     if (folder / "config.json").is_file():
       cfg, head, weights = hf.load(folder)
-      role = "generator" if folder.name == "generator" else "discriminator"
+      # A discriminator that was trained as a masked language model is in a folder of that name.
+      mlm = head == "mlm_head" and folder.name != "discriminator"
+      role = "generator" if mlm or folder.name == "generator" else "discriminator"
       found[role] = Network(cfg, weights, head)
   for folder in _hf_folders(path):
     for name in ("vocab.txt", "tokenizer.json"):

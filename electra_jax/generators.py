@@ -77,7 +77,7 @@ def two_tower_states(spec: Spec, params: dict, batch: Batch, salts) -> jax.Array
   One tower reads from the left and one from the right (Clark et al. 2020b, Section 3); place t gets
   the left one's state of t - 1 and the right one's of t + 1.
 
-  Differs from the original: zeros stand beyond the edges, where it wraps around.
+  Differs from the original: zeros stand beyond the edges and at padding, where it wraps around.
   """
   tables = networks.embeddings(spec, params, "generator")
   left, right = (
@@ -87,6 +87,8 @@ def two_tower_states(spec: Spec, params: dict, batch: Batch, salts) -> jax.Array
     )
     for tower, salt in zip(("ltr", "rtl"), salts, strict=True)
   )  # fmt: skip
+  # A reader at padding has no token to look at and looks at all: the last would see itself in it.
+  left, right = (x * batch.mask[..., None] for x in (left, right))
   left = jnp.pad(left[:, :-1], ((0, 0), (1, 0), (0, 0)))
   right = jnp.pad(right[:, 1:], ((0, 0), (0, 1), (0, 0)))
   return jnp.concatenate([left, right], -1)

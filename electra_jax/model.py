@@ -198,7 +198,8 @@ class LayerNorm(nn.Module):
 
 def _dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
   kwargs.setdefault("kernel_init", nn.initializers.truncated_normal(cfg.init_stddev))
-  return nn.DenseGeneral(features, dtype=cfg.dtype, name=name, **kwargs)
+  kwargs.setdefault("dtype", cfg.dtype)
+  return nn.DenseGeneral(features, name=name, **kwargs)
 
 
 class Embeddings(nn.Module):
@@ -365,6 +366,13 @@ class MlmHead(nn.Module):
     return _add_vocabulary_bias(logits, bias)
 
 
+def _logit(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
+  """Returns [...] of states [..., D], in float32: bfloat16 has steps of 1/16 at an energy of 10."""
+  # As in the original: Glorot here, unlike the rest.
+  init = nn.initializers.glorot_uniform()
+  return _dense(cfg, 1, "logit", kernel_init=init, dtype=jnp.float32)(x)[..., 0]
+
+
 class TokenLogit(nn.Module):
   """One logit a token, by a single product: All-Tokens MLM's copy gate, REINFORCE's baseline."""
 
@@ -373,8 +381,7 @@ class TokenLogit(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Returns [...] float32 logits for states [..., D]."""
-    x = _dense(self.cfg, 1, "logit", kernel_init=nn.initializers.glorot_uniform())(x)
-    return x[..., 0].astype(jnp.float32)
+    return _logit(self.cfg, x)
 
 
 class RtdHead(nn.Module):
@@ -387,6 +394,4 @@ class RtdHead(nn.Module):
     """Returns [B, L] float32 logits for states [B, L, D]."""
     cfg = self.cfg
     x = gelu(_dense(cfg, cfg.hidden_size, "dense")(x))
-    # As in the original: Glorot here, unlike the rest.
-    x = _dense(cfg, 1, "logit", kernel_init=nn.initializers.glorot_uniform())(x)
-    return x[..., 0].astype(jnp.float32)
+    return _logit(cfg, x)

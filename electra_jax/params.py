@@ -25,11 +25,12 @@ def count_networks(params: dict) -> dict[str, int]:
 def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
   """Returns params with the parts that another run has too taken from there, and both lists.
 
-  A part is a module: "discriminator/encoder", "embeddings/word". What only one of the two has is
-  left alone.
+  A part is a module: "discriminator/encoder", "embeddings/word". Heads that only one of the two has
+  are left alone.
 
   Raises:
-    ValueError: a part both have is of another shape, or they have none in common.
+    ValueError: a part both have is of another shape, they have none in common, or the other's
+      embeddings are tied in another way, so that its networks would look up foreign tables.
   """
   mine, theirs = _parts(params), _parts(other)
   both = [name for name in mine if name in theirs]
@@ -42,6 +43,12 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
   ]
   if wrong:
     raise ValueError(f"init_from: {', '.join(wrong)}")
+  tables = ("embeddings", "embedding_delta")
+  if lost := [name for name in theirs if name not in mine and name.endswith(tables)]:
+    raise ValueError(
+      f"init_from: {', '.join(lost)} of there has no place here: its networks look up other"
+      " embeddings, set generator.tie alike"
+    )
   if not both:
     raise ValueError(f"init_from: nothing in common: there {list(theirs)}, here {list(mine)}")
   taken = {group: dict(modules) for group, modules in params.items()}

@@ -104,7 +104,8 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if args.checkpoint is None:
     raise flags.Error("--checkpoint=WORKDIR is needed: the folder of a run")
-  lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
+  lines = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+  lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []
   hypotheses = read_nbest(lines) if args.nbest else []
   texts = [text for _, _, text in hypotheses] if args.nbest else lines
   scored = Scorer(args.checkpoint, args.data_dir, args.batch_size)(texts)

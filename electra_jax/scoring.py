@@ -77,7 +77,12 @@ def token_scores(spec: Spec, params: dict, batch: Batch) -> jax.Array:
     logits = networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
     if spec.objective == "electric":
       scores = -logits
+    elif spec.objective == "electra_15":
+      # Only slots were learned from: at its best "original" has the data's own probability there.
+      scores = jax.nn.log_sigmoid(-logits)
     else:
+      if spec.masking.temperature != 1 or spec.masking.disallow_correct:
+        raise ValueError("samples were not drawn from the generator's own probabilities")
       log_q = _LOG_Q[spec.kind](spec, params, batch)
       scores = implied_log_p(logits, log_q, spec.masking.mask_prob)
   else:

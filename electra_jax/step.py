@@ -85,9 +85,10 @@ def make_train_step(
     def loss_of(params, part):
       terms = terms_of(params, part)
       # An empty batch has nothing to learn from: 0 rather than 0 / 0.
-      loss = sum(
+      shares = (
         t.weight * t.total / jnp.maximum(counts[k], 1) for k, t in terms.items() if t.in_loss
       )
+      loss = sum(shares, jnp.float32(0))
       return loss, {k: (t.total, t.count) for k, t in terms.items()}
 
     def part_of_sum(part):

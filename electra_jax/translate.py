@@ -63,7 +63,22 @@ def check(config: ConfigDict) -> None:
   ):
     if flat[field] not in known:
       raise ValueError(f"config.{field} is one of {', '.join(known)}, got {flat[field]!r}")
-  _check_combination(config)
+  check_combination(config)
+  own = ("learning_rate", "weight_decay", "clip_norm")
+  for field in (f"optimizer.generator_{name}" for name in own):
+    if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
+      raise ValueError(f"config.{field} is above 0, got {flat[field]}")
+  weight = _schedule(config.objective, "rtd_weight_schedule", config.train.steps)
+  if weight and min(weight.values) < 0:
+    raise ValueError(
+      f"config.objective.rtd_weight_schedule: weights are from 0, got {weight.values}"
+    )
+  m = config.model
+  if m.attention == "cudnn" and (jax.default_backend() != "gpu" or m.attention_dropout):
+    raise ValueError(
+      "config.model.attention=cudnn needs a GPU and model.attention_dropout=0, here are"
+      f" {jax.default_backend()} and {m.attention_dropout}: auto takes it where it can"
+    )
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} does not fit"
@@ -87,11 +102,17 @@ def check_devices(config: ConfigDict) -> None:
       raise ValueError(f"config.{field}: {error}") from None
 
 
-def _check_combination(config: ConfigDict) -> None:
+def has_generator_weights(config: ConfigDict) -> bool:
+  """Whether there is a generator, and one that is a network."""
+  kinds = objectives.OBJECTIVES[config.objective.name].kinds
+  return bool(kinds) and config.generator.kind not in ("uniform", "unigram")
+
+
+def check_combination(config: ConfigDict) -> None:
   """Refuses an objective, a generator and an optimizer that mean nothing together."""
   o, g, p = config.objective, config.generator, config.optimizer
   recipe = objectives.OBJECTIVES[o.name]
-  weightless = not recipe.kinds or g.kind in ("uniform", "unigram")
+  weightless = not has_generator_weights(config)
   own = [f"generator_{x}" for x in ("learning_rate", "weight_decay", "clip_norm")]
   own = [name for name in own if p[name] is not None]
   exact = o.name in ("adversarial", "electric")
@@ -99,6 +120,11 @@ def _check_combination(config: ConfigDict) -> None:
     o.temperature != 1 or o.temperature_schedule or o.disallow_correct or not g.sampling_dropout
   )
   for wrong, reason in (
+    (
+      not recipe.kinds and (g.kind != "transformer" or sampling or o.rtd_weight_schedule),
+      f"objective {o.name} has no generator and one loss: leave generator.kind, its sampling and"
+      " rtd_weight_schedule as they are",
+    ),
     (
       recipe.kinds and g.kind not in recipe.kinds,
       f"objective {o.name} needs a generator of kind {' or '.join(recipe.kinds)}, got {g.kind}",
@@ -156,14 +182,14 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> objectives.Spec:
   discriminator = _discriminator(config, vocab)
   if g.kind == "frozen":
     generator = _frozen_generator(config, discriminator, vocab)
+  elif g.tie == "all" or not has_generator_weights(config):
+    generator = discriminator
   else:
     generator = model.generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
-  if g.tie == "none" and g.kind != "frozen":  # as wide as itself, as in the original
-    generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
-  if g.tie == "all":
-    generator = discriminator
-  if g.kind == "two_tower":
-    generator = dataclasses.replace(generator, attention="xla")
+    if g.tie == "none":  # as wide as itself, as in the original
+      generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
+    if g.kind == "two_tower" or not _cudnn_fits(generator):
+      generator = dataclasses.replace(generator, attention="xla")
   rates = masking.Masking(
     mask_prob=o.mask_prob,
     mask_token_prob=o.mask_token_prob,
@@ -232,12 +258,13 @@ def read_spec(workdir: str, vocab) -> objectives.Spec:
   if saved is None:
     raise ValueError(f"{workdir} holds no run")
   config, saved = load("base.py"), flatten(saved)
-  if saved["data.vocab_hash"] != vocab.hash:
+  if vocab.hash is not None and saved["data.vocab_hash"] != vocab.hash:
     raise ValueError(
       f"{workdir} is of another vocabulary than {vocab.size} entries of {vocab.hash}"
     )
   known = flatten(config)
   config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
+  config.model.attention = "auto"  # another machine's choice may not be there on this one
   return make_spec(config, vocab)
 
 
@@ -265,9 +292,17 @@ def _attention(asked: str, platform: str, dtype: str, m: ConfigDict) -> str:
   """Returns how attention is computed: what cuDNN cannot do is left to XLA."""
   if asked != "auto":
     return asked
-  head = m.hidden_size // m.num_heads
   cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
-  return "cudnn" if cudnn and head % 8 == 0 and head <= 128 else "xla"
+  return "cudnn" if cudnn and _head_fits(m.hidden_size // m.num_heads) else "xla"
+
+
+def _head_fits(width: int) -> bool:
+  """Whether cuDNN's attention takes heads of that width."""
+  return width % 8 == 0 and width <= 128
+
+
+def _cudnn_fits(cfg: model.TransformerConfig) -> bool:
+  return _head_fits(cfg.hidden_size // cfg.num_heads)
 
 
 def make_optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:

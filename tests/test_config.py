@@ -26,7 +26,8 @@ def test_every_config_loads_and_has_base_fields_only(name):
   translate.check(config)
   spec = translate.make_spec(config, VOCAB)
   assert spec.discriminator.vocab_size == VOCAB.size
-  assert spec.generator.hidden_size < spec.discriminator.hidden_size
+  has_generator = translate.has_generator_weights(config)
+  assert (spec.generator.hidden_size < spec.discriminator.hidden_size) == has_generator
   assert translate.make_optimizer_config(config).learning_rate > 0
 
 
@@ -221,6 +222,8 @@ def test_a_missing_extra_is_named():
     ),
     ({"generator.kind": "uniform", "generator.tie": "gdes"}, "no weights: leave it at embeddings"),
     ({"objective.name": "bert", "generator.tie": "none"}, "no weights: leave it at embeddings"),
+    ({"objective.name": "bert", "generator.kind": "uniform"}, "bert has no generator and one loss"),
+    ({"objective.name": "bert", "objective.temperature": 2.0}, "bert has no generator"),
     ({"generator.tie": "all"}, "one size: set generator.width_multiplier .* to 1, got 0.33"),
     ({"generator.kind": "frozen"}, "set generator.tie=none, got embeddings"),
     ({"generator.kind": "frozen", "generator.tie": "none"}, "init_from names the run"),

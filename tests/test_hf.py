@@ -286,6 +286,10 @@ def test_training_starts_from_an_export(run, to, tiny_shards, tmp_path, monkeypa
   call(monkeypatch, run, tmp_path / "export", "--to", to)
   config = make_tiny_config(tiny_shards)
   config.init_from, config.train.steps = str(tmp_path / "export"), 1
+  if to == "hf" and run.name.startswith("gdes"):
+    with pytest.raises(ValueError, match="generator/embeddings of there has no place here"):
+      train.train(config, tmp_path / "new")
+    return
   train.train(config, tmp_path / "new")
   fresh = "generator/encoder, generator/mlm_head"
   assert (f"so new: {fresh}" in capsys.readouterr().out) == (to == "orbax")

@@ -68,6 +68,17 @@ def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_electra_15s_discriminator_is_the_likelihood_itself():
+  spec, weights = make("electra_15")
+  batch = make_batch()
+  expected = np.log(1 / (1 + np.exp(detector(spec, weights, batch))))
+  expected = np.where(ordinary(batch), expected, 0)
+  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
+  spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=2.0))
+  with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
+    scoring.token_scores(spec, weights, batch)
+
+
 def test_electra_with_two_towers_needs_one_pass():
   spec, weights = make("electra", "two_tower")
   batch = make_batch()

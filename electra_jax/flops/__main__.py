@@ -52,6 +52,7 @@ def paper_table() -> Table:
 
 def spec_of(config: ConfigDict) -> networks.Spec:
   """Returns the networks of a configuration; of the vocabulary only its size is needed."""
+  translate.check_combination(config)
   size = config.data.vocab_size
   vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4), hash=None)
   return translate.make_spec(config, vocab)
