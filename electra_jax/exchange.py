@@ -95,13 +95,9 @@ def read_params(path: str | Path, vocab: Vocab) -> dict:
   params = {"embeddings": tables}
   for role, network in found.items():
     params[role] = {k: v for k, v in network.weights.items() if k != "embeddings"}
-    if not jax.tree.all(jax.tree.map(_equal, network.weights["embeddings"], tables)):
+    if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
       params[role]["embeddings"] = network.weights["embeddings"]
   return params
-
-
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-  return np.array_equal(a, b)
 
 
 def vocab_of(folder: str | Path) -> Vocab:

@@ -18,9 +18,8 @@ import numpy as np
 from absl import flags
 
 from electra_jax import config as configs
-from electra_jax import runs, scoring, tokenizer
+from electra_jax import exchange, runs, scoring, tokenizer
 from electra_jax.batch import Batch
-from electra_jax.data import shards
 from electra_jax.workdir import read_config
 
 
@@ -32,8 +31,7 @@ class Scorer:
     if saved is None:
       raise ValueError(f"{workdir} holds no run")
     folder = data_dir or saved["data"]["dir"]
-    facts = shards.read_manifest(folder)["vocab"]
-    vocab = tokenizer.Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+    vocab = exchange.vocab_of(folder)
     self.tokenizer = tokenizer.load_from(folder, vocab)
     self.spec, params = runs.read_params(workdir, vocab)
     self.batch_size = batch_size
