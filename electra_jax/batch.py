@@ -23,3 +23,19 @@ class Batch(NamedTuple):
   segment_ids: Array
   mask: Array
   row: Array
+
+
+class Examples(NamedTuple):
+  """A batch to fine-tune on or to predict: a `Batch` and what each row's answer is.
+
+  Fields:
+    ids, segment_ids, mask, row: as in `Batch`.
+    target: by name, [B] for what is one a row and [B, L] for what is one a token, padded with 0;
+      empty where there is only to predict.
+  """
+
+  ids: Array
+  segment_ids: Array
+  mask: Array
+  row: Array
+  target: dict[str, Array]

@@ -44,17 +44,24 @@ DATA_PACKAGES = (
 # Files.
 
 
+def _own(path: Path) -> Path | None:
+  """Returns the project's own file of that name (`configs/x.py`, `x.py`, `finetune/x.py`)."""
+  name = path.relative_to("configs") if path.is_relative_to("configs") else path
+  found = [folder / name for folder in FOLDERS if not path.is_absolute()]
+  return next((file for file in found if file.is_file()), None)
+
+
 def resolve(path: str | Path) -> Path:
-  """Finds a configuration file: as given, else (`configs/x.py`, `x.py`) among the project's own."""
+  """Finds a configuration file: as given, else among the project's own."""
   path = Path(path)
   if path.is_file():
     return path.resolve()
-  if not path.is_absolute() and path.parent in (Path("configs"), Path(".")):
-    for folder in FOLDERS:
-      if (folder / path.name).is_file():
-        return folder / path.name
-  known = sorted({p.name for folder in FOLDERS for p in folder.glob("*.py")})
-  close = difflib.get_close_matches(path.name, known, n=1)
+  if own := _own(path):
+    return own
+  known = sorted(
+    {str(p.relative_to(folder)) for folder in FOLDERS for p in folder.glob("**/*.py")}
+  )
+  close = difflib.get_close_matches(str(path).removeprefix("configs/"), known, n=1)
   hint = f"; did you mean configs/{close[0]}?" if close else f"; there are {', '.join(known)}"
   raise FileNotFoundError(errno.ENOENT, f"no such configuration{hint}", str(path))
 
@@ -62,12 +69,12 @@ def resolve(path: str | Path) -> Path:
 def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   """Returns what `get_config(arg)` of a configuration file returns, locked: no field can be added.
 
-  A bare file name means the project's own file of that name, so that a delta, wherever it lives,
-  starts with `load("base.py")`.
+  "base.py" and "finetune/base.py" mean the project's own files, so that a delta, wherever it lives,
+  starts with them.
   """
   path = Path(path)
-  own = [folder / path.name for folder in FOLDERS if (folder / path.name).is_file()]
-  path = own[0] if own and path.parent == Path(".") else resolve(path)
+  own = _own(path) if path.parent in (Path("."), Path("finetune")) else None
+  path = own or resolve(path)
   spec = importlib.util.spec_from_file_location(f"electra_jax_config_{path.stem}", path)
   module = importlib.util.module_from_spec(spec)
   try:

@@ -162,3 +162,37 @@ def make_optimizer(
   parts["trained"] = trained(cfg, schedule)
   merged = {"frozen": "frozen", "generator": "trained", "discriminator": "trained"}
   return optax.partition(parts, lambda params: jax.tree.map(merged.get, groups(params)))
+
+
+def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False) -> dict:
+  """Returns what the rate of each weight is multiplied by in fine-tuning.
+
+  1 for the head, `decay` for the top layer, decay^2 for the next, and decay^(N + 1) for the
+  embeddings and their projection (Clark et al. 2020, Appendix B). The paper's text has it so; its
+  code skips the exponent 1, as its authors acknowledge.
+
+  Args:
+    params: {"embeddings", "encoder": {"layers": stacked [N, ...], ...}, "head"}.
+    skip: as the original's code: decay^2 for the top layer, decay^(N + 2) for the embeddings.
+
+  >>> params = {"head": jnp.ones(3), "encoder": {"layers": jnp.ones((2, 5))}, "embeddings": 1.0}
+  >>> rates = layer_rates(params, 2, 0.5)
+  >>> rates["head"], rates["encoder"]["layers"].ravel().tolist(), rates["embeddings"]
+  (1.0, [0.25, 0.5], 0.125)
+  """
+
+  def rate(path, x):
+    names = [getattr(p, "key", None) for p in path]
+    if names[0] == "head":
+      return 1.0
+    if names[:2] == ["encoder", "layers"]:
+      exponents = num_layers + skip - jnp.arange(num_layers)
+      return (decay**exponents).reshape(-1, *(1,) * (jnp.ndim(x) - 1))
+    return decay ** (num_layers + 1 + skip)
+
+  return jax.tree_util.tree_map_with_path(rate, params)
+
+
+def scale_each(rates: dict) -> optax.GradientTransformation:
+  """Multiplies each update by its own rate, a tree of numbers or of arrays that broadcast."""
+  return optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, rates))

@@ -166,6 +166,44 @@ def map_eval_step(step: Callable) -> Callable:
   return jax.pmap(packed, axis_name=AXIS, in_axes=(None, 0), out_axes=None)
 
 
+def map_predict(step: Callable) -> Callable:
+  """Maps (params, batch) -> arrays [b, ...] over all devices.
+
+  The mapped function returns them on the host, [B, ...] numpy, in the order of the batch's rows.
+  """
+  mapped = jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=0)
+
+  def predict(params, batch):
+    said = jax.device_get(mapped(params, batch))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), said)
+
+  return predict
+
+
+def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
+  """Maps a function of one seed's arguments over several, within one program.
+
+  Their axis is the first of what belongs to a seed, and of what is returned. Accelerators take the
+  seeds together; a CPU, which gains nothing from that and loses its caches, one after the other.
+
+  Args:
+    batched: of each argument, whether every seed has its own.
+  """
+  if jax.default_backend() != "cpu":
+    return jax.vmap(function, in_axes=tuple(0 if own else None for own in batched))
+
+  def one_by_one(*args):
+    own = [x for x, mine in zip(args, batched, strict=True) if mine]
+
+    def of_seed(mine):
+      mine = iter(mine)
+      return function(*(next(mine) if b else x for x, b in zip(args, batched, strict=True)))
+
+    return jax.lax.map(of_seed, own)
+
+  return one_by_one
+
+
 def replicate(tree):
   """Places a tree, once, on every device of this host."""
   return jax.device_put(tree, _local(PartitionSpec()))

@@ -1,0 +1,154 @@
+"""Examples for fine-tuning: held in memory once, put into batches of few lengths.
+
+Batches are of like lengths, so that short texts do not pay for the longest. Which examples meet in
+a batch depends on the seed; how long the batch at a step is does not, so several seeds can take
+their steps together.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from electra_jax.batch import Examples
+
+ROUND = 8  # lengths are multiples of this
+
+
+class Feature(NamedTuple):
+  """One row of a batch.
+
+  Fields:
+    ids: [n] int32, with [CLS] and [SEP].
+    second: where the second segment begins; n where there is only one.
+    target: by name, a number for the row or [n] for its tokens; empty to predict.
+  """
+
+  ids: np.ndarray
+  second: int
+  target: dict[str, np.ndarray]
+
+
+class Plan(NamedTuple):
+  """A batch to be made: rows of the features [<= batch size], and the length they are padded to."""
+
+  rows: np.ndarray
+  length: int
+
+
+def bucket_lengths(lengths: np.ndarray, most: int) -> tuple[int, ...]:
+  """Returns at most `most` lengths, multiples of ROUND, with the least padding for `lengths` [n].
+
+  >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 2)
+  (8, 64)
+  >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 3)
+  (8, 32, 64)
+  """
+  steps, counts = np.unique(-(-np.asarray(lengths) // ROUND), return_counts=True)
+  below = np.concatenate([[0], np.cumsum(counts)])
+  n = len(steps)
+  # cost[j]: tokens when the first j of the distinct lengths fill the buckets so far; their ends.
+  cost, ends = [0.0] + [np.inf] * n, [()] * (n + 1)
+  best = (np.inf, ())
+  for _ in range(min(most, n)):
+    options = [
+      min((cost[i] + steps[j - 1] * (below[j] - below[i]), (*ends[i], j - 1)) for i in range(j))
+      for j in range(1, n + 1)
+    ]
+    cost, ends = [np.inf, *(c for c, _ in options)], [(), *(e for _, e in options)]
+    best = min(best, options[-1])
+  return tuple(int(steps[j]) * ROUND for j in best[1])
+
+
+def plan_epoch(
+  lengths: np.ndarray, buckets: Sequence[int], batch_size: int, seed: int, epoch: int
+) -> list[Plan]:
+  """Returns an epoch's batches in order: every example once, all batches full but one.
+
+  The rows are a function of (seed, epoch), the lengths of the epoch alone. What does not fill a
+  batch of its own length goes into the next longer one.
+
+  Args:
+    lengths: [n], of the examples.
+    buckets: increasing; the last is at least as long as any example.
+  """
+  rng = np.random.default_rng((seed, epoch))
+  bucket_of = np.searchsorted(buckets, lengths)
+  plans, rest = [], np.zeros(0, np.int64)
+  for bucket, length in enumerate(buckets):
+    rows = rng.permutation(np.concatenate([rest, np.flatnonzero(bucket_of == bucket)]))
+    full = len(rows) - len(rows) % batch_size
+    plans += [Plan(rows[i : i + batch_size], length) for i in range(0, full, batch_size)]
+    rest = rows[full:]
+  if len(rest):
+    plans.append(Plan(rest, buckets[-1]))
+  order = np.random.default_rng(epoch).permutation(len(plans))
+  return [plans[i] for i in order]
+
+
+def plan_once(lengths: np.ndarray, buckets: Sequence[int], batch_size: int) -> list[Plan]:
+  """Returns batches that hold every example exactly once, the shortest first."""
+  order = np.argsort(lengths, kind="stable")
+  groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+  return [Plan(g, int(buckets[np.searchsorted(buckets, lengths[g].max())])) for g in groups]
+
+
+def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) -> Examples:
+  """Returns a batch [batch_size, plan.length]; rows that are missing are padding throughout."""
+  B, L = batch_size, plan.length
+  ids = np.full((B, L), pad, np.int32)
+  segment_ids, mask = np.zeros((B, L), np.int32), np.zeros((B, L), bool)
+  target: dict[str, np.ndarray] = {}
+  for place, row in enumerate(plan.rows):
+    feature = features[row]
+    n = len(feature.ids)
+    ids[place, :n], mask[place, :n] = feature.ids, True
+    segment_ids[place, feature.second : n] = 1
+    for name, value in feature.target.items():
+      value = np.asarray(value)
+      if name not in target:
+        target[name] = np.zeros((B, L) if value.ndim else B, value.dtype)
+      target[name][(place, slice(n)) if value.ndim else place] = value
+  return Examples(ids, segment_ids, mask, np.arange(B, dtype=np.int32), target)
+
+
+def batches(
+  features: Sequence[Feature],
+  *,
+  buckets: Sequence[int],
+  batch_size: int,
+  epochs: float,
+  seeds: Sequence[int],
+  pad: int,
+) -> Iterator[Examples]:
+  """Yields the training batches of all seeds together: [B, S, L], [B, S].
+
+  With a fraction of an epoch the last one is cut short.
+  """
+  lengths = np.array([len(f.ids) for f in features])
+  left = steps_of(len(features), batch_size, epochs)
+  epoch = 0
+  while left:
+    plans = [plan_epoch(lengths, buckets, batch_size, seed, epoch) for seed in seeds]
+    for together in list(zip(*plans, strict=True))[:left]:
+      parts = [collate(features, plan, batch_size, pad) for plan in together]
+      yield Examples(*(_stack([p[i] for p in parts]) for i in range(len(Examples._fields))))
+      left -= 1
+    epoch += 1
+
+
+def _stack(parts: list):
+  if isinstance(parts[0], dict):
+    return {name: np.stack([p[name] for p in parts], 1) for name in parts[0]}
+  return np.stack(parts, 1)
+
+
+def steps_of(examples: int, batch_size: int, epochs: float) -> int:
+  """Returns the number of steps: an epoch's last batch may be smaller than the others."""
+  return round(-(-examples // batch_size) * epochs)
+
+
+def padding_frac(lengths: np.ndarray, buckets: Sequence[int]) -> float:
+  """Returns which part of the tokens computed is padding, by each example's own bucket."""
+  padded = np.asarray(buckets)[np.searchsorted(buckets, lengths)]
+  return float(1 - np.sum(lengths) / padded.sum())
