@@ -12,9 +12,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from electra_jax import hf, metrics, networks, runs, tokenizer
+from electra_jax import hf, metrics, networks, runs, tf1, tokenizer
 from electra_jax.checkpoint import steps_on_disk
 from electra_jax.data import shards
+from electra_jax.finetune import network as heads
+from electra_jax.finetune.network import HeadSpec
 from electra_jax.hf import ExchangeError
 from electra_jax.model import TransformerConfig
 from electra_jax.tokenizer import Tokenizer, Vocab
@@ -39,6 +41,19 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True)
+class Finetuned:
+  """What fine-tuning added to a discriminator.
+
+  Fields:
+    facts: of the task, as JSON; `finetune.prepare.Facts` reads them.
+    head: the head's weights, numpy float32.
+  """
+
+  facts: Mapping
+  head: Mapping
+
+
+@dataclasses.dataclass(frozen=True)
 class Source:
   """Networks, and what is known about where they are from.
 
@@ -47,12 +62,14 @@ class Source:
     tokenizer: None where the source has none (TF1).
     card: the configuration they were trained with, their last metrics and steps, as JSON.
     left_out: what the source has and this cannot hold, in words.
+    finetuned: what was fine-tuned on the discriminator, if anything was.
   """
 
   networks: dict[str, Network]
   tokenizer: Tokenizer | None
   card: dict
   left_out: tuple[str, ...] = ()
+  finetuned: Finetuned | None = None
 
 
 def open_source(path: str | Path) -> Source:
@@ -106,6 +123,11 @@ def vocab_of(folder: str | Path) -> Vocab:
   return Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
 
 
+def plain(cfg: TransformerConfig) -> TransformerConfig:
+  """Returns the shape without how this machine computed it, which is not exchanged."""
+  return dataclasses.replace(cfg, dtype="float32", attention="xla", unroll=1, remat=False)
+
+
 def _run(path: Path) -> Source:
   saved = read_config(path)
   vocab = vocab_of(saved["data"]["dir"])
@@ -132,13 +154,7 @@ def _run(path: Path) -> Source:
   history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
   steps = steps_on_disk(path / "checkpoints")[-1]
   card = {"config": saved, "steps": steps, "heldout": history[-1] if history else {}}
-  # As plain shapes: how this machine computed them is not part of what is exchanged.
-  found = {
-    role: dataclasses.replace(
-      n, cfg=dataclasses.replace(n.cfg, dtype="float32", attention="xla", unroll=1, remat=False)
-    )
-    for role, n in found.items()
-  }
+  found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}
   return Source(found, tokenizer.load_from(saved["data"]["dir"], vocab), card, tuple(left_out))
 
 
@@ -171,13 +187,13 @@ def _lowercase(folder: Path) -> bool:
 def _tf1(path: Path) -> Source:
   """Reads the shapes from the variables themselves: a checkpoint of the original has no config."""
   if (path / "checkpoint").is_file():
-    path = hf.newest_tf1(path)
+    path = tf1.newest(path)
   found = {}
   for role in ("discriminator", "generator"):
-    cfg = hf.tf1_config(path, role)
+    cfg = tf1.read_config(path, role)
     if cfg is not None:
       head = "rtd_head" if role == "discriminator" else "mlm_head"
-      found[role] = Network(cfg, hf.from_tf1(path, cfg, role), head)
+      found[role] = Network(cfg, tf1.load(path, cfg, role), head)
   if not found:
     raise ExchangeError(f"{path} holds neither of ELECTRA's networks")
   return Source(found, None, {})
@@ -188,12 +204,14 @@ def _tf1(path: Path) -> Source:
 
 def save_orbax(folder: Path, source: Source) -> None:
   """Writes the discriminator, the tokenizer and what is known about them into a new folder."""
-  network = source.networks["discriminator"]
+  network, finetuned = source.networks["discriminator"], source.finetuned
+  weights = {**network.weights, **({"head": finetuned.head} if finetuned else {})}
   with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(folder.absolute() / "params", dict(network.weights))
+    checkpointer.save(folder.absolute() / "params", weights)
   content = {
     "model": dataclasses.asdict(network.cfg),
     "head": network.head,
+    "finetuned": finetuned.facts if finetuned else None,
     "vocab": dataclasses.asdict(source.tokenizer.vocab) if source.tokenizer else None,
     **source.card,
   }
@@ -206,12 +224,14 @@ def _orbax(path: Path) -> Source:
   try:
     content = json.loads((path / EXPORT_FILE).read_text())
     cfg, head = TransformerConfig(**content.pop("model")), content.pop("head")
-    facts = content.pop("vocab")
+    facts, task = content.pop("vocab"), content.pop("finetuned")
+    head_spec = HeadSpec(**task["head"]) if task else None
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
     with ocp.StandardCheckpointer() as checkpointer:
-      weights = checkpointer.restore(path.absolute() / "params", hf.shapes(cfg, head))
+      shapes = heads.shapes(cfg, head_spec.make()) if task else hf.shapes(cfg, head)
+      weights = checkpointer.restore(path.absolute() / "params", shapes)
   except Exception as error:
     raise ExchangeError(f"{path / 'params'} is damaged: {str(error).splitlines()[0]}") from error
   weights = jax.tree.map(np.asarray, weights)
@@ -220,4 +240,7 @@ def _orbax(path: Path) -> Source:
     tokens = tokenizer.load_from(
       path, Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
     )
-  return Source({"discriminator": Network(cfg, weights, head)}, tokens, content)
+  finetuned = Finetuned(task, weights.pop("head")) if task else None
+  return Source(
+    {"discriminator": Network(cfg, weights, head)}, tokens, content, finetuned=finetuned
+  )

@@ -6,13 +6,16 @@ recognised by what is in it. OUT must not exist, and appears whole or not at all
 orbax  the discriminator's weights, its shape and the tokenizer: what fine-tuning reads.
 hf     OUT/discriminator and, where there is one, OUT/generator, each with config.json,
        model.safetensors, the tokenizer's files and a model card. They load with AutoModel,
-       AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. Where torch and transformers are
-       installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
-       nothing is exported.
+       AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network is exported
+       with its head where Hugging Face has the same one (tagging; text with model.head=two_layers;
+       question answering with qa.joint=False and qa.answerable_weight=0), else without. Where torch
+       and transformers are installed, the largest difference of logits on real text is printed, and
+       above 1e-4 (float32) nothing is exported.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -31,6 +34,7 @@ from electra_jax import exchange, hf, model, params
 from electra_jax import networks as nets
 from electra_jax.batch import Batch
 from electra_jax.exchange import ExchangeError, Network, Source
+from electra_jax.finetune import heads
 
 TOLERANCE = 1e-4  # of logits in float32: the two libraries add up in different orders
 
@@ -55,15 +59,45 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def logits(network: Network, batch: Batch) -> np.ndarray:
-  """Returns what a network's head says in float32: [B, L] or, for a vocabulary, [B, L, V]."""
-  cfg = network.cfg
-  states = nets.encode(
-    cfg, network.weights["embeddings"], network.weights["encoder"], batch.ids, batch, None
-  )
-  if network.head == "mlm_head":
-    tables = network.weights["embeddings"]
-    return np.asarray(nets.vocabulary_logits(cfg, network.weights, tables, states))
-  return np.asarray(model.RtdHead(cfg).apply({"params": network.weights["rtd_head"]}, states))
+  """Returns what a network's head says in float32: [B, L], [B, L, V or C] or, of a text, [B, C].
+
+  Without a head it is the states [B, L, D].
+  """
+  cfg, weights, name = network.cfg, network.weights, network.head
+  states = nets.encode(cfg, weights["embeddings"], weights["encoder"], batch.ids, batch, None)
+  if name == "mlm_head":
+    said = nets.vocabulary_logits(cfg, weights, weights["embeddings"], states)
+  elif name == "rtd_head":
+    said = model.RtdHead(cfg).apply({"params": weights["rtd_head"]}, states)
+  elif name == "token_head":
+    said = heads.dense(weights[name]["classifier"], states)
+  elif name == "span_head":
+    said = heads.dense(weights[name]["qa_outputs"], states)
+  elif name == "text_head":
+    said = heads.dense(weights[name]["dense"], states[:, 0])
+    said = heads.dense(weights[name]["out_proj"], model.gelu(said))
+  else:
+    said = states
+  return np.asarray(said)
+
+
+def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
+  """Returns a fine-tuned network with its head as Hugging Face has it, and its classes' names.
+
+  The network's head is None where Hugging Face's is another one.
+  """
+  facts, weights = source.finetuned.facts, source.finetuned.head
+  network = source.networks["discriminator"]
+  name, labels = None, ()
+  if facts["kind"] == "tagging":
+    name, labels = "token_head", tuple(facts["labels"])
+  elif "out_proj" in weights:
+    name, labels = "text_head", tuple(facts["text"]["labels"] or ("score",))
+  elif set(weights) == {"qa_outputs"}:
+    name = "span_head"
+  if name is None:
+    return network, ()
+  return dataclasses.replace(network, weights={**network.weights, name: weights}, head=name), labels
 
 
 def real_text(source: Source, count: int = 8) -> Batch:
@@ -86,8 +120,9 @@ def check_parity(folder: Path, network: Network, batch: Batch) -> float:
   Raises:
     ExchangeError: it is above TOLERANCE.
   """
-  ours, theirs = logits(network, batch), hf.torch_logits(folder, network.head, batch)
-  difference = float(np.abs(ours - theirs)[batch.mask].max())
+  ours, theirs = logits(network, batch), hf.torch_outputs(folder, network.head, batch)
+  of_texts = network.head == "text_head"  # the others have something to say of each token
+  difference = float(np.abs(ours - theirs)[... if of_texts else batch.mask].max())
   if not difference <= TOLERANCE:
     raise ExchangeError(
       f"transformers computes other logits from {folder.name}: up to {difference:.2g} apart,"
@@ -101,32 +136,40 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
   can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
   with new_folder(out) as folder:
     for role, network in source.networks.items():
-      if network.head is None:
-        raise ExchangeError(f"the {role} has no head that Hugging Face knows")
+      labels = ()
+      if source.finetuned:
+        network, labels = with_task_head(source)
       mine = folder / role
       mine.mkdir()
       vocab = source.tokenizer.vocab if source.tokenizer else None
-      hf.save(mine, network.cfg, network.weights, network.head, vocab.pad if vocab else 0)
+      pad = vocab.pad if vocab else 0
+      hf.save(mine, network.cfg, network.weights, network.head, pad, labels)
       if source.tokenizer:
         if not hf.save_tokenizer(mine, source.tokenizer, network.cfg.max_positions):
           source.tokenizer.save(mine)
           console.print(f"{role}: AutoTokenizer has no form of {vocab.kind}, {vocab.file} is there")
       (mine / "README.md").write_text(model_card(role, network, source))
-      line = f"{role}: {hf.HEADS[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
+      line = f"{role}: {hf.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
       if can_check and source.tokenizer:
         difference = check_parity(mine, network, real_text(source))
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
       else:
         line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
       console.print(line)
+      if source.finetuned and network.head is None:
+        console.print(f"{role}: Hugging Face has another head for {_task(source)}: the tower alone")
   for what in source.left_out:
     console.print(f"left out: {what}: Hugging Face's ELECTRA has no place for it")
+
+
+def _task(source: Source) -> str:
+  return f"{source.finetuned.facts['kind']} ({source.finetuned.facts['head']['arguments']})"
 
 
 def model_card(role: str, network: Network, source: Source) -> str:
   """Returns the README.md of an exported network."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
-  head = hf.HEADS[network.head]
+  head = hf.CLASSES[network.head]
   lines = [
     "---",
     "library_name: transformers",
@@ -134,7 +177,8 @@ def model_card(role: str, network: Network, source: Source) -> str:
     "---",
     f"# ELECTRA {role}",
     "",
-    f"Pretrained with electra_jax; loads with `{head}`, `AutoModel` and `AutoTokenizer`.",
+    f"{'Fine-tuned' if source.finetuned else 'Pretrained'} with electra_jax; loads with `{head}`,"
+    " `AutoModel` and `AutoTokenizer`.",
     "",
     f"- {params.count(network.weights):,} parameters: {network.cfg.num_layers} layers of width"
     f" {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
@@ -146,6 +190,9 @@ def model_card(role: str, network: Network, source: Source) -> str:
       f" {config['train']['batch_size']:,} sequences of {config['data']['seq_length']} tokens",
       f"- text: `{Path(config['data']['sources']).name}`",
     ]
+  for row in source.card.get("metrics", []):
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in row["metrics"].items())
+    lines.append(f"- {row['task']}, {row['split']}, seed {row['seed']}: {shown}")
   if heldout:
     lines += ["", "| held-out documents | |", "|---|---|"]
     lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]

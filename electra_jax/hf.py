@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from electra_jax import networks
+from electra_jax import networks, spm
 from electra_jax.batch import Batch
 from electra_jax.model import TransformerConfig
 from electra_jax.tokenizer import SPECIAL_NAMES, Tokenizer
@@ -98,11 +98,23 @@ TABLE: list[Row] = [
     "mlm_head/layer_norm", "generator_predictions.LayerNorm", "generator_predictions/LayerNorm"
   ),
   Row("mlm_head/bias", "generator_lm_head.bias", "generator_predictions/output_bias"),
+  # Heads of fine-tuning; the original names them by the task, so they have no name there.
+  *_dense("text_head/dense", "classifier.dense", ""),
+  *_dense("text_head/out_proj", "classifier.out_proj", ""),
+  *_dense("token_head/classifier", "classifier", ""),
+  *_dense("span_head/qa_outputs", "qa_outputs", ""),
 ]
 # In Hugging Face's files and not weights of their own: a tied matrix, constants of older versions.
 TIED = "generator_lm_head.weight"
 IGNORED = {"electra.embeddings.position_ids", "electra.embeddings.token_type_ids"}
 HEADS = {"rtd_head": "ElectraForPreTraining", "mlm_head": "ElectraForMaskedLM"}
+TASK_HEADS = {
+  "text_head": "ElectraForSequenceClassification",
+  "token_head": "ElectraForTokenClassification",
+  "span_head": "ElectraForQuestionAnswering",
+}
+TASK_PREFIXES = ("classifier.", "qa_outputs.")
+CLASSES = {**HEADS, **TASK_HEADS, None: "ElectraModel"}
 
 
 def shapes(cfg: TransformerConfig, head: str | None) -> dict:
@@ -157,8 +169,12 @@ def to_hf(cfg: TransformerConfig, network: Mapping) -> dict[str, np.ndarray]:
   return tensors
 
 
-def _from(cfg: TransformerConfig, wanted: dict, name_of, read, transposed: bool) -> dict:
-  """Fills a network of the `wanted` shapes; read(name) returns a tensor or None."""
+def fill(cfg: TransformerConfig, wanted: dict, name_of, read, *, transposed: bool) -> dict:
+  """Returns a network of the `wanted` shapes; read(name) returns a tensor or None.
+
+  Raises:
+    ExchangeError: tensors are missing or of another shape.
+  """
   ours = {name: np.empty(x.shape, np.float32) for name, x in _leaves(wanted).items()}
   problems = []
   for row, i, index, shape in _walk(cfg, ours):
@@ -186,7 +202,13 @@ def from_hf(cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.n
     ExchangeError: tensors are missing, of another shape, or known to no network of this kind.
   """
   wanted, left = shapes(cfg, head), dict(tensors)
-  network = _from(cfg, wanted, lambda row, i: row.hf.format(i=i), lambda n: left.pop(n, None), True)
+  if not any(name.startswith("electra.") for name in left):  # saved from ElectraModel by itself
+    left = {f"electra.{name}": x for name, x in left.items()}
+  if head is None:  # what a task put on it is not asked for
+    left = {name: x for name, x in left.items() if not name.startswith(TASK_PREFIXES)}
+  network = fill(
+    cfg, wanted, lambda row, i: row.hf.format(i=i), lambda n: left.pop(n, None), transposed=True
+  )
   tied = left.pop(TIED, None)
   if tied is not None and not np.array_equal(tied, network["embeddings"]["word"]):
     raise ExchangeError(f"{TIED} is not the word embeddings: an untied matrix has no place here")
@@ -198,10 +220,18 @@ def from_hf(cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.n
 # Folders of Hugging Face.
 
 
-def config_json(cfg: TransformerConfig, head: str, pad_id: int) -> dict:
-  """Returns the content of config.json, with this network's own width and heads."""
+def config_json(
+  cfg: TransformerConfig, head: str | None, pad_id: int, labels: tuple[str, ...] = ()
+) -> dict:
+  """Returns the content of config.json, with this network's own width and heads.
+
+  Args:
+    head: a key of CLASSES.
+    labels: of a task's classes, in the order of the logits.
+  """
+  named = {"id2label": dict(enumerate(labels)), "label2id": {x: i for i, x in enumerate(labels)}}
   return {
-    "architectures": [HEADS[head]],
+    "architectures": [CLASSES[head]],
     "model_type": "electra",
     "vocab_size": cfg.vocab_size,
     "embedding_size": cfg.embedding_size,
@@ -223,6 +253,7 @@ def config_json(cfg: TransformerConfig, head: str, pad_id: int) -> dict:
     "summary_last_dropout": 0.1,
     "tie_word_embeddings": True,
     "dtype": "float32",
+    **(named if labels else {}),
   }
 
 
@@ -259,9 +290,16 @@ def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
   return cfg, named[0] if named else None
 
 
-def save(folder: Path, cfg: TransformerConfig, network: Mapping, head: str, pad_id: int) -> None:
-  """Writes config.json and model.safetensors into a folder that exists."""
-  text = json.dumps(config_json(cfg, head, pad_id), indent=2) + "\n"
+def save(
+  folder: Path,
+  cfg: TransformerConfig,
+  network: Mapping,
+  head: str | None,
+  pad_id: int,
+  labels: tuple[str, ...] = (),
+) -> None:
+  """Writes config.json and model.safetensors into a folder that exists; as `config_json`."""
+  text = json.dumps(config_json(cfg, head, pad_id, labels), indent=2) + "\n"
   (folder / "config.json").write_text(text)
   save_file(to_hf(cfg, network), folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -269,15 +307,19 @@ def save(folder: Path, cfg: TransformerConfig, network: Mapping, head: str, pad_
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   """Writes the files from which AutoTokenizer makes the same ids; False where there are none.
 
-  A special token's name in a text becomes that token there, as Hugging Face has it.
+  A special token's name in a text becomes that token there, as Hugging Face has it. `spm` says for
+  which SentencePiece models there are such files, and how rarely their ids differ.
   """
   from tokenizers import AddedToken, processors
   from tokenizers import Tokenizer as Engine
 
-  vocab, text = tokenizer.vocab, tokenizer.engine_json()
-  if text is None:
-    return False
-  engine = Engine.from_str(text)
+  vocab = tokenizer.vocab
+  if vocab.kind == "sentencepiece":
+    engine = spm.to_engine(tokenizer.path)
+    if engine is None:
+      return False
+  else:
+    engine = Engine.from_str(tokenizer.engine_json())
   names = {role: engine.id_to_token(getattr(vocab, role)) for role in SPECIAL_NAMES}
   engine.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names.values()])
   cls, sep = names["cls"], names["sep"]
@@ -293,8 +335,9 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
   }
-  if vocab.kind == "wordpiece":
+  if vocab.kind != "tokenizer.json":
     tokenizer.save(folder)
+  if vocab.kind == "wordpiece":
     config["do_lower_case"] = vocab.lowercase
   text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
   (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
@@ -321,105 +364,23 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
     raise ExchangeError(f"{path}: {error}") from None
 
 
-def torch_logits(folder: Path, head: str, batch: Batch) -> np.ndarray:
-  """Returns the logits of a folder's network as transformers computes them."""
+def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
+  """Returns what transformers computes with a folder's network.
+
+  The head's logits, for spans start and end in the last axis, or without a head the states.
+  """
   import torch
   import transformers
 
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
-  network = getattr(transformers, HEADS[head]).from_pretrained(folder).eval()
+  network = getattr(transformers, CLASSES[head]).from_pretrained(folder).eval()
   with torch.no_grad():
     said = network(
       input_ids=torch.tensor(batch.ids).long(),
       attention_mask=torch.tensor(batch.mask).long(),
       token_type_ids=torch.tensor(batch.segment_ids).long(),
     )
-  return said.logits.float().numpy()
-
-
-# The original's checkpoints.
-
-_SCOPES = {
-  "discriminator": {"embeddings": "electra", "encoder": "electra"},
-  "generator": {"embeddings": "electra", "encoder": "generator"},
-}
-
-
-def from_tf1(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
-  """Returns "discriminator" or "generator" of a checkpoint of google-research/electra.
-
-  Adam's slots and the step are left alone. A generator with embeddings of its own is found.
-
-  Raises:
-    ExchangeError: variables are missing, of another shape, or unknown in that network's scope.
-  """
-  import tensorflow as tf
-
-  reader = tf.train.load_checkpoint(str(prefix))
-  names = set(reader.get_variable_to_shape_map())
-  scopes = dict(_SCOPES[which])
-  if which == "generator" and "generator/embeddings/word_embeddings" in names:
-    scopes["embeddings"] = "generator"
-  head = "rtd_head" if which == "discriminator" else "mlm_head"
-  seen = set()
-
-  def read(name: str) -> np.ndarray | None:
-    seen.add(name)
-    return reader.get_tensor(name) if name in names else None
-
-  try:
-    network = _from(
-      cfg, shapes(cfg, head), lambda row, i: row.tf.format(i=i, **scopes), read, False
-    )
-  except ExchangeError as error:
-    raise ExchangeError(f"{prefix}: {error}") from None
-  slots = {n for n in names if n.endswith(("/adam_m", "/adam_v"))}
-  mine = (f"{scopes['embeddings']}/embeddings/", f"{scopes['encoder']}/", f"{which}_predictions/")
-  if extra := sorted(n for n in names - slots - seen if n.startswith(mine)):
-    raise ExchangeError(f"{prefix}: unknown here: {', '.join(extra[:8])}")
-  return network
-
-
-def newest_tf1(folder: Path) -> Path:
-  """Returns the prefix of the newest checkpoint that a folder of the original names."""
-  import tensorflow as tf
-
-  prefix = tf.train.latest_checkpoint(str(folder))
-  if prefix is None:
-    raise ExchangeError(f"{folder / 'checkpoint'} names no checkpoint")
-  return Path(prefix)
-
-
-def tf1_config(prefix: str | Path, which: str) -> TransformerConfig | None:
-  """Returns the shape of a network in a checkpoint of the original; None where it is not there.
-
-  Its variables say all but the number of heads, which is that of the original's rule: of 64.
-
-  Raises:
-    ExchangeError: it cannot be read.
-  """
-  import tensorflow as tf
-
-  try:
-    found = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
-  except (tf.errors.OpError, ValueError) as error:
-    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
-  scopes = dict(_SCOPES[which])
-  if which == "generator" and "generator/embeddings/word_embeddings" in found:
-    scopes["embeddings"] = "generator"
-  layer = f"{scopes['encoder']}/encoder/layer_"
-  numbers = {int(n[len(layer) :].split("/")[0]) for n in found if n.startswith(layer)}
-  if not numbers or f"{which}_predictions/dense/kernel" not in found:
-    return None
-  vocab_size, embedding_size = found[f"{scopes['embeddings']}/embeddings/word_embeddings"]
-  hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
-  return TransformerConfig(
-    vocab_size=vocab_size,
-    embedding_size=embedding_size,
-    hidden_size=hidden_size,
-    num_layers=max(numbers) + 1,
-    num_heads=max(1, hidden_size // 64),
-    ffn_size=ffn_size,
-    max_positions=found[f"{scopes['embeddings']}/embeddings/position_embeddings"][0],
-  )
+  if head == "span_head":
+    return torch.stack([said.start_logits, said.end_logits], -1).float().numpy()
+  return (said.last_hidden_state if head is None else said.logits).float().numpy()

@@ -117,6 +117,10 @@ class Tokenizer(abc.ABC):
     """Returns the ids of each text; no special token is added."""
 
   @abc.abstractmethod
+  def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """Returns of each text its ids and their characters [start, end), no spaces at the ends."""
+
+  @abc.abstractmethod
   def decode(self, ids: Sequence[int]) -> str:
     """Returns readable text; special tokens are shown by name."""
 
@@ -181,6 +185,12 @@ class _HuggingFace(Tokenizer):
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
+
+  def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    found = self._engine.encode_batch(list(texts), add_special_tokens=False)
+    if self._by_word:  # no token has a space in it
+      return [(e.ids, e.offsets) for e in found]
+    return [(e.ids, _trimmed(text, e.offsets)) for text, e in zip(texts, found, strict=True)]
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._engine.decode(list(ids), skip_special_tokens=False)
@@ -247,6 +257,10 @@ class SentencePiece(Tokenizer):
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     return self._engine.encode(list(texts), num_threads=1)
+
+  def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    found = self._engine.encode(list(texts), num_threads=1, return_type="offset_mapping")
+    return [(e["ids"], _trimmed(t, e["offsets"])) for t, e in zip(texts, found, strict=True)]
 
   def decode(self, ids: Sequence[int]) -> str:
     # The library shows control tokens as nothing: they are put back between the runs of text.
@@ -423,6 +437,11 @@ def _facts(path: Path, kind: str, lowercase: bool | None, size: int, find, speci
     special_ids=tuple(sorted(never_text - {special["unk"]})),
     **special,
   )
+
+
+def _trimmed(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+  starts = [end - len(text[start:end].lstrip()) for start, end in spans]
+  return [(i, i + len(text[i:end].rstrip())) for i, (_, end) in zip(starts, spans, strict=True)]
 
 
 def _line(error: Exception) -> str:

@@ -73,12 +73,7 @@ def check(config: ConfigDict) -> None:
     raise ValueError(
       f"config.objective.rtd_weight_schedule: weights are from 0, got {weight.values}"
     )
-  m = config.model
-  if m.attention == "cudnn" and (jax.default_backend() != "gpu" or m.attention_dropout):
-    raise ValueError(
-      "config.model.attention=cudnn needs a GPU and model.attention_dropout=0, here are"
-      f" {jax.default_backend()} and {m.attention_dropout}: auto takes it where it can"
-    )
+  check_attention(config.model)
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} does not fit"
@@ -225,10 +220,8 @@ def _schedule(group: ConfigDict, field: str, steps: int) -> schedules.Piecewise 
 
 
 def _discriminator(config: ConfigDict, vocab) -> model.TransformerConfig:
-  m, platform = config.model, jax.default_backend()
-  dtype = m.dtype
-  if dtype == "auto":
-    dtype = "float32" if platform == "cpu" else "bfloat16"
+  m = config.model
+  dtype, attention = resolve_compute(m, m.hidden_size // m.num_heads)
   return model.TransformerConfig(
     vocab_size=vocab.size,
     embedding_size=m.embedding_size,
@@ -242,7 +235,7 @@ def _discriminator(config: ConfigDict, vocab) -> model.TransformerConfig:
     init_stddev=m.init_stddev,
     layer_norm_eps=m.layer_norm_eps,
     dtype=dtype,
-    attention=_attention(m.attention, platform, dtype, m),
+    attention=attention,
     unroll=min(m.unroll, m.num_layers),
     remat=m.remat,
   )
@@ -288,12 +281,27 @@ def _frozen_generator(
   )
 
 
-def _attention(asked: str, platform: str, dtype: str, m: ConfigDict) -> str:
-  """Returns how attention is computed: what cuDNN cannot do is left to XLA."""
-  if asked != "auto":
-    return asked
-  cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
-  return "cudnn" if cudnn and _head_fits(m.hidden_size // m.num_heads) else "xla"
+def resolve_compute(m: ConfigDict, head_width: int) -> tuple[str, str]:
+  """Returns dtype and attention of config.model where they are "auto": what this machine does best.
+
+  What cuDNN cannot do is left to XLA.
+  """
+  platform, dtype, attention = jax.default_backend(), m.dtype, m.attention
+  if dtype == "auto":
+    dtype = "float32" if platform == "cpu" else "bfloat16"
+  if attention == "auto":
+    cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
+    attention = "cudnn" if cudnn and _head_fits(head_width) else "xla"
+  return dtype, attention
+
+
+def check_attention(m: ConfigDict) -> None:
+  """Refuses cuDNN's attention where it cannot be."""
+  if m.attention == "cudnn" and (jax.default_backend() != "gpu" or m.attention_dropout):
+    raise ValueError(
+      "config.model.attention=cudnn needs a GPU and model.attention_dropout=0, here are"
+      f" {jax.default_backend()} and {m.attention_dropout}: auto takes it where it can"
+    )
 
 
 def _head_fits(width: int) -> bool:

@@ -23,14 +23,20 @@ PURE = [
   "objectives",
   "scoring",
   "step",
+  "finetune.heads",
+  "finetune.qa",
+  "finetune.network",
 ]
 LAYERS = [
   {*PURE, "optimizer", "flops", "flops.paper", "params"},
   {"parallel", "checkpoint", "metrics", "curves", "interrupt", "workdir"},
   {"tokenizer", "data.chunks", "data.examples", "data.pool", "data.pretrain", "data.python_docs",
-   "data.shards", "data.sources", "data.status", "hf"},
+   "data.shards", "data.sources", "data.status", "data.finetune", "spm", "hf", "tf1", "finetune.tasks",
+   "finetune.glue", "finetune.glue_files", "finetune.squad", "finetune.squad_files",
+   "finetune.tagging", "finetune.statistics"},
   {"config", "translate", "runs", "exchange", "export", "score", "train", "data.build",
-   "flops.__main__"},
+   "flops.__main__", "finetune.setup", "finetune.prepare", "finetune.loop", "finetune.model",
+   "finetune.answer", "finetune.__main__"},
 ]  # fmt: skip
 WORLD = {
   "tensorflow",

@@ -1,0 +1,97 @@
+"""Every field of fine-tuning; glue.py, squad.py, tagging.py and own.py are deltas to this one.
+
+Command:  python -m electra_jax.finetune --config=configs/finetune/glue.py:mrpc
+          --config.init=RUN_OR_EXPORT --config.data.dir=GLUE --workdir=DIR
+Facts:    Clark et al. 2020, Appendix B and Table 7, and the original's code.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` (the part after the colon) is not used here."""
+  if arg:
+    raise ValueError(f"configs/finetune/base.py takes no argument, got {arg!r}")
+  c = ConfigDict()
+  c.kind = "text"  # text, tagging or qa: which of the groups below holds the task
+  c.task = ""  # its name; of GLUE's tasks several, separated by commas
+  # What to start from: a run, an orbax export, a folder of Hugging Face or a TF1 checkpoint; or
+  # "random": the control, fresh weights in the shape of `like`
+  c.init = placeholder(str)
+  c.like = placeholder(str)  # with init=random: the source whose shape and vocabulary to take
+  c.seed = 0  # the first of the seeds: of the head, the order of the examples, dropout
+  c.seeds = 5  # how many are trained, in one compiled program (the paper's medians are of 10)
+  c.keep = "best"  # which seeds' networks are kept: best on the first dev split, all or none
+
+  c.data = d = ConfigDict()
+  d.dir = placeholder(str)  # text: folder with the tasks' folders or the task's files, or tfds:NAME
+  d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets
+  d.train = placeholder(str)  # tagging, qa: file to train on; not set = an init that is fine-tuned
+  d.dev = placeholder(str)  # tagging, qa: file with labels to measure on
+  d.test = placeholder(str)  # tagging, qa: file to predict, labels or not
+  d.vocab = placeholder(str)  # vocabulary file where the source has none (TF1 checkpoints)
+  d.lowercase = True  # of such a vocab.txt
+  d.max_length = 128  # tokens at most, special ones included (the original's)
+  d.buckets = 4  # lengths that are compiled; 1 = all are padded to the longest
+  d.train_examples = placeholder(int)  # use this many of the training examples; not set = all
+
+  c.own = o = ConfigDict()  # a text task of your own, see own.py
+  o.text = placeholder(str)  # column, or field of JSON lines, with the text
+  o.pair = placeholder(str)  # column with the second text, if there is one
+  o.label = placeholder(str)  # column with the label
+  o.kind = "classification"  # or regression
+  o.metrics = ""  # comma-separated, the main one first: accuracy, f1, mcc; spearman, pearson
+
+  c.tagging = t = ConfigDict()
+  t.word_column = 0
+  t.tag_column = -1  # counted from the end where negative
+
+  c.qa = q = ConfigDict()
+  q.stride = 128  # tokens between the starts of a context's windows (the original's doc_stride)
+  q.max_query = 64  # tokens of a question, the rest is cut (the original's)
+  q.beam_size = 20  # starts, and ends of each, that are considered (the original's)
+  q.joint = True  # the end depends on the start; False: BERT's head, as Hugging Face has it
+  q.answerable_weight = 0.5  # of the answerability loss; 0 = no such classifier (the original's)
+  q.hidden = 512  # inner width of the end's predictor and of the classifier (the original's)
+  q.n_best = 20  # answers a question in nbest.json (the original's)
+  q.max_answer_length = 30  # tokens (the original's)
+  q.threshold = -2.75  # SQuAD 2.0: above this null odds mean no answer (the original's)
+
+  c.model = m = ConfigDict()
+  m.head = "linear"  # text: linear, the paper's; two_layers, Hugging Face's, which it can load
+  m.dropout = 0.1  # (Table 7)
+  m.attention_dropout = 0.1  # (Table 7)
+  m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU
+  m.attention = "auto"  # xla, cudnn, or auto = cudnn on a GPU where it can, else xla
+  m.unroll = 1  # layers compiled in a row: 1 compiles fastest, num_layers runs fastest on a CPU
+  m.remat = False  # recompute each block in the backward pass: less memory, a third more FLOPs
+
+  c.optimizer = p = ConfigDict()
+  p.name = "electra_adam"  # electra_adam: no bias correction, as the original; adamw: optax's
+  # Not set = the paper's for the network's width: 3e-4 up to 256, 1e-4 up to 768, 5e-5 above (the
+  # original's code has 1e-4 for small)
+  p.learning_rate = placeholder(float)
+  # Rate of a layer as a fraction of that above it; not set = the paper's: 0.8, large 0.9
+  p.layer_decay = placeholder(float)
+  p.layer_decay_skip = False  # True: the original's code, whose top layer has layer_decay squared
+  p.schedule = "product"  # product: warm-up x decay, as the original; joined: warm up, then decay
+  p.warmup_frac = 0.1  # of the steps (Table 7)
+  p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
+  p.weight_decay = 0.0  # (Table 7; the original's code has 0.01)
+  p.b1 = 0.9  # decay of the gradient's mean (Table 7)
+  p.b2 = 0.999  # decay of the gradient's square (Table 7)
+  p.eps = 1e-6  # outside the root (Table 7)
+  p.clip_norm = 1.0  # of the gradient of the loss summed over the batch (the original's code)
+
+  c.train = ConfigDict()
+  c.train.batch_size = 32  # examples in a step, over all devices (Table 7)
+  c.train.epochs = placeholder(float)  # not set = the paper's: RTE, STS-B 10, SQuAD 2, others 3
+  c.train.accumulation = 1  # microbatches a device splits its share into: less memory
+
+  c.eval = ConfigDict()
+  c.eval.batch_size = 32  # examples
+
+  c.log = ConfigDict()
+  c.log.every_steps = 100  # steps between lines
+  return c

@@ -1,0 +1,158 @@
+"""What results are asked afterwards: how two of them differ, and what a network says of a file."""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from electra_jax.finetune import glue_files, model, squad, squad_files, statistics, tagging
+from electra_jax.finetune.model import Model
+from electra_jax.finetune.prepare import Facts
+
+RESULTS, UNITS, CONFIG = "results.jsonl", "units.npz", "config.json"
+
+
+class AnswerError(ValueError):
+  """A question that cannot be answered; the message is one line."""
+
+
+def read_results(folder: Path) -> list[dict]:
+  """Returns the rows of results in a folder."""
+  return [json.loads(line) for line in (folder / RESULTS).read_text().splitlines()]
+
+
+# Comparing.
+
+
+def tasks_in(root: Path) -> dict[str, Path]:
+  """Returns {task: folder} of the tasks that were finished in a folder of results.
+
+  Raises:
+    AnswerError: there is none.
+  """
+  found = {p.parent.name: p.parent for p in sorted(root.glob(f"*/{UNITS}"))}
+  if not found:
+    raise AnswerError(f"{root} holds no results of python -m electra_jax.finetune")
+  return found
+
+
+def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
+  """Prints how far A is from B on each task that both have, with a paired bootstrap interval.
+
+  Args:
+    a, b: folders of results.
+    samples: resamplings.
+
+  Raises:
+    AnswerError: they have no task in common, or not the same examples.
+  """
+  ours, theirs = tasks_in(a), tasks_in(b)
+  both = [name for name in ours if name in theirs]
+  if not both:
+    raise AnswerError(f"no task in common: {a} has {', '.join(ours)}, {b} has {', '.join(theirs)}")
+  table = Table(title=f"A {a} against B {b}: means over seeds")
+  for column in ("task", "split", "metric, %", "A", "B", "A − B", "95 % interval", "p"):
+    table.add_column(column, justify="left" if column in ("task", "split") else "right")
+  for name in both:
+    facts = Facts.from_json(json.loads((ours[name] / CONFIG).read_text())["facts"])
+    units = [np.load(folder / UNITS) for folder in (ours[name], theirs[name])]
+    for split in (s for s in units[0] if s in units[1]):
+      first, second = (u[split] for u in units)
+      if first.shape[1:] != second.shape[1:] or not _same_examples(facts, first, second):
+        raise AnswerError(
+          f"{name}, {split}: not the same examples: {first.shape[1]} and {second.shape[1]} of them"
+        )
+      metric = next(iter(facts.measure(first[0])))
+      said = statistics.paired_bootstrap(first, second, facts.main_measure, metric, samples=samples)
+      table.add_row(
+        name,
+        split,
+        metric,
+        f"{said.a:.2f}",
+        f"{said.b:.2f}",
+        f"{said.difference:+.2f}",
+        f"{said.low:+.2f} to {said.high:+.2f}",
+        f"{said.p:.3f}",
+      )
+  console.print(table)
+
+
+def _same_examples(facts: Facts, a: np.ndarray, b: np.ndarray) -> bool:
+  """Whether what units say of the truth is alike: labels, entities and words, answerability."""
+  truth = {"text": [0], "tagging": [2, 4] if a.shape[2] > 2 else [1], "qa": [2]}[facts.kind]
+  truth = [column for column in truth if column < a.shape[2]]
+  return np.array_equal(a[0][:, truth], b[0][:, truth])
+
+
+# Predicting.
+
+
+def predict(asked: Model, file: Path, out: Path) -> int:
+  """Writes what a network says of a file, in the form its task has, and returns how many rows.
+
+  Text: a TSV with a header or JSON lines that has the task's text columns; `out` gets the rows in
+  their order, TSV (index, prediction, probability) or JSON lines by its name. Tagging: a file of
+  CoNLL's form. Question answering: SQuAD or MRQA, labels or not, and `out` becomes a folder.
+
+  Raises:
+    AnswerError: `out` exists. ValueError: the file is not in order.
+  """
+  if out.exists():
+    raise AnswerError(f"{out} exists: nothing is overwritten")
+  return {"text": _text, "tagging": _tags, "qa": _answers}[asked.facts.kind](asked, file, out)
+
+
+def _text(asked: Model, file: Path, out: Path) -> int:
+  task = asked.facts.task
+  examples = glue_files.read_texts(task, file)
+  said = asked([e.text if e.pair is None else (e.text, e.pair) for e in examples])
+  if out.suffix == ".jsonl":
+    lines = [json.dumps({"index": i, **row}, ensure_ascii=False) for i, row in enumerate(said)]
+  else:
+    names = list(said[0])
+    lines = ["\t".join(("index", "prediction", *names[1:]))]
+    lines += ["\t".join((str(i), *map(_shown, row.values()))) for i, row in enumerate(said)]
+  out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+  return len(said)
+
+
+def _shown(value: str | float) -> str:
+  return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _tags(asked: Model, file: Path, out: Path) -> int:
+  options = asked.facts.options
+  columns = {"word_column": options["word_column"], "tag_column": options["tag_column"]}
+  sentences = tagging.read(file, **columns)
+  tagging.write(out, sentences, asked.tags(sentences))
+  return len(sentences)
+
+
+def _answers(asked: Model, file: Path, out: Path) -> int:
+  questions = squad_files.read(file)
+  threshold = asked.facts.options["threshold"] if questions.form == "SQuAD 2.0" else None
+  squad.write(out, asked.answers(questions), threshold)
+  return len(questions.items)
+
+
+def main() -> None:
+  """Runs --compare or --predict from the command line."""
+  parser = argparse.ArgumentParser(prog="python -m electra_jax.finetune")
+  what = parser.add_mutually_exclusive_group(required=True)
+  what.add_argument("--compare", nargs=2, metavar=("A", "B"), type=Path, help="folders of results")
+  what.add_argument("--predict", metavar="FILE", type=Path, help="file to predict")
+  parser.add_argument("--model", metavar="DIR", type=Path, help="with --predict: what to ask")
+  parser.add_argument("--out", metavar="FILE", type=Path, help="with --predict: where to write")
+  args = parser.parse_args()
+  console: Console = Console(highlight=False, soft_wrap=True)
+  if args.compare:
+    compare(*args.compare, console)
+    return
+  if args.model is None:
+    raise AnswerError("--predict needs --model: the folder of a fine-tuned network or its results")
+  out = args.out or args.predict.with_name(f"{args.predict.name}.predictions.tsv")
+  count = predict(model.load(args.model), args.predict, out)
+  console.print(f"{count:,} rows predicted: {out}")

@@ -1,0 +1,330 @@
+"""Files of text tasks: GLUE's, and one's own.
+
+GLUE's files are lines of cells between tabs. Nothing is quoted: a quote is text. The first line
+names the columns, but for CoLA's training and dev splits. A task of one's own (`tasks.own`) may
+also come as JSON lines. Either may be compressed (.gz).
+"""
+
+import dataclasses
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from electra_jax.finetune.tasks import TASKS, TaskError, TextTask
+
+MAX_BAD_FRAC = 0.01
+SUFFIXES = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
+# The split and the folder of GLUE's diagnostic set have had both names.
+_DIAGNOSTIC = ("diagnostic", "ax")
+
+
+class MissingSplit(TaskError):
+  """There is no file of a split."""
+
+
+class Example(NamedTuple):
+  """One text or pair.
+
+  Fields:
+    text, pair: pair is None where the task has one text.
+    label: index of the class, or the number; None where it is hidden.
+    place: row of its split from 0, which a submission calls its index.
+  """
+
+  text: str
+  pair: str | None
+  label: int | float | None
+  place: int
+
+
+class Split(NamedTuple):
+  """What was read: the examples, and "file:line: why" of each row that was left out."""
+
+  examples: list[Example]
+  bad: list[str]
+
+
+class _Cells(NamedTuple):
+  """The cells of a row that matter, as they are written; None where the row has no such cell."""
+
+  text: str | None
+  pair: str | None
+  label: str | None
+
+
+# Where a row stands, and its cells or what is wrong with it.
+_Row = tuple[str, _Cells | str]
+
+
+def find_split(task: TextTask, source: str | Path, split: str) -> Path:
+  """Returns the file of a split.
+
+  Args:
+    source: the task's folder, or one that holds the folders of several tasks.
+    split: one of `task.splits`.
+
+  Raises:
+    TaskError: there is no such split, no file of it or more than one.
+  """
+  if split not in task.splits:
+    raise TaskError(f"{task.title} has no split {split!r}; it has {', '.join(task.splits)}")
+  root = Path(source)
+  if not root.is_dir():
+    raise TaskError(f"{task.title}: {source} is no folder")
+  other = _DIAGNOSTIC if split == "diagnostic" else ()
+  inside = sorted(path for path in root.iterdir() if path.is_dir())
+  folders = [path for path in inside if path.name.lower() in (*task.folders, *other)] or [root]
+  names = {name + suffix for name in other or (split,) for suffix in SUFFIXES}
+  for folder in folders:
+    found = sorted(path for path in folder.iterdir() if path.name.lower() in names)
+    if len(found) > 1:
+      raise TaskError(f"{task.title}: {found[0]} and {found[1].name} are both the split {split!r}")
+    if found:
+      return found[0]
+  has = ", ".join(sorted(path.name for path in folders[0].iterdir())) or "nothing"
+  raise MissingSplit(
+    f"{task.title}: {folders[0]} holds no file of the split {split!r} (there is: {has:.200})"
+  )
+
+
+def read(task: TextTask, source: str | Path, split: str, *, data_dir: str | None = None) -> Split:
+  """Returns the examples of a split, in the order of its rows.
+
+  A row with a wrong number of columns, an empty text or a label the task does not have is left out.
+  Of splits without labels none may be: a submission needs every row, and an empty text is kept.
+
+  Args:
+    source: as for `find_split`, or "tfds:NAME" for tensorflow_datasets; "tfds:glue" for any task.
+    split: one of `task.splits`.
+    data_dir: the folder of tensorflow_datasets; its own unless said.
+
+  Raises:
+    TaskError: a file is missing, unreadable, no UTF-8 or lacks a column; more than 1 % of its rows
+      are left out; a label of one's own task never occurs in the training split.
+  """
+  if task.labels == () or task.scale is None:
+    raise TaskError(f"task {task.name!r}: its labels are not known yet, glue.complete finds them")
+  hidden = split in task.submission
+  value_of = float if task.labels is None else task.labels.index
+  examples, bad, unknown, count = [], [], {}, 0
+  for place, (where, row) in enumerate(_rows(task, source, split, data_dir)):
+    count += 1
+    why = row if isinstance(row, str) else _fault(task, row, hidden)
+    if why is None and row.label and task.labels and row.label not in task.labels:
+      why = f"the label is {row.label!r}, not one of {', '.join(task.labels)}"
+      unknown.setdefault(row.label, where)
+    if why is not None:
+      bad.append(f"{where}: {why}")
+      continue
+    label = value_of(row.label) if row.label else None
+    examples.append(Example(row.text, row.pair, label, place))
+  if unknown and task.name not in TASKS:
+    named = ", ".join(f"{label!r} ({where})" for label, where in list(unknown.items())[:5])
+    raise TaskError(
+      f"{task.title}: {len(unknown)} labels never occur in the training split: {named}; "
+      f"it has {', '.join(task.labels):.200}"
+    )
+  if bad and hidden:
+    raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows; to predict them, all must be whole)")
+  if len(bad) > MAX_BAD_FRAC * count:
+    raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows are bad, above {MAX_BAD_FRAC:.0%})")
+  if not examples:
+    raise TaskError(f"{task.title}: the split {split!r} in {source} has no row")
+  return Split(examples, bad)
+
+
+def read_texts(task: TextTask, path: Path) -> list[Example]:
+  """Returns the rows of any file with the task's text columns, to predict them; labels are ignored.
+
+  A TSV has a header; what does not end in .tsv or .tsv.gz is JSON lines.
+
+  Raises:
+    TaskError: the file cannot be read, lacks a column, or a row is not in order.
+  """
+  headed = dataclasses.replace(task, unheaded=(), submission={"file": ""})
+  columns = path.name.lower().removesuffix(".gz").endswith(".tsv")
+  examples = []
+  for place, (where, row) in enumerate(
+    (_tsv_rows if columns else _json_rows)(headed, path, "file")
+  ):
+    why = row if isinstance(row, str) else _fault(headed, row._replace(label=None), True)
+    if why is not None:
+      raise TaskError(f"{where}: {why}")
+    examples.append(Example(row.text, row.pair, None, place))
+  return examples
+
+
+def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None) -> TextTask:
+  """Returns the task with what its training split decides.
+
+  These are the labels, sorted (as numbers where all are), or, of a regression, the scale: the
+  largest absolute label. A task that has both already, as GLUE's, comes back as it is.
+
+  Raises:
+    TaskError: as `read`; or there are not two classes to tell apart.
+  """
+  if task.labels != () and task.scale is not None:
+    return task
+  rows = [row for _, row in _rows(task, source, "train", data_dir)]
+  labels = {row.label for row in rows if not isinstance(row, str) and row.label}
+  numbers = [value for value in map(_number, labels) if value is not None]
+  if task.kind == "regression":
+    scale = max(map(abs, numbers), default=0.0)
+    if not scale:
+      raise TaskError(f"{task.title}: {source}: no label of the training split is a number above 0")
+    return dataclasses.replace(task, scale=scale)
+  if len(labels) < 2:
+    has = ", ".join(map(repr, labels)) or "none"
+    raise TaskError(f"{task.title}: {source}: the training split has 1 label or none: {has}")
+  order = (lambda label: (float(label), label)) if len(numbers) == len(labels) else str
+  return dataclasses.replace(task, labels=tuple(sorted(labels, key=order)))
+
+
+def _number(text: str) -> float | None:
+  try:
+    value = float(text)
+  except ValueError:
+    return None
+  return value if math.isfinite(value) else None
+
+
+def _fault(task: TextTask, row: _Cells, hidden: bool) -> str | None:
+  """Says what is wrong with a row, labels of classes apart."""
+  for column, text in ((task.text, row.text), (task.pair, row.pair)):
+    if column is not None and (text is None or not (hidden or text.strip())):
+      return f"{column!r} is {'missing' if text is None else 'empty'}"
+  if not row.label:
+    return None if hidden else f"{task.label!r} is empty"
+  if task.kind == "regression":
+    value, (low, high) = _number(row.label), task.limits or (-math.inf, math.inf)
+    if value is None or not low <= value <= high:
+      between = f" from {low:g} to {high:g}" if task.limits else ""
+      return f"the label is {row.label!r}, not a number{between}"
+  return None
+
+
+def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) -> Iterator[_Row]:
+  if str(source).startswith("tfds:"):
+    return _tfds_rows(task, str(source), split, data_dir)
+  path = find_split(task, source, split)
+  columns = path.name.lower().removesuffix(".gz").endswith(".tsv")
+  return (_tsv_rows if columns else _json_rows)(task, path, split)
+
+
+def _wanted(task: TextTask, split: str, columns: Sequence[str], where: str) -> dict[str, str]:
+  """Returns {field of _Cells: column}; refuses columns that lack one."""
+  wanted = {"text": task.text, "pair": task.pair, "label": task.label}
+  if split in task.submission and (task.name in TASKS or task.label not in columns):
+    del wanted["label"]  # GLUE hides them; one's own test split may have them
+  wanted = {field: column for field, column in wanted.items() if column is not None}
+  for column in wanted.values():
+    if column not in columns:
+      raise TaskError(f"{where} has no column {column!r} (it has: {', '.join(columns):.200})")
+  return wanted
+
+
+def _lines(path: Path) -> list[str]:
+  """Returns the lines of a file, without a byte order mark and the ends of lines."""
+  try:
+    data = path.read_bytes()
+    data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+    text = data.decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    line = error.object.count(b"\n", 0, error.start) + 1
+    raise TaskError(f"{path}:{line}: no UTF-8 (byte 0x{error.object[error.start]:02x})") from None
+  except (OSError, EOFError, zlib.error) as error:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    raise TaskError(f"{path}: cannot be read ({reason})") from None
+  # Not splitlines: texts hold other characters that it takes for the end of a line.
+  text = text.rstrip("\r\n")
+  if not text:
+    raise TaskError(f"{path}: the file is empty")
+  return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
+  lines = _lines(path)
+  headed = not task.unheaded or split in task.submission
+  columns = lines[0].split("\t") if headed else list(task.unheaded)
+  wanted = _wanted(task, split, columns, f"{path}:1" if headed else str(path))
+  places = [columns.index(wanted[f]) if f in wanted else None for f in _Cells._fields]
+  for number, line in enumerate(lines[headed:], 1 + headed):
+    cells = line.split("\t")
+    if len(cells) != len(columns):
+      yield f"{path}:{number}", f"{len(cells)} columns instead of {len(columns)}"
+      continue
+    text, pair, label = (None if place is None else cells[place] for place in places)
+    yield f"{path}:{number}", _Cells(text, pair, label and label.strip())
+
+
+def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
+  wanted = None
+  for number, line in enumerate(_lines(path), 1):
+    where = f"{path}:{number}"
+    try:
+      value = json.loads(line)
+    except (ValueError, RecursionError):
+      value = None
+    if not isinstance(value, dict):
+      yield where, "no JSON object"
+      continue
+    wanted = wanted or _wanted(task, split, list(value), where)
+    text, pair, label = (value.get(wanted[f]) if f in wanted else None for f in _Cells._fields)
+    if isinstance(label, bool | int | float):
+      label = json.dumps(label)  # 1 and "1" are the same class
+    text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
+    # Half a surrogate pair is JSON but no text.
+    whole = all(not any("\ud800" <= c <= "\udfff" for c in x) for x in (text, pair, label) if x)
+    yield where, _Cells(text, pair, label and label.strip()) if whole else "no UTF-8"
+
+
+def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:
+  """Yields the rows of a TFDS dataset, those of a GLUE task in the order of its index."""
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+
+  name = source.removeprefix("tfds:")
+  name = f"glue/{task.name}" if name == "glue" else name
+  theirs = split.replace("dev", "validation")
+  if split == "diagnostic":
+    name, theirs = "glue/ax", "test"
+  tf.config.set_visible_devices([], "GPU")
+  try:
+    builder = tfds.builder(name, data_dir=data_dir)
+    builder.download_and_prepare()
+    dataset = builder.as_dataset(split=theirs, shuffle_files=False)
+  except Exception as error:  # TFDS raises many kinds, over many lines
+    reason = str(error).strip().split("\n")[0]
+    raise TaskError(f"{task.title}: tfds:{name}, {theirs}: {reason:.300}") from None
+  theirs_of = {c: task.tfds_columns.get(c, c) for c in (task.text, task.pair, task.label)}
+  ours_of = {theirs: column for column, theirs in theirs_of.items()}
+  columns = [ours_of.get(column, column) for column in dataset.element_spec]
+  wanted = _wanted(task, split, columns, f"{task.title}: tfds:{name}")
+  features_of = dict(builder.info.features.items())
+  classes = getattr(features_of.get(theirs_of[task.label]), "names", None)
+  values = list(dataset.as_numpy_iterator())
+  if task.name in TASKS and "idx" in dataset.element_spec:  # shards are shuffled
+    values.sort(key=lambda value: int(value["idx"]))
+  for place, value in enumerate(values):
+    cells = {field: value[theirs_of[column]] for field, column in wanted.items()}
+    texts = {f: c.decode("utf-8", "replace") for f, c in cells.items() if isinstance(c, bytes)}
+    if "label" in cells and "label" not in texts:
+      texts["label"] = _tfds_label(task, cells["label"], classes)
+    yield f"tfds:{name}:{theirs}:{place}", _Cells(*(texts.get(f) for f in _Cells._fields))
+
+
+def _tfds_label(task: TextTask, value: np.ndarray, classes: Sequence[str] | None) -> str:
+  """Returns a label as GLUE's files write it, or nothing where TFDS hides it."""
+  if classes is None:
+    return repr(value.item())
+  if value < 0:
+    return ""
+  # Some classes that TFDS gives names (as "acceptable") are 0 and 1 in the files.
+  name = classes[value]
+  return name if not task.labels or name in task.labels else str(value)

@@ -1,0 +1,213 @@
+"""The training of a task: the pretraining step with another objective, several seeds at once.
+
+Every array that belongs to a seed has the seeds as its first axis, S.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from electra_jax import parallel
+from electra_jax import step as steps
+from electra_jax.data import finetune as data
+from electra_jax.data.finetune import Feature
+from electra_jax.finetune.heads import Head
+from electra_jax.finetune.network import init_tower, make_objective, make_predict
+from electra_jax.model import TransformerConfig
+from electra_jax.optimizer import (
+  OptimizerConfig,
+  layer_rates,
+  make_optimizer,
+  make_schedule,
+  scale_each,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How a task is trained; fields as in configs/finetune/base.py.
+
+  Fields:
+    optimizer: its warmup_steps follow from warmup_frac and the number of steps.
+    pad: id of [PAD].
+  """
+
+  seeds: tuple[int, ...]
+  optimizer: OptimizerConfig
+  warmup_frac: float
+  layer_decay: float
+  layer_decay_skip: bool
+  batch_size: int
+  accumulation: int
+  epochs: float
+  eval_batch_size: int
+  buckets: int
+  log_every: int
+  pad: int
+
+
+def init_params(cfg: TransformerConfig, head: Head, tower: dict | None, seeds: Sequence[int]):
+  """Returns the weights before training, [S, ...]: a fresh head each, and the tower.
+
+  Args:
+    tower: {"embeddings", "encoder"} for all seeds; None for a fresh one each.
+  """
+
+  def of_seed(seed):
+    key = jax.random.fold_in(jax.random.key(seed), 1)
+    mine = init_tower(cfg, jax.random.fold_in(key, 2)) if tower is None else tower
+    return {**mine, "head": head.init(cfg, key)}
+
+  return jax.jit(jax.vmap(of_seed))(jnp.asarray(seeds))
+
+
+def make_step(
+  cfg: TransformerConfig, head: Head, settings: Settings, num_steps: int, shapes: dict
+) -> tuple[optax.GradientTransformation, Callable]:
+  """Returns the optimizer and the step on all seeds: (state [S, ...], batch [b, S, ...]).
+
+  Args:
+    shapes: of one seed's weights.
+  """
+  opt = dataclasses.replace(
+    settings.optimizer, warmup_steps=round(num_steps * settings.warmup_frac)
+  )
+  schedule = make_schedule(opt, num_steps)
+  rates = layer_rates(shapes, cfg.num_layers, settings.layer_decay, settings.layer_decay_skip)
+  tx = optax.chain(make_optimizer(opt, schedule), scale_each(rates))
+  objective = make_objective(cfg, head, scale=settings.batch_size)
+
+  def of_seed(seed, state, batch):
+    return steps.make_train_step(
+      objective,
+      tx,
+      schedule,
+      seed=seed,
+      accumulation=settings.accumulation,
+      axis=parallel.AXIS,
+    )(state, batch)
+
+  together = parallel.over_seeds(of_seed, (True, True, True))
+
+  def step(state, batch):
+    by_seed = jax.tree.map(lambda x: x.swapaxes(0, 1), batch)
+    return together(jnp.asarray(settings.seeds), state, by_seed)
+
+  return tx, step
+
+
+def train(
+  cfg: TransformerConfig,
+  head: Head,
+  tower: dict | None,
+  features: Sequence[Feature],
+  settings: Settings,
+  log: Callable[[int, int, dict], None] = lambda step, of, values: None,
+) -> dict:
+  """Returns the weights after training, [S, ...].
+
+  Args:
+    log: called every `log_every` steps and after the last with (steps done, of how many, {name: a
+      value a seed, or a number}).
+
+  Raises:
+    ValueError: the devices do not divide the batch, or there is nothing to train on.
+    ArithmeticError: the loss of a seed is not finite.
+  """
+  parallel.check_divisible(settings.batch_size, settings.accumulation)
+  lengths = np.array([len(f.ids) for f in features])
+  num_steps = data.steps_of(len(features), settings.batch_size, settings.epochs)
+  if not num_steps:
+    raise ValueError(f"{len(features)} examples in {settings.epochs} epochs make no step")
+  params = init_params(cfg, head, tower, settings.seeds)
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
+  tx, step = make_step(cfg, head, settings, num_steps, shapes)
+  state = parallel.replicate(jax.vmap(lambda p: steps.init_state(p, tx))(params))
+  step = parallel.map_train_step(step)
+  batches = data.batches(
+    features,
+    buckets=data.bucket_lengths(lengths, settings.buckets),
+    batch_size=settings.batch_size,
+    epochs=settings.epochs,
+    seeds=settings.seeds,
+    pad=settings.pad,
+  )
+  window, since = None, time.perf_counter()
+  for done, batch in enumerate(parallel.prefetch(batches), 1):
+    state, packed = step(state, batch)
+    flat = packed.flat
+    window = flat if window is None else window + flat
+    if done % settings.log_every == 0 or done == num_steps:
+      count = (done - 1) % settings.log_every + 1
+      values = _means(packed.unpack(np.asarray(window).astype(np.float64)), count, settings)
+      for seed, loss in zip(settings.seeds, values["loss"], strict=True):
+        if not math.isfinite(loss):
+          raise ArithmeticError(
+            f"seed {seed}: the loss is {loss} in steps {done - count + 1} to {done}: lower"
+            f" optimizer.learning_rate ({settings.optimizer.learning_rate})"
+          )
+      now = time.perf_counter()
+      rate = count * settings.batch_size * len(settings.seeds) / (now - since)
+      log(done, num_steps, {**values, "examples_per_sec": rate})
+      window, since = None, now
+  return state.params
+
+
+def _means(metrics: dict, count: int, settings: Settings) -> dict[str, list[float]]:
+  """Returns the means over some steps, a value a seed: of the terms, the loss, its gradient."""
+  terms = {
+    name: (total / np.maximum(number, 1)).tolist()
+    for name, (total, number) in metrics["terms"].items()
+  }
+  # The step's loss is scaled by the batch size (`make_objective`).
+  loss = (metrics["loss"] / (count * settings.batch_size)).tolist()
+  return {**terms, "loss": loss, "grad_norm": (metrics["grad_norm"] / count).tolist()}
+
+
+def predict(
+  cfg: TransformerConfig,
+  head: Head,
+  params: dict,
+  features: Sequence[Feature],
+  *,
+  batch_size: int,
+  buckets: int,
+  pad: int,
+) -> list[dict[str, np.ndarray | list[np.ndarray]]]:
+  """Returns what each seed's network says of the features, in their order.
+
+  Every feature is computed exactly once on any number of devices. Returns for each seed {name:
+  [n, ...]}; what is said of tokens is a list of arrays, each as long as its feature.
+
+  Args:
+    params: [S, ...].
+  """
+  parallel.check_divisible(batch_size, 1)
+  lengths = np.array([len(f.ids) for f in features])
+  ladder = data.bucket_lengths(lengths, buckets)
+  of_seeds = parallel.over_seeds(make_predict(cfg, head), (True, False))
+
+  def step(params, batch):
+    return jax.tree.map(lambda x: x.swapaxes(0, 1), of_seeds(params, batch))
+
+  mapped = parallel.map_predict(step)
+  found: dict[str, list] = {}
+  for plan in data.plan_once(lengths, ladder, batch_size):
+    batch = parallel.shard(data.collate(features, plan, batch_size, pad))
+    for name, values in mapped(params, batch).items():
+      for row, value in zip(plan.rows, values, strict=False):  # the rest is padding
+        value = value[:, : lengths[row]] if name in head.of_tokens else value
+        found.setdefault(name, [None] * len(features))[row] = value
+  return [
+    {
+      name: [v[seed] for v in rows] if name in head.of_tokens else np.stack([v[seed] for v in rows])
+      for name, rows in found.items()
+    }
+    for seed in range(len(jax.tree.leaves(params)[0]))
+  ]

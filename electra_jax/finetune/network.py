@@ -1,0 +1,88 @@
+"""A head on its tower: fresh weights, the objective of the step, and what is predicted.
+
+A network is one tree {"embeddings", "encoder", "head"}.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+from electra_jax import model, networks
+from electra_jax.batch import Examples
+from electra_jax.finetune import heads, qa
+from electra_jax.finetune.heads import Head
+from electra_jax.model import TransformerConfig
+
+HEADS: dict[str, Callable[..., Head]] = {
+  "classification": heads.classification,
+  "regression": heads.regression,
+  "tagging": heads.tagging,
+  "qa": lambda **settings: qa.make_head(qa.Settings(**settings)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSpec:
+  """What builds a head again; `dataclasses.asdict` of it is JSON.
+
+  Fields:
+    kind: a key of HEADS.
+    arguments: of its function.
+  """
+
+  kind: str
+  arguments: dict
+
+  def make(self) -> Head:
+    """Returns the head."""
+    return HEADS[self.kind](**self.arguments)
+
+
+def init_tower(cfg: TransformerConfig, key: jax.Array) -> dict:
+  """Returns a fresh {"embeddings", "encoder"}."""
+  first, second = jax.random.split(key)
+  return {
+    "embeddings": networks.init_embeddings(cfg, first),
+    "encoder": networks.init_encoder(cfg, second),
+  }
+
+
+def shapes(cfg: TransformerConfig, head: Head) -> dict:
+  """Returns the shapes of a network."""
+
+  def fresh(key):
+    return {**init_tower(cfg, key), "head": head.init(cfg, key)}
+
+  return jax.eval_shape(fresh, jax.random.key(0))
+
+
+def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.Array:
+  salts = None if keys is None else model.dropout_salts(keys, cfg.num_layers)
+  return networks.encode(cfg, params["embeddings"], params["encoder"], batch.ids, batch, salts)
+
+
+def make_objective(cfg: TransformerConfig, head: Head, scale: float = 1.0) -> Callable:
+  """Returns the objective of the step: (params, batch, keys, step) -> {name: Term}.
+
+  Args:
+    scale: of the loss, which is a mean over the batch's rows (or words). As in the original, whose
+      loss is their sum, it is the batch size: clipping to a norm of 1 is then nearly always active.
+  """
+
+  def objective(params, batch, keys, step):
+    keys = None if step is None else keys
+    states = _states(cfg, params, batch, keys)
+    terms = head.loss(cfg, params["head"], states, batch, keys)
+    return {name: term.replace(weight=term.weight * scale) for name, term in terms.items()}
+
+  return objective
+
+
+def make_predict(cfg: TransformerConfig, head: Head) -> Callable:
+  """Returns (params, batch) -> {name: [B, ...]}, without dropout."""
+
+  def predict(params, batch):
+    return head.predict(cfg, params["head"], _states(cfg, params, batch, None), batch)
+
+  return predict

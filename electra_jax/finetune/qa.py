@@ -1,0 +1,208 @@
+"""Question answering: where an answer starts, where it ends, and whether there is one.
+
+The joint head is the original's (Clark et al. 2020, Appendix B, after XLNet): the end is predicted
+given the start, the gold one in training and each of the likeliest ones in prediction. The other
+head is BERT's: two logits a token, each chosen for itself. Both may have a classifier that says
+whether the passage holds no answer. Letters as in `model`; k is the width of the beam.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from electra_jax.batch import Examples
+from electra_jax.finetune.heads import Head, dense, glorot
+from electra_jax.model import TransformerConfig, gelu
+from electra_jax.terms import Term
+
+# Logit of a position where no answer may be; its probability is 0 in float32.
+EXCLUDED = -1000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a question answering head is built from.
+
+  Fields:
+    beam_size: starts kept in prediction, and ends kept for each of them.
+    joint: whether the end depends on the start; if not, the head is BERT's.
+    answerable_weight: of the answerability loss; 0 leaves the classifier out.
+    hidden: width of the layer inside the end's predictor and of that in the classifier.
+    max_answer_length: tokens of the longest answer considered where BERT's null score is computed.
+  """
+
+  beam_size: int = 20
+  joint: bool = True
+  answerable_weight: float = 0.5
+  hidden: int = 512
+  max_answer_length: int = 30
+
+  def __post_init__(self):
+    if self.beam_size < 1 or self.max_answer_length < 1 or self.hidden < 1:
+      raise ValueError(
+        "qa.beam_size, qa.max_answer_length and qa.hidden are at least 1, got "
+        f"{self.beam_size}, {self.max_answer_length} and {self.hidden}"
+      )
+    if self.answerable_weight < 0:
+      raise ValueError(f"qa.answerable_weight is at least 0, got {self.answerable_weight}")
+
+
+def make_head(settings: Settings) -> Head:
+  """Returns the head of `settings`.
+
+  Targets in training, besides allowed:
+    start, end: [B] int32, positions of the answer's first and last token; 0, [CLS], where the
+      window has no answer.
+    impossible: [B] float32, 1 where the window has no answer.
+
+  Targets always:
+    allowed: [B, L] bool, the context's tokens and position 0.
+
+  Predictions, k being beam_size, in descending order of probability; where L is less than k, what
+  is missing is position 0 with a log-probability of EXCLUDED:
+    start, start_logp: [B, k] int32 positions and their log-probabilities.
+    end, end_logp: [B, k, k] the same of the end given each start.
+    null: [B] float32, positive where the window has no answer: the classifier's logit, or BERT's
+      score of [CLS] minus that of the best span in the beam where there is no classifier.
+  """
+  return Head(
+    init=lambda cfg, key: _init(settings, cfg, key),
+    loss=lambda cfg, weights, states, batch, keys: _loss(settings, weights, states, batch),
+    predict=lambda cfg, weights, states, batch: _predict(settings, weights, states, batch),
+  )
+
+
+def _init(settings: Settings, cfg: TransformerConfig, key: jax.Array) -> dict:
+  """Returns fresh parameters: Glorot-uniform kernels, as in the original, and zero biases."""
+  width, hidden = cfg.hidden_size, settings.hidden
+  if settings.joint:
+    shapes = {"start": (width, 1), "end_dense": (2 * width, hidden), "end": (hidden, 1)}
+  else:
+    # By the name and in the form of Hugging Face's ElectraForQuestionAnswering.
+    shapes = {"qa_outputs": (width, 2)}
+  if settings.answerable_weight:
+    shapes |= {"answerable_dense": (2 * width, hidden), "answerable": (hidden, 1)}
+  keys = jax.random.split(key, len(shapes))
+  return {
+    name: glorot(key, *shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+  }
+
+
+def _half(weights: dict, x: jax.Array, half: int) -> jax.Array:
+  """Returns [..., F] float32, what one half of a concatenated input adds to a dense layer.
+
+  The product of a concatenation is the sum of two products. With a beam this is done once a token
+  instead of once a token and start.
+  """
+  kernel = weights["kernel"][half * x.shape[-1] : (half + 1) * x.shape[-1]].astype(x.dtype)
+  return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+
+
+def _exclude(logits: jax.Array, allowed: jax.Array) -> jax.Array:
+  return jnp.where(allowed.astype(bool), logits, EXCLUDED)
+
+
+def _start_logits(settings: Settings, weights: dict, states: jax.Array, allowed) -> jax.Array:
+  """Returns [B, L] float32 logits of the start."""
+  name = "start" if settings.joint else "qa_outputs"
+  return _exclude(dense(weights[name], states)[..., 0], allowed)
+
+
+def _end_logits(settings: Settings, weights: dict, states: jax.Array, allowed):
+  """Returns a function from starts [B] to [B, L] float32 logits of the end given them."""
+  if not settings.joint:
+    logits = _exclude(dense(weights["qa_outputs"], states)[..., 1], allowed)
+    return lambda start: logits
+  of_token = _half(weights["end_dense"], states, 1) + weights["end_dense"]["bias"]
+
+  def given(start: jax.Array) -> jax.Array:
+    at_start = jnp.take_along_axis(states, start[:, None, None], axis=1)
+    hidden = gelu(_half(weights["end_dense"], at_start, 0) + of_token)
+    return _exclude(dense(weights["end"], hidden)[..., 0], allowed)
+
+  return given
+
+
+def _answerable_logit(weights: dict, states: jax.Array, start_logits: jax.Array) -> jax.Array:
+  """Returns [B] float32, positive where there is no answer."""
+  probs = jax.nn.softmax(start_logits)
+  expected = jnp.einsum("bl,bld->bd", probs, states.astype(jnp.float32)).astype(states.dtype)
+  layer = weights["answerable_dense"]
+  hidden = _half(layer, states[:, 0], 0) + _half(layer, expected, 1) + layer["bias"]
+  return dense(weights["answerable"], gelu(hidden))[..., 0]
+
+
+def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
+  """Returns x[b, at[b]] of x [B, L]: [B]."""
+  return jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]
+
+
+def _loss(settings: Settings, weights: dict, states: jax.Array, batch: Examples) -> dict[str, Term]:
+  """Returns (start + end) / 2 + weight x answerable, all nats a row, and accuracies.
+
+  As in the original, without dropout in the head.
+  """
+  target, allowed = batch.target, batch.target["allowed"]
+  is_row = batch.mask.any(-1)
+  rows = is_row.sum().astype(jnp.float32)
+
+  def term(values: jax.Array, weight: float = 0.0) -> Term:
+    return Term(jnp.where(is_row, values, 0.0).sum(), rows, weight)
+
+  start_logits = _start_logits(settings, weights, states, allowed)
+  end_logits = _end_logits(settings, weights, states, allowed)(target["start"])
+  terms = {}
+  for name, logits in (("start", start_logits), ("end", end_logits)):
+    at = target[name]
+    terms[f"{name}_loss"] = term(-_pick(jax.nn.log_softmax(logits), at), 0.5)
+    terms[f"{name}_accuracy"] = term((logits.argmax(-1) == at).astype(jnp.float32))
+  if settings.answerable_weight:
+    logit = _answerable_logit(weights, states, start_logits)
+    impossible = target["impossible"].astype(jnp.float32)
+    loss = jax.nn.softplus(logit) - impossible * logit
+    terms["answerable_loss"] = term(loss, settings.answerable_weight)
+    is_right = (logit > 0) == (impossible > 0.5)
+    terms["answerable_accuracy"] = term(is_right.astype(jnp.float32))
+  return terms
+
+
+def _top(logp: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the k largest of logp [B, L] and their places, [B, k] each, filled up where L < k."""
+  missing = max(0, k - logp.shape[1])
+  best, place = jax.lax.top_k(logp, k - missing)
+  pad = ((0, 0), (0, missing))
+  return jnp.pad(best, pad, constant_values=EXCLUDED), jnp.pad(place.astype(jnp.int32), pad)
+
+
+def _predict(
+  settings: Settings, weights: dict, states: jax.Array, batch: Examples
+) -> dict[str, jax.Array]:
+  """Returns the beams and the null scores; see `make_head`."""
+  allowed, beam = batch.target["allowed"], settings.beam_size
+  start_logits = _start_logits(settings, weights, states, allowed)
+  end_logits = _end_logits(settings, weights, states, allowed)
+  all_starts = jax.nn.log_softmax(start_logits)
+  start_logp, start = _top(all_starts, beam)
+  # One start at a time: all at once the hidden layer would be [B, k, L, 512], 670 MB at B = 32,
+  # L = 512.
+  end_logp, end = jax.lax.map(
+    lambda at: _top(jax.nn.log_softmax(end_logits(at)), beam), start.swapaxes(0, 1)
+  )
+  end_logp, end = end_logp.swapaxes(0, 1), end.swapaxes(0, 1)
+  if settings.answerable_weight:
+    null = _answerable_logit(weights, states, start_logits)
+  else:
+    at_cls = jnp.zeros_like(start[:, 0])
+    of_cls = all_starts[:, 0] + jax.nn.log_softmax(end_logits(at_cls))[:, 0]
+    first = start[..., None]
+    is_span = (first > 0) & (end >= first) & (end - first < settings.max_answer_length)
+    spans = jnp.where(is_span, start_logp[..., None] + end_logp, 2 * EXCLUDED)
+    null = of_cls - spans.max((1, 2))
+  return {
+    "start": start,
+    "start_logp": start_logp,
+    "end": end,
+    "end_logp": end_logp,
+    "null": null,
+  }

@@ -1,0 +1,153 @@
+"""A fine-tuning configuration, checked and turned into the plain objects of the layers below."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from electra_jax import config as configs
+from electra_jax import exchange, parallel, tokenizer, translate
+from electra_jax.finetune import loop
+from electra_jax.model import TransformerConfig
+from electra_jax.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from electra_jax.tokenizer import Tokenizer
+
+RANDOM = "random"
+# Numbers that have to be above 0, from 0, or from 0 to below 1.
+_ABOVE_0 = (
+  "seeds data.max_length data.buckets data.train_examples qa.stride qa.max_query qa.beam_size "
+  "qa.hidden qa.n_best qa.max_answer_length model.unroll optimizer.learning_rate "
+  "optimizer.layer_decay optimizer.eps optimizer.clip_norm train.batch_size train.epochs "
+  "train.accumulation eval.batch_size log.every_steps"
+).split()
+_FROM_0 = "seed qa.answerable_weight optimizer.decay_power optimizer.weight_decay".split()
+_FROM_0_BELOW_1 = (
+  "model.dropout model.attention_dropout optimizer.b1 optimizer.b2 optimizer.warmup_frac"
+).split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tower:
+  """What is fine-tuned.
+
+  Fields:
+    cfg: its shape, computed as the configuration says.
+    weights: {"embeddings", "encoder"}; None for fresh ones of each seed.
+    left_out: what its source has beside it, in words.
+  """
+
+  cfg: TransformerConfig
+  weights: dict | None
+  tokenizer: Tokenizer
+  left_out: tuple[str, ...]
+
+
+def open_tower(config: ConfigDict) -> Tower:
+  """Returns what the configuration starts from.
+
+  Raises:
+    ValueError: the source is none, has no discriminator, or the vocabulary is not its own.
+  """
+  fresh = config.init == RANDOM
+  path = config.like if fresh else config.init
+  if path is None:
+    raise ValueError(
+      "config.init=random needs config.like: a run or export whose shape and vocabulary it takes"
+      if fresh
+      else "config.init is not set: a run, an export, a folder of Hugging Face, a TF1 checkpoint,"
+      " or random with config.like"
+    )
+  if config.like is not None and not fresh:
+    raise ValueError("config.like is for config.init=random alone")
+  source = exchange.open_source(path)
+  if "discriminator" not in source.networks:
+    raise ValueError(f"{path} has no discriminator, it is the generator: give the discriminator's")
+  network, found = source.networks["discriminator"], source.tokenizer
+  if config.data.vocab is not None:
+    given = tokenizer.load(config.data.vocab, config.data.lowercase)
+    if found is not None and found.vocab.hash != given.vocab.hash:
+      raise ValueError(
+        f"{config.data.vocab} is not the vocabulary of {path}: {given.vocab.size} entries, SHA-256"
+        f" {given.vocab.hash[:12]}, there {found.vocab.size}, {found.vocab.hash[:12]}"
+      )
+    found = given
+  if found is None:
+    raise ValueError(f"{path} has no vocabulary: give it with config.data.vocab")
+  if found.vocab.size != network.cfg.vocab_size:
+    raise ValueError(
+      f"the vocabulary has {found.vocab.size} entries, the network of {path} takes"
+      f" {network.cfg.vocab_size}"
+    )
+  weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
+  return Tower(compute(config, network.cfg), None if fresh else weights, found, source.left_out)
+
+
+def compute(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
+  """Returns a network's shape, computed as the configuration says."""
+  m = config.model
+  dtype, attention = translate.resolve_compute(m, cfg.hidden_size // cfg.num_heads)
+  return dataclasses.replace(
+    cfg,
+    dropout=m.dropout,
+    attention_dropout=m.attention_dropout,
+    dtype=dtype,
+    attention=attention,
+    unroll=min(m.unroll, cfg.num_layers),
+    remat=m.remat,
+  )
+
+
+def make_settings(config: ConfigDict, tower: Tower, epochs: float) -> loop.Settings:
+  """Returns how a task is trained; what is not set is the paper's for the network's size."""
+  p, width = config.optimizer, tower.cfg.hidden_size
+  large = width > 768
+  rate = p.learning_rate or (3e-4 if width <= 256 else 5e-5 if large else 1e-4)
+  return loop.Settings(
+    seeds=tuple(range(config.seed, config.seed + config.seeds)),
+    optimizer=OptimizerConfig(
+      name=p.name,
+      learning_rate=rate,
+      schedule=p.schedule,
+      warmup_steps=0,
+      decay_power=p.decay_power,
+      weight_decay=p.weight_decay,
+      b1=p.b1,
+      b2=p.b2,
+      eps=p.eps,
+      clip_norm=p.clip_norm,
+    ),
+    warmup_frac=p.warmup_frac,
+    layer_decay=p.layer_decay or (0.9 if large else 0.8),
+    layer_decay_skip=p.layer_decay_skip,
+    batch_size=config.train.batch_size,
+    accumulation=config.train.accumulation,
+    epochs=epochs if config.train.epochs is None else config.train.epochs,
+    eval_batch_size=config.eval.batch_size,
+    buckets=config.data.buckets,
+    log_every=config.log.every_steps,
+    pad=tower.tokenizer.vocab.pad,
+  )
+
+
+def check(config: ConfigDict) -> None:
+  """Refuses a configuration that cannot work, before any file or device is touched."""
+  flat = configs.flatten(config)
+  for field, right, wanted in (
+    *((f, lambda x: x > 0, "above 0") for f in _ABOVE_0),
+    *((f, lambda x: x >= 0, "at least 0") for f in _FROM_0),
+    *((f, lambda x: 0 <= x < 1, "at least 0 and below 1") for f in _FROM_0_BELOW_1),
+  ):
+    if flat[field] is not None and not right(flat[field]):
+      raise ValueError(f"config.{field} is {wanted}, got {flat[field]}")
+  for field, known in (
+    ("keep", ("best", "all", "none")),
+    ("model.head", ("linear", "two_layers")),
+    ("model.dtype", ("auto", "float32", "bfloat16")),
+    ("model.attention", ("auto", "xla", "cudnn")),
+    ("optimizer.name", OPTIMIZERS),
+    ("optimizer.schedule", SCHEDULES),
+  ):
+    if flat[field] not in known:
+      raise ValueError(f"config.{field} is one of {', '.join(known)}, got {flat[field]!r}")
+  translate.check_attention(config.model)
+  for field in ("train.batch_size", "eval.batch_size"):
+    parallel.check_divisible(flat[field], config.train.accumulation if "train" in field else 1)

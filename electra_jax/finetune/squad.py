@@ -1,0 +1,355 @@
+"""Question answering data: files to windows, a head's outputs to text, and the official scores.
+
+Files are SQuAD 1.1, SQuAD 2.0 or MRQA. A context longer than the network is read in overlapping
+windows; a prediction is a slice of the context's own characters.
+"""
+
+import collections
+import functools
+import itertools
+import json
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from electra_jax.data.finetune import Feature
+from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
+from electra_jax.finetune.squad_files import read as read  # the first of a user's four calls
+from electra_jax.tokenizer import Tokenizer
+
+# Null odds above which the original says that there is no answer.
+THRESHOLD = -2.75
+_CONTEXTS_AT_ONCE = 1024  # bounds what the tokenizer holds beside ids and offsets
+
+
+class Window(NamedTuple):
+  """A row of the network: [CLS] question [SEP] part of the context [SEP].
+
+  Fields:
+    feature: targets as `qa.make_head` says; to predict there is only "allowed".
+    question: index of the question.
+    spans: [n, 2] int32, each token's characters [start, end) in the context; 0, 0 outside of it.
+    max_context: [n] bool, whether of all windows with this token it has the most context here.
+  """
+
+  feature: Feature
+  question: int
+  spans: np.ndarray
+  max_context: np.ndarray
+
+
+class Answer(NamedTuple):
+  """A predicted answer: context[start:end], its log-probability and its share of the n best."""
+
+  text: str
+  start: int
+  end: int
+  score: float
+  probability: float
+
+
+class Decoded(NamedTuple):
+  """Predictions by id: the best text ("" where there is no span), the n best, the null odds."""
+
+  predictions: dict[str, str]
+  nbest: dict[str, list[Answer]]
+  null_odds: dict[str, float]
+
+
+# Windows.
+
+
+def windows(
+  questions: Questions,
+  tokenizer: Tokenizer,
+  *,
+  max_length: int = 512,
+  stride: int = 128,
+  max_query: int = 64,
+  train: bool,
+) -> list[Window]:
+  """Returns the rows of all questions, in their order; each context is tokenized once.
+
+  Windows of a context begin every `stride` tokens. In training the answer is the first one, and a
+  window that does not hold it whole has no answer: its target is [CLS] and it is impossible.
+
+  Args:
+    max_length: tokens of a row at most, special ones included.
+    stride: tokens from the beginning of a window to that of the next.
+    max_query: tokens of a question at most; the rest is cut off.
+    train: whether to add the targets; then lost questions are left out.
+
+  Raises:
+    SquadError: the lengths leave no room, or the file has no labels to train on.
+  """
+  if stride < 1 or max_query < 1 or max_length < max_query + 4:
+    raise SquadError(
+      f"windows of {max_length} tokens every {stride} do not hold a question of {max_query}, 3"
+      " special tokens and a context"
+    )
+  if train and not questions.labelled:
+    raise SquadError(f"{questions.path} has questions without answers: nothing to train on")
+  vocab, items = tokenizer.vocab, questions.items
+  contexts = _encode_contexts(tokenizer, dict.fromkeys(q.context for q in items))
+  heads = tokenizer.encode_batch([q.question for q in items])
+  sep = np.array([vocab.sep], np.int32)
+  made = []
+  for index, (question, query) in enumerate(zip(items, heads, strict=True)):
+    if train and not question.answers and not question.impossible:
+      continue
+    head = np.array([vocab.cls, *query[:max_query], vocab.sep], np.int32)
+    ids, places = contexts[question.context]
+    gold = _token_span(question, places) if train else None
+    for part in _parts(len(ids), len(head), max_length, stride):
+      row = np.concatenate((head, ids[part.begin : part.end], sep))
+      spans = np.zeros((len(row), 2), np.int32)
+      spans[len(head) : -1] = places[part.begin : part.end]
+      target = {"allowed": part.allowed}
+      if train:
+        target |= _targets(gold, part.begin, part.end, len(head))
+      made.append(Window(Feature(row, len(head), target), index, spans, part.max_context))
+  return made
+
+
+def _encode_contexts(tokenizer: Tokenizer, contexts: Iterable[str]) -> dict:
+  """Returns of each context its ids [m] and the characters [m, 2] of each token."""
+  encoded, left = {}, iter(contexts)
+  while texts := list(itertools.islice(left, _CONTEXTS_AT_ONCE)):
+    for text, (ids, spans) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
+      places = np.array(spans, np.int32).reshape(-1, 2)
+      encoded[text] = np.array(ids, np.int32), _with_marks(text, places)
+  return encoded
+
+
+def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
+  """Returns spans [m, 2] with the combining marks that follow, which BERT's normaliser drops."""
+  if text.isascii() or not any(unicodedata.category(char) == "Mn" for char in set(text)):
+    return spans
+  is_mark = np.array([unicodedata.category(char) == "Mn" for char in text] + [False])
+  starts, ends = spans.T
+  while (more := is_mark[ends] & (ends > starts)).any():
+    ends = ends + more
+  return np.stack([starts, ends], 1)
+
+
+class _Part(NamedTuple):
+  """A window's tokens [begin, end) of the context, and what is the same for windows like it."""
+
+  begin: int
+  end: int
+  allowed: np.ndarray
+  max_context: np.ndarray
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _parts(tokens: int, head: int, max_length: int, stride: int) -> tuple[_Part, ...]:
+  """Returns the windows of a context of so many tokens behind a head of `head`.
+
+  A token has the most context where the smaller of its distances to the window's ends is largest,
+  after a hundredth of the window's length is added; of equals the first window wins. As in BERT.
+  """
+  room, begins = max_length - head - 1, [0]
+  while begins[-1] + room < tokens:
+    begins.append(begins[-1] + min(room, stride))
+  bounds = [(begin, min(begin + room, tokens)) for begin in begins]
+  context = np.full((len(bounds), tokens), -1.0)
+  for row, (begin, end) in zip(context, bounds, strict=True):
+    before = np.arange(end - begin)
+    row[begin:end] = np.minimum(before, before[::-1]) + 0.01 * (end - begin)
+  best = context.argmax(0)
+  parts = []
+  for i, (begin, end) in enumerate(bounds):
+    allowed, most = np.zeros((2, head + end - begin + 1), bool)
+    allowed[0] = allowed[head:-1] = True
+    most[head:-1] = best[begin:end] == i
+    allowed.flags.writeable = most.flags.writeable = False  # many windows have the same arrays
+    parts.append(_Part(begin, end, allowed, most))
+  return tuple(parts)
+
+
+def _token_span(question: Question, places: np.ndarray) -> tuple[int, int] | None:
+  """Returns the context's first and last token that overlap the first answer."""
+  if question.impossible or not question.answers:
+    return None
+  text, start = question.answers[0]
+  first = int(np.searchsorted(places[:, 1], start, side="right"))
+  last = int(np.searchsorted(places[:, 0], start + len(text), side="left")) - 1
+  return (first, last) if first <= last else None
+
+
+def _targets(gold: tuple[int, int] | None, begin: int, end: int, head: int) -> dict:
+  # Differs from the original: there a window without the answer is still labelled answerable, so
+  # that the classifier learns from the question alone.
+  inside = gold is not None and begin <= gold[0] and gold[1] < end
+  first, last = (place - begin + head for place in gold) if inside else (0, 0)
+  return {
+    "start": np.int32(first),
+    "end": np.int32(last),
+    "impossible": np.float32(not inside),
+  }
+
+
+# Predictions.
+
+
+def decode(
+  questions: Questions,
+  windows: Sequence[Window],
+  outputs: dict[str, np.ndarray],
+  *,
+  n_best: int = 20,
+  max_answer_length: int = 30,
+) -> Decoded:
+  """Returns the answers of all questions from what the head predicts of their windows.
+
+  A span counts if it lies in the context, starts where its window has the most context for the
+  token, does not end before it starts, and has at most `max_answer_length` tokens.
+
+  Args:
+    windows: of `questions`.
+    outputs: of `qa.make_head`, [rows, ...] in the order of the windows.
+    n_best: different texts kept of each question.
+  """
+  if len(windows) != len(outputs["null"]):
+    raise ValueError(f"{len(windows)} windows have outputs of {len(outputs['null'])}")
+  found: list[list] = [[] for _ in questions.items]
+  odds: list[list[float]] = [[] for _ in questions.items]
+  for i, window in enumerate(windows):
+    one = {name: values[i] for name, values in outputs.items()}
+    found[window.question].append(_candidates(window, one, max_answer_length))
+    odds[window.question].append(float(one["null"]))
+  decoded = Decoded({}, {}, {})
+  for question, spans, null in zip(questions.items, found, odds, strict=True):
+    best = _best(question.context, spans, n_best)
+    decoded.nbest[question.id] = best
+    decoded.predictions[question.id] = best[0].text if best else ""
+    decoded.null_odds[question.id] = min(null, default=0.0)
+  return decoded
+
+
+def _candidates(window: Window, one: dict, longest: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the scores [m] and characters [m, 2] of a window's spans that count."""
+  n = len(window.spans)
+  start = np.broadcast_to(one["start"][:, None], one["end"].shape)
+  end, score = one["end"], one["start_logp"][:, None] + one["end_logp"]
+  keep = (start > 0) & (start <= end) & (end < np.minimum(start + longest, n))
+  start, end, score = start[keep], end[keep], score[keep]
+  keep = window.max_context[start]  # true in the context only; an end outside of it has no text
+  start, end = start[keep], end[keep]
+  return score[keep], np.stack([window.spans[start, 0], window.spans[end, 1]], 1)
+
+
+def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int) -> list[Answer]:
+  """Returns the n best different texts with their probabilities among themselves."""
+  if not found:
+    return []
+  scores = np.concatenate([score for score, _ in found]).astype(np.float64)
+  places = np.concatenate([place for _, place in found])
+  kept: dict[str, tuple[int, int, float]] = {}
+  for i in np.argsort(-scores, kind="stable"):
+    first, last = places[i].tolist()
+    text = context[first:last]
+    if text and text not in kept:
+      kept[text] = (first, last, float(scores[i]))
+      if len(kept) == n_best:
+        break
+  shares = np.exp([score - max(scores) for *_, score in kept.values()])
+  return [
+    Answer(text, *place, float(share))
+    for (text, place), share in zip(kept.items(), shares / shares.sum(), strict=True)
+  ]
+
+
+def write(folder: str | os.PathLike, decoded: Decoded, threshold: float | None = None) -> None:
+  """Writes predictions.json and null_odds.json for the official scripts, and nbest.json.
+
+  Args:
+    threshold: of the null odds, above which the prediction is written as ""; None for SQuAD 1.1 and
+      MRQA, whose questions all have answers.
+  """
+  said = {
+    name: "" if threshold is not None and decoded.null_odds[name] > threshold else text
+    for name, text in decoded.predictions.items()
+  }
+  nbest = {name: [a._asdict() for a in answers] for name, answers in decoded.nbest.items()}
+  Path(folder).mkdir(parents=True, exist_ok=True)
+  for file, content in (("predictions", said), ("nbest", nbest), ("null_odds", decoded.null_odds)):
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    (Path(folder) / f"{file}.json").write_text(text + "\n", encoding="utf-8")
+
+
+# Scores.
+
+
+def token_f1(said: str, gold: str, empty_counts: bool) -> float:
+  """Returns the F1 of two normalised answers as bags of words.
+
+  Args:
+    empty_counts: whether an empty answer agrees with an empty one, as in SQuAD 2.0 only.
+  """
+  mine, theirs = said.split(), gold.split()
+  if not mine or not theirs:
+    return float(empty_counts and mine == theirs)
+  same = sum((collections.Counter(mine) & collections.Counter(theirs)).values())
+  return 2 * same / (len(mine) + len(theirs))
+
+
+def units(questions: Questions, decoded: Decoded) -> np.ndarray:
+  """Returns a row a question for `measure`: [n, 2] exact and F1, from 0 to 1.
+
+  For SQuAD 2.0 it is [n, 5]: also whether there is an answer, the null odds, and whether the
+  prediction has any text. Exact and F1 are then those of the prediction whatever the odds.
+
+  Raises:
+    SquadError: the file has no labels.
+  """
+  if not questions.labelled:
+    raise SquadError(f"{questions.path} has questions without answers: nothing to score against")
+  is_version_2 = questions.form == "SQuAD 2.0"
+  rows = []
+  for question in questions.items:
+    text = decoded.predictions[question.id]
+    said, golds = normalize(text), [normalize(gold) for gold in question.golds]
+    if is_version_2:
+      golds = [gold for gold in golds if gold]
+    golds = golds or [""]
+    row = [float(said in golds), max(token_f1(said, gold, is_version_2) for gold in golds)]
+    if is_version_2:
+      row += [float(bool(question.golds)), decoded.null_odds[question.id], float(text != "")]
+    rows.append(row)
+  return np.array(rows, np.float64)
+
+
+def measure(units: np.ndarray, threshold: float = THRESHOLD) -> dict[str, float]:
+  """Returns the official measures, in percent, by their official names; the main one first.
+
+  Of SQuAD 2.0, exact and f1 take null odds above `threshold` for "no answer"; best_* are those at
+  the thresholds that are best for these questions. HasAns_* and NoAns_* are over the questions with
+  and without an answer, nan where there are none.
+
+  Args:
+    units: [n, 2] or [n, 5], from `units` or rows drawn from it.
+  """
+  if units.shape[1] == 2:
+    exact, f1 = 100 * units.mean(0)
+    return {"exact_match": float(exact), "f1": float(f1)}
+  raw, has_answer, odds = units[:, :2], units[:, 2] > 0, units[:, 3]
+  scores = np.where((odds > threshold)[:, None], ~has_answer[:, None], raw)
+  found = dict(zip(("exact", "f1"), (100 * scores.mean(0)).tolist(), strict=True))
+  for name, rows in (("HasAns", has_answer), ("NoAns", ~has_answer)):
+    means = 100 * scores[rows].mean(0) if rows.any() else np.full(2, np.nan)
+    found |= {f"{name}_exact": float(means[0]), f"{name}_f1": float(means[1])}
+  # Below every threshold all is "no answer"; each question that is added in the order of its odds
+  # then changes the sum.
+  order = np.argsort(odds, kind="stable")
+  for i, name in enumerate(("exact", "f1")):
+    change = np.where(has_answer, raw[:, i], -units[:, 4])[order]
+    sums = (~has_answer).sum() + np.concatenate([[0.0], np.cumsum(change)])
+    best = int(sums.argmax())
+    found[f"best_{name}"] = float(100 * sums[best] / len(units))
+    found[f"best_{name}_thresh"] = float(odds[order[best - 1]]) if best else 0.0
+  return found

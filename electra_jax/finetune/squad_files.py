@@ -1,0 +1,246 @@
+"""Question answering files: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines), plain or .gz."""
+
+import collections
+import dataclasses
+import gzip
+import json
+import os
+import re
+import string
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAX_LOST_FRAC = 0.01
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 cannot
+
+
+class SquadError(ValueError):
+  """Data that cannot be used; the message is one line that names the place."""
+
+
+class Question(NamedTuple):
+  """A question on a context.
+
+  Fields:
+    answers: (text, index of its first character) of each answer that is in the context.
+    golds: texts that a prediction is scored against, in the context or not.
+    impossible: whether the context is known not to answer it.
+  """
+
+  id: str
+  question: str
+  context: str
+  answers: tuple[tuple[str, int], ...]
+  golds: tuple[str, ...]
+  impossible: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Questions:
+  """What was read.
+
+  Fields:
+    form: "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA".
+    labelled: whether every question comes with answers, or as impossible.
+    repaired: answers that stood elsewhere in the context than the file says.
+    lost: questions none of whose answers is in the context; they are not trained on.
+    empty: questions whose text or context is blank.
+    duplicates: questions left out because their id had come before.
+  """
+
+  path: str
+  form: str
+  items: tuple[Question, ...]
+  labelled: bool
+  repaired: int
+  lost: int
+  empty: int
+  duplicates: int
+
+  def summary(self) -> str:
+    """Returns what was read in one line."""
+    impossible = sum(question.impossible for question in self.items)
+    contexts = len({question.context for question in self.items})
+    return (
+      f"{self.path}: {self.form}, {len(self.items)} questions on {contexts} contexts, {impossible}"
+      f" impossible; answers moved to where their text is: {self.repaired}; questions none of whose"
+      f" answers is in the context: {self.lost}; blank: {self.empty}; left out for a repeated id:"
+      f" {self.duplicates}"
+    )
+
+
+def normalize(text: str) -> str:
+  """Returns an answer as the official scripts compare it.
+
+  >>> normalize("The  Cat's, an apple!")
+  'cats apple'
+  """
+  return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+class _Row(NamedTuple):
+  """A question as it stands in a file; answers are None where the file has no labels."""
+
+  id: str
+  question: str
+  context: str
+  answers: list[tuple[str, int]] | None
+  golds: list[str]
+  impossible: bool
+
+
+def read(path: str | os.PathLike) -> Questions:
+  """Reads a file of SQuAD 1.1, SQuAD 2.0 or MRQA, with or without labels.
+
+  An answer that is not where the file says is looked for elsewhere, the nearest occurrence first.
+
+  Raises:
+    SquadError: the file is missing, damaged or neither of these, has no question, or more than 1 %
+      of its questions have answers none of which is in the context.
+  """
+  path = str(path)
+  text = _text(path)
+  line, _, rest = text.partition("\n")
+  try:
+    first = json.loads(line)
+  except (ValueError, RecursionError):
+    first = None  # an object over several lines
+  if isinstance(first, dict) and ("header" in first or "qas" in first):
+    return _collect(path, "MRQA", _mrqa(path, text))
+  whole = first if first is not None and not rest.strip() else _parse(text, path)
+  if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
+    raise SquadError(f"{path} is neither SQuAD (an object with 'data') nor MRQA (JSON lines)")
+  rows = list(_squad(path, whole["data"]))
+  is_version_2 = any(flagged for flagged, _ in rows)
+  return _collect(path, f"SQuAD {'2.0' if is_version_2 else '1.1'}", (row for _, row in rows))
+
+
+def _text(path: str) -> str:
+  try:
+    data = Path(path).read_bytes()
+    if data[:2] == b"\x1f\x8b":
+      data = gzip.decompress(data)
+    return data.decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    raise SquadError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from None
+  except FileNotFoundError:
+    raise SquadError(f"{path}: no such file") from None
+  except (EOFError, zlib.error, OSError) as error:
+    raise SquadError(f"{path} cannot be read: {error}") from None
+
+
+def _parse(text: str, where: str) -> Any:
+  try:
+    return json.loads(text)
+  except json.JSONDecodeError as error:
+    place = f"line {error.lineno}, column {error.colno}"
+    raise SquadError(f"{where} is not JSON: {error.msg} at {place}") from None
+  except (ValueError, RecursionError) as error:
+    raise SquadError(f"{where} is not JSON: {error}") from None
+
+
+def _field(record: Any, name: str, kind: type, where: str, default: Any = None) -> Any:
+  """Returns a field of a JSON object, checked."""
+  value = record.get(name, default) if isinstance(record, dict) else None
+  if not isinstance(value, kind):
+    kinds = {str: "text", int: "an integer", list: "a list", bool: "true or false"}
+    raise SquadError(f"{where}: {name!r} is not {kinds[kind]}, or missing")
+  return _LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
+
+
+def _squad(path: str, data: list) -> Iterator[tuple[bool, _Row]]:
+  """Yields the questions, and of each whether it says if it is impossible."""
+  for a, article in enumerate(data, 1):
+    at = f"{path}: article {a}"
+    for p, paragraph in enumerate(_field(article, "paragraphs", list, at), 1):
+      at = f"{path}: article {a}, paragraph {p}"
+      context = _field(paragraph, "context", str, at)
+      for q, qa in enumerate(_field(paragraph, "qas", list, at), 1):
+        where = f"{at}, question {q}"
+        name, text = (_field(qa, key, str, where) for key in ("id", "question"))
+        impossible = _field(qa, "is_impossible", bool, where, False)
+        answers = None
+        if "answers" in qa or impossible:
+          found = _field(qa, "answers", list, where, [])
+          answers = [
+            (_field(x, "text", str, where), _field(x, "answer_start", int, where)) for x in found
+          ]
+        golds = [answer for answer, _ in answers or ()]
+        row = _Row(name, text, context, answers, golds, impossible or answers == [])
+        yield "is_impossible" in qa, row
+
+
+def _mrqa(path: str, text: str) -> Iterator[_Row]:
+  for number, line in enumerate(text.split("\n"), 1):
+    where = f"{path}:{number}"
+    record = _parse(line, where) if line.strip() else {"header": None}
+    if isinstance(record, dict) and "header" in record:
+      continue
+    context = _field(record, "context", str, where)
+    for qa in _field(record, "qas", list, where):
+      name, question = (_field(qa, key, str, where) for key in ("qid", "question"))
+      golds = [
+        _LONE_SURROGATE.sub("\ufffd", str(x)) for x in _field(qa, "answers", list, where, [])
+      ]
+      found = _field(qa, "detected_answers", list, where, [])
+      answers = [_detected(x, context, where) for x in found] or [(gold, -1) for gold in golds]
+      is_labelled = "answers" in qa or "detected_answers" in qa
+      golds = golds or [answer for answer, _ in answers]
+      yield _Row(name, question, context, answers if is_labelled else None, golds, False)
+
+
+def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
+  """Returns the text and the first character of an MRQA answer's first span."""
+  text, spans = _field(answer, "text", str, where), _field(answer, "char_spans", list, where)
+  try:
+    start, last = map(int, spans[0])
+  except (ValueError, TypeError, IndexError):
+    raise SquadError(f"{where}: 'char_spans' are not pairs of integers") from None
+  there = context[max(start, 0) : last + 1]
+  # Some of these texts are lower-cased or without punctuation; the context's is not.
+  same = there.strip() and normalize(there) == normalize(text)
+  return (there if same else text), start
+
+
+def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
+  """Puts each answer where it is in its context, and counts what is wrong."""
+  items: dict[str, Question] = {}
+  counts: collections.Counter[str] = collections.Counter()
+  for row in rows:
+    if row.id in items:
+      counts["duplicates"] += 1
+      continue
+    placed = []
+    for text, start in row.answers or ():
+      found = _place(row.context, text, start)
+      counts["repaired"] += found is not None and found[1] != start
+      placed += [] if found is None else [found]
+    counts["unlabelled"] += row.answers is None
+    counts["lost"] += row.answers is not None and not placed and not row.impossible
+    counts["empty"] += not (row.question.strip() and row.context.strip())
+    items[row.id] = Question(
+      row.id, row.question, row.context, tuple(placed), tuple(row.golds), row.impossible
+    )
+  if not items:
+    raise SquadError(f"{path}: there is no question in it")
+  if counts["lost"] > MAX_LOST_FRAC * len(items):
+    raise SquadError(
+      f"{path}: {counts['lost']} of {len(items)} questions have no answer that is in its context,"
+      f" more than {MAX_LOST_FRAC:.0%}"
+    )
+  names = ("repaired", "lost", "empty", "duplicates")
+  kept = {name: counts[name] for name in names}
+  return Questions(path, form, tuple(items.values()), not counts["unlabelled"], **kept)
+
+
+def _place(context: str, text: str, start: int) -> tuple[str, int] | None:
+  """Returns an answer and where it is: at `start`, or where it occurs nearest to that."""
+  if text.strip() and start >= 0 and context.startswith(text, start):
+    return text, start
+  text = text.strip()
+  places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+  return (text, min(places, key=lambda i: abs(i - start))) if text and places else None

@@ -1,0 +1,258 @@
+"""What several seeds say: medians, differences with an interval, a table and a picture.
+
+The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
+3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
+{"accuracy": 87.3}, "collapsed": False}; metrics are percent, the main one first.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from electra_jax.finetune.tasks import TASKS
+
+LABELS = {
+  "mcc": "MCC",
+  "f1": "F1",
+  "spearman": "Spearman",
+  "pearson": "Pearson",
+  "exact": "EM",
+}
+
+
+class Summary(NamedTuple):
+  """Of n seeds; `std` is that of a sample (n - 1), 0 of a single seed."""
+
+  median: float
+  mean: float
+  std: float
+  n: int
+
+
+class Difference(NamedTuple):
+  """System a against system b.
+
+  Fields:
+    a, b: the metric, a mean over the system's seeds.
+    difference: a - b.
+    low, high: the interval that holds the difference at this level.
+    level: share of resamplings inside of the interval.
+    p: how often, at either sign, resampling gives a difference at or beyond 0 (two-sided).
+  """
+
+  a: float
+  b: float
+  difference: float
+  low: float
+  high: float
+  level: float
+  p: float
+
+
+class Average(NamedTuple):
+  """A mean over tasks; `value` is NaN where none is present."""
+
+  value: float
+  present: tuple[str, ...]
+  missing: tuple[str, ...]
+
+
+def summary(values: Sequence[float]) -> Summary:
+  """Returns what is reported of the seeds of one task.
+
+  >>> summary([61.0, 64.0, 63.0])
+  Summary(median=63.0, mean=62.66..., std=1.52..., n=3)
+  """
+  values = np.asarray(values, np.float64)
+  if not values.size:
+    raise ValueError("there are no seeds to summarise")
+  std = float(values.std(ddof=1)) if values.size > 1 else 0.0
+  return Summary(float(np.median(values)), float(values.mean()), std, values.size)
+
+
+def paired_bootstrap(
+  units_a: Sequence[np.ndarray],
+  units_b: Sequence[np.ndarray],
+  measure: Callable[[np.ndarray], Mapping[str, float]],
+  metric: str,
+  *,
+  samples: int = 2000,
+  seed: int = 0,
+  level: float = 0.95,
+) -> Difference:
+  """Returns how far two systems differ on the same test units, with a percentile interval.
+
+  Each sample draws as many units as there are, with replacement and the same ones for both systems,
+  and as many seeds as each system has, with replacement. The interval so covers other test units
+  and other seeds; with one seed a system it says nothing about seeds.
+
+  Args:
+    units_a, units_b: [S, n, m] and [S', n, m]; row i is the same example in both.
+    measure: units [n, m] -> {metric: value}.
+    metric: which of them is compared.
+    samples: resamplings; each measures once for every different seed it draws.
+    seed: of the resampling.
+
+  Raises:
+    ValueError: the systems, or two seeds of one, have different numbers of units; or none.
+  """
+  systems = [[np.asarray(u) for u in units] for units in (units_a, units_b)]
+  sizes = sorted({len(units) for system in systems for units in system})
+  if not all(systems) or sizes[0] == 0:
+    raise ValueError("a comparison needs a seed and a unit of both systems")
+  if len(sizes) > 1:
+    raise ValueError(f"systems are compared on the same units: one has {sizes[0]}, one {sizes[-1]}")
+  a, b = (float(np.mean([measure(units)[metric] for units in system])) for system in systems)
+  rng = np.random.default_rng(seed)
+  n, found = sizes[0], np.zeros(samples)
+  for i in range(samples):
+    rows = rng.integers(n, size=n)
+    means = []
+    for system in systems:
+      drawn = np.bincount(rng.integers(len(system), size=len(system)), minlength=len(system))
+      values = [measure(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
+      means.append(sum(values) / len(system))
+    found[i] = means[0] - means[1]
+  low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+  # One is added to both: no number of samples shows that a chance is 0.
+  tail = (1 + min((found <= 0).sum(), (found >= 0).sum())) / (1 + samples)
+  return Difference(a, b, a - b, float(low), float(high), level, float(min(1.0, 2 * tail)))
+
+
+def glue_average(results: Mapping[str, float]) -> Average:
+  """Returns the mean over the tasks of the paper's GLUE average, and which of them it has.
+
+  These are 8, without WNLI (Clark et al. 2020, Table 1). Other tasks are left out.
+
+  >>> glue_average({"cola": 60.0, "rte": 70.0, "wnli": 50.0})[:2]
+  (65.0, ('cola', 'rte'))
+  """
+  names = [task.name for task in TASKS.values() if task.average]
+  present = tuple(name for name in names if name in results)
+  value = sum(results[name] for name in present) / len(present) if present else math.nan
+  return Average(value, present, tuple(name for name in names if name not in results))
+
+
+def _title(task: str, split: str) -> str:
+  """Returns the name of a task as papers print it, and of its split where there are several."""
+  known = TASKS.get(task)
+  if known is None:
+    return task
+  return known.title if split in ("dev", "test") else f"{known.title} {split.split('_')[-1]}"
+
+
+def _grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping]]:
+  """Returns {(task, split): {seed: row}}, tasks in the order of the rows, seeds sorted."""
+  groups: dict[tuple[str, str], dict[int, Mapping]] = {}
+  for row in sorted(rows, key=lambda row: row["seed"]):
+    groups.setdefault((row["task"], row["split"]), {})[row["seed"]] = row
+  order = list(dict.fromkeys((row["task"], row["split"]) for row in rows))
+  return {key: groups[key] for key in order}
+
+
+def table(rows: Sequence[Mapping]) -> Table:
+  """Returns results as a table: a line a metric, what the seeds say together, and each of them.
+
+  A seed that collapsed is marked and counts like the others, as in the paper's median.
+  """
+  groups = _grouped(rows)
+  seeds = sorted({seed for group in groups.values() for seed in group})
+  collapsed = any(row["collapsed"] for row in rows)
+  caption = "* collapsed: the same prediction everywhere" if collapsed else None
+  found = Table(caption=caption, caption_justify="left")
+  found.add_column("task")
+  found.add_column("metric, %", no_wrap=True)
+  for name in ("median", "mean", "σ"):
+    found.add_column(name, justify="right", no_wrap=True)
+  # One column for all seeds: ten of them wrap where the terminal ends and nothing is cut off.
+  few = "seed " + " ".join(map(str, seeds))
+  found.add_column(few if len(seeds) < 5 else f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}")
+  for (task, split), group in groups.items():
+    for place, metric in enumerate(next(iter(group.values()))["metrics"]):
+      said = summary([row["metrics"][metric] for row in group.values()])
+      found.add_row(
+        "" if place else escape(_title(task, split)),
+        LABELS.get(metric, metric),
+        f"[bold]{said.median:.2f}[/bold]",
+        f"{said.mean:.2f}",
+        f"{said.std:.2f}" if said.n > 1 else "",
+        " ".join(_cell(group.get(seed), metric) for seed in seeds if seed <= max(group)),
+      )
+  return found
+
+
+def _cell(row: Mapping | None, metric: str) -> str:
+  if row is None:
+    return "–"
+  value = f"{row['metrics'][metric]:.2f}"
+  return f"[red]{value}*[/red]" if row["collapsed"] else value
+
+
+def picture(path: str | Path, results: Sequence[Mapping]) -> None:
+  """Draws the main metric of each task, a dot a seed and a line at the median, as a PNG.
+
+  Args:
+    path: the picture; replaced only when the new one is complete.
+    results: rows of results.
+  """
+  # The figure's own canvas: no display is looked for, whatever matplotlib is configured to.
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  groups = _grouped(results)
+  if not groups:
+    raise ValueError("there are no results to draw")
+  figure = Figure(figsize=(max(4.6, 1.6 + 1.05 * len(groups)), 4.2), dpi=130, layout="constrained")
+  FigureCanvasAgg(figure)
+  axis = figure.subplots()
+  labels = []
+  for x, ((task, split), group) in enumerate(groups.items()):
+    metric = next(iter(next(iter(group.values()))["metrics"]))
+    _column(axis, x, [(r["metrics"][metric], r["collapsed"]) for r in group.values()])
+    plural = "seed" if len(group) == 1 else "seeds"
+    name = _title(task, split).replace(" ", "\n")
+    labels.append(f"{name}\n{LABELS.get(metric, metric)}\n{len(group)} {plural}")
+  axis.set_xticks(range(len(labels)), labels, fontsize=8)
+  axis.set_xlim(-0.6, len(labels) - 0.4)
+  axis.margins(y=0.08)
+  axis.set_ylabel("metric of the task, %", fontsize=9)
+  axis.set_title("a dot: one seed; line and number: the median", fontsize=9, loc="left")
+  axis.tick_params(axis="y", labelsize=8)
+  axis.tick_params(axis="x", length=0)
+  axis.grid(axis="y", alpha=0.25)
+  axis.spines[["top", "right"]].set_visible(False)
+  if any(row["collapsed"] for row in results):
+    axis.plot([], [], linestyle="none", marker="x", color="#b03030", label="collapsed")
+    axis.legend(fontsize=8, frameon=False, loc="best")
+  temporary = Path(path).with_suffix(".tmp")
+  figure.savefig(temporary, format="png")
+  temporary.replace(path)
+
+
+def _column(axis, x: float, seeds: Sequence[tuple[float, bool]]) -> None:
+  """Draws one task: (value, collapsed) of each seed, spread a little so that none hides."""
+  values = [value for value, _ in seeds]
+  median = summary(values).median
+  axis.hlines(median, x - 0.28, x + 0.28, color="#d1602c", linewidth=2, zorder=2)
+  shifts = np.linspace(-0.18, 0.18, len(seeds)) if len(seeds) > 1 else [0.0]
+  for shift, (value, failed) in zip(shifts, seeds, strict=True):
+    style = (
+      {"marker": "x", "color": "#b03030", "markersize": 6}
+      if failed
+      else {"marker": "o", "color": "#1f5fa8", "markersize": 5, "markeredgecolor": "white"}
+    )
+    axis.plot([x + shift], [value], linestyle="none", zorder=3, **style)
+  axis.annotate(
+    f"{median:.1f}",
+    (x + 0.3, median),
+    xytext=(2, 0),
+    textcoords="offset points",
+    fontsize=8,
+    va="center",
+    color="#a5451b",
+  )

@@ -1,0 +1,92 @@
+"""Checkpoints of the original, google-research/electra, by the path table of `hf`."""
+
+from pathlib import Path
+
+import numpy as np
+
+from electra_jax.hf import ExchangeError, fill, shapes
+from electra_jax.model import TransformerConfig
+
+_SCOPES = {
+  "discriminator": {"embeddings": "electra", "encoder": "electra"},
+  "generator": {"embeddings": "electra", "encoder": "generator"},
+}
+
+
+def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
+  """Returns "discriminator" or "generator" of a checkpoint of google-research/electra.
+
+  Adam's slots and the step are left alone. A generator with embeddings of its own is found.
+
+  Raises:
+    ExchangeError: variables are missing, of another shape, or unknown in that network's scope.
+  """
+  import tensorflow as tf
+
+  reader = tf.train.load_checkpoint(str(prefix))
+  names = set(reader.get_variable_to_shape_map())
+  scopes = dict(_SCOPES[which])
+  if which == "generator" and "generator/embeddings/word_embeddings" in names:
+    scopes["embeddings"] = "generator"
+  head = "rtd_head" if which == "discriminator" else "mlm_head"
+  seen = set()
+
+  def read(name: str) -> np.ndarray | None:
+    seen.add(name)
+    return reader.get_tensor(name) if name in names else None
+
+  try:
+    network = fill(
+      cfg, shapes(cfg, head), lambda row, i: row.tf.format(i=i, **scopes), read, transposed=False
+    )
+  except ExchangeError as error:
+    raise ExchangeError(f"{prefix}: {error}") from None
+  slots = {n for n in names if n.endswith(("/adam_m", "/adam_v"))}
+  mine = (f"{scopes['embeddings']}/embeddings/", f"{scopes['encoder']}/", f"{which}_predictions/")
+  if extra := sorted(n for n in names - slots - seen if n.startswith(mine)):
+    raise ExchangeError(f"{prefix}: unknown here: {', '.join(extra[:8])}")
+  return network
+
+
+def newest(folder: Path) -> Path:
+  """Returns the prefix of the newest checkpoint that a folder of the original names."""
+  import tensorflow as tf
+
+  prefix = tf.train.latest_checkpoint(str(folder))
+  if prefix is None:
+    raise ExchangeError(f"{folder / 'checkpoint'} names no checkpoint")
+  return Path(prefix)
+
+
+def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
+  """Returns the shape of a network in a checkpoint of the original; None where it is not there.
+
+  Its variables say all but the number of heads, which is that of the original's rule: of 64.
+
+  Raises:
+    ExchangeError: it cannot be read.
+  """
+  import tensorflow as tf
+
+  try:
+    found = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
+  except (tf.errors.OpError, ValueError) as error:
+    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
+  scopes = dict(_SCOPES[which])
+  if which == "generator" and "generator/embeddings/word_embeddings" in found:
+    scopes["embeddings"] = "generator"
+  layer = f"{scopes['encoder']}/encoder/layer_"
+  numbers = {int(n[len(layer) :].split("/")[0]) for n in found if n.startswith(layer)}
+  if not numbers or f"{which}_predictions/dense/kernel" not in found:
+    return None
+  vocab_size, embedding_size = found[f"{scopes['embeddings']}/embeddings/word_embeddings"]
+  hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
+  return TransformerConfig(
+    vocab_size=vocab_size,
+    embedding_size=embedding_size,
+    hidden_size=hidden_size,
+    num_layers=max(numbers) + 1,
+    num_heads=max(1, hidden_size // 64),
+    ffn_size=ffn_size,
+    max_positions=found[f"{scopes['embeddings']}/embeddings/position_embeddings"][0],
+  )

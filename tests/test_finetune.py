@@ -1,0 +1,351 @@
+"""The fine-tuning program: from files to results, what it keeps, and what it refuses."""
+
+import dataclasses
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from electra_jax import config as configs
+from electra_jax import exchange, export, hf, tokenizer
+from electra_jax.exchange import Network, Source
+from electra_jax.finetune import __main__ as program
+from electra_jax.finetune import answer, model, network, prepare
+from electra_jax.model import TransformerConfig
+
+CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
+WORDS = [f"w{i}" for i in range(30)]
+RNG = random.Random(0)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+  """An orbax export of a random discriminator with a vocabulary of its own."""
+  folder = tmp_path_factory.mktemp("source")
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcdefghij", *"0123456789"]
+  (folder / "vocab.txt").write_text("".join(f"{p}\n" for p in [*pieces, ".", ",", "?", "x", "y"]))
+  words = tokenizer.load(folder / "vocab.txt")
+  assert words.vocab.size == CFG.vocab_size
+  tower = jax.jit(lambda: network.init_tower(CFG, jax.random.key(0)))()
+  rng = np.random.default_rng(0)
+  head = hf.shapes(CFG, "rtd_head")["rtd_head"]
+  head = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), head)
+  weights = {**jax.tree.map(np.asarray, tower), "rtd_head": head}
+  with export.new_folder(folder / "export") as target:
+    exchange.save_orbax(
+      target, Source({"discriminator": Network(CFG, weights, "rtd_head")}, words, {})
+    )
+  return folder / "export"
+
+
+def sentence(n: int = 6) -> list[str]:
+  return RNG.choices(WORDS[2:], k=n)
+
+
+def write_glue(folder: Path) -> Path:
+  """CoLA: whether a word of two occurs. RTE: which of two words does."""
+  (folder / "CoLA").mkdir(parents=True)
+  (folder / "RTE").mkdir()
+  for split, n in (("train", 64), ("dev", 25), ("test", 5)):
+    cola, rte = [], []
+    for i in range(n):
+      text, label = sentence(RNG.randint(3, 9)), i % 2
+      text[0] = WORDS[label]
+      hidden = split == "test"
+      cola.append(f"{i}\t{' '.join(text)}" if hidden else f"x\t{label}\t\t{' '.join(text)}")
+      kind = "" if hidden else "\t" + ("entailment", "not_entailment")[label]
+      rte.append(f"{i}\t{' '.join(sentence())}\t{' '.join(text)}{kind}")
+    header = ["index\tsentence"] if split == "test" else []
+    (folder / "CoLA" / f"{split}.tsv").write_text("\n".join([*header, *cola]) + "\n")
+    header = "index\tsentence1\tsentence2" + ("" if split == "test" else "\tlabel")
+    (folder / "RTE" / f"{split}.tsv").write_text("\n".join([header, *rte]) + "\n")
+  return folder
+
+
+def make_config(file: str, arg: str | None, source: Path, **fields):
+  config = configs.load(f"finetune/{file}.py", arg)
+  config.update_from_flattened_dict(
+    {
+      "init": str(source),
+      "seeds": 2,
+      "data.max_length": 32,
+      "data.buckets": 1,
+      "model.dropout": 0.0,
+      "model.attention_dropout": 0.0,
+      "optimizer.name": "adamw",
+      "optimizer.learning_rate": 1e-2,
+      "optimizer.layer_decay": 1.0,
+      "train.batch_size": 8,
+      "train.epochs": 6.0,
+      "eval.batch_size": 8,
+      "log.every_steps": 8,
+    }
+    | {name.replace("__", "."): value for name, value in fields.items()}
+  )
+  return config
+
+
+def run(config, workdir: Path) -> list[dict]:
+  program.run(config, workdir, Console(quiet=True))
+  return answer.read_results(workdir)
+
+
+@pytest.fixture(scope="module")
+def cola(source, tmp_path_factory) -> tuple[Path, Path, list[dict]]:
+  """Folders of GLUE and of the results of CoLA, and these."""
+  folder = tmp_path_factory.mktemp("cola")
+  glue = write_glue(folder / "glue")
+  config = make_config("glue", "cola", source, data__dir=str(glue))
+  return glue, folder / "results", run(config, folder / "results")
+
+
+def test_a_task_is_learned_and_every_seed_is_told(cola):
+  _, results, rows = cola
+  assert [(r["task"], r["split"], r["seed"]) for r in rows] == [
+    ("cola", "dev", 0),
+    ("cola", "dev", 1),
+  ]
+  assert all(set(r["metrics"]) == {"mcc", "accuracy"} for r in rows)
+  assert max(r["metrics"]["mcc"] for r in rows) > 80
+  assert (results / "results.png").stat().st_size > 5000
+  submission = (results / "cola" / "predictions" / "CoLA.tsv").read_text().splitlines()
+  assert submission[0] == "index\tprediction" and len(submission) == 6
+
+
+def test_the_kept_network_predicts_what_was_measured(cola):
+  glue, results, rows = cola
+  asked = model.load(results)
+  dev = [line.split("\t") for line in (glue / "CoLA" / "dev.tsv").read_text().splitlines()]
+  said = asked([text for _, _, _, text in dev])
+  right = 100 * np.mean(
+    [s["label"] == label for s, (_, label, _, _) in zip(said, dev, strict=True)]
+  )
+  saved = json.loads((results / "cola" / "config.json").read_text())
+  (best,) = [r for r in rows if r["seed"] == saved["best_seed"]]
+  assert right == pytest.approx(best["metrics"]["accuracy"])
+  assert all(0.5 <= s["probability"] <= 1 for s in said)
+  assert asked([]) == []
+  with pytest.raises(ValueError, match="takes texts"):
+    asked([("a", "b")])
+
+
+def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola, source):
+  glue, results, rows = cola
+  config = make_config("glue", "cola", source, data__dir=str(glue))
+  before = (results / "cola" / "units.npz").stat().st_mtime_ns
+  assert run(config, results) == rows
+  assert (results / "cola" / "units.npz").stat().st_mtime_ns == before
+  config.optimizer.learning_rate = 1e-3
+  with pytest.raises(ValueError, match="optimizer.learning_rate was 0.01, is 0.001"):
+    run(config, results)
+
+
+def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
+  _, results, _ = cola
+  (tmp_path / "in.tsv").write_text(
+    "sentence\tid\n" + "".join(f"w{i % 2} w9\t{i}\n" for i in range(9))
+  )
+  asked = model.load(results / "cola" / "model")
+  assert answer.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv") == 9
+  lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
+  assert lines[0] == ["index", "prediction", "probability"]
+  assert [line[0] for line in lines[1:]] == [str(i) for i in range(9)]
+  assert len({line[1] for line in lines[1::2]}) == 1 and lines[1][1] != lines[2][1]
+  (tmp_path / "in.jsonl").write_text('{"sentence": "w0 w9"}\n')
+  answer.predict(asked, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+  assert json.loads((tmp_path / "out.jsonl").read_text())["label"] == lines[1][1]
+  with pytest.raises(ValueError, match="exists: nothing is overwritten"):
+    answer.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv")
+
+
+@pytest.mark.slow
+def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp_path):
+  glue, results, _ = cola
+  fields = {"data__dir": str(glue), "train__epochs": 1.0, "keep": "none"}
+  config = make_config("glue", "cola,rte", source, **fields)
+  config.init, config.like = "random", str(source)
+  console = Console(record=True, width=200, quiet=False, file=open("/dev/null", "w"))
+  program.run(config, tmp_path / "control", console)
+  text = console.export_text()
+  assert "GLUE average of medians over 2 of 8 tasks" in text and "(cola, rte; without" in text
+  assert not (tmp_path / "control" / "cola" / "model").exists()
+  console = Console(record=True, width=200, file=open("/dev/null", "w"))
+  answer.compare(results, tmp_path / "control", console, samples=100)
+  (line,) = [x for x in console.export_text().splitlines() if "cola" in x and "dev" in x]
+  assert "mcc" in line
+  units = [np.load(f / "cola" / "units.npz")["dev"] for f in (results, tmp_path / "control")]
+  assert units[0].shape == units[1].shape == (2, 25, 2)
+  with pytest.raises(ValueError, match="holds no results"):
+    answer.compare(results, glue, console)
+
+
+def write_conll(path: Path, n: int) -> None:
+  lines = []
+  for _ in range(n):
+    for word in sentence(RNG.randint(3, 12)):
+      lines.append(f"{word} X {'B-A' if word in WORDS[2:12] else 'O'}")
+    lines.append("")
+  path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.slow
+def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(source, tmp_path):
+  for split, n in (("train", 60), ("dev", 20)):
+    write_conll(tmp_path / f"{split}.txt", n)
+  files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
+  config = make_config("tagging", "words", source, seeds=1, data__max_length=10, **files)
+  (row,) = run(config, tmp_path / "results")
+  assert row["metrics"]["f1"] > 90 and not row["collapsed"]
+  asked = model.load(tmp_path / "results")
+  assert asked([["w3", "w20"]]) == [{"tags": ["B-A", "O"]}]
+  answer.predict(asked, tmp_path / "dev.txt", tmp_path / "said.txt")
+  columns = [line.split() for line in (tmp_path / "said.txt").read_text().splitlines() if line]
+  assert np.mean([gold == said for _, gold, said in columns]) > 0.9
+  again = exchange.open_source(model.find(tmp_path / "results"))
+  console = Console(quiet=True)
+  export.export_hf(again, tmp_path / "hf", console)
+  written = json.loads((tmp_path / "hf" / "discriminator" / "config.json").read_text())
+  assert written["architectures"] == ["ElectraForTokenClassification"]
+  assert list(written["id2label"].values()) == list(asked.facts.labels)
+  back = exchange.open_source(tmp_path / "hf").networks["discriminator"].weights
+  ours = again.networks["discriminator"].weights
+  assert jax.tree.all(jax.tree.map(np.array_equal, dict(back), dict(ours)))
+
+
+def squad_file(path: Path, n: int) -> None:
+  paragraphs = []
+  for i in range(n):
+    words = sentence(8)
+    place = RNG.randrange(1, 8)
+    words[place - 1], words[place] = "w0", RNG.choice(WORDS[2:])
+    start = len(" ".join(words[:place])) + 1
+    answers = [{"text": words[place], "answer_start": start}]
+    qa = {"id": str(i), "question": "w0 ?", "answers": answers}
+    paragraphs.append({"context": " ".join(words), "qas": [qa]})
+  path.write_text(json.dumps({"version": "1.1", "data": [{"title": "", "paragraphs": paragraphs}]}))
+
+
+@pytest.mark.slow
+def test_questions_are_answered_from_their_context(source, tmp_path):
+  for split, n in (("train", 64), ("dev", 16)):
+    squad_file(tmp_path / f"{split}.json", n)
+  files = {f"data__{split}": str(tmp_path / f"{split}.json") for split in ("train", "dev")}
+  config = make_config(
+    "squad", None, source, seeds=1, qa__beam_size=3, qa__hidden=16, qa__max_query=8, **files
+  )
+  (row,) = run(config, tmp_path / "results")
+  assert set(row["metrics"]) == {"exact_match", "f1"}
+  written = tmp_path / "results" / "squad" / "predictions" / "dev"
+  predictions = json.loads((written / "predictions.json").read_text())
+  asked = model.load(tmp_path / "results")
+  data = json.loads((tmp_path / "dev.json").read_text())["data"][0]["paragraphs"]
+  said = asked([("w0 ?", p["context"]) for p in data])
+  assert [s["answer"] for s in said] == list(predictions.values())
+  for one, p in zip(said, data, strict=True):
+    assert p["context"][one["start"] : one["end"]] == one["answer"]
+  golds = [p["qas"][0]["answers"][0]["text"] for p in data]
+  right = np.mean([s["answer"] == gold for s, gold in zip(said, golds, strict=True)])
+  assert 100 * right == pytest.approx(row["metrics"]["exact_match"])
+
+
+# What is refused, in one line.
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "why"),
+  [
+    ("task", "colla", "GLUE's tasks are cola"),
+    ("task", "", "GLUE's tasks are"),
+    ("seeds", 0, "config.seeds is above 0, got 0"),
+    ("keep", "some", "config.keep is one of best, all, none"),
+    ("model.head", "three", "config.model.head is one of linear, two_layers"),
+    ("optimizer.warmup_frac", 1.0, "at least 0 and below 1"),
+    ("train.batch_size", 12, "12 is not divisible by 8 devices"),
+    ("data.dir", None, "config.data.dir is not set"),
+    ("data.dir", "nowhere", "nowhere is no folder"),
+    ("data.max_length", 4, "at least 8, got 4"),
+    ("data.train_examples", 0, "config.data.train_examples is above 0, got 0"),
+    ("init", None, "config.init is not set"),
+    ("init", "random", "config.init=random needs config.like"),
+    ("init", "nowhere", "neither a run, an orbax export"),
+    ("like", "x", "config.like is for config.init=random alone"),
+  ],
+)
+def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, field, value, why):
+  config = make_config("glue", "cola", source, data__dir=str(tmp_path))
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(ValueError, match=why) as error:
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  assert "\n" not in str(error.value)
+  assert not list((tmp_path / "results").glob("*/*"))
+
+
+def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):
+  pieces = (source / "vocab.txt").read_text().splitlines()
+  config = make_config("glue", "cola", source, data__vocab=str(tmp_path / "vocab.txt"))
+  (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-1], "other"]) + "\n")
+  with pytest.raises(ValueError, match="is not the vocabulary of .*: 60 entries"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+
+
+def test_a_generator_alone_is_no_tower(source, tmp_path):
+  weights = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), hf.shapes(CFG, "mlm_head"))
+  hf.save(tmp_path, CFG, weights, "mlm_head", 0)
+  config = make_config("glue", "cola", tmp_path)
+  with pytest.raises(ValueError, match="has no discriminator"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+
+
+def test_a_missing_split_and_a_span_outside_of_its_context_are_named(source, tmp_path, cola):
+  glue = tmp_path / "glue"
+  shutil.copytree(cola[0], glue)
+  (glue / "RTE" / "dev.tsv").unlink()
+  config = make_config("glue", "rte", source, data__dir=str(glue))
+  with pytest.raises(ValueError, match="no file of the split 'dev'"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  squad_file(tmp_path / "train.json", 20)
+  text = (tmp_path / "train.json").read_text().replace('"text": "w', '"text": "q')
+  (tmp_path / "train.json").write_text(text)
+  both = {f"data__{split}": str(tmp_path / "train.json") for split in ("train", "dev")}
+  with pytest.raises(ValueError, match="train.json"):
+    program.run(make_config("squad", None, source, **both), tmp_path / "qa", Console(quiet=True))
+
+
+def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):
+  (tmp_path / "results" / "cola").mkdir(parents=True)
+  (tmp_path / "results" / "cola" / "mine.txt").write_text("mine")
+  config = make_config("glue", "cola", source, data__dir=str(tmp_path))
+  with pytest.raises(ValueError, match="is no result"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  assert (tmp_path / "results" / "cola" / "mine.txt").read_text() == "mine"
+
+
+def test_facts_survive_json():
+  facts = prepare.Facts(
+    "tagging", "x", prepare.HeadSpec("tagging", {"outputs": 3}), 16, ("B-A", "I-A", "O")
+  )
+  content = json.loads(json.dumps(dataclasses.asdict(facts)))
+  assert prepare.Facts.from_json(content) == facts
+
+
+@pytest.mark.slow
+def test_errors_are_one_line_and_exit_codes_on_the_command_line(tmp_path):
+  def call(*args):
+    return subprocess.run(
+      [sys.executable, "-m", "electra_jax.finetune", *args],
+      capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+
+  said = call("--compare", "a", "b")
+  assert (said.returncode, said.stderr) == (
+    1, "error: a holds no results of python -m electra_jax.finetune\n"
+  )  # fmt: skip
+  said = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
+  assert said.returncode == 2 and said.stderr.startswith("error: --config=")

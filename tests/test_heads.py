@@ -1,0 +1,221 @@
+"""Heads of fine-tuning against NumPy, and the step, the seeds and the devices around them."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from electra_jax import optimizer, parallel
+from electra_jax.batch import Examples
+from electra_jax.data import finetune as data
+from electra_jax.data.finetune import Feature, Plan
+from electra_jax.finetune import heads, loop, network
+from electra_jax.model import TransformerConfig
+
+CFG = TransformerConfig(30, 8, 16, 2, 2, 32, 32, dropout=0.0, attention_dropout=0.0)
+OPTIMIZER = optimizer.OptimizerConfig("adamw", 1e-2, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0)
+SETTINGS = loop.Settings((0,), OPTIMIZER, 0.1, 0.8, False, 8, 1, 1.0, 8, 1, 5, 0)
+
+
+def states_and_batch(target: dict, B=3, L=5):
+  rng = np.random.default_rng(0)
+  states = rng.normal(size=(B, L, 16)).astype(np.float32)
+  mask = np.ones((B, L), bool)
+  mask[0, 3:] = False
+  mask[-1] = False  # a row of padding
+  ids = np.zeros((B, L), np.int32)
+  return states, Examples(ids, ids, mask, np.arange(B, dtype=np.int32), target)
+
+
+def weights_of(head, seed=1):
+  weights = head.init(CFG, jax.random.key(seed))
+  return jax.tree.map(lambda x: x + 0.1, weights)  # biases that are not 0
+
+
+def log_softmax(x):
+  return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_classification_is_cross_entropy_of_the_first_state():
+  head = heads.classification(3)
+  states, batch = states_and_batch({"label": np.array([2, 0, 1], np.int32)})
+  w = weights_of(head)
+  terms = head.loss(CFG, w, states, batch, None)
+  logits = states[:, 0] @ np.array(w["classifier"]["kernel"]) + np.array(w["classifier"]["bias"])
+  nll = -log_softmax(logits)[[0, 1], [2, 0]]
+  assert terms["loss"].count == 2
+  np.testing.assert_allclose(terms["loss"].total, nll.sum(), rtol=1e-5)  # float32 sums
+  hits = (logits[:2].argmax(-1) == [2, 0]).sum()
+  assert (terms["accuracy"].total, terms["accuracy"].count) == (hits, 2)
+  # Sums of 16 products of about 1 in float32, in another order.
+  np.testing.assert_allclose(head.predict(CFG, w, states, batch)["logits"], logits, atol=2e-6)
+
+
+def test_two_layers_are_dense_gelu_and_a_product():
+  from scipy.special import erf
+
+  head = heads.classification(2, "two_layers")
+  states, batch = states_and_batch({"label": np.zeros(3, np.int32)})
+  w = weights_of(head)
+  x = states[:, 0] @ np.array(w["dense"]["kernel"]) + np.array(w["dense"]["bias"])
+  x = x * 0.5 * (1 + erf(x / 2**0.5))
+  logits = x @ np.array(w["out_proj"]["kernel"]) + np.array(w["out_proj"]["bias"])
+  np.testing.assert_allclose(head.predict(CFG, w, states, batch)["logits"], logits, atol=4e-6)
+
+
+def test_regression_is_the_squared_error():
+  head = heads.regression()
+  states, batch = states_and_batch({"label": np.array([0.2, 0.9, 7.0], np.float32)})
+  w = weights_of(head)
+  said = (states[:, 0] @ np.array(w["classifier"]["kernel"]))[:, 0] + float(
+    w["classifier"]["bias"][0]
+  )
+  terms = head.loss(CFG, w, states, batch, None)
+  np.testing.assert_allclose(terms["loss"].total, ((said[:2] - [0.2, 0.9]) ** 2).sum(), rtol=1e-5)
+  assert terms["loss"].count == 2
+
+
+def test_tagging_counts_labelled_tokens_of_the_text_alone():
+  head = heads.tagging(4)
+  tag = np.array([[-1, 2, -1, 3, 3], [0, -1, -1, -1, 1], [2, 2, 2, 2, 2]], np.int32)
+  states, batch = states_and_batch({"tag": tag})
+  w = weights_of(head)
+  logits = states @ np.array(w["classifier"]["kernel"]) + np.array(w["classifier"]["bias"])
+  logp = log_softmax(logits)
+  expected = -(logp[0, 1, 2] + logp[1, 0, 0] + logp[1, 4, 1])  # the rest is padding or not labelled
+  terms = head.loss(CFG, w, states, batch, None)
+  assert terms["loss"].count == 3
+  np.testing.assert_allclose(terms["loss"].total, expected, rtol=1e-5)
+
+
+def test_layer_rates_are_the_papers_and_as_a_switch_the_originals():
+  # Original, n = 12, d = 0.8: head 1, top layer 0.64, lowest layer 0.055, embeddings 0.044.
+  cfg = dataclasses.replace(CFG, num_layers=12)
+  shapes = network.shapes(cfg, heads.classification(2))
+  for skip, top, low, bottom in ((True, 0.64, 0.055, 0.044), (False, 0.8, 0.0687, 0.055)):
+    rates = optimizer.layer_rates(shapes, 12, 0.8, skip)
+    assert set(jax.tree.leaves(rates["head"])) == {1.0}
+    kernel = np.array(rates["encoder"]["layers"]["ffn_in"]["kernel"])
+    assert kernel.shape == (12, 1, 1)
+    np.testing.assert_allclose(kernel[[11, 0], 0, 0], [top, low], atol=5e-4)  # as printed there
+    np.testing.assert_allclose(rates["embeddings"]["word"], bottom, atol=5e-4)
+    np.testing.assert_allclose(rates["encoder"]["project"]["kernel"], bottom, atol=5e-4)
+
+
+def test_updates_are_scaled_layer_by_layer():
+  params = {"head": np.ones(2), "encoder": {"layers": np.ones((2, 3))}, "embeddings": np.ones(1)}
+  tx = optimizer.scale_each(optimizer.layer_rates(params, 2, 0.5))
+  scaled, _ = tx.update(params, tx.init(params))
+  np.testing.assert_allclose(scaled["encoder"]["layers"], [[0.25] * 3, [0.5] * 3])
+  np.testing.assert_allclose(scaled["embeddings"], [0.125])
+
+
+# Rows a network can learn: whether token 5 occurs.
+
+
+def features(n=40, seed=0) -> list[Feature]:
+  rng = np.random.default_rng(seed)
+  made = []
+  for i in range(n):
+    ids = rng.integers(6, 30, rng.integers(4, 24)).astype(np.int32)
+    if i % 2:
+      ids[rng.integers(1, len(ids))] = 5
+    made.append(Feature(ids, len(ids), {"label": np.int32(i % 2)}))
+  return made
+
+
+def leaves(tree):
+  return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
+  head = heads.classification(2)
+  params = jax.tree.map(lambda x: x[0], loop.init_params(CFG, head, None, (0,)))
+  rows = Plan(np.arange(7), 24)
+  objective = jax.jit(network.make_objective(dataclasses.replace(CFG, dropout=0.1), head))
+  predict = jax.jit(network.make_predict(CFG, head))
+  keys = jax.random.split(jax.random.key(2), 8)
+  short, long = (data.collate(features(), rows._replace(length=n), 8, 0) for n in (24, 32))
+  a, b = (objective(params, batch, keys, 0)["loss"].total for batch in (short, long))
+  np.testing.assert_allclose(a, b, rtol=1e-5)  # softmax and sums over more zeros, in float32
+  a, b = (predict(params, batch)["logits"] for batch in (short, long))
+  np.testing.assert_allclose(a[:7], b[:7], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
+  head, lines = heads.classification(2), []
+  one = dataclasses.replace(SETTINGS, epochs=40.0, log_every=100)
+  both = dataclasses.replace(one, seeds=(3, 4))
+  rows = features()
+  together = loop.train(CFG, head, None, rows, both, lambda *line: lines.append(line))
+  assert [line[:2] for line in lines] == [(100, 200), (200, 200)]
+  assert all(len(line[2]["loss"]) == 2 for line in lines)
+  assert max(lines[1][2]["loss"]) < 0.1 < min(lines[0][2]["loss"])
+  said = loop.predict(CFG, head, together, rows, batch_size=8, buckets=1, pad=0)
+  labels = [int(f.target["label"]) for f in rows]
+  assert all((one["logits"].argmax(-1) == labels).all() for one in said)
+
+  # Alone it is another program: the first epoch only, before rounding has grown.
+  brief = [dataclasses.replace(one, epochs=1.0, seeds=seeds) for seeds in ((3, 4), (4,))]
+  pair, alone = (loop.train(CFG, head, None, rows, settings) for settings in brief)
+  for x, y in zip(leaves(pair), leaves(alone), strict=True):
+    np.testing.assert_allclose(x[1], y[0], atol=1e-5)
+  assert any(np.abs(x[0] - x[1]).max() > 1e-3 for x in leaves(pair))
+
+
+def test_microbatches_give_the_update_of_the_whole_batch():
+  # One step, and an eps beside which the root is nothing: the change is the gradient's.
+  head = heads.classification(2)
+  linear = dataclasses.replace(OPTIMIZER, name="electra_adam", eps=1e6, learning_rate=1e6)
+  one = dataclasses.replace(SETTINGS, batch_size=40, optimizer=linear)
+  tower = jax.jit(lambda: network.init_tower(CFG, jax.random.key(5)))()
+  whole = loop.train(CFG, head, tower, features(), one)
+  parts = loop.train(CFG, head, tower, features(), dataclasses.replace(one, accumulation=5))
+  for x, y in zip(leaves(whole), leaves(parts), strict=True):
+    np.testing.assert_allclose(x, y, atol=2e-6)
+
+
+def test_predictions_come_in_the_order_of_the_features_once_each():
+  head = heads.tagging(3)
+  params = loop.init_params(CFG, head, None, (0, 1))
+  rows = features(19)
+  said = loop.predict(CFG, head, params, rows, batch_size=8, buckets=3, pad=0)
+  assert len(said) == 2
+  predict = jax.jit(network.make_predict(CFG, head))
+  for seed in (0, 1):
+    mine = jax.tree.map(lambda x, s=seed: x[s], params)
+    for i, feature in enumerate(rows):
+      alone = predict(mine, data.collate(rows, Plan(np.array([i]), 24), 1, 0))["logits"][0]
+      n = len(feature.ids)
+      np.testing.assert_allclose(said[seed]["logits"][i], alone[:n], atol=1e-5)
+      assert said[seed]["logits"][i].shape == (n, 3)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_seed():
+  wild = dataclasses.replace(OPTIMIZER, learning_rate=1e30, name="adamw")
+  settings = dataclasses.replace(SETTINGS, optimizer=wild, seeds=(7,), epochs=3.0)
+  with pytest.raises(ArithmeticError, match="seed 7: the loss is nan"):
+    loop.train(CFG, heads.classification(2), None, features(), settings)
+
+
+def test_nothing_to_train_on_and_batches_that_do_not_divide_are_refused():
+  head = heads.classification(2)
+  with pytest.raises(ValueError, match="make no step"):
+    loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, epochs=0.05))
+  with pytest.raises(ValueError, match="12 is not divisible by 8 devices"):
+    loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, batch_size=12))
+
+
+def test_seeds_are_mapped_alike_together_and_one_by_one(monkeypatch):
+  def function(seed, shared, x):
+    return {"y": seed * x + shared}
+
+  args = np.arange(3.0), np.float32(2), np.ones((3, 4))
+  own = (True, False, True)
+  one_by_one = parallel.over_seeds(function, own)(*args)
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  together = parallel.over_seeds(function, own)(*args)
+  np.testing.assert_array_equal(one_by_one["y"], together["y"])
+  np.testing.assert_array_equal(together["y"][2], [4.0] * 4)

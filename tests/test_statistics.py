@@ -1,0 +1,175 @@
+"""Several seeds: summaries, bootstrap intervals against known cases, the table and the picture."""
+
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from electra_jax.finetune import statistics
+from electra_jax.finetune.tasks import TASKS
+
+
+def accuracy(units):
+  return {"accuracy": 100 * float((units[:, 0] == units[:, 1]).mean())}
+
+
+def system(rng, n: int, shares: list[float]) -> np.ndarray:
+  """Returns units [S, n, 2] of which each seed has about its share right."""
+  hit = rng.random((len(shares), n)) < np.array(shares)[:, None]
+  return np.stack([np.ones((len(shares), n)), hit], -1).astype(float)
+
+
+def test_a_summary_agrees_with_numbers_by_hand():
+  found = statistics.summary([1.0, 2.0, 6.0, 7.0])
+  assert found == (4.0, 4.0, pytest.approx(math.sqrt((9 + 4 + 4 + 9) / 3)), 4)
+  assert statistics.summary([3.5]) == (3.5, 3.5, 0.0, 1)
+  with pytest.raises(ValueError, match="no seeds"):
+    statistics.summary([])
+
+
+def test_the_interval_of_a_difference_of_proportions_is_the_normal_one():
+  rng = np.random.default_rng(1)
+  a, b = system(rng, 400, [0.8]), system(rng, 400, [0.75])
+  found = statistics.paired_bootstrap(a, b, accuracy, "accuracy", samples=4000)
+  hits = 100 * (a[0, :, 1] - b[0, :, 1])
+  error = hits.std() / math.sqrt(400)  # of a mean of paired differences, in points
+  assert found.difference == pytest.approx(hits.mean())
+  # 4000 samples place a 2.5 % quantile to about 0.042 standard errors; four times that, and the
+  # quarter of a point by which the accuracy of 400 units steps.
+  tolerance = 4 * 0.042 * error + 0.25
+  assert found.low == pytest.approx(hits.mean() - 1.96 * error, abs=tolerance)
+  assert found.high == pytest.approx(hits.mean() + 1.96 * error, abs=tolerance)
+  # The two-sided normal p; at a chance of about 0.1, 4000 samples are right to 2 x 0.0033 x 4.
+  p = math.erfc(abs(hits.mean()) / error / math.sqrt(2))
+  assert found.p == pytest.approx(p, abs=0.03)
+
+
+def test_pairing_takes_what_the_systems_share_out_of_the_interval():
+  rng = np.random.default_rng(2)
+  a = system(rng, 300, [0.7])
+  b = a.copy()
+  b[0, :3, 1] = 1 - b[0, :3, 1]  # they differ in three units of 300
+  near = statistics.paired_bootstrap(a, b, accuracy, "accuracy", samples=500)
+  far = statistics.paired_bootstrap(a, b[:, ::-1], accuracy, "accuracy", samples=500)
+  assert near.high - near.low < 0.3 * (far.high - far.low)
+
+
+def test_seeds_are_drawn_too():
+  # Every unit of a seed is alike, so that nothing but the draw of the seeds varies: the mean of
+  # 8 draws from {60, 80} has the standard deviation 10 / sqrt(8).
+  value = lambda units: {"score": float(units.mean())}  # noqa: E731
+  a = np.repeat([60.0, 80.0] * 4, 5).reshape(8, 5, 1)
+  b = np.full((1, 5, 1), 70.0)
+  found = statistics.paired_bootstrap(a, b, value, "score", samples=4000)
+  assert (found.a, found.b, found.difference) == (70.0, 70.0, 0.0)
+  # The mean of 8 draws moves in steps of 20 / 8.
+  assert found.high == pytest.approx(1.96 * 10 / math.sqrt(8), abs=2.5 / 2)
+  assert found.low == pytest.approx(-found.high, abs=1e-9)
+
+
+def test_a_system_does_not_differ_from_itself():
+  units = system(np.random.default_rng(3), 200, [0.6, 0.65, 0.7])
+  found = statistics.paired_bootstrap(units, units, accuracy, "accuracy", samples=500)
+  assert found.difference == 0 and found.low < 0 < found.high and found.p > 0.5
+  # With one seed each nothing is left to chance.
+  found = statistics.paired_bootstrap(units[:1], units[:1], accuracy, "accuracy", samples=50)
+  assert (found.low, found.high, found.p) == (0.0, 0.0, 1.0)
+
+
+def test_a_large_difference_excludes_zero_with_the_sign_of_a_minus_b():
+  rng = np.random.default_rng(4)
+  a, b = system(rng, 200, [0.9, 0.92]), system(rng, 200, [0.6, 0.62, 0.58])
+  found = statistics.paired_bootstrap(a, b, accuracy, "accuracy", samples=500)
+  assert found.low > 15 and found.level == 0.95
+  assert found.p == pytest.approx(2 / 501)  # the smallest that 500 samples can show
+  other = statistics.paired_bootstrap(b, a, accuracy, "accuracy", samples=500)
+  assert other.high < -15 and other.difference == -found.difference
+
+
+def test_the_same_seed_gives_the_same_interval():
+  rng = np.random.default_rng(5)
+  a, b = system(rng, 50, [0.8, 0.7]), system(rng, 50, [0.7])
+  run = lambda seed: statistics.paired_bootstrap(  # noqa: E731
+    a, b, accuracy, "accuracy", samples=100, seed=seed
+  )
+  assert run(0) == run(0) != run(1)
+
+
+def test_systems_on_different_units_are_refused_with_both_numbers():
+  rng = np.random.default_rng(6)
+  a, b = system(rng, 50, [0.8]), system(rng, 49, [0.7])
+  for first, second in ((a, b), ([a[0], b[0]], a)):
+    with pytest.raises(ValueError, match="one has 49, one 50"):
+      statistics.paired_bootstrap(first, second, accuracy, "accuracy")
+  for empty in ([], np.zeros((1, 0, 2))):
+    with pytest.raises(ValueError, match="a seed and a unit"):
+      statistics.paired_bootstrap(empty, empty, accuracy, "accuracy")
+
+
+def test_the_glue_average_leaves_out_wnli_and_says_what_is_missing():
+  scores = dict.fromkeys(TASKS, 80.0) | {"cola": 64.0, "wnli": 0.0, "squad": 0.0}
+  assert statistics.glue_average(scores).value == 78.0
+  del scores["mnli"]
+  found = statistics.glue_average(scores)
+  assert found.value == pytest.approx((6 * 80 + 64) / 7) and found.missing == ("mnli",)
+  assert math.isnan(statistics.glue_average({"wnli": 1.0}).value)
+
+
+def results(task, split, metric, values, collapsed=()):
+  return [
+    {
+      "task": task,
+      "split": split,
+      "seed": seed,
+      "metrics": {metric: value, "f1": value / 2},
+      "collapsed": seed in collapsed,
+    }
+    for seed, value in enumerate(values)
+  ]
+
+
+def shown(rows) -> str:
+  console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+  console.print(statistics.table(rows))
+  return console.export_text()
+
+
+def test_the_table_has_each_seed_and_marks_those_that_collapsed():
+  rows = results("mrpc", "dev", "accuracy", [90.0, 68.4, 88.0], collapsed=(1,))
+  text = shown(rows + results("mnli", "dev_matched", "accuracy", [81.25]))
+  lines = [[c.strip() for c in x.split("│")[1:-1]] for x in text.split("\n") if x.startswith("│")]
+  assert lines == [
+    ["MRPC", "accuracy", "88.00", "82.13", "11.94", "90.00 68.40* 88.00"],
+    ["", "F1", "44.00", "41.07", "5.97", "45.00 34.20* 44.00"],
+    ["MNLI matched", "accuracy", "81.25", "81.25", "", "81.25"],
+    ["", "F1", "40.62", "40.62", "", "40.62"],
+  ]
+  assert "* collapsed" in text and "collapsed" not in shown(rows[:1])
+
+
+def test_a_seed_that_one_task_lacks_keeps_its_place():
+  rows = results("cola", "dev", "mcc", [1.0, 2.0, 3.0])
+  assert "1.00 – 3.00" in shown([rows[0], rows[2], *results("rte", "dev", "mcc", [5.0, 6.0])])
+
+
+def test_ten_seeds_are_all_shown_in_eighty_columns():
+  values = [60.11 + i for i in range(10)]
+  console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+  console.print(statistics.table(results("stsb", "dev", "spearman", values)))
+  text = console.export_text()
+  assert all(f"{value:.2f}" in text for value in values) and "…" not in text
+
+
+def test_the_picture_has_a_dot_for_each_seed_and_the_median(tmp_path):
+  from matplotlib import image
+
+  rows = results("cola", "dev", "mcc", [57.0, 55.0, 0.0], collapsed=(2,))
+  statistics.picture(tmp_path / "a.png", rows)
+  pixels = image.imread(tmp_path / "a.png")[..., :3]
+  blue, orange, red = (0x1F, 0x5F, 0xA8), (0xD1, 0x60, 0x2C), (0xB0, 0x30, 0x30)
+  for colour in (blue, orange, red):
+    assert (abs(pixels - np.array(colour) / 255) < 0.02).all(-1).any(), colour
+  assert not (tmp_path / "a.tmp").exists()
+  with pytest.raises(ValueError, match="no results"):
+    statistics.picture(tmp_path / "b.png", [])
