@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 
-.PHONY: quickstart test lint test-kill test-hf lock clean
+.PHONY: quickstart test lint test-long test-kill test-hf lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
@@ -16,19 +16,22 @@ lint: .venv/ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
+test-long: .venv/ready  ## what the default tests leave out because it compiles for minutes
+	$(RUN) -m pytest -m long
+
 test-kill: .venv/ready  ## kill -9 real runs and compare what they end with, bit for bit
 	$(RUN) tests/kill_resume.py
 
 test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
 	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
-	$(RUN) -m pytest tests/test_hf.py
+	$(RUN) -m pytest -m "long or not long" tests/test_hf.py
 
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(RUN) -m pip install --quiet --disable-pip-version-check --use-pep517 -r requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 

@@ -31,6 +31,7 @@ DATA_FACTS = ("data.manifest", "data.vocab_hash")
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 # What text needs on its way to the device: the extra `data`.
+SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
 DATA_PACKAGES = (
   "sentencepiece",
   "tensorflow",
@@ -134,8 +135,9 @@ def explain(error: BaseException) -> str | None:
   """
   if isinstance(error, OSError):
     return _one_line(error)
-  if isinstance(error, ModuleNotFoundError) and error.name in DATA_PACKAGES:
-    return f"{error.name} is not installed; it comes with: pip install 'electra_jax[data]'"
+  for extra, packages in (("data", DATA_PACKAGES), ("finetune", SCORE_PACKAGES)):
+    if isinstance(error, ModuleNotFoundError) and error.name in packages:
+      return f"{error.name} is not installed; it comes with: pip install 'electra_jax[{extra}]'"
   if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
     return (
       f"the device is out of memory: raise train.accumulation, or set model.remat ({error!s:.200})"

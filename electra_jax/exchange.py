@@ -172,7 +172,7 @@ def _hugging_face(path: Path) -> Source:
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
       found[role] = Network(cfg, weights, head)
   for folder in _hf_folders(path):
-    for name in ("vocab.txt", "tokenizer.json"):
+    for name in ("vocab.txt", "spm.model", "tokenizer.json"):
       if (folder / name).is_file():
         return Source(found, tokenizer.load(folder / name, _lowercase(folder)), {})
   return Source(found, None, {})

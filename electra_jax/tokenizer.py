@@ -130,10 +130,6 @@ class Tokenizer(abc.ABC):
     shutil.copyfile(self.path, target)
     return target
 
-  def engine_json(self) -> str | None:
-    """Returns a tokenizer.json of the `tokenizers` library; None where there is none."""
-    return None
-
 
 class _HuggingFace(Tokenizer):
   """What the two kinds that run on the `tokenizers` library share."""
@@ -195,7 +191,8 @@ class _HuggingFace(Tokenizer):
   def decode(self, ids: Sequence[int]) -> str:
     return self._engine.decode(list(ids), skip_special_tokens=False)
 
-  def engine_json(self) -> str | None:
+  def engine_json(self) -> str:
+    """Returns a tokenizer.json of the `tokenizers` library."""
     return self._engine.to_str()
 
 

@@ -165,7 +165,7 @@ def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
     answer.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp_path):
   glue, results, _ = cola
   fields = {"data__dir": str(glue), "train__epochs": 1.0, "keep": "none"}
@@ -232,7 +232,7 @@ def squad_file(path: Path, n: int) -> None:
   path.write_text(json.dumps({"version": "1.1", "data": [{"title": "", "paragraphs": paragraphs}]}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_questions_are_answered_from_their_context(source, tmp_path):
   for split, n in (("train", 64), ("dev", 16)):
     squad_file(tmp_path / f"{split}.json", n)

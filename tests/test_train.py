@@ -78,6 +78,7 @@ def test_a_run_leaves_everything_it_promises(straight):
   assert 0 < history[-1]["rtd_auc"] < 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "configs").glob("*.py")))
 def test_every_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
   config, small = configs.load(name), make_tiny_config(tiny_shards)

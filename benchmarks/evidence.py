@@ -1,0 +1,431 @@
+"""Minutes of pretraining with five objectives at equal compute, then fine-tuning on six tasks.
+
+  python benchmarks/evidence.py --out DIR --glue DIR --chunk DIR --text 'text:GLOB' [--minutes N]
+                                [--small]
+
+--out      what is made: shards, runs, results, evidence.json. Started again with the same
+           arguments, it goes on where it was: nothing that has ended is done again.
+--glue     folder with GLUE's folders (SST-2/train.tsv, ...).
+--chunk    folder with CoNLL-2000's train.txt and test.txt.
+--text     what to pretrain on, as config.data.sources.
+--minutes  of all pretrainings together on two cores, roughly: the number of steps is in proportion.
+--small    two objectives for a few steps and two tasks, to see that everything runs.
+
+Every objective has the same data, main network, optimizer and compute; fresh weights are the
+control. Each learns from short sequences first, in which it finds the neighbours of a token soonest
+(LOG.md), and then from longer and longer ones, so that the positions that tasks need are trained
+and half of them are at any time. Compute is counted in matrix products as they are done; the
+paper's accounting, which multiplies by whole embedding tables, is in the JSON beside it.
+
+It prints tables in markdown: medians over seeds, means, standard deviations, the paper's order.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import machine
+
+from electra_jax import config as configs
+from electra_jax.finetune.statistics import summary
+from electra_jax.flops import __main__ as flops
+from electra_jax.metrics import read_history
+
+# Objectives and their GLUE dev averages at base size (Clark et al. 2020, Table 5).
+PAPER = {
+  "electra": 85.0,
+  "all_tokens_mlm": 84.3,
+  "replace_mlm": 82.4,
+  "electra_15": 82.4,
+  "bert": 82.2,
+}
+REFERENCE = "electra"  # whose steps are given; the others take as many as cost the same
+RANDOM = "random"
+MINUTES = 48.0  # that the steps of PHASES are for
+HELDOUT = {"mlm_loss", "replace_mlm_loss", "all_tokens_loss", "mlm_accuracy", "rtd_auc"}
+
+
+class Phase(NamedTuple):
+  """A part of a pretraining: `steps` are the reference's, `warmup_steps` everybody's."""
+
+  seq_length: int
+  examples: str  # as config.data.examples
+  batch_size: int
+  steps: int
+  learning_rate: float
+  warmup_steps: int
+
+
+PHASES = (
+  Phase(8, "packed", 128, 3600, 1e-3, 100),
+  Phase(16, "segments", 64, 1400, 1e-3, 100),
+  Phase(32, "segments", 32, 800, 1e-3, 100),
+)
+# What differs from configs/quickstart.py, in every pretraining and the build.
+RECIPE = {
+  "model.max_positions": 128,
+  "data.vocab_size": 2048,
+  "data.vocab_train_mb": 20.0,
+  "data.holdout_frac": 0.01,
+  "log.tensorboard": False,
+}
+
+
+class Finetuning(NamedTuple):
+  """One command of the fine-tuning program: what it is given, and the tasks it measures."""
+
+  config: str
+  tasks: tuple[str, ...]
+  overrides: dict
+
+
+FINETUNINGS = {
+  "sst2": Finetuning(
+    "glue.py:sst2", ("sst2",), {"train.epochs": 1.0, "data.train_examples": 10000}
+  ),
+  "cola": Finetuning("glue.py:cola", ("cola",), {"train.epochs": 2.0}),
+  "pairs": Finetuning(
+    "glue.py:mrpc,stsb", ("mrpc", "stsb"), {"train.epochs": 1.0, "data.train_examples": 2400}
+  ),
+  "rte": Finetuning("glue.py:rte", ("rte",), {"train.epochs": 1.0}),
+  "chunk": Finetuning("tagging.py:chunk", ("chunk",), {"train.epochs": 1.0}),
+}
+# Of every task. Longer texts are cut, or tagged in pieces: the positions above are not pretrained.
+FINETUNE_RECIPE = {"data.max_length": 64, "data.buckets": 3, "model.unroll": 2, "keep": "none"}
+
+
+class Setting(NamedTuple):
+  """What is done: all of it, or a smoke test."""
+
+  objectives: tuple[str, ...]
+  phases: tuple[Phase, ...]
+  recipe: dict
+  finetunings: dict[str, Finetuning]
+  finetune_recipe: dict
+  seeds: int
+
+
+def full_setting(minutes: float) -> Setting:
+  """Returns the whole comparison, its steps in proportion to the minutes."""
+  phases = tuple(p._replace(steps=max(1, round(p.steps * minutes / MINUTES))) for p in PHASES)
+  return Setting(tuple(PAPER), phases, RECIPE, FINETUNINGS, FINETUNE_RECIPE, seeds=3)
+
+
+def small_setting() -> Setting:
+  """Returns a smoke test: a few steps of everything that is done differently."""
+  phases = tuple(p._replace(steps=20, batch_size=16, warmup_steps=2) for p in PHASES[::2])
+  recipe = RECIPE | {"data.vocab_train_mb": 2.0, "eval.max_examples": 64}
+  finetunings = {
+    "glue": Finetuning("glue.py:rte", ("rte",), {"train.epochs": 1.0}),
+    "chunk": Finetuning("tagging.py:chunk", ("chunk",), {"train.epochs": 1.0}),
+  }
+  finetune_recipe = FINETUNE_RECIPE | {"data.train_examples": 128, "data.buckets": 1}
+  return Setting(("electra", "bert"), phases, recipe, finetunings, finetune_recipe, seeds=2)
+
+
+# Commands.
+
+
+def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
+  """Runs a program of the package, unless it has already ended well with the same arguments.
+
+  Its output goes to out/logs, its arguments and seconds to out/commands.jsonl. Compiled programs
+  are shared by all commands, for most of them train networks of one shape.
+
+  Args:
+    ended: whether the work is complete; a program that is interrupted exits with 0, too.
+
+  Raises:
+    SystemExit: it failed or was interrupted; the message ends with its last output.
+  """
+  lines = read_history(out / "commands.jsonl")
+  if any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
+    return
+  command = [sys.executable, "-m", module, *arguments]
+  log = out / "logs" / f"{job.replace('/', '-')}.log"
+  log.parent.mkdir(parents=True, exist_ok=True)
+  print(f"{job}: {shlex.join(command)}", flush=True)
+  environment = os.environ | {
+    "JAX_COMPILATION_CACHE_DIR": str((out / "compiled").absolute()),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+  }
+  start, code, complete = time.perf_counter(), None, False
+  try:
+    with log.open("w") as file:
+      code = subprocess.run(
+        command, stdout=file, stderr=subprocess.STDOUT, env=environment
+      ).returncode
+    complete = code == 0 and ended()
+  finally:
+    line = {"job": job, "arguments": arguments, "secs": time.perf_counter() - start}
+    with (out / "commands.jsonl").open("a") as file:
+      file.write(json.dumps(line | {"returncode": code, "ended": complete}) + "\n")
+  if not complete:
+    why = f"ended with {code}" if code else "was interrupted"
+    raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; all of its output: {log}")
+  print(f"{job}: {line['secs']:.0f} s", flush=True)
+
+
+def assignments(overrides: dict) -> list[str]:
+  """Returns fields of a configuration as a command line sets them."""
+  return [f"--config.{name}={value}" for name, value in overrides.items()]
+
+
+# Pretraining.
+
+
+def shards(out: Path, phase: Phase) -> Path:
+  """Returns the folder of the shards of a phase."""
+  return out / "shards" / str(phase.seq_length)
+
+
+def run_folder(out: Path, objective: str, place: int) -> Path:
+  """Returns the workdir of the phase at a place in the setting."""
+  return out / "pretrain" / objective / f"phase{place + 1}"
+
+
+def build(out: Path, setting: Setting, text: str) -> None:
+  """Builds the shards of every phase, all with the vocabulary that the first one trains."""
+  for phase in setting.phases:
+    fields = {k: v for k, v in setting.recipe.items() if k.startswith(("data.", "model."))} | {
+      "data.dir": shards(out, phase),
+      "data.seq_length": phase.seq_length,
+      "data.examples": phase.examples,
+      "data.sources": text,
+    }
+    if phase is not setting.phases[0]:
+      fields["data.vocab"] = shards(out, setting.phases[0]) / "vocab.txt"
+    arguments = ["--config=configs/quickstart.py", *assignments(fields)]
+    folder = shards(out, phase)
+    run(
+      out,
+      f"build/{phase.seq_length}",
+      "electra_jax.data.build",
+      arguments,
+      (folder / "manifest.json").is_file,
+    )
+
+
+def phase_fields(setting: Setting, phase: Phase) -> dict:
+  """Returns what a pretraining sets in a phase, but for the number of steps and paths."""
+  return setting.recipe | {
+    "data.seq_length": phase.seq_length,
+    "train.batch_size": phase.batch_size,
+    "optimizer.learning_rate": phase.learning_rate,
+    "optimizer.warmup_steps": phase.warmup_steps,
+  }
+
+
+def count_steps(setting: Setting) -> dict[str, list[dict]]:
+  """Returns the steps of each objective and phase, and what they cost by both accountings."""
+  plan = {name: [] for name in setting.objectives}
+  for phase in setting.phases:
+    costs = {}
+    for name in {REFERENCE, *setting.objectives}:
+      config = configs.load(f"{name}.py", "quickstart")
+      config.update_from_flattened_dict(phase_fields(setting, phase))
+      costs[name] = [sum(parts.values()) for parts in flops.step_costs(config)]
+    for name in setting.objectives:
+      counted, products = costs[name]
+      steps = max(1, round(phase.steps * costs[REFERENCE][1] / products))
+      plan[name].append(
+        {
+          "steps": steps,
+          "tokens": steps * phase.batch_size * phase.seq_length,
+          "flops_matrix_products": steps * products,
+          "flops_paper_accounting": steps * counted,
+        }
+      )
+  return plan
+
+
+def heldout(folder: Path) -> list[dict]:
+  """Returns the evaluations of a run, first to last."""
+  return [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "heldout"]
+
+
+def pretrain(out: Path, setting: Setting, plan: dict[str, list[dict]]) -> None:
+  """Trains every objective; a phase starts from the weights of the one before."""
+  for name in setting.objectives:
+    for place, (phase, planned) in enumerate(zip(setting.phases, plan[name], strict=True)):
+      steps, folder = planned["steps"], run_folder(out, name, place)
+      fields = phase_fields(setting, phase) | {
+        "data.dir": shards(out, phase),
+        "train.steps": steps,
+      }
+      if place:
+        fields["init_from"] = run_folder(out, name, place - 1)
+      arguments = [f"--config=configs/{name}.py:quickstart", f"--workdir={folder}"]
+
+      def ended(folder=folder, steps=steps) -> bool:
+        lines = heldout(folder)
+        return bool(lines) and lines[-1]["step"] == steps
+
+      job = f"pretrain/{name}/phase{place + 1}"
+      run(out, job, "electra_jax.train", arguments + assignments(fields), ended)
+
+
+# Fine-tuning.
+
+
+def finetune(out: Path, setting: Setting, init: str, glue: str, chunk: str) -> list[dict]:
+  """Fine-tunes a pretrained network, or fresh weights, on every task.
+
+  Returns:
+    A row a task and seed: {"task", "split", "seed", "metrics": {name: percent, the main one first},
+    "collapsed"}.
+  """
+  last = len(setting.phases) - 1
+  if init == RANDOM:
+    start = {"init": RANDOM, "like": run_folder(out, REFERENCE, last)}
+  else:
+    start = {"init": run_folder(out, init, last)}
+  rows = []
+  for name, finetuning in setting.finetunings.items():
+    folder = out / "finetune" / init / name
+    if name == "chunk":
+      data = {"data.train": f"{chunk}/train.txt", "data.dev": f"{chunk}/test.txt"}
+    else:
+      data = {"data.dir": glue}
+    fields = start | data | {"seeds": setting.seeds}
+    fields |= setting.finetune_recipe | finetuning.overrides
+    arguments = [f"--config=configs/finetune/{finetuning.config}", f"--workdir={folder}"]
+    arguments += assignments(fields)
+    results = folder / "results.jsonl"
+    run(out, f"finetune/{init}/{name}", "electra_jax.finetune", arguments, results.is_file)
+    measured = [row for row in read_history(results) if row["split"] == "dev"]
+    expected = len(finetuning.tasks) * setting.seeds
+    if len(measured) != expected:
+      raise SystemExit(f"{results}: {len(measured)} results on dev, expected {expected}")
+    rows += measured
+  return rows
+
+
+# What came of it.
+
+
+def collect(out: Path, setting: Setting, plan: dict, results: dict[str, list[dict]]) -> dict:
+  """Returns everything that is kept: settings, costs, held-out metrics, every seed's result."""
+  secs: dict[str, float] = {}
+  for line in read_history(out / "commands.jsonl"):
+    secs[line["job"]] = secs.get(line["job"], 0.0) + line["secs"]
+  pretrained = {}
+  for name in setting.objectives:
+    phases = []
+    for place, planned in enumerate(plan[name]):
+      first, *_, last = heldout(run_folder(out, name, place))
+      spent = secs[f"pretrain/{name}/phase{place + 1}"]
+      phases.append(planned | {"heldout_first": first, "heldout_last": last, "secs": spent})
+    pretrained[name] = phases
+  return {
+    "settings": {
+      "phases": [phase._asdict() for phase in setting.phases],
+      "quickstart_with": setting.recipe,
+      "finetuning_with": setting.finetune_recipe,
+      "finetunings": {k: f._asdict() for k, f in setting.finetunings.items()},
+      "seeds": setting.seeds,
+      "equal_compute": "matrix products as they are done (electra_jax.flops), in each phase",
+    },
+    "pretraining": pretrained,
+    "finetuning": results,
+    "paper_glue_dev_base": PAPER,
+    "secs": secs,
+  }
+
+
+def main_metrics(rows: list[dict]) -> dict[str, list[float]]:
+  """Returns {task: the main metric of its seeds}."""
+  found: dict[str, list[float]] = {}
+  for row in rows:
+    found.setdefault(row["task"], []).append(next(iter(row["metrics"].values())))
+  return found
+
+
+def pretraining_table(setting: Setting, content: dict) -> list[str]:
+  """Returns the lines of a table of the pretrainings, in markdown."""
+  lines = [
+    "| objective | steps | tokens | FLOPs | held out at the end | minutes |",
+    "|---|---|---|---|---|---|",
+  ]
+  for name in setting.objectives:
+    phases = content["pretraining"][name]
+    steps = " + ".join(f"{p['steps']:,}" for p in phases)
+    tokens, cost, secs = (
+      sum(p[k] for p in phases) for k in ("tokens", "flops_matrix_products", "secs")
+    )
+    last = phases[-1]["heldout_last"]
+    said = ", ".join(f"{k} {v:.3f}" for k, v in last.items() if k in HELDOUT and v is not None)
+    lines.append(
+      f"| {name} | {steps} | {tokens / 1e6:.1f} M | {cost:.3g} | {said} | {secs / 60:.1f} |"
+    )
+  return lines
+
+
+def results_table(results: dict[str, list[dict]]) -> list[str]:
+  """Returns the lines of a table of the results and of the order they give, in markdown."""
+  values = {init: main_metrics(rows) for init, rows in results.items()}
+  tasks = list(next(iter(values.values())))
+  average = {
+    init: statistics.fmean(summary(found[task]).median for task in tasks)
+    for init, found in values.items()
+  }
+  lines = [
+    f"| start | paper, GLUE | average | {' | '.join(tasks)} |",
+    "|---|---|---|" + "---|" * len(tasks),
+  ]
+  for init, found in values.items():
+    cells = []
+    for task in tasks:
+      s = summary(found[task])
+      collapsed = sum(row["collapsed"] for row in results[init] if row["task"] == task)
+      note = f", {collapsed} of {s.n} collapsed" if collapsed else ""
+      cells.append(f"{s.median:.1f} ({s.mean:.1f} ± {s.std:.1f}{note})")
+    lines.append(f"| {init} | {PAPER.get(init, '')} | {average[init]:.1f} | {' | '.join(cells)} |")
+  order = sorted(average, key=average.get, reverse=True)
+  paper = sorted((x for x in average if x in PAPER), key=PAPER.get, reverse=True)
+  return [
+    *lines,
+    "",
+    "Percent on dev (chunking: test): median over seeds (mean ± standard deviation).",
+    f"Order here:  {' > '.join(order)}",
+    f"Paper, base: {', '.join(f'{name} {PAPER[name]}' for name in paper)}",
+  ]
+
+
+def main() -> None:
+  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  for name in ("out", "glue", "chunk", "text"):
+    p.add_argument(f"--{name}", required=True)
+  p.add_argument("--minutes", type=float, default=MINUTES)
+  p.add_argument("--small", action="store_true")
+  args = p.parse_args()
+  if args.minutes <= 0:
+    p.error(f"--minutes is above 0, got {args.minutes}")
+  setting = small_setting() if args.small else full_setting(args.minutes)
+  out = Path(args.out)
+  out.mkdir(parents=True, exist_ok=True)
+  plan = count_steps(setting)
+  build(out, setting, args.text)
+  pretrain(out, setting, plan)
+  results = {
+    init: finetune(out, setting, init, args.glue, args.chunk)
+    for init in (*setting.objectives, RANDOM)
+  }
+  content = collect(out, setting, plan, results)
+  hidden = [args.out, args.glue, args.chunk, args.text]
+  machine.save(str(out / "evidence.json"), content, hide=hidden)
+  tables = [*pretraining_table(setting, content), "", *results_table(results)]
+  (out / "evidence.md").write_text("\n".join(tables) + "\n")
+  print("\n".join(tables))
+
+
+if __name__ == "__main__":
+  main()
