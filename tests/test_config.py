@@ -31,7 +31,17 @@ def test_every_config_loads_and_has_base_fields_only(name):
   assert translate.make_optimizer_config(config).learning_rate > 0
 
 
-def test_every_config_field_is_read_somewhere():
+@pytest.mark.parametrize("name", ["glue", "squad", "tagging", "own"])
+def test_every_fine_tuning_config_has_its_base_fields_only(name):
+  config = configs.load(f"configs/finetune/{name}.py")
+  assert set(configs.flatten(config)) == set(configs.flatten(configs.load("finetune/base.py")))
+  assert config.task and config.kind in ("text", "tagging", "qa")
+  with pytest.raises(FileNotFoundError, match=f"did you mean configs/finetune/{name}.py"):
+    configs.resolve(f"configs/finetune/{name}s.py")
+
+
+@pytest.mark.parametrize("base", ["base.py", "finetune/base.py"])
+def test_every_config_field_is_read_somewhere(base):
   read = set()
   for path in (ROOT / "electra_jax").rglob("*.py"):
     tree = ast.parse(path.read_text())
@@ -42,7 +52,7 @@ def test_every_config_field_is_read_somewhere():
       for node in ast.walk(tree)
       if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-  fields = configs.flatten(configs.load("base.py"))
+  fields = configs.flatten(configs.load(base))
   assert [field for field in fields if field.rsplit(".", 1)[-1] not in read] == []
 
 

@@ -27,7 +27,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # text: folder with the tasks' folders or the task's files, or tfds:NAME
   d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets
-  d.train = placeholder(str)  # tagging, qa: file to train on; not set = an init that is fine-tuned
+  d.train = placeholder(str)  # tagging, qa: file to train on
   d.dev = placeholder(str)  # tagging, qa: file with labels to measure on
   d.test = placeholder(str)  # tagging, qa: file to predict, labels or not
   d.vocab = placeholder(str)  # vocabulary file where the source has none (TF1 checkpoints)

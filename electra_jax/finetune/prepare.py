@@ -249,7 +249,7 @@ def _distribution(task: TextTask, examples: list[glue_files.Example]) -> str:
 
 def _files(config: ConfigDict) -> dict[str, str]:
   """Returns {split: file} of a task that is given as files."""
-  files = {split: config.data[split] for split in ("train", "dev", "test")}
+  files = {"train": config.data.train, "dev": config.data.dev, "test": config.data.test}
   for split in ("train", "dev"):
     if files[split] is None:
       raise ValueError(f"config.data.{split} is not set: the file of that split")
