@@ -15,6 +15,7 @@ from electra_jax import exchange, export, hf, metrics, spm, tokenizer, train
 from electra_jax.batch import Batch
 from electra_jax.data import pretrain
 from electra_jax.exchange import Network
+from electra_jax.finetune.network import HeadSpec
 from electra_jax.model import TransformerConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -425,3 +426,68 @@ def test_a_sentencepiece_export_keeps_its_vocabulary(tmp_path):
   assert hf.save_tokenizer(tmp_path / "out" / "discriminator", trained, 10)
   assert (tmp_path / "out" / "discriminator" / "tokenizer.json").is_file()
   assert exchange.open_source(tmp_path / "out").tokenizer.vocab == trained.vocab
+
+
+WORDS45 = ["the", "of", "and", "a", "to", "in", "is", "##s", "that", "it", ".", ",", "(", ")"]
+WORDS45 += [chr(ord("a") + i) for i in range(1, 26)] + ["##e"]
+TEXT = {"name": "x", "title": "x", "text": "a", "label": "b"}
+TASK_HEADS = {  # kind, arguments, text task; what Hugging Face calls it, None where it has no such
+  "tagging": ("tagging", {"outputs": 3}, None, "ElectraForTokenClassification"),
+  "classes": (
+    "classification",
+    {"outputs": 2, "layers": "two_layers"},
+    {**TEXT, "labels": ["no", "yes"]},
+    "ElectraForSequenceClassification",
+  ),
+  "number": (
+    "regression",
+    {"layers": "two_layers"},
+    {**TEXT, "labels": None},
+    "ElectraForSequenceClassification",
+  ),
+  "spans": (
+    "qa", {"joint": False, "answerable_weight": 0.0}, None, "ElectraForQuestionAnswering"
+  ),
+  "the paper's classifier": (
+    "classification", {"outputs": 2}, {**TEXT, "labels": ["no", "yes"]}, None
+  ),
+  "the paper's answers": ("qa", {}, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TASK_HEADS)
+def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
+  name, tmp_path, monkeypatch, capsys
+):
+  kind, arguments, text, theirs = TASK_HEADS[name]
+  cfg = dataclasses.replace(SIZES["projected"], vocab_size=45)
+  facts = {
+    "kind": {"classification": "text", "regression": "text"}.get(kind, kind),
+    "name": "x",
+    "head": {"kind": kind, "arguments": arguments},
+    "max_length": 12,
+    "labels": ["B-A", "I-A", "O"] if kind == "tagging" else [],
+    "text": text,
+    "options": {},
+  }
+  head = HeadSpec(kind, arguments).make().init(cfg, jax.random.key(3))
+  head = jax.tree.map(lambda x: np.asarray(x) + 0.1, head)
+  (tmp_path / "vocab.txt").write_text(
+    "".join(f"{x}\n" for x in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45])
+  )
+  source = exchange.Source(
+    {"discriminator": Network(cfg, random_network(cfg, None), None)},
+    tokenizer.load(tmp_path / "vocab.txt"),
+    {},
+    finetuned=exchange.Finetuned(facts, head),
+  )
+  (tmp_path / "model").mkdir()
+  exchange.save_orbax(tmp_path / "model", source)
+  call(monkeypatch, tmp_path / "model", tmp_path / "out", "--to", "hf")
+  said = capsys.readouterr().out
+  config = json.loads((tmp_path / "out" / "discriminator" / "config.json").read_text())
+  assert config["architectures"] == [theirs or "ElectraModel"]
+  assert ("Hugging Face has another head" in said) == (theirs is None)
+  assert ("max |difference of logits|" in said) == HAS_TORCH
+  back = exchange.open_source(tmp_path / "out").networks["discriminator"]
+  assert same(back.weights, random_network(cfg, None))
