@@ -155,12 +155,16 @@ class InItsOwnProcess:
     self.pipe.send(part)
     self.pipe.recv()
 
+  def stop(self) -> None:
+    """Ends the process."""
+    self.pipe.send(None)
+
 
 def _serve(pipe, *args) -> None:
   peer = Peer(*args)
   pipe.send(peer.compile_secs)
-  while True:
-    peer.run(*pipe.recv())
+  while (part := pipe.recv()) is not None:
+    peer.run(*part)
     pipe.send(None)
 
 
@@ -169,6 +173,7 @@ def main() -> None:
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
   p.add_argument("--glue", required=True, help="folder with GLUE's folders")
   p.add_argument("--vocab", required=True, help="BERT's vocab.txt")
+  p.add_argument("--examples", type=int, default=0, help="an even choice of so many; 0 = all")
   p.add_argument("--parts", type=int, default=6, help="turns that the epoch is cut into")
   p.add_argument("--buckets", type=int, default=4)
   p.add_argument("--microbatch", type=int, default=8, help="examples; on accelerators all at once")
@@ -178,6 +183,8 @@ def main() -> None:
   parallel.keep_freed_memory()
   task, words = tasks.TASKS["mrpc"], tokenizer.load(args.vocab)
   rows, _ = glue.features(task, glue_files.read(task, args.glue, "train").examples, words)
+  if args.examples:
+    rows = [rows[i * len(rows) // args.examples] for i in range(args.examples)]
   lengths = np.array([len(r.ids) for r in rows])
   cfg, pad = small(words.vocab.size), words.vocab.pad
   micro = BATCH // args.microbatch if jax.default_backend() == "cpu" else 1
@@ -211,6 +218,7 @@ def main() -> None:
     },
   }
   if args.peer:
+    contestants[-1].stop()
     peer = secs[InItsOwnProcess.name]
     for c in contestants[:2]:
       ratios = [b / a for a, b in zip(secs[c.name], peer, strict=True)]
