@@ -4,6 +4,7 @@ A configuration file is Python with `get_config(arg)`; `configs/base.py` holds e
 others are deltas to it. What is wrong is a ValueError or an OSError; `run` tells it in one line.
 """
 
+import atexit
 import difflib
 import errno
 import importlib.util
@@ -108,11 +109,26 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   variable ELECTRA_JAX_DEBUG is set.
   """
 
+  def run_and_leave(argv):
+    _leave(main(argv) or 0)
+
   def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
-    app.run(main, flags_parser=_parse_flags)
+    app.run(run_and_leave, flags_parser=_parse_flags)
 
   report(parse_and_run)
+
+
+def _leave(code: int) -> None:
+  """Ends the program as Python does, but for collecting what the system frees anyway.
+
+  After a training that takes half a minute of one core: compiled programs and what they were traced
+  from are millions of small objects.
+  """
+  atexit._run_exitfuncs()  # jax.distributed says goodbye there
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
 
 
 def report(program: Callable[[], None]) -> None:

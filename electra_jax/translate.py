@@ -44,14 +44,7 @@ _FROM_0_BELOW_1 = ("model.dropout", "model.attention_dropout", "optimizer.b1", "
 def check(config: ConfigDict) -> None:
   """Refuses a training configuration that cannot work, before any data or device is touched."""
   flat = flatten(config)
-  for fields, right, wanted in (
-    (_ABOVE_0, lambda x: x > 0, "above 0"),
-    (_FROM_0, lambda x: x >= 0, "at least 0"),
-    (_FROM_0_BELOW_1, lambda x: 0 <= x < 1, "at least 0 and below 1"),
-  ):
-    for field in fields:
-      if not right(flat[field]):
-        raise ValueError(f"config.{field} is {wanted}, got {flat[field]}")
+  check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (
     ("objective.name", objectives.OBJECTIVES),
     ("generator.kind", generators.GENERATORS),
@@ -83,6 +76,18 @@ def check(config: ConfigDict) -> None:
     raise ValueError(
       "config.data.dir is not set: the folder of shards, made by electra_jax.data.build"
     )
+
+
+def check_numbers(flat: dict, above_0: list, from_0: list, from_0_below_1: list) -> None:
+  """Refuses fields of a flat configuration that are out of their range; None is in any."""
+  for fields, right, wanted in (
+    (above_0, lambda x: x > 0, "above 0"),
+    (from_0, lambda x: x >= 0, "at least 0"),
+    (from_0_below_1, lambda x: 0 <= x < 1, "at least 0 and below 1"),
+  ):
+    for field in fields:
+      if flat[field] is not None and not right(flat[field]):
+        raise ValueError(f"config.{field} is {wanted}, got {flat[field]}")
 
 
 def check_devices(config: ConfigDict) -> None:

@@ -147,12 +147,14 @@ def main() -> None:
   parser.add_argument("--model", metavar="DIR", type=Path, help="with --predict: what to ask")
   parser.add_argument("--out", metavar="FILE", type=Path, help="with --predict: where to write")
   args = parser.parse_args()
-  console: Console = Console(highlight=False, soft_wrap=True)
+  console = Console(highlight=False, soft_wrap=True)
   if args.compare:
     compare(*args.compare, console)
     return
   if args.model is None:
     raise AnswerError("--predict needs --model: the folder of a fine-tuned network or its results")
-  out = args.out or args.predict.with_name(f"{args.predict.name}.predictions.tsv")
-  count = predict(model.load(args.model), args.predict, out)
+  asked = model.load(args.model)
+  ending = {"text": ".tsv", "tagging": ".txt", "qa": ""}[asked.facts.kind]
+  out = args.out or args.predict.with_name(f"{args.predict.name}.predictions{ending}")
+  count = predict(asked, args.predict, out)
   console.print(f"{count:,} rows predicted: {out}")

@@ -131,13 +131,7 @@ def make_settings(config: ConfigDict, tower: Tower, epochs: float) -> loop.Setti
 def check(config: ConfigDict) -> None:
   """Refuses a configuration that cannot work, before any file or device is touched."""
   flat = configs.flatten(config)
-  for field, right, wanted in (
-    *((f, lambda x: x > 0, "above 0") for f in _ABOVE_0),
-    *((f, lambda x: x >= 0, "at least 0") for f in _FROM_0),
-    *((f, lambda x: 0 <= x < 1, "at least 0 and below 1") for f in _FROM_0_BELOW_1),
-  ):
-    if flat[field] is not None and not right(flat[field]):
-      raise ValueError(f"config.{field} is {wanted}, got {flat[field]}")
+  translate.check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (
     ("keep", ("best", "all", "none")),
     ("model.head", ("linear", "two_layers")),
