@@ -426,7 +426,7 @@ def main() -> None:
   pretrain(out, setting, plan)
   results = {
     init: finetune(out, setting, init, args.glue, args.chunk)
-    for init in (*setting.objectives, RANDOM)
+    for init in (setting.objectives[0], RANDOM, *setting.objectives[1:])
   }
   content = collect(out, setting, plan, results)
   hidden = [args.out, args.glue, args.chunk, args.text]
