@@ -60,9 +60,7 @@ def resolve(path: str | Path) -> Path:
     return path.resolve()
   if own := _own(path):
     return own
-  known = sorted(
-    {str(p.relative_to(folder)) for folder in FOLDERS for p in folder.glob("**/*.py")}
-  )
+  known = sorted({str(p.relative_to(folder)) for folder in FOLDERS for p in folder.glob("**/*.py")})
   close = difflib.get_close_matches(str(path).removeprefix("configs/"), known, n=1)
   hint = f"; did you mean configs/{close[0]}?" if close else f"; there are {', '.join(known)}"
   raise FileNotFoundError(errno.ENOENT, f"no such configuration{hint}", str(path))
