@@ -1,6 +1,7 @@
 """The fine-tuning program: from files to results, what it keeps, and what it refuses."""
 
 import dataclasses
+import io
 import json
 import random
 import shutil
@@ -171,12 +172,12 @@ def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp
   fields = {"data__dir": str(glue), "train__epochs": 1.0, "keep": "none"}
   config = make_config("glue", "cola,rte", source, **fields)
   config.init, config.like = "random", str(source)
-  console = Console(record=True, width=200, quiet=False, file=open("/dev/null", "w"))
+  console = Console(record=True, width=200, quiet=False, file=io.StringIO())
   program.run(config, tmp_path / "control", console)
   text = console.export_text()
   assert "GLUE average of medians over 2 of 8 tasks" in text and "(cola, rte; without" in text
   assert not (tmp_path / "control" / "cola" / "model").exists()
-  console = Console(record=True, width=200, file=open("/dev/null", "w"))
+  console = Console(record=True, width=200, file=io.StringIO())
   answer.compare(results, tmp_path / "control", console, samples=100)
   (line,) = [x for x in console.export_text().splitlines() if "cola" in x and "dev" in x]
   assert "mcc" in line
