@@ -25,7 +25,7 @@ test-kill: .venv/ready  ## kill -9 real runs and compare what they end with, bit
 test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
 	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
-	$(RUN) -m pytest -m "long or not long" tests/test_hf.py
+	$(RUN) -m pytest -m "long or not long" tests/test_hf.py tests/test_spm.py
 
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

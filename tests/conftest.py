@@ -15,6 +15,21 @@ _compiled = tempfile.TemporaryDirectory(prefix="electra_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+# A vocabulary in which nearly every letter is a token.
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789éü"
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##fe", "berlin"]
+PIECES += [*LETTERS, *(f"##{c}" for c in LETTERS), *"!?.,'()-$%", "中", "国", "😀", "é"]
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory):
+  """The tokenizer of PIECES, lower-casing."""
+  from electra_jax import tokenizer
+
+  path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+  path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+  return tokenizer.load(path)
+
 
 @pytest.fixture(scope="session")
 def tiny_shards(tmp_path_factory):

@@ -1,19 +1,16 @@
 """Question answering data: exact characters, BERT's windows, the official scores by hand."""
 
-import gzip
 import json
 import random
 
 import numpy as np
 import pytest
+from conftest import LETTERS, PIECES
 
 from electra_jax import tokenizer
 from electra_jax.finetune import squad
 from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789éü"
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##fe", "berlin"]
-PIECES += [*LETTERS, *(f"##{c}" for c in LETTERS), *"!?.,'()-$%", "中", "国", "😀", "é"]
 TEXTS = [
   "The café, the Café (über) 中国!",
   "Cafe\u0301 u\u0308ber: naïve",  # NFD
@@ -24,13 +21,6 @@ TEXTS = [
   "a\u200bb \x00 c",
   "",
 ]
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-  path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-  path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
-  return tokenizer.load(path)
 
 
 @pytest.fixture(scope="module")
@@ -118,164 +108,6 @@ def oracle(windows, width=3, score=-0.5):
     outputs["start_logp"][i, 0] = outputs["end_logp"][i, 0, 0] = score
     outputs["null"][i] = 8 * window.feature.target["impossible"] - 4
   return outputs
-
-
-# Reading.
-
-PARAGRAPH = {
-  "context": "Berlin is the capital; Berlin is big.",
-  "qas": [
-    {"id": "a", "question": "What?", "answers": [{"text": "capital", "answer_start": 14}]},
-    {"id": "b", "question": "Where?", "answers": [{"text": "Berlin", "answer_start": 23}]},
-  ],
-}
-MRQA = {
-  "context": "Berlin is the capital; Berlin is big.",
-  "qas": [
-    {
-      "qid": "a",
-      "question": "What?",
-      "answers": ["capital"],
-      "detected_answers": [{"text": "capital", "char_spans": [[14, 20]]}],
-    },
-    {
-      "qid": "b",
-      "question": "Where?",
-      "answers": ["Berlin"],
-      "detected_answers": [{"text": "berlin", "char_spans": [[23, 28], [0, 5]]}],
-    },
-  ],
-}
-
-
-def squad_file(folder, *paragraphs, name="squad.json"):
-  path = folder / name
-  path.write_text(json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-  return path
-
-
-def changed(**fields):
-  """PARAGRAPH with its second question changed."""
-  return {**PARAGRAPH, "qas": [PARAGRAPH["qas"][0], {**PARAGRAPH["qas"][1], **fields}]}
-
-
-def test_squad_and_mrqa_files_say_the_same_plain_or_compressed(tmp_path):
-  lines = "\n".join(map(json.dumps, [{"header": {"dataset": "x"}}, MRQA])) + "\n"
-  (tmp_path / "mrqa.jsonl").write_text(lines)
-  (tmp_path / "mrqa.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-  (tmp_path / "headless.jsonl").write_text(json.dumps(MRQA))
-  pretty = json.dumps(json.loads(squad_file(tmp_path, PARAGRAPH).read_text()), indent=2)
-  (tmp_path / "pretty.json.gz").write_bytes(gzip.compress(pretty.encode()))
-  context = PARAGRAPH["context"]
-  expected = (
-    Question("a", "What?", context, (("capital", 14),), ("capital",), False),
-    Question("b", "Where?", context, (("Berlin", 23),), ("Berlin",), False),
-  )
-  for file in ("squad.json", "pretty.json.gz"):
-    found = squad.read(tmp_path / file)
-    assert (found.form, found.items, found.labelled) == ("SQuAD 1.1", expected, True)
-  for file in ("mrqa.jsonl", "mrqa.jsonl.gz", "headless.jsonl"):
-    found = squad.read(tmp_path / file)
-    assert (found.form, found.items, found.repaired) == ("MRQA", expected, 0)
-
-
-def test_impossible_questions_make_it_squad_2(tmp_path):
-  found = squad.read(squad_file(tmp_path, changed(is_impossible=True, answers=[])))
-  assert found.form == "SQuAD 2.0"
-  assert [q.impossible for q in found.items] == [False, True]
-  assert "2 questions on 1 contexts, 1 impossible" in found.summary()
-
-
-def test_questions_without_answers_are_read_but_neither_trained_on_nor_scored(tmp_path, words):
-  paragraph = {"context": "Berlin.", "qas": [{"id": "a", "question": "Where?"}]}
-  found = squad.read(squad_file(tmp_path, paragraph))
-  assert not found.labelled and not found.items[0].impossible
-  made = squad.windows(found, words, train=False)
-  assert len(made) == 1 and list(made[0].feature.target) == ["allowed"]
-  with pytest.raises(SquadError, match="nothing to train on"):
-    squad.windows(found, words, train=True)
-  with pytest.raises(SquadError, match="nothing to score"):
-    squad.units(found, squad.Decoded({"a": "Berlin"}, {}, {}))
-
-
-def test_an_answer_at_the_wrong_place_is_moved_to_the_nearest_occurrence(tmp_path):
-  places = [("Berlin ", 20), ("Berlin", 2), ("big.", -4), ("is the", 99)]
-  answers = [{"text": text, "answer_start": start} for text, start in places]
-  found = squad.read(squad_file(tmp_path, changed(answers=answers)))
-  assert found.items[1].answers == (("Berlin", 23), ("Berlin", 0), ("big.", 33), ("is the", 7))
-  assert (found.repaired, found.lost) == (4, 0)
-  assert found.items[1].golds == ("Berlin ", "Berlin", "big.", "is the")
-
-
-def test_answers_that_are_nowhere_are_counted_and_stop_the_reading_above_one_percent(tmp_path):
-  def paragraph(good):
-    qas = [{**PARAGRAPH["qas"][0], "id": str(i)} for i in range(good)]
-    bad = {"id": "z", "question": "?", "answers": [{"text": "Rome", "answer_start": 0}]}
-    return {"context": PARAGRAPH["context"], "qas": [*qas, bad]}
-
-  found = squad.read(squad_file(tmp_path, paragraph(99)))
-  assert found.lost == 1 and found.items[-1].answers == () and found.items[-1].golds == ("Rome",)
-  with pytest.raises(SquadError, match="1 of 99 questions have no answer .* more than 1%"):
-    squad.read(squad_file(tmp_path, paragraph(98)))
-
-
-def test_blank_texts_and_repeated_ids_are_counted(tmp_path, words):
-  repeated = changed(id="a")
-  blank = {"context": " ", "qas": [{"id": "c", "question": "", "answers": []}]}
-  found = squad.read(squad_file(tmp_path, repeated, blank))
-  assert [q.id for q in found.items] == ["a", "c"]
-  assert (found.duplicates, found.empty) == (1, 1)
-  # A blank context still has a row, so that the question gets a prediction.
-  row = squad.windows(found, words, train=False)[1]
-  assert row.feature.ids.tolist() == [2, 3, 3] and row.feature.second == 2
-
-
-def test_characters_that_utf_8_cannot_hold_do_not_reach_the_tokenizer(tmp_path, words):
-  paragraph = {"context": "Berlin \ud83d.", "qas": [{"id": "\udc00", "question": "a\ud83d?"}]}
-  found = squad.read(squad_file(tmp_path, paragraph))
-  assert found.items[0].context == "Berlin \ufffd." and found.items[0].id == "\ufffd"
-  assert squad.windows(found, words, train=False)
-
-
-BAD = {
-  "empty": b"",
-  "half": b'{"data": [',
-  "other": b'{"rows": []}',
-  "list": b"[1, 2]",
-  "nothing": b'{"data": []}',
-  "bytes": b'\xff\xfe{"data": []}',
-  "gzip": gzip.compress(b'{"data": []}')[:-9],
-  "article": b'{"data": [3]}',
-  "context": b'{"data": [{"paragraphs": [{"qas": []}]}]}',
-  "start": b'{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "1", "question": "b",'
-  b' "answers": [{"text": "a", "answer_start": "0"}]}]}]}]}',
-  "line": b'{"header": 1}\n{"context": "a", "qas"',
-  "span": b'{"context": "a", "qas": [{"qid": "1", "question": "b", "detected_answers":'
-  b' [{"text": "a", "char_spans": [[0]]}]}]}',
-  "deep": b"[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_file_that_cannot_be_used_is_told_in_one_line_with_its_name(tmp_path, name):
-  path = tmp_path / "file.json"
-  path.write_bytes(BAD[name])
-  with pytest.raises(SquadError) as caught:
-    squad.read(path)
-  assert "file.json" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_missing_file_or_a_folder_is_told_by_name(tmp_path):
-  with pytest.raises(SquadError, match="none.json: no such file"):
-    squad.read(tmp_path / "none.json")
-  with pytest.raises(SquadError, match="cannot be read"):
-    squad.read(tmp_path)
-
-
-def test_a_wrong_line_of_mrqa_is_named_by_its_number(tmp_path):
-  (tmp_path / "x.jsonl").write_text('{"header": 1}\n' + json.dumps(MRQA) + "\n{oh\n")
-  with pytest.raises(SquadError, match=r"x.jsonl:3 is not JSON"):
-    squad.read(tmp_path / "x.jsonl")
 
 
 # Windows.

@@ -1,0 +1,317 @@
+"""Text tasks: what is read, what is refused, what the metrics and the submissions are."""
+
+import dataclasses
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from electra_jax.finetune import glue_files, tasks
+from electra_jax.finetune.glue_files import Example
+from electra_jax.finetune.tasks import TASKS, TaskError
+
+REVIEWS = tasks.own("reviews", text="body", label="stars")
+
+
+def write(folder, name: str, lines: list[str], end="\n"):
+  """Writes lines into a file of a folder, which is made; returns the folder."""
+  folder.mkdir(exist_ok=True)
+  data = end.join(lines + [""]).encode()
+  (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+  return folder
+
+
+def refused(*args, **options) -> str:
+  """Returns the message with which `glue_files.read` refuses; it is one line."""
+  with pytest.raises(TaskError) as error:
+    glue_files.read(*args, **options)
+  assert "\n" not in str(error.value)
+  return str(error.value)
+
+
+def cola(tmp_path, bad: int, good: int):
+  rows = ["gj04\t1\t\tFine here."] * good
+  return write(tmp_path / "CoLA", "train.tsv", rows[:1] + ["gj04\t1\tshort"] * bad + rows[1:])
+
+
+# What GLUE is.
+
+
+def test_the_average_is_over_eight_tasks_and_two_train_ten_epochs():
+  assert sum(task.average for task in TASKS.values()) == 8 and not TASKS["wnli"].average
+  assert {name for name, task in TASKS.items() if task.epochs == 10} == {"rte", "stsb"}
+  assert {name for name, task in TASKS.items() if task.doubled} == {"mrpc", "stsb"}
+  assert (TASKS["cola"].metrics[0], TASKS["stsb"].metrics[0]) == ("mcc", "spearman")
+  files = {name for task in TASKS.values() for name in task.submission.values()}
+  assert len(files) == 11 and {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"} <= files
+
+
+# Where a split is.
+
+
+@pytest.mark.parametrize("name", ["SST-2", "sst", "sst2"])
+def test_a_task_is_found_under_the_names_its_folder_has_had(tmp_path, name):
+  write(tmp_path / name, "dev.tsv", ["sentence\tlabel", "good\t1"])
+  for source in (tmp_path, tmp_path / name):
+    assert glue_files.find_split(TASKS["sst2"], source, "dev") == tmp_path / name / "dev.tsv"
+
+
+def test_a_missing_split_is_refused_with_what_there_is(tmp_path):
+  write(tmp_path / "MNLI", "train.tsv", ["x"])
+  write(tmp_path / "MNLI", "dev_matched.tsv", ["x"])
+  message = refused(TASKS["mnli"], tmp_path, "dev_mismatched")
+  assert "'dev_mismatched' (there is: dev_matched.tsv, train.tsv)" in message
+  assert "no split 'dev'; it has train, dev_matched" in refused(TASKS["mnli"], tmp_path, "dev")
+  assert "no folder" in refused(TASKS["mnli"], tmp_path / "nowhere", "train")
+
+
+def test_two_files_for_one_split_are_refused(tmp_path):
+  write(tmp_path, "train.tsv", ["body\tstars"])
+  write(tmp_path, "train.jsonl.gz", ["{}"])
+  assert "both the split 'train'" in refused(
+    dataclasses.replace(REVIEWS, labels=("1", "2")), tmp_path, "train"
+  )
+
+
+@pytest.mark.parametrize("place", ["MNLI/diagnostic.tsv", "AX/AX.tsv", "diagnostic/diagnostic.tsv"])
+def test_the_diagnostic_set_is_found_wherever_glue_has_put_it(tmp_path, place):
+  (tmp_path / "MNLI").mkdir()
+  folder, name = place.split("/")
+  write(tmp_path / folder, name, ["index\tsentence1\tsentence2", "0\tA.\tB."])
+  assert glue_files.read(TASKS["mnli"], tmp_path, "diagnostic").examples == [
+    Example("A.", "B.", None, 0)
+  ]
+
+
+# What is read.
+
+
+def test_quotes_are_text_and_a_byte_order_mark_is_not(tmp_path):
+  lines = [
+    "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+    '1\t1\t2\t" He said\tShe "said"',
+    '0\t3\t4\tone "\ttwo\x85and\u2028three',
+  ]
+  source = write(tmp_path / "MRPC", "dev.tsv", lines, end="\r\n")
+  split = glue_files.read(TASKS["mrpc"], source, "dev")
+  assert split.bad == []
+  assert split.examples == [
+    Example('" He said', 'She "said"', 1, 0),
+    Example('one "', "two\x85and\u2028three", 0, 1),
+  ]
+
+
+def test_cola_has_a_header_in_its_test_split_only(tmp_path):
+  source = write(tmp_path / "CoLA", "dev.tsv", ["gj04\t0\t*\tBad is this."])
+  write(source, "test.tsv", ["index\tsentence", "0\tWho knows.", "1\t"])
+  assert glue_files.read(TASKS["cola"], source, "dev").examples == [
+    Example("Bad is this.", None, 0, 0)
+  ]
+  # An empty text is kept: the submission needs its row.
+  assert glue_files.read(TASKS["cola"], source, "test").examples == [
+    Example("Who knows.", None, None, 0),
+    Example("", None, None, 1),
+  ]
+
+
+def test_columns_are_found_by_their_names_and_labels_by_the_order_of_the_task(tmp_path):
+  lines = ["index\tlabel1\tsentence2\tsentence1\tgold_label", "7\tneutral\tB\tA\tcontradiction"]
+  source = write(tmp_path / "MNLI", "dev_matched.tsv", [*lines, "8\tx\tD\tC\tneutral"])
+  split = glue_files.read(TASKS["mnli"], source, "dev_matched")
+  assert split.examples == [Example("A", "B", 0, 0), Example("C", "D", 2, 1)]
+
+
+def test_a_header_without_a_wanted_column_is_refused_with_those_it_has(tmp_path):
+  source = write(tmp_path / "RTE", "dev.tsv", ["index\tsentence1\tlabel", "0\tA\tentailment"])
+  message = refused(TASKS["rte"], source, "dev")
+  assert f"{source / 'dev.tsv'}:1 has no column 'sentence2' (it has: index, sentence1" in message
+
+
+def test_bad_rows_are_left_out_and_counted_up_to_one_percent(tmp_path):
+  split = glue_files.read(TASKS["cola"], cola(tmp_path, bad=1, good=99), "train")
+  assert len(split.examples) == 99
+  assert split.bad == [f"{tmp_path}/CoLA/train.tsv:2: 3 columns instead of 4"]
+  assert [e.place for e in split.examples[:3]] == [0, 2, 3]
+
+
+def test_above_one_percent_reading_stops_and_names_the_first(tmp_path):
+  message = refused(TASKS["cola"], cola(tmp_path, bad=1, good=98), "train")
+  assert "train.tsv:2: 3 columns instead of 4 (1 of 99 rows are bad, above 1%)" in message
+
+
+@pytest.mark.parametrize(
+  ("row", "why"),
+  [
+    ("0\tA\tB\t2\textra", "5 columns instead of 4"),
+    ("0\tA\tB", "3 columns instead of 4"),
+    ("0\tA\t \t2", "'sentence2' is empty"),
+    ("0\tA\tB\t", "'score' is empty"),
+    ("0\tA\tB\tmany", "the label is 'many', not a number from 0 to 5"),
+    ("0\tA\tB\tnan", "the label is 'nan', not a number from 0 to 5"),
+    ("0\tA\tB\t5.1", "the label is '5.1', not a number from 0 to 5"),
+    ("", "1 columns instead of 4"),
+  ],
+)
+def test_each_kind_of_bad_row_says_what_is_wrong(tmp_path, row, why):
+  rows = ["index\tsentence1\tsentence2\tscore", row, *["0\tA\tB\t2.500"] * 200]
+  split = glue_files.read(TASKS["stsb"], write(tmp_path / "STS-B", "train.tsv", rows), "train")
+  assert split.bad == [f"{tmp_path}/STS-B/train.tsv:2: {why}"]
+  assert set(split.examples) == {Example("A", "B", 2.5, i) for i in range(1, 201)}
+
+
+def test_an_unknown_label_of_a_glue_task_is_a_bad_row(tmp_path):
+  rows = ["question\tsentence\tlabel", "A\tB\tnot_entailment", "A\tB\tEntailment"]
+  message = refused(TASKS["qnli"], write(tmp_path / "QNLI", "dev.tsv", rows), "dev")
+  assert "dev.tsv:3: the label is 'Entailment', not one of entailment, not_entailment" in message
+
+
+def test_a_split_to_predict_must_be_whole(tmp_path):
+  rows = ["index\tsentence", *(f"{i}\tFine." for i in range(500)), "500"]
+  message = refused(TASKS["sst2"], write(tmp_path / "SST-2", "test.tsv", rows), "test")
+  assert "test.tsv:502: 1 columns instead of 2 (1 of 501 rows" in message
+
+
+def test_damaged_files_are_one_line_errors(tmp_path):
+  folder = write(tmp_path / "CoLA", "train.tsv", ["gj04\t1\t\tFine."])
+  (folder / "dev.tsv").write_bytes(b"gj04\t1\t\tFine.\ngj04\t1\t\tna\xefve\n")
+  assert "dev.tsv:2: no UTF-8 (byte 0xef)" in refused(TASKS["cola"], folder, "dev")
+  (folder / "dev.tsv").write_bytes(b"\n")
+  assert "dev.tsv: the file is empty" in refused(TASKS["cola"], folder, "dev")
+  (folder / "dev.tsv").rename(folder / "dev.tsv.gz")
+  assert "dev.tsv.gz: cannot be read" in refused(TASKS["cola"], folder, "dev")
+  (folder / "dev.tsv.gz").write_bytes(gzip.compress(b"gj04\t1\t\tFine.\n" * 99)[:-9])
+  assert "dev.tsv.gz: cannot be read" in refused(TASKS["cola"], folder, "dev")
+  write(folder, "test.tsv", ["index\tsentence"])
+  assert "'test' in" in refused(TASKS["cola"], folder, "test")
+
+
+# One's own tasks.
+
+
+def own_files(tmp_path, suffix: str):
+  """The same three splits as TSV or as JSON lines."""
+  splits = {
+    "train": [("fine", "10"), ("poor", "9"), ("bad", "1")],
+    "dev": [("so so", "9")],
+    "test": [("who knows", None)],
+  }
+  for split, rows in splits.items():
+    if suffix.startswith(".tsv"):
+      lines = ["id\tbody\tstars" if split != "test" else "id\tbody"]
+      lines += ["\t".join(filter(None, ("x", body, stars))) for body, stars in rows]
+    else:
+      values = [{"body": body} | ({"stars": int(stars)} if stars else {}) for body, stars in rows]
+      lines = [json.dumps(value) for value in values]
+    write(tmp_path, split + suffix, lines)
+  return tmp_path
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz"])
+def test_own_labels_are_found_in_the_training_split_and_sorted_as_numbers(tmp_path, suffix):
+  source = own_files(tmp_path, suffix)
+  task = glue_files.complete(REVIEWS, source)
+  assert task.labels == ("1", "9", "10") and task.kind == "classification"
+  assert glue_files.read(task, source, "dev").examples == [Example("so so", None, 1, 0)]
+  assert glue_files.read(task, source, "test").examples == [Example("who knows", None, None, 0)]
+
+
+def test_an_own_test_split_may_have_labels(tmp_path):
+  write(tmp_path, "test.tsv", ["body\tstars", "good\tb"])
+  task = dataclasses.replace(REVIEWS, labels=("a", "b"))
+  assert glue_files.read(task, tmp_path, "test").examples == [Example("good", None, 1, 0)]
+
+
+def test_labels_that_training_never_saw_are_refused_with_their_rows(tmp_path):
+  rows = ["body\tstars", *["good\ta"] * 500, "odd\tz", "odder\ty"]
+  write(tmp_path, "dev.tsv", rows)
+  message = refused(dataclasses.replace(REVIEWS, labels=("a", "b")), tmp_path, "dev")
+  assert "2 labels never occur in the training split: 'z' (" in message
+  assert "dev.tsv:502), 'y' (" in message and "it has a, b" in message
+
+
+def test_an_own_regression_is_scaled_by_its_largest_label(tmp_path):
+  task = tasks.own("heat", text="a", pair="b", label="y", kind="regression")
+  lines = [json.dumps({"a": "x", "b": "y", "y": y}) for y in (-40, 2.5, "12")]
+  source = write(tmp_path, "train.jsonl", lines)
+  task = glue_files.complete(task, source)
+  assert task.scale == 40.0
+  assert [e.label for e in glue_files.read(task, source, "train").examples] == [-40.0, 2.5, 12.0]
+
+
+def test_bad_json_is_a_bad_row(tmp_path):
+  good = json.dumps({"body": "fine", "stars": True})
+  bad = ["{not json", "[1]", '{"body": 3, "stars": true}', '{"body": "\\ud800", "stars": true}']
+  write(tmp_path, "train.jsonl", [good] * 400 + bad)
+  task = dataclasses.replace(REVIEWS, labels=("true", "false"))
+  split = glue_files.read(task, tmp_path, "train")
+  assert [line.partition("train.jsonl:")[2] for line in split.bad] == [
+    "401: no JSON object",
+    "402: no JSON object",
+    "403: 'body' is missing",
+    "404: no UTF-8",
+  ]
+  write(tmp_path, "dev.jsonl", ['{"text": "fine", "stars": true}'])
+  assert "dev.jsonl:1 has no column 'body' (it has: text, stars)" in refused(task, tmp_path, "dev")
+
+
+def test_impossible_own_tasks_are_refused(tmp_path):
+  for options in (
+    {"name": "rte"},
+    {"kind": "ranking"},
+    {"metrics": ("pearson",)},
+    {"kind": "regression", "metrics": ("accuracy",)},
+    {"pair": "body"},
+  ):
+    with pytest.raises(TaskError):
+      tasks.own(**{"name": "reviews", "text": "body", "label": "stars"} | options)
+  write(tmp_path, "train.tsv", ["body\tstars", "fine\t1", "good\t1"])
+  with pytest.raises(TaskError, match="1 label or none: '1'"):
+    glue_files.complete(REVIEWS, tmp_path)
+  with pytest.raises(TaskError, match="no label of the training split is a number"):
+    glue_files.complete(
+      dataclasses.replace(REVIEWS, labels=None, scale=None), write_words(tmp_path)
+    )
+  assert "not known yet" in refused(REVIEWS, tmp_path, "train")
+
+
+def write_words(folder):
+  return write(folder, "train.tsv", ["body\tstars", "fine\tmany"])
+
+
+def test_tensorflow_datasets_are_read_in_the_order_of_glue(tmp_path):
+  tfds = pytest.importorskip("tensorflow_datasets")
+
+  class TinyInference(tfds.core.GeneratorBasedBuilder):
+    """MNLI's features and splits."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+      names = ["entailment", "neutral", "contradiction"]
+      features = {
+        "premise": tfds.features.Text(),
+        "hypothesis": tfds.features.Text(),
+        "label": tfds.features.ClassLabel(names=names),
+        "idx": np.int32,
+      }
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+      splits = {"train": (0, 1, 2), "validation_matched": (2, 1), "test_matched": (-1,) * 20}
+      return {split: self._generate_examples(labels) for split, labels in splits.items()}
+
+    def _generate_examples(self, labels):
+      for i, label in enumerate(labels):
+        yield f"{i}", {"premise": f"P{i} ä", "hypothesis": f"H{i}", "label": label, "idx": i}
+
+  TinyInference(data_dir=tmp_path).download_and_prepare()
+  mnli, options = TASKS["mnli"], {"data_dir": str(tmp_path)}
+  dev = glue_files.read(mnli, "tfds:tiny_inference", "dev_matched", **options)
+  assert dev.examples == [Example("P0 ä", "H0", 0, 0), Example("P1 ä", "H1", 2, 1)]
+  test = glue_files.read(mnli, "tfds:tiny_inference", "test_matched", **options)
+  assert test.examples == [Example(f"P{i} ä", f"H{i}", None, i) for i in range(20)]
+  assert "test_mismatched" in refused(mnli, "tfds:tiny_inference", "test_mismatched", **options)
+  assert "no column 'body'" in refused(
+    dataclasses.replace(REVIEWS, labels=("a", "b")), "tfds:tiny_inference", "train", **options
+  )
