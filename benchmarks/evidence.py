@@ -1,35 +1,43 @@
 """Minutes of pretraining with five objectives at equal compute, then fine-tuning on six tasks.
 
-  python benchmarks/evidence.py --out DIR --glue DIR --chunk DIR --text 'text:GLOB' [--minutes N]
-                                [--objectives NAME...] [--small]
+  python benchmarks/evidence.py --out DIR --glue DIR --chunk DIR --text 'text:GLOB'
+                                [--nets quickstart|small] [--minutes N | --steps N]
+                                [--objectives NAME...] [--at_once N] [--smoke]
 
 --out      what is made: shards, runs, results, evidence.json. Started again with the same
            arguments, it goes on where it was: nothing that has ended is done again.
 --glue     folder with GLUE's folders (SST-2/train.tsv, ...).
 --chunk    folder with CoNLL-2000's train.txt and test.txt.
 --text     what to pretrain on, as config.data.sources.
---minutes  of all pretrainings together on two cores, roughly: the number of steps is in proportion.
+--nets     quickstart's networks, in an hour and a half on two cores, or ELECTRA-Small, for a GPU.
+--minutes  quickstart: of all pretrainings together on two cores, roughly; gives the steps.
+--steps    small: of ELECTRA.
 --objectives  of them all, to save time.
---small    two objectives for a few steps and two tasks, to see that everything runs.
+--at_once  programs that run side by side, each on its share of the cores; 1 on an accelerator.
+--smoke    two objectives for a few steps and two tasks, to see that everything runs.
 
 Every objective has the same data, main network, optimizer and compute; fresh weights are the
-control. Each learns from short sequences first, in which it finds the neighbours of a token soonest
-(LOG.md), and then from longer and longer ones, so that the positions that tasks need are trained
-and half of them are at any time. Compute is counted in matrix products as they are done; the
-paper's accounting, which multiplies by whole embedding tables, is in the JSON beside it.
+control. Quickstart's networks learn from short sequences first, in which they find the neighbours
+of a token soonest (LOG.md), and then from longer ones, for the positions that tasks need. Compute
+is counted in matrix products as they are done; the paper's accounting, which multiplies by whole
+embedding tables, is in the JSON beside it.
 
 It prints tables in markdown: medians over seeds, means, standard deviations, the paper's order.
 """
 
 import argparse
+import itertools
 import json
 import os
+import queue
 import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +58,7 @@ PAPER = {
 }
 REFERENCE = "electra"  # whose steps are given; the others take as many as cost the same
 RANDOM = "random"
-MINUTES = 48.0  # that the steps of PHASES are for
+MINUTES = 55.0  # that the steps of PHASES are for
 HELDOUT = {"mlm_loss", "replace_mlm_loss", "all_tokens_loss", "mlm_accuracy", "rtd_auc"}
 
 
@@ -66,8 +74,9 @@ class Phase(NamedTuple):
 
 
 PHASES = (
-  Phase(8, "packed", 128, 3600, 1e-3, 100),
-  Phase(16, "segments", 64, 1400, 1e-3, 100),
+  Phase(8, "packed", 128, 4000, 1e-3, 100),
+  Phase(32, "segments", 32, 8000, 1e-3, 100),
+  Phase(64, "segments", 16, 4000, 1e-3, 100),
 )
 # What differs from configs/quickstart.py, in every pretraining and the build.
 RECIPE = {
@@ -89,22 +98,19 @@ class Finetuning(NamedTuple):
 
 FINETUNINGS = {
   "sst2": Finetuning(
-    "glue.py:sst2", ("sst2",), {"train.epochs": 1.0, "data.train_examples": 10000}
+    "glue.py:sst2", ("sst2",), {"train.epochs": 1.0, "data.train_examples": 20000}
   ),
-  "cola": Finetuning("glue.py:cola", ("cola",), {"train.epochs": 2.0}),
-  "pairs": Finetuning(
-    "glue.py:mrpc,stsb", ("mrpc", "stsb"), {"train.epochs": 1.0, "data.train_examples": 2400}
-  ),
-  "rte": Finetuning("glue.py:rte", ("rte",), {"train.epochs": 1.0}),
-  "chunk": Finetuning("tagging.py:chunk", ("chunk",), {"train.epochs": 1.0, "data.max_length": 16}),
+  "cola": Finetuning("glue.py:cola", ("cola",), {"train.epochs": 3.0}),
+  "pairs": Finetuning("glue.py:mrpc,stsb", ("mrpc", "stsb"), {"train.epochs": 3.0}),
+  "rte": Finetuning("glue.py:rte", ("rte",), {"train.epochs": 3.0}),
+  "chunk": Finetuning("tagging.py:chunk", ("chunk",), {"train.epochs": 2.0}),
 }
-# Of every task. Longer texts are cut; positions from 16 on are not pretrained, so sentences are
-# tagged in pieces of 16 tokens. The paper's rate is for thousands of steps; here it is that of
-# pretraining.
+# Of every task. Longer texts are cut at the longest sequence of pretraining. The paper's rate is
+# for thousands of steps of a wider network.
 FINETUNE_RECIPE = {
   "data.max_length": 64,
   "data.buckets": 2,
-  "optimizer.learning_rate": 1e-3,
+  "optimizer.learning_rate": 5e-4,
   "keep": "none",
 }
 
@@ -112,30 +118,41 @@ FINETUNE_RECIPE = {
 class Setting(NamedTuple):
   """What is done: all of it, or a smoke test."""
 
+  nets: str  # the configuration with the sizes
   objectives: tuple[str, ...]
   phases: tuple[Phase, ...]
-  recipe: dict
+  recipe: dict  # what differs from it
   finetunings: dict[str, Finetuning]
   finetune_recipe: dict
   seeds: int
 
 
-def full_setting(minutes: float, objectives: tuple[str, ...]) -> Setting:
-  """Returns the whole comparison, its steps in proportion to the minutes."""
+def quickstart_setting(minutes: float, objectives: tuple[str, ...]) -> Setting:
+  """Returns the comparison for two cores, its steps in proportion to the minutes."""
   phases = tuple(p._replace(steps=max(1, round(p.steps * minutes / MINUTES))) for p in PHASES)
-  return Setting(objectives, phases, RECIPE, FINETUNINGS, FINETUNE_RECIPE, seeds=3)
+  return Setting("quickstart", objectives, phases, RECIPE, FINETUNINGS, FINETUNE_RECIPE, seeds=3)
 
 
-def small_setting() -> Setting:
-  """Returns a smoke test: a few steps of everything that is done differently."""
-  phases = tuple(p._replace(steps=20, batch_size=16, warmup_steps=2) for p in PHASES)
-  recipe = RECIPE | {"data.vocab_train_mb": 2.0, "eval.max_examples": 64}
+def small_setting(steps: int, objectives: tuple[str, ...]) -> Setting:
+  """Returns the comparison for an accelerator: ELECTRA-Small, fine-tuned as in the paper."""
+  phases = (Phase(128, "segments", 128, steps, 5e-4, max(1, steps // 100)),)
+  finetunings = {name: f._replace(overrides={}) for name, f in FINETUNINGS.items()}
+  recipe = {"model.max_positions": 128, "log.tensorboard": False}
+  return Setting("small", objectives, phases, recipe, finetunings, {"keep": "none"}, seeds=5)
+
+
+def smoke_setting(setting: Setting) -> Setting:
+  """Returns a few steps of two objectives and two tasks, to see that everything runs."""
+  phases = tuple(p._replace(steps=20, batch_size=16, warmup_steps=2) for p in setting.phases)
   finetunings = {
-    "glue": Finetuning("glue.py:rte", ("rte",), {"train.epochs": 1.0}),
+    "rte": Finetuning("glue.py:rte", ("rte",), {"train.epochs": 1.0}),
     "chunk": Finetuning("tagging.py:chunk", ("chunk",), {"train.epochs": 1.0}),
   }
-  finetune_recipe = FINETUNE_RECIPE | {"data.train_examples": 128, "data.buckets": 1}
-  return Setting(("electra", "bert"), phases, recipe, finetunings, finetune_recipe, seeds=2)
+  recipe = setting.recipe | {"data.vocab_train_mb": 2.0, "eval.max_examples": 64}
+  finetune_recipe = setting.finetune_recipe | {"data.train_examples": 128, "data.buckets": 1}
+  return Setting(
+    setting.nets, ("electra", "bert"), phases, recipe, finetunings, finetune_recipe, seeds=2
+  )
 
 
 # Commands.
@@ -182,6 +199,31 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   print(f"{job}: {line['secs']:.0f} s", flush=True)
 
 
+def side_by_side(jobs: Iterable[Callable[[], object]], at_once: int) -> list:
+  """Returns what the jobs return, in their order; each worker has its own share of the cores.
+
+  Networks this small leave most of a second core idle: two trainings on a core each took 30,300
+  tokens/s together, one on both cores 23,300.
+
+  Raises:
+    SystemExit: a job failed; those that have not begun do not begin.
+  """
+  cores = sorted(os.sched_getaffinity(0))
+  shares = queue.SimpleQueue()
+  for place in range(at_once):
+    shares.put(cores[place % len(cores) :: at_once])
+  # Linux keeps affinity for a thread, and the programs that it starts inherit it.
+  with ThreadPoolExecutor(
+    at_once, initializer=lambda: os.sched_setaffinity(0, shares.get())
+  ) as pool:
+    futures = [pool.submit(job) for job in jobs]
+    try:
+      return [f.result() for f in futures]
+    except BaseException:
+      pool.shutdown(cancel_futures=True)
+      raise
+
+
 def assignments(overrides: dict) -> list[str]:
   """Returns fields of a configuration as a command line sets them."""
   return [f"--config.{name}={value}" for name, value in overrides.items()]
@@ -200,26 +242,19 @@ def run_folder(out: Path, objective: str, place: int) -> Path:
   return out / "pretrain" / objective / f"phase{place + 1}"
 
 
-def build(out: Path, setting: Setting, text: str) -> None:
-  """Builds the shards of every phase, all with the vocabulary that the first one trains."""
-  for phase in setting.phases:
-    fields = {k: v for k, v in setting.recipe.items() if k.startswith(("data.", "model."))} | {
-      "data.dir": shards(out, phase),
-      "data.seq_length": phase.seq_length,
-      "data.examples": phase.examples,
-      "data.sources": text,
-    }
-    if phase is not setting.phases[0]:
-      fields["data.vocab"] = shards(out, setting.phases[0]) / "vocab.txt"
-    arguments = ["--config=configs/quickstart.py", *assignments(fields)]
-    folder = shards(out, phase)
-    run(
-      out,
-      f"build/{phase.seq_length}",
-      "electra_jax.data.build",
-      arguments,
-      (folder / "manifest.json").is_file,
-    )
+def build(out: Path, setting: Setting, phase: Phase, text: str) -> None:
+  """Builds the shards of a phase; all have the vocabulary that the first one trains."""
+  fields = {k: v for k, v in setting.recipe.items() if k.startswith(("data.", "model."))} | {
+    "data.dir": shards(out, phase),
+    "data.seq_length": phase.seq_length,
+    "data.examples": phase.examples,
+    "data.sources": text,
+  }
+  if phase is not setting.phases[0]:
+    fields["data.vocab"] = shards(out, setting.phases[0]) / "vocab.txt"
+  arguments = [f"--config=configs/{setting.nets}.py", *assignments(fields)]
+  ended = (shards(out, phase) / "manifest.json").is_file
+  run(out, f"build/{phase.seq_length}", "electra_jax.data.build", arguments, ended)
 
 
 def phase_fields(setting: Setting, phase: Phase) -> dict:
@@ -238,7 +273,7 @@ def count_steps(setting: Setting) -> dict[str, list[dict]]:
   for phase in setting.phases:
     costs = {}
     for name in {REFERENCE, *setting.objectives}:
-      config = configs.load(f"{name}.py", "quickstart")
+      config = configs.load(f"{name}.py", setting.nets)
       config.update_from_flattened_dict(phase_fields(setting, phase))
       costs[name] = [sum(parts.values()) for parts in flops.step_costs(config)]
     for name in setting.objectives:
@@ -260,60 +295,55 @@ def heldout(folder: Path) -> list[dict]:
   return [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "heldout"]
 
 
-def pretrain(out: Path, setting: Setting, plan: dict[str, list[dict]]) -> None:
-  """Trains every objective; a phase starts from the weights of the one before."""
-  for name in setting.objectives:
-    for place, (phase, planned) in enumerate(zip(setting.phases, plan[name], strict=True)):
-      steps, folder = planned["steps"], run_folder(out, name, place)
-      fields = phase_fields(setting, phase) | {
-        "data.dir": shards(out, phase),
-        "train.steps": steps,
-      }
-      if place:
-        fields["init_from"] = run_folder(out, name, place - 1)
-      arguments = [f"--config=configs/{name}.py:quickstart", f"--workdir={folder}"]
+def pretrain(out: Path, setting: Setting, name: str, plan: list[dict]) -> None:
+  """Trains an objective; a phase starts from the weights of the one before."""
+  for place, (phase, planned) in enumerate(zip(setting.phases, plan, strict=True)):
+    steps, folder = planned["steps"], run_folder(out, name, place)
+    fields = phase_fields(setting, phase) | {"data.dir": shards(out, phase), "train.steps": steps}
+    if place:
+      fields["init_from"] = run_folder(out, name, place - 1)
+    arguments = [f"--config=configs/{name}.py:{setting.nets}", f"--workdir={folder}"]
 
-      def ended(folder=folder, steps=steps) -> bool:
-        lines = heldout(folder)
-        return bool(lines) and lines[-1]["step"] == steps
+    def ended(folder=folder, steps=steps) -> bool:
+      lines = heldout(folder)
+      return bool(lines) and lines[-1]["step"] == steps
 
-      job = f"pretrain/{name}/phase{place + 1}"
-      run(out, job, "electra_jax.train", arguments + assignments(fields), ended)
+    job = f"pretrain/{name}/phase{place + 1}"
+    run(out, job, "electra_jax.train", arguments + assignments(fields), ended)
 
 
 # Fine-tuning.
 
 
-def finetune(out: Path, setting: Setting, init: str, glue: str, chunk: str) -> list[dict]:
-  """Fine-tunes a pretrained network, or fresh weights, on every task.
+def finetune(
+  out: Path, setting: Setting, init: str, name: str, glue: str, chunk: str
+) -> list[dict]:
+  """Fine-tunes a pretrained network, or fresh weights, on the tasks of a command.
 
   Returns:
     A row a task and seed: {"task", "split", "seed", "metrics": {name: percent, the main one first},
     "collapsed"}.
   """
+  finetuning = setting.finetunings[name]
   last = len(setting.phases) - 1
   if init == RANDOM:
-    start = {"init": RANDOM, "like": run_folder(out, REFERENCE, last)}
+    fields = {"init": RANDOM, "like": run_folder(out, REFERENCE, last)}
   else:
-    start = {"init": run_folder(out, init, last)}
-  rows = []
-  for name, finetuning in setting.finetunings.items():
-    folder = out / "finetune" / init / name
-    if name == "chunk":
-      data = {"data.train": f"{chunk}/train.txt", "data.dev": f"{chunk}/test.txt"}
-    else:
-      data = {"data.dir": glue}
-    fields = start | data | {"seeds": setting.seeds}
-    fields |= setting.finetune_recipe | finetuning.overrides
-    arguments = [f"--config=configs/finetune/{finetuning.config}", f"--workdir={folder}"]
-    arguments += assignments(fields)
-    results = folder / "results.jsonl"
-    run(out, f"finetune/{init}/{name}", "electra_jax.finetune", arguments, results.is_file)
-    measured = [row for row in read_history(results) if row["split"] == "dev"]
-    expected = len(finetuning.tasks) * setting.seeds
-    if len(measured) != expected:
-      raise SystemExit(f"{results}: {len(measured)} results on dev, expected {expected}")
-    rows += measured
+    fields = {"init": run_folder(out, init, last)}
+  if name == "chunk":
+    fields |= {"data.train": f"{chunk}/train.txt", "data.dev": f"{chunk}/test.txt"}
+  else:
+    fields |= {"data.dir": glue}
+  fields |= {"seeds": setting.seeds} | setting.finetune_recipe | finetuning.overrides
+  folder = out / "finetune" / init / name
+  arguments = [f"--config=configs/finetune/{finetuning.config}", f"--workdir={folder}"]
+  arguments += assignments(fields)
+  results = folder / "results.jsonl"
+  run(out, f"finetune/{init}/{name}", "electra_jax.finetune", arguments, results.is_file)
+  rows = [row for row in read_history(results) if row["split"] == "dev"]
+  expected = len(finetuning.tasks) * setting.seeds
+  if len(rows) != expected:
+    raise SystemExit(f"{results}: {len(rows)} results on dev, expected {expected}")
   return rows
 
 
@@ -336,7 +366,8 @@ def collect(out: Path, setting: Setting, plan: dict, results: dict[str, list[dic
   return {
     "settings": {
       "phases": [phase._asdict() for phase in setting.phases],
-      "quickstart_with": setting.recipe,
+      "nets": setting.nets,
+      "pretraining_with": setting.recipe,
       "finetuning_with": setting.finetune_recipe,
       "finetunings": {k: f._asdict() for k, f in setting.finetunings.items()},
       "seeds": setting.seeds,
@@ -412,22 +443,39 @@ def main() -> None:
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
   for name in ("out", "glue", "chunk", "text"):
     p.add_argument(f"--{name}", required=True)
+  p.add_argument("--nets", choices=("quickstart", "small"), default="quickstart")
   p.add_argument("--minutes", type=float, default=MINUTES)
+  p.add_argument("--steps", type=int, default=100_000)
   p.add_argument("--objectives", nargs="+", choices=PAPER, default=list(PAPER))
-  p.add_argument("--small", action="store_true")
+  p.add_argument("--at_once", type=int, default=2)
+  p.add_argument("--smoke", action="store_true")
   args = p.parse_args()
-  if args.minutes <= 0:
-    p.error(f"--minutes is above 0, got {args.minutes}")
-  setting = small_setting() if args.small else full_setting(args.minutes, tuple(args.objectives))
+  if min(args.minutes, args.steps, args.at_once) <= 0:
+    p.error("--minutes, --steps and --at_once are above 0")
+  objectives = tuple(args.objectives)
+  if args.nets == "quickstart":
+    setting = quickstart_setting(args.minutes, objectives)
+  else:
+    setting = small_setting(args.steps, objectives)
+  if args.smoke:
+    setting = smoke_setting(setting)
   out = Path(args.out)
   out.mkdir(parents=True, exist_ok=True)
   plan = count_steps(setting)
-  build(out, setting, args.text)
-  pretrain(out, setting, plan)
-  results = {
-    init: finetune(out, setting, init, args.glue, args.chunk)
-    for init in (setting.objectives[0], RANDOM, *setting.objectives[1:])
-  }
+  first, *others = setting.phases
+  build(out, setting, first, args.text)
+  side_by_side((partial(build, out, setting, x, args.text) for x in others), args.at_once)
+  side_by_side(
+    (partial(pretrain, out, setting, name, plan[name]) for name in setting.objectives), args.at_once
+  )
+  starts = (setting.objectives[0], RANDOM, *setting.objectives[1:])
+  pairs = list(itertools.product(starts, setting.finetunings))
+  measured = side_by_side(
+    (partial(finetune, out, setting, *pair, args.glue, args.chunk) for pair in pairs), args.at_once
+  )
+  results: dict[str, list[dict]] = {init: [] for init in starts}
+  for (init, _), rows in zip(pairs, measured, strict=True):
+    results[init] += rows
   content = collect(out, setting, plan, results)
   hidden = [args.out, args.glue, args.chunk, args.text]
   machine.save(str(out / "evidence.json"), content, hide=hidden)

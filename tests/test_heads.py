@@ -153,7 +153,7 @@ def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
   assert [line[:2] for line in lines] == [(100, 200), (200, 200)]
   assert all(len(line[2]["loss"]) == 2 for line in lines)
   assert max(lines[1][2]["loss"]) < 0.1 < min(lines[0][2]["loss"])
-  said = loop.predict(CFG, head, together, rows, batch_size=8, buckets=1, pad=0)
+  said = loop.make_predictor(CFG, head, batch_size=8, buckets=1, pad=0)(together, rows)
   labels = [int(f.target["label"]) for f in rows]
   assert all((one["logits"].argmax(-1) == labels).all() for one in said)
 
@@ -181,7 +181,7 @@ def test_predictions_come_in_the_order_of_the_features_once_each():
   head = heads.tagging(3)
   params = loop.init_params(CFG, head, None, (0, 1))
   rows = features(19)
-  said = loop.predict(CFG, head, params, rows, batch_size=8, buckets=3, pad=0)
+  said = loop.make_predictor(CFG, head, batch_size=8, buckets=3, pad=0)(params, rows)
   assert len(said) == 2
   predict = jax.jit(network.make_predict(CFG, head))
   for seed in (0, 1):

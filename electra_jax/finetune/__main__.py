@@ -56,18 +56,14 @@ def run_task(
 
   weights = loop.train(cfg, head, tower.weights, problem.train, settings, log)
   trained = time.perf_counter()
-  said = {
-    split: loop.predict(
-      cfg,
-      head,
-      weights,
-      parts.features,
-      batch_size=settings.eval_batch_size,
-      buckets=settings.buckets,
-      pad=settings.pad,
-    )
-    for split, parts in problem.splits.items()
-  }
+  predict = loop.make_predictor(
+    cfg,
+    head,
+    batch_size=settings.eval_batch_size,
+    buckets=settings.buckets,
+    pad=settings.pad,
+  )
+  said = {split: predict(weights, parts.features) for split, parts in problem.splits.items()}
   rows, units = score(problem, settings.seeds, said)
   best = choose(rows)
   facts = dataclasses.asdict(problem.facts)

@@ -170,44 +170,41 @@ def _means(metrics: dict, count: int, settings: Settings) -> dict[str, list[floa
   return {**terms, "loss": loss, "grad_norm": (metrics["grad_norm"] / count).tolist()}
 
 
-def predict(
-  cfg: TransformerConfig,
-  head: Head,
-  params: dict,
-  features: Sequence[Feature],
-  *,
-  batch_size: int,
-  buckets: int,
-  pad: int,
-) -> list[dict[str, np.ndarray | list[np.ndarray]]]:
-  """Returns what each seed's network says of the features, in their order.
+def make_predictor(
+  cfg: TransformerConfig, head: Head, *, batch_size: int, buckets: int, pad: int
+) -> Callable[[dict, Sequence[Feature]], list[dict[str, np.ndarray | list[np.ndarray]]]]:
+  """Returns (weights [S, ...], features) -> what each seed's network says, in their order.
 
-  Every feature is computed exactly once on any number of devices. Returns for each seed {name:
-  [n, ...]}; what is said of tokens is a list of arrays, each as long as its feature.
-
-  Args:
-    params: [S, ...].
+  Every feature is computed exactly once on any number of devices. What is returned is for each seed
+  {name: [n, ...]}; what is said of tokens is a list of arrays, each as long as its feature. A
+  length is compiled once for all calls.
   """
   parallel.check_divisible(batch_size, 1)
-  lengths = np.array([len(f.ids) for f in features])
-  ladder = data.bucket_lengths(lengths, buckets)
   of_seeds = parallel.over_seeds(make_predict(cfg, head), (True, False))
 
   def step(params, batch):
     return jax.tree.map(lambda x: x.swapaxes(0, 1), of_seeds(params, batch))
 
   mapped = parallel.map_predict(step)
-  found: dict[str, list] = {}
-  for plan in data.plan_once(lengths, ladder, batch_size):
-    batch = parallel.shard(data.collate(features, plan, batch_size, pad))
-    for name, values in mapped(params, batch).items():
-      for row, value in zip(plan.rows, values, strict=False):  # the rest is padding
-        value = value[:, : lengths[row]] if name in head.of_tokens else value
-        found.setdefault(name, [None] * len(features))[row] = value
-  return [
-    {
-      name: [v[seed] for v in rows] if name in head.of_tokens else np.stack([v[seed] for v in rows])
-      for name, rows in found.items()
-    }
-    for seed in range(len(jax.tree.leaves(params)[0]))
-  ]
+
+  def predict(params, features):
+    lengths = np.array([len(f.ids) for f in features])
+    ladder = data.bucket_lengths(lengths, buckets)
+    found: dict[str, list] = {}
+    for plan in data.plan_once(lengths, ladder, batch_size):
+      batch = parallel.shard(data.collate(features, plan, batch_size, pad))
+      for name, values in mapped(params, batch).items():
+        for row, value in zip(plan.rows, values, strict=False):  # the rest is padding
+          value = value[:, : lengths[row]] if name in head.of_tokens else value
+          found.setdefault(name, [None] * len(features))[row] = value
+    return [
+      {
+        name: [v[seed] for v in rows]
+        if name in head.of_tokens
+        else np.stack([v[seed] for v in rows])
+        for name, rows in found.items()
+      }
+      for seed in range(len(jax.tree.leaves(params)[0]))
+    ]
+
+  return predict

@@ -8,8 +8,9 @@ In three lines:
 """
 
 import dataclasses
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -37,17 +38,19 @@ class Model:
   weights: dict
   batch_size: int = 32
 
-  def outputs(self, features: list) -> dict:
-    """Returns what the head says of rows; see `loop.predict`."""
-    return loop.predict(
+  @functools.cached_property
+  def _predict(self) -> Callable:
+    return loop.make_predictor(
       self.cfg,
       self.facts.head.make(),
-      self.weights,
-      features,
       batch_size=self.batch_size * jax.device_count(),
       buckets=4,
       pad=self.tokenizer.vocab.pad,
-    )[0]
+    )
+
+  def outputs(self, features: list) -> dict:
+    """Returns what the head says of rows; see `loop.make_predictor`."""
+    return self._predict(self.weights, features)[0]
 
   def __call__(self, items: Sequence) -> list[dict]:
     """Returns what the network says of each item.
