@@ -42,7 +42,7 @@ from electra_jax import (
 )
 from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import pretrain
-from electra_jax.interrupt import StopSignals
+from electra_jax.interrupt import STOPPED, StopSignals
 from electra_jax.workdir import claim, read_config, write_config
 
 # Losses that a model of token frequencies alone brings to the unigram entropy.
@@ -123,8 +123,8 @@ def main(argv: list[str]) -> int:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
   parallel.initialize(args.coordinator, args.num_processes, args.process_id)
   parallel.keep_freed_memory()
-  train(args.config, args.workdir, verify=args.verify)
-  return 0
+  done = train(args.config, args.workdir, verify=args.verify)
+  return 0 if done == args.config.train.steps else STOPPED
 
 
 def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> int:

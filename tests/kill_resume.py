@@ -1,11 +1,12 @@
-"""Kills a run with SIGKILL again and again, and compares what comes out with a run left alone.
+"""Stops and kills a run again and again, and compares what comes out with a run left alone.
 
   python tests/kill_resume.py [--seed=0] [--steps=24] [--kills=3] [--folder=DIR]
 
 Real processes of the real program, on a little generated text. One run is left alone. The other is
-killed at random steps, and once more while a checkpoint is being written; each time the same
-command starts it again. In the end every array of the last checkpoint and every line of the history
-have to be the same, bit for bit. Exits with 0 if they are.
+told to stop by SIGUSR1, as SLURM does before a time limit, killed by SIGKILL at random steps, and
+once more while a checkpoint is being written; each time the same command starts it again. In the
+end every array of the last checkpoint and every line of the history have to be the same, bit for
+bit. Exits with 0 if they are.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from rich.table import Table
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 EVERY = 5  # steps between checkpoints
+STOPPED = 143  # exit code of a run that is to be started again
 FIELDS = {
   "model.hidden_size": 64,
   "model.num_layers": 2,
@@ -94,15 +96,21 @@ def unfinished(workdir: Path) -> set[int | None]:
   return {inode(path) for path in (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp")}
 
 
-def kill_when(process: subprocess.Popen, condition, timeout_secs: float = 300) -> None:
-  """Sends SIGKILL to a run, and all it started, as soon as the condition holds."""
+def kill_when(
+  process: subprocess.Popen, condition, number=signal.SIGKILL, timeout_secs: float = 300
+) -> int:
+  """Sends a signal to a run, and all it started, as soon as the condition holds.
+
+  Returns:
+    What the run ended with.
+  """
   deadline = time.monotonic() + timeout_secs
   while not condition():
     if process.poll() is not None or time.monotonic() > deadline:
       raise RuntimeError("the run was over before it could be killed: see its log")
     time.sleep(0.001)
-  os.killpg(process.pid, signal.SIGKILL)
-  process.wait()
+  os.killpg(process.pid, number)
+  return process.wait()
 
 
 def moment(workdir: Path, after: int | None):
@@ -146,16 +154,20 @@ def compare(folder: Path, steps: int, kills: int, seed: int) -> bool:
   subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
   run_to_end(folder, "alone", steps)
 
-  table = Table(title=f"{steps} steps, a checkpoint every {EVERY}, killed with SIGKILL")
-  for title in ("kill", "when", "last step written", "resumes from"):
+  table = Table(title=f"{steps} steps, a checkpoint every {EVERY}")
+  for title in ("signal", "when", "last step written", "resumes from"):
     table.add_column(title)
   killed, rng = folder / "killed", random.Random(seed)
   moments = sorted(rng.sample(range(1, steps - 1), kills))
-  for i, after in enumerate([*moments, None]):
+  code = kill_when(start(folder, "killed", steps), moment(killed, 1), signal.SIGUSR1)
+  if code != STOPPED or not newest(killed):
+    raise SystemExit(f"told to stop, the run ended with {code} and saved step {newest(killed)}")
+  table.add_row("SIGUSR1", "after step 1", str(last_line(killed)), str(newest(killed)))
+  for after in [*moments, None]:
     text = "while a checkpoint is written" if after is None else f"after step {after}"
     condition = moment(killed, after)
     kill_when(start(folder, "killed", steps), condition)
-    table.add_row(str(i + 1), text, str(last_line(killed)), str(newest(killed)))
+    table.add_row("SIGKILL", text, str(last_line(killed)), str(newest(killed)))
   run_to_end(folder, "killed", steps)
 
   (arrays, lines), (killed_arrays, killed_lines) = (

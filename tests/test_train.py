@@ -145,12 +145,13 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
   assert lines(tmp_path) == lines(straight)
 
 
-def test_ctrl_c_finishes_the_step_and_saves(tiny_config, tmp_path, monkeypatch):
-  before = signal.getsignal(signal.SIGINT)
-  interrupt_at(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_other_signals_finish_the_step_and_save(tiny_config, tmp_path, monkeypatch, number):
+  before = signal.getsignal(number)
+  interrupt_at(monkeypatch, 2, lambda: signal.raise_signal(number))
   assert train.train(tiny_config, tmp_path) == 2
   assert (tmp_path / "checkpoints" / "2").exists()
-  assert signal.getsignal(signal.SIGINT) is before
+  assert signal.getsignal(number) is before
 
 
 def test_a_finished_run_is_not_trained_again(straight, tiny_config, tmp_path, capsys):
