@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Trains on all GPUs of this machine, outlives the ssh session, and goes on when something kills it.
+#
+#   launch/gpu.sh [--dry-run] --config=configs/base.py --config.data.dir=SHARDS --workdir=DIR
+#
+# Shows DIR.log. Ctrl-C ends the showing only; `pkill -f -- --workdir=DIR` saves and ends the run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dry=; if [ "${1-}" = --dry-run ]; then dry=1; shift; fi
+run() { if [ "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
+
+workdir=
+for argument in "$@"; do
+  case $argument in --workdir=*) workdir=${argument#*=} ;; esac
+done
+: "${workdir:?give --workdir=DIR}"
+if [ ! -x .venv/bin/python ]; then
+  run python3 -m venv .venv
+  run .venv/bin/pip install --quiet --constraint requirements.lock --editable '.[data,gpu]'
+fi
+# Again after an abort, a memory fault or the kernel's kill for memory; not when it was told to stop.
+# shellcheck disable=SC2016  # for the shell that is started
+again='while "$@"; code=$?; case $code in 134 | 135 | 136 | 137 | 139) true ;; *) false ;; esac; do
+  echo "killed ($code): going on from the newest checkpoint"; sleep 5
+done; exit $code'
+command=(nohup setsid bash -c "$again" gpu.sh .venv/bin/python -m electra_jax.train "$@")
+if [ "$dry" ]; then run "${command[@]}"; exit; fi
+mkdir -p "$(dirname "$workdir")"
+"${command[@]}" >> "$workdir.log" 2>&1 < /dev/null &
+tail --pid=$! --retry --follow=name --lines=+1 "$workdir.log" || true
+wait $!

@@ -1,0 +1,216 @@
+"""The launchers: what they would run, what they do when a slice is taken away, and their syntax."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+LAUNCH = Path(__file__).resolve().parent.parent / "launch"
+SCRIPTS = sorted(path.name for path in LAUNCH.iterdir() if path.suffix in (".sh", ".sbatch"))
+TPU = {"NAME": "large", "ZONE": "us-east5-a", "TYPE": "v5litepod-64", "BUCKET": "ours"}
+ARGS = ["--config=configs/large.py", "--config.data.sources=text:a b"]
+
+
+@pytest.fixture
+def launch(tmp_path):
+  """A copy of the launchers, beside nothing else."""
+  return Path(shutil.copytree(LAUNCH, tmp_path / "launch"))
+
+
+def call(script: Path, *args, **environment) -> subprocess.CompletedProcess:
+  env = {**os.environ, **environment}
+  return subprocess.run(
+    ["bash", script, *args], capture_output=True, text=True, env=env, cwd=script.parent
+  )
+
+
+def dry_run(script: Path, *args, **environment) -> list[list[str]]:
+  """Returns the commands that a dry run prints."""
+  done = call(script, "--dry-run", *args, **environment)
+  assert done.returncode == 0, done.stderr
+  return words(done.stdout)
+
+
+def words(lines: str) -> list[list[str]]:
+  """Returns the words of each line that bash quoted; only bash reads $'...', its line ends."""
+  split = 'while IFS= read -r x; do eval "w=($x)"; printf "%s\\0" "${w[@]}"; printf "\\1\\0"; done'
+  done = subprocess.run(
+    ["bash", "-c", split], input=lines, capture_output=True, text=True, check=True
+  )
+  return [line.split("\0")[:-1] for line in done.stdout.split("\1\0")[:-1]]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_clean_for_bash_and_shellcheck(name):
+  subprocess.run(["bash", "-n", LAUNCH / name], check=True)
+  shellcheck = Path(sys.executable).with_name("shellcheck")
+  done = subprocess.run([shellcheck, "-s", "bash", LAUNCH / name], capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout
+  assert len((LAUNCH / name).read_text().splitlines()) <= 80  # a screen
+
+
+def test_a_slurm_job_is_one_srun_that_queues_itself_again(launch):
+  assert dry_run(launch / "slurm.sbatch", *ARGS) == [
+    ["srun", "--kill-on-bad-exit=1", ".venv/bin/python", "-m", "electra_jax.train", *ARGS],
+    ["scontrol", "requeue", "JOB"],
+  ]
+
+
+@pytest.mark.parametrize("code", [0, 1, 138, 143])
+def test_a_slurm_job_is_queued_again_only_after_a_signal(launch, tmp_path, code):
+  write_program(tmp_path / "bin" / "srun", f"exit {code}")
+  write_program(tmp_path / "bin" / "scontrol", 'echo "$@"')
+  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+  done = call(launch / "slurm.sbatch", *ARGS, PATH=path, SLURM_JOB_ID="7")
+  assert (done.returncode, done.stdout) == (code, "requeue 7\n" if code > 128 else "")
+
+
+def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch):
+  args = [*ARGS, "--workdir=runs/large"]
+  make, install, train = dry_run(launch / "gpu.sh", *args)
+  assert make == ["python3", "-m", "venv", ".venv"]
+  assert install[-4:] == ["--constraint", "requirements.lock", "--editable", ".[data,gpu]"]
+  assert train[:4] == ["nohup", "setsid", "bash", "-c"]
+  assert train[6:] == [".venv/bin/python", "-m", "electra_jax.train", *args]
+  assert "give --workdir=DIR" in call(launch / "gpu.sh", *ARGS).stderr
+
+
+def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_path):
+  write_program(
+    tmp_path / ".venv" / "bin" / "python",
+    'echo "$@" >> calls; if [ $(wc -l < calls) = 1 ]; then kill -9 $$; fi; exit 1',
+  )
+  write_program(tmp_path / "bin" / "sleep", "")
+  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+  args = [*ARGS, f"--workdir={tmp_path / 'run'}"]
+  assert call(launch / "gpu.sh", *args, PATH=path).returncode == 1
+  called = (tmp_path / "calls").read_text().splitlines()
+  assert called == [" ".join(["-m", "electra_jax.train", *args])] * 2
+  assert "killed (137)" in (tmp_path / "run.log").read_text()
+
+
+def write_program(path: Path, body: str) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+  path.chmod(0o755)
+
+
+def verbs(commands: list[list[str]]) -> list[str]:
+  """Returns what each command does, in a word or two."""
+  said = []
+  for command in commands:
+    if command[0] != "gcloud":
+      said.append(command[0])
+    elif "ssh" in command:
+      what = next(x for x in command if x.startswith("--command="))
+      kind = "install" if "uv pip" in what else "begin" if "nohup" in what else "watch"
+      worker = next(x for x in command if x.startswith("--worker=")).removeprefix("--worker=")
+      said.append(f"{kind} {worker}")
+    else:
+      said.append(command[4])
+  return said
+
+
+def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
+  commands = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU)
+  assert verbs(commands) == [
+    "describe", "create", "sleep", "describe",
+    "git", "scp", "install all", "begin all", "watch 0", "delete",
+  ]  # fmt: skip
+  assert commands[1] == [
+    *"gcloud compute tpus queued-resources create large --zone=us-east5-a --node-id=large".split(),
+    "--accelerator-type=v5litepod-64", "--runtime-version=v2-alpha-tpuv5-lite", "--spot",
+  ]  # fmt: skip
+  install, begin = (c[-1].removeprefix("--command=") for c in commands[6:8])
+  assert "--constraint requirements.lock" in install and "gs://ours/shards ~/shards" in install
+  assert "--workdir=$HOME/bucket/runs/large" in begin
+  assert "--config.data.sources=text:a\\ b" in begin
+  for text in (install, begin, commands[8][-1].removeprefix("--command=")):
+    subprocess.run(["bash", "-n", "-c", text], check=True)
+  reserved = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU, SPOT="")
+  assert reserved[1] == commands[1][:-1]
+  assert "is none of" in call(launch / "tpu_pod.sh", **{**TPU, "TYPE": "h100-8"}).stderr
+  assert "ZONE" in call(launch / "tpu_pod.sh", **{**TPU, "ZONE": ""}).stderr
+
+
+def fake_cloud(folder: Path, states: list[str], ends: list[str]) -> dict:
+  """Puts a `gcloud` into PATH that answers with the next state, and the next end of a watch."""
+  (folder / "states").write_text("".join(f"{x}\n" for x in states))
+  (folder / "ends").write_text("".join(f"{x}\n" for x in ends))
+  next_line = 'head -n 1 "$1"; sed -i 1d "$1"'
+  write_program(folder / "bin" / "next", next_line)
+  write_program(
+    folder / "bin" / "gcloud",
+    f"""printf '%q ' gcloud "$@" >> {folder}/calls; echo >> {folder}/calls
+    case "$*" in
+      *" describe "*) next {folder}/states ;;
+      *--worker=0*) echo step 1; next {folder}/ends ;;
+    esac""",
+  )
+  for name in ("git", "sleep"):
+    write_program(folder / "bin" / name, "")
+  return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def test_a_lost_slice_is_made_anew_until_the_run_is_done(launch, tmp_path):
+  states = ["", "PROVISIONING", "ACTIVE", "SUSPENDED", "", "ACTIVE", "ACTIVE"]
+  cloud = fake_cloud(tmp_path, states, ["", "exited with 143", "exited with 0"])
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  assert done.returncode == 0, done.stderr
+  asked = [v for v in verbs(words((tmp_path / "calls").read_text())) if v != "describe"]
+  life = ["scp", "install all", "begin all", "watch 0"]
+  assert asked == ["create", *life, "delete", "create", *life, *life, "delete"]
+  assert (tmp_path / "runs" / "large.log").read_text().count("step 1") == 3
+
+
+def test_a_run_that_fails_ends_the_slice_and_the_script(launch, tmp_path):
+  cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 1"])
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  assert done.returncode == 1
+  assert "delete" in (tmp_path / "calls").read_text().splitlines()[-1]
+
+
+JOBSET = {  # Of JobSet's v1alpha2: the fields used here and their types; its templates are Jobs.
+  "failurePolicy": {"maxRestarts": int},
+  "replicatedJobs": [{"name": str, "replicas": int, "template": dict}],
+}
+
+
+def conforms(value, kind) -> bool:
+  if isinstance(kind, dict):
+    return set(value) <= set(kind) and all(conforms(v, kind[k]) for k, v in value.items())
+  if isinstance(kind, list):
+    return isinstance(value, list) and all(conforms(v, kind[0]) for v in value)
+  return isinstance(value, kind)
+
+
+def test_the_job_sets_hold_valid_jobs_that_start_again_and_find_each_other():
+  sets = list(yaml.safe_load_all((LAUNCH / "gke.yaml").read_text()))
+  assert [s["metadata"]["labels"]["electra_jax"] for s in sets] == ["tpu", "gpu"]
+  for one in sets:
+    assert (one["apiVersion"], one["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert conforms(one["spec"], JOBSET) and one["spec"]["failurePolicy"]["maxRestarts"] > 100
+    (job,) = one["spec"]["replicatedJobs"]
+    manifest = {"apiVersion": "batch/v1", "kind": "Job", "metadata": one["metadata"]}
+    kubernetes_validate.validate({**manifest, **job["template"]}, "1.33", strict=True)
+    spec = job["template"]["spec"]
+    assert spec["parallelism"] == spec["completions"] and spec["backoffLimit"] == 0
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+  (container,) = sets[1]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+    "containers"
+  ]
+  args = container["args"]
+  assert "--coordinator=electra-gpu-train-0-0.electra-gpu:8476" in args
+  assert "--num_processes=2" in args and "--process_id=$(JOB_COMPLETION_INDEX)" in args
+
+
+def test_the_image_copies_what_the_package_is_built_from():
+  lines = (LAUNCH / "Dockerfile").read_text().splitlines()
+  copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
+  assert copied == {"requirements.lock", "pyproject.toml", "setup.cfg", "electra_jax", "configs"}
+  assert 'ENTRYPOINT ["python", "-m", "electra_jax.train"]' in lines
