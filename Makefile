@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 
-.PHONY: quickstart test lint test-long test-kill test-hf lock clean
+.PHONY: quickstart test lint test-long test-kill test-slurm test-hf lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
@@ -21,6 +21,9 @@ test-long: .venv/ready  ## what the default tests leave out because it compiles 
 
 test-kill: .venv/ready  ## kill -9 real runs and compare what they end with, bit for bit
 	$(RUN) tests/kill_resume.py
+
+test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine (apt-get install slurm-wlm munge)
+	$(RUN) tests/slurm_resume.py
 
 test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
 	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0

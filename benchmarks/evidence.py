@@ -26,7 +26,7 @@ It prints tables in markdown: medians over seeds, means, standard deviations, th
 """
 
 import argparse
-import itertools
+import contextlib
 import json
 import os
 import queue
@@ -35,9 +35,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -199,14 +198,12 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   print(f"{job}: {line['secs']:.0f} s", flush=True)
 
 
-def side_by_side(jobs: Iterable[Callable[[], object]], at_once: int) -> list:
-  """Returns what the jobs return, in their order; each worker has its own share of the cores.
+@contextlib.contextmanager
+def workers(at_once: int) -> Iterator[ThreadPoolExecutor]:
+  """Gives threads that run programs, each on its own share of the cores.
 
   Networks this small leave most of a second core idle: two trainings on a core each took 30,300
-  tokens/s together, one on both cores 23,300.
-
-  Raises:
-    SystemExit: a job failed; those that have not begun do not begin.
+  tokens/s together, one on both cores 23,300. If one fails, those that have not begun do not begin.
   """
   cores = sorted(os.sched_getaffinity(0))
   shares = queue.SimpleQueue()
@@ -216,9 +213,8 @@ def side_by_side(jobs: Iterable[Callable[[], object]], at_once: int) -> list:
   with ThreadPoolExecutor(
     at_once, initializer=lambda: os.sched_setaffinity(0, shares.get())
   ) as pool:
-    futures = [pool.submit(job) for job in jobs]
     try:
-      return [f.result() for f in futures]
+      yield pool
     except BaseException:
       pool.shutdown(cancel_futures=True)
       raise
@@ -327,7 +323,7 @@ def finetune(
   finetuning = setting.finetunings[name]
   last = len(setting.phases) - 1
   if init == RANDOM:
-    fields = {"init": RANDOM, "like": run_folder(out, REFERENCE, last)}
+    fields = {"init": RANDOM, "like": run_folder(out, setting.objectives[0], last)}
   else:
     fields = {"init": run_folder(out, init, last)}
   if name == "chunk":
@@ -345,6 +341,28 @@ def finetune(
   if len(rows) != expected:
     raise SystemExit(f"{results}: {len(rows)} results on dev, expected {expected}")
   return rows
+
+
+def run_all(out: Path, setting: Setting, plan: dict, args: argparse.Namespace) -> dict:
+  """Builds, pretrains and fine-tunes; returns the rows of results of each start."""
+  first, *others = setting.phases
+  names = setting.objectives
+  build(out, setting, first, args.text)
+  with workers(args.at_once) as pool:
+    for built in [pool.submit(build, out, setting, x, args.text) for x in others]:
+      built.result()
+    pretrained = {name: pool.submit(pretrain, out, setting, name, plan[name]) for name in names}
+
+    def tune(init: str, name: str) -> list[dict]:
+      # First come, first served: what is waited for has begun, so this does not wait for itself.
+      pretrained[names[0] if init == RANDOM else init].result()
+      return finetune(out, setting, init, name, args.glue, args.chunk)
+
+    tuned = {
+      init: [pool.submit(tune, init, name) for name in setting.finetunings]
+      for init in (names[0], RANDOM, *names[1:])
+    }
+    return {init: [row for job in jobs for row in job.result()] for init, jobs in tuned.items()}
 
 
 # What came of it.
@@ -462,20 +480,7 @@ def main() -> None:
   out = Path(args.out)
   out.mkdir(parents=True, exist_ok=True)
   plan = count_steps(setting)
-  first, *others = setting.phases
-  build(out, setting, first, args.text)
-  side_by_side((partial(build, out, setting, x, args.text) for x in others), args.at_once)
-  side_by_side(
-    (partial(pretrain, out, setting, name, plan[name]) for name in setting.objectives), args.at_once
-  )
-  starts = (setting.objectives[0], RANDOM, *setting.objectives[1:])
-  pairs = list(itertools.product(starts, setting.finetunings))
-  measured = side_by_side(
-    (partial(finetune, out, setting, *pair, args.glue, args.chunk) for pair in pairs), args.at_once
-  )
-  results: dict[str, list[dict]] = {init: [] for init in starts}
-  for (init, _), rows in zip(pairs, measured, strict=True):
-    results[init] += rows
+  results = run_all(out, setting, plan, args)
   content = collect(out, setting, plan, results)
   hidden = [args.out, args.glue, args.chunk, args.text]
   machine.save(str(out / "evidence.json"), content, hide=hidden)

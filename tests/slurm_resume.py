@@ -1,0 +1,205 @@
+"""Runs launch/slurm.sbatch, as it is, on a SLURM of its own on this machine.
+
+  python tests/slurm_resume.py [--steps=150] [--folder=DIR]
+
+Needs Debian's slurm-wlm and munge, and root. A node of two made-up GPUs gets two jobs of two
+processes each. One is left alone; the other is told to stop as SLURM does before a time limit, has
+to save, to queue itself again and to resume, and is then requeued from outside, as for preemption.
+In the end every array of the last checkpoint and every line of the history have to be the same, bit
+for bit. Exits with 0 if they are.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kill_resume
+from kill_resume import ROOT, last_line, newest, outcome, write_text
+from rich.console import Console
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+
+
+def free_port() -> int:
+  with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    return s.getsockname()[1]
+
+
+def configuration(folder: Path) -> str:
+  """Returns slurm.conf for this machine alone."""
+  host = socket.gethostname()
+  lines = {
+    "ClusterName": "one",
+    "SlurmctldHost": f"{host}(127.0.0.1)",
+    "SlurmctldPort": free_port(),
+    "SlurmdPort": free_port(),
+    "SlurmUser": "root",
+    "SlurmdUser": "root",
+    "AuthType": "auth/munge",
+    # A requeued job may start when the credentials of its last start have expired: 2 minutes.
+    "AuthInfo": f"socket={folder}/munge.socket,cred_expire=5",
+    "StateSaveLocation": folder / "state",
+    "SlurmdSpoolDir": folder / "spool",
+    "SlurmctldPidFile": folder / "slurmctld.pid",
+    "SlurmdPidFile": folder / "slurmd.pid",
+    "ProctrackType": "proctrack/linuxproc",
+    "TaskPlugin": "task/none",
+    "SelectType": "select/cons_tres",
+    "JobRequeue": 1,
+    "ReturnToService": 2,
+    "SlurmdParameters": "config_overrides",
+    "GresTypes": "gpu",
+    "MpiDefault": "none",
+    "NodeName": f"{host} NodeAddr=127.0.0.1 CPUs=2 Gres=gpu:2 State=UNKNOWN",
+    "PartitionName": f"all Nodes={host} Default=YES MaxTime=INFINITE State=UP",
+  }
+  return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def wait_for(what: str, condition: Callable[[], bool], timeout_secs: float = 300) -> None:
+  """Waits until the condition holds.
+
+  Raises:
+    SystemExit: it does not in time.
+  """
+  deadline = time.monotonic() + timeout_secs
+  while not condition():
+    if time.monotonic() > deadline:
+      raise SystemExit(f"{what}: not within {timeout_secs:.0f} s")
+    time.sleep(0.05)
+
+
+def ask(*command: str) -> str:
+  """Returns what one of SLURM's programs says, "" where it fails."""
+  return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[None]:
+  """Runs a cluster of this machine; SLURM_CONF leads to it meanwhile."""
+  for name in ("state", "spool"):
+    (folder / name).mkdir(parents=True)
+  (folder / "slurm.conf").write_text(configuration(folder))
+  for i in range(2):
+    (folder / f"gpu{i}").touch()
+  (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
+  (folder / "key").write_bytes(os.urandom(1024))
+  (folder / "key").chmod(0o400)
+  folder.chmod(0o755)
+  os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+  munge = ["munged", "--foreground", "--force", f"--key-file={folder}/key"]
+  munge += [f"--{x}={folder}/munge.{x}" for x in ("socket",)]
+  munge += [f"--{x}-file={folder}/munge.{x}" for x in ("pid", "log", "seed")]
+  with contextlib.ExitStack() as stack:
+
+    def start(name: str, command: list[str]) -> None:
+      log = stack.enter_context((folder / f"{name}.log").open("w"))
+      process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+      stack.callback(process.wait)
+      stack.callback(process.terminate)
+
+    start("munged", munge)
+    wait_for("munged", (folder / "munge.socket").exists, 20)
+    start("slurmctld", ["slurmctld", "-D"])
+    start("slurmd", ["slurmd", "-D"])
+    wait_for("an idle node", lambda: ask("sinfo", "-h", "-o", "%T") == "idle", 60)
+    stack.callback(ask, "scancel", "--user=root")
+    yield
+
+
+def submit(folder: Path, name: str, steps: int) -> str:
+  """Queues the launcher with this script's configuration; returns the number of the job."""
+  training = kill_resume.command("electra_jax.train", folder, steps, f"--workdir={folder / name}")
+  options = ["--ntasks-per-node=2", "--cpus-per-task=1", f"--output={folder / name}.log"]
+  script = [str(ROOT / "launch" / "slurm.sbatch"), *training[3:]]
+  done = subprocess.run(
+    ["sbatch", "--parsable", *options, *script],
+    cwd=ROOT,
+    env={**os.environ, "PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": "1"},
+    capture_output=True,
+    text=True,
+  )
+  if done.returncode:
+    raise SystemExit(f"sbatch: {done.stderr}")
+  return done.stdout.strip()
+
+
+def fields(job: str) -> dict[str, str]:
+  """Returns what SLURM knows of a job."""
+  words = ask("scontrol", "show", "job", job).split()
+  return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def finish(job: str, log: Path) -> None:
+  """Waits for a job to be completed; if it fails, shows the end of its log."""
+  over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+  wait_for(f"the end of job {job}", lambda: fields(job).get("JobState") in over)
+  if fields(job)["JobState"] != "COMPLETED":
+    raise SystemExit(f"{log.read_text()[-3000:]}\njob {job}: {fields(job)['JobState']}")
+
+
+def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:
+  """Sends a job back into the queue once it has done some steps; returns the step it had saved."""
+  restarts = fields(job)["Restarts"]
+  wait_for(f"step {after} of job {job}", lambda: last_line(workdir) >= after)
+  ask(*command, job)
+  wait_for(f"job {job} in the queue again", lambda: fields(job)["Restarts"] != restarts)
+  return newest(workdir)
+
+
+def compare(folder: Path, steps: int, console: Console) -> bool:
+  """Runs both jobs; returns whether they came to the same."""
+  write_text(folder / "text.txt")
+  build = kill_resume.command("electra_jax.data.build", folder, steps)
+  subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+  with cluster(folder / "slurm"):
+    finish(submit(folder, "alone", steps), folder / "alone.log")
+    console.print(f"left alone: {steps} steps")
+    job, moved = submit(folder, "moved", steps), folder / "moved"
+    first = interrupt(job, moved, 3, "scancel", "--signal=USR1")
+    console.print(f"SIGUSR1 to its processes: saved step {first}, in the queue again by itself")
+    second = interrupt(job, moved, first + 3, "scontrol", "requeue")
+    console.print(f"requeued from outside: saved step {second}")
+    finish(job, folder / "moved.log")
+  log = (folder / "moved.log").read_text()
+  resumed = [line for line in log.splitlines() if line.startswith("resuming from step")]
+  console.print("\n".join(resumed))
+  (arrays, lines), (others, other_lines) = (outcome(folder / x, steps) for x in ("alone", "moved"))
+  same_arrays = sum(arrays[name] == others.get(name) for name in arrays)
+  same_lines = sum(a == b for a, b in zip(lines, other_lines, strict=False))
+  console.print(f"equal bit for bit: {same_arrays} of {len(arrays)} arrays of step {steps},")
+  console.print(f"{same_lines} of {len(lines)} lines of metrics.jsonl")
+  return 0 < first < steps and len(resumed) == 2 and (arrays, lines) == (others, other_lines)
+
+
+def main() -> int:
+  """Runs from the command line."""
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--steps", type=int, default=150)
+  parser.add_argument("--folder", type=Path, default=None, help="kept, for a look at the logs")
+  args = parser.parse_args()
+  missing = [name for name in PROGRAMS if shutil.which(name) is None]
+  if missing:
+    raise SystemExit(f"{missing[0]} is missing: apt-get install slurm-wlm munge")
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = (args.folder or Path(temporary)).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+    same = compare(folder, args.steps, Console(highlight=False))
+  print("the same" if same else "NOT the same")
+  return 0 if same else 1
+
+
+if __name__ == "__main__":
+  sys.path.insert(0, str(ROOT))
+  sys.exit(main())
