@@ -59,8 +59,9 @@ class Source:
 
   Fields:
     networks: by role, "discriminator" (what is kept) and "generator".
-    tokenizer: None where the source has none (TF1).
-    card: the configuration they were trained with, their last metrics and steps, as JSON.
+    tokenizer: None where the source has none (TF1 without a vocab.txt beside it).
+    card: the configuration and sources they were trained with, their last metrics and steps, as
+      JSON.
     left_out: what the source has and this cannot hold, in words.
     finetuned: what was fine-tuned on the discriminator, if anything was.
   """
@@ -83,6 +84,9 @@ def open_source(path: str | Path) -> Source:
     return _orbax(path)
   if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
     return _run(path)
+  if inside := sorted(path.glob(f"*/{EXPORT_FILE}")):
+    named = ", ".join(str(p.parent) for p in inside)
+    raise ExchangeError(f"{path} holds exports, name one of them: {named}")
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face(path)
   if path.with_name(path.name + ".index").is_file() or (path / "checkpoint").is_file():
@@ -153,7 +157,8 @@ def _run(path: Path) -> Source:
     left_out.append(f"the {spec.kind} generator, which nothing else has")
   history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
   steps = steps_on_disk(path / "checkpoints")[-1]
-  card = {"config": saved, "steps": steps, "heldout": history[-1] if history else {}}
+  text = [source["source"] for source in shards.read_manifest(saved["data"]["dir"])["sources"]]
+  card = {"config": saved, "text": text, "steps": steps, "heldout": (history or [{}])[-1]}
   found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}
   return Source(found, tokenizer.load_from(saved["data"]["dir"], vocab), card, tuple(left_out))
 
@@ -163,25 +168,44 @@ def _hf_folders(path: Path) -> list[Path]:
 
 
 def _hugging_face(path: Path) -> Source:
-  found = {}
+  found, left_out = {}, []
   for folder in _hf_folders(path):
     if (folder / "config.json").is_file():
       cfg, head, weights = hf.load(folder)
+      left_out += [f"{folder.name}'s {name}" for name in hf.task_tensors(folder)]
       # A discriminator that was trained as a masked language model is in a folder of that name.
       mlm = head == "mlm_head" and folder.name != "discriminator"
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
       found[role] = Network(cfg, weights, head)
-  for folder in _hf_folders(path):
-    for name in ("vocab.txt", "spm.model", "tokenizer.json"):
-      if (folder / name).is_file():
-        return Source(found, tokenizer.load(folder / name, _lowercase(folder)), {})
-  return Source(found, None, {})
+  tokens = next(filter(None, map(_hf_tokenizer, _hf_folders(path))), None)
+  return Source(found, tokens, {}, tuple(left_out))
 
 
-def _lowercase(folder: Path) -> bool:
-  """Whether a vocab.txt is of lower-cased text: what the folder says, else as BERT-uncased."""
-  path = folder / "tokenizer_config.json"
-  return json.loads(path.read_text()).get("do_lower_case", True) if path.is_file() else True
+def _hf_tokenizer(folder: Path) -> Tokenizer | None:
+  """Returns the tokenizer of a folder of Hugging Face; None where it has none.
+
+  A vocab.txt alone is BERT's tokenizer, lower-casing unless the folder says otherwise. Where the
+  folder changes another of BERT's rules, only its tokenizer.json has them.
+  """
+  path, said = folder / "tokenizer_config.json", {}
+  if path.is_file():
+    try:
+      said = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+      raise ExchangeError(f"{path} is damaged: {error}") from None
+  lowercase = said.get("do_lower_case", True)
+  is_berts = said.get("strip_accents") in (None, lowercase) and said.get(
+    "tokenize_chinese_chars", True
+  )
+  names = [hf.ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
+  if not is_berts:
+    names.remove("vocab.txt")
+  for name in names:
+    if (folder / name).is_file():
+      return tokenizer.load(folder / name, lowercase)
+  if (folder / "vocab.txt").is_file():
+    raise ExchangeError(f"{path} changes BERT's rules for vocab.txt, tokenizer.json is missing")
+  return None
 
 
 def _tf1(path: Path) -> Source:
@@ -196,7 +220,11 @@ def _tf1(path: Path) -> Source:
       found[role] = Network(cfg, tf1.load(path, cfg, role), head)
   if not found:
     raise ExchangeError(f"{path} holds neither of ELECTRA's networks")
-  return Source(found, None, {})
+  left_out = () if "generator" in found else tf1.left_out(path)
+  # The released archives hold their vocabulary, of lower-cased text.
+  vocab = path.with_name("vocab.txt")
+  tokens = tokenizer.load(vocab, True) if vocab.is_file() else None
+  return Source(found, tokens, {}, left_out)
 
 
 # orbax exports.
@@ -224,7 +252,7 @@ def _orbax(path: Path) -> Source:
   try:
     content = json.loads((path / EXPORT_FILE).read_text())
     cfg, head = TransformerConfig(**content.pop("model")), content.pop("head")
-    facts, task = content.pop("vocab"), content.pop("finetuned")
+    facts, task = content.pop("vocab"), content.pop("finetuned", None)
     head_spec = HeadSpec(**task["head"]) if task else None
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None

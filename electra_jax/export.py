@@ -144,11 +144,13 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       vocab = source.tokenizer.vocab if source.tokenizer else None
       pad = vocab.pad if vocab else 0
       hf.save(mine, network.cfg, network.weights, network.head, pad, labels)
+      has_tokenizer = False
       if source.tokenizer:
-        if not hf.save_tokenizer(mine, source.tokenizer, network.cfg.max_positions):
+        has_tokenizer = hf.save_tokenizer(mine, source.tokenizer, network.cfg.max_positions)
+        if not has_tokenizer:
           source.tokenizer.save(mine)
           console.print(f"{role}: AutoTokenizer has no form of {vocab.kind}, {vocab.file} is there")
-      (mine / "README.md").write_text(model_card(role, network, source))
+      (mine / "README.md").write_text(model_card(role, network, source, has_tokenizer))
       line = f"{role}: {hf.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
       if can_check and source.tokenizer:
         difference = check_parity(mine, network, real_text(source))
@@ -166,7 +168,7 @@ def _task(source: Source) -> str:
   return f"{source.finetuned.facts['kind']} ({source.finetuned.facts['head']['arguments']})"
 
 
-def model_card(role: str, network: Network, source: Source) -> str:
+def model_card(role: str, network: Network, source: Source, has_tokenizer: bool) -> str:
   """Returns the README.md of an exported network."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
   head = hf.CLASSES[network.head]
@@ -177,8 +179,8 @@ def model_card(role: str, network: Network, source: Source) -> str:
     "---",
     f"# ELECTRA {role}",
     "",
-    f"{'Fine-tuned' if source.finetuned else 'Pretrained'} with electra_jax; loads with `{head}`,"
-    " `AutoModel` and `AutoTokenizer`.",
+    f"{'Fine-tuned' if source.finetuned else 'Pretrained'} ELECTRA, exported by electra_jax; loads"
+    f" with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
     "",
     f"- {params.count(network.weights):,} parameters: {network.cfg.num_layers} layers of width"
     f" {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
@@ -188,7 +190,7 @@ def model_card(role: str, network: Network, source: Source) -> str:
     lines += [
       f"- objective `{config['objective']['name']}`, {source.card['steps']:,} steps of"
       f" {config['train']['batch_size']:,} sequences of {config['data']['seq_length']} tokens",
-      f"- text: `{Path(config['data']['sources']).name}`",
+      f"- text: {', '.join(f'`{Path(source).name}`' for source in source.card['text'])}",
     ]
   for row in source.card.get("metrics", []):
     shown = ", ".join(f"{name} {value:.2f}" for name, value in row["metrics"].items())

@@ -5,13 +5,14 @@ plain float32 arrays. Only layouts change on the way, so a round trip is exact t
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from electra_jax import networks, spm
@@ -114,6 +115,8 @@ TASK_HEADS = {
   "span_head": "ElectraForQuestionAnswering",
 }
 TASK_PREFIXES = ("classifier.", "qa_outputs.")
+# Beside a tokenizer.json that was written for AutoTokenizer: the file it was made from.
+ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"
 CLASSES = {**HEADS, **TASK_HEADS, None: "ElectraModel"}
 
 
@@ -335,7 +338,9 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
   }
-  if vocab.kind != "tokenizer.json":
+  if vocab.kind == "tokenizer.json":  # its own bytes, by which shards and runs know it again
+    shutil.copyfile(tokenizer.path, folder / ORIGINAL_TOKENIZER)
+  else:
     tokenizer.save(folder)
   if vocab.kind == "wordpiece":
     config["do_lower_case"] = vocab.lowercase
@@ -356,12 +361,18 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
     raise ExchangeError(f"{path} is missing")
   try:
     tensors = load_file(path)
-  except SafetensorError as error:
+  except (SafetensorError, TypeError) as error:  # TypeError: numbers of a kind that NumPy lacks
     raise ExchangeError(f"{path} is damaged: {error}") from None
   try:
     return cfg, head, from_hf(cfg, head, tensors)
   except ExchangeError as error:
     raise ExchangeError(f"{path}: {error}") from None
+
+
+def task_tensors(folder: str | Path) -> list[str]:
+  """Returns the tensors in a folder that `load` leaves out: a task's head."""
+  with safe_open(Path(folder) / "model.safetensors", "np") as file:
+    return sorted(n for n in file.keys() if n.removeprefix("electra.").startswith(TASK_PREFIXES))
 
 
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:

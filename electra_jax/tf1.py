@@ -7,6 +7,8 @@ import numpy as np
 from electra_jax.hf import ExchangeError, fill, shapes
 from electra_jax.model import TransformerConfig
 
+# A number that the original keeps beside the generator's head and its converters drop.
+IGNORED = {"generator_predictions/temperature"}
 _SCOPES = {
   "discriminator": {"embeddings": "electra", "encoder": "electra"},
   "generator": {"embeddings": "electra", "encoder": "generator"},
@@ -33,7 +35,10 @@ def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
 
   def read(name: str) -> np.ndarray | None:
     seen.add(name)
-    return reader.get_tensor(name) if name in names else None
+    try:
+      return reader.get_tensor(name) if name in names else None
+    except (tf.errors.OpError, ValueError, LookupError, RuntimeError) as error:
+      raise ExchangeError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
 
   try:
     network = fill(
@@ -43,7 +48,7 @@ def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
     raise ExchangeError(f"{prefix}: {error}") from None
   slots = {n for n in names if n.endswith(("/adam_m", "/adam_v"))}
   mine = (f"{scopes['embeddings']}/embeddings/", f"{scopes['encoder']}/", f"{which}_predictions/")
-  if extra := sorted(n for n in names - slots - seen if n.startswith(mine)):
+  if extra := sorted(n for n in names - slots - seen - IGNORED if n.startswith(mine)):
     raise ExchangeError(f"{prefix}: unknown here: {', '.join(extra[:8])}")
   return network
 
@@ -64,7 +69,7 @@ def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
   Its variables say all but the number of heads, which is that of the original's rule: of 64.
 
   Raises:
-    ExchangeError: it cannot be read.
+    ExchangeError: it cannot be read, or its sizes are not to be found.
   """
   import tensorflow as tf
 
@@ -79,8 +84,18 @@ def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
   numbers = {int(n[len(layer) :].split("/")[0]) for n in found if n.startswith(layer)}
   if not numbers or f"{which}_predictions/dense/kernel" not in found:
     return None
-  vocab_size, embedding_size = found[f"{scopes['embeddings']}/embeddings/word_embeddings"]
-  hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
+  tables = f"{scopes['embeddings']}/embeddings/"
+  try:
+    vocab_size, embedding_size = found[f"{tables}word_embeddings"]
+    max_positions, _ = found[f"{tables}position_embeddings"]
+    hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
+  except (KeyError, ValueError) as error:
+    raise ExchangeError(f"{prefix}: no matrix {error}, which says a size") from None
+  if hidden_size > 64 and hidden_size % 64:
+    raise ExchangeError(
+      f"{prefix}: the {which} is {hidden_size} wide, no multiple of 64: its number of heads is not"
+      " in the checkpoint and cannot be guessed"
+    )
   return TransformerConfig(
     vocab_size=vocab_size,
     embedding_size=embedding_size,
@@ -88,5 +103,14 @@ def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
     num_layers=max(numbers) + 1,
     num_heads=max(1, hidden_size // 64),
     ffn_size=ffn_size,
-    max_positions=found[f"{scopes['embeddings']}/embeddings/position_embeddings"][0],
+    max_positions=max_positions,
   )
+
+
+def left_out(prefix: str | Path) -> tuple[str, ...]:
+  """Returns the generators of a checkpoint, in words, where `read_config` finds none."""
+  import tensorflow as tf
+
+  names = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
+  scopes = {name.split("/")[0] for name in names}
+  return tuple(f"the original's {x}" for x in sorted(scopes) if x.startswith("generator"))

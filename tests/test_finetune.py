@@ -18,7 +18,7 @@ from electra_jax import config as configs
 from electra_jax import exchange, export, hf, tokenizer
 from electra_jax.exchange import Network, Source
 from electra_jax.finetune import __main__ as program
-from electra_jax.finetune import answer, model, network, prepare
+from electra_jax.finetune import answer, model, network, prepare, setup
 from electra_jax.model import TransformerConfig
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
@@ -148,6 +148,31 @@ def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola
     run(config, results)
 
 
+def test_results_are_compared_on_the_same_examples_and_told_together(cola, source, tmp_path):
+  glue, results, rows = cola
+  shutil.copytree(results, tmp_path / "copy")
+  config = json.loads((tmp_path / "copy" / "cola" / "config.json").read_text())
+  config["examples"]["dev"] = "other"
+  (tmp_path / "copy" / "cola" / "config.json").write_text(json.dumps(config))
+  with pytest.raises(ValueError, match="cola, dev: not the same examples, 25 and 25 of them"):
+    answer.compare(results, tmp_path / "copy", Console(quiet=True))
+  (tmp_path / "copy" / "cola" / "units.npz").write_bytes(b"PK")
+  with pytest.raises(ValueError, match="copy/cola is damaged"):
+    answer.compare(results, tmp_path / "copy", Console(quiet=True))
+  with pytest.raises(ValueError, match="holds exports, name one of them: .*cola/model"):
+    exchange.open_source(results / "cola")
+  # Another task in the same folder: its file holds both.
+  (tmp_path / "copy" / "cola").rename(tmp_path / "copy" / "rte")
+  for row in rows:
+    row["task"] = "rte"
+  (tmp_path / "copy" / "rte" / "results.jsonl").write_text(
+    "".join(json.dumps(row) + "\n" for row in rows)
+  )
+  shutil.copytree(results / "cola", tmp_path / "copy" / "cola")
+  config = make_config("glue", "cola", source, data__dir=str(glue))
+  assert [r["task"] for r in run(config, tmp_path / "copy")] == ["rte", "rte", "cola", "cola"]
+
+
 def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
   _, results, _ = cola
   (tmp_path / "in.tsv").write_text(
@@ -247,8 +272,14 @@ def test_questions_are_answered_from_their_context(source, tmp_path):
   predictions = json.loads((written / "predictions.json").read_text())
   asked = model.load(tmp_path / "results")
   data = json.loads((tmp_path / "dev.json").read_text())["data"][0]["paragraphs"]
-  said = asked([("w0 ?", p["context"]) for p in data])
+  texts = [("w0 ?", p["context"]) for p in data]
+  said = asked(texts)
   assert [s["answer"] for s in said] == list(predictions.values())
+  # Had there been questions without an answer in training, the null odds would decide.
+  odds = float(np.median([s["null_odds"] for s in said]))
+  options = {**asked.facts.options, "impossible": True, "threshold": odds}
+  doubting = dataclasses.replace(asked, facts=dataclasses.replace(asked.facts, options=options))
+  assert [s["answer"] != "" for s in doubting(texts)] == [s["null_odds"] <= odds for s in said]
   for one, p in zip(said, data, strict=True):
     assert p["context"][one["start"] : one["end"]] == one["answer"]
   golds = [p["qas"][0]["answers"][0]["text"] for p in data]
@@ -294,6 +325,10 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):
   (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-1], "other"]) + "\n")
   with pytest.raises(ValueError, match="is not the vocabulary of .*: 60 entries"):
     program.run(config, tmp_path / "results", Console(quiet=True))
+  # Its own again: what the source says of upper case stays.
+  (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+  config.data.lowercase = False
+  assert setup.open_tower(config).tokenizer.vocab.lowercase
 
 
 def test_a_generator_alone_is_no_tower(source, tmp_path):
@@ -317,6 +352,11 @@ def test_a_missing_split_and_a_span_outside_of_its_context_are_named(source, tmp
   both = {f"data__{split}": str(tmp_path / "train.json") for split in ("train", "dev")}
   with pytest.raises(ValueError, match="train.json"):
     program.run(make_config("squad", None, source, **both), tmp_path / "qa", Console(quiet=True))
+  (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
+  (tmp_path / "dev.txt").write_text("w2 B-C\nw3 O\n")
+  files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
+  with pytest.raises(ValueError, match=r"never seen in training, .*: B-C \(1\); above 1% of 2 words"):
+    program.run(make_config("tagging", None, source, **files), tmp_path / "t", Console(quiet=True))
 
 
 def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):

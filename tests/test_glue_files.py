@@ -172,6 +172,17 @@ def test_a_split_to_predict_must_be_whole(tmp_path):
   assert "test.tsv:502: 1 columns instead of 2 (1 of 501 rows" in message
 
 
+def test_empty_texts_at_the_end_of_a_file_to_predict_are_kept(tmp_path):
+  write(tmp_path, "new.tsv", ["body", "a", "", ""])
+  read = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  assert [example.text for example in read] == ["a", "", ""]
+  write(tmp_path, "pairs.tsv", ["id\tbody", "1\ta", "", ""])  # an editor's last lines
+  assert [e.text for e in glue_files.read_texts(REVIEWS, tmp_path / "pairs.tsv")] == ["a"]
+  write(tmp_path, "none.tsv", ["body"])
+  with pytest.raises(TaskError, match="there is no row in it"):
+    glue_files.read_texts(REVIEWS, tmp_path / "none.tsv")
+
+
 def test_damaged_files_are_one_line_errors(tmp_path):
   folder = write(tmp_path / "CoLA", "train.tsv", ["gj04\t1\t\tFine."])
   (folder / "dev.tsv").write_bytes(b"gj04\t1\t\tFine.\ngj04\t1\t\tna\xefve\n")

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import make_tiny_config
+from rich.console import Console
 
 from electra_jax import exchange, export, hf, metrics, tokenizer, train
 from electra_jax.batch import Batch
@@ -152,13 +153,19 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
   small["embeddings"] = mine["embeddings"]
   tensors = tf1_tensors(d, mine, "electra", "discriminator_predictions")
   tensors |= tf1_tensors(g, small, "generator", "generator_predictions")
+  tensors["generator_predictions/temperature"] = np.float32(1)
   tensors["global_step"] = np.int64(7)
+  (tmp_path / "vocab.txt").write_text(
+    "".join(f"{x}\n" for x in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45[:35]])
+  )
   for adam in (False, True):
     if adam:
       tensors |= {f"{n}/adam_{s}": x for n, x in list(tensors.items())[:-1] for s in "mv"}
     prefix = tmp_path / f"model.ckpt-{adam}"
     write_tf1(prefix, tensors)
-    found = exchange.open_source(prefix).networks
+    source = exchange.open_source(prefix)
+    found = source.networks
+    assert source.tokenizer.vocab.size == 40 and source.tokenizer.vocab.lowercase
     assert found["discriminator"].cfg == d and found["generator"].cfg == g
     assert same(found["discriminator"].weights, mine)
     assert same(found["generator"].weights, small)
@@ -170,6 +177,25 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
     exchange.open_source(tmp_path / "bad")
   assert "layer_1/output/dense/bias is missing" in str(error.value)
   assert "layer_0/output/dense/bias is (3,), the network's is (64,)" in str(error.value)
+
+  data = next(tmp_path.glob("model.ckpt-True.data*"))
+  data.write_bytes(data.read_bytes()[:1000])
+  with pytest.raises(hf.ExchangeError, match="cannot be read: "):
+    exchange.open_source(tmp_path / "model.ckpt-True")
+  alone = {n: x for n, x in tensors.items() if n.startswith(("electra/", "discriminator"))}
+  alone["electra/encoder/layer_0/output/dense/bias"] = mine["encoder"]["layers"]["ffn_output"][
+    "bias"
+  ][0]
+  alone["electra/encoder/layer_1/output/dense/bias"] = mine["encoder"]["layers"]["ffn_output"][
+    "bias"
+  ][1]
+  alone["generator_ltr/encoder/layer_0/output/dense/bias"] = np.zeros(3, np.float32)
+  write_tf1(tmp_path / "electric", alone)
+  assert exchange.open_source(tmp_path / "electric").left_out == ("the original's generator_ltr",)
+  del alone["electra/embeddings/position_embeddings"]
+  write_tf1(tmp_path / "no-positions", alone)
+  with pytest.raises(hf.ExchangeError, match="position_embeddings', which says a size"):
+    exchange.open_source(tmp_path / "no-positions")
 
 
 def test_missing_extra_and_misshapen_tensors_are_named():
@@ -215,6 +241,45 @@ def test_a_folder_that_is_damaged_or_another_model_is_refused(what, tmp_path):
   message = damaged(folder, what)
   with pytest.raises(hf.ExchangeError, match=message):
     exchange.open_source(folder)
+
+
+def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_path):
+  folder = tmp_path / "model"
+  shutil.copytree(GOLDEN / "discriminator", folder)
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "übung", "ubung"]
+  (folder / "vocab.txt").write_text("".join(f"{x}\n" for x in pieces), encoding="utf-8")
+  assert exchange.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
+  config = {"do_lower_case": True, "strip_accents": False}
+  (folder / "tokenizer_config.json").write_text(json.dumps(config))
+  with pytest.raises(hf.ExchangeError, match="changes BERT's rules"):
+    exchange.open_source(folder)
+  from tokenizers import BertWordPieceTokenizer
+
+  engine = BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=True, strip_accents=False)
+  engine.save(str(folder / "tokenizer.json"))
+  assert exchange.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[5]]
+  (folder / "tokenizer_config.json").write_text("{")
+  with pytest.raises(hf.ExchangeError, match="tokenizer_config.json is damaged"):
+    exchange.open_source(folder)
+
+
+def test_a_tokenizer_json_comes_back_with_its_own_bytes(tmp_path):
+  cfg = dataclasses.replace(SIZES["projected"], vocab_size=45)
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45]
+  (tmp_path / "vocab.txt").write_text("".join(f"{x}\n" for x in pieces))
+  tokenizer.load(tmp_path / "vocab.txt")._engine.save(str(tmp_path / "tokenizer.json"))
+  own = tokenizer.load(tmp_path / "tokenizer.json")
+  network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
+  source = exchange.Source({"discriminator": network}, own, {})
+  export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  assert exchange.open_source(tmp_path / "out").tokenizer.vocab == own.vocab
+  head = {"classifier.dense.kernel": np.zeros(3, np.float32)}
+  folder = tmp_path / "out" / "discriminator"
+  config = json.loads((folder / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Other"]}))
+  hf.save_file(hf.to_hf(cfg, random_network(cfg, None)) | head, folder / "model.safetensors")
+  left_out = exchange.open_source(tmp_path / "out").left_out
+  assert left_out == ("discriminator's classifier.dense.kernel",)
 
 
 def test_what_is_no_source_is_refused(tmp_path):

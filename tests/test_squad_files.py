@@ -72,6 +72,20 @@ def test_impossible_questions_make_it_squad_2(tmp_path):
   assert "2 questions on 1 contexts, 1 impossible" in found.summary()
 
 
+@pytest.mark.parametrize("answers", [{}, {"answers": []}])
+def test_a_file_to_predict_has_no_lists_or_empty_ones(tmp_path, answers):
+  paragraph = {"context": "Berlin.", "qas": [{"id": "a", "question": "Where?", **answers}]}
+  path = squad_file(tmp_path, paragraph)
+  found = squad.read(path)
+  assert (found.form, found.labelled, found.items[0].impossible) == ("SQuAD 1.1", False, False)
+  path.write_text(path.read_text().replace('"version": "x"', '"version": "v2.0"'))
+  found = squad.read(path)
+  assert (found.form, found.labelled) == ("SQuAD 2.0", False)
+  mrqa = {"context": "Berlin.", "qas": [{"qid": "a", "question": "Where?", **answers}]}
+  (tmp_path / "mrqa.jsonl").write_text(json.dumps(mrqa))
+  assert not squad.read(tmp_path / "mrqa.jsonl").labelled
+
+
 def test_questions_without_answers_are_read_but_neither_trained_on_nor_scored(tmp_path, words):
   paragraph = {"context": "Berlin.", "qas": [{"id": "a", "question": "Where?"}]}
   found = squad.read(squad_file(tmp_path, paragraph))

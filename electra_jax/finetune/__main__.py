@@ -67,7 +67,12 @@ def run_task(
   rows, units = score(problem, settings.seeds, said)
   best = choose(rows)
   facts = dataclasses.asdict(problem.facts)
-  content = {"config": config.to_dict(), "facts": facts, "best_seed": settings.seeds[best]}
+  content = {
+    "config": config.to_dict(),
+    "facts": facts,
+    "examples": {split: parts.examples for split, parts in problem.splits.items()},
+    "best_seed": settings.seeds[best],
+  }
   (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
   (folder / RESULTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
   np.savez_compressed(folder / UNITS, **units)
@@ -158,6 +163,8 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
   parallel.keep_freed_memory()
   with workdir.claim(root):
     tower, rows = None, []
+    others = [p for p in sorted(root.glob(f"[!.]*/{RESULTS}")) if p.parent.name not in names]
+    before = [row for path in others for row in read_results(path.parent)]
     for name in names:
       done = finished(config, root / name)
       if done is None:
@@ -170,7 +177,7 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
       else:
         console.print(f"{name}: finished before, {root / name}")
       rows += done
-      write_summary(root, rows)
+      write_summary(root, [*before, *rows])
   if rows:
     console.print(statistics.table(rows))
     tell_average(rows, console)
@@ -188,7 +195,7 @@ def main(argv: list[str]) -> int:
 
 
 def write_summary(root: Path, rows: list[dict]) -> None:
-  """Writes the results of all tasks, and their picture."""
+  """Writes the results of all tasks in the folder, and their picture."""
   temporary = root / "results.tmp"
   temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
   os.replace(temporary, root / RESULTS)

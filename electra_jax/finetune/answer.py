@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from electra_jax.finetune import glue_files, model, squad, squad_files, statistics, tagging
 from electra_jax.finetune.model import Model
-from electra_jax.finetune.prepare import Facts
+from electra_jax.finetune.prepare import Facts, null_threshold
 
 RESULTS, UNITS, CONFIG = "results.jsonl", "units.npz", "config.json"
 
@@ -33,7 +34,7 @@ def tasks_in(root: Path) -> dict[str, Path]:
   Raises:
     AnswerError: there is none.
   """
-  found = {p.parent.name: p.parent for p in sorted(root.glob(f"*/{UNITS}"))}
+  found = {p.parent.name: p.parent for p in sorted(root.glob(f"[!.]*/{UNITS}"))}
   if not found:
     raise AnswerError(f"{root} holds no results of python -m electra_jax.finetune")
   return found
@@ -57,13 +58,13 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
   for column in ("task", "split", "metric, %", "A", "B", "A − B", "95 % interval", "p"):
     table.add_column(column, justify="left" if column in ("task", "split") else "right")
   for name in both:
-    facts = Facts.from_json(json.loads((ours[name] / CONFIG).read_text())["facts"])
-    units = [np.load(folder / UNITS) for folder in (ours[name], theirs[name])]
-    for split in (s for s in units[0] if s in units[1]):
-      first, second = (u[split] for u in units)
-      if first.shape[1:] != second.shape[1:] or not _same_examples(facts, first, second):
+    (kept, units), (others, other_units) = (_read_task(f) for f in (ours[name], theirs[name]))
+    facts = Facts.from_json(kept["facts"])
+    for split in (s for s in units if s in other_units):
+      first, second = units[split], other_units[split]
+      if kept["examples"][split] != others["examples"][split]:
         raise AnswerError(
-          f"{name}, {split}: not the same examples: {first.shape[1]} and {second.shape[1]} of them"
+          f"{name}, {split}: not the same examples, {first.shape[1]} and {second.shape[1]} of them"
         )
       metric = next(iter(facts.measure(first[0])))
       said = statistics.paired_bootstrap(first, second, facts.main_measure, metric, samples=samples)
@@ -80,11 +81,14 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
   console.print(table)
 
 
-def _same_examples(facts: Facts, a: np.ndarray, b: np.ndarray) -> bool:
-  """Whether what units say of the truth is alike: labels, entities and words, answerability."""
-  truth = {"text": [0], "tagging": [2, 4] if a.shape[2] > 2 else [1], "qa": [2]}[facts.kind]
-  truth = [column for column in truth if column < a.shape[2]]
-  return np.array_equal(a[0][:, truth], b[0][:, truth])
+def _read_task(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
+  """Returns what was kept of a task: config.json, and the units of its splits."""
+  try:
+    kept = json.loads((folder / CONFIG).read_text())
+    with np.load(folder / UNITS) as units:
+      return kept, dict(units)
+  except (OSError, ValueError, zipfile.BadZipFile) as error:
+    raise AnswerError(f"{folder} is damaged: {error}") from None
 
 
 # Predicting.
@@ -133,8 +137,7 @@ def _tags(asked: Model, file: Path, out: Path) -> int:
 
 def _answers(asked: Model, file: Path, out: Path) -> int:
   questions = squad_files.read(file)
-  threshold = asked.facts.options["threshold"] if questions.form == "SQuAD 2.0" else None
-  squad.write(out, asked.answers(questions), threshold)
+  squad.write(out, asked.answers(questions), null_threshold(asked.facts.options))
   return len(questions.items)
 
 

@@ -157,6 +157,8 @@ def read_texts(task: TextTask, path: Path) -> list[Example]:
     if why is not None:
       raise TaskError(f"{where}: {why}")
     examples.append(Example(row.text, row.pair, None, place))
+  if not examples:
+    raise TaskError(f"{path}: there is no row in it")
   return examples
 
 
@@ -241,17 +243,18 @@ def _lines(path: Path) -> list[str]:
   except (OSError, EOFError, zlib.error) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise TaskError(f"{path}: cannot be read ({reason})") from None
-  # Not splitlines: texts hold other characters that it takes for the end of a line.
-  text = text.rstrip("\r\n")
-  if not text:
+  if not text.strip("\r\n"):
     raise TaskError(f"{path}: the file is empty")
-  return [line.removesuffix("\r") for line in text.split("\n")]
+  # Not splitlines: texts hold other characters that it takes for the end of a line.
+  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
   lines = _lines(path)
   headed = not task.unheaded or split in task.submission
   columns = lines[0].split("\t") if headed else list(task.unheaded)
+  while len(columns) > 1 and not lines[-1]:  # with a single column it is an empty text
+    lines.pop()
   wanted = _wanted(task, split, columns, f"{path}:1" if headed else str(path))
   places = [columns.index(wanted[f]) if f in wanted else None for f in _Cells._fields]
   for number, line in enumerate(lines[headed:], 1 + headed):
@@ -264,8 +267,10 @@ def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
 
 
 def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
-  wanted = None
-  for number, line in enumerate(_lines(path), 1):
+  wanted, lines = None, _lines(path)
+  while not lines[-1]:
+    lines.pop()
+  for number, line in enumerate(lines, 1):
     where = f"{path}:{number}"
     try:
       value = json.loads(line)
@@ -301,7 +306,8 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
     dataset = builder.as_dataset(split=theirs, shuffle_files=False)
   except Exception as error:  # TFDS raises many kinds, over many lines
     reason = str(error).strip().split("\n")[0]
-    raise TaskError(f"{task.title}: tfds:{name}, {theirs}: {reason:.300}") from None
+    kind = MissingSplit if split in task.submission else TaskError
+    raise kind(f"{task.title}: tfds:{name}, {theirs}: {reason:.300}") from None
   theirs_of = {c: task.tfds_columns.get(c, c) for c in (task.text, task.pair, task.label)}
   ours_of = {theirs: column for column, theirs in theirs_of.items()}
   columns = [ours_of.get(column, column) for column in dataset.element_spec]

@@ -19,7 +19,7 @@ import numpy as np
 from electra_jax import exchange
 from electra_jax.exchange import EXPORT_FILE, ExchangeError, Source
 from electra_jax.finetune import glue, glue_files, loop, squad, squad_files, tagging
-from electra_jax.finetune.prepare import Facts
+from electra_jax.finetune.prepare import Facts, null_threshold
 from electra_jax.model import TransformerConfig
 from electra_jax.tokenizer import Tokenizer
 
@@ -109,18 +109,17 @@ class Model:
       squad_files.Question(str(i), question, context, (), (), False)
       for i, (question, context) in enumerate(items)
     ]
-    form = "SQuAD 2.0" if self.facts.head.arguments["answerable_weight"] else "SQuAD 1.1"
-    questions = squad_files.Questions("the questions", form, tuple(asked), False, 0, 0, 0, 0)
-    decoded = self.answers(questions)
-    found = []
+    questions = squad_files.Questions("the questions", "", tuple(asked), False, 0, 0, 0, 0)
+    decoded, threshold, found = self.answers(questions), null_threshold(self.facts.options), []
     for question in asked:
       best = (decoded.nbest[question.id] or [None])[0]
       one = {"answer": "", "start": None, "end": None, "probability": 0.0}
-      if best is not None:
+      odds = decoded.null_odds[question.id]
+      if best is not None and (threshold is None or odds <= threshold):
         one = {
           "answer": best.text, "start": best.start, "end": best.end, "probability": best.probability
         }  # fmt: skip
-      found.append({**one, "null_odds": decoded.null_odds[question.id]})
+      found.append({**one, "null_odds": odds})
     return found
 
   def answers(self, questions: squad_files.Questions) -> squad.Decoded:
@@ -153,7 +152,7 @@ def find(path: str | Path) -> Path:
   if (path / EXPORT_FILE).is_file():
     return path
   found = sorted(
-    p.parent for p in [*path.glob(f"*/{EXPORT_FILE}"), *path.glob(f"*/*/{EXPORT_FILE}")]
+    p.parent for pattern in ("[!.]*", "[!.]*/[!.]*") for p in path.glob(f"{pattern}/{EXPORT_FILE}")
   )
   if len(found) != 1:
     named = f": name one of {', '.join(map(str, found))}" if found else ""

@@ -6,7 +6,8 @@ it is. `Facts` is what has to be kept to use a trained network again.
 
 import collections
 import dataclasses
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,8 @@ class Facts:
     max_length: tokens of a row at most.
     labels: of tagging, in the order of the logits.
     text: the fields of a TextTask; None for other kinds.
-    options: how rows are made and decoded: the fields of config.qa or config.tagging.
+    options: how rows are made and decoded: the fields of config.qa or config.tagging; of questions
+      also "impossible", whether some of those it was trained on have no answer.
   """
 
   kind: str
@@ -77,13 +79,19 @@ class Split(NamedTuple):
   """A split that is predicted.
 
   Fields:
+    examples: SHA-256 of what is asked and what is right, by which results are compared.
     units: what the network says -> [n, m] for `Facts.measure`; None where labels are hidden.
     write: (folder, what the network says): writes predictions in the form the task has for them.
   """
 
   features: list[Feature]
+  examples: str
   units: Callable[[dict], np.ndarray] | None
   write: Callable[[Path, dict], None]
+
+
+def _digest(examples: Iterable) -> str:
+  return hashlib.sha256("\0".join(map(repr, examples)).encode()).hexdigest()
 
 
 class Problem(NamedTuple):
@@ -228,7 +236,8 @@ def _text_split(task: TextTask, split: str, examples: list, rows: Callable) -> S
 
   labelled = all(example.label is not None for example in examples)
   units = (lambda outputs: glue.units(task, examples, outputs)) if labelled else None
-  return Split(rows(split, examples), units, write)
+  asked = _digest((e.text, e.pair, e.label) for e in examples)
+  return Split(rows(split, examples), asked, units, write)
 
 
 def _distribution(task: TextTask, examples: list[glue_files.Example]) -> str:
@@ -282,7 +291,11 @@ def _tagging(config: ConfigDict, name: str, tokenizer: Tokenizer, longest: int) 
     splits[split] = _tagging_split(split, sentences, pieces(split, sentences), labels)
     if splits[split].units and (unseen := tagging.unseen(sentences, labels)):
       counted = ", ".join(f"{tag} ({count})" for tag, count in list(unseen.items())[:5])
-      said.append(f"{split}: tags never seen in training, always wrong: {counted}")
+      why = f"{split}: tags never seen in training, always wrong: {counted}"
+      words = sum(len(s.words) for s in sentences)
+      if sum(unseen.values()) > glue_files.MAX_BAD_FRAC * words:
+        raise tagging.TaggingError(f"{why}; above {glue_files.MAX_BAD_FRAC:.0%} of {words} words")
+      said.append(why)
   facts = Facts(
     "tagging",
     name,
@@ -306,7 +319,8 @@ def _tagging_split(split: str, sentences: list, pieces: list, labels: tuple) -> 
     return tagging.units(sentences, decode(outputs))
 
   labelled = all(sentence.tags is not None for sentence in sentences)
-  return Split([p.feature for p in pieces], units if labelled else None, write)
+  asked = _digest((s.words, s.tags) for s in sentences)
+  return Split([p.feature for p in pieces], asked, units if labelled else None, write)
 
 
 def _no_entity(units: np.ndarray) -> bool:
@@ -332,10 +346,18 @@ def _qa(config: ConfigDict, name: str, tokenizer: Tokenizer, longest: int) -> Pr
       train=train,
     )
 
+  limit = f"cut to {q.max_query} tokens"
+  for split, asked in read.items():
+    if cut := squad.cut_questions(asked, tokenizer, q.max_query):
+      said.append(f"{split}: {cut} of {len(asked.items)} questions {limit}")
   questions = read.pop("train")
+  impossible = questions.form == "SQuAD 2.0"
   questions = dataclasses.replace(questions, items=tuple(_first(config, list(questions.items))))
   train = windows(questions, train=True)
-  splits = {split: _qa_split(split, r, windows(r, train=False), q) for split, r in read.items()}
+  options = {**q.to_dict(), "impossible": impossible}
+  splits = {
+    split: _qa_split(split, r, windows(r, train=False), options) for split, r in read.items()
+  }
   head = {
     "beam_size": q.beam_size,
     "joint": q.joint,
@@ -343,23 +365,28 @@ def _qa(config: ConfigDict, name: str, tokenizer: Tokenizer, longest: int) -> Pr
     "hidden": q.hidden,
     "max_answer_length": q.max_answer_length,
   }
-  facts = Facts("qa", name, HeadSpec("qa", head), longest, options=q.to_dict())
+  facts = Facts("qa", name, HeadSpec("qa", head), longest, options=options)
   return Problem(facts, name, 2.0, [w.feature for w in train], splits, _never_right, said)
 
 
-def _qa_split(split: str, questions: squad_files.Questions, windows: list, q: ConfigDict) -> Split:
+def _qa_split(split: str, questions: squad_files.Questions, windows: list, options: dict) -> Split:
   def decode(outputs: dict) -> squad.Decoded:
-    longest = q.max_answer_length
-    return squad.decode(questions, windows, outputs, n_best=q.n_best, max_answer_length=longest)
+    lengths = {name: options[name] for name in ("n_best", "max_answer_length")}
+    return squad.decode(questions, windows, outputs, **lengths)
 
   def write(folder: Path, outputs: dict) -> None:
-    threshold = q.threshold if questions.form == "SQuAD 2.0" else None
-    squad.write(folder / split, decode(outputs), threshold)
+    squad.write(folder / split, decode(outputs), null_threshold(options))
 
   def units(outputs: dict) -> np.ndarray:
     return squad.units(questions, decode(outputs))
 
-  return Split([w.feature for w in windows], units if questions.labelled else None, write)
+  asked = _digest((x.question, x.context, x.golds) for x in questions.items)
+  return Split([w.feature for w in windows], asked, units if questions.labelled else None, write)
+
+
+def null_threshold(options: dict) -> float | None:
+  """Returns the null odds above which there is no answer; None where all questions have one."""
+  return options["threshold"] if options["impossible"] else None
 
 
 def _never_right(units: np.ndarray) -> bool:

@@ -64,12 +64,13 @@ def open_tower(config: ConfigDict) -> Tower:
   network, found = source.networks["discriminator"], source.tokenizer
   if config.data.vocab is not None:
     given = tokenizer.load(config.data.vocab, config.data.lowercase)
-    if found is not None and found.vocab.hash != given.vocab.hash:
+    if found is None:
+      found = given
+    elif found.vocab.hash != given.vocab.hash:
       raise ValueError(
         f"{config.data.vocab} is not the vocabulary of {path}: {given.vocab.size} entries, SHA-256"
         f" {given.vocab.hash[:12]}, there {found.vocab.size}, {found.vocab.hash[:12]}"
       )
-    found = given
   if found is None:
     raise ValueError(f"{path} has no vocabulary: give it with config.data.vocab")
   if found.vocab.size != network.cfg.vocab_size:

@@ -115,6 +115,12 @@ def windows(
   return made
 
 
+def cut_questions(questions: Questions, tokenizer: Tokenizer, max_query: int) -> int:
+  """Returns how many questions are longer than `max_query` tokens."""
+  encoded = tokenizer.encode_batch([question.question for question in questions.items])
+  return sum(len(ids) > max_query for ids in encoded)
+
+
 def _encode_contexts(tokenizer: Tokenizer, contexts: Iterable[str]) -> dict:
   """Returns of each context its ids [m] and the characters [m, 2] of each token."""
   encoded, left = {}, iter(contexts)

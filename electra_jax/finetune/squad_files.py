@@ -116,6 +116,7 @@ def read(path: str | os.PathLike) -> Questions:
     raise SquadError(f"{path} is neither SQuAD (an object with 'data') nor MRQA (JSON lines)")
   rows = list(_squad(path, whole["data"]))
   is_version_2 = any(flagged for flagged, _ in rows)
+  is_version_2 = is_version_2 or str(whole.get("version", "")).startswith("v2")
   return _collect(path, f"SQuAD {'2.0' if is_version_2 else '1.1'}", (row for _, row in rows))
 
 
@@ -163,14 +164,15 @@ def _squad(path: str, data: list) -> Iterator[tuple[bool, _Row]]:
         where = f"{at}, question {q}"
         name, text = (_field(qa, key, str, where) for key in ("id", "question"))
         impossible = _field(qa, "is_impossible", bool, where, False)
-        answers = None
-        if "answers" in qa or impossible:
-          found = _field(qa, "answers", list, where, [])
-          answers = [
-            (_field(x, "text", str, where), _field(x, "answer_start", int, where)) for x in found
-          ]
-        golds = [answer for answer, _ in answers or ()]
-        row = _Row(name, text, context, answers, golds, impossible or answers == [])
+        answers = [
+          (_field(x, "text", str, where), _field(x, "answer_start", int, where))
+          for x in _field(qa, "answers", list, where, [])
+        ]
+        # Files to predict have no lists, or empty ones.
+        is_labelled = answers or impossible or {"is_impossible", "answers"} <= qa.keys()
+        golds = [answer for answer, _ in answers]
+        impossible = impossible or bool(is_labelled and not answers)
+        row = _Row(name, text, context, answers if is_labelled else None, golds, impossible)
         yield "is_impossible" in qa, row
 
 
@@ -188,9 +190,8 @@ def _mrqa(path: str, text: str) -> Iterator[_Row]:
       ]
       found = _field(qa, "detected_answers", list, where, [])
       answers = [_detected(x, context, where) for x in found] or [(gold, -1) for gold in golds]
-      is_labelled = "answers" in qa or "detected_answers" in qa
       golds = golds or [answer for answer, _ in answers]
-      yield _Row(name, question, context, answers if is_labelled else None, golds, False)
+      yield _Row(name, question, context, answers or None, golds, False)
 
 
 def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
@@ -198,7 +199,7 @@ def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
   text, spans = _field(answer, "text", str, where), _field(answer, "char_spans", list, where)
   try:
     start, last = map(int, spans[0])
-  except (ValueError, TypeError, IndexError):
+  except (ValueError, TypeError, IndexError, OverflowError):
     raise SquadError(f"{where}: 'char_spans' are not pairs of integers") from None
   there = context[max(start, 0) : last + 1]
   # Some of these texts are lower-cased or without punctuation; the context's is not.
