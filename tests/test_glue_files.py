@@ -322,7 +322,11 @@ def test_tensorflow_datasets_are_read_in_the_order_of_glue(tmp_path):
   assert dev.examples == [Example("P0 ä", "H0", 0, 0), Example("P1 ä", "H1", 2, 1)]
   test = glue_files.read(mnli, "tfds:tiny_inference", "test_matched", **options)
   assert test.examples == [Example(f"P{i} ä", f"H{i}", None, i) for i in range(20)]
-  assert "test_mismatched" in refused(mnli, "tfds:tiny_inference", "test_mismatched", **options)
+  with pytest.raises(glue_files.MissingSplit, match="test_mismatched"):
+    glue_files.read(mnli, "tfds:tiny_inference", "test_mismatched", **options)
+  with pytest.raises(TaskError, match="dev_mismatched|validation_mismatched") as error:
+    glue_files.read(mnli, "tfds:tiny_inference", "dev_mismatched", **options)
+  assert not isinstance(error.value, glue_files.MissingSplit)
   assert "no column 'body'" in refused(
     dataclasses.replace(REVIEWS, labels=("a", "b")), "tfds:tiny_inference", "train", **options
   )
