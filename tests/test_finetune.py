@@ -355,7 +355,7 @@ def test_a_missing_split_and_a_span_outside_of_its_context_are_named(source, tmp
   (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
   (tmp_path / "dev.txt").write_text("w2 B-C\nw3 O\n")
   files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
-  with pytest.raises(ValueError, match=r"never seen in training, .*: B-C \(1\); above 1% of 2 words"):
+  with pytest.raises(ValueError, match=r"never seen in .*: B-C \(1\); above 1% of 2 words"):
     program.run(make_config("tagging", None, source, **files), tmp_path / "t", Console(quiet=True))
 
 
