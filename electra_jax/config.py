@@ -7,9 +7,11 @@ others are deltas to it. What is wrong is a ValueError or an OSError; `run` tell
 import atexit
 import difflib
 import errno
+import functools
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,6 +20,8 @@ from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
+
+from electra_jax import __version__
 
 PACKAGE = Path(__file__).resolve().parent
 # Where the project's own configurations are: inside an installed package, or beside it in a clone.
@@ -31,8 +35,8 @@ FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation")
 DATA_FACTS = ("data.manifest", "data.vocab_hash")
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
-# What text needs on its way to the device: the extra `data`.
 SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
+# What text needs on its way to the device: the extra `data`.
 DATA_PACKAGES = (
   "sentencepiece",
   "tensorflow",
@@ -97,6 +101,21 @@ def define_config_flag() -> flags.FlagHolder:
   return config_flags.DEFINE_config_file(
     "config", None, "configuration file, e.g. configs/base.py; --config.FIELD=VALUE changes a field"
   )
+
+
+@functools.cache
+def code_version() -> str:
+  """Returns the version, with the commit of a clone and whether it has changes."""
+  root = PACKAGE.parent
+  if not (root / ".git").exists():
+    return __version__
+  try:
+    git = ["git", "-C", str(root)]
+    commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+    dirty = subprocess.check_output([*git, "status", "--porcelain", "-uno"], text=True).strip()
+  except (OSError, subprocess.CalledProcessError):
+    return __version__
+  return f"{__version__} ({commit}{', with changes' if dirty else ''})"
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:

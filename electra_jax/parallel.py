@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import ctypes
 import functools
+import hashlib
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
@@ -71,6 +72,31 @@ def agree(action: Callable[[], T]) -> T:
     if reason:
       raise ValueError(f"process {process} could not start: {reason.decode(errors='replace')}")
   return result
+
+
+def check_alike(facts: dict[str, str]) -> None:
+  """Refuses, on every process, to go on where one has other facts than the rest.
+
+  Args:
+    facts: by what they are of ("configuration", "code"); the same names on all processes.
+
+  Raises:
+    ValueError: naming the odd process, or of two the second.
+  """
+  if jax.process_count() == 1:
+    return
+  digests = [hashlib.sha256(fact.encode()).digest() for fact in facts.values()]
+  said = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
+  heard = multihost_utils.process_allgather(said)  # [processes, facts, 32]
+  for i, (name, fact) in enumerate(facts.items()):
+    values = [bytes(row[i]) for row in heard]
+    usual = collections.Counter(values).most_common(1)[0][0]
+    odd = [str(process) for process, value in enumerate(values) if value != usual]
+    if odd:
+      raise ValueError(
+        f"{name}: process {', '.join(odd)} of {len(values)} has another than the others; here, in"
+        f" process {jax.process_index()}, it is {fact}"
+      )
 
 
 def keep_freed_memory() -> None:

@@ -10,8 +10,9 @@ with the same command, a run goes on from its newest checkpoint, bit for bit.
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +25,6 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-import electra_jax
 from electra_jax import config as configs
 from electra_jax import (
   curves,
@@ -114,6 +114,18 @@ class Job:
     nested = self.config.to_dict()
     return {**nested, "data": {**nested["data"], **facts}}
 
+  @property
+  def facts(self) -> dict[str, str]:
+    """What every process of a run has to have alike, in words; paths may differ."""
+    fields = configs.flatten(self.record)
+    fields.pop("data.dir")
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return {
+      "code": f"{configs.code_version()}, jax {jax.__version__}",
+      "data": f"of the manifest {self.shards.digest[:12]}",
+      "configuration": f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
+    }
+
 
 def main(argv: list[str]) -> int:
   """Runs from the command line."""
@@ -140,6 +152,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
   console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
   with contextlib.ExitStack() as stack:
     job, allowed = parallel.agree(lambda: begin(config, Path(workdir), verify, stack))
+    parallel.check_alike(job.facts)
     describe(job, console, allowed)
     k = config.checkpoint
     checkpoints = Checkpoints(
@@ -253,7 +266,7 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
   devices = jax.devices()
   changed = configs.changed_from_base(c)
   lines = {
-    "electra_jax": f"{electra_jax.__version__}{_git_state()}, jax {jax.__version__}",
+    "electra_jax": f"{configs.code_version()}, jax {jax.__version__}",
     "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
     f" {len(devices) * job.peak[0] / 1e12:,.3g} TFLOP/s at most ({job.peak[1]})",
     "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
@@ -274,21 +287,6 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
     console.print(f"{name + ':':<19}{text}")
-
-
-@functools.cache
-def _git_state() -> str:
-  """Returns the commit of a clone, "+" where it has changes; nothing when installed."""
-  root = configs.PACKAGE.parent
-  if not (root / ".git").exists():
-    return ""
-  try:
-    git = ["git", "-C", str(root)]
-    commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
-    dirty = subprocess.check_output([*git, "status", "--porcelain", "-uno"], text=True).strip()
-  except (OSError, subprocess.CalledProcessError):
-    return ""
-  return f" ({commit}{', with changes' if dirty else ''})"
 
 
 def make_state(job: Job, checkpoints: Checkpoints, console: Console):
@@ -396,7 +394,7 @@ def save(
   meta = {
     "config": job.record,
     "seed": job.config.seed,
-    "code": electra_jax.__version__ + _git_state(),
+    "code": configs.code_version(),
     "position": {"sequences": sequences, "epoch": sequences // job.shards.num_examples},
     "window": sums,
   }

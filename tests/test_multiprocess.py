@@ -47,10 +47,11 @@ def free_port() -> int:
     return s.getsockname()[1]
 
 
-def pair(config, workdir) -> list[subprocess.Popen]:
-  """Starts two processes of one device each."""
+def pair(config, workdir, *second) -> list[subprocess.Popen]:
+  """Starts two processes of one device each; `second` are more arguments for process 1."""
   joined = (f"--coordinator=localhost:{free_port()}", "--num_processes=2")
-  return [start(config, workdir, *joined, f"--process_id={i}") for i in range(2)]
+  more = ((), second)
+  return [start(config, workdir, *joined, f"--process_id={i}", *more[i]) for i in range(2)]
 
 
 @pytest.mark.slow
@@ -82,6 +83,16 @@ def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, t
   assert said[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), said[0]
   assert said[1].startswith("error: process 0 could not start: ValueError("), said[1]
   assert all("\n" not in line for line in said), said
+
+
+@pytest.mark.slow
+def test_processes_that_are_not_alike_all_stop_and_name_the_odd_one(tiny_shards, tmp_path):
+  processes = pair(make_tiny_config(tiny_shards), tmp_path, "--config.seed=9")
+  said = [process.communicate(timeout=300)[1].strip() for process in processes]
+  assert [process.returncode for process in processes] == [1, 1]
+  for i, line in enumerate(said):
+    start = "error: configuration: process 1 of 2 has another than the others; here, in process "
+    assert line.startswith(f"{start}{i}, it is of SHA-256 ") and "\n" not in line, line
 
 
 def assert_close(one: Path, two: Path) -> None:
