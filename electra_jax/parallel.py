@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
@@ -168,10 +168,13 @@ def pack(tree) -> Packed:
   return Packed(flat, structure, tuple(jnp.shape(x) for x in leaves))
 
 
-def map_train_step(step: Callable) -> Callable:
+def map_train_step(step: Callable, devices: Sequence[jax.Device] | None = None) -> Callable:
   """Maps (state, batch) -> (state, metrics) over all devices; the state is donated.
 
   The mapped step returns its metrics `Packed`.
+
+  Args:
+    devices: all there are, unless said; they may be described only, to compile for them.
   """
 
   def packed(state, batch):
@@ -179,7 +182,12 @@ def map_train_step(step: Callable) -> Callable:
     return state, pack(metrics)
 
   return jax.pmap(
-    packed, axis_name=AXIS, in_axes=(None, 0), out_axes=(None, None), donate_argnums=0
+    packed,
+    axis_name=AXIS,
+    in_axes=(None, 0),
+    out_axes=(None, None),
+    donate_argnums=0,
+    devices=devices,
   )
 
 

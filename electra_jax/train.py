@@ -66,8 +66,13 @@ def make_programs(
   steps: int,
   seed: int,
   accumulation: int,
+  devices: tuple[jax.Device, ...] | None = None,
 ) -> Programs:
-  """Returns the functions that a run is made of; they do not depend on its data or workdir."""
+  """Returns the functions that a run is made of; they do not depend on its data or workdir.
+
+  Args:
+    devices: to compile the training step for; None for those that are here.
+  """
   objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
   apart = optimizer_config.decoupled or spec.kind == "frozen"
@@ -88,7 +93,7 @@ def make_programs(
     fresh=jax.jit(fresh),
     start=jax.jit(start),
     shapes=jax.eval_shape(lambda: start(fresh())),
-    train_step=parallel.map_train_step(train_step),
+    train_step=parallel.map_train_step(train_step, devices),
     eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed, axis=parallel.AXIS)),
   )
 

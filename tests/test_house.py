@@ -28,7 +28,7 @@ PURE = [
   "finetune.network",
 ]
 LAYERS = [
-  {*PURE, "optimizer", "flops", "flops.paper", "params"},
+  {*PURE, "optimizer", "flops", "flops.paper", "flops.chips", "params"},
   {"parallel", "checkpoint", "metrics", "curves", "interrupt", "workdir"},
   {"tokenizer", "data.chunks", "data.examples", "data.pool", "data.pretrain", "data.python_docs",
    "data.shards", "data.sources", "data.status", "data.finetune", "spm", "hf", "tf1",
@@ -36,8 +36,8 @@ LAYERS = [
    "finetune.glue", "finetune.glue_files", "finetune.squad", "finetune.squad_files",
    "finetune.tagging", "finetune.statistics"},
   {"config", "translate", "runs", "exchange", "export", "score", "train", "data.build",
-   "flops.__main__", "finetune.setup", "finetune.prepare", "finetune.loop", "finetune.model",
-   "finetune.answer", "finetune.__main__"},
+   "flops.__main__", "preflight", "finetune.setup", "finetune.prepare", "finetune.loop",
+   "finetune.model", "finetune.answer", "finetune.__main__"},
 ]  # fmt: skip
 WORLD = {
   "tensorflow",
