@@ -99,8 +99,8 @@ FINETUNINGS = {
   "sst2": Finetuning(
     "glue.py:sst2", ("sst2",), {"train.epochs": 1.0, "data.train_examples": 20000}
   ),
-  "cola": Finetuning("glue.py:cola", ("cola",), {"train.epochs": 3.0}),
-  "pairs": Finetuning("glue.py:mrpc,stsb", ("mrpc", "stsb"), {"train.epochs": 3.0}),
+  "cola": Finetuning("glue.py:cola", ("cola",), {"train.epochs": 1.0}),
+  "pairs": Finetuning("glue.py:mrpc,stsb", ("mrpc", "stsb"), {"train.epochs": 1.0}),
   "rte": Finetuning("glue.py:rte", ("rte",), {"train.epochs": 3.0}),
   "chunk": Finetuning("tagging.py:chunk", ("chunk",), {"train.epochs": 2.0}),
 }
