@@ -221,7 +221,7 @@ def write_conll(path: Path, n: int) -> None:
   path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(source, tmp_path):
   for split, n in (("train", 60), ("dev", 20)):
     write_conll(tmp_path / f"{split}.txt", n)

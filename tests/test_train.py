@@ -111,6 +111,7 @@ def test_k_steps_and_the_rest_are_the_whole_run_bit_for_bit(
   assert lines(tmp_path) == lines(straight)
 
 
+@pytest.mark.long
 def test_a_run_of_two_optimizers_and_schedules_resumes_bit_for_bit(
   tiny_config, tmp_path, monkeypatch
 ):
@@ -226,6 +227,7 @@ def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_pa
     train.train(tiny_config, tmp_path / "other")
 
 
+@pytest.mark.long
 def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generator(
   tiny_shards, tmp_path, capsys
 ):

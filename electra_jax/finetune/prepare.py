@@ -34,7 +34,7 @@ class Facts:
     max_length: tokens of a row at most.
     labels: of tagging, in the order of the logits.
     text: the fields of a TextTask; None for other kinds.
-    options: how rows are made and decoded: the fields of config.qa or config.tagging; of questions
+    options: how rows are made and decoded, by fields of config.qa or config.tagging; of questions
       also "impossible", whether some of those it was trained on have no answer.
   """
 
@@ -354,7 +354,14 @@ def _qa(config: ConfigDict, name: str, tokenizer: Tokenizer, longest: int) -> Pr
   impossible = questions.form == "SQuAD 2.0"
   questions = dataclasses.replace(questions, items=tuple(_first(config, list(questions.items))))
   train = windows(questions, train=True)
-  options = {**q.to_dict(), "impossible": impossible}
+  options = {
+    "stride": q.stride,
+    "max_query": q.max_query,
+    "n_best": q.n_best,
+    "max_answer_length": q.max_answer_length,
+    "threshold": q.threshold,
+    "impossible": impossible,
+  }
   splits = {
     split: _qa_split(split, r, windows(r, train=False), options) for split, r in read.items()
   }
