@@ -120,6 +120,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   k.keep = 5  # newest checkpoints kept (the original's)
   k.keep_every_steps = 100_000  # checkpoints at multiples of this are kept for ever; 0 = none
 
+  c.hosts = ConfigDict()
+  c.hosts.timeout_secs = 300  # how long the processes of a run wait for one that does not come
+
   c.log = ConfigDict()
   c.log.every_steps = 100  # steps between lines
   c.log.tensorboard = True  # also write event files

@@ -11,6 +11,8 @@ import functools
 import hashlib
 import math
 import platform
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -28,26 +30,49 @@ AXIS = "data"
 T = TypeVar("T")
 
 
-def initialize(coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> None:
+def initialize(
+  coordinator: str = "", num_processes: int = 0, process_id: int = -1, timeout_secs: int = 300
+) -> None:
   """Joins the other processes of this run, before anything touches a device.
 
-  With no arguments, asks JAX to detect a cluster (TPU pod, SLURM, Kubernetes, MPI); outside of one
-  this is a run of one process.
+  With no coordinator, asks JAX to detect a cluster (TPU pod, SLURM, MPI); outside of one this is a
+  run of one process. If not all are there in time, or one falls silent, JAX's runtime aborts the
+  others (exit code 134) with a trace of its own.
+
+  Args:
+    timeout_secs: how long to wait for all to come; for one that falls silent at most 100 s.
 
   Raises:
-    ValueError: only some of the three arguments are given.
+    ValueError: only some of the first three arguments are given.
   """
   given = bool(coordinator), num_processes > 0, process_id >= 0
-  if all(given):
-    jax.distributed.initialize(coordinator, num_processes, process_id)
-  elif any(given):
+  if any(given) and not all(given):
     raise ValueError("coordinator, num_processes and process_id are given together or not at all")
-  else:
-    try:
-      jax.distributed.initialize()
-    except ValueError as error:
-      if "coordinator_address" not in str(error):
-        raise
+
+  def explain():
+    print(
+      f"error: not all processes of this run came within {timeout_secs} s"
+      f" (config.hosts.timeout_secs); coordinator: {coordinator or 'as the cluster says'}",
+      file=sys.stderr,
+      flush=True,
+    )
+
+  timer = threading.Timer(max(0.5, timeout_secs - 0.5), explain)  # before the abort
+  timer.daemon = True
+  timer.start()
+  try:
+    jax.distributed.initialize(
+      coordinator_address=coordinator or None,
+      num_processes=num_processes or None,
+      process_id=process_id if coordinator else None,
+      initialization_timeout=timeout_secs,
+      heartbeat_timeout_seconds=min(100, timeout_secs),
+    )
+  except ValueError as error:
+    if any(given) or "coordinator_address" not in str(error):
+      raise
+  finally:
+    timer.cancel()
 
 
 def agree(action: Callable[[], T]) -> T:

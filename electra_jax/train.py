@@ -138,7 +138,9 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if args.config is None or args.workdir is None:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
-  parallel.initialize(args.coordinator, args.num_processes, args.process_id)
+  parallel.initialize(
+    args.coordinator, args.num_processes, args.process_id, args.config.hosts.timeout_secs
+  )
   parallel.keep_freed_memory()
   done = train(args.config, args.workdir, verify=args.verify)
   return 0 if done == args.config.train.steps else STOPPED

@@ -31,7 +31,7 @@ _ABOVE_0 = (
   "generator.width_multiplier generator.depth_multiplier data.seq_length "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
   "train.accumulation eval.batch_size eval.max_examples checkpoint.every_steps checkpoint.keep "
-  "log.every_steps"
+  "log.every_steps hosts.timeout_secs"
 ).split()
 _FROM_0 = (
   "seed objective.mlm_weight objective.rtd_weight objective.adversarial_weight "

@@ -1,6 +1,7 @@
 """Two real processes, and one, train the same thing."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -83,6 +84,16 @@ def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, t
   assert said[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), said[0]
   assert said[1].startswith("error: process 0 could not start: ValueError("), said[1]
   assert all("\n" not in line for line in said), said
+
+
+def test_a_process_whose_others_do_not_come_says_so_and_ends(tiny_shards, tmp_path):
+  config = make_tiny_config(tiny_shards)
+  config.hosts.timeout_secs = 4
+  joined = (f"--coordinator=localhost:{free_port()}", "--num_processes=2", "--process_id=0")
+  process = start(config, tmp_path, *joined)
+  said = process.communicate(timeout=120)[1]
+  assert process.returncode == -signal.SIGABRT
+  assert "error: not all processes of this run came within 4 s (config.hosts.timeout_secs)" in said
 
 
 @pytest.mark.slow
