@@ -235,32 +235,37 @@ def fit(config: ConfigDict, name: str, place: Place) -> list[Flight]:
 
 
 def table(config: ConfigDict, flights: list[Flight]) -> Table:
-  """Returns flights as a table, a row each."""
+  """Returns flights as a table, a column each."""
+  c = config.train
   found = Table(
-    title=f"{config.objective.name}, {config.train.batch_size:,} x {config.data.seq_length} tokens,"
-    f" {config.train.steps:,} steps",
-    caption="GiB of one device: all, parameters, optimizer, temporaries (activations, gradients);"
-    " bytes are the compiler's, times and MFU are bounds",
+    title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
+    f" {c.steps:,} steps",
+    caption="bytes are the compiler's; times are bounds from below, MFU and sequences/s from above",
   )
-  titles = "slice|micro-\nbatches|GiB|of|para-\nmeters|optim-\nizer|tempo-\nraries|all-\nreduce"
-  for title in f"{titles}|ms a\nstep|sequences\n/s|MFU|hours|chip-\nhours".split("|"):
-    found.add_column(title, justify="left" if title == "slice" else "right", no_wrap=True)
+  found.add_column("of one device" if any(f.devices > 1 for f in flights) else "")
   for f in flights:
-    memory = "?" if f.memory == math.inf else _gib(f.memory)
-    row = [f.topology, str(f.accumulation), _gib(f.used), memory]
-    if not f.fits:
-      found.add_row(*row, "does not fit", style="red")
-      continue
-    hours = f.secs * config.train.steps / 3600
-    found.add_row(
-      *row,
-      *map(_gib, (f.parameters, f.optimizer, f.temporaries, f.reduced)),
-      f"{1000 * f.secs:.1f}",
-      f"{config.train.batch_size / f.secs:,.0f}",
-      f"{100 * f.mfu:.0f} %",
-      f"{hours:,.1f}",
-      f"{hours * f.chips:,.0f}",
-    )
+    found.add_column(f.topology, justify="right", no_wrap=True)
+  hours = [f.secs * c.steps / 3600 for f in flights]
+  rows = {
+    "microbatches": [f"{f.accumulation}" for f in flights],
+    "memory, GiB": ["?" if f.memory == math.inf else _gib(f.memory) for f in flights],
+    "used": [_gib(f.used) + ("" if f.fits else ", too much") for f in flights],
+    "  parameters": [_gib(f.parameters) for f in flights],
+    "  optimizer": [_gib(f.optimizer) for f in flights],
+    "  activations, gradients": [_gib(f.temporaries) for f in flights],
+    "added up over devices, GiB a step": [_gib(f.reduced) for f in flights],
+    "TFLOP a step": [f"{f.flops / 1e12:.3g}" for f in flights],
+    "ms a step": [f"{1000 * f.secs:.3g}" for f in flights],
+    "sequences/s, all devices": [
+      f"{c.batch_size / f.secs:,.0f}" if f.secs else "" for f in flights
+    ],
+    "MFU, %": [f"{100 * f.mfu:.0f}" for f in flights],
+    "hours": [f"{h:,.3g}" for h in hours],
+    "chip-hours": [f"{h * f.chips:,.4g}" for h, f in zip(hours, flights, strict=True)],
+  }
+  for place, (title, cells) in enumerate(rows.items()):
+    known = (cell if f.fits or place < 3 else "" for cell, f in zip(cells, flights, strict=True))
+    found.add_row(title, *known)
   return found
 
 
