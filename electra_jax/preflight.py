@@ -31,7 +31,7 @@ from electra_jax.flops import chips
 from electra_jax.flops.__main__ import spec_of
 
 HERE = "here"
-_TOO_MUCH = re.compile(r"[Uu]sed ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
+_SIZE = re.compile(r"([\d.]+)([KMG])\b")
 _ALL_REDUCE = re.compile(r"= (.*?) all-reduce(?:-start)?\(")
 _SHAPE = re.compile(r"(f32|bf16|f16|s32|u32|f64|s8|u8|pred)\[([\d,]*)\]")
 _BYTES = {"f64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s8": 1, "u8": 1, "pred": 1}
@@ -44,7 +44,8 @@ class Flight:
   Fields:
     devices, chips: how many there are.
     accumulation: microbatches that a device splits its share of the batch into.
-    fits: whether the step has room; where it has not, only `used` and `memory` are known.
+    fits: whether the step has room; where it has not, only `memory` is known and what at least is
+      `used`.
     memory: of the device.
     used: of it, by the step.
     parameters, optimizer, temporaries: what that is, mostly; temporaries hold the activations.
@@ -177,6 +178,16 @@ def reduced_bytes(text: str) -> int:
   return total
 
 
+def refused_size(message: str) -> float:
+  """Returns the bytes that the compiler says are needed where they are too many.
+
+  >>> refused_size("required for HLO temporaries (20.50G) exceeds available HBM (15.75G).") / 2**30
+  20.5
+  """
+  found = _SIZE.search(message)  # the first is what is needed, the second what there is
+  return float(found[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[found[2]] if found else math.inf
+
+
 def fly(config: ConfigDict, name: str, place: Place) -> Flight:
   """Returns what a step of a configuration needs at a place."""
   known = {
@@ -189,11 +200,9 @@ def fly(config: ConfigDict, name: str, place: Place) -> Flight:
   try:
     compiled, shapes = compile_step(config, place.devices)
   except jax.errors.JaxRuntimeError as error:
-    said = _TOO_MUCH.search(str(error))
-    if said is None:
+    if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    used = float(said[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[said[2]]
-    return Flight(**known, fits=False, used=used)
+    return Flight(**known, fits=False, used=refused_size(str(error)))
   m = compiled.memory_analysis()
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
   used = moved - m.alias_size_in_bytes + m.temp_size_in_bytes + m.generated_code_size_in_bytes
