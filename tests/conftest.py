@@ -9,7 +9,11 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # The networks here are tiny: nearly all of the time is the compiler's, and this halves it.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# XLA aborts where a device of eight waits 40 s for the others: a loaded machine may need longer.
+os.environ.setdefault(
+  "XLA_FLAGS",
+  "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=600",
+)
 # Tests that start a run again, here or in another process, compile its step once.
 _compiled = tempfile.TemporaryDirectory(prefix="electra_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
