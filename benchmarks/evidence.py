@@ -109,7 +109,7 @@ def workers(at_once: int) -> Iterator[ThreadPoolExecutor]:
   """Gives threads that run programs, each on its own share of the cores.
 
   Networks this small leave most of a second core idle: two trainings on a core each took 30,300
-  tokens/s together, one on both cores 23,300. If one fails, those that have not begun do not begin.
+  tokens/s together, one on both cores 23,300. If one fails, what is still in the queue is dropped.
   """
   cores = sorted(os.sched_getaffinity(0))
   shares = queue.SimpleQueue()
