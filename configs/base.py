@@ -98,6 +98,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   p.b2 = 0.999  # decay of the gradient's square (Table 6)
   p.eps = 1e-6  # outside the root (Table 6)
   p.clip_norm = 1.0  # of the gradient over both networks (the original's code)
+  # ZeRO-1: each device keeps and updates its part of both moments of every weight; the bytes sent
+  # stay the same. Checkpoints do not depend on it
+  p.sharded = False
   p.decoupled = False  # each network by itself: own norm to clip, and what the next fields set
   p.generator_learning_rate = placeholder(float)  # decoupled only; not set = learning_rate
   p.generator_weight_decay = placeholder(float)  # decoupled only; not set = weight_decay

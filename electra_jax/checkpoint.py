@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 FOLDER = "checkpoints"  # inside a run's folder
@@ -32,7 +33,7 @@ class Checkpoints:
     workdir: the run's folder.
     keep: how many of the newest are kept.
     keep_every_steps: those at multiples of this are kept for ever; 0 for none.
-    to_global: turns this process's replicated arrays into arrays over all processes.
+    to_global: turns a state of this process into one over all processes, of ordinary shapes.
   """
 
   def __init__(
@@ -74,11 +75,10 @@ class Checkpoints:
     self._guarded(self._manager.check_for_errors)
     if step == self.latest_step():
       return
+    state = self._to_global(state)
     self._refuse_full_disk(state)
     meta = {**meta, "step": step, "arrays": _inspect(state)}
-    items = ocp.args.Composite(
-      state=ocp.args.PyTreeSave(self._to_global(state)), meta=ocp.args.JsonSave(meta)
-    )
+    items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta))
     self._guarded(lambda: self._manager.save(step, args=items))
 
   def _refuse_full_disk(self, state) -> None:
@@ -217,8 +217,12 @@ def named(tree) -> dict[str, Any]:
 
 
 def _host(x: jax.Array) -> np.ndarray:
-  """Returns a replicated array from this process's first device; without a copy on CPU."""
-  return np.asarray(x.addressable_data(0))
+  """Returns an array on this host; without a copy on CPU where it is whole on every device."""
+  if x.is_fully_replicated:
+    return np.asarray(x.addressable_data(0))
+  if x.is_fully_addressable:
+    return np.asarray(x)
+  return multihost_utils.process_allgather(x, tiled=True)  # its parts are on other hosts
 
 
 def _inspect(state) -> dict[str, dict]:
@@ -228,13 +232,12 @@ def _inspect(state) -> dict[str, dict]:
     CheckpointError: an array holds NaN or infinity.
   """
 
-  def facts(x: jax.Array) -> tuple[dict, bool]:
-    x = _host(x)
+  def facts(x: np.ndarray) -> tuple[dict, bool]:
     finite = not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
     crc = zlib.crc32(np.ascontiguousarray(x))
     return {"shape": list(x.shape), "dtype": str(x.dtype), "crc32": crc}, finite
 
-  leaves = named(state)
+  leaves = {name: _host(x) for name, x in named(state).items()}
   with ThreadPoolExecutor() as pool:  # both passes release the GIL
     results = dict(zip(leaves, pool.map(facts, leaves.values()), strict=True))
   if bad := [name for name, (_, finite) in results.items() if not finite]:

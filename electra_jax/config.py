@@ -30,7 +30,13 @@ FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 # Groups whose fields make a run what it is: a checkpoint is only continued with the same values.
 DEFINING = ("seed", "init_from", "model", "generator", "objective", "optimizer", "train")
 # Exceptions: how the same thing is computed, which may change with the machine.
-FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation")
+FREE = (
+  "model.attention",
+  "model.unroll",
+  "model.remat",
+  "train.accumulation",
+  "optimizer.sharded",
+)
 # Facts about the shards that are compared like fields; they are not in the configuration.
 DATA_FACTS = ("data.manifest", "data.vocab_hash")
 

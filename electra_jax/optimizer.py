@@ -31,6 +31,7 @@ class OptimizerConfig:
   generator_learning_rate: float | None = None
   generator_weight_decay: float | None = None
   generator_clip_norm: float | None = None
+  sharded: bool = False
 
   def for_generator(self) -> "OptimizerConfig":
     """Returns the generator's own settings; where one is not set, the discriminator's holds."""
@@ -130,8 +131,23 @@ def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransforma
 OPTIMIZERS = {"electra_adam": _electra_adam, "adamw": _adamw}
 
 
+def clip_by_norm(max_norm: float, norm: Callable) -> optax.GradientTransformation:
+  """Scales a gradient down to `max_norm` where norm(gradient) is above it."""
+
+  def clip(grads, _):
+    length = norm(grads)
+    return jax.tree.map(
+      lambda g: jnp.where(length < max_norm, g, (g / length.astype(g.dtype)) * max_norm), grads
+    )
+
+  return optax.stateless(clip)
+
+
 def make_optimizer(
-  cfg: OptimizerConfig, schedule: Schedule, groups: Callable | None = None
+  cfg: OptimizerConfig,
+  schedule: Schedule,
+  groups: Callable | None = None,
+  norm: Callable = optax.tree.norm,
 ) -> optax.GradientTransformation:
   """Returns clip by global norm, then the optimizer of that name, with decoupled decay.
 
@@ -143,12 +159,11 @@ def make_optimizer(
   Args:
     groups: (params) -> a tree with "generator", "discriminator" or "frozen" for each weight; None
       where all are trained alike.
+    norm: of a tree of gradients, where a device has only parts of them (`zero.norm`).
   """
 
   def trained(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
-    return optax.chain(
-      optax.clip_by_global_norm(cfg.clip_norm), OPTIMIZERS[cfg.name](cfg, schedule)
-    )
+    return optax.chain(clip_by_norm(cfg.clip_norm, norm), OPTIMIZERS[cfg.name](cfg, schedule))
 
   if groups is None:
     return trained(cfg, schedule)

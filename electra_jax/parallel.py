@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax.batch import Batch
+from electra_jax.params import split_axis
 
 AXIS = "data"
 
@@ -193,13 +194,10 @@ def pack(tree) -> Packed:
   return Packed(flat, structure, tuple(jnp.shape(x) for x in leaves))
 
 
-def map_train_step(step: Callable, devices: Sequence[jax.Device] | None = None) -> Callable:
+def map_train_step(step: Callable) -> Callable:
   """Maps (state, batch) -> (state, metrics) over all devices; the state is donated.
 
   The mapped step returns its metrics `Packed`.
-
-  Args:
-    devices: all there are, unless said; they may be described only, to compile for them.
   """
 
   def packed(state, batch):
@@ -212,7 +210,6 @@ def map_train_step(step: Callable, devices: Sequence[jax.Device] | None = None) 
     in_axes=(None, 0),
     out_axes=(None, None),
     donate_argnums=0,
-    devices=devices,
   )
 
 
@@ -269,26 +266,151 @@ def replicate(tree):
   return jax.device_put(tree, _local(PartitionSpec()))
 
 
-def to_global(tree):
-  """Turns a replicated state into arrays that span all hosts, as a checkpoint wants them."""
+def _span(arrays: list, specs: list) -> list:
+  """Turns arrays of this process into arrays over all of them, without moving a byte."""
   if jax.process_count() == 1:
-    return tree
+    return arrays
   mesh = _global(PartitionSpec()).mesh
-  return multihost_utils.host_local_array_to_global_array(tree, mesh, PartitionSpec())
+  turn = multihost_utils.host_local_array_to_global_array
+  return [turn(x, mesh, spec) for x, spec in zip(arrays, specs, strict=True)]
+
+
+def _unspan(arrays: list, specs: list) -> list:
+  """The inverse of `_span`."""
+  if jax.process_count() == 1:
+    return arrays
+  mesh = _global(PartitionSpec()).mesh
+  turn = multihost_utils.global_array_to_host_local_array
+  return [turn(x, mesh, spec) for x, spec in zip(arrays, specs, strict=True)]
 
 
 def to_local(tree):
-  """The inverse of `to_global`."""
-  if jax.process_count() == 1:
-    return tree
-  mesh = _global(PartitionSpec()).mesh
-  return multihost_utils.global_array_to_host_local_array(tree, mesh, PartitionSpec())
+  """Turns arrays over all processes, whole on every device, into arrays of this process."""
+  leaves, structure = jax.tree.flatten(tree)
+  return structure.unflatten(_unspan(leaves, [PartitionSpec()] * len(leaves)))
 
 
 def global_shapes(tree):
-  """Returns the shapes of a tree with the sharding in which a checkpoint restores it."""
+  """Returns the shapes of a tree, whole on every device, as a checkpoint restores it."""
   sharding = _global(PartitionSpec())
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+class Layout:
+  """Where the arrays of a state are: whole on every device, or in parts.
+
+  Between the steps an array in parts has them along a first axis [D, ...]; in a checkpoint it has
+  its ordinary shape. So runs with parts and without, on any devices, read each other's.
+
+  Args:
+    shapes: of the state, ordinary.
+    in_parts: the same tree, or the beginning of it, of which arrays are split, along the axis that
+      `params.split_axis` names; what it names none for stays whole.
+    devices: all there are, unless said; they may be described only, to compile for them.
+  """
+
+  def __init__(self, shapes, in_parts, devices: Sequence[jax.Device] | None = None):
+    self._devices = devices
+    D = len(devices or jax.devices())
+    self._shapes, self._structure = jax.tree.flatten(shapes)
+    wanted = jax.tree.leaves(jax.tree.broadcast(in_parts, shapes))
+    self._axes = [
+      split_axis(x.shape, D) if split else None
+      for split, x in zip(wanted, self._shapes, strict=True)
+    ]
+    self._ordinary = [
+      PartitionSpec() if a is None else PartitionSpec(*[None] * a, AXIS) for a in self._axes
+    ]
+    self._apart = [PartitionSpec() if a is None else PartitionSpec(AXIS) for a in self._axes]
+    self._all_whole = all(a is None for a in self._axes)
+
+    def split(x, axis):
+      if axis is None:
+        return x
+      shape = (*x.shape[:axis], D, x.shape[axis] // D, *x.shape[axis + 1 :])
+      return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    def join(x, axis, like):
+      return x if axis is None else jnp.moveaxis(x, 0, axis).reshape(like.shape)
+
+    self._split = lambda leaves: list(map(split, leaves, self._axes))
+    self._join = lambda leaves: list(map(join, leaves, self._axes, self._shapes))
+
+  @functools.cached_property
+  def _splitting(self) -> Callable:
+    return jax.jit(self._split, out_shardings=list(map(_global, self._apart)))
+
+  @functools.cached_property
+  def _joining(self) -> Callable:
+    return jax.jit(self._join, out_shardings=list(map(_global, self._ordinary)))
+
+  def shapes(self):
+    """Returns the state's shapes as a checkpoint restores it."""
+    placed = (
+      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_global(spec))
+      for x, spec in zip(self._shapes, self._ordinary, strict=True)
+    )
+    return self._structure.unflatten(placed)
+
+  def to_global(self, state):
+    """Turns a state between steps into one over all processes, as a checkpoint wants it."""
+    leaves = _span(jax.tree.leaves(state), self._apart)
+    return self._structure.unflatten(leaves if self._all_whole else self._joining(leaves))
+
+  def to_local(self, state):
+    """The inverse of `to_global`."""
+    leaves = jax.tree.leaves(state)
+    leaves = leaves if self._all_whole else self._splitting(leaves)
+    return self._structure.unflatten(_unspan(leaves, self._apart))
+
+  def start(self, function: Callable) -> Callable:
+    """Maps a tree, whole on every device, to a state of which no device ever holds all parts."""
+    made = jax.jit(
+      lambda tree: self._split(jax.tree.leaves(function(tree))),
+      out_shardings=list(map(_global, self._apart)),
+    )
+
+    def run(tree):
+      leaves, structure = jax.tree.flatten(tree)
+      tree = structure.unflatten(_span(leaves, [PartitionSpec()] * len(leaves)))
+      return self._structure.unflatten(_unspan(made(tree), self._apart))
+
+    return run
+
+  def map_train_step(self, step: Callable) -> Callable:
+    """Maps (state, batch) -> (state, metrics) over all devices, as `map_train_step` does.
+
+    What it returns also has `lower(batch)`, for the shapes of a batch.
+    """
+    whole = [a is None for a in self._axes]
+
+    def sort(leaves):
+      sorts = [x for x, w in zip(leaves, whole, strict=True) if w]
+      return sorts, [x for x, w in zip(leaves, whole, strict=True) if not w]
+
+    def merge(wholes, parts):
+      wholes, parts = iter(wholes), iter(parts)
+      return self._structure.unflatten(next(wholes if w else parts) for w in whole)
+
+    def packed(wholes, parts, batch):
+      state, metrics = step(merge(wholes, parts), batch)
+      return *sort(jax.tree.leaves(state)), pack(metrics)
+
+    mapped = jax.pmap(
+      packed,
+      axis_name=AXIS,
+      in_axes=(None, 0, 0),
+      out_axes=(None, 0, None),
+      donate_argnums=(0, 1),
+      devices=self._devices,
+    )
+
+    def run(state, batch):
+      wholes, parts, metrics = mapped(*sort(jax.tree.leaves(state)), batch)
+      return merge(wholes, parts), metrics
+
+    run.lower = lambda batch: mapped.lower(*sort(jax.eval_shape(self._split, self._shapes)), batch)
+    return run
 
 
 def shard(batch: Batch) -> Batch:

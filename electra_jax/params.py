@@ -1,4 +1,4 @@
-"""Parameter trees: counting them by network, and taking parts of one into another."""
+"""Parameter trees: counting and splitting them, and taking parts of one into another."""
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,17 @@ def count_networks(params: dict) -> dict[str, int]:
     "generator": count(params.get("generator", {})),
     "total": count(params),
   }
+
+
+def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
+  """Returns the axis along which an array is split evenly over devices, None if it stays whole.
+
+  It is the first whose length the number of devices divides, so the last one only if no other is.
+
+  >>> split_axis((24, 1024, 4096), 8), split_axis((12, 1024, 4096), 8), split_axis((3, 5), 8)
+  (0, 1, None)
+  """
+  return next((axis for axis, n in enumerate(shape) if n and n % devices == 0), None)
 
 
 def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:

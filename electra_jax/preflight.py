@@ -4,17 +4,15 @@
   python -m electra_jax.preflight --config=configs/large.py --topology=here
 
 A slice of TPUs needs no TPU, only its compiler (the extra `tpu`). What the compiler knows is exact:
-memory, and bytes that are added up over the chips. Times are bounds: products at the peak of the
-data sheet, memory and links at their full rate. With `here` the devices are those of this machine.
+memory, and what the chips send each other. Times are bounds: products at the peak of the data
+sheet, memory and links at their full rate. With `here` the devices are those of this machine.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -25,16 +23,18 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import config as configs
-from electra_jax import flops, train, translate
+from electra_jax import flops, job, translate
 from electra_jax.batch import Batch
 from electra_jax.flops import chips
 from electra_jax.flops.__main__ import spec_of
+from electra_jax.params import split_axis
 
 HERE = "here"
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
-_ALL_REDUCE = re.compile(r"= (.*?) all-reduce(?:-start)?\(")
-_SHAPE = re.compile(r"(f32|bf16|f16|s32|u32|f64|s8|u8|pred)\[([\d,]*)\]")
-_BYTES = {"f64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s8": 1, "u8": 1, "pred": 1}
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
+_COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
+_SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; of a bool a byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +46,17 @@ class Flight:
     accumulation: microbatches that a device splits its share of the batch into.
     fits: whether the step has room; where it has not, only `memory` is known and what at least is
       `used`.
-    memory: of the device.
+    memory: of the device; None where it is not known.
     used: of it, by the step.
     parameters, optimizer, temporaries: what that is, mostly; temporaries hold the activations.
-    reduced: added up over the devices in a step.
+    optimizer_sharded: what the optimizer takes if its state is shared out (optimizer.sharded).
+    reduced, scattered, gathered: whole size of the arrays that are added up in a step and known to
+      all then, or in parts (reduce-scatter), and of those put together from parts (all-gather).
+    sent: by one device for that, in a ring.
     flops: of matrix products in a step.
-    secs: of a step at least.
+    product_secs, memory_secs, link_secs: what these, the bytes of memory and `sent` take at least;
+      None where it is not known.
+    secs: of a step at least: the longer of the first two, then the third.
     mfu: of the peak at most.
   """
 
@@ -60,26 +65,32 @@ class Flight:
   chips: int
   accumulation: int
   fits: bool
-  memory: float
+  memory: float | None
   used: float
   parameters: float = 0.0
   optimizer: float = 0.0
+  optimizer_sharded: float = 0.0
   temporaries: float = 0.0
   reduced: float = 0.0
+  scattered: float = 0.0
+  gathered: float = 0.0
+  sent: float = 0.0
   flops: float = 0.0
+  product_secs: float = 0.0
+  memory_secs: float | None = None
+  link_secs: float | None = None
   secs: float = 0.0
   mfu: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a step is compiled for; rates are of one device.
+  """Where a step is compiled for; rates are of one device, infinite where they are not known.
 
   Fields:
     chips: how many chips the devices are.
-    memory, memory_rate: bytes and bytes/s; infinite where they are not known.
+    memory, memory_rate, link_rate: bytes, bytes/s, bytes/s of its links.
     peak: FLOP/s.
-    reduce_secs: bytes -> seconds in which the devices add up as many, at least.
     unknown: what is not known of it, in words.
   """
 
@@ -87,8 +98,8 @@ class Place:
   chips: int
   memory: float
   memory_rate: float
+  link_rate: float
   peak: float
-  reduce_secs: Callable[[float], float]
   unknown: str = ""
 
 
@@ -101,23 +112,26 @@ def tpu_slice(topology: str) -> Place:
   from jax.experimental import topologies
 
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # this is no TPU machine: nobody would answer
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there one to fight for
   chip, axes = chips.parse(topology)
   count = math.prod(axes)
-  small = {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
+  # The two cores of a chip are one device in training too: the compiler would see two in a v4.
+  options = {"chip_config_name": "megacore"} if chip.cores == 2 else {}
+  if count == 1:
+    options["chips_per_host_bounds"] = (1, 1, 1)
   try:
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **small)
+    found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
   except (ImportError, RuntimeError) as error:
     reason = str(error).strip().splitlines()[0]
     hint = "" if "INVALID_ARGUMENT" in reason else "; its compiler is the extra electra_jax[tpu]"
     raise ValueError(f"topology {topology}: {reason}{hint}") from None
-  cores = len(found.devices) / count  # the compiler sees the two cores of a v4 chip one by one
   return Place(
     tuple(found.devices),
     count,
-    chip.memory / cores,
-    chip.memory_rate / cores,
-    flops.PEAK_FLOPS[chip.kind] / cores,
-    functools.partial(chips.all_reduce_secs, chip, axes),
+    chip.memory,
+    chip.memory_rate,
+    chips.link_rate(chip, axes),
+    flops.PEAK_FLOPS[chip.kind],
   )
 
 
@@ -126,15 +140,15 @@ def here() -> Place:
   devices = jax.devices()
   peak, source = flops.peak_flops(devices[0])
   limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
-  unknown = ["memory"] if limit == math.inf else []
+  unknown = ["how much memory there is"] if limit == math.inf else []
   unknown += ["the speed of memory", *(["that of the links"] if len(devices) > 1 else [])]
   return Place(
     tuple(devices),
     len(devices),
     limit,
     math.inf,
+    math.inf,
     peak,
-    lambda size: 0.0,
     f"{', '.join(unknown)}; times are of the products alone, peak: {source}",
   )
 
@@ -146,7 +160,7 @@ def compile_step(config: ConfigDict, devices: tuple):
     raise ValueError(
       f"batch size {c.batch_size} is not divisible by {D} devices x {c.accumulation} microbatches"
     )
-  programs = train.make_programs(
+  programs = job.make_programs(
     spec_of(config),
     translate.make_optimizer_config(config),
     c.steps,
@@ -158,24 +172,51 @@ def compile_step(config: ConfigDict, devices: tuple):
   ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)
   mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
   batch = Batch(ids, ids, mask, jax.ShapeDtypeStruct(rows, jnp.int32))
-  return programs.train_step.lower(programs.shapes, batch).compile(), programs.shapes
+  return programs.train_step.lower(batch).compile(), programs.shapes
 
 
-def reduced_bytes(text: str) -> int:
-  """Returns the bytes that one device adds up with the others in a compiled program.
+def collective_bytes(text: str, devices: int) -> dict[str, int]:
+  """Returns the whole size of the arrays that a compiled program's devices put together, by how.
 
-  >>> reduced_bytes("  %x = (f32[2,3]{1,0}, bf16[4]{0}) all-reduce(%a, %b), channel_id=1")
-  32
+  All devices take part in each. The result of a reduce-scatter is a device's part; what an
+  operation that only starts there returns holds the part beside the whole. The compiler writes what
+  it spreads over several operations once in each, with one chain_id.
+
+  >>> collective_bytes("  %x = (f32[2,3]{1,0}, bf16[4]{0}) all-reduce(%a, %b), channel_id=1", 2)
+  {'all-reduce': 32, 'reduce-scatter': 0, 'all-gather': 0}
+  >>> collective_bytes("  %x = f32[2,3]{1,0} reduce-scatter(%a), dimensions={0}", 8)
+  {'all-reduce': 0, 'reduce-scatter': 192, 'all-gather': 0}
+  >>> collective_bytes("  %x = (f32[2]{0}, f32[8]{0}) all-gather-start(%a), dimensions={0}", 4)
+  {'all-reduce': 0, 'reduce-scatter': 0, 'all-gather': 32}
   """
-  total = 0
+  totals, chains = dict.fromkeys(COLLECTIVES, 0), set()
   for line in text.splitlines():
-    found = _ALL_REDUCE.search(line)
-    for kind, shape in _SHAPE.findall(found[1]) if found else ():
-      size = _BYTES[kind]
-      for n in filter(None, shape.split(",")):
-        size *= int(n)
-      total += size
-  return total
+    if not (found := _COLLECTIVE.search(line)):
+      continue
+    result, kind, starts = found.groups()
+    if chain := _CHAIN.search(line):
+      if (kind, chain[1]) in chains:
+        continue
+      chains.add((kind, chain[1]))
+    size = 0
+    for bits, shape in _SHAPE.findall(result):
+      size += int(bits or 8) * math.prod(int(n) for n in shape.split(",") if n) // 8
+    if kind != "all-reduce" and starts:
+      size = size * devices // (devices + 1)
+    elif kind == "reduce-scatter":
+      size *= devices
+    totals[kind] += size
+  return totals
+
+
+def sent_bytes(collectives: dict[str, int], devices: int) -> float:
+  """Returns what each device of a ring sends: of n parts of an array n - 1, twice if all add it up.
+
+  >>> sent_bytes({"all-reduce": 800, "reduce-scatter": 0, "all-gather": 80}, 8)
+  1470.0
+  """
+  times = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
+  return sum(times[k] * size for k, size in collectives.items()) * (devices - 1) / devices
 
 
 def refused_size(message: str) -> float:
@@ -190,12 +231,13 @@ def refused_size(message: str) -> float:
 
 def fly(config: ConfigDict, name: str, place: Place) -> Flight:
   """Returns what a step of a configuration needs at a place."""
+  D = len(place.devices)
   known = {
     "topology": name,
-    "devices": len(place.devices),
+    "devices": D,
     "chips": place.chips,
     "accumulation": config.train.accumulation,
-    "memory": place.memory,
+    "memory": _known(place.memory),
   }
   try:
     compiled, shapes = compile_step(config, place.devices)
@@ -206,37 +248,57 @@ def fly(config: ConfigDict, name: str, place: Place) -> Flight:
   m = compiled.memory_analysis()
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
   used = moved - m.alias_size_in_bytes + m.temp_size_in_bytes + m.generated_code_size_in_bytes
-  work = flops.step_flops(spec_of(config), config.train.batch_size, config.data.seq_length)
-  work /= len(place.devices)
-  reduced = reduced_bytes(compiled.as_text())
+  work = flops.step_flops(spec_of(config), config.train.batch_size, config.data.seq_length) / D
+  collectives = collective_bytes(compiled.as_text(), D)
+  sent = sent_bytes(collectives, D)
   # State is read and written once; what is temporary is written and read once.
-  secs = max(work / place.peak, (moved + 2 * m.temp_size_in_bytes) / place.memory_rate)
-  secs += place.reduce_secs(reduced)
+  memory_secs = (moved + 2 * m.temp_size_in_bytes) / place.memory_rate
+  # The devices add up once they have the whole gradient, and the optimizer waits for the sum.
+  secs = max(work / place.peak, memory_secs) + sent / place.link_rate
   return Flight(
     **known,
     fits=used <= place.memory,
     used=used,
     parameters=_size(shapes.params),
-    optimizer=_size(shapes.opt_state),
+    optimizer=_size(shapes.opt_state, D if config.optimizer.sharded else 1),
+    optimizer_sharded=_size(shapes.opt_state, D),
     temporaries=m.temp_size_in_bytes,
-    reduced=reduced,
+    reduced=collectives["all-reduce"],
+    scattered=collectives["reduce-scatter"],
+    gathered=collectives["all-gather"],
+    sent=sent,
     flops=work,
+    product_secs=work / place.peak,
+    memory_secs=memory_secs if _known(place.memory_rate) else None,
+    link_secs=sent / place.link_rate if _known(place.link_rate) or not sent else None,
     secs=secs,
     mfu=work / place.peak / secs,
   )
 
 
-def _size(tree) -> int:
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def _known(x: float) -> float | None:
+  return None if x == math.inf else x
+
+
+def _size(tree, devices: int = 1) -> float:
+  """Returns the bytes of arrays, or those on one of the devices that they are split over."""
+  parts = (
+    x.size * x.dtype.itemsize / (1 if split_axis(x.shape, devices) is None else devices)
+    for x in jax.tree.leaves(tree)
+  )
+  return sum(parts)
+
+
+def more_microbatches(config: ConfigDict, devices: int) -> int | None:
+  """Returns the next larger number of microbatches that a device's sequences can be split into."""
+  sequences, now = config.train.batch_size // devices, config.train.accumulation
+  return next((n for n in range(now + 1, sequences + 1) if sequences % n == 0), None)
 
 
 def fit(config: ConfigDict, name: str, place: Place) -> list[Flight]:
   """Returns the configuration's flight and, where it does not fit, those of more microbatches."""
   flights = [fly(config, name, place)]
-  while not flights[-1].fits:
-    more = 2 * config.train.accumulation
-    if config.train.batch_size % (len(place.devices) * more):
-      break
+  while not flights[-1].fits and (more := more_microbatches(config, len(place.devices))):
     config = config.copy_and_resolve_references()
     config.train.accumulation = more
     flights.append(fly(config, name, place))
@@ -254,32 +316,65 @@ def table(config: ConfigDict, flights: list[Flight]) -> Table:
   found.add_column("of one device" if any(f.devices > 1 for f in flights) else "")
   for f in flights:
     found.add_column(f.topology, justify="right", no_wrap=True)
-  hours = [f.secs * c.steps / 3600 for f in flights]
-  rows = {
-    "microbatches": [f"{f.accumulation}" for f in flights],
-    "memory, GiB": ["?" if f.memory == math.inf else _gib(f.memory) for f in flights],
-    "used": [_gib(f.used) + ("" if f.fits else ", too much") for f in flights],
-    "  parameters": [_gib(f.parameters) for f in flights],
-    "  optimizer": [_gib(f.optimizer) for f in flights],
-    "  activations, gradients": [_gib(f.temporaries) for f in flights],
-    "added up over devices, GiB a step": [_gib(f.reduced) for f in flights],
-    "TFLOP a step": [f"{f.flops / 1e12:.3g}" for f in flights],
-    "ms a step": [f"{1000 * f.secs:.3g}" for f in flights],
-    "sequences/s, all devices": [
-      f"{c.batch_size / f.secs:,.0f}" if f.secs else "" for f in flights
-    ],
-    "MFU, %": [f"{100 * f.mfu:.0f}" for f in flights],
-    "hours": [f"{h:,.3g}" for h in hours],
-    "chip-hours": [f"{h * f.chips:,.4g}" for h, f in zip(hours, flights, strict=True)],
-  }
-  for place, (title, cells) in enumerate(rows.items()):
-    known = (cell if f.fits or place < 3 else "" for cell, f in zip(cells, flights, strict=True))
-    found.add_row(title, *known)
+  for title, cell, always in ROWS:
+    found.add_row(title, *(cell(f, c) if f.fits or always else "" for f in flights))
   return found
 
 
-def _gib(size: float) -> str:
-  return f"{size / 2**30:.2f}"
+def _gib(size: float | None) -> str:
+  return "?" if size is None else f"{size / 2**30:.2f}"
+
+
+def _ms(secs: float | None) -> str:
+  return "?" if secs is None else f"{1000 * secs:.3g}"
+
+
+def _hours(f: Flight, steps: int) -> float:
+  return f.secs * steps / 3600
+
+
+def _verdict(f: Flight) -> str:
+  return "not known" if f.memory is None else "fits" if f.fits else "does not fit"
+
+
+# What a table says of a flight and config.train, and whether it says so of one that does not fit.
+ROWS = (
+  ("microbatches", lambda f, c: f"{f.accumulation}", True),
+  ("memory, GiB", lambda f, c: _gib(f.memory), True),
+  ("used", lambda f, c: _gib(f.used), True),
+  ("", lambda f, c: _verdict(f), True),
+  ("  parameters", lambda f, c: _gib(f.parameters), False),
+  ("  optimizer", lambda f, c: _gib(f.optimizer), False),
+  ("  optimizer, if sharded (ZeRO-1)", lambda f, c: _gib(f.optimizer_sharded), False),
+  ("  activations, gradients", lambda f, c: _gib(f.temporaries), False),
+  ("all-reduced, GiB a step", lambda f, c: _gib(f.reduced), False),
+  ("reduce-scattered", lambda f, c: _gib(f.scattered), False),
+  ("all-gathered", lambda f, c: _gib(f.gathered), False),
+  ("ms of these at the links' speed", lambda f, c: _ms(f.link_secs), False),
+  ("TFLOP a step", lambda f, c: f"{f.flops / 1e12:.3g}", False),
+  ("ms of these at the peak", lambda f, c: _ms(f.product_secs), False),
+  ("ms of memory at its speed", lambda f, c: _ms(f.memory_secs), False),
+  ("ms a step", lambda f, c: _ms(f.secs), False),
+  ("sequences/s, all devices", lambda f, c: f"{c.batch_size / f.secs:,.0f}", False),
+  ("MFU, %", lambda f, c: f"{100 * f.mfu:.0f}", False),
+  ("hours of the whole run", lambda f, c: f"{_hours(f, c.steps):,.3g}", False),
+  ("chip-hours", lambda f, c: f"{_hours(f, c.steps) * f.chips:,.4g}", False),
+)
+
+
+def verdict(flights: list[Flight]) -> str:
+  """Returns in words whether a step fits, and how: what `fit` found out."""
+  *tried, last = flights
+  refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else flights))
+  if last.memory is None:
+    return f"{last.topology}: whether it fits is not known, it needs {_gib(last.used)} GiB a device"
+  if not last.fits:
+    return (
+      f"{last.topology}: does not fit, in {refused} microbatches; model.remat=True,"
+      " optimizer.sharded=True or more devices need less"
+    )
+  fewest = f"; does not fit in {refused}" if tried else ""
+  return f"{last.topology}: fits, microbatches: {last.accumulation}{fewest}"
 
 
 def for_tpu(config: ConfigDict) -> ConfigDict:
@@ -298,17 +393,20 @@ def main(argv: list[str]) -> int:
   if args.config is None or not args.topology:
     raise flags.Error("--config=FILE and --topology=v5e:16x16 are needed")
   console = Console(highlight=False, soft_wrap=True)
-  config, flights = args.config, []
+  config, found = args.config, []
   if args.topology == [HERE]:
     place = here()
-    flights += fit(config, HERE, place)
+    found.append(fit(config, HERE, place))
     console.print(f"not known: {place.unknown}")
   else:
     jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
     config = for_tpu(config)
     for topology in args.topology:
-      flights += fit(config, topology, tpu_slice(topology))
+      found.append(fit(config, topology, tpu_slice(topology)))
+  flights = [f for several in found for f in several]
   console.print(table(config, flights))
+  for several in found:
+    console.print(verdict(several))
   if args.json:
     lines = [json.dumps(dataclasses.asdict(f)) for f in flights]
     Path(args.json).write_text("".join(f"{line}\n" for line in lines))

@@ -49,6 +49,22 @@ def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
   return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
 
 
+def replicated(tx: optax.GradientTransformation, axis: str) -> Callable:
+  """Returns how every device adds up the whole gradient and updates every weight.
+
+  Returns:
+    (this device's share of the gradient, optimizer state, params) -> (updates, optimizer state, the
+    norm of the gradient).
+  """
+
+  def update(grads, opt_state, params):
+    grads = jax.lax.psum(grads, axis)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return updates, opt_state, optax.tree.norm(grads)
+
+  return update
+
+
 def make_train_step(
   objective: Objective,
   tx: optax.GradientTransformation,
@@ -57,6 +73,7 @@ def make_train_step(
   seed: int,
   accumulation: int = 1,
   axis: str = "data",
+  make_update: Callable = replicated,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
   """Returns the step: (state, this device's batch) -> (new state, metrics).
 
@@ -64,10 +81,15 @@ def make_train_step(
   summed over microbatches and devices before any gradient is taken, so uneven microbatches weigh
   what they should and accumulation equals the large batch to rounding.
 
+  Args:
+    make_update: (tx, axis) -> how devices turn their gradients into updates, as `replicated`.
+
   Metrics, equal on every device:
     terms: {name: (total, count)} over the global batch.
     loss, learning_rate, grad_norm (before clipping), update_norm, param_norm: scalars.
   """
+
+  update = make_update(tx, axis)
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
     parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
@@ -100,15 +122,16 @@ def make_train_step(
     shapes = jax.eval_shape(part_of_sum, jax.tree.map(lambda x: x[0], parts))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     sums, _ = jax.lax.scan(add_part, zero, parts)
-    (loss, terms), grads = jax.lax.psum(sums, axis)
+    sums, grads = sums
+    loss, terms = jax.lax.psum(sums, axis)
 
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    updates, opt_state, grad_norm = update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {
       "terms": terms,
       "loss": loss,
       "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-      "grad_norm": optax.tree.norm(grads),
+      "grad_norm": grad_norm,
       "update_norm": optax.tree.norm(updates),
       "param_norm": optax.tree.norm(params),
     }

@@ -8,16 +8,10 @@ with the same command, a run goes on from its newest checkpoint, bit for bit.
 """
 
 import contextlib
-import dataclasses
-import functools
-import hashlib
-import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 from absl import flags
@@ -26,110 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import config as configs
-from electra_jax import (
-  curves,
-  exchange,
-  flops,
-  metrics,
-  networks,
-  objectives,
-  optimizer,
-  parallel,
-  params,
-  runs,
-  step,
-  translate,
-)
+from electra_jax import curves, exchange, metrics, networks, parallel, params, runs, translate
 from electra_jax.checkpoint import Checkpoints
-from electra_jax.data import pretrain
 from electra_jax.interrupt import STOPPED, StopSignals
-from electra_jax.workdir import claim, read_config, write_config
+from electra_jax.job import Job, prepare, start_or_continue
+from electra_jax.loop import loop
+from electra_jax.workdir import claim
 
 # Losses that a model of token frequencies alone brings to the unigram entropy.
 PREDICTIONS = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
-
-
-class Programs(NamedTuple):
-  """The functions of a run, traced and compiled at their first call."""
-
-  fresh: Callable  # () -> fresh parameters
-  start: Callable  # (params) -> the state of step 0 with these parameters
-  shapes: step.TrainState  # of a state: ShapeDtypeStruct
-  train_step: Callable
-  eval_step: Callable
-
-
-@functools.cache
-def make_programs(
-  spec: networks.Spec,
-  optimizer_config: optimizer.OptimizerConfig,
-  steps: int,
-  seed: int,
-  accumulation: int,
-  devices: tuple[jax.Device, ...] | None = None,
-) -> Programs:
-  """Returns the functions that a run is made of; they do not depend on its data or workdir.
-
-  Args:
-    devices: to compile the training step for; None for those that are here.
-  """
-  objective = objectives.make(spec)
-  schedule = optimizer.make_schedule(optimizer_config, steps)
-  apart = optimizer_config.decoupled or spec.kind == "frozen"
-  groups = functools.partial(networks.groups, spec) if apart else None
-  tx = optimizer.make_optimizer(optimizer_config, schedule, groups)
-
-  def fresh() -> dict:
-    # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
-    return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
-
-  def start(params: dict) -> step.TrainState:
-    return step.init_state(params, tx)
-
-  train_step = step.make_train_step(
-    objective, tx, schedule, seed=seed, accumulation=accumulation, axis=parallel.AXIS
-  )
-  return Programs(
-    fresh=jax.jit(fresh),
-    start=jax.jit(start),
-    shapes=jax.eval_shape(lambda: start(fresh())),
-    train_step=parallel.map_train_step(train_step, devices),
-    eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed, axis=parallel.AXIS)),
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """What a run is made of; nothing here changes while it runs."""
-
-  config: ConfigDict
-  workdir: Path
-  shards: pretrain.Shards
-  heldout: pretrain.Shards | None  # None where no document is held out: no evaluation
-  spec: networks.Spec
-  programs: Programs
-  flops_per_step: int
-  peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
-  entropy: float | None  # of the held-out unigrams, nats
-
-  @property
-  def record(self) -> dict:
-    """The configuration and the facts about the data, as saved with the run."""
-    facts = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
-    nested = self.config.to_dict()
-    return {**nested, "data": {**nested["data"], **facts}}
-
-  @property
-  def facts(self) -> dict[str, str]:
-    """What every process of a run has to have alike, in words; paths may differ."""
-    fields = configs.flatten(self.record)
-    fields.pop("data.dir")
-    text = json.dumps(fields, sort_keys=True, default=str)
-    return {
-      "code": f"{configs.code_version()}, jax {jax.__version__}",
-      "data": f"of the manifest {self.shards.digest[:12]}",
-      "configuration": f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
-    }
 
 
 def main(argv: list[str]) -> int:
@@ -163,7 +62,10 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     describe(job, console, allowed)
     k = config.checkpoint
     checkpoints = Checkpoints(
-      workdir, keep=k.keep, keep_every_steps=k.keep_every_steps, to_global=parallel.to_global
+      workdir,
+      keep=k.keep,
+      keep_every_steps=k.keep_every_steps,
+      to_global=job.programs.layout.to_global,
     )
     stack.callback(checkpoints.close)
     state, meta = make_state(job, checkpoints, console)
@@ -213,59 +115,6 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
   return job, start_or_continue(job)
 
 
-def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
-  """Opens the data and makes everything that does not change while the run goes on."""
-  d, batch_size = config.data, config.train.batch_size
-  shards = pretrain.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
-  heldout = None
-  if shards.manifest["splits"]["heldout"]["examples"]:
-    heldout = pretrain.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
-  if shards.num_examples < batch_size:
-    raise ValueError(
-      f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
-    )
-  spec = translate.make_spec(config, shards.vocab, shards.frequencies)
-  programs = make_programs(
-    spec,
-    translate.make_optimizer_config(config),
-    config.train.steps,
-    config.seed,
-    config.train.accumulation,
-  )
-  return Job(
-    config=config,
-    workdir=workdir,
-    shards=shards,
-    heldout=heldout,
-    spec=spec,
-    programs=programs,
-    flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
-    peak=_peak_flops(jax.local_devices()[0]),
-    entropy=heldout.unigram_entropy if heldout else None,
-  )
-
-
-_peak_flops = functools.cache(flops.peak_flops)  # half a second where it is measured
-
-
-def start_or_continue(job: Job) -> list[str]:
-  """Saves the configuration with the run; refuses a workdir of another run.
-
-  Returns:
-    The fields that differ from the run's and were allowed to.
-  """
-  allowed, saved = [], read_config(job.workdir)
-  if saved is not None:
-    allowed = configs.refuse_other_run(
-      configs.flatten(saved),
-      configs.flatten(job.record),
-      job.config.allow_config_change,
-      job.workdir,
-    )
-  write_config(job.workdir, job.record)
-  return allowed
-
-
 def describe(job: Job, console: Console, allowed: list[str]) -> None:
   """Prints what is about to run."""
   c, sizes = job.config, params.count_networks(job.programs.shapes.params)
@@ -298,11 +147,11 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
 
 def make_state(job: Job, checkpoints: Checkpoints, console: Console):
   """Returns the state to start from, and what was saved beside it (None at the beginning)."""
-  shapes, latest = parallel.global_shapes(job.programs.shapes), checkpoints.latest_step()
+  layout, latest = job.programs.layout, checkpoints.latest_step()
   if latest is not None:
     started = time.perf_counter()
     meta = checkpoints.read_meta(latest)
-    state = parallel.to_local(checkpoints.restore(latest, shapes))
+    state = layout.to_local(checkpoints.restore(latest, layout.shapes()))
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
     return state, meta
@@ -323,89 +172,6 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
       f"frozen generator: the masked language model of {job.config.generator.init_from}"
     )
   return job.programs.start(weights), None
-
-
-# The steps.
-
-
-def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop: StopSignals):
-  """Trains from the state's step to the last, or until stopped, and returns the state."""
-  c, n = job.config, job.config.train.steps
-  start, host, hosts = int(state.step), jax.process_index(), jax.process_count()
-  batches = pretrain.train_batches(
-    job.shards,
-    seed=c.seed,
-    batch_size=c.train.batch_size,
-    start_step=start,
-    host=host,
-    hosts=hosts,
-  )
-  batches = parallel.prefetch(batches)
-  # Two CPU processes deadlock in their collectives when many steps are in flight.
-  lockstep = hosts > 1 and jax.default_backend() == "cpu"
-  window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
-  peak = job.peak[0] * jax.device_count()
-  watch = metrics.Stopwatch(c.train.batch_size, job.shards.seq_length, job.flops_per_step, peak)
-  if start == 0:
-    evaluate(job, state.params, 0, log)
-  for done in range(start + 1, n + 1):
-    state, values = job.programs.train_step(state, next(batches))
-    window.add(done, values)
-    log.display.advance(done)
-    if done == start + 1:  # the first step compiles, which is not the speed of training
-      window.drain()
-      watch.start()
-    else:
-      watch.step()
-    last, signal_name = done == n, stop.requested(done)
-    evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
-    saving = last or signal_name or done % c.checkpoint.every_steps == 0
-    if evaluating or saving:
-      window.drain()  # while the clock runs: the steps under way are training too
-    if last or done % c.log.every_steps == 0:
-      values = window.close()
-      log.write(done, "train", {**values, **watch.read(n - done)})
-    watch.pause()
-    if evaluating:
-      evaluate(job, state.params, done, log)
-    if saving:
-      save(job, state, done, checkpoints, window)
-    if signal_name:
-      log.display.console.print(f"{signal_name}: stopping after step {done:,}")
-      break
-    watch.start()
-  return state
-
-
-def evaluate(job: Job, params: dict, done: int, log: metrics.Log) -> None:
-  """Writes a line about the held-out documents, if there are any."""
-  if job.heldout is None:
-    return
-  batches = pretrain.eval_batches(
-    job.heldout,
-    batch_size=job.config.eval.batch_size,
-    max_examples=job.config.eval.max_examples,
-    host=jax.process_index(),
-    hosts=jax.process_count(),
-  )
-  values = metrics.evaluate(job.programs.eval_step, params, parallel.prefetch(batches), done)
-  log.write(done, "heldout", values)
-
-
-def save(
-  job: Job, state: step.TrainState, done: int, checkpoints: Checkpoints, window: metrics.Window
-) -> None:
-  """Starts a save of the state, with all that is needed to go on from it."""
-  sums = window.state_dict()  # waits for the steps and checks them: only good states are saved
-  sequences = done * job.config.train.batch_size
-  meta = {
-    "config": job.record,
-    "seed": job.config.seed,
-    "code": configs.code_version(),
-    "position": {"sequences": sequences, "epoch": sequences // job.shards.num_examples},
-    "window": sums,
-  }
-  checkpoints.save(done, state, meta)
 
 
 def finish(job: Job, done: int, console: Console) -> None:

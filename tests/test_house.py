@@ -28,16 +28,16 @@ PURE = [
   "finetune.network",
 ]
 LAYERS = [
-  {*PURE, "optimizer", "flops", "flops.paper", "flops.chips", "params"},
+  {*PURE, "optimizer", "zero", "flops", "flops.paper", "flops.chips", "params"},
   {"parallel", "checkpoint", "metrics", "curves", "interrupt", "workdir"},
   {"tokenizer", "data.chunks", "data.examples", "data.pool", "data.pretrain", "data.python_docs",
    "data.shards", "data.sources", "data.status", "data.finetune", "spm", "hf", "tf1",
    "finetune.tasks",
    "finetune.glue", "finetune.glue_files", "finetune.squad", "finetune.squad_files",
    "finetune.tagging", "finetune.statistics"},
-  {"config", "translate", "runs", "exchange", "export", "score", "train", "data.build",
-   "flops.__main__", "preflight", "finetune.setup", "finetune.prepare", "finetune.loop",
-   "finetune.model", "finetune.answer", "finetune.__main__"},
+  {"config", "translate", "runs", "exchange", "export", "score", "job", "loop", "train",
+   "data.build", "flops.__main__", "preflight", "finetune.setup", "finetune.prepare",
+   "finetune.loop", "finetune.model", "finetune.answer", "finetune.__main__"},
 ]  # fmt: skip
 WORLD = {
   "tensorflow",

@@ -15,7 +15,7 @@ import pytest
 from conftest import make_tiny_config
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel, runs, train, translate
+from electra_jax import job, metrics, parallel, runs, train, translate
 from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import pretrain
 
@@ -211,7 +211,7 @@ def program_shapes(config):
   spec = translate.make_spec(config, vocab)
   tx = translate.make_optimizer_config(config)
   c = config.train
-  return train.make_programs(spec, tx, c.steps, config.seed, c.accumulation).shapes
+  return job.make_programs(spec, tx, c.steps, config.seed, c.accumulation).shapes
 
 
 def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):
@@ -396,8 +396,8 @@ def test_a_line_names_every_promised_number(straight):
   )
   promised = (
     "mlm_loss rtd_loss rtd_accuracy rtd_auc rtd_recall rtd_precision mlm_accuracy"
-    " sampled_accuracy replaced learning_rate grad_norm sequences_per_sec tokens_per_sec mfu"
-    " eta_secs"
+    " sampled_accuracy sample_entropy replaced learning_rate grad_norm sequences_per_sec"
+    " tokens_per_sec mfu eta_secs"
   ).split()
   assert [name for name in promised if name not in train_line] == []
 

@@ -1,0 +1,171 @@
+"""What a run is made of: its functions, its data, and the facts that make it this run."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import optax
+from ml_collections import ConfigDict
+
+from electra_jax import config as configs
+from electra_jax import flops, networks, objectives, optimizer, parallel, step, translate, zero
+from electra_jax.data import pretrain
+from electra_jax.workdir import read_config, write_config
+
+
+class Programs(NamedTuple):
+  """The functions of a run, traced and compiled at their first call."""
+
+  fresh: Callable  # () -> fresh parameters
+  start: Callable  # (params) -> the state of step 0 with these parameters
+  shapes: step.TrainState  # of a state: ShapeDtypeStruct
+  layout: parallel.Layout  # of a state
+  train_step: Callable
+  eval_step: Callable
+
+
+@functools.cache
+def make_programs(
+  spec: networks.Spec,
+  optimizer_config: optimizer.OptimizerConfig,
+  steps: int,
+  seed: int,
+  accumulation: int,
+  devices: tuple[jax.Device, ...] | None = None,
+) -> Programs:
+  """Returns the functions that a run is made of; they do not depend on its data or workdir.
+
+  Args:
+    devices: to compile the training step for; None for those that are here.
+  """
+  objective = objectives.make(spec)
+  schedule = optimizer.make_schedule(optimizer_config, steps)
+  apart = optimizer_config.decoupled or spec.kind == "frozen"
+  groups = functools.partial(networks.groups, spec) if apart else None
+
+  def fresh() -> dict:
+    # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
+    return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
+
+  norm, make_update = optax.tree.norm, step.replicated
+  if optimizer_config.sharded:
+    count = len(devices or jax.devices())
+    norm = zero.norm(jax.eval_shape(fresh), parallel.AXIS, count)
+    make_update = functools.partial(zero.sharded, devices=count)
+  tx = optimizer.make_optimizer(optimizer_config, schedule, groups, norm)
+
+  def start(params: dict) -> step.TrainState:
+    return step.init_state(params, tx)
+
+  shapes = jax.eval_shape(lambda: start(fresh()))
+  in_parts = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
+  layout = parallel.Layout(shapes, in_parts, devices)
+  train_step = step.make_train_step(
+    objective,
+    tx,
+    schedule,
+    seed=seed,
+    accumulation=accumulation,
+    axis=parallel.AXIS,
+    make_update=make_update,
+  )
+  return Programs(
+    fresh=jax.jit(fresh),
+    start=layout.start(start),
+    shapes=shapes,
+    layout=layout,
+    train_step=layout.map_train_step(train_step),
+    eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed, axis=parallel.AXIS)),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What a run is made of; nothing here changes while it runs."""
+
+  config: ConfigDict
+  workdir: Path
+  shards: pretrain.Shards
+  heldout: pretrain.Shards | None  # None where no document is held out: no evaluation
+  spec: networks.Spec
+  programs: Programs
+  flops_per_step: int
+  peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
+  entropy: float | None  # of the held-out unigrams, nats
+
+  @property
+  def record(self) -> dict:
+    """The configuration and the facts about the data, as saved with the run."""
+    facts = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
+    nested = self.config.to_dict()
+    return {**nested, "data": {**nested["data"], **facts}}
+
+  @property
+  def facts(self) -> dict[str, str]:
+    """What every process of a run has to have alike, in words; paths may differ."""
+    fields = configs.flatten(self.record)
+    fields.pop("data.dir")
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return {
+      "code": f"{configs.code_version()}, jax {jax.__version__}",
+      "data": f"of the manifest {self.shards.digest[:12]}",
+      "configuration": f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
+    }
+
+
+def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
+  """Opens the data and makes everything that does not change while the run goes on."""
+  d, batch_size = config.data, config.train.batch_size
+  shards = pretrain.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
+  heldout = None
+  if shards.manifest["splits"]["heldout"]["examples"]:
+    heldout = pretrain.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
+  if shards.num_examples < batch_size:
+    raise ValueError(
+      f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
+    )
+  spec = translate.make_spec(config, shards.vocab, shards.frequencies)
+  programs = make_programs(
+    spec,
+    translate.make_optimizer_config(config),
+    config.train.steps,
+    config.seed,
+    config.train.accumulation,
+  )
+  return Job(
+    config=config,
+    workdir=workdir,
+    shards=shards,
+    heldout=heldout,
+    spec=spec,
+    programs=programs,
+    flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
+    peak=_peak_flops(jax.local_devices()[0]),
+    entropy=heldout.unigram_entropy if heldout else None,
+  )
+
+
+_peak_flops = functools.cache(flops.peak_flops)  # half a second where it is measured
+
+
+def start_or_continue(job: Job) -> list[str]:
+  """Saves the configuration with the run; refuses a workdir of another run.
+
+  Returns:
+    The fields that differ from the run's and were allowed to.
+  """
+  allowed, saved = [], read_config(job.workdir)
+  if saved is not None:
+    allowed = configs.refuse_other_run(
+      configs.flatten(saved),
+      configs.flatten(job.record),
+      job.config.allow_config_change,
+      job.workdir,
+    )
+  write_config(job.workdir, job.record)
+  return allowed

@@ -1,0 +1,70 @@
+"""The optimizer's work and state shared out over the devices (ZeRO-1, Rajbhandari et al. 2020).
+
+Each device adds up its part of the gradient (reduce-scatter), keeps and applies its part of the
+optimizer's state, and hears the rest of the update from the others (all-gather). For the inside of
+a mapped step; arrays that cannot be split evenly (`params.split_axis`) stay whole everywhere.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from electra_jax.params import split_axis
+
+
+def sharded(tx: optax.GradientTransformation, axis: str, devices: int) -> Callable:
+  """Returns what `step.replicated` does, with the optimizer's state in parts.
+
+  Args:
+    tx: works on each number by itself, but for norms, which have to be `norm` of this module.
+    axis: of the map, over `devices` devices.
+
+  Returns:
+    (this device's share of the gradient, its part of the state, params) -> (updates, whole; the new
+    part of the state; the norm of the gradient).
+  """
+
+  def own(x: jax.Array) -> jax.Array:
+    along = split_axis(x.shape, devices)
+    if along is None:
+      return x
+    size = x.shape[along] // devices
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, along)
+
+  def scatter(grad: jax.Array) -> jax.Array:
+    along = split_axis(grad.shape, devices)
+    if along is None:
+      return jax.lax.psum(grad, axis)
+    return jax.lax.psum_scatter(grad, axis, scatter_dimension=along, tiled=True)
+
+  def gather(part: jax.Array, like: jax.Array) -> jax.Array:
+    along = split_axis(like.shape, devices)
+    return part if along is None else jax.lax.all_gather(part, axis, axis=along, tiled=True)
+
+  def update(grads, opt_state, params):
+    measure = norm(params, axis, devices)
+    grads = jax.tree.map(scatter, grads)
+    updates, opt_state = tx.update(grads, opt_state, jax.tree.map(own, params))
+    return jax.tree.map(gather, updates, params), opt_state, measure(grads)
+
+  return update
+
+
+def norm(whole: dict, axis: str, devices: int) -> Callable:
+  """Returns the global norm of trees whose arrays are in parts.
+
+  Args:
+    whole: the tree of weights, of which trees may hold only some, or its shapes.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(whole)
+  split = {path: split_axis(x.shape, devices) is not None for path, x in leaves}
+
+  def measure(tree) -> jax.Array:
+    squares = {True: jnp.float32(0), False: jnp.float32(0)}
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+      squares[split[path]] += jnp.sum(x**2)
+    return jnp.sqrt(jax.lax.psum(squares[True], axis) + squares[False])
+
+  return measure

@@ -1,0 +1,122 @@
+"""ZeRO-1: the optimizer's state in parts is the same optimizer, and the same checkpoints."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_step import make_batch, make_spec
+from test_train import STEPS, interrupt_at, lines, saved, straight  # noqa: F401 (a fixture)
+
+from electra_jax import (
+  job,
+  optimizer,
+  parallel,
+  train,
+  zero,
+)
+from electra_jax.checkpoint import Checkpoints
+
+PLAIN = optimizer.OptimizerConfig("adamw", 1e-3, "joined", 1, 1, 0.01, 0.9, 0.999, 1e-6, 0.5)
+APART = optimizer.OptimizerConfig(
+  "electra_adam", 1e-3, "product", 0, 1, 0.01, 0.9, 0.999, 1e-6, 0.5, True, 2e-3, 0.0, 0.2
+)
+
+
+def run(cfg, sharded: bool, steps: int = 3):
+  spec = make_spec(0.0)
+  programs = job.make_programs(spec, optimizer.dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
+  state = programs.start(parallel.replicate(programs.fresh()))
+  held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state.opt_state))
+  norms = []
+  for t in range(steps):
+    state, metrics = programs.train_step(state, next(parallel.prefetch([make_batch(t)])))
+    values = metrics.unpack(metrics.read())
+    norms.append([values[name] for name in ("grad_norm", "update_norm", "param_norm")])
+  return jax.device_get(programs.layout.to_global(state)), np.array(norms), held
+
+
+@pytest.mark.parametrize("cfg", [PLAIN, APART], ids=["one norm", "a norm each"])
+def test_parts_on_eight_devices_are_the_whole_to_rounding(cfg):
+  (whole, norms, all_held), (parts, same_norms, held) = run(cfg, False), run(cfg, True)
+  assert held < all_held / 6  # an eighth, and the few vectors that eight does not divide
+  np.testing.assert_allclose(same_norms, norms, rtol=1e-5)
+  assert jax.tree.map(jnp.shape, parts) == jax.tree.map(jnp.shape, whole)
+  # The gradient is added up in another order, 1e-7 of it; three steps of 1e-3 to 2e-3 move a weight
+  # by no more than 1e-2, and Adam turns a gradient that is all rounding into steps near eps.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), parts.params, whole.params
+  )
+  assert float(jnp.abs(whole.params["embeddings"]["word"]).max()) > 0.01
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6),
+    parts.opt_state,
+    whole.opt_state,
+  )
+
+
+def test_the_norm_of_parts_is_numpys(words):
+  del words
+  rng = np.random.default_rng(0)
+  tree = {"a": rng.normal(size=(3, 16)), "b": rng.normal(size=5), "c": {"d": rng.normal(size=8)}}
+  tree = jax.tree.map(np.float32, tree)
+  measure = zero.norm(tree, "x", 8)
+
+  def norms(tree, row):
+    own = {"b": tree["b"], "a": jax.lax.dynamic_slice_in_dim(tree["a"], row * 2, 2, 1)}
+    own["c"] = {"d": jax.lax.dynamic_slice_in_dim(tree["c"]["d"], row, 1)}
+    return measure(own), measure({"b": tree["b"]})  # all of it, and one network's
+
+  found = jax.pmap(norms, "x", in_axes=(None, 0), out_axes=None)(tree, np.arange(8))
+  flat = np.concatenate([x.ravel() for x in jax.tree.leaves(tree)])
+  np.testing.assert_allclose(found, [np.linalg.norm(flat), np.linalg.norm(tree["b"])], rtol=1e-6)
+
+
+def test_a_part_of_the_weights_can_be_clipped_by_itself():
+  grads = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.3])}
+  clipped, _ = optimizer.clip_by_norm(1.0, optax.tree.norm).update(grads, optax.EmptyState())
+  expected, _ = optax.clip_by_global_norm(1.0).update(grads, optax.EmptyState())
+  jax.tree.map(np.testing.assert_array_equal, clipped, expected)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["whole, then parts", "parts, then whole"])
+def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, first):  # noqa: F811
+  tiny_config.optimizer.sharded = first
+  interrupt_at(monkeypatch, 5, functools.partial(_raise_term))
+  assert train.train(tiny_config, tmp_path) == 5
+  at_stop = saved(tmp_path, 5)
+  tiny_config.optimizer.sharded = not first
+  programs, *_ = _programs(tiny_config)
+  checkpoints = Checkpoints(tmp_path, keep=5, keep_every_steps=0)
+  state = checkpoints.restore(5, programs.layout.shapes())  # checks every array's sum
+  again = programs.layout.to_global(programs.layout.to_local(state))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))
+  checkpoints.close()
+  assert train.train(tiny_config, tmp_path) == STEPS
+  ends = saved(tmp_path)
+  assert {k: v["shape"] for k, v in ends.items()} == {k: v["shape"] for k, v in at_stop.items()}
+  for ours, theirs in zip(lines(tmp_path), lines(straight), strict=True):
+    for name, value in theirs.items():
+      if isinstance(value, float):
+        # As between numbers of devices: the sums of float32 are in another order.
+        np.testing.assert_allclose(ours[name], value, rtol=1e-4, err_msg=name)
+
+
+def _raise_term():
+  import signal
+
+  signal.raise_signal(signal.SIGTERM)
+
+
+def _programs(config):
+  from electra_jax import translate
+  from electra_jax.data import pretrain
+
+  spec = translate.make_spec(config, pretrain.Shards.open(config.data.dir).vocab)
+  c = config.train
+  made = job.make_programs(
+    spec, translate.make_optimizer_config(config), c.steps, config.seed, c.accumulation
+  )
+  return made, spec
