@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 
-.PHONY: quickstart test lint test-long test-kill test-slurm test-hf lock clean
+.PHONY: quickstart test lint test-long test-faults test-slurm test-hf test-tpu lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
@@ -19,8 +19,8 @@ lint: .venv/ready
 test-long: .venv/ready  ## what the default tests leave out because it compiles for minutes
 	$(RUN) -m pytest -m long
 
-test-kill: .venv/ready  ## kill -9 real runs and compare what they end with, bit for bit
-	$(RUN) tests/kill_resume.py
+test-faults: .venv/ready  ## kill, starve and damage real runs, and compare what they end with, bit for bit
+	$(RUN) -m pytest -m faults tests/faults
 
 test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine (apt-get install slurm-wlm munge)
 	$(RUN) tests/slurm_resume.py
@@ -29,6 +29,9 @@ test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyT
 	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
 	$(RUN) -m pytest -m "long or not long" tests/test_hf.py tests/test_spm.py
+
+test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU
+	$(RUN) tests/tpu_compile.py
 
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -21,9 +21,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import kill_resume
-from kill_resume import ROOT, last_line, newest, outcome, write_text
 from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "faults"))
+
+import harness  # noqa: E402
+from harness import ROOT, last_line, newest, outcome  # noqa: E402
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 
@@ -118,7 +121,7 @@ def cluster(folder: Path) -> Iterator[None]:
 
 def submit(folder: Path, name: str, steps: int) -> str:
   """Queues the launcher with this script's configuration; returns the number of the job."""
-  training = kill_resume.command("electra_jax.train", folder, steps, f"--workdir={folder / name}")
+  training = harness.command("electra_jax.train", folder, steps, f"--workdir={folder / name}")
   options = ["--ntasks-per-node=2", "--cpus-per-task=1", f"--output={folder / name}.log"]
   script = [str(ROOT / "launch" / "slurm.sbatch"), *training[3:]]
   done = subprocess.run(
@@ -158,9 +161,7 @@ def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:
 
 def compare(folder: Path, steps: int, console: Console) -> bool:
   """Runs both jobs; returns whether they came to the same."""
-  write_text(folder / "text.txt")
-  build = kill_resume.command("electra_jax.data.build", folder, steps)
-  subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+  harness.build(folder)
   with cluster(folder / "slurm"):
     finish(submit(folder, "alone", steps), folder / "alone.log")
     console.print(f"left alone: {steps} steps")

@@ -1,0 +1,265 @@
+"""Real runs of the real program, to be stopped, killed, starved and damaged.
+
+All train the same little thing on a little generated text; what one leaves is compared with what
+one that was left alone leaves, bit for bit.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EVERY = 5  # steps between checkpoints
+STOPPED = 143  # exit code of a run that is to be started again
+UNFINISHED = "*.orbax-checkpoint-tmp"
+FIELDS = {
+  "model.hidden_size": 64,
+  "model.num_layers": 2,
+  "model.num_heads": 2,
+  "model.ffn_size": 128,
+  "model.embedding_size": 32,
+  "model.max_positions": 32,
+  "generator.width_multiplier": 0.5,
+  "data.seq_length": 32,
+  "data.vocab_size": 200,
+  "data.holdout_frac": 0.1,
+  "optimizer.learning_rate": 1e-2,
+  "optimizer.warmup_steps": 5,
+  "train.batch_size": 16,
+  "eval.every_steps": 6,
+  "eval.batch_size": 16,
+  "eval.max_examples": 32,
+  "checkpoint.every_steps": EVERY,
+  "checkpoint.keep": 2,
+  "log.every_steps": 1,
+}
+
+
+def write_text(path: Path) -> None:
+  """Writes a few hundred documents of made-up words."""
+  rng = random.Random(0)
+  words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(80)]
+  documents = (
+    "\n".join(" ".join(rng.choices(words, k=14)) + "." for _ in range(8)) for _ in range(400)
+  )
+  path.write_text("\n\n".join(documents))
+
+
+def command(module: str, folder: Path, steps: int, *args: str, **fields) -> list[str]:
+  """Returns the command line of a program with this file's configuration.
+
+  Args:
+    folder: holds text.txt; data/ is or will be there.
+    fields: of the configuration, with __ for the dot.
+  """
+  fields = {k.replace("__", "."): v for k, v in fields.items()}
+  fields = {**FIELDS, "train.steps": steps, "data.dir": folder / "data", **fields}
+  fields["data.sources"] = f"text:{folder}/text.txt"
+  changes = [f"--config.{name}={value}" for name, value in fields.items()]
+  return [sys.executable, "-m", module, "--config=configs/base.py", *args, *changes]
+
+
+def build(folder: Path) -> None:
+  """Writes the text and builds its shards."""
+  write_text(folder / "text.txt")
+  subprocess.run(
+    command("electra_jax.data.build", folder, 1), cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+  )
+
+
+class Run:
+  """A run of the program in its own session, so that nothing of it survives a kill.
+
+  Args:
+    data: the folder with data/.
+    workdir: the run's; what it says goes to a file of that name beside it, and is `said`.
+    head: a program to run it with, instead of `python -m electra_jax.train`.
+  """
+
+  def __init__(
+    self,
+    data: Path,
+    workdir: Path,
+    steps: int,
+    *args: str,
+    devices: int = 1,
+    head: list[str] = (),
+    log: str = "log",
+    **fields,
+  ):
+    self.log = workdir.parent / f"{workdir.name}.{log}"
+    arguments = command("electra_jax.train", data, steps, f"--workdir={workdir}", *args, **fields)
+    if head:
+      arguments = [*head, *arguments[3:]]
+    with self.log.open("a") as log:
+      self.begin = log.tell()
+      self.process = subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT)},
+      )
+
+  @property
+  def said(self) -> str:
+    """What this process has said so far."""
+    with self.log.open() as log:
+      log.seek(self.begin)
+      return log.read()
+
+  def wait(self, timeout_secs: float = 300) -> int:
+    """Waits for the end and returns the exit code; kills what does not end."""
+    try:
+      return self.process.wait(timeout_secs)
+    except subprocess.TimeoutExpired:
+      self.send(signal.SIGKILL)
+      raise AssertionError(f"still running after {timeout_secs} s: {self.said[-3000:]}") from None
+
+  def send(self, number: int) -> None:
+    """Sends a signal to it and all it started."""
+    os.killpg(self.process.pid, number)
+
+  def when(self, condition: Callable[[], bool], timeout_secs: float = 300) -> "Run":
+    """Waits until the condition holds, while it runs."""
+    deadline = time.monotonic() + timeout_secs
+    while not condition():
+      assert self.process.poll() is None, f"it was over before: {self.said[-3000:]}"
+      assert time.monotonic() < deadline, f"not within {timeout_secs} s: {self.said[-3000:]}"
+      time.sleep(0.001)
+    return self
+
+  def kill(self) -> None:
+    """Ends it as a power cut does."""
+    self.send(signal.SIGKILL)
+    self.process.wait()
+
+  def finish(self) -> str:
+    """Waits for its success and returns what it said."""
+    code = self.wait()
+    assert code == 0, f"exit code {code}: {self.said[-3000:]}"
+    return self.said
+
+  def error(self) -> str:
+    """Waits for its failure, of which it tells in one line, and returns that."""
+    code, said = self.wait(), self.said
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert code == 1 and len(lines) == 1 and "Traceback" not in said, f"{code}: {said[-3000:]}"
+    return lines[0]
+
+
+def pair(data: Path, workdir: Path, steps: int, count: int = 2, **kwargs) -> list[Run]:
+  """Starts several processes of one run, of one device each unless said."""
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    joined = (f"--coordinator=localhost:{s.getsockname()[1]}", f"--num_processes={count}")
+  ids = range(count)
+  return [
+    Run(data, workdir, steps, *joined, f"--process_id={i}", log=f"log{i}", **kwargs) for i in ids
+  ]
+
+
+def lines(workdir: Path) -> list[dict]:
+  """Returns the whole lines of the history without what depends on the clock."""
+  from electra_jax import metrics
+
+  history = metrics.read_history(workdir / "metrics.jsonl")
+  return [{k: v for k, v in line.items() if k not in metrics.TIMING} for line in history]
+
+
+def last_line(workdir: Path) -> int:
+  """Returns the step of the newest whole line, 0 where there is none."""
+  path = workdir / "metrics.jsonl"
+  text = path.read_text() if path.exists() else ""
+  steps = [json.loads(x)["step"] for x in text.splitlines(keepends=True) if x.endswith("\n")]
+  return max(steps, default=0)
+
+
+def inode(path: Path) -> int | None:
+  """Returns what tells a file or folder from an older one of the same name; None without one."""
+  try:
+    return path.stat().st_ino
+  except FileNotFoundError:
+    return None
+
+
+def unfinished(workdir: Path) -> set[int | None]:
+  """Returns the folders of checkpoints that are being written, or were when a run was killed."""
+  return {inode(path) for path in (workdir / "checkpoints").glob(UNFINISHED)}
+
+
+def reaches(workdir: Path, step: int) -> Callable[[], bool]:
+  """Returns whether the run that is started next has written a step.
+
+  What an earlier run left does not count: a run that goes on replaces metrics.jsonl.
+  """
+  history = inode(workdir / "metrics.jsonl")
+  return lambda: inode(workdir / "metrics.jsonl") != history and last_line(workdir) >= step
+
+
+def saves(workdir: Path) -> Callable[[], bool]:
+  """Returns whether the run that is started next is writing a checkpoint."""
+  left = unfinished(workdir)
+  return lambda: bool(unfinished(workdir) - left - {None})
+
+
+def checkpoints(workdir: Path) -> list[int]:
+  """Returns the steps of the complete checkpoints, in order."""
+  return sorted(int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit())
+
+
+def newest(workdir: Path) -> int:
+  """Returns the step of the newest complete checkpoint, 0 where there is none."""
+  return max(checkpoints(workdir), default=0)
+
+
+def saved(workdir: Path, step: int) -> dict:
+  """Returns {array: shape, type, checksum} of a checkpoint."""
+  return json.loads((workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())[
+    "arrays"
+  ]
+
+
+def outcome(workdir: Path, step: int) -> tuple[dict, list[dict]]:
+  """Returns the arrays of the last checkpoint (by checksum), and the history without timing."""
+  return saved(workdir, step), lines(workdir)
+
+
+def check_readable(workdir: Path) -> None:
+  """Reads every complete checkpoint, as plain arrays, and compares them with their checksums."""
+  import zlib
+
+  import numpy as np
+  import orbax.checkpoint as ocp
+
+  from electra_jax.checkpoint import named
+
+  for step in checkpoints(workdir):
+    state = ocp.PyTreeCheckpointer().restore(workdir / "checkpoints" / str(step) / "state")
+    found = {k: zlib.crc32(np.ascontiguousarray(x)) for k, x in named(state).items()}
+    assert found == {k: facts["crc32"] for k, facts in saved(workdir, step).items()}, step
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
+  """Mounts a disk of that size at a folder. Skips the test where nothing can be mounted."""
+  import pytest
+
+  folder.mkdir()
+  size = f"size={int(megabytes * 1024)}k"
+  done = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], capture_output=True)
+  if done.returncode:
+    pytest.skip(f"no disk can be mounted here: {done.stderr.decode().strip()}")
+  try:
+    yield folder
+  finally:
+    subprocess.run(["umount", "-l", folder], check=True)

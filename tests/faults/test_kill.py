@@ -1,0 +1,94 @@
+"""Killed at any moment, a run goes on bit for bit, and no checkpoint is ever half a one."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import harness
+import pytest
+from conftest import STEPS
+
+pytestmark = pytest.mark.faults
+SEED = int(os.environ.get("FAULTS_SEED", random.randrange(1000)))
+
+
+def test_a_build_killed_at_any_moment_is_done_again_to_the_same_bytes(data, tmp_path):
+  rng = random.Random(SEED)
+  harness.write_text(tmp_path / "text.txt")
+  arguments = harness.command("electra_jax.data.build", tmp_path, 1)
+  for _ in range(4):
+    process = subprocess.Popen(
+      arguments, cwd=harness.ROOT, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    # Its start is most of it, so wait until it writes; then within a second of work.
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "data" / ".building").exists() and time.monotonic() < deadline:
+      time.sleep(0.001)
+    time.sleep(rng.uniform(0, 0.5))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if (tmp_path / "data" / "manifest.json").exists():  # it had been faster
+      shutil.rmtree(tmp_path / "data")
+  subprocess.run(arguments, cwd=harness.ROOT, check=True, stdout=subprocess.DEVNULL)
+  names = sorted(p.name for p in (data / "data").iterdir() if p.is_file())
+  for name in names:
+    if not name.startswith(".") and name != "manifest.json":  # it names the text's path
+      assert (tmp_path / "data" / name).read_bytes() == (data / "data" / name).read_bytes(), name
+
+
+def test_twenty_kills_end_in_the_same_bits(data, alone, tmp_path, monkeypatch):
+  rng, workdir = random.Random(SEED), tmp_path / "run"
+  print(f"FAULTS_SEED={SEED}")
+
+  def kill(what: str, run: harness.Run, condition, later: float = 0.0) -> None:
+    run.when(condition)
+    time.sleep(later)
+    run.kill()
+    harness.check_readable(workdir)
+    print(f"{what}: last line {harness.last_line(workdir)}, newest {harness.newest(workdir)}")
+
+  def start() -> harness.Run:
+    return harness.Run(data, workdir, STEPS)
+
+  # With nothing compiled yet, so that these fall into the first compilation, and at any time of the
+  # start before it.
+  with monkeypatch.context() as patch:
+    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    for _ in range(2):
+      run = start()
+      kill("at the start", run, lambda: True, rng.uniform(0.5, 5))
+    for _ in range(3):
+      run = start()
+      kill("compiling", run, lambda r=run: "changed from base" in r.said, rng.uniform(0, 3))
+  for after in sorted(rng.sample(range(1, 11), 5)):
+    reached = harness.reaches(workdir, after)
+    kill(f"after step {after}", start(), reached)
+  for _ in range(3):
+    saving = harness.saves(workdir)
+    kill("saving", start(), saving, rng.uniform(0, 0.02))
+  for _ in range(3):
+    run = start()
+    kill("restoring", run, lambda r=run: "changed from base" in r.said, rng.uniform(0, 0.2))
+  for after in sorted(rng.sample(range(12, STEPS), 4)):
+    reached = harness.reaches(workdir, max(after, harness.newest(workdir) + 1))
+    kill(f"after step {after}", start(), reached)
+  said = start().finish()
+  assert "resuming from step" in said
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+def test_a_run_that_is_told_to_stop_saves_and_goes_on_to_the_same_bits(
+  data, alone, tmp_path, number
+):
+  workdir = tmp_path / "run"
+  run = harness.Run(data, workdir, STEPS).when(harness.reaches(workdir, 7))
+  run.send(number)
+  assert run.wait(30) == harness.STOPPED
+  stopped = harness.newest(workdir)
+  assert stopped == harness.last_line(workdir) and f"stopping after step {stopped}" in run.said
+  assert f"resuming from step {stopped}" in harness.Run(data, workdir, STEPS).finish()
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
