@@ -122,9 +122,27 @@ def get_config(arg: str | None = None) -> ConfigDict:
   k.every_steps = 1000  # steps between checkpoints (the original's)
   k.keep = 5  # newest checkpoints kept (the original's)
   k.keep_every_steps = 100_000  # checkpoints at multiples of this are kept for ever; 0 = none
+  k.fallback = False  # True: a damaged newest checkpoint is set aside and the one before is taken
+  # stop or continue where a checkpoint or a line of the log cannot be written, as on a full disk
+  k.on_error = "stop"
+
+  c.health = h = ConfigDict()
+  h.on_nan = "stop"  # or rollback: go back to the newest checkpoint and leave that batch out
+  h.max_rollbacks = 3  # in a run; the NaN after these stops it
+  h.on_warning = "warn"  # or stop, where one of the next begins
+  h.window = 10  # lines of the log that a collapse lasts, and whose median a loss is compared with
+  h.loss_spike = 1.5  # a loss above this times that median; 0 = off, as in the next three
+  h.auc_margin = 0.02  # the discriminator's AUC within this of 0.5: it guesses
+  h.recall = 0.001  # it finds less than this share of the replaced: it always says "original"
+  h.entropy_ratio = 0.25  # the generator's entropy below this times its loss: it repeats itself
 
   c.hosts = ConfigDict()
   c.hosts.timeout_secs = 300  # how long the processes of a run wait for one that does not come
+  c.hosts.slow_ratio = 1.3  # a process is named whose own step time is this times the others'
+
+  c.profile = ConfigDict()
+  c.profile.steps = ""  # FIRST:LAST, steps to trace for xprof into WORKDIR/profile
+  c.profile.signal_steps = 5  # steps to trace on SIGUSR2
 
   c.log = ConfigDict()
   c.log.every_steps = 100  # steps between lines

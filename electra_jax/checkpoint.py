@@ -5,6 +5,7 @@ JSON, what the run is, with a checksum of every array: orbax gives back a flippe
 word, so damage is found here when a checkpoint is read and not later by a strange loss.
 """
 
+import contextlib
 import re
 import shutil
 import zlib
@@ -24,6 +25,14 @@ FOLDER = "checkpoints"  # inside a run's folder
 
 class CheckpointError(ValueError):
   """A checkpoint cannot be written, read or used; the message is one line that names it."""
+
+
+class WriteError(CheckpointError):
+  """A checkpoint could not be written; those before it are whole."""
+
+
+class DamagedError(CheckpointError):
+  """A checkpoint cannot be read, or is not what was written."""
 
 
 class Checkpoints:
@@ -49,11 +58,15 @@ class Checkpoints:
     kept = [policies.LatestN(keep)]
     if keep_every_steps:
       kept.append(policies.EveryNSteps(keep_every_steps))
-    self._manager = ocp.CheckpointManager(
+    self._kept = policies.AnyPreservationPolicy(kept)
+    self._manager = self._open()
+
+  def _open(self) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
         save_decision_policy=policies.FixedIntervalPolicy(1),  # whoever calls `save` decides
-        preservation_policy=policies.AnyPreservationPolicy(kept),
+        preservation_policy=self._kept,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
       ),
@@ -67,19 +80,35 @@ class Checkpoints:
     """Returns the step of the newest complete checkpoint, None where there is none."""
     return self._manager.latest_step()
 
-  def save(self, step: int, state, meta: Mapping[str, Any]) -> None:
+  def save(
+    self, step: int, state, meta: Mapping[str, Any], agree: Callable = lambda action: action()
+  ) -> None:
     """Saves in the background; raises here if the save before this one failed.
 
-    A state that is not finite is refused. A step that is there already is left alone.
+    A step that is there already is left alone.
+
+    Args:
+      agree: calls a function, and raises on all processes what it raises on one.
+
+    Raises:
+      WriteError: the save before this one failed, or there is no room. The next may succeed.
+      CheckpointError: the state is not finite.
     """
-    self._guarded(self._manager.check_for_errors)
-    if step == self.latest_step():
-      return
     state = self._to_global(state)
-    self._refuse_full_disk(state)
-    meta = {**meta, "step": step, "arrays": _inspect(state)}
+    arrays = agree(lambda: self._refuse(step, state))
+    if arrays is None:
+      return
+    meta = {**meta, "step": step, "arrays": arrays}
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta))
     self._guarded(lambda: self._manager.save(step, args=items))
+
+  def _refuse(self, step: int, state) -> dict[str, dict] | None:
+    """Returns the facts of a state that is to be saved, None where that is done already."""
+    self._guarded(self._manager.check_for_errors)
+    if step == self.latest_step():
+      return None
+    self._refuse_full_disk(state)
+    return _inspect(state)
 
   def _refuse_full_disk(self, state) -> None:
     # Before anything is written: a disk that fills up halfway fails many writes, each noisily.
@@ -88,14 +117,10 @@ class Checkpoints:
       shutil.disk_usage(self.folder).free,
     )
     if free < needed:
-      raise CheckpointError(
+      raise WriteError(
         f"no space for a checkpoint in {self.folder}: it needs {needed / 1e6:,.1f} MB, "
         f"{free / 1e6:,.1f} MB are free; {self._what_is_left()}"
       )
-
-  def check(self) -> None:
-    """Raises if a save in the background has failed."""
-    self._guarded(self._manager.check_for_errors)
 
   def wait(self) -> None:
     """Waits until what was saved is on disk."""
@@ -106,13 +131,28 @@ class Checkpoints:
     self.wait()
     self._manager.close()
 
+  def set_aside(self, step: int) -> Path:
+    """Moves a checkpoint out of the way, from process 0, and returns where it is then."""
+    place = self.folder.parent / "damaged" / str(step)
+    if jax.process_index() == 0:
+      shutil.rmtree(place, ignore_errors=True)
+      place.parent.mkdir(exist_ok=True)
+      (self.folder / str(step)).rename(place)
+    return place
+
+  def reopen(self) -> None:
+    """Starts anew with what is there; after a failed save too, which it lets go."""
+    with contextlib.suppress(Exception):  # a manager that has failed once repeats its error
+      self._manager.close()
+    self._manager = self._open()
+
   def _guarded(self, action: Callable[[], Any]) -> None:
     try:
       action()
     except Exception as error:
       for unfinished in self.folder.glob("*.orbax-checkpoint-tmp"):
         shutil.rmtree(unfinished, ignore_errors=True)
-      raise CheckpointError(
+      raise WriteError(
         f"could not write a checkpoint to {self.folder} ({_cause(error)}); {self._what_is_left()}"
       ) from error
 
@@ -138,7 +178,8 @@ class Checkpoints:
       shapes: a tree of ShapeDtypeStruct with the sharding to restore to.
 
     Raises:
-      CheckpointError: it is damaged, or holds other arrays than `shapes`.
+      DamagedError: it is damaged.
+      CheckpointError: it holds other arrays than `shapes`.
     """
     arrays = self.read_meta(step)["arrays"]
     _refuse_other_arrays(arrays, shapes, f"the checkpoint {self.folder / str(step)}")
@@ -266,10 +307,10 @@ def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None
     raise CheckpointError(f"{where} does not fit the model: {listed}")
 
 
-def _damaged(folder: Path, step: int, error: Exception) -> CheckpointError:
+def _damaged(folder: Path, step: int, error: Exception) -> DamagedError:
   older = [s for s in steps_on_disk(folder) if s < step]
   then = f"resume from step {older[-1]}" if older else "start from the beginning"
-  return CheckpointError(
+  return DamagedError(
     f"the checkpoint {folder / str(step)} is damaged ({_cause(error)});"
     f" delete that folder to {then}"
   )

@@ -244,7 +244,8 @@ def check_field(config: ConfigDict, field: str) -> None:
     )
   last = field.rsplit(".", 1)[-1]
   close = difflib.get_close_matches(field, known, n=1, cutoff=0.7)
-  close = close or [name for name in known if name.rsplit(".", 1)[-1] == last]
+  alike = [name for name in known if name.rsplit(".", 1)[-1] == last]
+  close = close or difflib.get_close_matches(field, alike, n=1, cutoff=0.0)
   close = close or difflib.get_close_matches(field, known, n=1, cutoff=0.0)
   raise ValueError(f"there is no field config.{field}; the nearest is config.{close[0]}")
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from electra_jax import config as configs
 from electra_jax import flops, networks, objectives, optimizer, parallel, step, translate, zero
 from electra_jax.data import pretrain
+from electra_jax.health import Limits
 from electra_jax.workdir import read_config, write_config
 
 
@@ -97,6 +98,7 @@ class Job:
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
   entropy: float | None  # of the held-out unigrams, nats
+  limits: Limits  # of what is healthy
 
   @property
   def record(self) -> dict:
@@ -147,6 +149,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
     entropy=heldout.unigram_entropy if heldout else None,
+    limits=translate.make_limits(config),
   )
 
 

@@ -1,57 +1,101 @@
 """The steps of a run, with lines, evaluations and checkpoints between them."""
 
+import contextlib
+import dataclasses
+
 import jax
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel, step
-from electra_jax.checkpoint import Checkpoints
+from electra_jax import metrics, parallel
+from electra_jax.checkpoint import Checkpoints, WriteError
 from electra_jax.data import pretrain
+from electra_jax.goodput import Goodput
+from electra_jax.health import Health
+from electra_jax.hosts import Hosts
 from electra_jax.interrupt import StopSignals
 from electra_jax.job import Job
+from electra_jax.log import Log
+from electra_jax.tracing import Tracer
 
 
-def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop: StopSignals):
-  """Trains from the state's step to the last, or until stopped, and returns the state."""
-  c, n = job.config, job.config.train.steps
-  start, host, hosts = int(state.step), jax.process_index(), jax.process_count()
-  batches = pretrain.train_batches(
-    job.shards,
-    seed=c.seed,
-    batch_size=c.train.batch_size,
-    start_step=start,
-    host=host,
-    hosts=hosts,
-  )
-  batches = parallel.prefetch(batches)
+class UnhealthyError(ValueError):
+  """Training was stopped because of a warning (`config.health.on_warning`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+  """What the steps are watched and kept with."""
+
+  checkpoints: Checkpoints
+  log: Log
+  stop: StopSignals
+  tracer: Tracer
+  goodput: Goodput
+
+
+def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], tools: Tools):
+  """Trains from the state's step to the last, or until stopped, and returns the state.
+
+  Args:
+    meta: what was saved beside the state, None at the beginning.
+    skipped: numbers of the batches that are left out.
+
+  Raises:
+    metrics.NotFiniteError: a number is NaN or infinite.
+    UnhealthyError, WriteError, OSError: as the configuration says that these end a run.
+  """
+  c, n, hosts = job.config, job.config.train.steps, jax.process_count()
+  start, log, goodput, tracer = int(state.step), tools.log, tools.goodput, tools.tracer
+  batches = batches_from(job, start, skipped)
   # Two CPU processes deadlock in their collectives when many steps are in flight.
   lockstep = hosts > 1 and jax.default_backend() == "cpu"
   window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
   peak = job.peak[0] * jax.device_count()
   watch = metrics.Stopwatch(c.train.batch_size, job.shards.seq_length, job.flops_per_step, peak)
+  history = metrics.read_history(job.workdir / "metrics.jsonl")
+  health = Health(job.limits, [line for line in history if line["step"] <= start])
+  compare = Hosts(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
-    evaluate(job, state.params, 0, log)
+    with goodput.doing("compile"):  # of the evaluation, mostly
+      evaluate(job, state.params, 0, log)
   for done in range(start + 1, n + 1):
-    state, values = job.programs.train_step(state, next(batches))
-    window.add(done, values)
+    first = done == start + 1  # it compiles, which is not the speed of training
+    with goodput.doing("data"):
+      batch = next(batches)
+    tracer.begin(done)
+    with goodput.doing("compile" if first else "steps"):
+      with jax.profiler.StepTraceAnnotation("train", step_num=done):
+        state, values = job.programs.train_step(state, batch)
+      window.add(done, values)
+      if first:
+        window.drain()
     log.display.advance(done)
-    if done == start + 1:  # the first step compiles, which is not the speed of training
-      window.drain()
+    if first:
       watch.start()
     else:
       watch.step()
-    last, signal_name = done == n, stop.requested(done)
+    last, signal_name = done == n, tools.stop.requested(done)
     evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
     saving = last or signal_name or done % c.checkpoint.every_steps == 0
-    if evaluating or saving:
-      window.drain()  # while the clock runs: the steps under way are training too
+    with goodput.doing("steps"):
+      if evaluating or saving or tracer.ends(done):
+        window.drain()  # while the clock runs: the steps under way are training too
+    if tracer.ends(done):
+      log.display.console.print(tracer.finish())
     if last or done % c.log.every_steps == 0:
-      values = window.close()
-      log.write(done, "train", {**values, **watch.read(n - done)})
+      values = {**window.close(), **watch.read(n - done)}
+      watch.pause()
+      if compare:
+        values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
+      log.write(done, "train", values)
+      judge(job, health, done, values, log)
     watch.pause()
     if evaluating:
-      evaluate(job, state.params, done, log)
+      with goodput.doing("evaluation"):
+        evaluate(job, state.params, done, log)
     if saving:
-      save(job, state, done, checkpoints, window)
+      with goodput.doing("save"):
+        save(job, state, done, {"window": window.state_dict(), "skipped": skipped}, tools, last)
     if signal_name:
       log.display.console.print(f"{signal_name}: stopping after step {done:,}")
       break
@@ -59,7 +103,33 @@ def loop(job: Job, state, meta, checkpoints: Checkpoints, log: metrics.Log, stop
   return state
 
 
-def evaluate(job: Job, params: dict, done: int, log: metrics.Log) -> None:
+def batches_from(job: Job, start: int, skipped: tuple[int, ...]):
+  """Yields the batches of the steps after `start`, on this process's devices."""
+  batches = pretrain.train_batches(
+    job.shards,
+    seed=job.config.seed,
+    batch_size=job.config.train.batch_size,
+    start_step=start,
+    skipped=skipped,
+    host=jax.process_index(),
+    hosts=jax.process_count(),
+  )
+  return parallel.prefetch(batches)
+
+
+def judge(job: Job, health: Health, done: int, values: dict, log: Log) -> None:
+  """Warns of what a line shows; stops, on all processes, if that is to end the run."""
+
+  def warn():
+    warnings = health.judge(done, values)
+    log.tell(warnings)
+    if warnings and job.config.health.on_warning == "stop":
+      raise UnhealthyError(f"stopped by config.health.on_warning: {warnings[0]}")
+
+  parallel.agree(warn) if job.config.health.on_warning == "stop" else warn()
+
+
+def evaluate(job: Job, params: dict, done: int, log: Log) -> None:
   """Writes a line about the held-out documents, if there are any."""
   if job.heldout is None:
     return
@@ -74,17 +144,29 @@ def evaluate(job: Job, params: dict, done: int, log: metrics.Log) -> None:
   log.write(done, "heldout", values)
 
 
-def save(
-  job: Job, state: step.TrainState, done: int, checkpoints: Checkpoints, window: metrics.Window
-) -> None:
-  """Starts a save of the state, with all that is needed to go on from it."""
-  sums = window.state_dict()  # waits for the steps and checks them: only good states are saved
-  sequences = done * job.config.train.batch_size
+def save(job: Job, state, done: int, sums: dict, tools: Tools, last: bool) -> None:
+  """Starts a save of the state, with all that is needed to go on from it.
+
+  Args:
+    sums: what else belongs to the state of the run; its steps have been checked.
+    last: whether no other save will follow, so that this one has to succeed.
+  """
+  sequences = pretrain.batch_number(done, sums["skipped"]) * job.config.train.batch_size
   meta = {
     "config": job.record,
     "seed": job.config.seed,
     "code": configs.code_version(),
     "position": {"sequences": sequences, "epoch": sequences // job.shards.num_examples},
-    "window": sums,
+    **sums,
   }
-  checkpoints.save(done, state, meta)
+  try:
+    tools.checkpoints.save(done, state, meta, parallel.agree)
+  except ValueError as error:
+    # A plain ValueError is how a process hears of what befell another.
+    of_disk = isinstance(error, WriteError) or type(error) is ValueError
+    if job.config.checkpoint.on_error == "stop" or not of_disk:
+      raise
+    tools.log.tell([f"{error}; training goes on"])
+    tools.checkpoints.reopen()
+    with contextlib.suppress(*() if last else (WriteError,)):  # what failed may be the one before
+      tools.checkpoints.save(done, state, meta, parallel.agree)

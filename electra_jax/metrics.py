@@ -1,4 +1,4 @@
-"""What a run says about itself: sums over a window, lines, metrics.jsonl, event files.
+"""What a run says about itself: sums over a window, and numbers as text.
 
 No TensorFlow. Nothing here knows an objective: the terms that a step reports are added up, divided
 and shown, whatever they are called. By their names, terms ending in `_scores` are histograms
@@ -9,7 +9,6 @@ terms ending in `_loss` are in nats.
 import collections
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,12 +25,27 @@ from electra_jax.parallel import Packed
 # Shown as they are at the last step of a window; every other number of a step is averaged over it.
 LAST = ("learning_rate", "param_norm")
 # How fast it went: the numbers of a line that differ between two runs of the same thing.
-TIMING = ("sequences_per_sec", "tokens_per_sec", "mfu", "eta_secs", "elapsed_secs")
+TIMING = (
+  "sequences_per_sec",
+  "tokens_per_sec",
+  "mfu",
+  "eta_secs",
+  "elapsed_secs",
+  "fastest_host_step_ms",
+  "slowest_host_step_ms",
+  "slowest_host",
+)
 PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
 class NotFiniteError(ArithmeticError):
-  """A number of a step is NaN or infinite."""
+  """A number is NaN or infinite.
+
+  Fields:
+    step: of training in which it came up; None where that was an evaluation.
+  """
+
+  step: int | None = None
 
 
 def auc(scores: np.ndarray) -> float | None:
@@ -87,7 +101,11 @@ class Window:
   def _read(self) -> None:
     step, self._newest = self._unread.popleft()
     self._numbers = self._newest.read()
-    check_finite(f"step {step}", self._newest, self._numbers)
+    try:
+      check_finite(f"step {step}", self._newest, self._numbers)
+    except NotFiniteError as error:
+      error.step = step
+      raise
     if self._sum.size != self._numbers.size:  # the first step, or the first of another objective
       self._sum, self.steps = np.zeros_like(self._numbers), 0
     self._sum += self._numbers
@@ -175,34 +193,7 @@ def label(name: str) -> str:
   return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")
 
 
-# Where it goes.
-
-
-class History:
-  """metrics.jsonl: one line a log step or evaluation, `{"step", "split", name: value...}`.
-
-  A resumed run continues the same file: lines beyond the step it resumes from, and a line that was
-  cut off, are dropped first.
-  """
-
-  def __init__(self, path: Path, resumed_step: int | None):
-    self.path = path
-    kept = (
-      [] if resumed_step is None else [x for x in read_history(path) if x["step"] <= resumed_step]
-    )
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    os.replace(temporary, path)
-    self._file = path.open("a")
-
-  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Appends a line; it is in the file when this returns."""
-    self._file.write(json.dumps({"step": step, "split": split, **values}, allow_nan=False) + "\n")
-    self._file.flush()
-
-  def close(self) -> None:
-    """Closes the file."""
-    self._file.close()
+# Read back, and on the screen.
 
 
 def read_history(path: Path) -> list[dict]:
@@ -269,56 +260,6 @@ class Display:
         row = (shown(name, v[name]) if name in v else "" for _, v in self._rows.values())
         table.add_row(label(name), *row)
     return Group(table, self._progress) if names else Group(self._progress)
-
-
-class Log:
-  """Everything that is told about a run, told once.
-
-  Args:
-    folder: the run's folder; metrics.jsonl and tensorboard/ are written there.
-    start_step: the step the run starts or resumes from.
-    resumed: whether there is a history to continue.
-    enabled: False in all processes but one.
-  """
-
-  def __init__(
-    self,
-    folder: Path,
-    display: Display,
-    *,
-    start_step: int,
-    resumed: bool,
-    tensorboard: bool,
-    enabled: bool = True,
-  ):
-    self.display = display
-    self._history = self._events = None
-    if enabled:
-      self._history = History(folder / "metrics.jsonl", start_step if resumed else None)
-    if enabled and tensorboard:
-      from tensorboardX import SummaryWriter  # slow to import, and not needed without it
-
-      # Event files of steps that are trained again are hidden by the purge.
-      self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
-
-  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Writes one line everywhere."""
-    if not self._history:
-      return
-    self._history.write(step, split, values)
-    self.display.show(step, split, values)
-    if self._events:
-      for name, value in values.items():
-        if value is not None:
-          self._events.add_scalar(f"{split}/{name}", value, step)
-      self._events.flush()
-
-  def close(self) -> None:
-    """Closes the files."""
-    if self._history:
-      self._history.close()
-    if self._events:
-      self._events.close()
 
 
 class Stopwatch:

@@ -96,7 +96,7 @@ def agree(action: Callable[[], T]) -> T:
     raise failure
   for process, reason in enumerate(heard):
     if reason:
-      raise ValueError(f"process {process} could not start: {reason.decode(errors='replace')}")
+      raise ValueError(f"process {process} stopped: {reason.decode(errors='replace')}")
   return result
 
 

@@ -79,16 +79,13 @@ def make_train_step(
 
   The loss is the sum over terms of weight x total / count, both over the global batch. Counts are
   summed over microbatches and devices before any gradient is taken, so uneven microbatches weigh
-  what they should and accumulation equals the large batch to rounding.
-
-  Args:
-    make_update: (tx, axis) -> how devices turn their gradients into updates, as `replicated`.
+  what they should and accumulation equals the large batch to rounding. `make_update(tx, axis)` says
+  how the devices turn their gradients into updates, as `replicated` does.
 
   Metrics, equal on every device:
     terms: {name: (total, count)} over the global batch.
     loss, learning_rate, grad_norm (before clipping), update_norm, param_norm: scalars.
   """
-
   update = make_update(tx, axis)
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:

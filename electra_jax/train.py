@@ -8,9 +8,11 @@ with the same command, a run goes on from its newest checkpoint, bit for bit.
 """
 
 import contextlib
+import functools
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -20,11 +22,25 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import config as configs
-from electra_jax import curves, exchange, metrics, networks, parallel, params, runs, translate
-from electra_jax.checkpoint import Checkpoints
+from electra_jax import (
+  curves,
+  exchange,
+  metrics,
+  networks,
+  parallel,
+  params,
+  runs,
+  tracing,
+  translate,
+)
+from electra_jax.checkpoint import Checkpoints, DamagedError
+from electra_jax.data import pretrain
+from electra_jax.goodput import Goodput
 from electra_jax.interrupt import STOPPED, StopSignals
 from electra_jax.job import Job, prepare, start_or_continue
-from electra_jax.loop import loop
+from electra_jax.log import Log
+from electra_jax.loop import Tools, loop
+from electra_jax.tracing import Tracer
 from electra_jax.workdir import claim
 
 # Losses that a model of token frequencies alone brings to the unigram entropy.
@@ -54,7 +70,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
   _use_compilation_cache(Path(workdir))
-  first = jax.process_index() == 0
+  first, goodput = jax.process_index() == 0, Goodput()
   console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
   with contextlib.ExitStack() as stack:
     job, allowed = parallel.agree(lambda: begin(config, Path(workdir), verify, stack))
@@ -68,24 +84,56 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
       to_global=job.programs.layout.to_global,
     )
     stack.callback(checkpoints.close)
-    state, meta = make_state(job, checkpoints, console)
-    start = int(state.step)
-    display = metrics.Display(start, config.train.steps, console)
-    log = metrics.Log(
-      job.workdir,
-      display,
-      start_step=start,
-      resumed=meta is not None,
-      tensorboard=config.log.tensorboard,
-      enabled=first,
-    )
-    stack.callback(log.close)
-    with display, StopSignals() as stop:
-      state = loop(job, state, meta, checkpoints, log, stop)
-    checkpoints.wait()
+    with goodput.doing("restore"):
+      state, meta = make_state(job, checkpoints, console)
+    display = metrics.Display(int(state.step), config.train.steps, console)
+    steps = tracing.parse_steps(config.profile.steps if first else "")
+    tracer = Tracer(job.workdir / "profile", steps, config.profile.signal_steps)
+    with display, StopSignals() as stop, tracer:
+      tools = functools.partial(Tools, checkpoints, stop=stop, tracer=tracer, goodput=goodput)
+      state = keep_on(job, state, meta, display, tools)
+    with goodput.doing("save"):
+      checkpoints.wait()
     if first:
       finish(job, int(state.step), console)
+      console.print(f"time:       {goodput.summary()}")
+      if int(state.step) < config.train.steps:
+        console.print(f"resume with: {shlex.join(sys.orig_argv)}")
     return int(state.step)
+
+
+def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools: Callable):
+  """Trains to the end; goes back and leaves a batch out where that is how NaN is met."""
+  limit = job.config.health.max_rollbacks if job.config.health.on_nan == "rollback" else 0
+  skipped = tuple(meta["skipped"]) if meta else ()
+  while True:
+    log = Log(
+      job.workdir,
+      display,
+      start_step=int(state.step),
+      resumed=meta is not None,
+      tensorboard=job.config.log.tensorboard,
+      must_write=job.config.checkpoint.on_error == "stop",
+      enabled=jax.process_index() == 0,
+    )
+    with contextlib.closing(log):
+      used = tools(log=log)
+      try:
+        return loop(job, state, meta, skipped, used)
+      except metrics.NotFiniteError as error:
+        if error.step is None or len(skipped) >= limit:
+          raise
+        skipped = (*skipped, pretrain.batch_number(error.step - 1, skipped))
+        log.tell(
+          [
+            f"{error}: going back to leave batch {skipped[-1]:,} out,"
+            f" the {len(skipped)}. of at most {limit}"
+          ]
+        )
+    del state  # given away to the step that failed
+    with used.goodput.doing("restore"):
+      used.checkpoints.wait()
+      state, meta = make_state(job, used.checkpoints, display.console)
 
 
 # The start.
@@ -147,14 +195,27 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
 
 def make_state(job: Job, checkpoints: Checkpoints, console: Console):
   """Returns the state to start from, and what was saved beside it (None at the beginning)."""
-  layout, latest = job.programs.layout, checkpoints.latest_step()
-  if latest is not None:
+  layout, fallback = job.programs.layout, job.config.checkpoint.fallback
+  while (latest := checkpoints.latest_step()) is not None:
     started = time.perf_counter()
-    meta = checkpoints.read_meta(latest)
-    state = layout.to_local(checkpoints.restore(latest, layout.shapes()))
+    try:
+      state = parallel.agree(functools.partial(checkpoints.restore, latest, layout.shapes()))
+    except ValueError as error:
+      # A plain ValueError is how a process hears of what befell another.
+      if not isinstance(error, DamagedError) and type(error) is not ValueError:
+        raise
+      if not fallback:
+        raise DamagedError(
+          f"{error}; --config.checkpoint.fallback=true does so by itself"
+        ) from None
+      place = parallel.agree(functools.partial(checkpoints.set_aside, latest))
+      checkpoints.reopen()
+      found = str(error).partition("; delete that folder")[0]
+      console.print(f"warning: {found}; it is in {place} now", style="bold")
+      continue
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
-    return state, meta
+    return layout.to_local(state), checkpoints.read_meta(latest)
   weights = parallel.replicate(job.programs.fresh())
   if job.config.init_from is not None:
     found = exchange.read_params(job.config.init_from, job.shards.vocab)
@@ -193,8 +254,6 @@ def finish(job: Job, done: int, console: Console) -> None:
   console.print(f"checkpoint: {job.workdir / 'checkpoints' / str(done)}")
   console.print(f"curves:     {job.workdir / 'curves.png'}")
   console.print(f"metrics:    {job.workdir / 'metrics.jsonl'}")
-  if done < job.config.train.steps:
-    console.print(f"resume with: {shlex.join(sys.orig_argv)}")
 
 
 def define_flags() -> None:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from electra_jax import (
   generators,
+  health,
   masking,
   model,
   networks,
@@ -19,6 +20,7 @@ from electra_jax import (
   optimizer,
   parallel,
   schedules,
+  tracing,
 )
 from electra_jax.config import flatten, load
 from electra_jax.workdir import read_config
@@ -31,12 +33,12 @@ _ABOVE_0 = (
   "generator.width_multiplier generator.depth_multiplier data.seq_length "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
   "train.accumulation eval.batch_size eval.max_examples checkpoint.every_steps checkpoint.keep "
-  "log.every_steps hosts.timeout_secs"
+  "log.every_steps hosts.timeout_secs hosts.slow_ratio profile.signal_steps"
 ).split()
 _FROM_0 = (
   "seed objective.mlm_weight objective.rtd_weight objective.adversarial_weight "
   "optimizer.warmup_steps optimizer.decay_power optimizer.weight_decay eval.every_steps "
-  "checkpoint.keep_every_steps"
+  "checkpoint.keep_every_steps health.max_rollbacks"
 ).split()
 _FROM_0_BELOW_1 = ("model.dropout", "model.attention_dropout", "optimizer.b1", "optimizer.b2")
 
@@ -53,10 +55,15 @@ def check(config: ConfigDict) -> None:
     ("optimizer.schedule", optimizer.SCHEDULES),
     ("model.dtype", ("auto", "float32", "bfloat16")),
     ("model.attention", ("auto", "xla", "cudnn")),
+    ("checkpoint.on_error", ("stop", "continue")),
+    ("health.on_nan", ("stop", "rollback")),
+    ("health.on_warning", ("warn", "stop")),
   ):
     if flat[field] not in known:
       raise ValueError(f"config.{field} is one of {', '.join(known)}, got {flat[field]!r}")
   check_combination(config)
+  tracing.parse_steps(config.profile.steps)
+  make_limits(config)
   own = ("learning_rate", "weight_decay", "clip_norm")
   for field in (f"optimizer.generator_{name}" for name in own):
     if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
@@ -316,6 +323,19 @@ def _head_fits(width: int) -> bool:
 
 def _cudnn_fits(cfg: model.TransformerConfig) -> bool:
   return _head_fits(cfg.hidden_size // cfg.num_heads)
+
+
+def make_limits(config: ConfigDict) -> health.Limits:
+  """Returns where trouble begins; collapses are looked for when the warm-up is over."""
+  h = config.health
+  return health.Limits(
+    window=h.window,
+    loss_spike=h.loss_spike,
+    auc_margin=h.auc_margin,
+    recall=h.recall,
+    entropy_ratio=h.entropy_ratio,
+    after_step=config.optimizer.warmup_steps,
+  )
 
 
 def make_optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:

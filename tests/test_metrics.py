@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax import curves, metrics, parallel
+from electra_jax import curves, log, metrics, parallel
 
 
 def histogram(scores, labels, bins=32):
@@ -118,13 +118,13 @@ def test_an_evaluation_is_one_sum_over_all_batches():
 
 def test_a_resumed_history_drops_later_lines_and_a_cut_off_one(tmp_path):
   path = tmp_path / "metrics.jsonl"
-  history = metrics.History(path, None)
+  history = log.History(path, None)
   for step in (10, 20, 30):
     history.write(step, "train", {"x": step / 3})
   history.close()
   with path.open("a") as file:
     file.write('{"step": 4')
-  history = metrics.History(path, 20)
+  history = log.History(path, 20)
   history.write(30, "train", {"x": None})
   history.close()
   assert [(x["step"], x["x"]) for x in metrics.read_history(path)] == [
@@ -132,7 +132,7 @@ def test_a_resumed_history_drops_later_lines_and_a_cut_off_one(tmp_path):
     (20, 20 / 3),
     (30, None),
   ]
-  metrics.History(path, None).close()
+  log.History(path, None).close()
   assert metrics.read_history(path) == []
 
 
@@ -171,9 +171,9 @@ def test_a_terminal_gets_a_bar_and_is_left_whole():
 
 def test_event_files_hold_what_the_history_holds(tmp_path):
   display = metrics.Display(0, 10, Console(file=io.StringIO()))
-  log = metrics.Log(tmp_path, display, start_step=0, resumed=False, tensorboard=True)
-  log.write(5, "train", {"x_loss": 1.5, "nothing": None})
-  log.close()
+  lines = log.Log(tmp_path, display, start_step=0, resumed=False, tensorboard=True)
+  lines.write(5, "train", {"x_loss": 1.5, "nothing": None})
+  lines.close()
   assert metrics.read_history(tmp_path / "metrics.jsonl") == [
     {"step": 5, "split": "train", "x_loss": 1.5, "nothing": None}
   ]

@@ -82,7 +82,7 @@ def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, t
   said = [process.communicate(timeout=300)[1].strip() for process in processes]
   assert [process.returncode for process in processes] == [1, 1]
   assert said[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), said[0]
-  assert said[1].startswith("error: process 0 could not start: ValueError("), said[1]
+  assert said[1].startswith("error: process 0 stopped: ValueError("), said[1]
   assert all("\n" not in line for line in said), said
 
 

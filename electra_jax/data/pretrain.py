@@ -13,7 +13,7 @@ import functools
 import hashlib
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -143,13 +143,34 @@ class Shards:
     return records["ids"].astype(np.int32), second.astype(np.int32), mask
 
 
+def batch_number(step: int, skipped: Sequence[int]) -> int:
+  """Returns which batch a step trains on, both from 0, where some batches are left out.
+
+  >>> [batch_number(step, [2, 3]) for step in range(5)]
+  [0, 1, 4, 5, 6]
+  """
+  for number in sorted(skipped):
+    step += number <= step
+  return step
+
+
 def train_batches(
-  data: Shards, *, seed: int, batch_size: int, start_step: int = 0, host: int = 0, hosts: int = 1
+  data: Shards,
+  *,
+  seed: int,
+  batch_size: int,
+  start_step: int = 0,
+  skipped: Sequence[int] = (),
+  host: int = 0,
+  hosts: int = 1,
 ) -> Iterator[Batch]:
   """Yields this host's rows of the global batches of steps start_step, start_step + 1, ...
 
   Row r of step s is position p = s x batch_size + r of an endless sequence of epochs; the example
   there is index_shuffle(p mod N, seed=(seed, p div N)).
+
+  Args:
+    skipped: numbers of batches that are left out; the steps after them take the next ones.
 
   Raises:
     DataError: the corpus is smaller than one batch.
@@ -164,7 +185,7 @@ def train_batches(
   with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
     waiting: collections.deque[concurrent.futures.Future] = collections.deque()
     try:
-      for index in _indices(data.num_examples, seed, batch_size, rows, start_step):
+      for index in _indices(data.num_examples, seed, batch_size, rows, start_step, skipped):
         waiting.append(pool.submit(data.read, index))
         if len(waiting) > READ_AHEAD:
           yield Batch(*waiting.popleft().result(), row)
@@ -173,7 +194,12 @@ def train_batches(
 
 
 def _indices(
-  num_examples: int, seed: int, batch_size: int, rows: np.ndarray, start_step: int
+  num_examples: int,
+  seed: int,
+  batch_size: int,
+  rows: np.ndarray,
+  start_step: int,
+  skipped: Sequence[int],
 ) -> Iterator[np.ndarray]:
   """Yields [b] numbers of the examples in `rows` of each step, from tf.data, for ever.
 
@@ -199,7 +225,11 @@ def _indices(
       lambda: tf.where(position // count == first, shuffled(first), shuffled(last)),
     )
 
-  dataset = tf.data.Dataset.counter(start_step, dtype=tf.int64).map(indices).prefetch(READ_AHEAD)
+  numbers = tf.data.Dataset.counter(batch_number(start_step, skipped), dtype=tf.int64)
+  if skipped:
+    left_out = tf.constant(skipped, tf.int64)
+    numbers = numbers.filter(lambda number: tf.reduce_all(number != left_out))
+  dataset = numbers.map(indices).prefetch(READ_AHEAD)
   options = tf.data.Options()
   options.threading.private_threadpool_size = 1
   yield from dataset.with_options(options).as_numpy_iterator()

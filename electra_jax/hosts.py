@@ -1,0 +1,115 @@
+"""Which process of a run holds the others up.
+
+The steps of all processes take equally long, because each waits for the others in the sum of the
+gradients. So what a step would take each alone is estimated from what it does not wait in: its
+devices' time for a small computation of their own, and its time without data.
+"""
+
+import functools
+import socket
+import statistics
+import time
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from electra_jax.log import Log
+
+TRIES = 5
+
+
+@functools.cache
+def _work():
+  size = 256 if jax.default_backend() == "cpu" else 4096
+  dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+  work = jax.jit(lambda x: jax.lax.fori_loop(0, 8, lambda _, y: y @ x, x))
+  return work, [jax.device_put(jnp.eye(size, dtype=dtype), d) for d in jax.local_devices()]
+
+
+def probe_secs() -> float:
+  """Returns how long the slowest of this process's devices takes for a small computation."""
+  work, places = _work()
+  times = []
+  for _ in range(TRIES):
+    started = time.perf_counter()
+    jax.block_until_ready([work(x) for x in places])
+    times.append(time.perf_counter() - started)
+  return statistics.median(times)
+
+
+def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.ndarray:
+  """Returns how long a step would take each process if it waited for no other.
+
+  Args:
+    step_secs: of a step of all together, data included.
+    data_secs: [processes] of it, waiting for data.
+    probes: [processes] `probe_secs`.
+
+  >>> own_secs(1.0, np.array([0.0, 0.0]), np.array([1.0, 2.0])).tolist()
+  [0.5, 1.0]
+  """
+  computing = max(step_secs - data_secs.max(), 0.0)
+  return data_secs + computing * probes / probes.max()
+
+
+class Hosts:
+  """Compares the processes of a run; all have to ask together.
+
+  Args:
+    slow_ratio: a process whose own step time is above this times the median of the others is named.
+    batch_size: sequences in a step of all together.
+    step: that the run starts from.
+  """
+
+  def __init__(self, slow_ratio: float, batch_size: int, step: int):
+    self._slow_ratio, self._batch_size = slow_ratio, batch_size
+    self._step, self._data_secs = step, 0.0
+    name = np.frombuffer(socket.gethostname().encode()[:64].ljust(64, b"\0"), np.uint8)
+    self._names = [
+      bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(name)
+    ]
+    self._named: int | None = None
+    probe_secs()  # compiles
+
+  def after(
+    self, step: int, sequences_per_sec: float | None, data_secs: float, log: Log
+  ) -> Mapping[str, float]:
+    """Returns numbers for a line of the log, and warns where a process begins to be slow.
+
+    Args:
+      sequences_per_sec: of the steps since the line before, None where there were none.
+      data_secs: spent waiting for data here, since the start.
+    """
+    steps, waited = step - self._step, data_secs - self._data_secs
+    self._step, self._data_secs = step, data_secs
+    mine = [waited / steps, probe_secs()]
+    data, probes = multihost_utils.process_allgather(np.array(mine)).T
+    if not sequences_per_sec:
+      return {}
+    values, warnings = self.judge(
+      own_secs(self._batch_size / sequences_per_sec, data, probes), data
+    )
+    log.tell(warnings)
+    return values
+
+  def judge(self, own: np.ndarray, data_secs: np.ndarray) -> tuple[Mapping[str, float], list[str]]:
+    """Returns the numbers and the warnings that follow from those of all processes [processes]."""
+    slowest = int(own.argmax())
+    others = float(np.median(np.delete(own, slowest)))
+    values = {
+      "fastest_host_step_ms": 1000 * float(own.min()),
+      "slowest_host_step_ms": 1000 * float(own.max()),
+      "slowest_host": slowest,
+    }
+    slow = own[slowest] > self._slow_ratio * others
+    before, self._named = self._named, slowest if slow else None
+    if not slow or before == slowest:
+      return values, []
+    return values, [
+      f"process {slowest} ({self._names[slowest]}) is slow: alone its steps would take"
+      f" {1000 * own[slowest]:.3g} ms, {1000 * data_secs[slowest]:.3g} of them waiting for data,"
+      f" those of the others {1000 * others:.3g} ms"
+    ]

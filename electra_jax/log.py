@@ -1,0 +1,141 @@
+"""What is told about a run, where it is kept: metrics.jsonl, event files, the screen."""
+
+import errno
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from electra_jax.metrics import Display, read_history
+
+
+class History:
+  """metrics.jsonl: one line a log step or evaluation, `{"step", "split", name: value...}`.
+
+  A resumed run continues the same file: lines beyond the step it resumes from, and a line that was
+  cut off, are dropped first.
+  """
+
+  def __init__(self, path: Path, resumed_step: int | None):
+    self.path = path
+    kept = (
+      [] if resumed_step is None else [x for x in read_history(path) if x["step"] <= resumed_step]
+    )
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    os.replace(temporary, path)
+    self._file = path.open("ab", buffering=0)
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Appends a line; it is in the file when this returns, or nothing of it where this raises.
+
+    Raises:
+      OSError: naming the file.
+    """
+    line = json.dumps({"step": step, "split": split, **values}, allow_nan=False) + "\n"
+    end = self._file.seek(0, os.SEEK_END)
+    try:
+      if self._file.write(line.encode()) < len(line.encode()):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+      self._file.truncate(end)
+      raise OSError(error.errno, error.strerror, str(self.path)) from None
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+class Events:
+  """Event files for TensorBoard.
+
+  Written in the thread that calls: tensorboardX's own writer has another, which a full disk ends,
+  and then waits for it for ever.
+  """
+
+  def __init__(self, folder: Path, purge_step: int):
+    # Slow to import, and not needed without it.
+    from tensorboardX import event_file_writer, summary
+    from tensorboardX.proto import event_pb2
+
+    folder.mkdir(parents=True, exist_ok=True)
+    self._folder, self._event, self._scalar = folder, event_pb2.Event, summary.scalar
+    self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+    # What an earlier part of the run wrote of steps that are trained again is hidden.
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._writer.write_event(self._event(step=purge_step, session_log=start))
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Appends the numbers. Raises OSError, naming the folder."""
+    try:
+      for name, value in values.items():
+        if value is not None:
+          scalar = self._scalar(f"{split}/{name}", value)
+          event = self._event(wall_time=time.time(), step=step, summary=scalar)
+          self._writer.write_event(event)
+      self._writer.flush()
+    except OSError as error:
+      raise OSError(error.errno, error.strerror, str(self._folder)) from None
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._writer.close()
+
+
+class Log:
+  """Everything that is told about a run, told once.
+
+  Args:
+    folder: the run's folder; metrics.jsonl and tensorboard/ are written there.
+    start_step: the step the run starts or resumes from.
+    resumed: whether there is a history to continue.
+    must_write: whether a line that cannot be written ends the run; else that is said.
+    enabled: False in all processes but one.
+  """
+
+  def __init__(
+    self,
+    folder: Path,
+    display: Display,
+    *,
+    start_step: int,
+    resumed: bool,
+    tensorboard: bool,
+    must_write: bool = True,
+    enabled: bool = True,
+  ):
+    self.display = display
+    self._must_write = must_write
+    self._places: list[History | Events] = []
+    if enabled:
+      self._places.append(History(folder / "metrics.jsonl", start_step if resumed else None))
+    if enabled and tensorboard:
+      self._places.append(Events(folder / "tensorboard", start_step + 1))
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Writes one line everywhere."""
+    if not self._places:
+      return
+    self.display.show(step, split, values)
+    for place in self._places:
+      try:
+        place.write(step, split, values)
+      except OSError as error:
+        if self._must_write:
+          raise
+        self.tell([f"step {step}: not written to {error.filename}: {error.strerror}"])
+
+  def tell(self, warnings: Iterable[str]) -> None:
+    """Prints a line for each."""
+    for warning in warnings:
+      self.display.console.print(f"warning: {warning}", style="bold")
+
+  def close(self) -> None:
+    """Closes the files, whatever they say."""
+    for place in self._places:
+      try:
+        place.close()
+      except OSError:
+        pass  # every line was flushed, or the failure of its write told, when it was written
+    self._places = []
