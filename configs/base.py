@@ -130,11 +130,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
   h.on_nan = "stop"  # or rollback: go back to the newest checkpoint and leave that batch out
   h.max_rollbacks = 3  # in a run; the NaN after these stops it
   h.on_warning = "warn"  # or stop, where one of the next begins
-  h.window = 10  # lines of the log that a collapse lasts, and whose median a loss is compared with
-  h.loss_spike = 1.5  # a loss above this times that median; 0 = off, as in the next three
+  h.window = 20  # lines of the log that a collapse lasts, and whose median a loss is compared with
+  h.loss_spike = 1.1  # a loss above this times that median and beyond its noise; 0 = off, as below
   h.auc_margin = 0.02  # the discriminator's AUC within this of 0.5: it guesses
   h.recall = 0.001  # it finds less than this share of the replaced: it always says "original"
-  h.entropy_ratio = 0.25  # the generator's entropy below this times its loss: it repeats itself
+  h.entropy_ratio = 0.5  # the generator's entropy below this times its loss; healthy runs have 1
+  h.after_step = 20_000  # no collapse is looked for before: twice the warm-up
 
   c.hosts = ConfigDict()
   c.hosts.timeout_secs = 300  # how long the processes of a run wait for one that does not come

@@ -41,6 +41,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.optimizer.learning_rate = 7e-4
   c.optimizer.decay_power = 0.5  # stays high for longer: the networks find their feet late
   c.optimizer.warmup_steps = 100
+  c.health.after_step = 2000
   c.train.batch_size = 64
   c.train.steps = 7000
   c.eval.every_steps = 1000

@@ -146,7 +146,8 @@ def _leave(code: int) -> None:
   """Ends the program as Python does, but for collecting what the system frees anyway.
 
   After a training that takes half a minute of one core: compiled programs and what they were traced
-  from are millions of small objects.
+  from are millions of small objects. After an error, threads of libraries may still wait for what
+  does not come.
   """
   atexit._run_exitfuncs()  # jax.distributed says goodbye there
   sys.stdout.flush()
@@ -194,7 +195,7 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
   if line is None or os.environ.get(DEBUG_VARIABLE):
     raise error
   print(f"error: {line}", file=sys.stderr, flush=True)
-  sys.exit(code)
+  _leave(code)
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

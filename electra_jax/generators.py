@@ -164,13 +164,16 @@ def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Co
     logits = masking.disallow(logits, mask_id)
   if m.disallow_correct:
     logits = masking.disallow(logits, slots.originals)
-  sampled = masking.sample(logits, m.temperature_at(step), keys[:, 2])
+  sampled, surprise = masking.sample(logits, m.temperature_at(step), keys[:, 2])
   ids, is_replaced = masking.corrupt(batch.ids, slots, sampled)
 
   hits = (sampled == slots.originals) * slots.weights
+  number = slots.weights.sum()
   terms = {
     **proposal.terms,
-    "sampled_accuracy": Term(hits.sum(), slots.weights.sum()),
+    "sampled_accuracy": Term(hits.sum(), number),
+    # Of what is sampled from: after temperature and whatever was disallowed, in nats.
+    "sample_entropy": Term((surprise * slots.weights).sum(), number),
     "replaced": Term((is_replaced & batch.mask).sum().astype(jnp.float32), batch.mask.sum()),
   }
   return Corruption(slots, proposal, sampled, ids, is_replaced, terms)

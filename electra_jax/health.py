@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 LEAST_LINES = 5  # of a loss, before there is a level that it can rise above
 LEAST_RISE = 0.1  # nats: a loss near 0 may double by chance
+# Median deviations from the median that noise does not reach, 4.7 standard deviations: lines of a
+# step each, of a few sequences, differ by more than a tenth.
+NOISE = 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Limits:
 
   Fields:
     window: lines that a collapse has to last, and whose median a loss is compared with.
-    loss_spike: a loss over that median.
+    loss_spike: a loss over that median, if it is beyond the window's noise too.
     auc_margin: a discriminator's AUC is less than this from 0.5, which is guessing.
     recall: it finds less than this share of the replaced tokens: it always says "original".
     entropy_ratio: the generator's entropy is below this times its loss; calibrated, they are equal.
@@ -105,7 +108,7 @@ class _Level:
   """Where a loss usually is: its last lines without those of spikes."""
 
   def __init__(self, limits: Limits, least: float):
-    self._window, self._ratio, self._least = limits.window, limits.loss_spike, least
+    self._ratio, self._least = limits.loss_spike, least
     self.usual = collections.deque(maxlen=max(limits.window, LEAST_LINES))
     self._high: list[float] = []  # the lines of a spike that is going on
 
@@ -115,9 +118,10 @@ class _Level:
       self.usual.append(value)
       return None
     median, begins = statistics.median(self.usual), not self._high
+    noise = statistics.median(abs(x - median) for x in self.usual)
+    rise = max((self._ratio - 1) * median, NOISE * noise, LEAST_RISE)
     # A spike ends half way back, so that one loss that wavers at the limit is one spike.
-    ratio = self._ratio if begins else (1 + self._ratio) / 2
-    if value <= max(ratio * median, median + LEAST_RISE, self._least):
+    if value <= max(median + (rise if begins else rise / 2), self._least):
       self.usual.append(value)
       self._high = []
       return None

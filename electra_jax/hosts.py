@@ -59,7 +59,8 @@ class Hosts:
   """Compares the processes of a run; all have to ask together.
 
   Args:
-    slow_ratio: a process whose own step time is above this times the median of the others is named.
+    slow_ratio: a process is named whose own step time is above this times the median of the others'
+      on two lines in a row.
     batch_size: sequences in a step of all together.
     step: that the run starts from.
   """
@@ -71,7 +72,7 @@ class Hosts:
     self._names = [
       bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(name)
     ]
-    self._named: int | None = None
+    self._suspect, self._lines = None, 0
     probe_secs()  # compiles
 
   def after(
@@ -104,9 +105,12 @@ class Hosts:
       "slowest_host_step_ms": 1000 * float(own.max()),
       "slowest_host": slowest,
     }
-    slow = own[slowest] > self._slow_ratio * others
-    before, self._named = self._named, slowest if slow else None
-    if not slow or before == slowest:
+    if own[slowest] <= self._slow_ratio * others:
+      self._suspect, self._lines = None, 0
+      return values, []
+    self._lines = self._lines + 1 if self._suspect == slowest else 1
+    self._suspect = slowest
+    if self._lines != 2:  # one line may be chance, and what lasts is told once
       return values, []
     return values, [
       f"process {slowest} ({self._names[slowest]}) is slow: alone its steps would take"

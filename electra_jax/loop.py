@@ -6,7 +6,7 @@ import dataclasses
 import jax
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel
+from electra_jax import metrics, parallel, processes
 from electra_jax.checkpoint import Checkpoints, WriteError
 from electra_jax.data import pretrain
 from electra_jax.goodput import Goodput
@@ -126,7 +126,7 @@ def judge(job: Job, health: Health, done: int, values: dict, log: Log) -> None:
     if warnings and job.config.health.on_warning == "stop":
       raise UnhealthyError(f"stopped by config.health.on_warning: {warnings[0]}")
 
-  parallel.agree(warn) if job.config.health.on_warning == "stop" else warn()
+  processes.agree(warn) if job.config.health.on_warning == "stop" else warn()
 
 
 def evaluate(job: Job, params: dict, done: int, log: Log) -> None:
@@ -160,7 +160,7 @@ def save(job: Job, state, done: int, sums: dict, tools: Tools, last: bool) -> No
     **sums,
   }
   try:
-    tools.checkpoints.save(done, state, meta, parallel.agree)
+    tools.checkpoints.save(done, state, meta, processes.agree)
   except ValueError as error:
     # A plain ValueError is how a process hears of what befell another.
     of_disk = isinstance(error, WriteError) or type(error) is ValueError
@@ -169,4 +169,4 @@ def save(job: Job, state, done: int, sums: dict, tools: Tools, last: bool) -> No
     tools.log.tell([f"{error}; training goes on"])
     tools.checkpoints.reopen()
     with contextlib.suppress(*() if last else (WriteError,)):  # what failed may be the one before
-      tools.checkpoints.save(done, state, meta, parallel.agree)
+      tools.checkpoints.save(done, state, meta, processes.agree)

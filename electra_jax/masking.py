@@ -156,7 +156,7 @@ def marked(slots: Slots, length: int) -> jax.Array:
   )
 
 
-def sample(logits: jax.Array, temperature, keys: jax.Array) -> jax.Array:
+def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Draws one token a slot from softmax(logits / temperature), without a gradient.
 
   By inverting the cumulative distribution in two levels, first over blocks of the vocabulary and
@@ -168,7 +168,8 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> jax.Array:
     keys: [B] typed keys.
 
   Returns:
-    [B, K] int32.
+    The tokens, [B, K] int32, and -log of the probability that each had, [B, K] float32: an unbiased
+    estimate of the distribution's entropy, for which no further pass is needed.
   """
   K, V = logits.shape[1:]
   z = jax.lax.stop_gradient(logits) / temperature
@@ -184,13 +185,15 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> jax.Array:
   block = jnp.minimum((cdf <= target[..., None]).sum(-1), blocks - 1)
   before = jnp.take_along_axis(cdf - sums, block[..., None], axis=-1)[..., 0]
   tokens = block[..., None] * _BLOCK + jnp.arange(_BLOCK)
-  inside = jnp.take_along_axis(z, jnp.minimum(tokens, V - 1), axis=-1)
-  inside = jnp.where(tokens < V, jnp.exp(inside), 0.0)
+  near = jnp.take_along_axis(z, jnp.minimum(tokens, V - 1), axis=-1)
+  inside = jnp.where(tokens < V, jnp.exp(near), 0.0)
   inner = jnp.cumsum(inside, axis=-1)
   # The two levels round differently; the last token with any mass in the block is the limit.
   target = jnp.clip(target - before, 0.0, inner[..., -1] * (1 - 2.0**-23))
   offset = jnp.minimum((inner <= target[..., None]).sum(-1), _BLOCK - 1)
-  return jnp.minimum(block * _BLOCK + offset, V - 1).astype(jnp.int32)
+  drawn = jnp.minimum(block * _BLOCK + offset, V - 1).astype(jnp.int32)
+  picked = jnp.take_along_axis(near, offset[..., None], axis=-1)[..., 0]
+  return drawn, jnp.log(cdf[..., -1]) - picked
 
 
 def corrupt(ids: jax.Array, slots: Slots, sampled: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -175,7 +175,7 @@ def shown(name: str, value: float | None) -> str:
   """
   if value is None:
     return "-"
-  if name.endswith("loss"):
+  if name.endswith(("loss", "entropy")):
     return f"{value:.4f} nats"
   if name.endswith("_secs"):
     minutes, seconds = divmod(round(value), 60)

@@ -29,6 +29,7 @@ from electra_jax import (
   networks,
   parallel,
   params,
+  processes,
   runs,
   tracing,
   translate,
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if args.config is None or args.workdir is None:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
-  parallel.initialize(
+  processes.initialize(
     args.coordinator, args.num_processes, args.process_id, args.config.hosts.timeout_secs
   )
   parallel.keep_freed_memory()
@@ -73,8 +74,8 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
   first, goodput = jax.process_index() == 0, Goodput()
   console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
   with contextlib.ExitStack() as stack:
-    job, allowed = parallel.agree(lambda: begin(config, Path(workdir), verify, stack))
-    parallel.check_alike(job.facts)
+    job, allowed = processes.agree(lambda: begin(config, Path(workdir), verify, stack))
+    processes.check_alike(job.facts)
     describe(job, console, allowed)
     k = config.checkpoint
     checkpoints = Checkpoints(
@@ -120,6 +121,9 @@ def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools:
       used = tools(log=log)
       try:
         return loop(job, state, meta, skipped, used)
+      except jax.errors.JaxRuntimeError as error:
+        processes.leave_if_alone(error)
+        raise
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
           raise
@@ -199,7 +203,7 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
   while (latest := checkpoints.latest_step()) is not None:
     started = time.perf_counter()
     try:
-      state = parallel.agree(functools.partial(checkpoints.restore, latest, layout.shapes()))
+      state = processes.agree(functools.partial(checkpoints.restore, latest, layout.shapes()))
     except ValueError as error:
       # A plain ValueError is how a process hears of what befell another.
       if not isinstance(error, DamagedError) and type(error) is not ValueError:
@@ -208,7 +212,7 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
         raise DamagedError(
           f"{error}; --config.checkpoint.fallback=true does so by itself"
         ) from None
-      place = parallel.agree(functools.partial(checkpoints.set_aside, latest))
+      place = processes.agree(functools.partial(checkpoints.set_aside, latest))
       checkpoints.reopen()
       found = str(error).partition("; delete that folder")[0]
       console.print(f"warning: {found}; it is in {place} now", style="bold")

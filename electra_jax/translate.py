@@ -326,7 +326,7 @@ def _cudnn_fits(cfg: model.TransformerConfig) -> bool:
 
 
 def make_limits(config: ConfigDict) -> health.Limits:
-  """Returns where trouble begins; collapses are looked for when the warm-up is over."""
+  """Returns where trouble begins."""
   h = config.health
   return health.Limits(
     window=h.window,
@@ -334,7 +334,7 @@ def make_limits(config: ConfigDict) -> health.Limits:
     auc_margin=h.auc_margin,
     recall=h.recall,
     entropy_ratio=h.entropy_ratio,
-    after_step=config.optimizer.warmup_steps,
+    after_step=h.after_step,
   )
 
 

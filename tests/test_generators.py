@@ -85,6 +85,29 @@ def test_samples_without_a_network_have_the_right_frequencies(kind):
   assert drawn[~some].sum() == 0
   # Pearson's statistic of 58 degrees of freedom: its 99.99th percentile is 108.
   assert ((drawn[some] - expected[some]) ** 2 / expected[some]).sum() < 108
+  # The entropy that it reports is theirs; five standard deviations, 1e-5 for float32.
+  log_p = np.log(p, where=p > 0, out=np.zeros_like(p))
+  entropy, n = -(p * log_p).sum(), drawn.sum()
+  sigma = np.sqrt(max((p * log_p**2).sum() - entropy**2, 0) / n)
+  term = c.terms["sample_entropy"]
+  assert float(term.count) == n
+  assert abs(float(term.total) / n - entropy) < 5 * sigma + 1e-5
+
+
+def test_the_entropy_is_that_of_what_is_sampled_from():
+  weights, batch = fresh(SPEC), make_batch(B=8)
+  for change in ({}, {"temperature": 0.05}, {"disallow_correct": True}):
+    spec = dataclasses.replace(SPEC, masking=dataclasses.replace(SPEC.masking, **change))
+    c = corrupt(spec, weights, batch)
+    z = np.array(c.proposal.logits, np.float64)
+    if change.get("disallow_correct"):
+      np.put_along_axis(z, np.asarray(c.slots.originals)[..., None], -np.inf, -1)
+    z = z / spec.masking.temperature
+    log_p = z - z.max(-1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
+    drawn = np.take_along_axis(log_p, np.asarray(c.sampled)[..., None], -1)[..., 0]
+    total = -(drawn * np.asarray(c.slots.weights)).sum()
+    assert float(c.terms["sample_entropy"].total) == pytest.approx(total, rel=1e-5), change
 
 
 def test_a_correct_sample_can_be_disallowed():
@@ -105,6 +128,7 @@ def test_samples_without_dropout_are_those_of_evaluation():
   training, evaluation = corrupt(still, weights, batch), corrupt(still, weights, batch, False)
   np.testing.assert_array_equal(training.sampled, evaluation.sampled)
   assert (training.proposal.logits != evaluation.proposal.logits).any()  # learns under dropout
+  np.testing.assert_array_equal(*(c.terms["sample_entropy"].total for c in (training, evaluation)))
   assert (corrupt(SPEC, weights, batch).sampled != evaluation.sampled).any()
 
 

@@ -29,8 +29,8 @@ PURE = [
 ]
 LAYERS = [
   {*PURE, "optimizer", "zero", "flops", "flops.paper", "flops.chips", "params"},
-  {"parallel", "checkpoint", "metrics", "curves", "log", "goodput", "tracing", "hosts", "health",
-   "interrupt", "workdir"},
+  {"parallel", "checkpoint", "metrics", "curves", "log", "goodput", "tracing", "processes",
+   "hosts", "health", "interrupt", "workdir"},
   {"tokenizer", "data.chunks", "data.examples", "data.pool", "data.pretrain", "data.python_docs",
    "data.shards", "data.sources", "data.status", "data.finetune", "spm", "hf", "tf1",
    "finetune.tasks",

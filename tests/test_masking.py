@@ -110,7 +110,7 @@ def test_samples_equal_a_numpy_inversion_of_the_distribution(V, temperature):
   B, K = 3, 7
   logits = np.random.default_rng(V).normal(size=(B, K, V)).astype(np.float32) * 3
   k = keys(B, seed=V)
-  got = np.asarray(masking.sample(jnp.asarray(logits), temperature, k))
+  got, nll = (np.asarray(x) for x in masking.sample(jnp.asarray(logits), temperature, k))
   for b in range(B):
     bits = np.asarray(jax.random.bits(k[b], (K,), jnp.uint32)).astype(np.float64)
     u = (np.floor(bits / 256) + 0.5) / 2**24
@@ -121,27 +121,52 @@ def test_samples_equal_a_numpy_inversion_of_the_distribution(V, temperature):
       low = cdf[j, got[b, j] - 1] if got[b, j] else 0.0
       # Inside the token's own interval, but for float32's rounding of the cumulative sums.
       assert low - 1e-5 <= u[j] <= cdf[j, got[b, j]] + 1e-5
+      log_p = np.log(p[j, got[b, j]] / p[j].sum())
+      # Float32's rounding of a sum of V terms in two levels, and of logits of up to 30.
+      assert nll[b, j] == pytest.approx(-log_p, abs=2e-5)
 
 
 def test_samples_follow_the_distribution():
   p = np.array([0.5, 0.25, 0.125, 0.1, 0.025])
   logits = jnp.broadcast_to(jnp.log(p), (2000, 10, 5))
-  tokens = np.asarray(masking.sample(logits, 1.0, keys(2000))).ravel()
+  tokens = np.asarray(masking.sample(logits, 1.0, keys(2000))[0]).ravel()
   hits = np.bincount(tokens, minlength=5)
   n = tokens.size
   assert np.abs(hits - n * p).max() < 5 * np.sqrt(n * 0.25)  # five standard deviations at p = 1/2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_the_samples_estimate_the_entropy_of_what_they_are_drawn_from(temperature):
+  rng = np.random.default_rng(7)
+  logits = (rng.normal(size=(6, 700)) * np.array([[0], [0.5], [1], [2], [4], [20]])).astype("f4")
+  z = logits.astype(np.float64) / temperature
+  p = np.exp(z - z.max(-1, keepdims=True))
+  p /= p.sum(-1, keepdims=True)
+  surprise = -np.log(p, where=p > 0, out=np.zeros_like(p))
+  exact = (p * surprise).sum(-1)
+  n = 20_000
+  _, nll = masking.sample(jnp.broadcast_to(logits, (n, 6, 700)), temperature, keys(n))
+  mean = np.asarray(nll, np.float64).mean(0)
+  # Five standard deviations of a mean of n; 2e-5 for the rounding of one (as above).
+  sigma = np.sqrt(np.maximum((p * surprise**2).sum(-1) - exact**2, 0) / n)
+  assert exact[0] == pytest.approx(np.log(700)) and exact[-1] < 0.5  # from uniform to nearly sure
+  assert (np.abs(mean - exact) < 5 * sigma + 2e-5).all(), (mean, exact, sigma)
 
 
 def test_a_token_without_probability_is_never_sampled():
   # All mass on the last token of the vocabulary, then on one at each edge of a block.
   for V, at in ((300, 299), (512, 255), (512, 256), (700, 0)):
     logits = jnp.full((50, 4, V), -jnp.inf).at[..., at].set(0.0)
-    assert (masking.sample(logits, 1.0, keys(50)) == at).all()
+    drawn, nll = masking.sample(logits, 1.0, keys(50))
+    assert (drawn == at).all()
+    assert (nll == 0).all()
 
 
 def test_sampling_carries_no_gradient():
   logits = jnp.ones((2, 3, 40))
-  grad = jax.grad(lambda z: (masking.sample(z, 1.0, keys(2)) * 1.0).sum() + z.sum())(logits)
+  grad = jax.grad(
+    lambda z: sum((x * 1.0).sum() for x in masking.sample(z, 1.0, keys(2))) + z.sum()
+  )(logits)
   np.testing.assert_array_equal(grad, jnp.ones_like(logits))
 
 

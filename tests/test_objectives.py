@@ -124,7 +124,14 @@ def test_mlm_gives_the_discriminators_own_weights_exactly_zero_gradient(params):
 
 
 def test_a_term_that_is_only_reported_has_no_gradient(params):
-  for name in ("mlm_accuracy", "sampled_accuracy", "rtd_accuracy", "rtd_recall", "replaced"):
+  for name in (
+    "mlm_accuracy",
+    "sampled_accuracy",
+    "sample_entropy",
+    "rtd_accuracy",
+    "rtd_recall",
+    "replaced",
+  ):
     assert all(not np.any(g) for g in jax.tree.leaves(term_gradient(params, name))), name
 
 
@@ -139,7 +146,8 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   logits = networks.vocabulary_logits(
     g, params["generator"], params["embeddings"], masking.gather(x, slots)
   )
-  sampled = masking.sample(masking.disallow(logits, jnp.int32(RATES.mask_id)), 1.0, k[:, 2])
+  allowed = masking.disallow(logits, jnp.int32(RATES.mask_id))
+  sampled, _ = masking.sample(allowed, 1.0, k[:, 2])
   ids = np.array(batch.ids)
   for b, j in np.argwhere(np.asarray(slots.weights) > 0):
     ids[b, slots.positions[b, j]] = sampled[b, j]
@@ -156,6 +164,10 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   assert float(terms["rtd_loss"].total) == pytest.approx(bce[batch.mask].sum(), rel=1e-5)
   assert float(terms["rtd_loss"].count) == batch.mask.sum()
   assert float(terms["replaced"].total) == (ids != batch.ids).sum() > 0
+  logq = np.asarray(jax.nn.log_softmax(allowed))
+  drawn = -np.take_along_axis(logq, np.asarray(sampled)[..., None], -1)[..., 0]
+  assert float(terms["sample_entropy"].total) == pytest.approx((drawn * w).sum(), rel=1e-5)
+  assert (float(terms["sample_entropy"].count), terms["sample_entropy"].weight) == (w.sum(), 0.0)
 
 
 def test_a_padding_row_changes_nothing(params):

@@ -1,0 +1,128 @@
+"""Several processes of one run: they meet, agree, and notice when one is gone."""
+
+import collections
+import hashlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+T = TypeVar("T")
+
+# What a collective or the coordination service says when it does not reach another process.
+_LOST = re.compile("gloo|nccl|coordination|heartbeat|connection|socket|unavailable|deadline", re.I)
+
+
+def initialize(
+  coordinator: str = "", num_processes: int = 0, process_id: int = -1, timeout_secs: int = 300
+) -> None:
+  """Joins the other processes of this run, before anything touches a device.
+
+  With no coordinator, asks JAX to detect a cluster (TPU pod, SLURM, MPI); outside of one this is a
+  run of one process. If not all are there in time, or one falls silent, JAX's runtime aborts the
+  others (exit code 134) with a trace of its own.
+
+  Args:
+    timeout_secs: how long to wait for all to come; for one that falls silent at most 100 s.
+
+  Raises:
+    ValueError: only some of the first three arguments are given.
+  """
+  given = bool(coordinator), num_processes > 0, process_id >= 0
+  if any(given) and not all(given):
+    raise ValueError("coordinator, num_processes and process_id are given together or not at all")
+
+  def explain():
+    print(
+      f"error: not all processes of this run came within {timeout_secs} s"
+      f" (config.hosts.timeout_secs); coordinator: {coordinator or 'as the cluster says'}",
+      file=sys.stderr,
+      flush=True,
+    )
+
+  timer = threading.Timer(max(0.5, timeout_secs - 0.5), explain)  # before the abort
+  timer.daemon = True
+  timer.start()
+  try:
+    jax.distributed.initialize(
+      coordinator_address=coordinator or None,
+      num_processes=num_processes or None,
+      process_id=process_id if coordinator else None,
+      initialization_timeout=timeout_secs,
+      heartbeat_timeout_seconds=min(100, timeout_secs),
+    )
+  except ValueError as error:
+    if any(given) or "coordinator_address" not in str(error):
+      raise
+  finally:
+    timer.cancel()
+
+
+def agree(action: Callable[[], T]) -> T:
+  """Returns action(), or raises on every process if it raised on one: none waits for the others.
+
+  Raises:
+    ValueError: on the processes where the action did not fail, naming the first where it did.
+  """
+  if jax.process_count() == 1:
+    return action()
+  result, failure = None, None
+  try:
+    result = action()
+  except (ValueError, OSError) as error:
+    failure = error
+  reason = repr(failure).encode()[:1000] if failure else b""
+  said = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
+  heard = [bytes(row).rstrip(b"\0") for row in multihost_utils.process_allgather(said)]
+  if failure:
+    raise failure
+  for process, reason in enumerate(heard):
+    if reason:
+      raise ValueError(f"process {process} stopped: {reason.decode(errors='replace')}")
+  return result
+
+
+def check_alike(facts: dict[str, str]) -> None:
+  """Refuses, on every process, to go on where one has other facts than the rest.
+
+  Args:
+    facts: by what they are of ("configuration", "code"); the same names on all processes.
+
+  Raises:
+    ValueError: naming the odd process, or of two the second.
+  """
+  if jax.process_count() == 1:
+    return
+  digests = [hashlib.sha256(fact.encode()).digest() for fact in facts.values()]
+  said = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
+  heard = multihost_utils.process_allgather(said)  # [processes, facts, 32]
+  for i, (name, fact) in enumerate(facts.items()):
+    values = [bytes(row[i]) for row in heard]
+    usual = collections.Counter(values).most_common(1)[0][0]
+    odd = [str(process) for process, value in enumerate(values) if value != usual]
+    if odd:
+      raise ValueError(
+        f"{name}: process {', '.join(odd)} of {len(values)} has another than the others; here, in"
+        f" process {jax.process_index()}, it is {fact}"
+      )
+
+
+def leave_if_alone(error: jax.errors.JaxRuntimeError) -> None:
+  """Ends this process if the error is that another one of the run is gone; else returns.
+
+  At once, as a process that JAX's runtime aborts (exit code 134): everything that cleans up would
+  wait for the other. On accelerators a collective says nothing, and JAX's runtime ends the process
+  when no heartbeat has come for `initialize`'s time-out.
+  """
+  if jax.process_count() == 1 or not _LOST.search(str(error)):
+    return
+  reason = str(error).strip().splitlines()[0]
+  print(f"error: another process of this run is gone: {reason:.200}", file=sys.stderr, flush=True)
+  os._exit(128 + signal.SIGABRT)

@@ -1,0 +1,215 @@
+"""Disks that are full, read-only, or damaged."""
+
+import os
+import shutil
+import subprocess
+import threading
+
+import harness
+import pytest
+from conftest import STEPS
+
+pytestmark = pytest.mark.faults
+
+
+def fill(folder) -> None:
+  """Leaves no byte free."""
+  with (folder / "filler").open("ab", buffering=0) as file:
+    while file.write(b"\0" * (1 << 16)) == 1 << 16:
+      pass
+
+
+def fill_when(folder, condition) -> None:
+  """Fills a disk, from a thread, as soon as the condition holds."""
+
+  def work():
+    while not condition():
+      pass
+    try:
+      fill(folder)
+    except OSError:
+      pass
+
+  threading.Thread(target=work, daemon=True).start()
+
+
+@pytest.mark.parametrize("while_saving", [False, True], ids=["before a save", "during a save"])
+def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(
+  data, alone, tmp_path, while_saving
+):
+  with harness.small_disk(tmp_path / "disk", 40) as disk:
+    workdir = disk / "run"
+    reached = harness.reaches(workdir, 6)
+    run = harness.Run(data, workdir, STEPS, log__tensorboard=False, log__every_steps=6)
+    run.when(reached)
+    left = harness.checkpoints(workdir)
+    if while_saving:
+      saving = harness.saves(workdir)
+      fill_when(disk, saving)
+    else:
+      try:
+        fill(disk)
+      except OSError:
+        pass
+    error = run.error()
+    assert "space" in error and str(disk) in error, error
+    harness.check_readable(workdir)
+    kept = harness.checkpoints(workdir)
+    assert kept and set(kept) >= set(left[-1:])
+    (disk / "filler").unlink()
+    harness.Run(data, workdir, STEPS, log__tensorboard=False, log__every_steps=6).finish()
+    assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
+
+
+def test_a_run_goes_on_over_a_full_disk_if_told_to(data, alone, tmp_path):
+  with harness.small_disk(tmp_path / "disk", 40) as disk:
+    workdir = disk / "run"
+    reached = harness.reaches(workdir, 6)
+    run = harness.Run(data, workdir, STEPS, checkpoint__on_error="continue").when(reached)
+    try:
+      fill(disk)
+    except OSError:
+      pass
+    run.when(lambda: "training goes on" in run.said and "not written to" in run.said)
+    (disk / "filler").unlink()
+    run.finish()
+    harness.check_readable(workdir)
+    assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
+    ours, theirs = harness.lines(workdir), harness.lines(alone)
+    assert all(line in theirs for line in ours)  # some are missing, none is half there
+
+
+def test_a_workdir_that_becomes_read_only_is_a_clear_line(data, tmp_path):
+  with harness.small_disk(tmp_path / "disk", 40) as disk:
+    workdir = disk / "run"
+    harness.Run(data, workdir, 6, log__tensorboard=False).finish()
+    before = {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()}
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    error = harness.Run(data, workdir, 6).error()
+    assert "Read-only file system" in error and str(disk) in error, error
+    assert {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()} == before
+
+
+def test_a_log_that_cannot_be_written_is_a_clear_line(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  harness.Run(data, workdir, 6).finish()
+  history = workdir / "metrics.jsonl"
+  history.rename(workdir / "kept")
+  history.mkdir()
+  error = harness.Run(data, workdir, STEPS, allow_config_change="train.steps").error()
+  assert str(history) in error and "directory" in error, error
+  assert harness.newest(workdir) == 6
+  harness.check_readable(workdir)
+
+
+def copy_with(alone, tmp_path, damage) -> object:
+  """Returns a copy of the finished run whose newest checkpoint is damaged."""
+  workdir = shutil.copytree(alone, tmp_path / "run")
+  damage(workdir / "checkpoints" / str(STEPS))
+  return workdir
+
+
+def largest(folder):
+  return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def flip(path) -> None:
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+DAMAGES = {
+  "bit-flipped": lambda folder: flip(largest(folder)),
+  "truncated": lambda folder: os.truncate(largest(folder), 1000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_refused_or_the_one_before_is_taken(data, alone, tmp_path, damage):
+  workdir = copy_with(alone, tmp_path, damage)
+  error = harness.Run(data, workdir, STEPS).error()
+  assert f"{workdir}/checkpoints/{STEPS} is damaged" in error
+  assert "--config.checkpoint.fallback=true" in error
+  assert harness.newest(workdir) == STEPS  # nothing was changed
+  said = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
+  place = workdir / "damaged" / str(STEPS)
+  assert "is damaged" in said and f"it is in {place} now" in said
+  assert f"resuming from step {STEPS - STEPS % harness.EVERY}" in said and place.is_dir()
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+
+
+def test_where_all_checkpoints_are_damaged_a_fallback_starts_anew(data, alone, tmp_path):
+  workdir = shutil.copytree(alone, tmp_path / "run")
+  for step in harness.checkpoints(workdir):
+    flip(largest(workdir / "checkpoints" / str(step)))
+  said = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
+  assert said.count("is damaged") == 2 and "resuming" not in said
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_found_or_harmless(data, alone, tmp_path):
+  """In one process, file by file: what is restored is what was saved, or is refused."""
+  from electra_jax.checkpoint import CheckpointError, Checkpoints, named
+
+  folder = alone / "checkpoints" / str(STEPS)
+  files = [p.relative_to(folder) for p in sorted(folder.rglob("*")) if p.is_file()]
+  expected = {name: facts["crc32"] for name, facts in harness.saved(alone, STEPS).items()}
+  found = []
+  import zlib
+
+  import jax
+  import numpy as np
+  import orbax.checkpoint as ocp
+
+  state = ocp.PyTreeCheckpointer().restore(folder / "state")
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      np.shape(x), np.asarray(x).dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    ),
+    state,
+  )
+  for i, name in enumerate(files):
+    workdir = tmp_path / str(i)
+    copy = shutil.copytree(folder, workdir / "checkpoints" / str(STEPS))
+    flip(copy / name) if (copy / name).stat().st_size else (copy / name).write_bytes(b"x")
+    checkpoints = Checkpoints(workdir, keep=2, keep_every_steps=0)
+    try:
+      restored = named(checkpoints.restore(STEPS, shapes))
+    except CheckpointError:
+      found.append(str(name))
+    else:
+      sums = {k: zlib.crc32(np.ascontiguousarray(x)) for k, x in restored.items()}
+      assert sums == expected, name
+    checkpoints.close()
+  assert str(largest(folder).relative_to(folder)) in found and "meta/metadata" in found
+
+
+SHARD = "train-00000-of-00001.bin"
+
+
+def swap(folder) -> None:
+  """Puts another shard of the same size in a shard's place: the same records in another order."""
+  content = (folder / SHARD).read_bytes()
+  half = len(content) // 2
+  (folder / SHARD).write_bytes(content[half:] + content[:half])
+
+
+@pytest.mark.parametrize(
+  ("damage", "always"),
+  [
+    (lambda folder: flip(folder / SHARD), False),
+    (lambda folder: os.truncate(folder / SHARD, 5000), True),
+    (swap, False),
+    (lambda folder: shutil.copy(next(folder.glob("heldout*")), folder / SHARD), True),
+  ],
+  ids=["bit-flipped", "shortened", "another's of its size", "another's"],
+)
+def test_a_damaged_shard_is_found(data, tmp_path, damage, always):
+  copy = shutil.copytree(data, tmp_path / "data")
+  damage(copy / "data")
+  workdir = tmp_path / "run"
+  error = harness.Run(copy, workdir, 2, "--verify").error()
+  assert f"{copy / 'data' / SHARD} " in error, error
+  if always:
+    assert f"{copy / 'data' / SHARD} has " in harness.Run(copy, workdir, 2).error()

@@ -1,0 +1,169 @@
+"""NaN, training that goes wrong, clocks that jump, two runs in one place."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import harness
+import pytest
+from conftest import STEPS
+
+pytestmark = pytest.mark.faults
+
+# Runs the program with a training step that breaks on one batch, or on all from it on.
+POISON = """
+import sys
+import jax, numpy as np
+from electra_jax import config, job, train
+from electra_jax.data import pretrain
+
+first, every = int(sys.argv.pop(1)), sys.argv.pop(1) == "every"
+make, real, left_out = job.make_programs, pretrain.train_batches, []
+
+def batches(data, *, skipped=(), **kwargs):
+  left_out[:] = skipped
+  return real(data, skipped=skipped, **kwargs)
+
+def programs(*args):
+  made = make(*args)
+
+  def train_step(state, batch):
+    number = pretrain.batch_number(int(state.step), left_out)
+    if number >= first if every else number == first:
+      state = state.replace(params=jax.tree.map(lambda x: x * np.float32("nan"), state.params))
+    return made.train_step(state, batch)
+
+  return made._replace(train_step=train_step)
+
+job.make_programs, pretrain.train_batches = programs, batches
+train.define_flags()
+config.run(train.main)
+"""
+
+
+def poisoned(data, workdir, number: int, every: bool = False, **fields) -> harness.Run:
+  """Starts a run whose step breaks on the batch of that number, from 0."""
+  head = [sys.executable, "-c", POISON, str(number), "every" if every else "once"]
+  return harness.Run(data, workdir, STEPS, head=head, **fields)
+
+
+def test_nan_stops_the_run_and_names_step_and_term(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  error = poisoned(data, workdir, 12).error()
+  assert error.startswith("error: step 13: ") and "loss = nan" in error, error
+  assert harness.newest(workdir) == 10
+  harness.check_readable(workdir)
+  harness.Run(data, workdir, STEPS).finish()
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+
+
+def test_nan_is_met_by_going_back_and_leaving_the_batch_out(data, tmp_path):
+  workdir = tmp_path / "run"
+  said = poisoned(data, workdir, 12, health__on_nan="rollback").finish()
+  assert "going back to leave batch 12 out" in said and "resuming from step 10" in said
+  meta = json.loads((workdir / "checkpoints" / str(STEPS) / "meta" / "metadata").read_text())
+  assert meta["skipped"] == [12] and meta["position"]["sequences"] == 16 * (STEPS + 1)
+  # The same when it is killed after that: what was left out is part of the checkpoint.
+  again = tmp_path / "again"
+  run = poisoned(data, again, 12, health__on_nan="rollback")
+  run.when(lambda: harness.newest(again) >= 15).kill()
+  said = poisoned(data, again, 12, health__on_nan="rollback").finish()
+  assert "resuming from step" in said and "going back" not in said
+  assert harness.outcome(again, STEPS) == harness.outcome(workdir, STEPS)
+
+
+def test_going_back_ends_after_as_many_times_as_allowed(data, tmp_path):
+  workdir = tmp_path / "run"
+  fields = {"health__on_nan": "rollback", "health__max_rollbacks": 2}
+  run = poisoned(data, workdir, 12, every=True, **fields)
+  error = run.error()
+  assert run.said.count("going back") == 2 and error.startswith("error: step 13: "), run.said
+  assert harness.newest(workdir) == 10
+
+
+def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_path):
+  # A rate that throws it off after some lines of peace.
+  wild = {
+    "optimizer__learning_rate": 0.1,
+    "optimizer__warmup_steps": 60,
+    "optimizer__schedule": "joined",
+    "log__every_steps": 2,
+  }
+  said = harness.Run(data, tmp_path / "warned", 60, **wild).finish()
+  assert "warning: step " in said and "times the median" in said
+  assert "optimizer.learning_rate" in said
+  run = harness.Run(data, tmp_path / "stopped", 60, health__on_warning="stop", **wild)
+  error = run.error()
+  assert error.startswith("error: stopped by config.health.on_warning: step "), error
+  assert harness.newest(tmp_path / "stopped") < 60
+  harness.check_readable(tmp_path / "stopped")
+
+
+def test_a_discriminator_that_is_not_trained_is_warned_of(data, tmp_path):
+  fields = {"objective__rtd_weight": 0, "health__window": 5, "health__after_step": 5}
+  fields["health__auc_margin"] = 0.2
+  said = harness.Run(data, tmp_path / "run", STEPS, **fields).finish()
+  assert "the discriminator tells nothing" in said
+
+
+# Runs the program under a clock that jumps forth and back, by up to a day, every second.
+JUMPING = """
+import time
+real, jumps = time.time, [0, 86400, -7200, 3600, -86400]
+time.time = lambda: real() + jumps[int(time.monotonic()) % len(jumps)]
+from electra_jax import config, train
+train.define_flags()
+config.run(train.main)
+"""
+
+
+def test_jumps_of_the_clock_corrupt_nothing(data, alone, tmp_path):
+  workdir, head = tmp_path / "run", [sys.executable, "-c", JUMPING]
+  reached = harness.reaches(workdir, 12)
+  harness.Run(data, workdir, STEPS, head=head).when(reached).kill()
+  oldest = workdir / "checkpoints" / str(harness.checkpoints(workdir)[0])
+  for path in (oldest, *oldest.rglob("*")):  # it seems to be the newest, and from the future
+    os.utime(path, (time.time() + 1e8, time.time() + 1e8))
+  newest = harness.newest(workdir)
+  for _ in range(5):
+    run = harness.Run(data, workdir, STEPS, head=head)
+    if run.wait() == 0:
+      break
+    # orbax waits by the same clock, and takes a jump inside of a save for a time-out.
+    assert "could not write a checkpoint" in run.error() and "timed out" in run.said
+    harness.check_readable(workdir)
+  assert f"resuming from step {newest}" in run.said or newest < harness.newest(workdir)
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+  assert all(0 <= line.get("elapsed_secs", 0) < 1000 for line in read(workdir))
+
+
+def read(workdir) -> list[dict]:
+  from electra_jax import metrics
+
+  return metrics.read_history(workdir / "metrics.jsonl")
+
+
+def test_a_second_run_on_a_workdir_is_refused_and_disturbs_nothing(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  reached = harness.reaches(workdir, 3)
+  first = harness.Run(data, workdir, STEPS).when(reached)
+  first.send(signal.SIGSTOP)
+  error = harness.Run(data, workdir, STEPS).error()
+  first.send(signal.SIGCONT)
+  assert error.startswith(f"error: {workdir} is in use by process {first.process.pid} on ")
+  first.finish()
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+
+
+def test_a_trace_is_taken_on_a_signal(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  reached = harness.reaches(workdir, 5)
+  run = harness.Run(data, workdir, STEPS, profile__signal_steps=2).when(reached)
+  run.process.send_signal(signal.SIGUSR2)
+  said = run.finish()
+  assert "trace of steps " in said
+  (trace,) = workdir.glob("profile/plugins/profile/*/*.xplane.pb")
+  assert b"train" in trace.read_bytes()
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)

@@ -1,0 +1,170 @@
+"""Several processes of one run, of which one is stopped, killed or slow."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import harness
+import numpy as np
+import pytest
+from conftest import STEPS
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def two_alone(data, tmp_path_factory):
+  """The workdir of a run of two processes that was left alone."""
+  workdir = tmp_path_factory.mktemp("two") / "run"
+  for run in harness.pair(data, workdir, STEPS):
+    run.finish()
+  return workdir
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["both", "one of two"])
+def test_told_to_stop_two_processes_save_the_same_step(data, two_alone, tmp_path, both):
+  workdir = tmp_path / "run"
+  reached = harness.reaches(workdir, 7)
+  runs = harness.pair(data, workdir, STEPS)
+  runs[0].when(reached)
+  for run in runs if both else runs[1:]:
+    run.send(signal.SIGTERM)
+  started = time.monotonic()
+  assert [run.wait(30) for run in runs] == [harness.STOPPED] * 2
+  assert time.monotonic() - started < 30
+  stopped = harness.newest(workdir)
+  assert 7 <= stopped == harness.last_line(workdir) < STEPS
+  harness.check_readable(workdir)
+  first, second = (run.finish() for run in harness.pair(data, workdir, STEPS))
+  assert f"resuming from step {stopped}" in first and "step" not in second
+  assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_where_one_of_two_dies_the_other_ends_with_a_message(data, two_alone, tmp_path, killed):
+  workdir = tmp_path / "run"
+  reached = harness.reaches(workdir, 7)
+  runs = harness.pair(data, workdir, STEPS, hosts__timeout_secs=10)
+  runs[0].when(reached)
+  runs[killed].kill()
+  started = time.monotonic()
+  other = runs[1 - killed]
+  assert other.wait(60) in (134, -signal.SIGABRT)
+  assert time.monotonic() - started < 40
+  # Ours, or that of JAX's runtime where its thread was faster.
+  assert re.search("error: another process of this run is gone|another task died", other.said)
+  harness.check_readable(workdir)
+  first, _ = (run.finish() for run in harness.pair(data, workdir, STEPS))
+  assert "resuming from step" in first
+  assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
+
+
+def params(workdir, step: int) -> dict[str, np.ndarray]:
+  import orbax.checkpoint as ocp
+
+  from electra_jax.checkpoint import named
+
+  state = ocp.PyTreeCheckpointer().restore(workdir / "checkpoints" / str(step) / "state")
+  return named(state["params"])
+
+
+# The default rate is reached after ten thousand steps; this one moves weights by 1e-3 a step.
+EXACT = {
+  "model__dropout": 0,
+  "model__attention_dropout": 0,
+  "optimizer__name": "adamw",
+  "optimizer__learning_rate": 1e-3,
+  "optimizer__eps": 1e-3,
+}
+
+
+def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
+  """To 1e-6 after 20 steps, also when their number changes on the way: 1, 2, 4, 1.
+
+  Adam's eps is 1e-3 here: with 1e-6 a gradient that is nothing but rounding, as of the key's bias,
+  moves its weight by up to the learning rate.
+  """
+  for count in (1, 2, 4):
+    for run in harness.pair(data, tmp_path / str(count), 20, count, **EXACT):
+      run.finish()
+  for i, count in enumerate((1, 2, 4, 1)):
+    runs = harness.pair(data, tmp_path / "moved", 20, count, checkpoint__keep=9, **EXACT)
+    if i < 3:
+      reached = harness.reaches(tmp_path / "moved", 5 * (i + 1) - 2)
+      runs[0].when(reached)
+      runs[-1].send(signal.SIGTERM)
+      assert {run.wait(60) for run in runs} == {harness.STOPPED}
+    else:
+      assert "resuming from step" in runs[0].finish()
+  fresh_start = harness.lines(tmp_path / "1")[0]
+  one = params(tmp_path / "1", 20)
+  for name in ("2", "4", "moved"):
+    for key, value in params(tmp_path / name, 20).items():
+      np.testing.assert_allclose(value, one[key], rtol=0, atol=1e-6, err_msg=f"{name}: {key}")
+    for ours, theirs in zip(
+      harness.lines(tmp_path / name), harness.lines(tmp_path / "1"), strict=True
+    ):
+      # Which tokens were drawn is the same in every step: their shares are equal to the last bit.
+      for key in ("step", "split", "replaced"):
+        assert ours[key] == theirs[key], (name, key)
+  moved = harness.lines(tmp_path / "1")[-1]["mlm_loss"] - fresh_start["mlm_loss"]
+  assert moved < -0.1  # it has learned something
+
+
+def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
+  hogs = [
+    subprocess.Popen(["taskset", "-c", "0", sys.executable, "-c", "while True: pass"])
+    for _ in range(4)
+  ]
+  try:
+    workdir = tmp_path / "run"
+    runs = harness.pair(data, workdir, 40, log__every_steps=5)
+    subprocess.run(["taskset", "-a", "-c", "-p", "0", str(runs[1].process.pid)], check=True)
+    subprocess.run(["taskset", "-a", "-c", "-p", "1", str(runs[0].process.pid)], check=True)
+    said = [run.finish() for run in runs][0]
+  finally:
+    for hog in hogs:
+      hog.kill()
+  assert re.search(r"warning: process 1 \(.+\) is slow: alone its steps would take \d", said), said
+  from electra_jax import metrics
+
+  history = metrics.read_history(workdir / "metrics.jsonl")
+  named = [line["slowest_host"] for line in history if "slowest_host" in line]
+  assert len(named) >= 7 and sum(named) > len(named) / 2
+
+
+def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone, tmp_path):
+  from test_disk import flip, largest
+
+  workdir = shutil.copytree(two_alone, tmp_path / "run")
+  flip(largest(workdir / "checkpoints" / str(STEPS)))
+  for run in harness.pair(data, workdir, STEPS):
+    error = run.error()
+    assert f"checkpoints/{STEPS} is damaged" in error
+  runs = harness.pair(data, workdir, STEPS, checkpoint__fallback="true")
+  first, _ = (run.finish() for run in runs)
+  assert f"it is in {workdir / 'damaged' / str(STEPS)} now" in first
+  assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
+
+
+def test_two_processes_share_the_optimizers_state(data, two_alone, tmp_path):
+  """ZeRO-1 over processes: each has a part, the checkpoint has it all, and one process reads it."""
+  workdir = tmp_path / "run"
+  reached = harness.reaches(workdir, 7)
+  runs = harness.pair(data, workdir, STEPS, optimizer__sharded="true")
+  runs[0].when(reached)
+  runs[1].send(signal.SIGTERM)
+  assert [run.wait(60) for run in runs] == [harness.STOPPED] * 2
+  harness.check_readable(workdir)
+  harness.Run(data, workdir, STEPS).finish()
+  shapes = [
+    {k: v["shape"] for k, v in harness.saved(w, STEPS).items()} for w in (workdir, two_alone)
+  ]
+  assert shapes[0] == shapes[1]
+  for ours, theirs in zip(harness.lines(workdir), harness.lines(two_alone), strict=True):
+    for name, value in theirs.items():
+      if isinstance(value, float):
+        np.testing.assert_allclose(ours[name], value, rtol=2e-3, err_msg=f"{name} {ours['step']}")

@@ -1,0 +1,373 @@
+"""Trouble made up line by line, and curves of healthy runs that must not be taken for it."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from electra_jax.health import Health, Limits
+
+LIMITS = Limits(
+  window=10, loss_spike=1.3, auc_margin=0.02, recall=0.001, entropy_ratio=0.5, after_step=1000
+)
+EVERY = 100  # steps between lines
+
+
+def line(**changes):
+  """Returns a line of a healthy ELECTRA run late in its training."""
+  healthy = {
+    "mlm_loss": 2.4,
+    "rtd_loss": 0.2,
+    "loss": 12.4,
+    "mlm_accuracy": 0.5,
+    "rtd_accuracy": 0.92,
+    "rtd_auc": 0.9,
+    "rtd_recall": 0.4,
+    "rtd_precision": 0.8,
+    "sample_entropy": 2.4,
+    "replaced": 0.08,
+    "learning_rate": 1e-4,
+    "grad_norm": 1.0,
+    "mfu": None,
+  }
+  return healthy | changes
+
+
+def told(lines, limits=LIMITS, start=2000):
+  """Returns {index of a line: its warnings}, lines of `EVERY` steps from `start`."""
+  health = Health(limits)
+  said = {i: health.judge(start + EVERY * i, values) for i, values in enumerate(lines)}
+  return {i: warnings for i, warnings in said.items() if warnings}
+
+
+def only(warnings):
+  """Returns the one line of text there is."""
+  ((text,),) = warnings.values()
+  assert "\n" not in text
+  return text
+
+
+# Collapses.
+
+COLLAPSES = {
+  "rtd_auc": dict(rtd_auc=0.503),
+  "nce_auc": dict(nce_auc=0.49, nce_loss=0.4),
+  "rtd_recall": dict(rtd_recall=0.0004),
+  "nce_recall": dict(nce_recall=0.0),
+  "sample_entropy": dict(sample_entropy=1.1),
+}
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_collapse_is_told_once_when_it_has_lasted_the_window(name):
+  lines = [line()] * 3 + [line(**COLLAPSES[name])] * 40
+  warnings = told(lines)
+  assert list(warnings) == [12]  # the tenth bad line
+  assert only(warnings).startswith(f"step 3,200: {name} ")
+  assert "on 10 lines from step 2,300" in only(warnings)
+
+
+@pytest.mark.parametrize(
+  ("name", "numbers", "knob"),
+  [
+    ("rtd_auc", ("0.503", "0.02", "0.5"), "generator.width_multiplier"),
+    ("rtd_recall", ("0.04 %", "0.1 %", "8 %"), "objective.mask_prob"),
+    ("sample_entropy", ("1.100", "0.5 times mlm_loss 2.400"), "objective.temperature"),
+  ],
+)
+def test_a_warning_has_both_numbers_and_a_knob(name, numbers, knob):
+  text = only(told([line(**COLLAPSES[name])] * 10))
+  assert [number for number in (*numbers, knob) if number not in text] == []
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_one_good_line_ends_a_collapse_and_it_can_come_again(name):
+  bad = [line(**COLLAPSES[name])]
+  assert told((bad * 9 + [line(nce_auc=0.8, nce_recall=0.3)]) * 5) == {}
+  again = bad * 15 + [line(nce_auc=0.8, nce_recall=0.3)] + bad * 15
+  assert list(told(again)) == [9, 25]
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_warm_up_does_not_count_towards_a_collapse(name):
+  bad = [line(**COLLAPSES[name])] * 30
+  # The first line after step 1,000 is that of step 1,100, index 10.
+  assert list(told(bad, start=100)) == [19]
+  assert list(told(bad, dataclasses.replace(LIMITS, after_step=0), start=100)) == [9]
+  assert told(bad, dataclasses.replace(LIMITS, after_step=10_000), start=100) == {}
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_number_that_was_not_counted_says_nothing(name):
+  assert told([line(**dict.fromkeys(COLLAPSES[name]))] * 30) == {}
+  # Neither does it end a collapse.
+  bad, gap = line(**COLLAPSES[name]), line(**dict.fromkeys(COLLAPSES[name]))
+  assert list(told([bad] * 5 + [gap] * 3 + [bad] * 5)) == [12]
+
+
+def test_an_auc_below_one_half_is_as_far_from_guessing_as_one_above():
+  assert told([line(rtd_auc=0.47)] * 30) == told([line(rtd_auc=0.53)] * 30) == {}
+  assert len(told([line(rtd_auc=0.481)] * 30)) == len(told([line(rtd_auc=0.519)] * 30)) == 1
+
+
+def test_entropy_is_judged_by_the_generators_own_loss():
+  # Scale-free: what is a collapse at 2.4 nats is the loss itself of a better generator.
+  assert told([line(sample_entropy=1.1, mlm_loss=1.1)] * 30) == {}
+  assert told([line(sample_entropy=1.21)] * 30) == {}
+  two_tower = line(sample_entropy=1.1, cloze_loss=2.4, cloze_accuracy=0.5)
+  del two_tower["mlm_loss"], two_tower["mlm_accuracy"]
+  assert "0.5 times cloze_loss 2.400" in only(told([two_tower] * 30))
+  uniform = line(sample_entropy=0.1)
+  del uniform["mlm_loss"], uniform["mlm_accuracy"]
+  assert told([uniform] * 30) == {}  # without a network there is no loss to compare with
+
+
+def test_several_troubles_are_told_each_for_itself():
+  lines = [line()] * 10 + [line(rtd_auc=0.5, rtd_recall=0.0, sample_entropy=0.3)] * 20
+  ((_, texts),) = told(lines).items()
+  assert sorted(text.split()[2] for text in texts) == ["rtd_auc", "rtd_recall", "sample_entropy"]
+
+
+# Loss spikes.
+
+
+@pytest.mark.parametrize("name", ["mlm_loss", "cloze_loss", "replace_mlm_loss", "ungated_loss"])
+def test_a_loss_that_jumps_is_told_with_the_median(name):
+  def with_loss(value):
+    return line(**{name: value, name.replace("loss", "accuracy"): 0.3})
+
+  losses = [3.0, 2.8, 2.6, 2.5, 2.4, 2.4, 2.5, 2.4, 2.3, 2.4, 2.4, 2.3]
+  warnings = told([with_loss(x) for x in [*losses, 4.8, 2.4]])
+  assert list(warnings) == [12]
+  text = only(warnings)
+  assert text.startswith(f"step 3,200: {name} 4.800 nats is 2 times the median 2.400 of the 10")
+  assert "limit 1.3" in text and "optimizer.learning_rate" in text
+
+
+def test_the_limit_is_the_ratio_to_the_median():
+  calm = [line(mlm_loss=2.0)] * 10
+  assert told([*calm, line(mlm_loss=2.59)]) == {}
+  assert list(told([*calm, line(mlm_loss=2.61)])) == [10]
+  assert told([*calm, line(mlm_loss=9.0)], dataclasses.replace(LIMITS, loss_spike=0)) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_of_a_noisy_step_each_are_no_spikes(seed):
+  # 8 % of noise, as lines of one step of 16 sequences have; the limit alone would be met often.
+  rng = np.random.default_rng(seed)
+  limits = dataclasses.replace(LIMITS, window=20, loss_spike=1.1)
+  noisy = [line(mlm_loss=float(x)) for x in 2.4 + 0.19 * rng.normal(size=500)]
+  assert max(x["mlm_loss"] for x in noisy) > 1.15 * 2.4
+  assert sum(map(len, told(noisy, limits).values())) <= 1  # 7 deviations of only 20 lines
+  assert list(told([*noisy[:30], line(mlm_loss=4.8)], limits))[-1] == 30
+
+
+def test_a_run_that_falls_back_to_word_frequencies_is_told():
+  # A real run at 70 times its learning rate, 10 steps a line: from 5.5 to 6.3 nats, which are the
+  # frequencies of its small vocabulary.
+  losses = (
+    5.40,
+    5.49,
+    5.59,
+    5.60,
+    5.59,
+    5.55,
+    5.53,
+    5.57,
+    5.58,
+    5.45,
+    5.34,
+    5.38,
+    5.42,
+    5.50,
+    5.52,
+  )
+  lines = [line(mlm_loss=x, sample_entropy=x) for x in (*losses, 6.14, 6.31, 6.31, 6.32)]
+  limits = dataclasses.replace(LIMITS, window=20, loss_spike=1.1)
+  assert list(told(lines, limits)) == [15]
+
+
+def test_only_the_last_lines_count_for_the_median():
+  losses = [8.0] * 20 + [2.0] * 10
+
+  def lines(losses):
+    return [line(mlm_loss=x, sample_entropy=x) for x in losses]
+
+  assert list(told(lines([*losses, 3.0]))) == [30]
+  # Half of the window is from before: 5 is below 1.3 times their middle.
+  assert told(lines([*losses[:25], 5.0])) == {}
+
+
+def test_a_spike_is_told_once_and_again_after_it_has_gone():
+  calm, high = [line()] * 10, [line(mlm_loss=7.0)] * 3
+  assert list(told(calm + high + calm + high)) == [10, 23]
+  # One that wavers at the limit, 3.12, is one spike until it is half way back.
+  wavering = [line(mlm_loss=x) for x in (3.2, 3.1, 3.2, 3.0, 3.2)]
+  assert list(told(calm + wavering)) == [10]
+  assert list(told([*calm, *wavering, line(mlm_loss=2.7), line(mlm_loss=3.2)])) == [10, 16]
+
+
+def test_earlier_spikes_do_not_raise_the_level():
+  lines = [line()] * 10 + ([line(mlm_loss=7.0)] * 4 + [line()]) * 5
+  # 20 high lines of the last 25, and each spike is still measured from 2.4.
+  health = Health(LIMITS)
+  texts = [text for i, values in enumerate(lines) for text in health.judge(i, values)]
+  assert len(texts) == 5 and all("the median 2.400" in text for text in texts)
+
+
+def test_a_loss_that_stays_high_becomes_the_level():
+  lines = [line()] * 10 + [line(mlm_loss=4.0)] * 20
+  assert list(told(lines)) == [10]
+  after = [line(mlm_loss=4.1), line(mlm_loss=6.0)]
+  warnings = told([*lines, *after])
+  assert list(warnings) == [10, 31] and "the median 4.000" in warnings[31][0]
+
+
+def test_spikes_are_looked_for_in_warm_up_too_once_there_is_a_level():
+  assert list(told([line()] * 5 + [line(mlm_loss=7.0)], start=100)) == [5]
+  assert told([line()] * 4 + [line(mlm_loss=7.0)], start=100) == {}
+
+
+def test_a_loss_that_was_not_counted_changes_nothing():
+  calm, gap = [line()] * 10, line(mlm_loss=None, mlm_accuracy=None)
+  assert told([*calm, gap, line(), gap, *calm]) == {}
+  assert list(told([*calm, gap, line(mlm_loss=7.0), gap, line(mlm_loss=7.0)])) == [11]
+
+
+def test_a_loss_near_zero_may_double():
+  assert told([line(mlm_loss=0.02, sample_entropy=0.02)] * 20 + [line(mlm_loss=0.1)]) == {}
+  assert list(told([line(mlm_loss=0.02)] * 20 + [line(mlm_loss=0.5)]))[0] == 20
+
+
+def test_a_weight_that_a_schedule_switches_on_is_no_spike():
+  # rtd_weight 0 until step 3,000, then 50: the sum jumps from 2.4 to 37, no mean does.
+  waiting = [line(rtd_loss=0.7, loss=2.4)] * 20
+  assert told(waiting + [line(rtd_loss=0.7, loss=37.4), line(rtd_loss=0.4, loss=22.4)]) == {}
+
+
+def test_a_discriminators_loss_may_rise_to_log_2_while_its_generator_learns():
+  # ELECTRA 15 % in its first thousand steps (a real run): few samples are right at first, and the
+  # discriminator need only say "replaced".
+  real = [0.110, 0.062, 0.112, 0.161, 0.206, 0.250, 0.285, 0.310, 0.331, 0.349, 0.363, 0.375, 0.388]
+  assert told([line(rtd_loss=x) for x in real]) == {}
+  assert told([line(rtd_loss=0.3)] * 10 + [line(rtd_loss=math.log(2) - 1e-3)]) == {}
+  assert list(told([line(rtd_loss=0.3)] * 10 + [line(rtd_loss=0.75)])) == [10]
+  # A loss of the vocabulary's size is held to its own level.
+  assert list(told([line(mlm_loss=0.3)] * 10 + [line(mlm_loss=0.6)])) == [10]
+
+
+def test_what_an_objective_only_reports_on_the_side_is_not_judged():
+  # REINFORCE: the loss of the slots rises with the generator; `reinforce` has no level at all.
+  calm = [line(slot_rtd_loss=0.7, baseline_loss=0.6, reinforce=0.1, grad_norm=1.0)] * 20
+  assert (
+    told([*calm, line(slot_rtd_loss=3.0, baseline_loss=3.0, reinforce=9.0, grad_norm=99)]) == {}
+  )
+
+
+# Healthy runs.
+
+
+def healthy_run(rng, lines=200):
+  """Returns the lines of a run: a plateau, the way out of it, a slow fall; noise of small batches.
+
+  The shape is that of the quickstart, whose noise of a line is below 0.5 %; here it is 5 %.
+  """
+  at = np.arange(1, lines + 1)
+  mlm = 1.9 + 2.4 / (1 + np.exp((at - 45) / 12)) + 4 * np.exp(-at / 1.5)
+  noise = lambda: np.exp(0.05 * rng.normal(size=lines))  # noqa: E731
+  found = 0.5 / (1 + np.exp(-(at - 60) / 10))
+  found[(at > 2) & (at < 30)] = 0.0  # says "original" always, and comes out of it
+  columns = {
+    "mlm_loss": mlm * noise(),
+    "sample_entropy": mlm * noise(),
+    "rtd_loss": (0.2 + 0.25 * (1 - found)) * noise(),
+    "rtd_auc": np.clip(0.56 + 0.7 * found + 0.01 * rng.normal(size=lines), 0, 1),
+    "rtd_recall": found * noise(),
+  }
+  return [line(**{k: float(v[i]) for k, v in columns.items()}) for i in range(lines)]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_noisy_healthy_run_is_left_alone(seed):
+  limits = dataclasses.replace(LIMITS, window=20, after_step=3000)
+  assert told(healthy_run(np.random.default_rng(seed)), limits, start=100) == {}
+
+
+def test_masked_language_modelling_alone_is_judged_by_its_loss_only():
+  def bert(x):
+    return {"mlm_loss": x, "loss": x, "mlm_accuracy": 0.4}
+
+  assert told([bert(3.0)] * 50) == {}
+  assert list(told([bert(3.0)] * 50 + [bert(7.0)])) == [50]
+
+
+# A run that is resumed.
+
+
+def troubled_run():
+  """Returns lines with every trouble in them, some of them twice."""
+  lines = healthy_run(np.random.default_rng(3), 160)
+  for at, count, changes in (
+    (55, 3, dict(mlm_loss=9.0)),
+    (70, 25, COLLAPSES["rtd_auc"]),
+    (80, 30, COLLAPSES["rtd_recall"]),
+    (100, 25, COLLAPSES["rtd_auc"]),
+    (104, 30, dict(mlm_loss=9.0)),
+    (120, 22, dict(sample_entropy=0.1)),
+    (145, 1, dict(rtd_loss=2.0)),
+    (150, 2, dict(rtd_auc=None, rtd_recall=None)),
+  ):
+    for i in range(at, at + count):
+      lines[i] = lines[i] | changes
+  return [{"step": EVERY * (i + 1), "split": "train", **values} for i, values in enumerate(lines)]
+
+
+def test_a_resumed_run_warns_as_one_that_was_not_interrupted():
+  lines = troubled_run()
+  straight = Health(LIMITS)
+  expected = [straight.judge(x["step"], x) for x in lines]
+  assert sum(map(len, expected)) >= 7
+  # As metrics.jsonl brings them back, among lines of evaluations, which have no say.
+  bad_evaluation = {"split": "heldout", **line(mlm_loss=30.0, rtd_auc=0.5, sample_entropy=0.0)}
+  for cut in range(len(lines)):
+    written = [json.dumps(x) for x in lines[:cut]]
+    history = [json.loads(x) for x in written]
+    mixed = [y for x in history for y in (x, {**bad_evaluation, "step": x["step"]})]
+    resumed = Health(LIMITS, mixed)
+    again = [resumed.judge(x["step"], x) for x in lines[cut:]]
+    assert again == expected[cut:], cut
+
+
+# Limits.
+
+
+def test_a_limit_of_zero_switches_a_judgement_off():
+  limits = dataclasses.replace(LIMITS, loss_spike=0, auc_margin=0, recall=0, entropy_ratio=0)
+  worst = line(rtd_auc=0.5, rtd_recall=0.0, sample_entropy=0.0)
+  assert told([worst] * 20 + [line(mlm_loss=99.0)], limits) == {}
+
+
+def test_a_window_of_one_line_tells_a_collapse_at_once():
+  limits = dataclasses.replace(LIMITS, window=1)
+  warnings = told([line(), line(rtd_auc=0.5), line(rtd_auc=0.5), line(), line(rtd_auc=0.5)], limits)
+  assert list(warnings) == [1, 4]
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [
+    ("window", 0),
+    ("loss_spike", 0.9),
+    ("loss_spike", 1.0),
+    ("loss_spike", -2.0),
+    ("auc_margin", -0.1),
+    ("auc_margin", 0.6),
+    ("recall", 1.5),
+    ("entropy_ratio", -1.0),
+  ],
+)
+def test_limits_that_make_no_sense_are_refused(field, value):
+  with pytest.raises(ValueError, match=rf"health\.{field} .*{value}"):
+    dataclasses.replace(LIMITS, **{field: value})
