@@ -135,11 +135,19 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   def run_and_leave(argv):
     _leave(main(argv) or 0)
 
+  sys.unraisablehook = _tell_unless_known
+
   def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
     app.run(run_and_leave, flags_parser=_parse_flags)
 
   report(parse_and_run)
+
+
+def _tell_unless_known(error) -> None:
+  """Is Python's own hook but for what tensorstore prints by the page after a failed write."""
+  if str(error.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(error)
 
 
 def _leave(code: int) -> None:

@@ -95,7 +95,8 @@ class Run:
     log: str = "log",
     **fields,
   ):
-    self.log = workdir.parent / f"{workdir.name}.{log}"
+    place = workdir.parent  # not on a disk that is to be full
+    self.log = (place.parent if place.is_mount() else place) / f"{workdir.name}.{log}"
     arguments = command("electra_jax.train", data, steps, f"--workdir={workdir}", *args, **fields)
     if head:
       arguments = [*head, *arguments[3:]]
