@@ -7,7 +7,16 @@ import platform
 import sys
 from pathlib import Path
 
-PACKAGES = ("jax", "numpy", "tensorflow-cpu", "tensorflow", "tokenizers", "torch", "transformers")
+PACKAGES = (
+  "jax",
+  "libtpu",
+  "numpy",
+  "tensorflow-cpu",
+  "tensorflow",
+  "tokenizers",
+  "torch",
+  "transformers",
+)
 
 
 def describe() -> dict:

@@ -44,8 +44,8 @@ class Flight:
   Fields:
     devices, chips: how many there are.
     accumulation: microbatches that a device splits its share of the batch into.
-    fits: whether the step has room; where it has not, only `memory` is known and what at least is
-      `used`.
+    fits: whether the step has room, None where that is not known; where it has not, only `memory`
+      is known and what at least is `used`.
     memory: of the device; None where it is not known.
     used: of it, by the step.
     parameters, optimizer, temporaries: what that is, mostly; temporaries hold the activations.
@@ -64,7 +64,7 @@ class Flight:
   devices: int
   chips: int
   accumulation: int
-  fits: bool
+  fits: bool | None
   memory: float | None
   used: float
   parameters: float = 0.0
@@ -257,7 +257,7 @@ def fly(config: ConfigDict, name: str, place: Place) -> Flight:
   secs = max(work / place.peak, memory_secs) + sent / place.link_rate
   return Flight(
     **known,
-    fits=used <= place.memory,
+    fits=None if place.memory == math.inf else used <= place.memory,
     used=used,
     parameters=_size(shapes.params),
     optimizer=_size(shapes.opt_state, D if config.optimizer.sharded else 1),
@@ -298,7 +298,7 @@ def more_microbatches(config: ConfigDict, devices: int) -> int | None:
 def fit(config: ConfigDict, name: str, place: Place) -> list[Flight]:
   """Returns the configuration's flight and, where it does not fit, those of more microbatches."""
   flights = [fly(config, name, place)]
-  while not flights[-1].fits and (more := more_microbatches(config, len(place.devices))):
+  while flights[-1].fits is False and (more := more_microbatches(config, len(place.devices))):
     config = config.copy_and_resolve_references()
     config.train.accumulation = more
     flights.append(fly(config, name, place))
@@ -317,12 +317,14 @@ def table(config: ConfigDict, flights: list[Flight]) -> Table:
   for f in flights:
     found.add_column(f.topology, justify="right", no_wrap=True)
   for title, cell, always in ROWS:
-    found.add_row(title, *(cell(f, c) if f.fits or always else "" for f in flights))
+    found.add_row(title, *("" if f.fits is False and not always else cell(f, c) for f in flights))
   return found
 
 
 def _gib(size: float | None) -> str:
-  return "?" if size is None else f"{size / 2**30:.2f}"
+  if size is None:
+    return "?"
+  return f"{size / 2**30:.2f}" if size >= 2**30 else f"{size / 2**30:.2g}"
 
 
 def _ms(secs: float | None) -> str:
@@ -333,16 +335,13 @@ def _hours(f: Flight, steps: int) -> float:
   return f.secs * steps / 3600
 
 
-def _verdict(f: Flight) -> str:
-  return "not known" if f.memory is None else "fits" if f.fits else "does not fit"
-
-
+_FITS = {True: "fits", False: "does not fit", None: "not known"}
 # What a table says of a flight and config.train, and whether it says so of one that does not fit.
 ROWS = (
   ("microbatches", lambda f, c: f"{f.accumulation}", True),
   ("memory, GiB", lambda f, c: _gib(f.memory), True),
   ("used", lambda f, c: _gib(f.used), True),
-  ("", lambda f, c: _verdict(f), True),
+  ("fits or not", lambda f, c: _FITS[f.fits], True),
   ("  parameters", lambda f, c: _gib(f.parameters), False),
   ("  optimizer", lambda f, c: _gib(f.optimizer), False),
   ("  optimizer, if sharded (ZeRO-1)", lambda f, c: _gib(f.optimizer_sharded), False),
@@ -366,7 +365,7 @@ def verdict(flights: list[Flight]) -> str:
   """Returns in words whether a step fits, and how: what `fit` found out."""
   *tried, last = flights
   refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else flights))
-  if last.memory is None:
+  if last.fits is None:
     return f"{last.topology}: whether it fits is not known, it needs {_gib(last.used)} GiB a device"
   if not last.fits:
     return (

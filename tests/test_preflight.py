@@ -1,6 +1,7 @@
 """What a step needs somewhere: read off the compiled program, bounded by data sheets."""
 
 import dataclasses
+import json
 import math
 
 import jax
@@ -19,33 +20,111 @@ def tiny():
   return config, preflight.here()
 
 
+def weights(config, place):
+  """Returns the shapes of a configuration's state."""
+  programs = preflight.compile_step(config, place.devices)
+  return programs[1]
+
+
 def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
   config, place = tiny
   flight = preflight.fly(config, preflight.HERE, place)
-  _, shapes = preflight.compile_step(config, place.devices)
-  count = sum(x.size for x in jax.tree.leaves(shapes.params))
+  state = weights(config, place)
+  count = sum(x.size for x in jax.tree.leaves(state.params))
   assert flight.parameters == 4 * count and flight.optimizer == pytest.approx(8 * count, rel=1e-3)
   # What is added up over the devices: a float32 for each parameter, and a few hundred numbers of
   # the metrics.
   assert 0 <= flight.reduced - 4 * count < 8000
+  assert flight.scattered == flight.gathered == 0 and flight.sent == 2 * flight.reduced * 7 / 8
   assert flight.used > flight.parameters + flight.optimizer
-  assert flight.devices == 8 and flight.fits and flight.memory == math.inf
   products = preflight.flops.step_flops(preflight.spec_of(config), 8, 16)
-  assert flight.flops * 8 == products
+  assert flight.devices == 8 and flight.flops * 8 == products
   assert flight.secs == pytest.approx(products / 8 / place.peak) and flight.mfu == 1
+
+
+def test_what_a_cpu_does_not_tell_is_said_to_be_unknown(tiny):
+  config, place = tiny
+  for word in ("memory there is", "speed of memory", "of the links", "peak: measured"):
+    assert word in place.unknown
+  flight = preflight.fly(config, preflight.HERE, place)
+  assert flight.fits is flight.memory is flight.memory_secs is flight.link_secs is None
+  assert json.loads(json.dumps(dataclasses.asdict(flight)))["memory"] is None
+  said = shown(config, [flight])
+  assert said["memory, GiB"] == said["ms of these at the links' speed"] == ["?"]
+  assert said["ms of memory at its speed"] == ["?"] and said["fits or not"] == ["not known"]
+  assert "whether it fits is not known" in preflight.verdict([flight])
+
+
+def shown(config, flights):
+  """Returns the rows of a table: {title: cells}."""
+  columns = [list(column.cells) for column in preflight.table(config, flights).columns]
+  return {title.strip(): list(cells) for title, *cells in zip(*columns, strict=True)}
+
+
+def test_an_optimizer_in_parts_is_an_eighth_where_eight_divides_an_axis(tiny):
+  config, place = tiny
+  whole = preflight.fly(config, preflight.HERE, place)
+  leaves = jax.tree.leaves(weights(config, place).opt_state)
+  split = [any(n % 8 == 0 for n in x.shape) for x in leaves]
+  assert any(split) and not all(split)
+  parts = sum(4 * x.size / (8 if s else 1) for x, s in zip(leaves, split, strict=True))
+  assert whole.optimizer_sharded == parts < whole.optimizer
+  config = config.copy_and_resolve_references()
+  config.optimizer.sharded = True
+  sharded = preflight.fly(config, preflight.HERE, place)
+  assert sharded.optimizer == parts and sharded.used < whole.used
+  # Gradients are added up and their parts put together: together as much as adding up everywhere.
+  assert sharded.gathered == sharded.scattered > 0.9 * whole.parameters
+  assert sharded.sent == pytest.approx(whole.sent, rel=0.02)
+
+
+def test_every_collective_counts_with_the_whole_array_and_once():
+  text = """
+  %start = (f32[256,1024]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) fusion(%a), calls=%all-gather.7
+  %p = f32[1024,1024]{1,0} all-reduce(%f), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%r
+  %m = (f32[2,3]{1,0}, bf16[4]{0}, pred[8]{0}) all-reduce-start(%a, %b, %c), channel_id=2
+  %s = f32[256,1024]{1,0:T(8,128)S(3)} reduce-scatter(%f), channel_id=1, dimensions={0}
+  %t = ((f32[8]{0}), f32[2]{0}) reduce-scatter-start(%f), channel_id=4, dimensions={0}
+  %g = f32[1024,1024]{1,0:T(8,128)} all-gather(%q), frontend_attributes={chain_id="0"}
+  %h = f32[1024,1024]{1,0:T(8,128)} all-gather(%q), frontend_attributes={chain_id="0"}
+  %i = (bf16[2]{0}, bf16[8]{0}) all-gather-start(%q), channel_id=1, dimensions={0}
+  %j = bf16[8]{0} all-gather-done(%i)
+  """
+  found = preflight.collective_bytes(text, 4)
+  full = 4 * 1024 * 1024
+  assert found["all-reduce"] == full + (24 + 8 + 8)
+  assert found["reduce-scatter"] == full + 32
+  assert found["all-gather"] == full + 16
+  sent = preflight.sent_bytes(found, 4)
+  assert sent == 3 / 4 * (2 * (full + 40) + full + 32 + full + 16)
+
+
+def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
+  config = tiny[0].copy_and_resolve_references()
+  config.train.batch_size = 48
+  tried = []
+  while more := preflight.more_microbatches(config, devices=8):
+    tried.append(more)
+    config.train.accumulation = more
+  assert tried == [2, 3, 6]
 
 
 @pytest.mark.long
 def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny):
   config, place = tiny
   config = config.copy_and_resolve_references()
-  config.train.batch_size = 64
+  config.train.batch_size = 48
   flights = preflight.fit(config, "x", dataclasses.replace(place, memory=1.0))
-  assert [f.accumulation for f in flights] == [1, 2, 4, 8]
+  assert [f.accumulation for f in flights] == [1, 2, 3, 6]
   assert not any(f.fits for f in flights) and flights[3].temporaries < flights[0].temporaries
-  enough = (flights[0].used + flights[1].used) / 2
+  said = shown(config, flights)
+  assert said["fits or not"] == 4 * ["does not fit"] and said["hours of the whole run"] == 4 * [""]
+  assert preflight.verdict(flights).startswith("x: does not fit, in 1, 2, 3, 6 microbatches")
+  enough = (flights[1].used + flights[2].used) / 2
   found = preflight.fit(config, "x", dataclasses.replace(place, memory=enough))
-  assert [f.fits for f in found] == [False, True]
+  assert [(f.accumulation, f.fits) for f in found] == [(1, False), (2, False), (3, True)]
+  assert preflight.verdict(found) == "x: fits, microbatches: 3; does not fit in 1, 2"
+  assert shown(config, found)["fits or not"] == ["does not fit", "does not fit", "fits"]
 
 
 def test_a_slice_that_is_none_is_refused():
@@ -54,10 +133,23 @@ def test_a_slice_that_is_none_is_refused():
       chips.parse(topology)
 
 
-def test_adding_up_takes_twice_the_bytes_over_all_links():
+def test_an_axis_that_is_no_ring_has_half_the_links():
   v5e, v5p = chips.CHIPS["v5e"], chips.CHIPS["v5p"]
-  # 16 x 16 are rings: 2 axes of 90 GB/s; 4 x 4 are lines: half of that.
-  assert chips.all_reduce_secs(v5e, (16, 16), 1.8e11) == pytest.approx(2)
-  assert chips.all_reduce_secs(v5e, (4, 4), 1.8e11) == pytest.approx(4)
-  assert chips.all_reduce_secs(v5p, (4, 4, 4), 5.4e11) == pytest.approx(2)
-  assert chips.all_reduce_secs(v5p, (1, 1, 1), 1e12) == 0
+  assert chips.link_rate(v5e, (16, 16)) == 2 * 9e10
+  assert chips.link_rate(v5e, (4, 4)) == chips.link_rate(v5e, (16, 1)) == 9e10
+  assert chips.link_rate(v5p, (4, 4, 4)) == 3 * 1.8e11
+  assert chips.link_rate(v5p, (1, 1, 1)) == math.inf
+
+
+def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
+  config, place = tiny
+  fast = dataclasses.replace(place, peak=1e12, memory=1e9, memory_rate=1e9, link_rate=1e6)
+  flight = preflight.fly(config, "x", fast)
+  assert flight.product_secs == flight.flops / 1e12 < flight.memory_secs < flight.link_secs
+  assert flight.link_secs == flight.sent / 1e6
+  assert flight.secs == flight.memory_secs + flight.link_secs
+  assert flight.mfu == pytest.approx(flight.product_secs / flight.secs)
+  hours = flight.secs * config.train.steps / 3600
+  said = shown(config, [flight])
+  assert said["fits or not"] == ["fits"] and said["hours of the whole run"] == [f"{hours:.3g}"]
+  assert said["chip-hours"] == [f"{8 * hours:.4g}"]

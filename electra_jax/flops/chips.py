@@ -4,6 +4,7 @@ Peaks are in `flops.PEAK_FLOPS`. Links are as in "How to Scale Your Model" (2025
 """
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Chip:
     memory_rate: bytes/s of its HBM.
     link_rate: bytes/s of one axis of the torus, both directions together.
     wraps: an axis closes to a ring where its length is a multiple of this.
+    cores: of which it has two, they work as one.
   """
 
   kind: str
@@ -23,12 +25,13 @@ class Chip:
   memory_rate: float
   link_rate: float
   wraps: int
+  cores: int = 1
 
 
 CHIPS = {
-  "v4": Chip("TPU v4", 32 * 2**30, 1.2e12, 9e10, 4),
+  "v4": Chip("TPU v4", 32 * 2**30, 1.2e12, 9e10, 4, 2),
   "v5e": Chip("TPU v5e", 16 * 2**30, 8.1e11, 9e10, 16),
-  "v5p": Chip("TPU v5p", 95 * 2**30, 2.8e12, 1.8e11, 4),
+  "v5p": Chip("TPU v5p", 95 * 2**30, 2.8e12, 1.8e11, 4, 2),
   "v6e": Chip("TPU v6e", 32 * 2**30, 1.6e12, 1.8e11, 16),
 }
 
@@ -52,14 +55,14 @@ def parse(topology: str) -> tuple[Chip, tuple[int, ...]]:
   return CHIPS[name], tuple(map(int, axes))
 
 
-def all_reduce_secs(chip: Chip, axes: tuple[int, ...], size: float) -> float:
-  """Returns how long the chips of a slice take to add up `size` bytes each, the least there is.
+def link_rate(chip: Chip, axes: tuple[int, ...]) -> float:
+  """Returns the bytes/s that reach the chip of a slice with the fewest links.
 
-  Each byte crosses every link of an axis twice; all axes work at once; an axis that is no ring has
-  half the rate.
+  All axes work at once; at the end of an axis that is no ring half of its links are missing. One
+  chip has nobody to hear from, and need not wait.
 
-  >>> all_reduce_secs(CHIPS["v5e"], (16, 16), 9e10)
-  1.0
+  >>> link_rate(CHIPS["v5e"], (16, 16)), link_rate(CHIPS["v5e"], (4, 8))
+  (180000000000.0, 90000000000.0)
   """
   rates = [chip.link_rate / (1 if n % chip.wraps == 0 else 2) for n in axes if n > 1]
-  return 2 * size / sum(rates) if rates else 0.0
+  return sum(rates) if rates else math.inf

@@ -1,0 +1,146 @@
+"""What the paper's three models need and take on slices of TPUs that are not here.
+
+  python benchmarks/preflight_table.py [--write] [--minutes=45]
+
+Runs `electra_jax.preflight` at the paper's batch sizes, a process for each slice, and prints the
+table. What is in the JSON already is not compiled again, so it can be stopped and taken up again;
+without its compiler (the extra `tpu`) it shows what is there. With --write the table goes into
+README.md. All slices take three quarters of an hour of one core.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+from rich.console import Console
+
+from electra_jax import config as configs
+from electra_jax.flops import chips
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "preflight_table.json"
+START, END = "<!-- preflight table -->", "<!-- end -->"
+# In the order of their worth: one slice for each model and kind of chip, then a pod, one chip, ...
+SLICES = (
+  ("small", "v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2"),
+  ("base", "v4:2x2x4 v5e:4x4 v5p:2x2x4 v6e:4x4"),
+  ("large", "v4:4x4x4 v5e:8x8 v5p:4x4x4 v6e:8x8"),
+  ("large", "v4:4x8x8 v5e:16x16 v5p:4x8x8 v6e:16x16"),
+  ("small", "v4:1x1x1 v5e:1x1 v5p:1x1x1 v6e:1x1"),
+  ("base", "v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2"),
+  ("large", "v4:2x2x4 v5e:4x4 v5p:2x2x4 v6e:4x4"),
+)
+PLAN = [(name, topology) for name, several in SLICES for topology in several.split()]
+MODELS = tuple(dict.fromkeys(name for name, _ in PLAN))
+TITLES = (
+  "model",
+  "slice",
+  "chips",
+  "microbatches",
+  "GiB a chip",
+  "ms a step ≥",
+  "sequences/s ≤",
+  "MFU ≤",
+  "hours ≥",
+  "chip-hours ≥",
+)
+
+
+def fly(name: str, topology: str) -> dict:
+  """Returns what a preflight in a process of its own says: its flights, or why there are none."""
+  started = time.perf_counter()
+  with tempfile.TemporaryDirectory() as folder:
+    lines = Path(folder) / "flights.jsonl"
+    command = [sys.executable, "-m", "electra_jax.preflight", f"--config=configs/{name}.py"]
+    command += [f"--topology={topology}", f"--json={lines}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
+    secs = round(time.perf_counter() - started)
+    found = {"config": name, "topology": topology, "secs": secs}
+    if done.returncode:
+      said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+      return found | {"error": (said or done.stderr.splitlines()[-1:])[-1]}
+    return found | {"flights": [json.loads(line) for line in lines.read_text().splitlines()]}
+
+
+def row(found: dict) -> list[str]:
+  """Returns the cells of a slice."""
+  name, topology = found["config"], found["topology"]
+  chip, axes = chips.parse(topology)
+  start = [name, f"`{topology}`", str(math.prod(axes))]
+  if "error" in found:
+    return [*start, found["error"].removeprefix("error: ")] + (len(TITLES) - 4) * [""]
+  last, config = found["flights"][-1], configs.load(f"{name}.py")
+  gib = f"{last['used'] / 2**30:.1f} of {last['memory'] / 2**30:.0f}"
+  if not last["fits"]:
+    return [*start, f"does not fit, in {last['accumulation']}", gib] + (len(TITLES) - 5) * [""]
+  hours = last["secs"] * config.train.steps / 3600
+  return [
+    *start,
+    str(last["accumulation"]),
+    gib,
+    f"{1000 * last['secs']:.3g}",
+    f"{config.train.batch_size / last['secs']:,.0f}",
+    f"{100 * last['mfu']:.0f} %",
+    f"{hours:,.3g}",
+    f"{hours * last['chips']:,.{0 if hours * last['chips'] >= 100 else 1}f}",
+  ]
+
+
+def markdown(results: list[dict]) -> str:
+  """Returns the table, ordered by model, kind of chip and size."""
+
+  def place(found):
+    chip, axes = chips.parse(found["topology"])
+    return MODELS.index(found["config"]), list(chips.CHIPS.values()).index(chip), math.prod(axes)
+
+  rows = [TITLES, ["---"] * 2 + ["---:"] * (len(TITLES) - 2)]
+  rows += [row(found) for found in sorted(results, key=place)]
+  return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def write(readme: Path, table: str) -> None:
+  """Puts the table between the two marks of a file."""
+  before, start, rest = readme.read_text().partition(START)
+  _, end, after = rest.partition(END)
+  if not start or not end:
+    raise SystemExit(f"{readme.name} has no {START} ... {END}")
+  readme.write_text(f"{before}{START}\n{table}{END}{after}")
+
+
+def main() -> None:
+  """Compiles what is missing, prints the table, writes JSON."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+  )
+  parser.add_argument("--write", action="store_true", help="put the table into README.md")
+  parser.add_argument("--minutes", type=float, default=math.inf, help="start none after that")
+  args = parser.parse_args()
+  results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
+  known = {(found["config"], found["topology"]) for found in results}
+  console, end = Console(highlight=False, soft_wrap=True), time.monotonic() + 60 * args.minutes
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  for name, topology in PLAN:
+    if (name, topology) in known or time.monotonic() > end:
+      continue
+    found = fly(name, topology)
+    if "extra electra_jax[tpu]" in found.get("error", ""):
+      console.print(found["error"])
+      break
+    results.append(found)
+    console.print(" ".join(row(found)), f"({found['secs']} s)")
+    machine.save(str(RESULTS), {"results": results})
+  table = markdown(results)
+  console.print(table, markup=False)
+  if args.write:
+    write(ROOT / "README.md", table)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,150 @@
+"""Asks the TPU compiler itself, through the preflight's command line, for a tiny network.
+
+  python tests/tpu_compile.py
+
+Installs the compiler that this JAX is for into a folder of its own inside the environment: an
+ordinary program that finds it complains at its start that there is no TPU. Exits with 0 if what
+the compiler says of slices of one and of four chips is what has to come out.
+"""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path(sys.prefix) / "libtpu"
+FIELDS = {
+  "model.hidden_size": 64,
+  "model.num_layers": 2,
+  "model.num_heads": 2,
+  "model.ffn_size": 128,
+  "model.embedding_size": 32,
+  "model.max_positions": 64,
+  "generator.width_multiplier": 0.5,
+  "data.seq_length": 64,
+  "data.vocab_size": 1000,
+  "train.batch_size": 24,
+  "train.steps": 1000,
+}
+ROWS = (
+  "microbatches",
+  "memory, GiB",
+  "fits or not",
+  "optimizer",
+  "optimizer, if sharded (ZeRO-1)",
+  "activations, gradients",
+  "all-reduced, GiB a step",
+  "ms of these at the links' speed",
+  "TFLOP a step",
+  "ms a step",
+  "sequences/s, all devices",
+  "MFU, %",
+  "hours of the whole run",
+  "chip-hours",
+)
+GIB = 2**30
+
+
+def install() -> None:
+  """Installs libtpu in the version that JAX names, and nothing else."""
+  wanted = next(
+    line.partition(";")[0].strip()
+    for line in importlib.metadata.requires("jax")
+    if line.startswith("libtpu")
+  )
+  done = FOLDER / wanted
+  if not done.exists():
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--upgrade", "--target", FOLDER, wanted], check=True)
+    done.touch()
+
+
+def preflight(topologies: str, **fields) -> tuple[str, list[dict]]:
+  """Returns what the program prints, and its JSON."""
+  changes = [f"--config.{name}={value}" for name, value in {**FIELDS, **fields}.items()]
+  with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "flights.jsonl"
+    command = [sys.executable, "-m", "electra_jax.preflight", "--config=configs/base.py", *changes]
+    done = subprocess.run(
+      [*command, f"--topology={topologies}", f"--json={path}"],
+      cwd=ROOT,
+      env=os.environ | {"PYTHONPATH": str(FOLDER), "JAX_PLATFORMS": "cpu"},
+      capture_output=True,
+      text=True,
+    )
+    if done.returncode:
+      raise SystemExit(f"the preflight failed:\n{done.stdout}\n{done.stderr}")
+    return done.stdout, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_slices() -> str:
+  """Four chips of two kinds: memory, bytes on the links, every row of the table."""
+  said, (v5e, v4) = preflight("v5e:2x2,v4:2x2x1")
+  missing = [row for row in ROWS if row not in said]
+  assert not missing, missing
+  for flight in (v5e, v4):
+    # Both cores of a v4 chip are one device.
+    assert flight["devices"] == flight["chips"] == 4 and flight["fits"], flight
+    # Adam's two moments and a counter; a float32 of each weight, and numbers for the metrics.
+    assert 0 <= flight["optimizer"] - 2 * flight["parameters"] < 100, flight
+    assert 0 <= flight["reduced"] - flight["parameters"] < 8000, flight
+    assert flight["sent"] == 2 * flight["reduced"] * 3 / 4 and not flight["gathered"], flight
+    assert flight["used"] > 3 * flight["parameters"], flight
+    slower = max(flight["product_secs"], flight["memory_secs"])
+    assert flight["secs"] == slower + flight["link_secs"], flight
+  assert (v5e["memory"], v4["memory"]) == (16 * GIB, 32 * GIB), (v5e, v4)
+  return "v5e:2x2 and v4:2x2x1 compile; every number is in the table"
+
+
+def check_sharded() -> str:
+  """The optimizer's state in parts: less of it, and put together after the step."""
+  _, (flight,) = preflight("v5e:2x2", **{"optimizer.sharded": True})
+  assert flight["optimizer"] == flight["optimizer_sharded"], flight
+  assert flight["optimizer"] < 0.6 * flight["parameters"], flight
+  # The compiler may turn a reduce-scatter into an all-reduce of which a part is used, and fill
+  # arrays up to whole tiles.
+  added = flight["reduced"] + flight["scattered"]
+  assert 1 <= added / flight["parameters"] < 1.05, flight
+  assert 0.9 < flight["gathered"] / flight["parameters"] <= 1, flight
+  return "with optimizer.sharded a chip holds a quarter, and gathers the update"
+
+
+def check_refusal() -> str:
+  """A batch too large for one chip: the compiler refuses, the fewest microbatches are found."""
+  # A very wide layer compiles faster than very many sequences.
+  fields = {"objective.name": "bert", "model.num_layers": 1, "model.ffn_size": 2**20}
+  fields |= {"model.dropout": 0.0, "model.attention_dropout": 0.0, "train.batch_size": 144}
+  said, flights = preflight("v5e:1x1", **fields)
+  tried = [(flight["accumulation"], flight["fits"]) for flight in flights]
+  assert tried == [(1, False), (2, False), (3, True)], flights
+  used = [flight["used"] for flight in flights]
+  assert used[0] > used[1] > 15 * GIB > used[2], used
+  assert "fits, microbatches: 3; does not fit in 1, 2" in said, said
+  return "what is too much for a chip fits in 3 microbatches, not in 1 or 2"
+
+
+def check_no_slice() -> str:
+  """A slice that there is not: one line."""
+  try:
+    preflight("v5e:3x3")
+  except SystemExit as error:
+    assert "error: topology v5e:3x3: " in str(error), error
+    return "v5e:3x3 is refused"
+  raise AssertionError("v5e:3x3 was not refused")
+
+
+def main() -> None:
+  install()
+  console = Console(highlight=False, soft_wrap=True)
+  for check in (check_slices, check_sharded, check_refusal, check_no_slice):
+    console.print(f"ok: {check()}")
+
+
+if __name__ == "__main__":
+  main()
