@@ -18,12 +18,13 @@ from jax.experimental import multihost_utils
 
 from electra_jax.log import Log
 
-TRIES = 5
+TRIES = 3
 
 
 @functools.cache
 def _work():
-  size = 256 if jax.default_backend() == "cpu" else 4096
+  # Long enough that a core which others want too shows it: the system lets short work pass.
+  size = 512 if jax.default_backend() == "cpu" else 4096
   dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
   work = jax.jit(lambda x: jax.lax.fori_loop(0, 8, lambda _, y: y @ x, x))
   return work, [jax.device_put(jnp.eye(size, dtype=dtype), d) for d in jax.local_devices()]
@@ -67,7 +68,7 @@ class Hosts:
 
   def __init__(self, slow_ratio: float, batch_size: int, step: int):
     self._slow_ratio, self._batch_size = slow_ratio, batch_size
-    self._step, self._data_secs = step, 0.0
+    self._start, self._step, self._data_secs = step, step, 0.0
     name = np.frombuffer(socket.gethostname().encode()[:64].ljust(64, b"\0"), np.uint8)
     self._names = [
       bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(name)
@@ -84,11 +85,12 @@ class Hosts:
       sequences_per_sec: of the steps since the line before, None where there were none.
       data_secs: spent waiting for data here, since the start.
     """
+    first = self._step == self._start  # its first batch opens the data
     steps, waited = step - self._step, data_secs - self._data_secs
     self._step, self._data_secs = step, data_secs
     mine = [waited / steps, probe_secs()]
     data, probes = multihost_utils.process_allgather(np.array(mine)).T
-    if not sequences_per_sec:
+    if not sequences_per_sec or first:
       return {}
     values, warnings = self.judge(
       own_secs(self._batch_size / sequences_per_sec, data, probes), data

@@ -235,18 +235,28 @@ def outcome(workdir: Path, step: int) -> tuple[dict, list[dict]]:
   return saved(workdir, step), lines(workdir)
 
 
-def check_readable(workdir: Path) -> None:
-  """Reads every complete checkpoint, as plain arrays, and compares them with their checksums."""
-  import zlib
-
+def arrays(workdir: Path, step: int) -> dict:
+  """Returns {name: plain array} of a checkpoint, whatever devices it was written from."""
+  import jax
   import numpy as np
   import orbax.checkpoint as ocp
 
   from electra_jax.checkpoint import named
 
+  path, reader = workdir / "checkpoints" / str(step) / "state", ocp.PyTreeCheckpointer()
+  tree = reader.metadata(path).item_metadata.tree
+  plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+  return named(reader.restore(path, restore_args=plain))
+
+
+def check_readable(workdir: Path) -> None:
+  """Reads every complete checkpoint and compares its arrays with their checksums."""
+  import zlib
+
+  import numpy as np
+
   for step in checkpoints(workdir):
-    state = ocp.PyTreeCheckpointer().restore(workdir / "checkpoints" / str(step) / "state")
-    found = {k: zlib.crc32(np.ascontiguousarray(x)) for k, x in named(state).items()}
+    found = {k: zlib.crc32(np.ascontiguousarray(x)) for k, x in arrays(workdir, step).items()}
     assert found == {k: facts["crc32"] for k, facts in saved(workdir, step).items()}, step
 
 

@@ -1,5 +1,6 @@
 """Several processes of one run, of which one is stopped, killed or slow."""
 
+import os
 import re
 import shutil
 import signal
@@ -63,12 +64,8 @@ def test_where_one_of_two_dies_the_other_ends_with_a_message(data, two_alone, tm
 
 
 def params(workdir, step: int) -> dict[str, np.ndarray]:
-  import orbax.checkpoint as ocp
-
-  from electra_jax.checkpoint import named
-
-  state = ocp.PyTreeCheckpointer().restore(workdir / "checkpoints" / str(step) / "state")
-  return named(state["params"])
+  found = harness.arrays(workdir, step)
+  return {name: x for name, x in found.items() if name.startswith("params/")}
 
 
 # The default rate is reached after ten thousand steps; this one moves weights by 1e-3 a step.
@@ -99,7 +96,6 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
       assert {run.wait(60) for run in runs} == {harness.STOPPED}
     else:
       assert "resuming from step" in runs[0].finish()
-  fresh_start = harness.lines(tmp_path / "1")[0]
   one = params(tmp_path / "1", 20)
   for name in ("2", "4", "moved"):
     for key, value in params(tmp_path / name, 20).items():
@@ -110,30 +106,33 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
       # Which tokens were drawn is the same in every step: their shares are equal to the last bit.
       for key in ("step", "split", "replaced"):
         assert ours[key] == theirs[key], (name, key)
-  moved = harness.lines(tmp_path / "1")[-1]["mlm_loss"] - fresh_start["mlm_loss"]
-  assert moved < -0.1  # it has learned something
+  early = params(tmp_path / "moved", 5)
+  assert min(np.abs(one[key] - early[key]).max() for key in one) > 1e-4  # every array has moved
 
 
 def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
-  hogs = [
-    subprocess.Popen(["taskset", "-c", "0", sys.executable, "-c", "while True: pass"])
-    for _ in range(4)
-  ]
+  """Both on a core of their own, until others want the core of process 1 too."""
+  cores = sorted(os.sched_getaffinity(0))
+  if len(cores) < 2:
+    pytest.skip("there is one core only")
+  workdir = tmp_path / "run"
+  reached = harness.reaches(workdir, 4)
+  runs = harness.pair(data, workdir, 10_000, log__every_steps=4, log__tensorboard="false")
+  runs[0].when(reached)
+  for run, core in zip(runs, cores, strict=False):
+    subprocess.run(["taskset", "-a", "-c", "-p", str(core), str(run.process.pid)], check=True)
+  hog = ["taskset", "-c", str(cores[1]), sys.executable, "-c", "while True: pass"]
+  hogs = [subprocess.Popen(hog) for _ in range(4)]
+  slow = re.compile(r"warning: process 1 \(.+\) is slow: alone its steps would take \d")
   try:
-    workdir = tmp_path / "run"
-    runs = harness.pair(data, workdir, 40, log__every_steps=5)
-    subprocess.run(["taskset", "-a", "-c", "-p", "0", str(runs[1].process.pid)], check=True)
-    subprocess.run(["taskset", "-a", "-c", "-p", "1", str(runs[0].process.pid)], check=True)
-    said = [run.finish() for run in runs][0]
+    runs[0].when(lambda: bool(slow.search(runs[0].said)), 120)
   finally:
-    for hog in hogs:
-      hog.kill()
-  assert re.search(r"warning: process 1 \(.+\) is slow: alone its steps would take \d", said), said
+    for process in (*hogs, *(run.process for run in runs)):
+      process.kill()
   from electra_jax import metrics
 
-  history = metrics.read_history(workdir / "metrics.jsonl")
-  named = [line["slowest_host"] for line in history if "slowest_host" in line]
-  assert len(named) >= 7 and sum(named) > len(named) / 2
+  line = metrics.read_history(workdir / "metrics.jsonl")[-1]
+  assert {"slowest_host", "fastest_host_step_ms", "slowest_host_step_ms"} <= set(line)
 
 
 def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone, tmp_path):
