@@ -1,5 +1,6 @@
 """What is told about a run, where it is kept: metrics.jsonl, event files, the screen."""
 
+import contextlib
 import errno
 import json
 import os
@@ -39,7 +40,8 @@ class History:
       if self._file.write(line.encode()) < len(line.encode()):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
-      self._file.truncate(end)
+      with contextlib.suppress(OSError):
+        self._file.truncate(end)
       raise OSError(error.errno, error.strerror, str(self.path)) from None
 
   def close(self) -> None:
@@ -134,8 +136,6 @@ class Log:
   def close(self) -> None:
     """Closes the files, whatever they say."""
     for place in self._places:
-      try:
+      with contextlib.suppress(OSError):  # what could not be written was told then
         place.close()
-      except OSError:
-        pass  # every line was flushed, or the failure of its write told, when it was written
     self._places = []

@@ -112,6 +112,16 @@ def test_another_seed_is_another_order(data):
   assert not np.array_equal(first.ids, second.ids)
 
 
+@pytest.mark.parametrize("start", [0, 2, 3, 40])
+def test_batches_that_are_left_out_are_the_only_ones_missing(data, start):
+  left_out = (2, 3, 41)
+  batches = take(data, 60, seed=0, batch_size=16)
+  kept = [batch for number, batch in enumerate(batches) if number not in left_out]
+  found = take(data, 5, seed=0, batch_size=16, start_step=start, skipped=left_out)
+  for ours, theirs in zip(found, kept[start : start + 5], strict=True):
+    assert np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.row, theirs.row)
+
+
 @pytest.mark.parametrize("start", [1, 13, 100, 1_000_000])
 def test_starting_at_a_step_equals_reaching_it(data, start):
   (found,) = take(data, 1, seed=0, batch_size=16, start_step=start)

@@ -1,0 +1,87 @@
+"""What watches a run: where its time goes, which steps are traced, which process is slow."""
+
+import io
+import resource
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from electra_jax import goodput, hosts, log, metrics, tracing
+
+
+def test_every_moment_counts_for_one_thing(monkeypatch):
+  clock = [0.0]
+  monkeypatch.setattr(goodput.time, "monotonic", lambda: clock[0])
+
+  def wait(secs):
+    clock[0] += secs
+
+  time = goodput.Goodput()
+  wait(1)
+  with time.doing("steps"):
+    wait(5)
+    with time.doing("data"):
+      wait(2)
+    wait(1)
+  with pytest.raises(KeyError), time.doing("save"):
+    wait(1)
+    raise KeyError  # it still ends there
+  assert time.secs() == {"rest": 1, "steps": 6, "data": 2, "save": 1}
+  assert time.summary() == "10.0 s: steps 60 %, data 20 %, save 10 %, rest 10 %"
+
+
+@pytest.mark.parametrize("text", ["x", "5:3", "0:2", "1:2:3", "-1", "3:"])
+def test_steps_to_trace_that_mean_nothing_are_refused(text):
+  with pytest.raises(ValueError, match="config.profile.steps is FIRST:LAST"):
+    tracing.parse_steps(text)
+
+
+def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
+  found = hosts.Hosts(1.3, batch_size=8, step=0)
+  found._names = ["a", "b", "c"]
+  even, slow = np.array([1.0, 1.1, 1.0]), np.array([1.0, 1.0, 1.5])
+  said = [found.judge(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
+  assert [len(x) for x in said] == [0, 0, 1, 0, 0, 0, 1]
+  assert said[2] == [
+    "process 2 (c) is slow: alone its steps would take 1.5e+03 ms, 0 of them waiting for data,"
+    " those of the others 1e+03 ms"
+  ]
+  values, _ = found.judge(slow, np.zeros(3))
+  assert values == {
+    "fastest_host_step_ms": 1000.0,
+    "slowest_host_step_ms": 1500.0,
+    "slowest_host": 2,
+  }
+  assert set(values) <= set(metrics.TIMING)
+
+
+def test_waiting_for_data_counts_as_it_is_and_the_rest_by_the_devices():
+  own = hosts.own_secs(1.0, np.array([0.2, 0.6]), np.array([2.0, 1.0]))
+  np.testing.assert_allclose(own, [0.2 + 0.4, 0.6 + 0.2])
+
+
+def test_a_line_that_is_cut_off_is_taken_back_and_ends_the_run_or_is_told(tmp_path):
+  out, path = io.StringIO(), tmp_path / "metrics.jsonl"
+  display = metrics.Display(0, 9, Console(file=out, width=200))
+  old = resource.getrlimit(resource.RLIMIT_FSIZE)
+  for must_write in (True, False):
+    lines = log.Log(
+      tmp_path, display, start_step=0, resumed=False, tensorboard=False, must_write=must_write
+    )
+    lines.write(1, "train", {"x": 1.0})
+    whole = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, old[1]))  # no file grows beyond it
+    try:
+      if must_write:
+        with pytest.raises(OSError, match="No space left on device: .*metrics.jsonl"):
+          lines.write(2, "train", {"x": 2.0})
+      else:
+        lines.write(2, "train", {"x": 2.0})
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert path.read_bytes() == whole
+    lines.write(3, "train", {"x": 3.0})
+    assert [line["step"] for line in metrics.read_history(path)] == [1, 3]
+    lines.close()
+  assert f"warning: step 2: not written to {path}: No space left" in out.getvalue()
