@@ -27,13 +27,12 @@ class Tools:
   """What the steps are watched and kept with."""
 
   checkpoints: Checkpoints
-  log: Log
   stop: StopSignals
   tracer: Tracer
   goodput: Goodput
 
 
-def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], tools: Tools):
+def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log, tools: Tools):
   """Trains from the state's step to the last, or until stopped, and returns the state.
 
   Args:
@@ -45,7 +44,7 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], tools: To
     UnhealthyError, WriteError, OSError: as the configuration says that these end a run.
   """
   c, n, hosts = job.config, job.config.train.steps, jax.process_count()
-  start, log, goodput, tracer = int(state.step), tools.log, tools.goodput, tools.tracer
+  start, goodput, tracer = int(state.step), tools.goodput, tools.tracer
   batches = batches_from(job, start, skipped)
   # Two CPU processes deadlock in their collectives when many steps are in flight.
   lockstep = hosts > 1 and jax.default_backend() == "cpu"
@@ -95,7 +94,8 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], tools: To
         evaluate(job, state.params, done, log)
     if saving:
       with goodput.doing("save"):
-        save(job, state, done, {"window": window.state_dict(), "skipped": skipped}, tools, last)
+        sums = {"window": window.state_dict(), "skipped": skipped}
+        save(job, state, done, sums, log, tools.checkpoints, last)
     if signal_name:
       log.display.console.print(f"{signal_name}: stopping after step {done:,}")
       break
@@ -144,7 +144,9 @@ def evaluate(job: Job, params: dict, done: int, log: Log) -> None:
   log.write(done, "heldout", values)
 
 
-def save(job: Job, state, done: int, sums: dict, tools: Tools, last: bool) -> None:
+def save(
+  job: Job, state, done: int, sums: dict, log: Log, checkpoints: Checkpoints, last: bool
+) -> None:
   """Starts a save of the state, with all that is needed to go on from it.
 
   Args:
@@ -160,13 +162,13 @@ def save(job: Job, state, done: int, sums: dict, tools: Tools, last: bool) -> No
     **sums,
   }
   try:
-    tools.checkpoints.save(done, state, meta, processes.agree)
+    checkpoints.save(done, state, meta, processes.agree)
   except ValueError as error:
     # A plain ValueError is how a process hears of what befell another.
     of_disk = isinstance(error, WriteError) or type(error) is ValueError
     if job.config.checkpoint.on_error == "stop" or not of_disk:
       raise
-    tools.log.tell([f"{error}; training goes on"])
-    tools.checkpoints.reopen()
+    log.tell([f"{error}; training goes on"])
+    checkpoints.reopen()
     with contextlib.suppress(*() if last else (WriteError,)):  # what failed may be the one before
-      tools.checkpoints.save(done, state, meta, processes.agree)
+      checkpoints.save(done, state, meta, processes.agree)

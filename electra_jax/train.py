@@ -12,7 +12,6 @@ import functools
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -91,7 +90,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     steps = tracing.parse_steps(config.profile.steps if first else "")
     tracer = Tracer(job.workdir / "profile", steps, config.profile.signal_steps)
     with display, StopSignals() as stop, tracer:
-      tools = functools.partial(Tools, checkpoints, stop=stop, tracer=tracer, goodput=goodput)
+      tools = Tools(checkpoints, stop, tracer, goodput)
       state = keep_on(job, state, meta, display, tools)
     with goodput.doing("save"):
       checkpoints.wait()
@@ -103,10 +102,10 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     return int(state.step)
 
 
-def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools: Callable):
+def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools: Tools):
   """Trains to the end; goes back and leaves a batch out where that is how NaN is met."""
   limit = job.config.health.max_rollbacks if job.config.health.on_nan == "rollback" else 0
-  skipped = tuple(meta["skipped"]) if meta else ()
+  skipped = tuple(meta.get("skipped", ())) if meta else ()
   while True:
     log = Log(
       job.workdir,
@@ -118,9 +117,8 @@ def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools:
       enabled=jax.process_index() == 0,
     )
     with contextlib.closing(log):
-      used = tools(log=log)
       try:
-        return loop(job, state, meta, skipped, used)
+        return loop(job, state, meta, skipped, log, tools)
       except jax.errors.JaxRuntimeError as error:
         processes.leave_if_alone(error)
         raise
@@ -128,16 +126,12 @@ def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools:
         if error.step is None or len(skipped) >= limit:
           raise
         skipped = (*skipped, pretrain.batch_number(error.step - 1, skipped))
-        log.tell(
-          [
-            f"{error}: going back to leave batch {skipped[-1]:,} out,"
-            f" the {len(skipped)}. of at most {limit}"
-          ]
-        )
+        which = f"{len(skipped)} of at most {limit}"
+        log.tell([f"{error}: going back to leave batch {skipped[-1]:,} out ({which})"])
     del state  # given away to the step that failed
-    with used.goodput.doing("restore"):
-      used.checkpoints.wait()
-      state, meta = make_state(job, used.checkpoints, display.console)
+    with tools.goodput.doing("restore"):
+      tools.checkpoints.wait()
+      state, meta = make_state(job, tools.checkpoints, display.console)
 
 
 # The start.
