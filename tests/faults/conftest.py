@@ -8,8 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import harness  # noqa: E402
-
-STEPS = 24
+from harness import STEPS  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+STEPS = 24  # of a run, unless said
 EVERY = 5  # steps between checkpoints
 STOPPED = 143  # exit code of a run that is to be started again
 UNFINISHED = "*.orbax-checkpoint-tmp"
@@ -258,6 +259,18 @@ def check_readable(workdir: Path) -> None:
   for step in checkpoints(workdir):
     found = {k: zlib.crc32(np.ascontiguousarray(x)) for k, x in arrays(workdir, step).items()}
     assert found == {k: facts["crc32"] for k, facts in saved(workdir, step).items()}, step
+
+
+def largest(folder: Path) -> Path:
+  """Returns the largest file below a folder."""
+  return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def flip(path: Path) -> None:
+  """Flips a bit in the middle of a file."""
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
 
 
 @contextlib.contextmanager

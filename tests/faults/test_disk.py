@@ -7,7 +7,7 @@ import threading
 
 import harness
 import pytest
-from conftest import STEPS
+from harness import STEPS, flip, largest
 
 pytestmark = pytest.mark.faults
 
@@ -106,16 +106,6 @@ def copy_with(alone, tmp_path, damage) -> object:
   workdir = shutil.copytree(alone, tmp_path / "run")
   damage(workdir / "checkpoints" / str(STEPS))
   return workdir
-
-
-def largest(folder):
-  return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-
-
-def flip(path) -> None:
-  content = bytearray(path.read_bytes())
-  content[len(content) // 2] ^= 1
-  path.write_bytes(content)
 
 
 DAMAGES = {

@@ -9,7 +9,7 @@ import time
 
 import harness
 import pytest
-from conftest import STEPS
+from harness import STEPS
 
 pytestmark = pytest.mark.faults
 SEED = int(os.environ.get("FAULTS_SEED", random.randrange(1000)))

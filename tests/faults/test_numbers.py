@@ -8,7 +8,7 @@ import time
 
 import harness
 import pytest
-from conftest import STEPS
+from harness import STEPS
 
 pytestmark = pytest.mark.faults
 

@@ -11,7 +11,7 @@ import time
 import harness
 import numpy as np
 import pytest
-from conftest import STEPS
+from harness import STEPS, flip, largest
 
 pytestmark = pytest.mark.faults
 
@@ -136,8 +136,6 @@ def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone, tmp_path):
-  from test_disk import flip, largest
-
   workdir = shutil.copytree(two_alone, tmp_path / "run")
   flip(largest(workdir / "checkpoints" / str(STEPS)))
   for run in harness.pair(data, workdir, STEPS):
