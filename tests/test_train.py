@@ -207,11 +207,16 @@ def explode(params):
 
 def program_shapes(config):
   """Returns the shapes of a state of `config`."""
+  return programs_of(config).shapes
+
+
+def programs_of(config) -> job.Programs:
+  """Returns the functions of a run of `config`."""
   vocab = pretrain.Shards.open(config.data.dir).vocab
   spec = translate.make_spec(config, vocab)
   tx = translate.make_optimizer_config(config)
   c = config.train
-  return job.make_programs(spec, tx, c.steps, config.seed, c.accumulation).shapes
+  return job.make_programs(spec, tx, c.steps, config.seed, c.accumulation)
 
 
 def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):

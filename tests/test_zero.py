@@ -1,6 +1,7 @@
 """ZeRO-1: the optimizer's state in parts is the same optimizer, and the same checkpoints."""
 
-import functools
+import dataclasses
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +9,16 @@ import numpy as np
 import optax
 import pytest
 from test_step import make_batch, make_spec
-from test_train import STEPS, interrupt_at, lines, saved, straight  # noqa: F401 (a fixture)
-
-from electra_jax import (
-  job,
-  optimizer,
-  parallel,
-  train,
-  zero,
+from test_train import (
+  STEPS,
+  interrupt_at,
+  lines,
+  programs_of,
+  saved,
+  straight,  # noqa: F401 (a fixture)
 )
+
+from electra_jax import job, optimizer, parallel, train, zero
 from electra_jax.checkpoint import Checkpoints
 
 PLAIN = optimizer.OptimizerConfig("adamw", 1e-3, "joined", 1, 1, 0.01, 0.9, 0.999, 1e-6, 0.5)
@@ -27,7 +29,7 @@ APART = optimizer.OptimizerConfig(
 
 def run(cfg, sharded: bool, steps: int = 3):
   spec = make_spec(0.0)
-  programs = job.make_programs(spec, optimizer.dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
+  programs = job.make_programs(spec, dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
   state = programs.start(parallel.replicate(programs.fresh()))
   held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state.opt_state))
   norms = []
@@ -38,7 +40,13 @@ def run(cfg, sharded: bool, steps: int = 3):
   return jax.device_get(programs.layout.to_global(state)), np.array(norms), held
 
 
-@pytest.mark.parametrize("cfg", [PLAIN, APART], ids=["one norm", "a norm each"])
+@pytest.mark.parametrize(
+  "cfg",
+  [
+    pytest.param(PLAIN, id="one norm"),
+    pytest.param(APART, id="a norm each", marks=pytest.mark.long),
+  ],
+)
 def test_parts_on_eight_devices_are_the_whole_to_rounding(cfg):
   (whole, norms, all_held), (parts, same_norms, held) = run(cfg, False), run(cfg, True)
   assert held < all_held / 6  # an eighth, and the few vectors that eight does not divide
@@ -57,8 +65,7 @@ def test_parts_on_eight_devices_are_the_whole_to_rounding(cfg):
   )
 
 
-def test_the_norm_of_parts_is_numpys(words):
-  del words
+def test_the_norm_of_parts_is_numpys():
   rng = np.random.default_rng(0)
   tree = {"a": rng.normal(size=(3, 16)), "b": rng.normal(size=5), "c": {"d": rng.normal(size=8)}}
   tree = jax.tree.map(np.float32, tree)
@@ -81,14 +88,15 @@ def test_a_part_of_the_weights_can_be_clipped_by_itself():
   jax.tree.map(np.testing.assert_array_equal, clipped, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [False, True], ids=["whole, then parts", "parts, then whole"])
 def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, first):  # noqa: F811
   tiny_config.optimizer.sharded = first
-  interrupt_at(monkeypatch, 5, functools.partial(_raise_term))
+  interrupt_at(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGTERM))
   assert train.train(tiny_config, tmp_path) == 5
   at_stop = saved(tmp_path, 5)
   tiny_config.optimizer.sharded = not first
-  programs, *_ = _programs(tiny_config)
+  programs = programs_of(tiny_config)
   checkpoints = Checkpoints(tmp_path, keep=5, keep_every_steps=0)
   state = checkpoints.restore(5, programs.layout.shapes())  # checks every array's sum
   again = programs.layout.to_global(programs.layout.to_local(state))
@@ -102,21 +110,3 @@ def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, f
       if isinstance(value, float):
         # As between numbers of devices: the sums of float32 are in another order.
         np.testing.assert_allclose(ours[name], value, rtol=1e-4, err_msg=name)
-
-
-def _raise_term():
-  import signal
-
-  signal.raise_signal(signal.SIGTERM)
-
-
-def _programs(config):
-  from electra_jax import translate
-  from electra_jax.data import pretrain
-
-  spec = translate.make_spec(config, pretrain.Shards.open(config.data.dir).vocab)
-  c = config.train
-  made = job.make_programs(
-    spec, translate.make_optimizer_config(config), c.steps, config.seed, c.accumulation
-  )
-  return made, spec
