@@ -106,8 +106,9 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
       # Which tokens were drawn is the same in every step: their shares are equal to the last bit.
       for key in ("step", "split", "replaced"):
         assert ours[key] == theirs[key], (name, key)
-  early = params(tmp_path / "moved", 5)
-  assert min(np.abs(one[key] - early[key]).max() for key in one) > 1e-4  # every array has moved
+  early = params(tmp_path / "moved", harness.checkpoints(tmp_path / "moved")[0])
+  # Every array has moved, by much more than they differ.
+  assert min(np.abs(one[key] - early[key]).max() for key in one) > 1e-5
 
 
 def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
@@ -161,7 +162,7 @@ def test_two_processes_share_the_optimizers_state(data, two_alone, tmp_path):
     {k: v["shape"] for k, v in harness.saved(w, STEPS).items()} for w in (workdir, two_alone)
   ]
   assert shapes[0] == shapes[1]
-  for ours, theirs in zip(harness.lines(workdir), harness.lines(two_alone), strict=True):
-    for name, value in theirs.items():
-      if isinstance(value, float):
-        np.testing.assert_allclose(ours[name], value, rtol=2e-3, err_msg=f"{name} {ours['step']}")
+  # Until it was stopped. This rate makes a thousandth of the smallest differences ten steps later.
+  for ours, theirs in zip(harness.lines(workdir)[:8], harness.lines(two_alone)[:8], strict=True):
+    for name in ("mlm_loss", "rtd_loss"):
+      np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, err_msg=str(ours["step"]))
