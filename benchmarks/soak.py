@@ -27,16 +27,12 @@ import numpy as np
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
+
+import harness  # noqa: E402
+
 KEEP, KEEP_EVERY = 3, 20_000
-FIELDS = {
-  "model.hidden_size": 64,
-  "model.num_layers": 2,
-  "model.num_heads": 2,
-  "model.ffn_size": 128,
-  "model.embedding_size": 32,
-  "model.max_positions": 32,
-  "generator.width_multiplier": 0.5,
-  "data.seq_length": 32,
+FIELDS = {  # beside those of the faults' network
   "data.vocab_size": 2000,
   "optimizer.learning_rate": 1e-3,
   "optimizer.warmup_steps": 1000,
@@ -117,11 +113,13 @@ def holds(figures: dict) -> dict[str, bool]:
 
 def soak(folder: Path, minutes: float) -> tuple[list[dict], list[dict], str]:
   """Trains for some minutes; returns what was seen, its lines, and what it said last."""
-  sys.path.insert(0, str(ROOT / "tests" / "faults"))
-  import harness
-
   harness.write_text(folder / "text.txt")
-  fields = {**FIELDS, "data.dir": folder / "data", "data.sources": f"text:{folder}/text.txt"}
+  fields = {
+    **harness.FIELDS,
+    **FIELDS,
+    "data.dir": folder / "data",
+    "data.sources": f"text:{folder}/text.txt",
+  }
   changes = [f"--config.{name}={value}" for name, value in fields.items()]
   head = [sys.executable, "-m"]
   build = [*head, "electra_jax.data.build", "--config=configs/base.py", *changes]

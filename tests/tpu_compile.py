@@ -17,16 +17,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "faults"))
+
+import harness  # noqa: E402
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path(sys.prefix) / "libtpu"
 FIELDS = {
-  "model.hidden_size": 64,
-  "model.num_layers": 2,
-  "model.num_heads": 2,
-  "model.ffn_size": 128,
-  "model.embedding_size": 32,
+  **harness.FIELDS,
   "model.max_positions": 64,
-  "generator.width_multiplier": 0.5,
   "data.seq_length": 64,
   "data.vocab_size": 1000,
   "train.batch_size": 24,
