@@ -43,6 +43,26 @@ FIELDS = {
   "log.every_steps": 1,
 }
 
+# Steps of 0.3 s at least: JAX looks for a SIGTERM once a second, and a test for a step at times.
+PACED = """
+import time
+from electra_jax import job
+
+make = job.make_programs
+
+def programs(*args):
+  made = make(*args)
+  return made._replace(train_step=lambda *args: (time.sleep(0.3), made.train_step(*args))[1])
+
+job.make_programs = programs
+"""
+
+
+def program(code: str, *arguments: str) -> list[str]:
+  """Returns a head of a `Run`: the program, after some lines of Python that take the arguments."""
+  code += "from electra_jax import config, train\ntrain.define_flags()\nconfig.run(train.main)\n"
+  return [sys.executable, "-c", code, *arguments]
+
 
 def write_text(path: Path) -> None:
   """Writes a few hundred documents of made-up words."""

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import time
 
 import harness
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.faults
 POISON = """
 import sys
 import jax, numpy as np
-from electra_jax import config, job, train
+from electra_jax import job
 from electra_jax.data import pretrain
 
 first, every = int(sys.argv.pop(1)), sys.argv.pop(1) == "every"
@@ -38,14 +37,12 @@ def programs(*args):
   return made._replace(train_step=train_step)
 
 job.make_programs, pretrain.train_batches = programs, batches
-train.define_flags()
-config.run(train.main)
 """
 
 
 def poisoned(data, workdir, number: int, every: bool = False, **fields) -> harness.Run:
   """Starts a run whose step breaks on the batch of that number, from 0."""
-  head = [sys.executable, "-c", POISON, str(number), "every" if every else "once"]
+  head = harness.program(POISON, str(number), "every" if every else "once")
   return harness.Run(data, workdir, STEPS, head=head, **fields)
 
 
@@ -113,14 +110,11 @@ JUMPING = """
 import time
 real, jumps = time.time, [0, 86400, -7200, 3600, -86400]
 time.time = lambda: real() + jumps[int(time.monotonic()) % len(jumps)]
-from electra_jax import config, train
-train.define_flags()
-config.run(train.main)
 """
 
 
 def test_jumps_of_the_clock_corrupt_nothing(data, alone, tmp_path):
-  workdir, head = tmp_path / "run", [sys.executable, "-c", JUMPING]
+  workdir, head = tmp_path / "run", harness.program(JUMPING)
   reached = harness.reaches(workdir, 12)
   harness.Run(data, workdir, STEPS, head=head).when(reached).kill()
   oldest = workdir / "checkpoints" / str(harness.checkpoints(workdir)[0])

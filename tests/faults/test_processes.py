@@ -15,6 +15,7 @@ from harness import STEPS, flip, largest
 from electra_jax import metrics
 
 pytestmark = pytest.mark.faults
+PACED = harness.program(harness.PACED)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def two_alone(data, tmp_path_factory):
 def test_told_to_stop_two_processes_save_the_same_step(data, two_alone, tmp_path, both):
   workdir = tmp_path / "run"
   reached = harness.reaches(workdir, 7)
-  runs = harness.pair(data, workdir, STEPS)
+  runs = harness.pair(data, workdir, STEPS, head=PACED)
   runs[0].when(reached)
   for run in runs if both else runs[1:]:
     run.send(signal.SIGTERM)
@@ -89,7 +90,8 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
     for run in harness.pair(data, tmp_path / str(count), 20, count, **EXACT):
       run.finish()
   for i, count in enumerate((1, 2, 4, 1)):
-    runs = harness.pair(data, tmp_path / "moved", 20, count, checkpoint__keep=9, **EXACT)
+    kept = {**EXACT, "checkpoint__keep": 9}
+    runs = harness.pair(data, tmp_path / "moved", 20, count, head=PACED, **kept)
     if i < 3:
       reached = harness.reaches(tmp_path / "moved", 5 * (i + 1) - 2)
       runs[0].when(reached)
@@ -164,7 +166,7 @@ def test_two_processes_share_the_optimizers_state(data, two_alone, tmp_path):
   """ZeRO-1 over processes: each has a part, the checkpoint has it all, and one process reads it."""
   workdir = tmp_path / "run"
   reached = harness.reaches(workdir, 7)
-  runs = harness.pair(data, workdir, STEPS, optimizer__sharded="true")
+  runs = harness.pair(data, workdir, STEPS, head=PACED, optimizer__sharded="true")
   runs[0].when(reached)
   runs[1].send(signal.SIGTERM)
   assert [run.wait(60) for run in runs] == [harness.STOPPED] * 2
