@@ -184,18 +184,6 @@ def _unspan(arrays: list, specs: list) -> list:
   return [turn(x, mesh, spec) for x, spec in zip(arrays, specs, strict=True)]
 
 
-def to_local(tree):
-  """Turns arrays over all processes, whole on every device, into arrays of this process."""
-  leaves, structure = jax.tree.flatten(tree)
-  return structure.unflatten(_unspan(leaves, [PartitionSpec()] * len(leaves)))
-
-
-def global_shapes(tree):
-  """Returns the shapes of a tree, whole on every device, as a checkpoint restores it."""
-  sharding = _global(PartitionSpec())
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-
 class Layout:
   """Where the arrays of a state are: whole on every device, or in parts.
 

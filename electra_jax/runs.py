@@ -14,5 +14,5 @@ def read_params(workdir: str, vocab) -> tuple[networks.Spec, dict]:
   """
   spec = translate.read_spec(workdir, vocab)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  restored = restore_params(workdir, parallel.global_shapes(shapes))
-  return spec, parallel.replicate(parallel.to_local(restored))
+  layout = parallel.Layout(shapes, in_parts=False)
+  return spec, parallel.replicate(layout.to_local(restore_params(workdir, layout.shapes())))
