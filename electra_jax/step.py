@@ -118,8 +118,7 @@ def make_train_step(
 
     shapes = jax.eval_shape(part_of_sum, jax.tree.map(lambda x: x[0], parts))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    sums, _ = jax.lax.scan(add_part, zero, parts)
-    sums, grads = sums
+    (sums, grads), _ = jax.lax.scan(add_part, zero, parts)
     loss, terms = jax.lax.psum(sums, axis)
 
     updates, opt_state, grad_norm = update(grads, state.opt_state, state.params)
