@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-STEPS = 24  # of a run, unless said
+STEPS = (
+  44  # of a run, unless said: dozens more than a test waits for, which may be slow to see them
+)
 EVERY = 5  # steps between checkpoints
 STOPPED = 143  # exit code of a run that is to be started again
 UNFINISHED = "*.orbax-checkpoint-tmp"

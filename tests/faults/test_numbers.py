@@ -98,11 +98,20 @@ def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_pat
   harness.check_readable(tmp_path / "stopped")
 
 
-def test_a_discriminator_that_is_not_trained_is_warned_of(data, tmp_path):
-  fields = {"objective__rtd_weight": 0, "health__window": 5, "health__after_step": 5}
-  fields["health__auc_margin"] = 0.2
-  said = harness.Run(data, tmp_path / "run", STEPS, **fields).finish()
-  assert "the discriminator tells nothing" in said
+@pytest.mark.parametrize(
+  ("fields", "told"),
+  [
+    (
+      {"objective__rtd_weight": 0, "health__auc_margin": 0.2},
+      "the discriminator tells nothing",
+    ),
+    ({"objective__temperature": 0.01}, "the generator samples the same few tokens"),
+  ],
+  ids=["discriminator is not trained", "generator draws its first choice"],
+)
+def test_a_collapse_is_warned_of(data, tmp_path, fields, told):
+  when = {"health__window": 5, "health__after_step": 5}
+  assert told in harness.Run(data, tmp_path / "run", STEPS, **when, **fields).finish()
 
 
 # Runs the program under a clock that jumps forth and back, by up to a day, every second.

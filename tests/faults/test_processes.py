@@ -101,7 +101,9 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
       assert "resuming from step" in runs[0].finish()
   one = params(tmp_path / "1", 20)
   for name in ("2", "4", "moved"):
-    for key, value in params(tmp_path / name, 20).items():
+    found = params(tmp_path / name, 20)
+    print(f"{name}: {max(np.abs(found[key] - one[key]).max() for key in one):.1e} apart")
+    for key, value in found.items():
       np.testing.assert_allclose(value, one[key], rtol=0, atol=1e-6, err_msg=f"{name}: {key}")
     for ours, theirs in zip(
       harness.lines(tmp_path / name), harness.lines(tmp_path / "1"), strict=True
