@@ -1,6 +1,6 @@
 """What the paper's three models need and take on slices of TPUs that are not here.
 
-  python benchmarks/preflight_table.py [--write] [--minutes=45]
+  python benchmarks/preflight_table.py [--write] [--minutes=45] [--jobs=2]
 
 Runs `electra_jax.preflight` at the paper's batch sizes, a process for each slice, and prints the
 table. What is in the JSON already is not compiled again, so it can be stopped and taken up again;
@@ -9,6 +9,7 @@ README.md. All slices take three quarters of an hour of one core.
 """
 
 import argparse
+import concurrent.futures
 import json
 import math
 import os
@@ -121,21 +122,28 @@ def main() -> None:
   )
   parser.add_argument("--write", action="store_true", help="put the table into README.md")
   parser.add_argument("--minutes", type=float, default=math.inf, help="start none after that")
+  parser.add_argument("--jobs", type=int, default=1, help="compile as many at a time, a core each")
   args = parser.parse_args()
   results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
   known = {(found["config"], found["topology"]) for found in results}
   console, end = Console(highlight=False, soft_wrap=True), time.monotonic() + 60 * args.minutes
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
-  for name, topology in PLAN:
-    if (name, topology) in known or time.monotonic() > end:
-      continue
-    found = fly(name, topology)
-    if "extra electra_jax[tpu]" in found.get("error", ""):
-      console.print(found["error"])
-      break
-    results.append(found)
-    console.print(" ".join(row(found)), f"({found['secs']} s)")
-    machine.save(str(RESULTS), {"results": results})
+
+  def in_time(slice_: tuple[str, str]) -> dict | None:
+    return fly(*slice_) if time.monotonic() < end else None
+
+  with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    todo = [slice_ for slice_ in PLAN if slice_ not in known]
+    for future in concurrent.futures.as_completed(pool.submit(in_time, x) for x in todo):
+      if (found := future.result()) is None:
+        continue
+      if "extra electra_jax[tpu]" in found.get("error", ""):
+        console.print(found["error"])
+        pool.shutdown(cancel_futures=True)
+        break
+      results.append(found)
+      console.print(" ".join(row(found)), f"({found['secs']} s)")
+      machine.save(str(RESULTS), {"results": results})
   table = markdown(results)
   console.print(table, markup=False)
   if args.write:
