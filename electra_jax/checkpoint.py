@@ -108,7 +108,11 @@ class Checkpoints:
     if step == self.latest_step():
       return None
     self._refuse_full_disk(state)
-    return _inspect(state)
+    arrays, bad = _inspect(state)
+    if bad:
+      more = f" and {len(bad) - 1} more arrays are" if len(bad) > 1 else " is"
+      raise CheckpointError(f"nothing was saved: {bad[0]}{more} not finite")
+    return arrays
 
   def _refuse_full_disk(self, state) -> None:
     # Before anything is written: a disk that fills up halfway fails many writes, each noisily.
@@ -266,12 +270,8 @@ def _host(x: jax.Array) -> np.ndarray:
   return multihost_utils.process_allgather(x, tiled=True)  # its parts are on other hosts
 
 
-def _inspect(state) -> dict[str, dict]:
-  """Returns {name: {shape, dtype, crc32}} of a state.
-
-  Raises:
-    CheckpointError: an array holds NaN or infinity.
-  """
+def _inspect(state) -> tuple[dict[str, dict], list[str]]:
+  """Returns {name: {shape, dtype, crc32}} of a state, and the names of what is not finite."""
 
   def facts(x: np.ndarray) -> tuple[dict, bool]:
     finite = not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
@@ -281,15 +281,13 @@ def _inspect(state) -> dict[str, dict]:
   leaves = {name: _host(x) for name, x in named(state).items()}
   with ThreadPoolExecutor() as pool:  # both passes release the GIL
     results = dict(zip(leaves, pool.map(facts, leaves.values()), strict=True))
-  if bad := [name for name, (_, finite) in results.items() if not finite]:
-    more = f" and {len(bad) - 1} more arrays are" if len(bad) > 1 else " is"
-    raise CheckpointError(f"nothing was saved: {bad[0]}{more} not finite")
-  return {name: found for name, (found, _) in results.items()}
+  bad = [name for name, (_, finite) in results.items() if not finite]
+  return {name: known for name, (known, _) in results.items()}, bad
 
 
 def _verify(state, arrays: Mapping[str, dict]) -> None:
   """Raises where an array is not the one that was saved."""
-  found = _inspect(state)
+  found, _ = _inspect(state)
   if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
     raise ValueError(f"{len(wrong)} arrays do not match their checksums, {wrong[0]} among them")
 
@@ -318,7 +316,8 @@ def _damaged(folder: Path, step: int, error: Exception) -> DamagedError:
 
 def _cause(error: BaseException) -> str:
   """Returns what the system said, else the first line of an error, shortened."""
-  if match := re.search(r": ([^:]*) \[os_error_code=", str(error)):
+  # tensorstore ends with it, before details whose order varies.
+  if match := re.search(r": ([^:\[]*) \[(?:os_error_code|tensorstore_spec)=", str(error)):
     return match[1]
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   return (lines[0] if lines else type(error).__name__)[:200]
