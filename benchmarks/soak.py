@@ -6,10 +6,11 @@ A tiny network on a generated text, with a line every second, an evaluation and 
 20, so that what leaks at a line, an evaluation or a save has a hundred chances. From outside: the
 memory (RSS), open files and threads of the process and the checkpoints on its disk, every ten
 seconds. Then a second process starts the same training, and the two run in turns of 20 s: machines
-drift by more than a program slows down, so the old one is compared with one that has just begun.
+drift by more than a program slows down, so the old one is also compared with one that has begun.
 In the end it is told to stop by SIGTERM. Exits with 0 if, after the warm-up, memory grows by less
 than 1 MB a minute, the open files are no more at the end than at first, no more checkpoints lie
-there than are to be kept, and the old process is within 5 % of the young one's speed.
+there than are to be kept, and the last five minutes are within 5 % of the first five's speed and
+the old process within 5 % of the young one's.
 """
 
 import argparse
@@ -104,6 +105,7 @@ def holds(figures: dict) -> dict[str, bool]:
     "memory grows by less than 1 MB a minute": figures["rss_mb_a_minute"] < 1,
     "open files are flat": last <= first,
     "checkpoints are cleared": figures["most_checkpoints_but_those_for_ever"] <= KEEP + 1,
+    "as fast at the end as at first": abs(figures["last_over_first"] - 1) < 0.05,
     "as fast as a process that has just begun": abs(figures["old_over_young"] - 1) < 0.05,
   }
 

@@ -287,9 +287,11 @@ def _inspect(state) -> tuple[dict[str, dict], list[str]]:
 
 def _verify(state, arrays: Mapping[str, dict]) -> None:
   """Raises where an array is not the one that was saved."""
-  found, _ = _inspect(state)
+  found, bad = _inspect(state)
   if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
     raise ValueError(f"{len(wrong)} arrays do not match their checksums, {wrong[0]} among them")
+  if bad:
+    raise ValueError(f"{bad[0]} is not finite")
 
 
 def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:
