@@ -5,7 +5,7 @@
 Runs `electra_jax.preflight` at the paper's batch sizes, a process for each slice, and prints the
 table. What is in the JSON already is not compiled again, so it can be stopped and taken up again;
 without its compiler (the extra `tpu`) it shows what is there. With --write the table goes into
-README.md. All slices take three quarters of an hour of one core.
+README.md. All slices take over two hours of one core.
 """
 
 import argparse
