@@ -1,16 +1,18 @@
-"""Half an hour of training in one process: does anything grow, slow down or pile up?
+"""An hour of training in one process: does anything grow, slow down or pile up?
 
-  python benchmarks/soak.py [--minutes=30] [--warm-up=5] [--json benchmarks/results/soak.json]
+  python benchmarks/soak.py [--minutes=60] [--warm-up=15] [--json benchmarks/results/soak.json]
 
 A tiny network on a generated text, with a line every second, an evaluation and a checkpoint every
 20, so that what leaks at a line, an evaluation or a save has a hundred chances. From outside: the
 memory (RSS), open files and threads of the process and the checkpoints on its disk, every ten
-seconds. Then a second process starts the same training, and the two run in turns of 20 s: machines
-drift by more than a program slows down, so the old one is also compared with one that has begun.
-In the end it is told to stop by SIGTERM. Exits with 0 if, after the warm-up, memory grows by less
-than 1 MB a minute, the open files are no more at the end than at first, no more checkpoints lie
-there than are to be kept, and the last five minutes are within 5 % of the first five's speed and
-the old process within 5 % of the young one's.
+seconds. The warm-up is as long as malloc's arenas need: what a save's threads free stays in
+theirs, and protobuf has all that is free given back at times, some of which is soon wanted again.
+Then a second process starts the same training, and the two run in turns of 20 s: machines drift by
+more than a program slows down, so the old one is also compared with one that has begun. In the end
+it is told to stop by SIGTERM. Exits with 0 if, after the warm-up, memory grows by less than 1 MB a
+minute, the open files are no more at the end than at first, no more checkpoints lie there than are
+to be kept, and the last five minutes are within 5 % of the first five's speed and the old process
+within 5 % of the young one's.
 """
 
 import argparse
@@ -58,6 +60,7 @@ def look(run: harness.Run, workdir: Path, started: float) -> dict:
     "secs": round(time.monotonic() - started, 2),
     "step": harness.last_line(workdir),
     "rss_mb": int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024,
+    "anonymous_mb": int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024,
     "threads": int(re.search(r"Threads:\s+(\d+)", status)[1]),
     "open_files": len(os.listdir(proc / "fd")),
     "checkpoints": len(steps),
@@ -67,9 +70,15 @@ def look(run: harness.Run, workdir: Path, started: float) -> dict:
 
 def judge(seen: list[dict], warm_up: float, in_turns: list[float]) -> dict:
   """Returns the figures, of what was seen after the warm-up (minutes)."""
+
+  def slope(since: float) -> float:
+    """Megabytes a minute after some minutes, by least squares."""
+    part = [x for x in seen if x["secs"] >= 60 * since]
+    line = np.polyfit([x["secs"] / 60 for x in part], [x["rss_mb"] for x in part], 1)
+    return round(float(line[0]), 3)
+
+  slopes = {since: slope(since) for since in (warm_up / 3, warm_up, 2 * warm_up)}
   seen = [x for x in seen if x["secs"] >= 60 * warm_up]
-  minutes = np.array([x["secs"] for x in seen]) / 60
-  slope = np.polyfit(minutes, [x["rss_mb"] for x in seen], 1)[0]
 
   def rate(first: float, last: float) -> float:
     """Steps a second between two minutes, lines, evaluations and saves included."""
@@ -80,13 +89,15 @@ def judge(seen: list[dict], warm_up: float, in_turns: list[float]) -> dict:
     """Of the open files between two minutes; during a save there are more."""
     return float(np.median([x["open_files"] for x in seen if first <= x["secs"] / 60 <= last]))
 
-  begin, end = minutes[0], minutes[-1]
+  begin, end = seen[0]["secs"] / 60, seen[-1]["secs"] / 60
   first, last = rate(begin, begin + 5), rate(end - 5, end)
   return {
-    "minutes": round(float(end), 1),
+    "minutes": round(end, 1),
+    "warm_up_minutes": warm_up,
     "steps": seen[-1]["step"],
     "rss_mb": [round(seen[0]["rss_mb"], 1), round(seen[-1]["rss_mb"], 1)],
-    "rss_mb_a_minute": round(float(slope), 3),
+    "rss_mb_a_minute": slopes[warm_up],
+    "rss_mb_a_minute_since_minute": slopes,
     "open_files": [min(x["open_files"] for x in seen), max(x["open_files"] for x in seen)],
     "open_files_first_last": [median(begin, begin + 5), median(end - 5, end)],
     "threads": [seen[0]["threads"], seen[-1]["threads"]],
@@ -148,8 +159,8 @@ def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], str]:
 def main() -> int:
   """Runs from the command line."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--minutes", type=float, default=30)
-  parser.add_argument("--warm-up", type=float, default=5, help="minutes that are not judged")
+  parser.add_argument("--minutes", type=float, default=60)
+  parser.add_argument("--warm-up", type=float, default=15, help="minutes that are not judged")
   parser.add_argument("--json", default=None)
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as temporary:
