@@ -1,18 +1,17 @@
 """An hour of training in one process: does anything grow, slow down or pile up?
 
-  python benchmarks/soak.py [--minutes=60] [--warm-up=15] [--json benchmarks/results/soak.json]
+  python benchmarks/soak.py [--minutes=60] [--warm-up=5] [--json benchmarks/results/soak.json]
 
 A tiny network on a generated text, with a line every second, an evaluation and a checkpoint every
 20, so that what leaks at a line, an evaluation or a save has a hundred chances. From outside: the
 memory (RSS), open files and threads of the process and the checkpoints on its disk, every ten
-seconds. The warm-up is as long as malloc's arenas need: what a save's threads free stays in
-theirs, and protobuf has all that is free given back at times, some of which is soon wanted again.
-Then a second process starts the same training, and the two run in turns of 20 s: machines drift by
-more than a program slows down, so the old one is also compared with one that has begun. In the end
-it is told to stop by SIGTERM. Exits with 0 if, after the warm-up, memory grows by less than 1 MB a
-minute, the open files are no more at the end than at first, no more checkpoints lie there than are
-to be kept, and the last five minutes are within 5 % of the first five's speed and the old process
-within 5 % of the young one's.
+seconds. What malloc keeps and protobuf has given back at times moves the memory, hence an hour, and
+slopes since later minutes too. Then a second process starts the same training, and the two run in
+turns of 20 s: machines drift by more than a program slows down, so the old one is also compared
+with one that has begun. In the end it is told to stop by SIGTERM. Exits with 0 if, after the
+warm-up, memory grows by less than 1 MB a minute, the open files are no more at the end than at
+first, no more checkpoints lie there than are to be kept, and the last five minutes are within 5 %
+of the first five's speed and the old process within 5 % of the young one's.
 """
 
 import argparse
@@ -77,7 +76,8 @@ def judge(seen: list[dict], warm_up: float, in_turns: list[float]) -> dict:
     line = np.polyfit([x["secs"] / 60 for x in part], [x["rss_mb"] for x in part], 1)
     return round(float(line[0]), 3)
 
-  slopes = {since: slope(since) for since in (warm_up / 3, warm_up, 2 * warm_up)}
+  later = [since for since in (15, 30) if warm_up < since < seen[-1]["secs"] / 60 - 5]
+  slopes = {since: slope(since) for since in (warm_up, *later)}
   seen = [x for x in seen if x["secs"] >= 60 * warm_up]
 
   def rate(first: float, last: float) -> float:
@@ -160,7 +160,7 @@ def main() -> int:
   """Runs from the command line."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--minutes", type=float, default=60)
-  parser.add_argument("--warm-up", type=float, default=15, help="minutes that are not judged")
+  parser.add_argument("--warm-up", type=float, default=5, help="minutes that are not judged")
   parser.add_argument("--json", default=None)
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as temporary:
