@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -297,3 +298,23 @@ def test_shards_open_and_evaluate_without_tensorflow(folder):
 def test_tensorflow_sees_no_accelerator():
   tf = pretrain._tensorflow()
   assert tf.config.get_visible_devices("GPU") == [] and tf.config.get_visible_devices("TPU") == []
+
+
+def test_an_order_has_no_thread_that_tunes_it():
+  """Who drops an iterator waits for its tuner, which after an hour looks up once a minute."""
+
+  def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+  def order():
+    rows = np.arange(4)
+    order = pretrain._indices(100, 0, 4, rows, 0, ())
+    next(order)
+    return order
+
+  kept = [order()]  # and what all share
+  before = threads()
+  kept += [order() for _ in range(8)]
+  assert (
+    threads() - before
+  ) / 8 <= 2  # of its own and of what it has read ahead; four with a tuner

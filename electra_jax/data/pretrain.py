@@ -232,6 +232,9 @@ def _indices(
   dataset = numbers.map(indices).prefetch(READ_AHEAD)
   options = tf.data.Options()
   options.threading.private_threadpool_size = 1
+  # There is nothing to tune, and who drops an iterator waits for its tuner, which in time looks up
+  # once a minute only: a run of an hour took that long to stop (TensorFlow 2.21).
+  options.autotune.enabled = False
   yield from dataset.with_options(options).as_numpy_iterator()
 
 
