@@ -1,13 +1,14 @@
 """Several processes of one run: they meet, agree, and notice when one is gone."""
 
 import collections
+import contextlib
 import hashlib
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import jax
@@ -65,6 +66,29 @@ def initialize(
     timer.cancel()
 
 
+@contextlib.contextmanager
+def leaving_if_alone() -> Iterator[None]:
+  """Ends this process where what is inside fails because another one of the run is gone.
+
+  At once, as a process that JAX's runtime aborts (exit code 134): everything that cleans up would
+  wait for the other. On accelerators a collective says nothing, and JAX's runtime ends the process
+  when no heartbeat has come for `initialize`'s time-out.
+  """
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if jax.process_count() == 1 or not _LOST.search(str(error)):
+      raise
+    reason = str(error).strip().splitlines()[0]
+    print(f"error: another process of this run is gone: {reason:.200}", file=sys.stderr, flush=True)
+    os._exit(128 + signal.SIGABRT)
+
+
+@leaving_if_alone()
+def _everyones(said: np.ndarray) -> np.ndarray:
+  return multihost_utils.process_allgather(said)
+
+
 def agree(action: Callable[[], T]) -> T:
   """Returns action(), or raises on every process if it raised on one: none waits for the others.
 
@@ -80,7 +104,7 @@ def agree(action: Callable[[], T]) -> T:
     failure = error
   reason = repr(failure).encode()[:1000] if failure else b""
   said = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
-  heard = [bytes(row).rstrip(b"\0") for row in multihost_utils.process_allgather(said)]
+  heard = [bytes(row).rstrip(b"\0") for row in _everyones(said)]
   if failure:
     raise failure
   for process, reason in enumerate(heard):
@@ -102,7 +126,7 @@ def check_alike(facts: dict[str, str]) -> None:
     return
   digests = [hashlib.sha256(fact.encode()).digest() for fact in facts.values()]
   said = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
-  heard = multihost_utils.process_allgather(said)  # [processes, facts, 32]
+  heard = _everyones(said)  # [processes, facts, 32]
   for i, (name, fact) in enumerate(facts.items()):
     values = [bytes(row[i]) for row in heard]
     usual = collections.Counter(values).most_common(1)[0][0]
@@ -112,17 +136,3 @@ def check_alike(facts: dict[str, str]) -> None:
         f"{name}: process {', '.join(odd)} of {len(values)} has another than the others; here, in"
         f" process {jax.process_index()}, it is {fact}"
       )
-
-
-def leave_if_alone(error: jax.errors.JaxRuntimeError) -> None:
-  """Ends this process if the error is that another one of the run is gone; else returns.
-
-  At once, as a process that JAX's runtime aborts (exit code 134): everything that cleans up would
-  wait for the other. On accelerators a collective says nothing, and JAX's runtime ends the process
-  when no heartbeat has come for `initialize`'s time-out.
-  """
-  if jax.process_count() == 1 or not _LOST.search(str(error)):
-    return
-  reason = str(error).strip().splitlines()[0]
-  print(f"error: another process of this run is gone: {reason:.200}", file=sys.stderr, flush=True)
-  os._exit(128 + signal.SIGABRT)

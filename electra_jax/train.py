@@ -89,7 +89,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     display = metrics.Display(int(state.step), config.train.steps, console)
     steps = tracing.parse_steps(config.profile.steps if first else "")
     tracer = Tracer(job.workdir / "profile", steps, config.profile.signal_steps)
-    with display, StopSignals() as stop, tracer:
+    with display, StopSignals() as stop, tracer, processes.leaving_if_alone():
       tools = Tools(checkpoints, stop, tracer, goodput)
       state = keep_on(job, state, meta, display, tools)
     with goodput.doing("save"):
@@ -119,9 +119,6 @@ def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools:
     with contextlib.closing(log):
       try:
         return loop(job, state, meta, skipped, log, tools)
-      except jax.errors.JaxRuntimeError as error:
-        processes.leave_if_alone(error)
-        raise
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
           raise
