@@ -8,6 +8,7 @@ word, so damage is found here when a checkpoint is read and not later by a stran
 import contextlib
 import re
 import shutil
+import threading
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 FOLDER = "checkpoints"  # inside a run's folder
+GRACE_SECS = 20  # for other processes, after a failure
 
 
 class CheckpointError(ValueError):
@@ -130,10 +132,34 @@ class Checkpoints:
     """Waits until what was saved is on disk."""
     self._guarded(self._manager.wait_until_finished)
 
+  def __enter__(self):
+    return self
+
+  def __exit__(self, error, *unused) -> None:
+    self.abandon() if error else self.close()
+
   def close(self) -> None:
     """Waits, and lets the folder go."""
     self.wait()
     self._manager.close()
+
+  def abandon(self) -> bool:
+    """Lets the folder go after a failure; what is being saved may still be finished.
+
+    With several processes that takes all of them, so it is waited for `GRACE_SECS` only.
+
+    Returns:
+      Whether nothing is left that waits for others.
+    """
+
+    def close() -> None:
+      with contextlib.suppress(Exception):  # a manager that has failed once repeats its error
+        self._manager.close()
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(GRACE_SECS if jax.process_count() > 1 else None)
+    return not thread.is_alive()
 
   def set_aside(self, step: int) -> Path:
     """Moves a checkpoint out of the way, from process 0, and returns where it is then."""
@@ -144,10 +170,21 @@ class Checkpoints:
       (self.folder / str(step)).rename(place)
     return place
 
-  def reopen(self) -> None:
-    """Starts anew with what is there; after a failed save too, which it lets go."""
-    with contextlib.suppress(Exception):  # a manager that has failed once repeats its error
-      self._manager.close()
+  def reopen(self, agree: Callable = lambda action: action()) -> None:
+    """Starts anew with what is there; after a failed save too, which it lets go.
+
+    Args:
+      agree: as of `save`.
+
+    Raises:
+      WriteError: processes wait for each other to finish a save that failed on one of them.
+    """
+
+    def let_go() -> None:
+      if not self.abandon():
+        raise WriteError("the save before it could not be finished by all processes")
+
+    agree(let_go)
     self._manager = self._open()
 
   def _guarded(self, action: Callable[[], Any]) -> None:

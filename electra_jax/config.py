@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ FREE = (
 DATA_FACTS = ("data.manifest", "data.vocab_hash")
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
+GOODBYE_SECS = 20
 SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
 # What text needs on its way to the device: the extra `data`.
 DATA_PACKAGES = (
@@ -203,6 +205,10 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
   if line is None or os.environ.get(DEBUG_VARIABLE):
     raise error
   print(f"error: {line}", file=sys.stderr, flush=True)
+  # A goodbye waits for all processes of a run, and the others may not know yet.
+  timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
+  timer.daemon = True
+  timer.start()
   _leave(code)
 
 

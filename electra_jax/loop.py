@@ -1,6 +1,5 @@
 """The steps of a run, with lines, evaluations and checkpoints between them."""
 
-import contextlib
 import dataclasses
 
 import jax
@@ -95,7 +94,7 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
     if saving:
       with goodput.doing("save"):
         sums = {"window": window.state_dict(), "skipped": skipped}
-        save(job, state, done, sums, log, tools.checkpoints, last)
+        save(job, state, done, sums, log, tools.checkpoints, final=last or bool(signal_name))
     if signal_name:
       log.display.console.print(f"{signal_name}: stopping after step {done:,}")
       break
@@ -145,13 +144,13 @@ def evaluate(job: Job, params: dict, done: int, log: Log) -> None:
 
 
 def save(
-  job: Job, state, done: int, sums: dict, log: Log, checkpoints: Checkpoints, last: bool
+  job: Job, state, done: int, sums: dict, log: Log, checkpoints: Checkpoints, final: bool
 ) -> None:
   """Starts a save of the state, with all that is needed to go on from it.
 
   Args:
     sums: what else belongs to the state of the run; its steps have been checked.
-    last: whether no other save will follow, so that this one has to succeed.
+    final: whether no other save will follow, so that this one has to succeed.
   """
   sequences = pretrain.batch_number(done, sums["skipped"]) * job.config.train.batch_size
   meta = {
@@ -161,14 +160,24 @@ def save(
     "position": {"sequences": sequences, "epoch": sequences // job.shards.num_examples},
     **sums,
   }
-  try:
-    checkpoints.save(done, state, meta, processes.agree)
-  except ValueError as error:
-    # A plain ValueError is how a process hears of what befell another.
-    of_disk = isinstance(error, WriteError) or type(error) is ValueError
-    if job.config.checkpoint.on_error == "stop" or not of_disk:
-      raise
-    log.tell([f"{error}; training goes on"])
-    checkpoints.reopen()
-    with contextlib.suppress(*() if last else (WriteError,)):  # what failed may be the one before
+
+  def failure() -> ValueError | None:
+    try:
       checkpoints.save(done, state, meta, processes.agree)
+    except ValueError as error:
+      # A plain ValueError is how a process hears of what befell another.
+      if isinstance(error, WriteError) or type(error) is ValueError:
+        return error
+      raise
+
+  if first := failure():
+    if job.config.checkpoint.on_error == "stop":
+      raise first
+    try:
+      checkpoints.reopen(processes.agree)
+    except ValueError as error:
+      raise WriteError(f"{first}; {error}") from None
+    again = failure()  # None if what failed was the one before
+    if again and final:
+      raise again
+    log.tell([f"{first}; training goes on"])

@@ -83,7 +83,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
       keep_every_steps=k.keep_every_steps,
       to_global=job.programs.layout.to_global,
     )
-    stack.callback(checkpoints.close)
+    stack.enter_context(checkpoints)
     with goodput.doing("restore"):
       state, meta = make_state(job, checkpoints, console)
     display = metrics.Display(int(state.step), config.train.steps, console)

@@ -25,3 +25,12 @@ def alone(data, tmp_path_factory) -> Path:
   workdir = tmp_path_factory.mktemp("alone") / "run"
   harness.Run(data, workdir, STEPS).finish()
   return workdir
+
+
+@pytest.fixture(scope="session")
+def two_alone(data, tmp_path_factory) -> Path:
+  """The workdir of a run of two processes that was left alone."""
+  workdir = tmp_path_factory.mktemp("two") / "run"
+  for run in harness.pair(data, workdir, STEPS):
+    run.finish()
+  return workdir

@@ -60,10 +60,44 @@ job.make_programs = programs
 """
 
 
+# Runs the program with a training step that breaks on one batch, or on all from it on.
+POISON = """
+import sys
+import jax, numpy as np
+from electra_jax import job
+from electra_jax.data import pretrain
+
+first, every = int(sys.argv.pop(1)), sys.argv.pop(1) == "every"
+make, real, left_out = job.make_programs, pretrain.train_batches, []
+
+def batches(data, *, skipped=(), **kwargs):
+  left_out[:] = skipped
+  return real(data, skipped=skipped, **kwargs)
+
+def programs(*args):
+  made = make(*args)
+
+  def train_step(state, batch):
+    number = pretrain.batch_number(int(state.step), left_out)
+    if number >= first if every else number == first:
+      state = state.replace(params=jax.tree.map(lambda x: x * np.float32("nan"), state.params))
+    return made.train_step(state, batch)
+
+  return made._replace(train_step=train_step)
+
+job.make_programs, pretrain.train_batches = programs, batches
+"""
+
+
 def program(code: str, *arguments: str) -> list[str]:
   """Returns a head of a `Run`: the program, after some lines of Python that take the arguments."""
   code += "from electra_jax import config, train\ntrain.define_flags()\nconfig.run(train.main)\n"
   return [sys.executable, "-c", code, *arguments]
+
+
+def poison(number: int, every: bool = False) -> list[str]:
+  """Returns a head of a `Run` whose step breaks on the batch of that number, from 0."""
+  return program(POISON, str(number), "every" if every else "once")
 
 
 def write_text(path: Path) -> None:
@@ -246,11 +280,14 @@ def newest(workdir: Path) -> int:
   return max(checkpoints(workdir), default=0)
 
 
+def meta(workdir: Path, step: int) -> dict:
+  """Returns what is saved beside the state."""
+  return json.loads((workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())
+
+
 def saved(workdir: Path, step: int) -> dict:
   """Returns {array: shape, type, checksum} of a checkpoint."""
-  return json.loads((workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())[
-    "arrays"
-  ]
+  return meta(workdir, step)["arrays"]
 
 
 def outcome(workdir: Path, step: int) -> tuple[dict, list[dict]]:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import threading
 
@@ -76,6 +77,64 @@ def test_a_run_goes_on_over_a_full_disk_if_told_to(data, alone, tmp_path):
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
     ours, theirs = harness.lines(workdir), harness.lines(alone)
     assert all(line in theirs for line in ours)  # some are missing, none is half there
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_two_processes_over_a_disk_that_fills_up_in_a_save_end_with_a_line(
+  data, two_alone, tmp_path, on_error
+):
+  """Where one cannot finish a save that the other waits for, neither hangs."""
+  with harness.small_disk(tmp_path / "disk", 40) as disk:
+    workdir = disk / "run"
+    fields = {"checkpoint__on_error": on_error, "log__tensorboard": "false"}
+    runs = harness.pair(data, workdir, STEPS, **fields)
+    runs[0].when(lambda: harness.newest(workdir) >= 5)
+    left, saving = harness.checkpoints(workdir), harness.saves(workdir)
+    fill_when(disk, saving)
+    assert "space" in runs[0].error()
+    assert runs[1].wait(60) in (1, 134, -signal.SIGABRT)
+    harness.check_readable(workdir)
+    assert set(harness.checkpoints(workdir)) >= set(left[-1:])
+    (disk / "filler").unlink()
+    for run in harness.pair(data, workdir, STEPS, **fields):
+      run.finish()
+    assert harness.saved(workdir, STEPS) == harness.saved(two_alone, STEPS)
+
+
+def test_two_processes_go_on_over_a_full_disk(data, tmp_path):
+  with harness.small_disk(tmp_path / "disk", 40) as disk:
+    workdir = disk / "run"
+    fields = {"checkpoint__on_error": "continue", "checkpoint__every_steps": 15}
+    reached = harness.reaches(workdir, 5)  # no save is under way
+    runs = harness.pair(data, workdir, STEPS, head=harness.program(harness.PACED), **fields)
+    runs[0].when(reached)
+    try:
+      fill(disk)
+    except OSError:
+      pass
+    runs[0].when(lambda: "training goes on" in runs[0].said)
+    (disk / "filler").unlink()
+    for run in runs:
+      run.finish()
+    harness.check_readable(workdir)
+    assert harness.newest(workdir) == STEPS
+
+
+def test_a_run_told_to_stop_over_a_full_disk_does_not_claim_to_have_saved(data, tmp_path):
+  with harness.small_disk(tmp_path / "disk", 40) as disk:
+    workdir = disk / "run"
+    reached = harness.reaches(workdir, 6)
+    run = harness.Run(data, workdir, 10_000, checkpoint__on_error="continue").when(reached)
+    try:
+      fill(disk)
+    except OSError:
+      pass
+    run.when(lambda: "training goes on" in run.said)
+    left = harness.newest(workdir)
+    run.send(signal.SIGTERM)
+    error = run.error()
+    assert "space" in error and f"the one of step {left} is whole" in error, error
+    harness.check_readable(workdir)
 
 
 def test_a_workdir_that_becomes_read_only_is_a_clear_line(data, tmp_path):

@@ -1,6 +1,5 @@
 """NaN, training that goes wrong, clocks that jump, two runs in one place."""
 
-import json
 import os
 import signal
 import time
@@ -11,39 +10,10 @@ from harness import STEPS
 
 pytestmark = pytest.mark.faults
 
-# Runs the program with a training step that breaks on one batch, or on all from it on.
-POISON = """
-import sys
-import jax, numpy as np
-from electra_jax import job
-from electra_jax.data import pretrain
-
-first, every = int(sys.argv.pop(1)), sys.argv.pop(1) == "every"
-make, real, left_out = job.make_programs, pretrain.train_batches, []
-
-def batches(data, *, skipped=(), **kwargs):
-  left_out[:] = skipped
-  return real(data, skipped=skipped, **kwargs)
-
-def programs(*args):
-  made = make(*args)
-
-  def train_step(state, batch):
-    number = pretrain.batch_number(int(state.step), left_out)
-    if number >= first if every else number == first:
-      state = state.replace(params=jax.tree.map(lambda x: x * np.float32("nan"), state.params))
-    return made.train_step(state, batch)
-
-  return made._replace(train_step=train_step)
-
-job.make_programs, pretrain.train_batches = programs, batches
-"""
-
 
 def poisoned(data, workdir, number: int, every: bool = False, **fields) -> harness.Run:
   """Starts a run whose step breaks on the batch of that number, from 0."""
-  head = harness.program(POISON, str(number), "every" if every else "once")
-  return harness.Run(data, workdir, STEPS, head=head, **fields)
+  return harness.Run(data, workdir, STEPS, head=harness.poison(number, every), **fields)
 
 
 def test_nan_stops_the_run_and_names_step_and_term(data, alone, tmp_path):
@@ -60,7 +30,7 @@ def test_nan_is_met_by_going_back_and_leaving_the_batch_out(data, tmp_path):
   workdir = tmp_path / "run"
   said = poisoned(data, workdir, 12, health__on_nan="rollback").finish()
   assert "going back to leave batch 12 out" in said and "resuming from step 10" in said
-  meta = json.loads((workdir / "checkpoints" / str(STEPS) / "meta" / "metadata").read_text())
+  meta = harness.meta(workdir, STEPS)
   assert meta["skipped"] == [12] and meta["position"]["sequences"] == 16 * (STEPS + 1)
   # The same when it is killed after that: what was left out is part of the checkpoint.
   again = tmp_path / "again"

@@ -18,15 +18,6 @@ pytestmark = pytest.mark.faults
 PACED = harness.program(harness.PACED)
 
 
-@pytest.fixture(scope="module")
-def two_alone(data, tmp_path_factory):
-  """The workdir of a run of two processes that was left alone."""
-  workdir = tmp_path_factory.mktemp("two") / "run"
-  for run in harness.pair(data, workdir, STEPS):
-    run.finish()
-  return workdir
-
-
 @pytest.mark.parametrize("both", [True, False], ids=["both", "one of two"])
 def test_told_to_stop_two_processes_save_the_same_step(data, two_alone, tmp_path, both):
   workdir = tmp_path / "run"
@@ -46,12 +37,18 @@ def test_told_to_stop_two_processes_save_the_same_step(data, two_alone, tmp_path
   assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_where_one_of_two_dies_the_other_ends_with_a_message(data, two_alone, tmp_path, killed):
+@pytest.mark.parametrize(("killed", "starting"), [(0, False), (1, False), (1, True)])
+def test_where_one_of_two_dies_the_other_ends_with_a_message(
+  data, two_alone, tmp_path, killed, starting
+):
   workdir = tmp_path / "run"
+  if starting:  # again, from a checkpoint
+    shutil.copytree(two_alone, workdir)
+    shutil.rmtree(workdir / "checkpoints" / str(STEPS))
   reached = harness.reaches(workdir, 7)
   runs = harness.pair(data, workdir, STEPS, hosts__timeout_secs=10)
-  runs[0].when(reached)
+  # What has been described is restored next.
+  runs[0].when((lambda: "changed from base" in runs[0].said) if starting else reached)
   runs[killed].kill()
   started = time.monotonic()
   other = runs[1 - killed]
@@ -63,6 +60,15 @@ def test_where_one_of_two_dies_the_other_ends_with_a_message(data, two_alone, tm
   first, _ = (run.finish() for run in harness.pair(data, workdir, STEPS))
   assert "resuming from step" in first
   assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
+
+
+def test_two_processes_go_back_together_from_nan(data, tmp_path):
+  workdir = tmp_path / "run"
+  fields = {"health__on_nan": "rollback"}
+  for run in harness.pair(data, workdir, STEPS, head=harness.poison(12), **fields):
+    run.finish()
+  assert harness.meta(workdir, STEPS)["skipped"] == [12]
+  harness.check_readable(workdir)
 
 
 def params(workdir, step: int) -> dict[str, np.ndarray]:
