@@ -11,7 +11,7 @@ turns of 20 s: machines drift by more than a program slows down, so the old one 
 with one that has begun. In the end it is told to stop by SIGTERM. Exits with 0 if, after the
 warm-up, memory grows by less than 1 MB a minute, the open files are no more at the end than at
 first, no more checkpoints lie there than are to be kept, and the last five minutes are within 5 %
-of the first five's speed and the old process within 5 % of the young one's.
+of the first five's speed, the old process within 5 % of the young one's, and it ends within 30 s.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -67,7 +68,7 @@ def look(run: harness.Run, workdir: Path, started: float) -> dict:
   }
 
 
-def judge(seen: list[dict], warm_up: float, in_turns: list[float]) -> dict:
+def judge(seen: list[dict], warm_up: float, in_turns: list[float], stop_secs: float) -> dict:
   """Returns the figures, of what was seen after the warm-up (minutes)."""
 
   def slope(since: float) -> float:
@@ -106,6 +107,7 @@ def judge(seen: list[dict], warm_up: float, in_turns: list[float]) -> dict:
     "last_over_first": round(last / first, 4),
     "steps_per_sec_old_young_in_turns": [round(x, 1) for x in in_turns],
     "old_over_young": round(in_turns[0] / in_turns[1], 4),
+    "secs_to_stop": round(stop_secs, 1),
   }
 
 
@@ -118,6 +120,7 @@ def holds(figures: dict) -> dict[str, bool]:
     "checkpoints are cleared": figures["most_checkpoints_but_those_for_ever"] <= KEEP + 1,
     "as fast at the end as at first": abs(figures["last_over_first"] - 1) < 0.05,
     "as fast as a process that has just begun": abs(figures["old_over_young"] - 1) < 0.05,
+    "told to stop, it has saved and ended within 30 s": figures["secs_to_stop"] < 30,
   }
 
 
@@ -134,8 +137,23 @@ def take_turns(runs: list[harness.Run], workdirs: list[Path]) -> list[float]:
   return [(b - a) / (TURNS * TURN_SECS) for a, b in zip(begun, ended, strict=True)]
 
 
-def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], str]:
-  """Trains for some minutes; returns what was seen, both speeds, and what it said last."""
+def stop(run: harness.Run) -> tuple[float, str]:
+  """Tells a process to stop; returns the seconds that it took (100: it did not), and its times."""
+  run.send(signal.SIGTERM)
+  started = time.monotonic()
+  try:
+    code = run.process.wait(100)
+  except subprocess.TimeoutExpired:
+    run.kill()
+    return 100.0, ""
+  if code != harness.STOPPED:
+    raise SystemExit(f"exit code {code}: {run.said[-3000:]}")
+  times = next(x for x in run.said.splitlines() if x.startswith("time:"))
+  return time.monotonic() - started, times
+
+
+def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], float, str]:
+  """Trains for some minutes; returns what was seen, both speeds, and what `stop` does."""
   harness.build(folder)
   workdir, other, seen = folder / "run", folder / "young", []
   reached = harness.reaches(workdir, 1)
@@ -150,10 +168,7 @@ def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], str]:
   young = harness.Run(folder, other, STEPS, **FIELDS).when(reached)
   speeds = take_turns([old, young], [workdir, other])
   young.kill()
-  old.send(signal.SIGTERM)
-  if (code := old.wait(60)) != harness.STOPPED:
-    raise SystemExit(f"exit code {code}: {old.said[-3000:]}")
-  return seen, speeds, next(x for x in old.said.splitlines() if x.startswith("time:"))
+  return seen, speeds, *stop(old)
 
 
 def main() -> int:
@@ -164,8 +179,8 @@ def main() -> int:
   parser.add_argument("--json", default=None)
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as temporary:
-    seen, speeds, time_line = soak(Path(temporary), args.minutes)
-  figures = judge(seen, args.warm_up, speeds)
+    seen, speeds, stop_secs, time_line = soak(Path(temporary), args.minutes)
+  figures = judge(seen, args.warm_up, speeds, stop_secs)
   promises = holds(figures)
   console = Console(highlight=False, soft_wrap=True)
   for name, value in figures.items():
