@@ -38,7 +38,7 @@ class DamagedError(CheckpointError):
 
 
 class Checkpoints:
-  """The checkpoints of one run.
+  """The checkpoints of one run; left with an error as a context, it is abandoned, else closed.
 
   Args:
     workdir: the run's folder.
@@ -136,7 +136,10 @@ class Checkpoints:
     return self
 
   def __exit__(self, error, *unused) -> None:
-    self.abandon() if error else self.close()
+    if error:
+      self.abandon()
+    else:
+      self.close()
 
   def close(self) -> None:
     """Waits, and lets the folder go."""
