@@ -8,6 +8,7 @@
 # goes on from the checkpoints there. Give the bucket a hierarchical namespace, so that a checkpoint
 # is renamed at once. SPOT= (empty) asks for a slice that is not preempted. The log of worker 0 is
 # shown and kept in runs/NAME.log. Ctrl-C ends the watching only; the same command takes it up again.
+# shellcheck disable=SC2016  # some quotes are for the workers' shells
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dry=; if [ "${1-}" = --dry-run ]; then dry=1; shift; fi
@@ -26,51 +27,54 @@ run() { if [ "$dry" ]; then printf '%q ' "$@" >&3; echo >&3; else "$@"; fi; }
 queue() { run gcloud compute tpus queued-resources "$1" "$NAME" --zone="$ZONE" "${@:2}"; }
 on() { run gcloud compute tpus tpu-vm ssh "$NAME" --zone="$ZONE" --worker="$1" --command="$2"; }
 
-create() {
-  queue create --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$runtime" \
-    ${spot:+"$spot"}
-}
-
-# The image's Python is too old: uv brings one. Versions are those of requirements.lock.
-install='set -e; mkdir -p electra_jax bucket; tar -xzf electra_jax.tgz -C electra_jax; cd electra_jax
-command -v ~/.local/bin/uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
-[ -x .venv/bin/python ] || ~/.local/bin/uv venv --python 3.12 .venv
-~/.local/bin/uv pip install --quiet --constraint requirements.lock --editable ".[data,tpu]"
-mountpoint -q ~/bucket || gcsfuse --implicit-dirs --rename-dir-limit=100000 '"$BUCKET"' ~/bucket
-gcloud storage rsync --recursive gs://'"$BUCKET"'/shards ~/shards'
+install="BUCKET=$BUCKET"$'\n'"$(cat launch/tpu_install.sh)"
 # Survives the ssh: a session of its own. A run that is still going is left alone.
-# shellcheck disable=SC2016  # what stands in these quotes is for the workers' shells
 begin='cd electra_jax; if [ -f pid ] && kill -0 "$(cat pid)" 2> /dev/null; then exit; fi; rm -f exit
 nohup setsid sh -c '\'".venv/bin/python -m electra_jax.train --workdir=\$HOME/bucket/runs/$NAME \
 --config.data.dir=\$HOME/shards$([ $# = 0 ] || printf ' %q' "$@"); echo \$? > exit.new; mv exit.new exit"\'' > train.log 2>&1 < /dev/null &
 echo $! > pid'
-# shellcheck disable=SC2016
 watch='cd electra_jax; tail -n +1 -F train.log 2> /dev/null & until [ -f exit ]; do sleep 5; done
 sleep 2; kill $!; echo "exited with $(cat exit)"'
 
 start() {
-  run git archive --format=tgz --output=runs/electra_jax.tgz HEAD
-  run gcloud compute tpus tpu-vm scp runs/electra_jax.tgz "$NAME": --zone="$ZONE" --worker=all
-  on all "$install" && on all "$begin"
+  run git archive --format=tgz --output=runs/electra_jax.tgz HEAD &&
+    run gcloud compute tpus tpu-vm scp runs/electra_jax.tgz "$NAME": --zone="$ZONE" --worker=all &&
+    on all "$install" && on all "$begin"
+}
+look() {  # says the state: empty where there is no slice, unknown where nobody answers
+  queue describe --format='value(state.state)' 2> "$errors" && return
+  grep -qi 'not.found' "$errors" || { cat "$errors" >&2; echo unknown; }
 }
 
-log=runs/$NAME.log
-if [ "$dry" ]; then log=/dev/null; else mkdir -p runs; fi
-turn=0
-while true; do
+log=runs/$NAME.log errors=runs/$NAME.errors turn=0 failures=0 code=
+if [ "$dry" ]; then log=/dev/null errors=/dev/null; else mkdir -p runs; fi
+while [ -z "$code" ]; do
   turn=$((turn + 1))
-  state=$(queue describe --format='value(state.state)' 2> /dev/null || true)
+  state=$(look)
   if [ "$dry" ] && [ $turn = 2 ]; then state=ACTIVE; fi
   case $state in
-    '') create ;;
+    '') queue create --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$runtime" \
+      ${spot:+"$spot"} || [ $turn -gt 1 ] ;;
     ACTIVE)
-      code=$({ start && on 0 "$watch"; } | tee -a "$log" /dev/stderr | sed -n 's/^exited with //p') || true
-      if [ "$dry" ]; then code=0; fi
-      # No code: the slice was lost. Above 128: a signal stopped the run, which saved itself.
-      if [ "$code" ] && [ "$code" -le 128 ]; then break; fi ;;
-    SUSPENDED | FAILED) queue delete --force --quiet ;;  # preempted: what counts is in the bucket
+      if start; then
+        failures=0
+        code=$(on 0 "$watch" | tee -a "$log" /dev/stderr | sed -n 's/^exited with //p') || true
+        # No code: the slice was lost. Above 128: a signal stopped the run, which saved itself.
+        if [ "${code:-143}" -gt 128 ]; then code=; fi
+      else
+        failures=$((failures + 1))
+        echo "training could not be started on $NAME ($failures of 3 times in a row)" >&2
+        if [ $failures = 3 ]; then code=1; fi
+      fi
+      if [ "$dry" ]; then code=0; fi ;;
+    SUSPENDED | FAILED)  # preempted: what counts is in the bucket
+      failures=0; queue delete --force --quiet || true ;;
   esac
-  run sleep 30
+  if [ -z "$code" ]; then run sleep 30; fi
 done
-queue delete --force --quiet
-exit "$code"
+for pause in 30 300 3000; do
+  if queue delete --force --quiet; then exit "$code"; fi
+  sleep $pause
+done
+echo "$NAME could not be deleted: it is still billed" >&2
+exit 1

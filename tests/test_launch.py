@@ -61,6 +61,14 @@ def test_a_slurm_job_is_one_srun_that_queues_itself_again(launch):
   ]
 
 
+@pytest.mark.parametrize("gpus, visible", [("1", "0"), ("h100:8", "0,1,2,3,4,5,6,7"), ("", "")])
+def test_a_slurm_task_takes_the_gpus_and_cores_that_slurm_gives_it(launch, tmp_path, gpus, visible):
+  write_program(tmp_path / "bin" / "srun", 'echo "${JAX_LOCAL_DEVICE_IDS-} $SRUN_CPUS_PER_TASK"')
+  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+  given = {"SLURM_GPUS_PER_TASK": gpus, "SLURM_CPUS_PER_TASK": "8"}
+  assert call(launch / "slurm.sbatch", *ARGS, PATH=path, **given).stdout == f"{visible} 8\n"
+
+
 @pytest.mark.parametrize("code", [0, 1, 138, 143])
 def test_a_slurm_job_is_queued_again_only_after_a_signal(launch, tmp_path, code):
   write_program(tmp_path / "bin" / "srun", f"exit {code}")
@@ -127,7 +135,7 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
     "--accelerator-type=v5litepod-64", "--runtime-version=v2-alpha-tpuv5-lite", "--spot",
   ]  # fmt: skip
   install, begin = (c[-1].removeprefix("--command=") for c in commands[6:8])
-  assert "--constraint requirements.lock" in install and "gs://ours/shards ~/shards" in install
+  assert "--constraint requirements.lock" in install and install.startswith("BUCKET=ours\n")
   assert "--workdir=$HOME/bucket/runs/large" in begin
   assert "--config.data.sources=text:a\\ b" in begin
   for text in (install, begin, commands[8][-1].removeprefix("--command=")):
@@ -138,8 +146,12 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
   assert "ZONE" in call(launch / "tpu_pod.sh", **{**TPU, "ZONE": ""}).stderr
 
 
-def fake_cloud(folder: Path, states: list[str], ends: list[str]) -> dict:
-  """Puts a `gcloud` into PATH that answers with the next state, and the next end of a watch."""
+def fake_cloud(folder: Path, states: list[str], ends: list[str], broken: str = "never") -> dict:
+  """Puts a `gcloud` into PATH that answers with the next state, and the next end of a watch.
+
+  It does not know of a slice where the state is "", and fails where it is "?", and where a command
+  has the word `broken`.
+  """
   (folder / "states").write_text("".join(f"{x}\n" for x in states))
   (folder / "ends").write_text("".join(f"{x}\n" for x in ends))
   next_line = 'head -n 1 "$1"; sed -i 1d "$1"'
@@ -148,7 +160,14 @@ def fake_cloud(folder: Path, states: list[str], ends: list[str]) -> dict:
     folder / "bin" / "gcloud",
     f"""printf '%q ' gcloud "$@" >> {folder}/calls; echo >> {folder}/calls
     case "$*" in
-      *" describe "*) next {folder}/states ;;
+      *" {broken} "*) echo UNAVAILABLE >&2; exit 1 ;;
+      *" describe "*)
+        state=$(next {folder}/states)
+        case $state in
+          "") echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1 ;;
+          "?") echo "ERROR: UNAVAILABLE" >&2; exit 1 ;;
+          *) echo $state ;;
+        esac ;;
       *--worker=0*) echo step 1; next {folder}/ends ;;
     esac""",
   )
@@ -166,6 +185,29 @@ def test_a_lost_slice_is_made_anew_until_the_run_is_done(launch, tmp_path):
   life = ["scp", "install all", "begin all", "watch 0"]
   assert asked == ["create", *life, "delete", "create", *life, *life, "delete"]
   assert (tmp_path / "runs" / "large.log").read_text().count("step 1") == 3
+
+
+def test_a_slice_that_cannot_be_asked_for_is_not_made_twice(launch, tmp_path):
+  cloud = fake_cloud(tmp_path, ["ACTIVE", "?", "?", "ACTIVE"], ["", "exited with 0"])
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  assert done.returncode == 0 and "UNAVAILABLE" in done.stderr
+  assert "create" not in verbs(words((tmp_path / "calls").read_text()))
+
+
+def test_a_slice_where_nothing_starts_is_deleted_after_three_times(launch, tmp_path):
+  cloud = fake_cloud(tmp_path, ["", "ACTIVE", "ACTIVE", "ACTIVE"], [], broken="scp")
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  assert done.returncode == 1 and "3 of 3 times in a row" in done.stderr
+  asked = [v for v in verbs(words((tmp_path / "calls").read_text())) if v != "describe"]
+  assert asked == ["create", "scp", "scp", "scp", "delete"]
+
+
+def test_a_slice_that_cannot_be_made_or_deleted_is_said(launch, tmp_path):
+  cloud = fake_cloud(tmp_path, [""], [], broken="create")
+  assert call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud).returncode == 1
+  cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 0"], broken="delete")
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  assert done.returncode == 1 and "could not be deleted: it is still billed" in done.stderr
 
 
 def test_a_run_that_fails_ends_the_slice_and_the_script(launch, tmp_path):
@@ -200,7 +242,11 @@ def test_the_job_sets_hold_valid_jobs_that_start_again_and_find_each_other():
     kubernetes_validate.validate({**manifest, **job["template"]}, "1.33", strict=True)
     spec = job["template"]["spec"]
     assert spec["parallelism"] == spec["completions"] and spec["backoffLimit"] == 0
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    # With "=": after a colon gcsfuse looks for a field of its configuration file.
+    options = pod["volumes"][0]["csi"]["volumeAttributes"]["mountOptions"]
+    assert options == "implicit-dirs,rename-dir-limit=100000"
   (container,) = sets[1]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
     "containers"
   ]
@@ -214,3 +260,4 @@ def test_the_image_copies_what_the_package_is_built_from():
   copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
   assert copied == {"requirements.lock", "pyproject.toml", "setup.cfg", "electra_jax", "configs"}
   assert 'ENTRYPOINT ["python", "-m", "electra_jax.train"]' in lines
+  assert "ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in lines  # of a GPU node's driver
