@@ -39,13 +39,13 @@ def keep_freed_memory() -> None:
     libc.mallopt(parameter, value)
 
 
-def check_divisible(batch_size: int, accumulation: int) -> None:
-  """Refuses a global batch that the devices and microbatches do not divide.
+def check_divisible(batch_size: int, accumulation: int, devices: int | None = None) -> None:
+  """Refuses a global batch that the devices (at hand, for None) and microbatches do not divide.
 
   Raises:
     ValueError: with both numbers.
   """
-  devices = jax.device_count()
+  devices = devices or jax.device_count()
   if batch_size % (devices * accumulation):
     raise ValueError(
       f"batch size {batch_size} is not divisible by {devices} devices x {accumulation} microbatches"

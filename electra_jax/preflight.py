@@ -155,13 +155,11 @@ def here() -> Place:
 
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step of a configuration, compiled for devices, and the state's shapes."""
-  D, c = len(devices), config.train
-  if c.batch_size % (D * c.accumulation):
-    raise ValueError(
-      f"batch size {c.batch_size} is not divisible by {D} devices x {c.accumulation} microbatches"
-    )
+  D, c, spec = len(devices), config.train, spec_of(config)
+  translate.check_devices(config, D)
+  translate.check_attention(config.model)
   programs = job.make_programs(
-    spec_of(config),
+    spec,
     translate.make_optimizer_config(config),
     c.steps,
     config.seed,

@@ -45,6 +45,16 @@ _FROM_0_BELOW_1 = ("model.dropout", "model.attention_dropout", "optimizer.b1", "
 
 def check(config: ConfigDict) -> None:
   """Refuses a training configuration that cannot work, before any data or device is touched."""
+  check_fields(config)
+  check_attention(config.model)
+  if config.data.dir is None:
+    raise ValueError(
+      "config.data.dir is not set: the folder of shards, made by electra_jax.data.build"
+    )
+
+
+def check_fields(config: ConfigDict) -> None:
+  """Refuses a training configuration that cannot work on any machine, with any data."""
   flat = flatten(config)
   check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (
@@ -73,15 +83,10 @@ def check(config: ConfigDict) -> None:
     raise ValueError(
       f"config.objective.rtd_weight_schedule: weights are from 0, got {weight.values}"
     )
-  check_attention(config.model)
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} does not fit"
       f" config.model.max_positions {config.model.max_positions}"
-    )
-  if config.data.dir is None:
-    raise ValueError(
-      "config.data.dir is not set: the folder of shards, made by electra_jax.data.build"
     )
 
 
@@ -97,14 +102,14 @@ def check_numbers(flat: dict, above_0: list, from_0: list, from_0_below_1: list)
         raise ValueError(f"config.{field} is {wanted}, got {flat[field]}")
 
 
-def check_devices(config: ConfigDict) -> None:
-  """Refuses batches that the devices at hand do not divide."""
+def check_devices(config: ConfigDict, devices: int | None = None) -> None:
+  """Refuses batches that so many devices, or those at hand, do not divide."""
   for field, size, parts in (
     ("train.batch_size", config.train.batch_size, config.train.accumulation),
     ("eval.batch_size", config.eval.batch_size, 1),
   ):
     try:
-      parallel.check_divisible(size, parts)
+      parallel.check_divisible(size, parts, devices)
     except ValueError as error:
       raise ValueError(f"config.{field}: {error}") from None
 

@@ -1,6 +1,7 @@
 """FLOPs: the paper's accounting to four digits, and the real products against the compiler's."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -97,3 +98,25 @@ def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
     wide = dataclasses.replace(spec.generator, hidden_size=2 * 128)
     ours -= 3 * 8 * flops.mlm_head_flops(wide, 16) * (1 - 4 / 3 / slices)
   assert 0.98 < counted / ours < 1.25, (counted, ours)
+
+
+@pytest.mark.parametrize(
+  ("kind", "peak"),
+  [
+    ("NVIDIA L4", 121e12),
+    ("NVIDIA L40S", 362e12),
+    ("NVIDIA GH200 480GB", 989e12),
+    ("NVIDIA H200", 989e12),
+    ("TPU v5 lite", 197e12),
+  ],
+)
+def test_a_device_has_the_peak_of_its_data_sheet(kind, peak):
+  device = SimpleNamespace(device_kind=kind, platform="any", process_index=0)
+  assert flops.peak_flops(device) == (peak, "data sheet, bfloat16")
+
+
+def test_a_measured_peak_is_shared_by_the_devices_of_a_cpu_alone(monkeypatch):
+  monkeypatch.setattr(flops, "measure_matmul_peak", lambda size=0, dtype="float32": 8e9)
+  device = SimpleNamespace(device_kind="new", platform="gpu", process_index=0)
+  assert flops.peak_flops(device) == (8e9, "measured, bfloat16")
+  assert flops.peak_flops(jax.devices()[0]) == (8e9 / len(jax.devices()), "measured, float32")

@@ -133,11 +133,38 @@ def test_a_slice_that_is_none_is_refused():
       chips.parse(topology)
 
 
+@pytest.mark.parametrize(
+  ("field", "value", "said"),
+  [
+    ("objective.name", "elektra", "config.objective.name is one of"),
+    ("data.seq_length", 1024, "config.data.seq_length 1024 does not fit"),
+    ("train.accumulation", 0, "config.train.accumulation is above 0, got 0"),
+    ("model.attention", "cudnn", "config.model.attention=cudnn needs a GPU"),
+    ("eval.batch_size", 9, "config.eval.batch_size: batch size 9 is not divisible by 8 devices"),
+  ],
+)
+def test_what_training_refuses_preflight_refuses(tiny, field, value, said):
+  config, place = tiny
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.update_from_flattened_dict({field: value})
+  with pytest.raises(ValueError, match=said):
+    preflight.fly(config, "here", place)
+
+
+def test_a_generator_of_frequencies_flies_without_data(tiny):
+  config, place = tiny
+  config = config.copy_and_resolve_references()
+  config.generator.kind = "unigram"
+  assert preflight.fly(config, "here", place).flops > 0
+
+
 def test_an_axis_that_is_no_ring_has_half_the_links():
   v5e, v5p = chips.CHIPS["v5e"], chips.CHIPS["v5p"]
   assert chips.link_rate(v5e, (16, 16)) == 2 * 9e10
   assert chips.link_rate(v5e, (4, 4)) == chips.link_rate(v5e, (16, 1)) == 9e10
   assert chips.link_rate(v5p, (4, 4, 4)) == 3 * 1.8e11
+  assert chips.link_rate(v5p, (2, 2, 4)) == 1.5 * 1.8e11  # a mesh: not every axis is of four
   assert chips.link_rate(v5p, (1, 1, 1)) == math.inf
 
 

@@ -20,6 +20,10 @@ PEAK_FLOPS = {
   "NVIDIA A100": 312e12,
   "NVIDIA H100": 989e12,
   "NVIDIA H200": 989e12,
+  "NVIDIA GH200": 989e12,
+  "NVIDIA L4": 121e12,
+  "NVIDIA L40": 181e12,
+  "NVIDIA L40S": 362e12,
   "NVIDIA B200": 2250e12,
   "TPU v4": 275e12,
   "TPU v5 lite": 197e12,
@@ -111,20 +115,22 @@ def step_flops(spec: Spec, batch_size: int, length: int) -> int:
 def peak_flops(device: jax.Device) -> tuple[float, str]:
   """Returns the peak of one device in FLOP/s, and where the number is from.
 
-  Accelerators by their data sheet; where there is none (a CPU), the best of a few large float32
-  products, shared by the devices that the processor is divided into.
+  Accelerators by their data sheet; where there is none, the best of a few large products: of
+  bfloat16 on an accelerator, of float32 on a CPU, shared by the devices that it is divided into.
   """
   for kind in sorted(PEAK_FLOPS, key=len, reverse=True):
     if kind.lower() in device.device_kind.lower():
       return PEAK_FLOPS[kind], "data sheet, bfloat16"
+  if device.platform != "cpu":
+    return measure_matmul_peak(8192, dtype="bfloat16"), "measured, bfloat16"
   fakes = sum(d.process_index == device.process_index for d in jax.devices())
   return measure_matmul_peak() / fakes, "measured, float32"
 
 
-def measure_matmul_peak(size: int = 2048, repeats: int = 5) -> float:
-  """Returns the FLOP/s of the fastest of `repeats` float32 products of size x size matrices."""
+def measure_matmul_peak(size: int = 2048, repeats: int = 5, dtype: str = "float32") -> float:
+  """Returns the FLOP/s of the fastest of `repeats` products of size x size matrices."""
   product = jax.jit(jnp.matmul)
-  a = jnp.ones((size, size))
+  a = jnp.ones((size, size), dtype)
   product(a, a).block_until_ready()
   best = float("inf")
   for _ in range(repeats):

@@ -52,10 +52,10 @@ def paper_table() -> Table:
 
 def spec_of(config: ConfigDict) -> networks.Spec:
   """Returns the networks of a configuration; of the vocabulary only its size is needed."""
-  translate.check_combination(config)
+  translate.check_fields(config)
   size = config.data.vocab_size
   vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4), hash=None)
-  return translate.make_spec(config, vocab)
+  return translate.make_spec(config, vocab, frequencies=(1,) * size)
 
 
 def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:

@@ -16,7 +16,8 @@ class Chip:
     memory: bytes of its HBM.
     memory_rate: bytes/s of its HBM.
     link_rate: bytes/s of one axis of the torus, both directions together.
-    wraps: an axis closes to a ring where its length is a multiple of this.
+    wraps: an axis closes to a ring where its length is a multiple of this; in three dimensions
+      only if all axes do ("TPU v4", Google Cloud: smaller slices are meshes).
     cores: of which it has two, they work as one.
   """
 
@@ -63,6 +64,13 @@ def link_rate(chip: Chip, axes: tuple[int, ...]) -> float:
 
   >>> link_rate(CHIPS["v5e"], (16, 16)), link_rate(CHIPS["v5e"], (4, 8))
   (180000000000.0, 90000000000.0)
+  >>> link_rate(CHIPS["v4"], (4, 4, 4)), link_rate(CHIPS["v4"], (2, 2, 4))
+  (270000000000.0, 135000000000.0)
   """
-  rates = [chip.link_rate / (1 if n % chip.wraps == 0 else 2) for n in axes if n > 1]
+  rings = [n % chip.wraps == 0 for n in axes]
+  if len(axes) == 3:
+    rings = [all(rings)] * 3
+  rates = [
+    chip.link_rate / (1 if ring else 2) for n, ring in zip(axes, rings, strict=True) if n > 1
+  ]
   return sum(rates) if rates else math.inf
