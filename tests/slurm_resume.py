@@ -2,11 +2,11 @@
 
   python tests/slurm_resume.py [--steps=150] [--folder=DIR]
 
-Needs Debian's slurm-wlm and munge, and root. A node of two made-up GPUs gets two jobs of two
-processes each. One is left alone; the other is told to stop as SLURM does before a time limit, has
-to save, to queue itself again and to resume, and is then requeued from outside, as for preemption.
-In the end every array of the last checkpoint and every line of the history have to be the same, bit
-for bit. Exits with 0 if they are.
+Needs Debian's slurm-wlm and munge, and root. A node of two made-up GPUs gets two jobs that say what
+a task takes of it, then two of two processes each. One is left alone; the other is told to stop as
+SLURM does before a time limit, has to save, to queue itself again and to resume, and is then
+requeued from outside, as for preemption. In the end every array of the last checkpoint and every
+line of the history have to be the same, bit for bit. Exits with 0 if all of this holds.
 """
 
 import argparse
@@ -119,15 +119,17 @@ def cluster(folder: Path) -> Iterator[None]:
     yield
 
 
-def submit(folder: Path, name: str, steps: int) -> str:
+def submit(
+  folder: Path, name: str, steps: int, *options: str, python: str | Path = sys.executable
+) -> str:
   """Queues the launcher with this script's configuration; returns the number of the job."""
   training = harness.command("electra_jax.train", folder, steps, f"--workdir={folder / name}")
-  options = ["--ntasks-per-node=2", "--cpus-per-task=1", f"--output={folder / name}.log"]
+  options = ["--ntasks-per-node=2", "--cpus-per-task=1", f"--output={folder / name}.log", *options]
   script = [str(ROOT / "launch" / "slurm.sbatch"), *training[3:]]
   done = subprocess.run(
     ["sbatch", "--parsable", *options, *script],
     cwd=ROOT,
-    env={**os.environ, "PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": "1"},
+    env={**os.environ, "PYTHON": str(python), "JAX_NUM_CPU_DEVICES": "1"},
     capture_output=True,
     text=True,
   )
@@ -159,10 +161,39 @@ def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:
   return newest(workdir)
 
 
+# Instead of training: what SLURM shows a task, and what JAX is told to take of it.
+TASK = """#!/bin/sh
+echo "task $SLURM_PROCID: GPUs $CUDA_VISIBLE_DEVICES, takes $JAX_LOCAL_DEVICE_IDS"
+echo "task $SLURM_PROCID: cores $SLURM_CPUS_PER_TASK"
+"""
+
+
+def see_tasks(folder: Path) -> bool:
+  """Returns whether tasks take the GPUs that are theirs: one each, or one task all of a node."""
+  task = folder / "task"
+  task.write_text(TASK)
+  task.chmod(0o755)
+  right = True
+  for name, options, expected in (
+    ("each", (), ("task 0: GPUs 0, takes 0", "task 1: GPUs 1, takes 0", "task 1: cores 1")),
+    (
+      "node",
+      ("--ntasks-per-node=1", "--gpus-per-task=2", "--cpus-per-task=2"),
+      ("task 0: GPUs 0,1, takes 0,1", "task 0: cores 2"),
+    ),
+  ):
+    log = folder / f"{name}.log"
+    finish(submit(folder, name, 1, *options, python=task), log)
+    right = right and set(expected) <= set(log.read_text().splitlines())
+    print(log.read_text(), end="")
+  return right
+
+
 def compare(folder: Path, steps: int, console: Console) -> bool:
   """Runs both jobs; returns whether they came to the same."""
   harness.build(folder)
   with cluster(folder / "slurm"):
+    seen = see_tasks(folder)
     finish(submit(folder, "alone", steps), folder / "alone.log")
     console.print(f"left alone: {steps} steps")
     job, moved = submit(folder, "moved", steps), folder / "moved"
@@ -179,7 +210,8 @@ def compare(folder: Path, steps: int, console: Console) -> bool:
   same_lines = sum(a == b for a, b in zip(lines, other_lines, strict=False))
   console.print(f"equal bit for bit: {same_arrays} of {len(arrays)} arrays of step {steps},")
   console.print(f"{same_lines} of {len(lines)} lines of metrics.jsonl")
-  return 0 < first < steps and len(resumed) == 2 and (arrays, lines) == (others, other_lines)
+  same = (arrays, lines) == (others, other_lines)
+  return seen and 0 < first < steps and len(resumed) == 2 and same
 
 
 def main() -> int:
@@ -197,7 +229,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
     same = compare(folder, args.steps, Console(highlight=False))
-  print("the same" if same else "NOT the same")
+  print("the same" if same else "NOT the same, or not what was expected")
   return 0 if same else 1
 
 
