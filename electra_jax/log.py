@@ -5,10 +5,11 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from electra_jax.metrics import Display, read_history
+from electra_jax.workdir import naming
 
 
 class History:
@@ -24,25 +25,32 @@ class History:
       [] if resumed_step is None else [x for x in read_history(path) if x["step"] <= resumed_step]
     )
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    with naming(path):
+      temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
     os.replace(temporary, path)
     self._file = path.open("ab", buffering=0)
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Appends a line; it is in the file when this returns, or nothing of it where this raises.
+    """Appends a line: the whole of it, or nothing where this raises.
 
     Raises:
       OSError: naming the file.
     """
     line = json.dumps({"step": step, "split": split, **values}, allow_nan=False) + "\n"
     end = self._file.seek(0, os.SEEK_END)
-    try:
-      if self._file.write(line.encode()) < len(line.encode()):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-      with contextlib.suppress(OSError):
-        self._file.truncate(end)
-      raise OSError(error.errno, error.strerror, str(self.path)) from None
+    with naming(self.path):
+      try:
+        if self._file.write(line.encode()) < len(line.encode()):
+          raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+      except OSError:
+        with contextlib.suppress(OSError):
+          self._file.truncate(end)
+        raise
+
+  def sync(self) -> None:
+    """Returns when the lines are on the disk, or in the bucket. Raises OSError, naming the file."""
+    with naming(self.path):
+      os.fsync(self._file.fileno())
 
   def close(self) -> None:
     """Closes the file."""
@@ -63,22 +71,21 @@ class Events:
 
     folder.mkdir(parents=True, exist_ok=True)
     self._folder, self._event, self._scalar = folder, event_pb2.Event, summary.scalar
-    self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
     # What an earlier part of the run wrote of steps that are trained again is hidden.
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._writer.write_event(self._event(step=purge_step, session_log=start))
+    with naming(folder):
+      self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+      self._writer.write_event(self._event(step=purge_step, session_log=start))
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Appends the numbers. Raises OSError, naming the folder."""
-    try:
+    with naming(self._folder):
       for name, value in values.items():
         if value is not None:
           scalar = self._scalar(f"{split}/{name}", value)
           event = self._event(wall_time=time.time(), step=step, summary=scalar)
           self._writer.write_event(event)
       self._writer.flush()
-    except OSError as error:
-      raise OSError(error.errno, error.strerror, str(self._folder)) from None
 
   def close(self) -> None:
     """Closes the file."""
@@ -110,23 +117,39 @@ class Log:
     self.display = display
     self._must_write = must_write
     self._places: list[History | Events] = []
+    self._enabled = enabled
     if enabled:
-      self._places.append(History(folder / "metrics.jsonl", start_step if resumed else None))
+      with self._writing("all that follows"):
+        self._places.append(History(folder / "metrics.jsonl", start_step if resumed else None))
     if enabled and tensorboard:
-      self._places.append(Events(folder / "tensorboard", start_step + 1))
+      with self._writing("all that follows"):
+        self._places.append(Events(folder / "tensorboard", start_step + 1))
+
+  @contextlib.contextmanager
+  def _writing(self, what: str) -> Iterator[None]:
+    """Raises, or only tells, what cannot be written."""
+    try:
+      yield
+    except OSError as error:
+      if self._must_write:
+        raise
+      self.tell([f"{what}: not written to {error.filename}: {error.strerror}"])
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Writes one line everywhere."""
-    if not self._places:
+    if not self._enabled:
       return
     self.display.show(step, split, values)
     for place in self._places:
-      try:
+      with self._writing(f"step {step}"):
         place.write(step, split, values)
-      except OSError as error:
-        if self._must_write:
-          raise
-        self.tell([f"step {step}: not written to {error.filename}: {error.strerror}"])
+
+  def sync(self) -> None:
+    """Returns when the history is where a power cut, or the loss of this machine, leaves it."""
+    for place in self._places:
+      if isinstance(place, History):
+        with self._writing("the history"):
+          place.sync()
 
   def tell(self, warnings: Iterable[str]) -> None:
     """Prints a line for each."""

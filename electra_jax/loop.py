@@ -15,6 +15,7 @@ from electra_jax.interrupt import StopSignals
 from electra_jax.job import Job
 from electra_jax.log import Log
 from electra_jax.tracing import Tracer
+from electra_jax.workdir import check_claim
 
 
 class UnhealthyError(ValueError):
@@ -170,6 +171,12 @@ def save(
         return error
       raise
 
+  def ready() -> None:
+    if jax.process_index() == 0:
+      check_claim(job.workdir)
+      log.sync()  # a history that ends before its checkpoint would have a hole
+
+  processes.agree(ready)
   if first := failure():
     if job.config.checkpoint.on_error == "stop":
       raise first

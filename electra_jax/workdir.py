@@ -1,6 +1,7 @@
 """A run's folder: who may write there, and what configuration it is of."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -10,13 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
+NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # what a file system without them says
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+  """Adds a path to an error of the system: one of writing does not say where."""
+  try:
+    yield
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextlib.contextmanager
 def claim(workdir: Path) -> Iterator[None]:
   """Holds a folder for this process, and makes it where it is missing.
 
-  The system lets it go when the process ends, however it ends.
+  The system lets it go when the process ends, however it ends. Mounted buckets know no locks, or
+  none that another host sees: `check_claim` finds out later.
 
   Raises:
     ValueError: a live process holds it.
@@ -31,10 +43,33 @@ def claim(workdir: Path) -> Iterator[None]:
     except BlockingIOError:
       lock.seek(0)
       raise ValueError(f"{workdir} is in use by {lock.read().strip()}") from None
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
+    except OSError as error:
+      if error.errno not in NO_LOCKS:
+        raise
+    with naming(workdir / LOCK_FILE):
+      lock.truncate(0)
+      lock.write(_holder() + "\n")
+      lock.flush()
+      os.fsync(lock.fileno())
     yield
+
+
+def check_claim(workdir: Path) -> None:
+  """Refuses to go on where another process has claimed the folder since this one did.
+
+  Raises:
+    ValueError: naming the other.
+  """
+  try:
+    holder = (workdir / LOCK_FILE).read_text().strip()
+  except FileNotFoundError:  # somebody tidied up; who claims the folder next makes it again
+    return
+  if holder != _holder():
+    raise ValueError(f"{workdir} has been taken over by {holder}")
+
+
+def _holder() -> str:
+  return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def read_config(workdir: Path) -> dict | None:
@@ -62,5 +97,6 @@ def read_config(workdir: Path) -> dict | None:
 def write_config(workdir: Path, config: dict) -> None:
   """Writes the configuration, whole or not at all."""
   temporary = workdir / "config.tmp"
-  temporary.write_text(json.dumps(config, indent=2) + "\n")
+  with naming(temporary):
+    temporary.write_text(json.dumps(config, indent=2) + "\n")
   os.replace(temporary, workdir / CONFIG_FILE)

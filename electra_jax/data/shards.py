@@ -8,7 +8,6 @@ heldout-00000-of-00001.bin   the same, from documents that training never sees
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.tokenizer import Vocab
+from electra_jax.workdir import NO_LOCKS
 
 FORMAT = "electra_jax shards"
 FORMAT_VERSION = 1
@@ -124,7 +124,7 @@ def building(folder: Path) -> Iterator[Path]:
     except BlockingIOError:
       raise DataError(f"{folder}: another build is writing here now") from None
     except OSError as error:
-      if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+      if error.errno not in NO_LOCKS:
         raise  # a mounted bucket may know no locks: there the user has to take care
     temporary = folder / BUILDING
     shutil.rmtree(temporary, ignore_errors=True)

@@ -130,13 +130,14 @@ def test_a_second_run_on_a_workdir_is_refused_and_disturbs_nothing(data, alone, 
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
 
-def test_a_trace_is_taken_on_a_signal(data, alone, tmp_path):
+def test_a_run_whose_workdir_another_host_has_claimed_stops(data, alone, tmp_path):
+  """Where locks do not reach, as on a mounted bucket, the newer claim is seen at the next save."""
   workdir = tmp_path / "run"
-  reached = harness.reaches(workdir, 5)
-  run = harness.Run(data, workdir, STEPS, profile__signal_steps=2).when(reached)
-  run.process.send_signal(signal.SIGUSR2)
-  said = run.finish()
-  assert "trace of steps " in said
-  (trace,) = workdir.glob("profile/plugins/profile/*/*.xplane.pb")
-  assert b"train" in trace.read_bytes()
+  head, reached = harness.program(harness.PACED), harness.reaches(workdir, 6)
+  run = harness.Run(data, workdir, STEPS, head=head).when(reached)
+  (workdir / ".lock").write_text("process 1 on another-host\n")
+  error = run.error()
+  assert error == f"error: {workdir} has been taken over by process 1 on another-host"
+  assert harness.checkpoints(workdir) == [5]
+  harness.Run(data, workdir, STEPS).finish()
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
