@@ -6,11 +6,13 @@ word, so damage is found here when a checkpoint is read and not later by a stran
 """
 
 import contextlib
+import errno
+import json
 import re
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 FOLDER = "checkpoints"  # inside a run's folder
 GRACE_SECS = 20  # for other processes, after a failure
+# What tensorstore says where a file cannot be read now, but may be whole.
+_NOT_NOW = re.compile("RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAVAILABLE|DEADLINE_EXCEEDED")
 
 
 class CheckpointError(ValueError):
@@ -34,7 +38,12 @@ class WriteError(CheckpointError):
 
 
 class DamagedError(CheckpointError):
-  """A checkpoint cannot be read, or is not what was written."""
+  """A checkpoint is not what was written."""
+
+
+def _alone(action: Callable[[], Any]) -> Any:
+  """Is `processes.agree` of one process: calls a function."""
+  return action()
 
 
 class Checkpoints:
@@ -82,9 +91,7 @@ class Checkpoints:
     """Returns the step of the newest complete checkpoint, None where there is none."""
     return self._manager.latest_step()
 
-  def save(
-    self, step: int, state, meta: Mapping[str, Any], agree: Callable = lambda action: action()
-  ) -> None:
+  def save(self, step: int, state, meta: Mapping[str, Any], agree: Callable = _alone) -> None:
     """Saves in the background; raises here if the save before this one failed.
 
     A step that is there already is left alone.
@@ -97,24 +104,15 @@ class Checkpoints:
       CheckpointError: the state is not finite.
     """
     state = self._to_global(state)
-    arrays = agree(lambda: self._refuse(step, state))
-    if arrays is None:
+    if step == self.latest_step():
       return
+    agree(lambda: self._refuse_full_disk(state))
+    arrays, bad = _inspect(state)  # all processes together, where it is in parts
+    agree(lambda: _refuse_not_finite(bad))
     meta = {**meta, "step": step, "arrays": arrays}
+    meta["crc32"] = _digest(meta)
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta))
     self._guarded(lambda: self._manager.save(step, args=items))
-
-  def _refuse(self, step: int, state) -> dict[str, dict] | None:
-    """Returns the facts of a state that is to be saved, None where that is done already."""
-    self._guarded(self._manager.check_for_errors)
-    if step == self.latest_step():
-      return None
-    self._refuse_full_disk(state)
-    arrays, bad = _inspect(state)
-    if bad:
-      more = f" and {len(bad) - 1} more arrays are" if len(bad) > 1 else " is"
-      raise CheckpointError(f"nothing was saved: {bad[0]}{more} not finite")
-    return arrays
 
   def _refuse_full_disk(self, state) -> None:
     # Before anything is written: a disk that fills up halfway fails many writes, each noisily.
@@ -166,14 +164,15 @@ class Checkpoints:
 
   def set_aside(self, step: int) -> Path:
     """Moves a checkpoint out of the way, from process 0, and returns where it is then."""
-    place = self.folder.parent / "damaged" / str(step)
+    place, again = self.folder.parent / "damaged" / str(step), 0
     if jax.process_index() == 0:
-      shutil.rmtree(place, ignore_errors=True)
+      while place.exists():  # what was set aside before may be the better one
+        place, again = place.with_name(f"{step}.{again + 1}"), again + 1
       place.parent.mkdir(exist_ok=True)
       (self.folder / str(step)).rename(place)
     return place
 
-  def reopen(self, agree: Callable = lambda action: action()) -> None:
+  def reopen(self, agree: Callable = _alone) -> None:
     """Starts anew with what is there; after a failed save too, which it lets go.
 
     Args:
@@ -204,36 +203,27 @@ class Checkpoints:
     steps = steps_on_disk(self.folder)
     return f"the one of step {steps[-1]} is whole" if steps else "there is none before it"
 
-  def read_meta(self, step: int) -> dict[str, Any]:
-    """Returns what was saved beside the state of a step."""
-    try:
-      items = ocp.args.Composite(meta=ocp.args.JsonRestore())
-      meta = self._manager.restore(step, args=items)["meta"]
-      if meta["step"] != step or "step" not in meta["arrays"]:
-        raise ValueError(f"it says that it is of step {meta['step']}")
-    except Exception as error:
-      raise _damaged(self.folder, step, error) from error
-    return meta
-
-  def restore(self, step: int, shapes):
-    """Returns the state of a step, on whatever devices `shapes` names.
+  def restore(self, step: int, shapes, agree: Callable = _alone) -> tuple[Any, dict[str, Any]]:
+    """Returns the state of a step, on whatever devices `shapes` names, and what is beside it.
 
     Args:
       shapes: a tree of ShapeDtypeStruct with the sharding to restore to.
+      agree: as of `save`.
 
     Raises:
       DamagedError: it is damaged.
-      CheckpointError: it holds other arrays than `shapes`.
+      CheckpointError: it holds other arrays than `shapes`, or cannot be read now.
     """
-    arrays = self.read_meta(step)["arrays"]
-    _refuse_other_arrays(arrays, shapes, f"the checkpoint {self.folder / str(step)}")
-    try:
-      items = ocp.args.Composite(state=_restore_to(shapes))
-      state = self._manager.restore(step, args=items)["state"]
-      _verify(state, arrays)
-    except Exception as error:
-      raise _damaged(self.folder, step, error) from error
-    return state
+
+    def read() -> tuple[Any, dict[str, Any]]:
+      meta = _read_meta(self.folder, step)
+      _refuse_other_arrays(meta["arrays"], shapes, f"the checkpoint {self.folder / str(step)}")
+      return _read_state(self.folder, step, shapes), meta
+
+    state, meta = agree(read)
+    found, bad = _inspect(state)  # all processes together, where it is in parts
+    agree(lambda: _compare(self.folder, step, found, bad, meta["arrays"]))
+    return state, meta
 
 
 def restore_params(workdir: str | Path, shapes):
@@ -251,20 +241,49 @@ def restore_params(workdir: str | Path, shapes):
   steps = steps_on_disk(folder)
   if not steps:
     raise CheckpointError(f"init_from: {folder} holds no checkpoint")
-  wanted, path = {"params": shapes}, folder / str(steps[-1])
-  try:
-    arrays = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")["arrays"]
-  except Exception as error:
-    raise _damaged(folder, steps[-1], error) from error
+  wanted, step = {"params": shapes}, steps[-1]
+  arrays = _read_meta(folder, step)["arrays"]
   arrays = {name: facts for name, facts in arrays.items() if name.startswith("params/")}
-  _refuse_other_arrays(arrays, wanted, f"init_from: the checkpoint {path}")
-  try:
-    args = _restore_to(wanted, partial_restore=True)
-    params = ocp.Checkpointer(_state_handler()).restore(path / "state", args=args)
-    _verify(params, arrays)
-  except Exception as error:
-    raise _damaged(folder, steps[-1], error) from error
+  _refuse_other_arrays(arrays, wanted, f"init_from: the checkpoint {folder / str(step)}")
+  params = _read_state(folder, step, wanted, partial_restore=True)
+  _compare(folder, step, *_inspect(params), arrays)
   return params["params"]
+
+
+# Reading, by each process alone: orbax's manager would have them wait for each other.
+
+
+def _read_meta(folder: Path, step: int) -> dict[str, Any]:
+  """Returns what was saved beside the state of a step."""
+  with _reading(folder, step):
+    meta = dict(ocp.JsonCheckpointHandler().restore(folder / str(step) / "meta"))
+    digest = meta.pop("crc32", None)  # older checkpoints have none
+    if digest is not None and digest != _digest(meta):
+      raise ValueError("what is saved beside the arrays does not match its checksum")
+    if meta["step"] != step or "step" not in meta["arrays"]:
+      raise ValueError(f"it says that it is of step {meta['step']}")
+  return meta
+
+
+def _read_state(folder: Path, step: int, shapes, **kwargs):
+  """Returns the arrays of a step, as `shapes` has them."""
+  restore_args = ocp.checkpoint_utils.construct_restore_args(shapes)
+  args = ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, **kwargs)
+  with _reading(folder, step):
+    return _state_handler().restore(folder / str(step) / "state", args=args)
+
+
+@contextlib.contextmanager
+def _reading(folder: Path, step: int) -> Iterator[None]:
+  """Says of which checkpoint an error is; damage is only what will be there tomorrow."""
+  try:
+    yield
+  except Exception as error:
+    system = isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.EIO, None)
+    if system or isinstance(error, MemoryError) or _NOT_NOW.search(str(error)):
+      reason = f"the checkpoint {folder / str(step)} cannot be read now ({_cause(error)})"
+      raise CheckpointError(reason) from error
+    raise _damaged(folder, step, error) from error
 
 
 def _state_handler() -> ocp.PyTreeCheckpointHandler:
@@ -274,11 +293,6 @@ def _state_handler() -> ocp.PyTreeCheckpointHandler:
   return ocp.PyTreeCheckpointHandler(
     type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
   )
-
-
-def _restore_to(shapes, **kwargs) -> ocp.args.PyTreeRestore:
-  restore_args = ocp.checkpoint_utils.construct_restore_args(shapes)
-  return ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, **kwargs)
 
 
 def steps_on_disk(folder: Path) -> list[int]:
@@ -325,13 +339,24 @@ def _inspect(state) -> tuple[dict[str, dict], list[str]]:
   return {name: known for name, (known, _) in results.items()}, bad
 
 
-def _verify(state, arrays: Mapping[str, dict]) -> None:
-  """Raises where an array is not the one that was saved."""
-  found, bad = _inspect(state)
-  if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
-    raise ValueError(f"{len(wrong)} arrays do not match their checksums, {wrong[0]} among them")
+def _digest(meta: Mapping[str, Any]) -> int:
+  """Returns the CRC-32 of what is saved beside the state; the same once it went through JSON."""
+  return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
+
+
+def _refuse_not_finite(bad: list[str]) -> None:
   if bad:
-    raise ValueError(f"{bad[0]} is not finite")
+    more = f" and {len(bad) - 1} more arrays are" if len(bad) > 1 else " is"
+    raise CheckpointError(f"nothing was saved: {bad[0]}{more} not finite")
+
+
+def _compare(folder: Path, step: int, found: dict, bad: list[str], arrays: Mapping) -> None:
+  """Refuses arrays that are not the ones that were saved."""
+  if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
+    text = f"{len(wrong)} arrays do not match their checksums, {wrong[0]} among them"
+    raise _damaged(folder, step, ValueError(text))
+  if bad:
+    raise _damaged(folder, step, ValueError(f"{bad[0]} is not finite"))
 
 
 def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:
@@ -358,6 +383,8 @@ def _damaged(folder: Path, step: int, error: Exception) -> DamagedError:
 
 def _cause(error: BaseException) -> str:
   """Returns what the system said, else the first line of an error, shortened."""
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
   # tensorstore ends with it, before details whose order varies.
   if match := re.search(r": ([^:\[]*) \[(?:os_error_code|tensorstore_spec)=", str(error)):
     return match[1]

@@ -8,6 +8,7 @@ import atexit
 import difflib
 import errno
 import functools
+import hashlib
 import importlib.util
 import os
 import re
@@ -112,6 +113,16 @@ def define_config_flag() -> flags.FlagHolder:
 
 
 @functools.cache
+def code_digest() -> str:
+  """Returns the SHA-256 of the package's Python files, by name and content."""
+  digest = hashlib.sha256()
+  for path in sorted(PACKAGE.rglob("*.py")):
+    content = path.read_bytes()
+    digest.update(f"{path.relative_to(PACKAGE)} {len(content)}\n".encode() + content)
+  return digest.hexdigest()
+
+
+@functools.cache
 def code_version() -> str:
   """Returns the version, with the commit of a clone and whether it has changes."""
   root = PACKAGE.parent
@@ -203,8 +214,9 @@ def explain(error: BaseException) -> str | None:
 def _fail(error: BaseException, line: str | None, code: int) -> None:
   """Ends the program with one line, or with the traceback where there is no line for it."""
   if line is None or os.environ.get(DEBUG_VARIABLE):
-    raise error
-  print(f"error: {line}", file=sys.stderr, flush=True)
+    traceback.print_exception(error)
+  else:
+    print(f"error: {line}", file=sys.stderr, flush=True)
   # A goodbye waits for all processes of a run, and the others may not know yet.
   timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
   timer.daemon = True

@@ -257,9 +257,10 @@ def _orbax(path: Path) -> Source:
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
-    with ocp.StandardCheckpointer() as checkpointer:
-      shapes = heads.shapes(cfg, head_spec.make()) if task else hf.shapes(cfg, head)
-      weights = checkpointer.restore(path.absolute() / "params", shapes)
+    shapes = heads.shapes(cfg, head_spec.make()) if task else hf.shapes(cfg, head)
+    # Each process by itself: orbax's Checkpointer would have them wait for each other.
+    args = ocp.args.StandardRestore(shapes)
+    weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)
   except Exception as error:
     raise ExchangeError(f"{path / 'params'} is damaged: {str(error).splitlines()[0]}") from error
   weights = jax.tree.map(np.asarray, weights)

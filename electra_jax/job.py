@@ -114,7 +114,7 @@ class Job:
     fields.pop("data.dir")
     text = json.dumps(fields, sort_keys=True, default=str)
     return {
-      "code": f"{configs.code_version()}, jax {jax.__version__}",
+      "code": f"of SHA-256 {configs.code_digest()[:12]}, jax {jax.__version__}",
       "data": f"of the manifest {self.shards.digest[:12]}",
       "configuration": f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
     }

@@ -166,8 +166,7 @@ def save(
     try:
       checkpoints.save(done, state, meta, processes.agree)
     except ValueError as error:
-      # A plain ValueError is how a process hears of what befell another.
-      if isinstance(error, WriteError) or type(error) is ValueError:
+      if processes.befell(error, WriteError):
         return error
       raise
 

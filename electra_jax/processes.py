@@ -17,6 +17,16 @@ from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 
+
+class OtherError(ValueError):
+  """Another process of the run failed."""
+
+
+def befell(error: Exception, kind: type[Exception]) -> bool:
+  """Whether nothing but errors of a kind befell the processes; the same on all after `agree`."""
+  return getattr(error, "kinds", {type(error).__name__}) == {kind.__name__}
+
+
 # What a collective or the coordination service says when it does not reach another process.
 _LOST = re.compile("gloo|nccl|coordination|heartbeat|connection|socket|unavailable|deadline", re.I)
 
@@ -92,25 +102,29 @@ def _everyones(said: np.ndarray) -> np.ndarray:
 def agree(action: Callable[[], T]) -> T:
   """Returns action(), or raises on every process if it raised on one: none waits for the others.
 
+  Args:
+    action: what each does by itself: nothing in it may wait for another process without an end.
+
   Raises:
-    ValueError: on the processes where the action did not fail, naming the first where it did.
+    OtherError: on the processes where the action did not fail, naming the first where it did.
   """
   if jax.process_count() == 1:
     return action()
   result, failure = None, None
   try:
     result = action()
-  except (ValueError, OSError) as error:
+  except Exception as error:
     failure = error
   reason = repr(failure).encode()[:1000] if failure else b""
   said = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
   heard = [bytes(row).rstrip(b"\0") for row in _everyones(said)]
-  if failure:
-    raise failure
-  for process, reason in enumerate(heard):
-    if reason:
-      raise ValueError(f"process {process} stopped: {reason.decode(errors='replace')}")
-  return result
+  told = {i: text.decode(errors="replace") for i, text in enumerate(heard) if text}
+  if not told:
+    return result
+  first = min(told)
+  error = failure or OtherError(f"process {first} stopped: {told[first]}")
+  error.kinds = {text.partition("(")[0] for text in told.values()}
+  raise error
 
 
 def check_alike(facts: dict[str, str]) -> None:

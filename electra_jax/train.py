@@ -10,6 +10,7 @@ with the same command, a run goes on from its newest checkpoint, bit for bit.
 import contextlib
 import functools
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ from electra_jax.job import Job, prepare, start_or_continue
 from electra_jax.log import Log
 from electra_jax.loop import Tools, loop
 from electra_jax.tracing import Tracer
-from electra_jax.workdir import claim
+from electra_jax.workdir import CONFIG_FILE, claim
 
 # Losses that a model of token frequencies alone brings to the unigram entropy.
 PREDICTIONS = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> int:
     args.coordinator, args.num_processes, args.process_id, args.config.hosts.timeout_secs
   )
   parallel.keep_freed_memory()
+  signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a trace asked for before there are steps
   done = train(args.config, args.workdir, verify=args.verify)
   return 0 if done == args.config.train.steps else STOPPED
 
@@ -74,17 +76,18 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
   console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
   with contextlib.ExitStack() as stack:
     job, allowed = processes.agree(lambda: begin(config, Path(workdir), verify, stack))
-    processes.check_alike(job.facts)
+    processes.check_alike(job.facts | {"workdir": shared_or_not(job.workdir)})
     describe(job, console, allowed)
     k = config.checkpoint
-    checkpoints = Checkpoints(
-      workdir,
-      keep=k.keep,
-      keep_every_steps=k.keep_every_steps,
-      to_global=job.programs.layout.to_global,
-    )
+    with processes.leaving_if_alone():  # orbax has the processes meet there
+      checkpoints = Checkpoints(
+        workdir,
+        keep=k.keep,
+        keep_every_steps=k.keep_every_steps,
+        to_global=job.programs.layout.to_global,
+      )
     stack.enter_context(checkpoints)
-    with goodput.doing("restore"):
+    with goodput.doing("restore"), processes.leaving_if_alone():
       state, meta = make_state(job, checkpoints, console)
     display = metrics.Display(int(state.step), config.train.steps, console)
     steps = tracing.parse_steps(config.profile.steps if first else "")
@@ -92,8 +95,8 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     with display, StopSignals() as stop, tracer, processes.leaving_if_alone():
       tools = Tools(checkpoints, stop, tracer, goodput)
       state = keep_on(job, state, meta, display, tools)
-    with goodput.doing("save"):
-      checkpoints.wait()
+      with goodput.doing("save"):  # a second signal does not end it either
+        checkpoints.wait()
     if first:
       finish(job, int(state.step), console)
       console.print(f"time:       {goodput.summary()}")
@@ -158,6 +161,11 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
   return job, start_or_continue(job)
 
 
+def shared_or_not(workdir: Path) -> str:
+  """Says whether the folder is the one where process 0 has just written the configuration."""
+  return "the run's" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
+
+
 def describe(job: Job, console: Console, allowed: list[str]) -> None:
   """Prints what is about to run."""
   c, sizes = job.config, params.count_networks(job.programs.shapes.params)
@@ -188,16 +196,22 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
     console.print(f"{name + ':':<19}{text}")
 
 
+def newest(checkpoints: Checkpoints) -> int | None:
+  """Returns the step to go on from; raises where a process sees another one than the rest."""
+  latest = checkpoints.latest_step()
+  processes.check_alike({"newest checkpoint": "none" if latest is None else f"of step {latest}"})
+  return latest
+
+
 def make_state(job: Job, checkpoints: Checkpoints, console: Console):
   """Returns the state to start from, and what was saved beside it (None at the beginning)."""
   layout, fallback = job.programs.layout, job.config.checkpoint.fallback
-  while (latest := checkpoints.latest_step()) is not None:
+  while (latest := newest(checkpoints)) is not None:
     started = time.perf_counter()
     try:
-      state = processes.agree(functools.partial(checkpoints.restore, latest, layout.shapes()))
+      state, meta = checkpoints.restore(latest, layout.shapes(), processes.agree)
     except ValueError as error:
-      # A plain ValueError is how a process hears of what befell another.
-      if not isinstance(error, DamagedError) and type(error) is not ValueError:
+      if not processes.befell(error, DamagedError):
         raise
       if not fallback:
         raise DamagedError(
@@ -210,23 +224,20 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
       continue
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
-    return layout.to_local(state), checkpoints.read_meta(latest)
+    return layout.to_local(state), meta
   weights = parallel.replicate(job.programs.fresh())
   if job.config.init_from is not None:
-    found = exchange.read_params(job.config.init_from, job.shards.vocab)
+    found = processes.agree(lambda: exchange.read_params(job.config.init_from, job.shards.vocab))
     weights, taken, fresh = params.inherit(weights, found)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {job.config.init_from}: {', '.join(taken)}")
     if fresh:
       console.print(f"not in it, so new: {', '.join(fresh)}")
   if job.spec.kind == "frozen":
-    other = networks.masked_language_model(
-      *runs.read_params(job.config.generator.init_from, job.shards.vocab)
-    )
-    weights = {**weights, "generator": other[1]}
-    console.print(
-      f"frozen generator: the masked language model of {job.config.generator.init_from}"
-    )
+    source = job.config.generator.init_from
+    other = processes.agree(lambda: runs.read_params(source, job.shards.vocab))
+    weights = {**weights, "generator": networks.masked_language_model(*other)[1]}
+    console.print(f"frozen generator: the masked language model of {source}")
   return job.programs.start(weights), None
 
 

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax import step
-from electra_jax.checkpoint import CheckpointError, Checkpoints, named, restore_params
+from electra_jax.checkpoint import (
+  CheckpointError,
+  Checkpoints,
+  DamagedError,
+  named,
+  restore_params,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,7 +71,7 @@ def test_a_state_comes_back_bit_for_bit_on_any_number_of_devices(tmp_path):
   run.close()
   for previous, devices in ((1, 8), (2, 2)):
     run = open_run(tmp_path)
-    restored = run.restore(previous, shapes_of(state, devices))
+    restored, _ = run.restore(previous, shapes_of(state, devices))
     assert_same(restored, state)
     assert all(len(x.sharding.device_set) == devices for x in jax.tree.leaves(restored))
     run.save(previous + 1, restored, {})
@@ -78,7 +85,7 @@ def test_the_newest_and_the_multiples_are_kept(tmp_path):
 
 def test_what_is_saved_beside_the_state_comes_back(tmp_path):
   save_all(tmp_path, [5])
-  meta = open_run(tmp_path).read_meta(5)
+  _, meta = open_run(tmp_path).restore(5, shapes_of(make_state()))
   assert meta["step"] == 5 and meta["config"] == {"seed": 1}
   assert set(meta["arrays"]) == set(named(make_state()))
 
@@ -92,7 +99,7 @@ def test_training_may_go_on_while_a_save_is_written(tmp_path):
     state = update(state)
   jax.block_until_ready(state)
   run.close()
-  assert_same(open_run(tmp_path).restore(1, shapes_of(state)), expected)
+  assert_same(open_run(tmp_path).restore(1, shapes_of(state))[0], expected)
 
 
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
@@ -152,7 +159,45 @@ def test_a_damaged_newest_checkpoint_is_named_and_never_passed_over(tmp_path, da
   assert message.endswith("delete that folder to resume from step 1") and "\n" not in message
   shutil.rmtree(tmp_path / "checkpoints" / "2")
   run = open_run(tmp_path)
-  assert_same(run.restore(run.latest_step(), shapes_of(state)), make_state(seed=1))
+  assert_same(run.restore(run.latest_step(), shapes_of(state))[0], make_state(seed=1))
+
+
+@pytest.mark.parametrize(
+  ("was", "is_now"),
+  [("s/head", "s/heae"), ('"shape"', '"shapd"'), ("[500", "[501"), ('"seed": 1', '"seed": 3')],
+  ids=["a name", "a key", "a shape", "the configuration"],
+)
+def test_a_flipped_bit_beside_the_arrays_is_damage(tmp_path, was, is_now):
+  state = save_all(tmp_path, [1])
+  path = tmp_path / "checkpoints" / "1" / "meta" / "metadata"
+  text = path.read_text()
+  assert was in text
+  path.write_text(text.replace(was, is_now, 1))
+  with pytest.raises(DamagedError, match="1 is damaged .*does not match its checksum"):
+    open_run(tmp_path).restore(1, shapes_of(state))
+
+
+def test_what_cannot_be_read_now_is_no_damage(tmp_path):
+  state, old = save_all(tmp_path, [1]), resource.getrlimit(resource.RLIMIT_NOFILE)
+  run = open_run(tmp_path)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (0, old[1]))  # no file can be opened any more
+  try:
+    with pytest.raises(CheckpointError, match=r"cannot be read now \(Too many open files") as found:
+      run.restore(1, shapes_of(state))
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, old)
+  assert not isinstance(found.value, DamagedError)
+  assert_same(run.restore(1, shapes_of(state))[0], state)
+
+
+def test_what_was_set_aside_before_stays(tmp_path):
+  for seed in (1, 2):
+    run = open_run(tmp_path)
+    run.save(5, make_state(seed=seed), {})
+    run.close()
+    place = run.set_aside(5)
+    assert place == tmp_path / "damaged" / ("5" if seed == 1 else "5.1") and place.is_dir()
+  assert (tmp_path / "damaged" / "5").is_dir()
 
 
 def test_what_a_killed_save_left_is_cleared_away(tmp_path):
@@ -193,7 +238,7 @@ def test_a_save_that_cannot_be_written_leaves_the_one_before_it(tmp_path):
     " the one of step 1 is whole\n"
   )
   assert os.listdir(tmp_path / "checkpoints") == ["1"]
-  assert_same(open_run(tmp_path).restore(1, shapes_of(make_state())), make_state())
+  assert_same(open_run(tmp_path).restore(1, shapes_of(make_state()))[0], make_state())
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(tmp_path):

@@ -98,7 +98,7 @@ def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, f
   tiny_config.optimizer.sharded = not first
   programs = programs_of(tiny_config)
   checkpoints = Checkpoints(tmp_path, keep=5, keep_every_steps=0)
-  state = checkpoints.restore(5, programs.layout.shapes())  # checks every array's sum
+  state, _ = checkpoints.restore(5, programs.layout.shapes())  # checks every array's sum
   again = programs.layout.to_global(programs.layout.to_local(state))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))
   checkpoints.close()

@@ -215,15 +215,24 @@ class Run:
     return lines[0]
 
 
-def pair(data: Path, workdir: Path, steps: int, count: int = 2, **kwargs) -> list[Run]:
-  """Starts several processes of one run, of one device each unless said."""
+def pair(
+  data: Path, workdir: Path, steps: int, count: int = 2, odd: dict | None = None, **kwargs
+) -> list[Run]:
+  """Starts several processes of one run, of one device each unless said.
+
+  Args:
+    odd: arguments of `Run` that the last process has otherwise.
+  """
   with socket.socket() as s:
     s.bind(("localhost", 0))
     joined = (f"--coordinator=localhost:{s.getsockname()[1]}", f"--num_processes={count}")
-  ids = range(count)
-  return [
-    Run(data, workdir, steps, *joined, f"--process_id={i}", log=f"log{i}", **kwargs) for i in ids
-  ]
+
+  def start(i: int) -> Run:
+    own = {"data": data, "workdir": workdir, "log": f"log{i}", **kwargs}
+    own |= odd or {} if i == count - 1 else {}
+    return Run(own.pop("data"), own.pop("workdir"), steps, *joined, f"--process_id={i}", **own)
+
+  return [start(i) for i in range(count)]
 
 
 def lines(workdir: Path) -> list[dict]:
@@ -295,18 +304,23 @@ def outcome(workdir: Path, step: int) -> tuple[dict, list[dict]]:
   return saved(workdir, step), lines(workdir)
 
 
-def arrays(workdir: Path, step: int) -> dict:
-  """Returns {name: plain array} of a checkpoint, whatever devices it was written from."""
+def tree(workdir: Path, step: int) -> dict:
+  """Returns a checkpoint as plain arrays, whatever devices it was written from."""
   import jax
   import numpy as np
   import orbax.checkpoint as ocp
 
+  path, reader = workdir / "checkpoints" / str(step) / "state", ocp.PyTreeCheckpointer()
+  known = reader.metadata(path).item_metadata.tree
+  plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), known)
+  return reader.restore(path, restore_args=plain)
+
+
+def arrays(workdir: Path, step: int) -> dict:
+  """Returns {name: plain array} of a checkpoint."""
   from electra_jax.checkpoint import named
 
-  path, reader = workdir / "checkpoints" / str(step) / "state", ocp.PyTreeCheckpointer()
-  tree = reader.metadata(path).item_metadata.tree
-  plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-  return named(reader.restore(path, restore_args=plain))
+  return named(tree(workdir, step))
 
 
 def check_readable(workdir: Path) -> None:

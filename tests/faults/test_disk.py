@@ -5,6 +5,8 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
+import zlib
 
 import harness
 import pytest
@@ -53,11 +55,34 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(
         pass
     error = run.error()
     assert "space" in error and str(disk) in error, error
+    # Again at once: what cannot be claimed or written to is named too.
+    error = harness.Run(data, workdir, STEPS, log="again").error()
+    assert "No space left on device: " in error and str(workdir) in error, error
     harness.check_readable(workdir)
     kept = harness.checkpoints(workdir)
     assert kept and set(kept) >= set(left[-1:])
     (disk / "filler").unlink()
     harness.Run(data, workdir, STEPS, log__tensorboard=False, log__every_steps=6).finish()
+    assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
+
+
+def test_a_save_that_fails_while_training_goes_on_is_told_at_the_next(data, alone, tmp_path):
+  fields = {"checkpoint__every_steps": 15, "eval__every_steps": 0, "log__every_steps": 22}
+  with harness.small_disk(tmp_path / "disk", 40) as disk:
+    workdir = disk / "run"
+    (disk / "most").write_bytes(b"\0" * (36 << 20))  # so that the rest is full at once
+    saving = harness.saves(workdir)
+    head = harness.program(harness.PACED)
+    run = harness.Run(data, workdir, STEPS, head=head, log__tensorboard=False, **fields)
+    fill_when(disk, saving)
+    run.when((disk / "filler").exists)
+    time.sleep(1.5)
+    (disk / "filler").unlink()  # before the next save, and any line
+    (disk / "most").unlink()
+    error = run.error()
+    assert "could not write a checkpoint" in error and "there is none before it" in error, error
+    assert harness.last_line(workdir) == 22 and not harness.checkpoints(workdir)
+    harness.Run(data, workdir, STEPS, log__tensorboard=False, **fields).finish()
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
 
 
@@ -198,37 +223,41 @@ def test_where_all_checkpoints_are_damaged_a_fallback_starts_anew(data, alone, t
 
 def test_every_flipped_bit_of_a_checkpoint_is_found_or_harmless(data, alone, tmp_path):
   """In one process, file by file: what is restored is what was saved, or is refused."""
-  from electra_jax.checkpoint import CheckpointError, Checkpoints, named
-
-  folder = alone / "checkpoints" / str(STEPS)
-  files = [p.relative_to(folder) for p in sorted(folder.rglob("*")) if p.is_file()]
-  expected = {name: facts["crc32"] for name, facts in harness.saved(alone, STEPS).items()}
-  found = []
-  import zlib
-
   import jax
   import numpy as np
 
-  state = harness.arrays(alone, STEPS)
+  from electra_jax.checkpoint import Checkpoints, DamagedError, named
+
+  folder, device = alone / "checkpoints" / str(STEPS), jax.devices()[0]
+  expected = {name: facts["crc32"] for name, facts in harness.saved(alone, STEPS).items()}
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
-      np.shape(x), np.asarray(x).dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+      np.shape(x), np.asarray(x).dtype, sharding=jax.sharding.SingleDeviceSharding(device)
     ),
-    state,
+    harness.tree(alone, STEPS),
   )
-  for i, name in enumerate(files):
-    workdir = tmp_path / str(i)
-    copy = shutil.copytree(folder, workdir / "checkpoints" / str(STEPS))
-    flip(copy / name) if (copy / name).stat().st_size else (copy / name).write_bytes(b"x")
+
+  def is_refused(workdir) -> bool:
     checkpoints = Checkpoints(workdir, keep=2, keep_every_steps=0)
     try:
-      restored = named(checkpoints.restore(STEPS, shapes))
-    except CheckpointError:
+      restored = named(checkpoints.restore(STEPS, shapes)[0])
+    except DamagedError:
+      return True
+    finally:
+      checkpoints.close()
+    sums = {k: zlib.crc32(np.ascontiguousarray(x)) for k, x in restored.items()}
+    assert sums == expected, workdir
+    return False
+
+  files = [p.relative_to(folder) for p in sorted(folder.rglob("*")) if p.is_file()]
+  found = []
+  for i, name in enumerate([None, *files]):  # and one that is whole
+    copy = shutil.copytree(folder, tmp_path / str(i) / "checkpoints" / str(STEPS))
+    if name:
+      flip(copy / name) if (copy / name).stat().st_size else (copy / name).write_bytes(b"x")
+    if is_refused(tmp_path / str(i)):
       found.append(str(name))
-    else:
-      sums = {k: zlib.crc32(np.ascontiguousarray(x)) for k, x in restored.items()}
-      assert sums == expected, name
-    checkpoints.close()
+  assert "None" not in found and len(found) < len(files), found
   assert str(largest(folder).relative_to(folder)) in found and "meta/metadata" in found
 
 

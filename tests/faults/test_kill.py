@@ -92,3 +92,26 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_to_the_same_bits(
   assert stopped == harness.last_line(workdir) and f"stopping after step {stopped}" in run.said
   assert f"resuming from step {stopped}" in harness.Run(data, workdir, STEPS).finish()
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+
+
+# Runs the program with a last save that takes two seconds more.
+SLOW_SAVE = """
+import time
+from electra_jax.checkpoint import Checkpoints
+wait = Checkpoints.wait
+Checkpoints.wait = lambda self: (time.sleep(2), wait(self))[1]
+"""
+
+
+def test_a_second_signal_does_not_end_the_last_save(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  head, reached = harness.program(SLOW_SAVE), harness.reaches(workdir, 7)
+  run = harness.Run(data, workdir, STEPS, head=head).when(reached)
+  run.send(signal.SIGTERM)
+  run.when(lambda: "stopping after step" in run.said)
+  run.send(signal.SIGTERM)
+  run.send(signal.SIGUSR1)
+  assert run.wait(30) == harness.STOPPED
+  assert harness.newest(workdir) == harness.last_line(workdir)
+  harness.Run(data, workdir, STEPS).finish()
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)

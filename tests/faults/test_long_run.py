@@ -1,0 +1,58 @@
+"""What a long run is started again, watched and judged with."""
+
+import shutil
+import signal
+
+import harness
+import pytest
+from harness import STEPS
+
+pytestmark = pytest.mark.faults
+
+
+def test_what_was_compiled_is_kept_and_the_last_lines_say_where_time_went(
+  data, alone, tmp_path, monkeypatch
+):
+  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")  # of all tests; the default is what is tested
+  monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+  workdir = tmp_path / "run"
+  harness.Run(data, workdir, 7).finish()
+  compiled = sorted((workdir / "compiled").glob("*-cache"))
+  assert compiled
+  said = harness.Run(data, workdir, STEPS, allow_config_change="train.steps").finish()
+  assert "resuming from step 7" in said
+  # The rate of learning depends on the number of steps: the step is another. Nothing else is.
+  more = set((workdir / "compiled").glob("*-cache")) - set(compiled)
+  assert len(more) < len(compiled)
+  shutil.rmtree(workdir / "checkpoints" / str(STEPS))  # so that there are steps left
+  again = harness.Run(data, workdir, STEPS).finish()
+  assert sorted((workdir / "compiled").glob("*-cache")) == sorted([*compiled, *more])
+  (line,) = (x for x in said.splitlines() if x.startswith("time:"))
+  for what in ("steps", "compile", "data", "save", "restore", "evaluation"):
+    assert f" {what} " in f"{line} ", line
+  assert "resuming from step 40" in again
+
+
+def trace_of(workdir, said: str, *steps: int) -> None:
+  """Checks that there is one trace, of these steps."""
+  (line,) = (x for x in said.splitlines() if x.startswith("trace of steps "))
+  (trace,) = workdir.glob("profile/plugins/profile/*/*.xplane.pb")
+  assert b"train" in trace.read_bytes() and str(workdir / "profile") in line
+  if steps:
+    assert line.startswith(f"trace of steps {steps[0]} to {steps[1]}"), line
+
+
+def test_a_trace_of_given_steps_is_taken_and_changes_nothing(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  said = harness.Run(data, workdir, STEPS, profile__steps="6:7").finish()
+  trace_of(workdir, said, 6, 7)
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+
+
+def test_a_trace_is_taken_on_a_signal(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  reached = harness.reaches(workdir, 5)
+  run = harness.Run(data, workdir, STEPS, profile__signal_steps=2).when(reached)
+  run.process.send_signal(signal.SIGUSR2)
+  trace_of(workdir, run.finish())
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
