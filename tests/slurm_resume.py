@@ -92,9 +92,9 @@ def cluster(folder: Path) -> Iterator[None]:
   for name in ("state", "spool"):
     (folder / name).mkdir(parents=True)
   (folder / "slurm.conf").write_text(configuration(folder))
-  for i in range(2):
-    (folder / f"gpu{i}").touch()
-  (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
+  # SLURM counts only what is a device.
+  gpus = (f"Name=gpu File=/dev/{device} Flags=nvidia_gpu_env\n" for device in ("null", "zero"))
+  (folder / "gres.conf").write_text("".join(gpus))
   (folder / "key").write_bytes(os.urandom(1024))
   (folder / "key").chmod(0o400)
   folder.chmod(0o755)
@@ -199,8 +199,8 @@ def compare(folder: Path, steps: int, console: Console) -> bool:
     job, moved = submit(folder, "moved", steps), folder / "moved"
     first = interrupt(job, moved, 3, "scancel", "--signal=USR1")
     console.print(f"SIGUSR1 to its processes: saved step {first}, in the queue again by itself")
-    second = interrupt(job, moved, first + 3, "scontrol", "requeue")
-    console.print(f"requeued from outside: saved step {second}")
+    interrupt(job, moved, first + 3, "scontrol", "requeue")
+    console.print("requeued from outside")
     finish(job, folder / "moved.log")
   log = (folder / "moved.log").read_text()
   resumed = [line for line in log.splitlines() if line.startswith("resuming from step")]
