@@ -109,6 +109,7 @@ def test_a_second_signal_does_not_end_the_last_save(data, alone, tmp_path):
   run = harness.Run(data, workdir, STEPS, head=head).when(reached)
   run.send(signal.SIGTERM)
   run.when(lambda: "stopping after step" in run.said)
+  time.sleep(1)  # the steps are over, the save is not
   run.send(signal.SIGTERM)
   run.send(signal.SIGUSR1)
   assert run.wait(30) == harness.STOPPED
