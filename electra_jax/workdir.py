@@ -16,7 +16,7 @@ NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # what a file system witho
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-  """Adds a path to an error of the system: one of writing does not say where."""
+  """Adds a path to an error of the system, which does not say where it was writing."""
   try:
     yield
   except OSError as error:
