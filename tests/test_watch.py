@@ -1,5 +1,7 @@
 """What watches a run: where its time goes, which steps are traced, which process is slow."""
 
+import errno
+import fcntl
 import io
 import resource
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax import goodput, hosts, log, metrics, tracing
+from electra_jax import goodput, hosts, log, metrics, tracing, workdir
 
 
 def test_every_moment_counts_for_one_thing(monkeypatch):
@@ -85,3 +87,22 @@ def test_a_line_that_is_cut_off_is_taken_back_and_ends_the_run_or_is_told(tmp_pa
     assert [line["step"] for line in metrics.read_history(path)] == [1, 3]
     lines.close()
   assert f"warning: step 2: not written to {path}: No space left" in out.getvalue()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+def test_a_workdir_without_locks_is_claimed_and_one_that_fails_is_not(
+  tmp_path, monkeypatch, number
+):
+  def flock(*unused):
+    raise OSError(number, "said by the file system")
+
+  monkeypatch.setattr(fcntl, "flock", flock)  # as of a mounted bucket, which is not here
+  if number == errno.EIO:
+    with pytest.raises(OSError, match="said by the file system"), workdir.claim(tmp_path):
+      pass
+    return
+  with workdir.claim(tmp_path):
+    workdir.check_claim(tmp_path)
+    (tmp_path / ".lock").write_text("process 7 on another\n")
+    with pytest.raises(ValueError, match="has been taken over by process 7 on another"):
+      workdir.check_claim(tmp_path)
