@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 FOLDER = "checkpoints"  # inside a run's folder
+DELETING = "deleting"  # inside it: those no longer kept
 GRACE_SECS = 20  # for other processes, after a failure
 # What tensorstore says where a file cannot be read now, but may be whole.
 _NOT_NOW = re.compile("RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAVAILABLE|DEADLINE_EXCEEDED")
@@ -73,11 +74,13 @@ class Checkpoints:
     self._manager = self._open()
 
   def _open(self) -> ocp.CheckpointManager:
+    self._delete()
     return ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
         save_decision_policy=policies.FixedIntervalPolicy(1),  # whoever calls `save` decides
         preservation_policy=self._kept,
+        todelete_subdir=DELETING,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
       ),
@@ -86,6 +89,12 @@ class Checkpoints:
         "meta": ocp.JsonCheckpointHandler(),
       },
     )
+
+  def _delete(self) -> None:
+    # Those that are not kept are moved here first: a run that is killed while it deletes would
+    # leave half a checkpoint among the whole ones. What cannot be deleted now is tried again.
+    if jax.process_index() == 0:
+      shutil.rmtree(self.folder / DELETING, ignore_errors=True)
 
   def latest_step(self) -> int | None:
     """Returns the step of the newest complete checkpoint, None where there is none."""
@@ -106,7 +115,7 @@ class Checkpoints:
     state = self._to_global(state)
     if step == self.latest_step():
       return
-    agree(lambda: self._refuse_full_disk(state))
+    agree(lambda: (self.wait(), self._refuse_full_disk(state)))
     arrays, bad = _inspect(state)  # all processes together, where it is in parts
     agree(lambda: _refuse_not_finite(bad))
     meta = {**meta, "step": step, "arrays": arrays}
@@ -127,8 +136,9 @@ class Checkpoints:
       )
 
   def wait(self) -> None:
-    """Waits until what was saved is on disk."""
+    """Waits until what was saved is on disk, and deletes what is not kept beside it."""
     self._guarded(self._manager.wait_until_finished)
+    self._delete()
 
   def __enter__(self):
     return self

@@ -200,10 +200,11 @@ def test_what_was_set_aside_before_stays(tmp_path):
   assert (tmp_path / "damaged" / "5").is_dir()
 
 
-def test_what_a_killed_save_left_is_cleared_away(tmp_path):
+@pytest.mark.parametrize("left", ["2.orbax-checkpoint-tmp", "deleting/0"])
+def test_what_a_killed_run_left_is_cleared_away(tmp_path, left):
   save_all(tmp_path, [1])
   folder = tmp_path / "checkpoints"
-  shutil.copytree(folder / "1", folder / "2.orbax-checkpoint-tmp")
+  shutil.copytree(folder / "1", folder / left)
   run = open_run(tmp_path)
   assert run.latest_step() == 1
   run.save(2, make_state(), {})

@@ -80,6 +80,33 @@ def test_twenty_kills_end_in_the_same_bits(data, alone, tmp_path, monkeypatch):
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
 
+# Runs the program until it has deleted arrays of a checkpoint that is no longer kept.
+DIES_DELETING = """
+import os, signal
+unlink = os.unlink
+
+def die(path, *args, dir_fd=None, **kwargs):
+  folder = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+  unlink(path, *args, dir_fd=dir_fd, **kwargs)
+  folder = os.path.dirname(os.path.join(folder, path))
+  if "/checkpoints/" in folder and folder.endswith("/d") and "orbax-checkpoint-tmp" not in folder:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.unlink = die
+"""
+
+
+def test_a_checkpoint_that_is_half_deleted_does_not_count_as_one(data, alone, tmp_path):
+  workdir = tmp_path / "run"
+  run = harness.Run(data, workdir, STEPS, head=harness.program(DIES_DELETING))
+  assert run.wait(120) == -signal.SIGKILL
+  harness.check_readable(workdir)
+  left = harness.newest(workdir)
+  assert f"resuming from step {left}" in harness.Run(data, workdir, STEPS).finish()
+  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
+  assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["40", "44"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_to_the_same_bits(
   data, alone, tmp_path, number
