@@ -120,7 +120,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
   c.checkpoint = k = ConfigDict()
   k.every_steps = 1000  # steps between checkpoints (the original's)
-  k.keep = 5  # newest checkpoints kept (the original's)
+  k.keep = 5  # newest checkpoints kept (the original's); one more lies there until the next save
   k.keep_every_steps = 100_000  # checkpoints at multiples of this are kept for ever; 0 = none
   k.fallback = False  # True: a damaged newest checkpoint is set aside and the one before is taken
   # stop or continue where a checkpoint or a line of the log cannot be written, as on a full disk
