@@ -71,11 +71,10 @@ class Checkpoints:
     if keep_every_steps:
       kept.append(policies.EveryNSteps(keep_every_steps))
     self._kept = policies.AnyPreservationPolicy(kept)
-    self._manager = self._open()
+    self._open()
 
-  def _open(self) -> ocp.CheckpointManager:
-    self._delete()
-    return ocp.CheckpointManager(
+  def _open(self) -> None:
+    self._manager = ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
         save_decision_policy=policies.FixedIntervalPolicy(1),  # whoever calls `save` decides
@@ -89,12 +88,14 @@ class Checkpoints:
         "meta": ocp.JsonCheckpointHandler(),
       },
     )
+    self._delete(DELETING)
 
-  def _delete(self) -> None:
-    # Those that are not kept are moved here first: a run that is killed while it deletes would
-    # leave half a checkpoint among the whole ones. What cannot be deleted now is tried again.
+  def _delete(self, what: str) -> None:
+    # Those that are not kept are moved first: a run that is killed while it deletes would leave
+    # half a checkpoint among the whole ones. What cannot be deleted now is tried again.
     if jax.process_index() == 0:
-      shutil.rmtree(self.folder / DELETING, ignore_errors=True)
+      for path in self.folder.glob(what):
+        shutil.rmtree(path, ignore_errors=True)
 
   def latest_step(self) -> int | None:
     """Returns the step of the newest complete checkpoint, None where there is none."""
@@ -115,7 +116,8 @@ class Checkpoints:
     state = self._to_global(state)
     if step == self.latest_step():
       return
-    agree(lambda: (self.wait(), self._refuse_full_disk(state)))
+    self._delete(f"{DELETING}/*")  # not the folder, the save under way may just be using it
+    agree(lambda: self._refuse_full_disk(state))
     arrays, bad = _inspect(state)  # all processes together, where it is in parts
     agree(lambda: _refuse_not_finite(bad))
     meta = {**meta, "step": step, "arrays": arrays}
@@ -138,7 +140,7 @@ class Checkpoints:
   def wait(self) -> None:
     """Waits until what was saved is on disk, and deletes what is not kept beside it."""
     self._guarded(self._manager.wait_until_finished)
-    self._delete()
+    self._delete(DELETING)
 
   def __enter__(self):
     return self
@@ -197,7 +199,7 @@ class Checkpoints:
         raise WriteError("the save before it could not be finished by all processes")
 
     agree(let_go)
-    self._manager = self._open()
+    self._open()
 
   def _guarded(self, action: Callable[[], Any]) -> None:
     try:
