@@ -1,0 +1,96 @@
+"""Runs of earlier versions: they resume, are exported, scored and fine-tuned as they were then.
+
+tests/golden/version_*: what that version wrote, by these commands in one folder (version_0_1: CPU,
+one device; `text.txt` were 60 documents of random words):
+
+  build --config=configs/quickstart.py --config.data.dir=data --config.data.sources=text:text.txt
+  train --config=configs/quickstart.py --config.data.dir=data --workdir=run, width 32, 8 steps
+  score --checkpoint=run (of step 4); finetune on two columns of random words; finetune --predict
+
+Of the run the checkpoint of step 4 is kept, and all lines of its log as `expected_metrics.jsonl`.
+The folders are never made again: a later version adds its own.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from electra_jax import config as configs
+from electra_jax import exchange, export, score, train
+from electra_jax.finetune import model
+
+VERSIONS = sorted((Path(__file__).parent / "golden").glob("version_*"))
+TIMING = ("sequences_per_sec", "tokens_per_sec", "mfu", "eta_secs", "elapsed_secs")
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
+def earlier(request, tmp_path, monkeypatch) -> Path:
+  """A copy of what an earlier version wrote, as the current folder: its paths are relative."""
+  shutil.copytree(request.param, tmp_path, dirs_exist_ok=True)
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def lines(path: Path) -> list[dict]:
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def config_of(run: Path):
+  """Returns today's configuration with the fields that the run was started with."""
+  saved = json.loads((run / "config.json").read_text())
+  config = configs.load("quickstart.py")
+  fields = configs.flatten(config)
+  changed = {k: v for k, v in configs.flatten(saved).items() if k in fields and fields[k] != v}
+  config.update_from_flattened_dict(changed)
+  return config
+
+
+def test_a_run_of_an_earlier_version_goes_on_as_it_did_then(earlier):
+  assert train.train(config_of(earlier / "run"), "run") == 8
+  expected, found = (lines(Path(p)) for p in ("expected_metrics.jsonl", "run/metrics.jsonl"))
+  assert [(x["step"], x["split"]) for x in found] == [(x["step"], x["split"]) for x in expected]
+  for a, b in zip(found, expected, strict=True):
+    for name in set(b) - {"step", "split", *TIMING}:
+      # Other processors and numbers of devices add up in another order; four steps of Adam with
+      # rates of 5e-4 enlarge that by less than a hundred.
+      assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-7), (a["step"], name)
+
+
+def test_a_run_of_an_earlier_version_is_scored_as_it_was_then(earlier):
+  expected = json.loads((earlier / "expected.json").read_text())["scores"]
+  found = score.Scorer("run")([text for _, _, text in expected])
+  assert [tokens for _, tokens in found] == [tokens for _, tokens, _ in expected]
+  # Printed with four decimals.
+  np.testing.assert_allclose([x for x, _ in found], [x for x, _, _ in expected], atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["hf", "orbax"])
+def test_a_run_of_an_earlier_version_is_exported_and_read_again(earlier, form, capsys):
+  from rich.console import Console
+
+  source = exchange.open_source("run")
+  if form == "hf":
+    export.export_hf(source, earlier / "out", Console(soft_wrap=True))
+    again = exchange.open_source(earlier / "out")
+    assert again.networks.keys() == {"discriminator", "generator"}
+  else:
+    with export.new_folder(earlier / "out") as folder:
+      exchange.save_orbax(folder, source)
+    again = exchange.open_source(earlier / "out")
+  for role, network in again.networks.items():
+    ours, theirs = source.networks[role].weights, network.weights
+    np.testing.assert_array_equal(ours["embeddings"]["word"], theirs["embeddings"]["word"])
+    np.testing.assert_array_equal(
+      ours["encoder"]["layers"]["qkv"]["kernel"], theirs["encoder"]["layers"]["qkv"]["kernel"]
+    )
+
+
+def test_a_network_that_an_earlier_version_fine_tuned_predicts_as_it_did_then(earlier):
+  expected = json.loads((earlier / "expected.json").read_text())["predictions"]
+  found = model.load("finetuned")([text for text, _, _ in expected])
+  assert [x["label"] for x in found] == [label for _, label, _ in expected]
+  for a, (_, _, probability) in zip(found, expected, strict=True):
+    assert a["probability"] == pytest.approx(probability, abs=2e-6)  # printed with six digits
