@@ -51,8 +51,8 @@ from evidence_settings import (
 )
 
 from electra_jax import config as configs
+from electra_jax import flops
 from electra_jax.finetune.statistics import summary
-from electra_jax.flops import __main__ as flops
 from electra_jax.metrics import read_history
 
 REFERENCE = "electra"  # whose steps are given; the others take as many as cost the same

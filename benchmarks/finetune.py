@@ -22,11 +22,12 @@ import machine
 import numpy as np
 
 from electra_jax import config as configs
-from electra_jax import optimizer, parallel, tokenizer
-from electra_jax import step as steps
+from electra_jax import parallel, tokenizer
+from electra_jax.core import optimizer, task_heads
+from electra_jax.core import step as steps
+from electra_jax.core.model import TransformerConfig
 from electra_jax.data import finetune as data
-from electra_jax.finetune import glue, glue_files, heads, loop, tasks
-from electra_jax.model import TransformerConfig
+from electra_jax.finetune import glue, glue_files, loop, tasks
 
 LENGTH, BATCH = 128, 32
 
@@ -58,7 +59,7 @@ class Ours:
       "electra_adam", 3e-4, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0
     )
     settings = loop.Settings((0,), adam, 0.1, 0.8, False, BATCH, micro, 3.0, BATCH, 4, 100, pad)
-    head = heads.classification(2)
+    head = task_heads.classification(2)
     params = loop.init_params(cfg, head, None, (0,))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
     tx, step = loop.make_step(cfg, head, settings, 3 * -(-len(rows) // BATCH), shapes)

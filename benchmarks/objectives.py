@@ -27,7 +27,8 @@ from rich.table import Table
 from train_step import VOCAB, Ours, synthetic_batch
 
 from electra_jax import config as configs
-from electra_jax import metrics, objectives, optimizer, parallel, step, train, translate
+from electra_jax import metrics, parallel, train, translate
+from electra_jax.core import objectives, optimizer, step
 from electra_jax.data import build
 
 # Configuration and stage; what needs another run comes after it.

@@ -23,7 +23,7 @@ import machine
 from rich.console import Console
 
 from electra_jax import config as configs
-from electra_jax.flops import chips
+from electra_jax.core.flops import chips
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "preflight_table.json"

@@ -52,7 +52,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   g.depth_multiplier = 1.0  # of N; the paper's generators are narrow, not shallow (Section 3.2)
 
   c.objective = o = ConfigDict()
-  o.name = "electra"  # a key of electra_jax.objectives.OBJECTIVES
+  o.name = "electra"  # a key of electra_jax.core.objectives.OBJECTIVES
   o.mask_prob = 0.15  # fraction of the tokens to predict (Table 6; large: 0.25)
   o.mask_token_prob = 0.85  # of those, the fraction shown as [MASK]; the rest is shown as it is
   o.temperature = 1.0  # divides the generator's logits for sampling only

@@ -30,11 +30,11 @@ import numpy as np
 from rich.console import Console
 
 from electra_jax import config as configs
-from electra_jax import exchange, hf, model, params
-from electra_jax import networks as nets
-from electra_jax.batch import Batch
+from electra_jax import exchange, hf
+from electra_jax.core import model, params, task_heads
+from electra_jax.core import networks as nets
+from electra_jax.core.batch import Batch
 from electra_jax.exchange import ExchangeError, Network, Source
-from electra_jax.finetune import heads
 
 TOLERANCE = 1e-4  # of logits in float32: the two libraries add up in different orders
 
@@ -70,12 +70,12 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   elif name == "rtd_head":
     said = model.RtdHead(cfg).apply({"params": weights["rtd_head"]}, states)
   elif name == "token_head":
-    said = heads.dense(weights[name]["classifier"], states)
+    said = task_heads.dense(weights[name]["classifier"], states)
   elif name == "span_head":
-    said = heads.dense(weights[name]["qa_outputs"], states)
+    said = task_heads.dense(weights[name]["qa_outputs"], states)
   elif name == "text_head":
-    said = heads.dense(weights[name]["dense"], states[:, 0])
-    said = heads.dense(weights[name]["out_proj"], model.gelu(said))
+    said = task_heads.dense(weights[name]["dense"], states[:, 0])
+    said = task_heads.dense(weights[name]["out_proj"], model.gelu(said))
   else:
     said = states
   return np.asarray(said)

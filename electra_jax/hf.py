@@ -15,9 +15,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from electra_jax import networks, spm
-from electra_jax.batch import Batch
-from electra_jax.model import TransformerConfig
+from electra_jax import spm
+from electra_jax.core import networks
+from electra_jax.core.batch import Batch
+from electra_jax.core.model import TransformerConfig
 from electra_jax.tokenizer import SPECIAL_NAMES, Tokenizer
 
 

@@ -13,7 +13,8 @@ import optax
 from ml_collections import ConfigDict
 
 from electra_jax import config as configs
-from electra_jax import flops, networks, objectives, optimizer, parallel, step, translate, zero
+from electra_jax import parallel, translate
+from electra_jax.core import flops, networks, objectives, optimizer, step, zero
 from electra_jax.data import pretrain
 from electra_jax.health import Limits
 from electra_jax.workdir import read_config, write_config

@@ -19,8 +19,8 @@ from flax import struct
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from electra_jax.batch import Batch
-from electra_jax.params import split_axis
+from electra_jax.core.batch import Batch
+from electra_jax.core.params import split_axis
 
 AXIS = "data"
 

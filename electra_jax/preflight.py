@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import config as configs
-from electra_jax import flops, job, translate
-from electra_jax.batch import Batch
-from electra_jax.flops import chips
-from electra_jax.flops.__main__ import spec_of
-from electra_jax.params import split_axis
+from electra_jax import job, translate
+from electra_jax.core import flops
+from electra_jax.core.batch import Batch
+from electra_jax.core.flops import chips
+from electra_jax.core.params import split_axis
+from electra_jax.flops import spec_of
 
 HERE = "here"
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")

@@ -2,8 +2,9 @@
 
 import jax
 
-from electra_jax import networks, objectives, parallel, translate
+from electra_jax import parallel, translate
 from electra_jax.checkpoint import restore_params
+from electra_jax.core import networks, objectives
 
 
 def read_params(workdir: str, vocab) -> tuple[networks.Spec, dict]:

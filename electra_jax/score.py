@@ -18,8 +18,9 @@ import numpy as np
 from absl import flags
 
 from electra_jax import config as configs
-from electra_jax import exchange, runs, scoring, tokenizer
-from electra_jax.batch import Batch
+from electra_jax import exchange, runs, tokenizer
+from electra_jax.core import scoring
+from electra_jax.core.batch import Batch
 from electra_jax.workdir import read_config
 
 

@@ -22,19 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import config as configs
-from electra_jax import (
-  curves,
-  exchange,
-  metrics,
-  networks,
-  parallel,
-  params,
-  processes,
-  runs,
-  tracing,
-  translate,
-)
+from electra_jax import curves, exchange, metrics, parallel, processes, runs, tracing, translate
 from electra_jax.checkpoint import Checkpoints, DamagedError
+from electra_jax.core import networks, params
 from electra_jax.data import pretrain
 from electra_jax.goodput import Goodput
 from electra_jax.interrupt import STOPPED, StopSignals

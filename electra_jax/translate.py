@@ -10,19 +10,9 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from electra_jax import (
-  generators,
-  health,
-  masking,
-  model,
-  networks,
-  objectives,
-  optimizer,
-  parallel,
-  schedules,
-  tracing,
-)
+from electra_jax import health, parallel, tracing
 from electra_jax.config import flatten, load
+from electra_jax.core import generators, masking, model, networks, objectives, optimizer, schedules
 from electra_jax.workdir import read_config
 
 # Numbers that have to be above 0, from 0, or from 0 to below 1; what else is wrong, the objects

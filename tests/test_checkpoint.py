@@ -16,7 +16,6 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from electra_jax import step
 from electra_jax.checkpoint import (
   CheckpointError,
   Checkpoints,
@@ -24,6 +23,7 @@ from electra_jax.checkpoint import (
   named,
   restore_params,
 )
+from electra_jax.core import step
 
 ROOT = Path(__file__).resolve().parent.parent
 

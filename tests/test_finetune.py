@@ -16,10 +16,11 @@ from rich.console import Console
 
 from electra_jax import config as configs
 from electra_jax import exchange, export, hf, tokenizer
+from electra_jax.core import task_network
+from electra_jax.core.model import TransformerConfig
 from electra_jax.exchange import Network, Source
 from electra_jax.finetune import __main__ as program
-from electra_jax.finetune import answer, model, network, prepare, setup
-from electra_jax.model import TransformerConfig
+from electra_jax.finetune import answer, model, prepare, setup
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
 WORDS = [f"w{i}" for i in range(30)]
@@ -34,7 +35,7 @@ def source(tmp_path_factory) -> Path:
   (folder / "vocab.txt").write_text("".join(f"{p}\n" for p in [*pieces, ".", ",", "?", "x", "y"]))
   words = tokenizer.load(folder / "vocab.txt")
   assert words.vocab.size == CFG.vocab_size
-  tower = jax.jit(lambda: network.init_tower(CFG, jax.random.key(0)))()
+  tower = jax.jit(lambda: task_network.init_tower(CFG, jax.random.key(0)))()
   rng = np.random.default_rng(0)
   head = hf.shapes(CFG, "rtd_head")["rtd_head"]
   head = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), head)

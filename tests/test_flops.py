@@ -9,9 +9,9 @@ import pytest
 from test_objectives import keys_of, make_batch
 
 from electra_jax import config as configs
-from electra_jax import flops, masking, model, networks, objectives
-from electra_jax.flops import __main__ as program
-from electra_jax.flops import paper
+from electra_jax import flops as program
+from electra_jax.core import flops, masking, model, networks, objectives
+from electra_jax.core.flops import paper
 
 # What the original's script prints.
 SCRIPT = {

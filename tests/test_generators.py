@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_objectives import SPEC, keys_of, make_batch
 
-from electra_jax import generators, masking, objectives
+from electra_jax.core import generators, masking, objectives
 
 TOWERS = dataclasses.replace(SPEC, kind="two_tower")
 

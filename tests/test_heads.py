@@ -6,12 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from electra_jax import optimizer, parallel
-from electra_jax.batch import Examples
+from electra_jax import parallel
+from electra_jax.core import optimizer, task_heads, task_network
+from electra_jax.core.batch import Examples
+from electra_jax.core.model import TransformerConfig
 from electra_jax.data import finetune as data
 from electra_jax.data.finetune import Feature, Plan
-from electra_jax.finetune import heads, loop, network
-from electra_jax.model import TransformerConfig
+from electra_jax.finetune import loop
 
 CFG = TransformerConfig(30, 8, 16, 2, 2, 32, 32, dropout=0.0, attention_dropout=0.0)
 OPTIMIZER = optimizer.OptimizerConfig("adamw", 1e-2, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0)
@@ -38,7 +39,7 @@ def log_softmax(x):
 
 
 def test_classification_is_cross_entropy_of_the_first_state():
-  head = heads.classification(3)
+  head = task_heads.classification(3)
   states, batch = states_and_batch({"label": np.array([2, 0, 1], np.int32)})
   w = weights_of(head)
   terms = head.loss(CFG, w, states, batch, None)
@@ -55,7 +56,7 @@ def test_classification_is_cross_entropy_of_the_first_state():
 def test_two_layers_are_dense_gelu_and_a_product():
   from scipy.special import erf
 
-  head = heads.classification(2, "two_layers")
+  head = task_heads.classification(2, "two_layers")
   states, batch = states_and_batch({"label": np.zeros(3, np.int32)})
   w = weights_of(head)
   x = states[:, 0] @ np.array(w["dense"]["kernel"]) + np.array(w["dense"]["bias"])
@@ -65,7 +66,7 @@ def test_two_layers_are_dense_gelu_and_a_product():
 
 
 def test_regression_is_the_squared_error():
-  head = heads.regression()
+  head = task_heads.regression()
   states, batch = states_and_batch({"label": np.array([0.2, 0.9, 7.0], np.float32)})
   w = weights_of(head)
   said = (states[:, 0] @ np.array(w["classifier"]["kernel"]))[:, 0] + float(
@@ -77,7 +78,7 @@ def test_regression_is_the_squared_error():
 
 
 def test_tagging_counts_labelled_tokens_of_the_text_alone():
-  head = heads.tagging(4)
+  head = task_heads.tagging(4)
   tag = np.array([[-1, 2, -1, 3, 3], [0, -1, -1, -1, 1], [2, 2, 2, 2, 2]], np.int32)
   states, batch = states_and_batch({"tag": tag})
   w = weights_of(head)
@@ -92,7 +93,7 @@ def test_tagging_counts_labelled_tokens_of_the_text_alone():
 def test_layer_rates_are_the_papers_and_as_a_switch_the_originals():
   # Original, n = 12, d = 0.8: head 1, top layer 0.64, lowest layer 0.055, embeddings 0.044.
   cfg = dataclasses.replace(CFG, num_layers=12)
-  shapes = network.shapes(cfg, heads.classification(2))
+  shapes = task_network.shapes(cfg, task_heads.classification(2))
   for skip, top, low, bottom in ((True, 0.64, 0.055, 0.044), (False, 0.8, 0.0687, 0.055)):
     rates = optimizer.layer_rates(shapes, 12, 0.8, skip)
     assert set(jax.tree.leaves(rates["head"])) == {1.0}
@@ -130,11 +131,11 @@ def leaves(tree):
 
 
 def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
-  head = heads.classification(2)
+  head = task_heads.classification(2)
   params = jax.tree.map(lambda x: x[0], loop.init_params(CFG, head, None, (0,)))
   rows = Plan(np.arange(7), 24)
-  objective = jax.jit(network.make_objective(dataclasses.replace(CFG, dropout=0.1), head))
-  predict = jax.jit(network.make_predict(CFG, head))
+  objective = jax.jit(task_network.make_objective(dataclasses.replace(CFG, dropout=0.1), head))
+  predict = jax.jit(task_network.make_predict(CFG, head))
   keys = jax.random.split(jax.random.key(2), 8)
   short, long = (data.collate(features(), rows._replace(length=n), 8, 0) for n in (24, 32))
   a, b = (objective(params, batch, keys, 0)["loss"].total for batch in (short, long))
@@ -145,7 +146,7 @@ def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
 
 @pytest.mark.slow
 def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
-  head, lines = heads.classification(2), []
+  head, lines = task_heads.classification(2), []
   one = dataclasses.replace(SETTINGS, epochs=40.0, log_every=100)
   both = dataclasses.replace(one, seeds=(3, 4))
   rows = features()
@@ -167,10 +168,10 @@ def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
 
 def test_microbatches_give_the_update_of_the_whole_batch():
   # One step, and an eps beside which the root is nothing: the change is the gradient's.
-  head = heads.classification(2)
+  head = task_heads.classification(2)
   linear = dataclasses.replace(OPTIMIZER, name="electra_adam", eps=1e6, learning_rate=1e6)
   one = dataclasses.replace(SETTINGS, batch_size=40, optimizer=linear)
-  tower = jax.jit(lambda: network.init_tower(CFG, jax.random.key(5)))()
+  tower = jax.jit(lambda: task_network.init_tower(CFG, jax.random.key(5)))()
   whole = loop.train(CFG, head, tower, features(), one)
   parts = loop.train(CFG, head, tower, features(), dataclasses.replace(one, accumulation=5))
   for x, y in zip(leaves(whole), leaves(parts), strict=True):
@@ -178,12 +179,12 @@ def test_microbatches_give_the_update_of_the_whole_batch():
 
 
 def test_predictions_come_in_the_order_of_the_features_once_each():
-  head = heads.tagging(3)
+  head = task_heads.tagging(3)
   params = loop.init_params(CFG, head, None, (0, 1))
   rows = features(19)
   said = loop.make_predictor(CFG, head, batch_size=8, buckets=3, pad=0)(params, rows)
   assert len(said) == 2
-  predict = jax.jit(network.make_predict(CFG, head))
+  predict = jax.jit(task_network.make_predict(CFG, head))
   for seed in (0, 1):
     mine = jax.tree.map(lambda x, s=seed: x[s], params)
     for i, feature in enumerate(rows):
@@ -197,11 +198,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_seed():
   wild = dataclasses.replace(OPTIMIZER, learning_rate=1e30, name="adamw")
   settings = dataclasses.replace(SETTINGS, optimizer=wild, seeds=(7,), epochs=3.0)
   with pytest.raises(ArithmeticError, match="seed 7: the loss is nan"):
-    loop.train(CFG, heads.classification(2), None, features(), settings)
+    loop.train(CFG, task_heads.classification(2), None, features(), settings)
 
 
 def test_nothing_to_train_on_and_batches_that_do_not_divide_are_refused():
-  head = heads.classification(2)
+  head = task_heads.classification(2)
   with pytest.raises(ValueError, match="make no step"):
     loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, epochs=0.05))
   with pytest.raises(ValueError, match="12 is not divisible by 8 devices"):

@@ -1,6 +1,7 @@
 """The house rules: imports point down, the pure layers need no TensorFlow, files stay readable."""
 
 import ast
+import graphlib
 import os
 import subprocess
 import sys
@@ -11,35 +12,10 @@ import pytest
 import electra_jax
 
 PACKAGE = Path(electra_jax.__file__).parent
-# A module may import its own layer and those above it in this list; in layer 0 order counts too.
-PURE = [
-  "batch",
-  "schedules",
-  "model",
-  "masking",
-  "networks",
-  "terms",
-  "generators",
-  "objectives",
-  "scoring",
-  "step",
-  "finetune.heads",
-  "finetune.qa",
-  "finetune.network",
-]
-LAYERS = [
-  {*PURE, "optimizer", "zero", "flops", "flops.paper", "flops.chips", "params"},
-  {"parallel", "checkpoint", "metrics", "curves", "log", "goodput", "tracing", "processes",
-   "hosts", "health", "interrupt", "workdir"},
-  {"tokenizer", "data.chunks", "data.examples", "data.pool", "data.pretrain", "data.python_docs",
-   "data.shards", "data.sources", "data.status", "data.finetune", "spm", "hf", "tf1",
-   "finetune.tasks",
-   "finetune.glue", "finetune.glue_files", "finetune.squad", "finetune.squad_files",
-   "finetune.tagging", "finetune.statistics"},
-  {"config", "translate", "runs", "exchange", "export", "score", "job", "loop", "train",
-   "data.build", "flops.__main__", "preflight", "finetune.setup", "finetune.prepare",
-   "finetune.loop", "finetune.model", "finetune.answer", "finetune.__main__"},
-]  # fmt: skip
+# A module's layer is its folder: it may import its own and those before it. What stands beside the
+# folders are programs, and so are a folder's __main__ and `data.build`; they may import anything.
+LAYERS = ("core", "runtime", "config", "data", "interop", "pretrain", "finetune")
+PROGRAMS = len(LAYERS)
 WORLD = {
   "tensorflow",
   "tensorflow_datasets",
@@ -71,30 +47,40 @@ def imports(path):
 
 
 def layer_of(name):
-  return next((i for i, layer in enumerate(LAYERS) if name in layer), None)
+  """Returns the layer of a module (`core.step`) or of a name inside one."""
+  folder, *rest = name.split(".")
+  if folder not in LAYERS or name == "data.build" or "__main__" in rest:
+    return PROGRAMS
+  return LAYERS.index(folder)
 
 
 @pytest.mark.parametrize(("name", "path"), modules(), ids=lambda x: x if "." in str(x) else str(x))
 def test_imports_point_down(name, path):
   mine = layer_of(name)
-  assert mine is not None, f"{name} has no layer: put it into LAYERS"
   for other in {i.removeprefix("electra_jax.") for i in imports(path) if "electra_jax." in i}:
     theirs = layer_of(other)
-    if theirs is None:
-      continue  # a name inside a module, which is imported too
-    assert theirs <= mine, f"{name} (layer {mine}) imports {other} (layer {theirs})"
-    if name in PURE and other in PURE:
-      assert PURE.index(other) < PURE.index(name), f"{name} imports {other}"
+    assert theirs <= mine or other == "__version__", f"{name} (layer {mine}) imports {other}"
+    assert {name.split(".")[0], other.split(".")[0]} != {"pretrain", "finetune"}, (name, other)
+
+
+def test_no_module_imports_itself_through_others():
+  names = {name for name, _ in modules()}
+  graph = {
+    name: {i.removeprefix("electra_jax.") for i in imports(path)} & names
+    for name, path in modules()
+  }
+  order = graphlib.TopologicalSorter(graph)
+  order.prepare()  # raises CycleError, which names the modules
 
 
 @pytest.mark.parametrize(("name", "path"), modules(), ids=lambda x: x if "." in str(x) else str(x))
-def test_the_world_is_imported_in_layer_2_only(name, path):
+def test_tensorflow_and_the_like_are_imported_by_data_interop_and_finetune_only(name, path):
   found = {i.split(".")[0] for i in imports(path)} & WORLD
-  assert not found or layer_of(name) == 2, f"{name} imports {found}"
+  assert not found or name.split(".")[0] in ("data", "interop", "finetune"), (name, found)
 
 
-def test_the_layers_below_the_world_import_where_tensorflow_is_missing():
-  names = sorted(LAYERS[0] | LAYERS[1] | {"config", "translate"})
+def test_core_runtime_and_config_import_where_tensorflow_is_missing():
+  names = [n for n, _ in modules() if n.split(".")[0] in ("core", "runtime", "config")]
   blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in sorted(WORLD))
   code = f"import sys\n{blocked}" + "".join(f"import electra_jax.{name}\n" for name in names)
   subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ}, timeout=120)
@@ -103,12 +89,12 @@ def test_the_layers_below_the_world_import_where_tensorflow_is_missing():
 def test_only_parallel_maps_over_devices():
   for name, path in modules():
     calls = {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
-    assert name == "parallel" or not calls & {"pmap", "shard_map"}, name
+    assert name == "runtime.parallel" or not calls & {"pmap", "shard_map"}, name
 
 
-def test_layer_0_never_sees_a_configdict():
+def test_core_never_sees_a_configdict():
   for name, path in modules():
-    if name in LAYERS[0]:
+    if name.startswith("core."):
       assert not any(i.startswith("ml_collections") for i in imports(path)), name
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax import masking
-from electra_jax.batch import Batch
+from electra_jax.core import masking
+from electra_jax.core.batch import Batch
 
 PAD, UNK, CLS, SEP, MASK = 0, 1, 2, 3, 4
 RATES = masking.Masking(0.15, 0.85, 1.0, MASK, (PAD, CLS, SEP, MASK))

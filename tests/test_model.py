@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax import masking, model, objectives, params
+from electra_jax.core import masking, model, objectives, params
 
 TINY = model.TransformerConfig(
   vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2, num_heads=2, ffn_size=16,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_objectives import RATES, SPEC, D, evaluate, keys_of, make_batch
 
-from electra_jax import model, networks, objectives, params
+from electra_jax.core import model, networks, objectives, params
 
 
 def make(tie, **changes):

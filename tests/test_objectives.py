@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_score, recall_score
 
-from electra_jax import masking, model, networks, objectives, step, terms
-from electra_jax.batch import Batch
+from electra_jax.core import masking, model, networks, objectives, step, terms
+from electra_jax.core.batch import Batch
 
 D = model.TransformerConfig(60, 8, 16, 2, 2, 32, 16)
 RATES = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from electra_jax import optimizer
-from electra_jax.optimizer import OptimizerConfig
+from electra_jax.core import optimizer
+from electra_jax.core.optimizer import OptimizerConfig
 
 PAPER = OptimizerConfig(
   "electra_adam", 5e-4, "product", 10_000, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0
@@ -80,7 +80,7 @@ def test_a_small_gradient_is_not_clipped():
 
 
 def test_decay_spares_biases_and_layer_norms_of_the_real_networks():
-  from electra_jax import masking, model, objectives
+  from electra_jax.core import masking, model, objectives
 
   cfg = model.TransformerConfig(50, 6, 8, 2, 2, 16, 12)
   spec = objectives.Spec(cfg, cfg, masking.Masking(0.15, 0.85, 1.0, 4, ()))

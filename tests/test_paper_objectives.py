@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_objectives import RATES, SPEC, D, evaluate, keys_of, make_batch
 
-from electra_jax import generators, masking, model, networks, objectives
-from electra_jax.batch import Batch
+from electra_jax.core import generators, masking, model, networks, objectives
+from electra_jax.core.batch import Batch
 
 
 def make(name, **changes):

@@ -9,7 +9,7 @@ import pytest
 from conftest import make_tiny_config
 
 from electra_jax import preflight
-from electra_jax.flops import chips
+from electra_jax.core.flops import chips
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax.batch import Examples
-from electra_jax.finetune import qa
-from electra_jax.model import TransformerConfig
+from electra_jax.core import qa_head
+from electra_jax.core.batch import Examples
+from electra_jax.core.model import TransformerConfig
 
 CFG = TransformerConfig(50, 6, 6, 1, 1, 12, 16)
 B, L, D = 3, 7, 6
 # float32 sums of a dozen products, taken in another order.
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 HEADS = {
-  "joint": qa.Settings(beam_size=4, hidden=5),
-  "joint, no classifier": qa.Settings(beam_size=4, hidden=5, answerable_weight=0.0),
-  "independent": qa.Settings(beam_size=4, hidden=5, joint=False, answerable_weight=0.0),
-  "independent, classifier": qa.Settings(beam_size=4, hidden=5, joint=False),
+  "joint": qa_head.Settings(beam_size=4, hidden=5),
+  "joint, no classifier": qa_head.Settings(beam_size=4, hidden=5, answerable_weight=0.0),
+  "independent": qa_head.Settings(beam_size=4, hidden=5, joint=False, answerable_weight=0.0),
+  "independent, classifier": qa_head.Settings(beam_size=4, hidden=5, joint=False),
 }
 of_each_head = pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS.keys())
 
@@ -61,7 +61,7 @@ class Plain:
 def make(settings, seed=0):
   """Returns weights with biases that are not 0, states and a batch whose last row is padding."""
   rng = np.random.default_rng(seed)
-  weights = qa.make_head(settings).init(CFG, jax.random.key(seed))
+  weights = qa_head.make_head(settings).init(CFG, jax.random.key(seed))
   weights = jax.tree.map(lambda x: x + jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype), weights)
   states = rng.normal(0, 1, (B, L, D)).astype(np.float32)
   mask = np.arange(L) < np.array([7, 6, 0])[:, None]
@@ -78,12 +78,12 @@ def make(settings, seed=0):
 
 
 def predict(settings, weights, states, batch):
-  head = qa.make_head(settings)
+  head = qa_head.make_head(settings)
   return jax.jit(lambda *inputs: head.predict(CFG, *inputs))(weights, states, batch)
 
 
 def terms_of(settings, weights, states, batch):
-  head = qa.make_head(settings)
+  head = qa_head.make_head(settings)
   return jax.jit(lambda *inputs: head.loss(CFG, *inputs, None))(weights, states, batch)
 
 
@@ -185,14 +185,14 @@ def test_every_parameter_has_a_gradient(settings):
 
 
 def test_independent_logits_without_a_classifier_are_hugging_faces_head_alone():
-  weights = qa.make_head(HEADS["independent"]).init(CFG, jax.random.key(0))
+  weights = qa_head.make_head(HEADS["independent"]).init(CFG, jax.random.key(0))
   shapes = jax.tree.map(jnp.shape, weights)
   assert shapes == {"qa_outputs": {"kernel": (D, 2), "bias": (2,)}}
 
 
 def test_kernels_start_glorot_uniform_and_biases_at_zero():
   settings = dataclasses.replace(HEADS["joint"], hidden=512)
-  weights = qa.make_head(settings).init(CFG, jax.random.key(0))
+  weights = qa_head.make_head(settings).init(CFG, jax.random.key(0))
   limit = math.sqrt(6 / (2 * D + 512))
   largest = float(jnp.abs(weights["end_dense"]["kernel"]).max())
   assert 0.98 * limit < largest <= limit
@@ -213,4 +213,4 @@ def test_logits_are_float32_where_states_are_bfloat16():
 @pytest.mark.parametrize("wrong", [{"beam_size": 0}, {"hidden": 0}, {"answerable_weight": -1.0}])
 def test_settings_that_make_no_head_are_refused(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
-    qa.Settings(**wrong)
+    qa_head.Settings(**wrong)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_objectives import RATES, SPEC, keys_of, make_batch
 
-from electra_jax import masking, objectives, schedules
+from electra_jax.core import masking, objectives, schedules
 
 
 def test_a_schedule_is_numpys_interpolation():

@@ -11,7 +11,8 @@ import pytest
 from conftest import make_tiny_config
 from test_objectives import RATES, SPEC, make_batch
 
-from electra_jax import generators, networks, objectives, score, scoring, train
+from electra_jax import score, train
+from electra_jax.core import generators, networks, objectives, scoring
 
 
 def make(objective, kind="transformer", **changes):

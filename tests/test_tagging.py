@@ -8,10 +8,11 @@ from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_sc
 from seqeval.metrics.sequence_labeling import get_entities
 
 from electra_jax import tokenizer
+from electra_jax.core import task_heads
+from electra_jax.core.model import TransformerConfig
 from electra_jax.data.finetune import Plan, collate
-from electra_jax.finetune import heads, tagging
+from electra_jax.finetune import tagging
 from electra_jax.finetune.tagging import Sentence, TaggingError
-from electra_jax.model import TransformerConfig
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##x", "."]
 A, B, C, X = 5, 6, 7, 8
@@ -325,7 +326,7 @@ def test_what_is_written_is_read_again(tmp_path):
 def test_the_loss_counts_each_word_once_whatever_the_windows(tok):
   cfg = TransformerConfig(len(PIECES), 8, 8, 1, 1, 16, 32)
   s = sentence(" ".join(["ax"] * 11), " ".join(["T", "O"] * 5 + ["T"]))
-  head = heads.tagging(2)
+  head = task_heads.tagging(2)
   weights = {"classifier": {"kernel": np.zeros((8, 2)), "bias": np.array([0.0, 1.0])}}  # always T
   for max_length in (7, 32):
     features = [p.feature for p in tagging.features([s], tok, ("O", "T"), max_length=max_length)]

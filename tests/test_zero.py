@@ -18,8 +18,9 @@ from test_train import (
   straight,  # noqa: F401 (a fixture)
 )
 
-from electra_jax import job, optimizer, parallel, train, zero
+from electra_jax import job, parallel, train
 from electra_jax.checkpoint import Checkpoints
+from electra_jax.core import optimizer, zero
 
 PLAIN = optimizer.OptimizerConfig("adamw", 1e-3, "joined", 1, 1, 0.01, 0.9, 0.999, 1e-6, 0.5)
 APART = optimizer.OptimizerConfig(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.batch import Examples
+from electra_jax.core.batch import Examples
 
 ROUND = 8  # lengths are multiples of this
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.batch import Batch
+from electra_jax.core.batch import Batch
 from electra_jax.data import examples, shards
 from electra_jax.data.shards import DataError
 from electra_jax.tokenizer import Vocab

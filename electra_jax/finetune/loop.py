@@ -14,19 +14,19 @@ import numpy as np
 import optax
 
 from electra_jax import parallel
-from electra_jax import step as steps
-from electra_jax.data import finetune as data
-from electra_jax.data.finetune import Feature
-from electra_jax.finetune.heads import Head
-from electra_jax.finetune.network import init_tower, make_objective, make_predict
-from electra_jax.model import TransformerConfig
-from electra_jax.optimizer import (
+from electra_jax.core import step as steps
+from electra_jax.core.model import TransformerConfig
+from electra_jax.core.optimizer import (
   OptimizerConfig,
   layer_rates,
   make_optimizer,
   make_schedule,
   scale_each,
 )
+from electra_jax.core.task_heads import Head
+from electra_jax.core.task_network import init_tower, make_objective, make_predict
+from electra_jax.data import finetune as data
+from electra_jax.data.finetune import Feature
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from electra_jax import exchange
+from electra_jax.core.model import TransformerConfig
 from electra_jax.exchange import EXPORT_FILE, ExchangeError, Source
 from electra_jax.finetune import glue, glue_files, loop, squad, squad_files, tagging
 from electra_jax.finetune.prepare import Facts, null_threshold
-from electra_jax.model import TransformerConfig
 from electra_jax.tokenizer import Tokenizer
 
 

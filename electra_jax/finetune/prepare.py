@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.finetune import Feature
 from electra_jax.finetune import glue, glue_files, squad, squad_files, tagging, tasks
-from electra_jax.finetune.network import HeadSpec
 from electra_jax.finetune.tasks import TextTask
 from electra_jax.tokenizer import Tokenizer
 

@@ -20,8 +20,9 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from electra_jax import config as configs  # noqa: E402
-from electra_jax import job, metrics, parallel, params, translate  # noqa: E402
-from electra_jax.batch import Batch  # noqa: E402
+from electra_jax import job, metrics, parallel, translate  # noqa: E402
+from electra_jax.core import params  # noqa: E402
+from electra_jax.core.batch import Batch  # noqa: E402
 
 HERE = Path(__file__).parent
 STEPS = 5

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from electra_jax.batch import Batch
-from electra_jax.objectives import Objective
+from electra_jax.core.batch import Batch
+from electra_jax.core.objectives import Objective
 
 
 @struct.dataclass

@@ -11,9 +11,9 @@ import time
 import jax
 import jax.numpy as jnp
 
-from electra_jax.model import TransformerConfig
-from electra_jax.networks import Spec
-from electra_jax.objectives import OBJECTIVES
+from electra_jax.core.model import TransformerConfig
+from electra_jax.core.networks import Spec
+from electra_jax.core.objectives import OBJECTIVES
 
 # Dense bfloat16 peak of one device as JAX counts devices, FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
@@ -102,7 +102,7 @@ def step_flops(spec: Spec, batch_size: int, length: int) -> int:
   What is computed a second time to save memory (`remat`, the vocabulary in slices) counts once.
 
   >>> from electra_jax import masking
-  >>> from electra_jax.model import TransformerConfig, generator_size
+  >>> from electra_jax.core.model import TransformerConfig, generator_size
   >>> d = TransformerConfig(30522, 128, 256, 12, 4, 1024, 512)
   >>> m = masking.Masking(0.15, 0.85, 1.0, 103, (0, 101, 102, 103))
   >>> step_flops(Spec(generator_size(d, 1 / 4, 1.0), d, m), 1, 128) / 1e9  # ELECTRA-Small

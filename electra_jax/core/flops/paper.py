@@ -8,9 +8,9 @@ size two fifths of the count are look-ups.
 
 import dataclasses
 
-from electra_jax.model import TransformerConfig
-from electra_jax.networks import Spec
-from electra_jax.objectives import OBJECTIVES
+from electra_jax.core.model import TransformerConfig
+from electra_jax.core.networks import Spec
+from electra_jax.core.objectives import OBJECTIVES
 
 # Operations an element.
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from electra_jax import model, networks
-from electra_jax.batch import Examples
-from electra_jax.model import TransformerConfig
-from electra_jax.terms import Term
+from electra_jax.core import model, networks
+from electra_jax.core.batch import Examples
+from electra_jax.core.model import TransformerConfig
+from electra_jax.core.terms import Term
 
 
 class Head(NamedTuple):

@@ -10,10 +10,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from electra_jax import masking, model
-from electra_jax.batch import Batch
-from electra_jax.model import TransformerConfig
-from electra_jax.schedules import Piecewise, value_at
+from electra_jax.core import masking, model
+from electra_jax.core.batch import Batch
+from electra_jax.core.model import TransformerConfig
+from electra_jax.core.schedules import Piecewise, value_at
 
 HEADS = {
   "rtd_head": model.RtdHead,

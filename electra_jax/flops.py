@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import config as configs
-from electra_jax import flops, networks, translate
-from electra_jax.flops import paper
+from electra_jax import translate
+from electra_jax.core import flops, networks
+from electra_jax.core.flops import paper
 
 
 def main(argv: list[str]) -> int:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from electra_jax.params import split_axis
+from electra_jax.core.params import split_axis
 
 
 def sharded(tx: optax.GradientTransformation, axis: str, devices: int) -> Callable:

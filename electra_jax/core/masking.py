@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from electra_jax.batch import Batch
-from electra_jax.schedules import Piecewise, value_at
+from electra_jax.core.batch import Batch
+from electra_jax.core.schedules import Piecewise, value_at
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from electra_jax import masking, model, networks
-from electra_jax.batch import Batch
-from electra_jax.networks import Spec
-from electra_jax.terms import Term, token_terms
+from electra_jax.core import masking, model, networks
+from electra_jax.core.batch import Batch
+from electra_jax.core.networks import Spec
+from electra_jax.core.terms import Term, token_terms
 
 
 class Proposal(NamedTuple):

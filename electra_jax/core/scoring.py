@@ -8,9 +8,9 @@ together; a masked language model is asked for one token at a time.
 import jax
 import jax.numpy as jnp
 
-from electra_jax import generators, masking, networks
-from electra_jax.batch import Batch
-from electra_jax.networks import Spec
+from electra_jax.core import generators, masking, networks
+from electra_jax.core.batch import Batch
+from electra_jax.core.networks import Spec
 
 
 def implied_log_p(score: jax.Array, log_q: jax.Array, mask_prob: float) -> jax.Array:

@@ -11,10 +11,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from electra_jax.batch import Examples
-from electra_jax.finetune.heads import Head, dense, glorot
-from electra_jax.model import TransformerConfig, gelu
-from electra_jax.terms import Term
+from electra_jax.core.batch import Examples
+from electra_jax.core.model import TransformerConfig, gelu
+from electra_jax.core.task_heads import Head, dense, glorot
+from electra_jax.core.terms import Term
 
 # Logit of a position where no answer may be; its probability is 0 in float32.
 EXCLUDED = -1000.0

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from electra_jax import masking, networks
-from electra_jax.batch import Batch
-from electra_jax.generators import corrupt
-from electra_jax.networks import Spec, init_discriminator, init_generator
-from electra_jax.terms import Term, detection_terms, token_terms
+from electra_jax.core import masking, networks
+from electra_jax.core.batch import Batch
+from electra_jax.core.generators import corrupt
+from electra_jax.core.networks import Spec, init_discriminator, init_generator
+from electra_jax.core.terms import Term, detection_terms, token_terms
 
 # (params, batch, keys [B], step) -> terms. In evaluation step is None: no dropout, no schedules.
 Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]]

@@ -8,17 +8,16 @@ from collections.abc import Callable
 
 import jax
 
-from electra_jax import model, networks
-from electra_jax.batch import Examples
-from electra_jax.finetune import heads, qa
-from electra_jax.finetune.heads import Head
-from electra_jax.model import TransformerConfig
+from electra_jax.core import model, networks, qa_head, task_heads
+from electra_jax.core.batch import Examples
+from electra_jax.core.model import TransformerConfig
+from electra_jax.core.task_heads import Head
 
 HEADS: dict[str, Callable[..., Head]] = {
-  "classification": heads.classification,
-  "regression": heads.regression,
-  "tagging": heads.tagging,
-  "qa": lambda **settings: qa.make_head(qa.Settings(**settings)),
+  "classification": task_heads.classification,
+  "regression": task_heads.regression,
+  "tagging": task_heads.tagging,
+  "qa": lambda **settings: qa_head.make_head(qa_head.Settings(**settings)),
 }
 
 
