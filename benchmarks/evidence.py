@@ -53,7 +53,7 @@ from evidence_settings import (
 from electra_jax import config as configs
 from electra_jax import flops
 from electra_jax.finetune.statistics import summary
-from electra_jax.metrics import read_history
+from electra_jax.runtime.metrics import read_history
 
 REFERENCE = "electra"  # whose steps are given; the others take as many as cost the same
 RANDOM = "random"

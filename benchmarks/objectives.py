@@ -27,9 +27,10 @@ from rich.table import Table
 from train_step import VOCAB, Ours, synthetic_batch
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel, train, translate
+from electra_jax import train, translate
 from electra_jax.core import objectives, optimizer, step
 from electra_jax.data import build
+from electra_jax.runtime import metrics, parallel
 
 # Configuration and stage; what needs another run comes after it.
 CONFIGS = (

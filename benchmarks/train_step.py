@@ -26,9 +26,10 @@ import machine
 import numpy as np
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel, translate
+from electra_jax import translate
 from electra_jax.core import flops, masking, objectives, optimizer, step
 from electra_jax.core.batch import Batch
+from electra_jax.runtime import metrics, parallel
 
 # BERT's uncased vocabulary, as far as the step needs to know it.
 VOCAB = SimpleNamespace(size=30522, mask=103, special_ids=(0, 101, 102, 103))

@@ -13,11 +13,12 @@ import optax
 from ml_collections import ConfigDict
 
 from electra_jax import config as configs
-from electra_jax import parallel, translate
+from electra_jax import translate
 from electra_jax.core import flops, networks, objectives, optimizer, step, zero
 from electra_jax.data import pretrain
-from electra_jax.health import Limits
-from electra_jax.workdir import read_config, write_config
+from electra_jax.runtime import parallel
+from electra_jax.runtime.health import Limits
+from electra_jax.runtime.workdir import read_config, write_config
 
 
 class Programs(NamedTuple):

@@ -5,17 +5,17 @@ import dataclasses
 import jax
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel, processes
-from electra_jax.checkpoint import Checkpoints, WriteError
 from electra_jax.data import pretrain
-from electra_jax.goodput import Goodput
-from electra_jax.health import Health
-from electra_jax.hosts import Hosts
-from electra_jax.interrupt import StopSignals
 from electra_jax.job import Job
-from electra_jax.log import Log
-from electra_jax.tracing import Tracer
-from electra_jax.workdir import check_claim
+from electra_jax.runtime import metrics, parallel, processes
+from electra_jax.runtime.checkpoint import Checkpoints, WriteError
+from electra_jax.runtime.goodput import Goodput
+from electra_jax.runtime.health import Health
+from electra_jax.runtime.hosts import Hosts
+from electra_jax.runtime.interrupt import StopSignals
+from electra_jax.runtime.log import Log
+from electra_jax.runtime.tracing import Tracer
+from electra_jax.runtime.workdir import check_claim
 
 
 class UnhealthyError(ValueError):

@@ -2,9 +2,10 @@
 
 import jax
 
-from electra_jax import parallel, translate
-from electra_jax.checkpoint import restore_params
+from electra_jax import translate
 from electra_jax.core import networks, objectives
+from electra_jax.runtime import parallel
+from electra_jax.runtime.checkpoint import restore_params
 
 
 def read_params(workdir: str, vocab) -> tuple[networks.Spec, dict]:

@@ -21,7 +21,7 @@ from electra_jax import config as configs
 from electra_jax import exchange, runs, tokenizer
 from electra_jax.core import scoring
 from electra_jax.core.batch import Batch
-from electra_jax.workdir import read_config
+from electra_jax.runtime.workdir import read_config
 
 
 class Scorer:

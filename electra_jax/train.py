@@ -22,17 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import config as configs
-from electra_jax import curves, exchange, metrics, parallel, processes, runs, tracing, translate
-from electra_jax.checkpoint import Checkpoints, DamagedError
+from electra_jax import exchange, runs, translate
 from electra_jax.core import networks, params
 from electra_jax.data import pretrain
-from electra_jax.goodput import Goodput
-from electra_jax.interrupt import STOPPED, StopSignals
 from electra_jax.job import Job, prepare, start_or_continue
-from electra_jax.log import Log
 from electra_jax.loop import Tools, loop
-from electra_jax.tracing import Tracer
-from electra_jax.workdir import CONFIG_FILE, claim
+from electra_jax.runtime import curves, metrics, parallel, processes, tracing
+from electra_jax.runtime.checkpoint import Checkpoints, DamagedError
+from electra_jax.runtime.goodput import Goodput
+from electra_jax.runtime.interrupt import STOPPED, StopSignals
+from electra_jax.runtime.log import Log
+from electra_jax.runtime.tracing import Tracer
+from electra_jax.runtime.workdir import CONFIG_FILE, claim
 
 # Losses that a model of token frequencies alone brings to the unigram entropy.
 PREDICTIONS = ("mlm_loss", "cloze_loss", "replace_mlm_loss")

@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from electra_jax import health, parallel, tracing
 from electra_jax.config import flatten, load
 from electra_jax.core import generators, masking, model, networks, objectives, optimizer, schedules
-from electra_jax.workdir import read_config
+from electra_jax.runtime import health, parallel, tracing
+from electra_jax.runtime.workdir import read_config
 
 # Numbers that have to be above 0, from 0, or from 0 to below 1; what else is wrong, the objects
 # that are made from them refuse themselves.

@@ -16,14 +16,14 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from electra_jax.checkpoint import (
+from electra_jax.core import step
+from electra_jax.runtime.checkpoint import (
   CheckpointError,
   Checkpoints,
   DamagedError,
   named,
   restore_params,
 )
-from electra_jax.core import step
 
 ROOT = Path(__file__).resolve().parent.parent
 

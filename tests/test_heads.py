@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from electra_jax import parallel
 from electra_jax.core import optimizer, task_heads, task_network
 from electra_jax.core.batch import Examples
 from electra_jax.core.model import TransformerConfig
 from electra_jax.data import finetune as data
 from electra_jax.data.finetune import Feature, Plan
 from electra_jax.finetune import loop
+from electra_jax.runtime import parallel
 
 CFG = TransformerConfig(30, 8, 16, 2, 2, 32, 32, dropout=0.0, attention_dropout=0.0)
 OPTIMIZER = optimizer.OptimizerConfig("adamw", 1e-2, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from electra_jax.health import Health, Limits
+from electra_jax.runtime.health import Health, Limits
 
 LIMITS = Limits(
   window=10, loss_spike=1.3, auc_margin=0.02, recall=0.001, entropy_ratio=0.5, after_step=1000

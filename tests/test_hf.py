@@ -12,12 +12,13 @@ import pytest
 from conftest import make_tiny_config
 from rich.console import Console
 
-from electra_jax import exchange, export, hf, metrics, tokenizer, train
+from electra_jax import exchange, export, hf, tokenizer, train
 from electra_jax.core.batch import Batch
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import pretrain
 from electra_jax.exchange import Network
+from electra_jax.runtime import metrics
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/said.npz"))

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax import curves, log, metrics, parallel
+from electra_jax.runtime import curves, log, metrics, parallel
 
 
 def histogram(scores, labels, bins=32):

@@ -15,7 +15,8 @@ from test_checkpoint import open_run
 from test_train import program_shapes
 
 from electra_jax import config as configs
-from electra_jax import metrics, parallel, train
+from electra_jax import train
+from electra_jax.runtime import metrics, parallel
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 4

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from electra_jax import parallel
 from electra_jax.core import masking, model, objectives, optimizer, step
 from electra_jax.core.batch import Batch
+from electra_jax.runtime import parallel
 
 STEPS, B, L = 3, 16, 16
 

@@ -15,9 +15,10 @@ import pytest
 from conftest import make_tiny_config
 
 from electra_jax import config as configs
-from electra_jax import job, metrics, parallel, runs, train, translate
-from electra_jax.checkpoint import Checkpoints
+from electra_jax import job, runs, train, translate
 from electra_jax.data import pretrain
+from electra_jax.runtime import metrics, parallel
+from electra_jax.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 12
@@ -300,7 +301,7 @@ def test_a_workdir_in_use_is_refused_and_a_dead_process_holds_nothing(tiny_confi
   holder = (
     "import pathlib, sys, time\n"
     f"sys.path.insert(0, {str(ROOT)!r})\n"
-    "from electra_jax.workdir import claim\n"
+    "from electra_jax.runtime.workdir import claim\n"
     f"with claim(pathlib.Path({str(tmp_path)!r})):\n"
     "  print('held', flush=True)\n"
     "  time.sleep(60)\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax import goodput, hosts, log, metrics, tracing, workdir
+from electra_jax.runtime import goodput, hosts, log, metrics, tracing, workdir
 
 
 def test_every_moment_counts_for_one_thing(monkeypatch):

@@ -18,9 +18,10 @@ from test_train import (
   straight,  # noqa: F401 (a fixture)
 )
 
-from electra_jax import job, parallel, train
-from electra_jax.checkpoint import Checkpoints
+from electra_jax import job, train
 from electra_jax.core import optimizer, zero
+from electra_jax.runtime import parallel
+from electra_jax.runtime.checkpoint import Checkpoints
 
 PLAIN = optimizer.OptimizerConfig("adamw", 1e-3, "joined", 1, 1, 0.01, 0.9, 0.999, 1e-6, 0.5)
 APART = optimizer.OptimizerConfig(

@@ -24,13 +24,14 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax import config as configs
-from electra_jax import exchange, parallel, workdir
+from electra_jax import exchange
 from electra_jax.exchange import Finetuned, Network, Source
 from electra_jax.export import new_folder
 from electra_jax.finetune import answer, loop, prepare, statistics
 from electra_jax.finetune.answer import CONFIG, RESULTS, UNITS, read_results
 from electra_jax.finetune.prepare import Problem
 from electra_jax.finetune.setup import Tower, check, make_settings, open_tower
+from electra_jax.runtime import parallel, workdir
 
 # One task.
 

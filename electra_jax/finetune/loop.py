@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from electra_jax import parallel
 from electra_jax.core import step as steps
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.optimizer import (
@@ -27,6 +26,7 @@ from electra_jax.core.task_heads import Head
 from electra_jax.core.task_network import init_tower, make_objective, make_predict
 from electra_jax.data import finetune as data
 from electra_jax.data.finetune import Feature
+from electra_jax.runtime import parallel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,11 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from electra_jax import config as configs
-from electra_jax import exchange, parallel, tokenizer, translate
+from electra_jax import exchange, tokenizer, translate
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from electra_jax.finetune import loop
+from electra_jax.runtime import parallel
 from electra_jax.tokenizer import Tokenizer
 
 RANDOM = "random"

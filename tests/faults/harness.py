@@ -237,7 +237,7 @@ def pair(
 
 def lines(workdir: Path) -> list[dict]:
   """Returns the whole lines of the history without what depends on the clock."""
-  from electra_jax import metrics
+  from electra_jax.runtime import metrics
 
   history = metrics.read_history(workdir / "metrics.jsonl")
   return [{k: v for k, v in line.items() if k not in metrics.TIMING} for line in history]
@@ -318,7 +318,7 @@ def tree(workdir: Path, step: int) -> dict:
 
 def arrays(workdir: Path, step: int) -> dict:
   """Returns {name: plain array} of a checkpoint."""
-  from electra_jax.checkpoint import named
+  from electra_jax.runtime.checkpoint import named
 
   return named(tree(workdir, step))
 

@@ -124,7 +124,7 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_to_the_same_bits(
 # Runs the program with a last save that takes two seconds more.
 SLOW_SAVE = """
 import time
-from electra_jax.checkpoint import Checkpoints
+from electra_jax.runtime.checkpoint import Checkpoints
 wait = Checkpoints.wait
 Checkpoints.wait = lambda self: (time.sleep(2), wait(self))[1]
 """

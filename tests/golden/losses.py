@@ -20,9 +20,10 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from electra_jax import config as configs  # noqa: E402
-from electra_jax import job, metrics, parallel, translate  # noqa: E402
+from electra_jax import job, translate  # noqa: E402
 from electra_jax.core import params  # noqa: E402
 from electra_jax.core.batch import Batch  # noqa: E402
+from electra_jax.runtime import metrics, parallel  # noqa: E402
 
 HERE = Path(__file__).parent
 STEPS = 5

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from electra_jax.parallel import Packed
+from electra_jax.runtime.parallel import Packed
 
 # Shown as they are at the last step of a window; every other number of a step is averaged over it.
 LAST = ("learning_rate", "param_norm")

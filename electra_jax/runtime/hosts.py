@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from electra_jax.log import Log
+from electra_jax.runtime.log import Log
 
 TRIES = 3
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from electra_jax import metrics
+from electra_jax.runtime import metrics
 
 # Steps of a line's colour; held-out points have the colour of the training line they belong to.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
