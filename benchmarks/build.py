@@ -23,8 +23,7 @@ import machine
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import tokenizer
-from electra_jax.data import python_docs, sources
+from electra_jax.data import python_docs, sources, tokenizer
 
 FLOOR = 4.0  # MB/s of raw text on two cores
 POLL_SECS = 0.05

@@ -22,11 +22,11 @@ import machine
 import numpy as np
 
 from electra_jax import config as configs
-from electra_jax import tokenizer
 from electra_jax.core import optimizer, task_heads
 from electra_jax.core import step as steps
 from electra_jax.core.model import TransformerConfig
-from electra_jax.data import finetune as data
+from electra_jax.data import finetune_batches as data
+from electra_jax.data import tokenizer
 from electra_jax.finetune import glue, glue_files, loop, tasks
 from electra_jax.runtime import parallel
 

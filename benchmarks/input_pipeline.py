@@ -22,14 +22,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import tokenizer
-from electra_jax.data import examples, pretrain, shards
+from electra_jax.data import examples, pretrain_batches, shards, tokenizer
 
 FLOOR = 40_000  # sequences of 128 per second on two cores; an H200 takes about 15,000
 TFRECORD_FILES = 4
 
 
-def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretrain.Shards:
+def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretrain_batches.Shards:
   """Writes `count` random examples in the project's format and opens them."""
   rng = np.random.default_rng(0)
   dtype = examples.record_dtype(length, vocab_size)
@@ -52,10 +51,10 @@ def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretr
     "splits": {"train": split},
   }
   (folder / shards.MANIFEST).write_text(shards.dump(manifest))
-  return pretrain.Shards.open(folder)
+  return pretrain_batches.Shards.open(folder)
 
 
-def write_tfrecords(data: pretrain.Shards, folder: Path) -> None:
+def write_tfrecords(data: pretrain_batches.Shards, folder: Path) -> None:
   """Writes the same examples as the original's data builder does."""
   import tensorflow as tf
 
@@ -95,7 +94,7 @@ def tfrecord_batches(folder: Path, batch_size: int, length: int):
   return dataset.as_numpy_iterator()
 
 
-def limit_batches(data: pretrain.Shards, batch_size: int):
+def limit_batches(data: pretrain_batches.Shards, batch_size: int):
   """Yields raw records of random positions within one shard at a time."""
   rng = np.random.default_rng(0)
   _, maps = data._maps
@@ -114,10 +113,10 @@ def sequences_per_sec(batches, batch_size: int, secs: float) -> float:
   return count / (time.perf_counter() - start)
 
 
-def seek_secs(data: pretrain.Shards, batch_size: int, step: int) -> float:
+def seek_secs(data: pretrain_batches.Shards, batch_size: int, step: int) -> float:
   """Returns the seconds from nothing to the batch of a step."""
   start = time.perf_counter()
-  next(pretrain.train_batches(data, seed=0, batch_size=batch_size, start_step=step))
+  next(pretrain_batches.train_batches(data, seed=0, batch_size=batch_size, start_step=step))
   return time.perf_counter() - start
 
 
@@ -139,7 +138,7 @@ def main() -> None:
     data = make_shards(folder, args.examples, args.seq_length, 30_522)
     few = dataclasses.replace(data, num_examples=args.tfrecord_examples)
     write_tfrecords(few, folder)
-    train = pretrain.train_batches(data, seed=0, batch_size=args.batch_size)
+    train = pretrain_batches.train_batches(data, seed=0, batch_size=args.batch_size)
     sources = {
       "electra_jax": train,
       "limit": limit_batches(data, args.batch_size),

@@ -16,7 +16,7 @@ import machine
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import tokenizer
+from electra_jax.data import tokenizer
 from electra_jax.finetune import squad
 
 FLOOR = 500  # contexts per second on two cores: SQuAD's 19,000 in well under a minute

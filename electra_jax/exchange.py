@@ -12,17 +12,17 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from electra_jax import hf, runs, tf1, tokenizer
+from electra_jax import hf, runs, tf1
 from electra_jax.core import networks
 from electra_jax.core import task_network as heads
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data import shards
+from electra_jax.data import shards, tokenizer
+from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.hf import ExchangeError
 from electra_jax.runtime import metrics
 from electra_jax.runtime.checkpoint import steps_on_disk
 from electra_jax.runtime.workdir import CONFIG_FILE, read_config
-from electra_jax.tokenizer import Tokenizer, Vocab
 
 EXPORT_FILE = "export.json"  # what an orbax export is
 

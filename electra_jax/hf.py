@@ -19,7 +19,7 @@ from electra_jax import spm
 from electra_jax.core import networks
 from electra_jax.core.batch import Batch
 from electra_jax.core.model import TransformerConfig
-from electra_jax.tokenizer import SPECIAL_NAMES, Tokenizer
+from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 
 
 class ExchangeError(ValueError):

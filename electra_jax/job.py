@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from electra_jax import config as configs
 from electra_jax import translate
 from electra_jax.core import flops, networks, objectives, optimizer, step, zero
-from electra_jax.data import pretrain
+from electra_jax.data import pretrain_batches
 from electra_jax.runtime import parallel
 from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import read_config, write_config
@@ -93,8 +93,8 @@ class Job:
 
   config: ConfigDict
   workdir: Path
-  shards: pretrain.Shards
-  heldout: pretrain.Shards | None  # None where no document is held out: no evaluation
+  shards: pretrain_batches.Shards
+  heldout: pretrain_batches.Shards | None  # None where no document is held out: no evaluation
   spec: networks.Spec
   programs: Programs
   flops_per_step: int
@@ -125,10 +125,10 @@ class Job:
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
   """Opens the data and makes everything that does not change while the run goes on."""
   d, batch_size = config.data, config.train.batch_size
-  shards = pretrain.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
+  shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
-    heldout = pretrain.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
+    heldout = pretrain_batches.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
   if shards.num_examples < batch_size:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"

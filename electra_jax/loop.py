@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from electra_jax import config as configs
-from electra_jax.data import pretrain
+from electra_jax.data import pretrain_batches
 from electra_jax.job import Job
 from electra_jax.runtime import metrics, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
@@ -105,7 +105,7 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
 
 def batches_from(job: Job, start: int, skipped: tuple[int, ...]):
   """Yields the batches of the steps after `start`, on this process's devices."""
-  batches = pretrain.train_batches(
+  batches = pretrain_batches.train_batches(
     job.shards,
     seed=job.config.seed,
     batch_size=job.config.train.batch_size,
@@ -133,7 +133,7 @@ def evaluate(job: Job, params: dict, done: int, log: Log) -> None:
   """Writes a line about the held-out documents, if there are any."""
   if job.heldout is None:
     return
-  batches = pretrain.eval_batches(
+  batches = pretrain_batches.eval_batches(
     job.heldout,
     batch_size=job.config.eval.batch_size,
     max_examples=job.config.eval.max_examples,
@@ -153,7 +153,7 @@ def save(
     sums: what else belongs to the state of the run; its steps have been checked.
     final: whether no other save will follow, so that this one has to succeed.
   """
-  sequences = pretrain.batch_number(done, sums["skipped"]) * job.config.train.batch_size
+  sequences = pretrain_batches.batch_number(done, sums["skipped"]) * job.config.train.batch_size
   meta = {
     "config": job.record,
     "seed": job.config.seed,

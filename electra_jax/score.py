@@ -18,9 +18,10 @@ import numpy as np
 from absl import flags
 
 from electra_jax import config as configs
-from electra_jax import exchange, runs, tokenizer
+from electra_jax import exchange, runs
 from electra_jax.core import scoring
 from electra_jax.core.batch import Batch
+from electra_jax.data import tokenizer
 from electra_jax.runtime.workdir import read_config
 
 

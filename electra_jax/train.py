@@ -24,7 +24,7 @@ from rich.table import Table
 from electra_jax import config as configs
 from electra_jax import exchange, runs, translate
 from electra_jax.core import networks, params
-from electra_jax.data import pretrain
+from electra_jax.data import pretrain_batches
 from electra_jax.job import Job, prepare, start_or_continue
 from electra_jax.loop import Tools, loop
 from electra_jax.runtime import curves, metrics, parallel, processes, tracing
@@ -116,7 +116,7 @@ def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools:
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
           raise
-        skipped = (*skipped, pretrain.batch_number(error.step - 1, skipped))
+        skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
         log.tell([f"{error}: going back to leave batch {skipped[-1]:,} out ({which})"])
     del state  # given away to the step that failed

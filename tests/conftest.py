@@ -28,7 +28,7 @@ PIECES += [*LETTERS, *(f"##{c}" for c in LETTERS), *"!?.,'()-$%", "中", "国", 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory):
   """The tokenizer of PIECES, lower-casing."""
-  from electra_jax import tokenizer
+  from electra_jax.data import tokenizer
 
   path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
   path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")

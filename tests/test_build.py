@@ -13,7 +13,7 @@ import pytest
 
 from electra_jax import config as configs
 from electra_jax.data import build, chunks, examples, pool, shards, sources
-from electra_jax.data.pretrain import Shards
+from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -11,7 +11,7 @@ import pytest
 
 from electra_jax import config as configs
 from electra_jax import translate
-from electra_jax.tokenizer import Vocab
+from electra_jax.data.tokenizer import Vocab
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))

@@ -15,9 +15,10 @@ import pytest
 from rich.console import Console
 
 from electra_jax import config as configs
-from electra_jax import exchange, export, hf, tokenizer
+from electra_jax import exchange, export, hf
 from electra_jax.core import task_network
 from electra_jax.core.model import TransformerConfig
+from electra_jax.data import tokenizer
 from electra_jax.exchange import Network, Source
 from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import answer, model, prepare, setup

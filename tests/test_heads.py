@@ -9,8 +9,8 @@ import pytest
 from electra_jax.core import optimizer, task_heads, task_network
 from electra_jax.core.batch import Examples
 from electra_jax.core.model import TransformerConfig
-from electra_jax.data import finetune as data
-from electra_jax.data.finetune import Feature, Plan
+from electra_jax.data import finetune_batches as data
+from electra_jax.data.finetune_batches import Feature, Plan
 from electra_jax.finetune import loop
 from electra_jax.runtime import parallel
 

@@ -12,11 +12,11 @@ import pytest
 from conftest import make_tiny_config
 from rich.console import Console
 
-from electra_jax import exchange, export, hf, tokenizer, train
+from electra_jax import exchange, export, hf, train
 from electra_jax.core.batch import Batch
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data import pretrain
+from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.exchange import Network
 from electra_jax.runtime import metrics
 
@@ -374,7 +374,9 @@ def test_training_starts_from_an_export(run, to, tiny_shards, tmp_path, monkeypa
   last = metrics.read_history(run / "metrics.jsonl")[-1]
   if to == "hf":  # the same networks, to the bit
     assert {**first, "step": 0} == {**last, "step": 0}
-  assert pretrain.Shards.open(tiny_shards).vocab == exchange.open_source(run).tokenizer.vocab
+  assert (
+    pretrain_batches.Shards.open(tiny_shards).vocab == exchange.open_source(run).tokenizer.vocab
+  )
 
 
 WORDS45 = ["the", "of", "and", "a", "to", "in", "is", "##s", "that", "it", ".", ",", "(", ")"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from test_build import make_config
 
-from electra_jax.data import build, pretrain, shards
-from electra_jax.data.pretrain import Shards, eval_batches, train_batches
+from electra_jax.data import build, pretrain_batches, shards
+from electra_jax.data.pretrain_batches import Shards, eval_batches, train_batches
 from electra_jax.data.shards import DataError
 
 PINNED = [10, 34, 5, 1, 66, 45, 51, 40]  # index_shuffle of 0 to 7 below 100, seed (3, 1)
@@ -135,7 +135,7 @@ def test_starting_at_a_step_equals_reaching_it(data, start):
     shuffle = tf.random.experimental.index_shuffle
     count = data.num_examples
     index = [int(shuffle(p % count, [0, p // count], count - 1)) for p in position]
-    expected = pretrain.Batch(*data.read(np.array(index)), np.arange(16, dtype=np.int32))
+    expected = pretrain_batches.Batch(*data.read(np.array(index)), np.arange(16, dtype=np.int32))
   assert_equal(found, expected)
 
 
@@ -288,7 +288,7 @@ def test_the_digest_names_the_data(folder, copy):
 def test_shards_open_and_evaluate_without_tensorflow(folder):
   program = (
     "import sys; sys.modules['tensorflow'] = None\n"
-    "from electra_jax.data.pretrain import Shards, eval_batches\n"
+    "from electra_jax.data.pretrain_batches import Shards, eval_batches\n"
     f"data = Shards.open({str(folder)!r}, 'heldout', verify=True)\n"
     "assert next(eval_batches(data, batch_size=4, max_examples=4)).mask.any()\n"
   )
@@ -296,7 +296,7 @@ def test_shards_open_and_evaluate_without_tensorflow(folder):
 
 
 def test_tensorflow_sees_no_accelerator():
-  tf = pretrain._tensorflow()
+  tf = pretrain_batches._tensorflow()
   assert tf.config.get_visible_devices("GPU") == [] and tf.config.get_visible_devices("TPU") == []
 
 
@@ -308,7 +308,7 @@ def test_an_order_has_no_thread_that_tunes_it():
 
   def order():
     rows = np.arange(4)
-    order = pretrain._indices(100, 0, 4, rows, 0, ())
+    order = pretrain_batches._indices(100, 0, 4, rows, 0, ())
     next(order)
     return order
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax import exchange, hf, spm, tokenizer
+from electra_jax import exchange, hf, spm
+from electra_jax.data import tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import LETTERS, PIECES
 
-from electra_jax import tokenizer
+from electra_jax.data import tokenizer
 from electra_jax.finetune import squad
 from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
 

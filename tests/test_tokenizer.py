@@ -5,8 +5,8 @@ import unicodedata
 
 import pytest
 
-from electra_jax import tokenizer
-from electra_jax.tokenizer import VocabError
+from electra_jax.data import tokenizer
+from electra_jax.data.tokenizer import VocabError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = (

@@ -16,7 +16,7 @@ from conftest import make_tiny_config
 
 from electra_jax import config as configs
 from electra_jax import job, runs, train, translate
-from electra_jax.data import pretrain
+from electra_jax.data import pretrain_batches
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -213,7 +213,7 @@ def program_shapes(config):
 
 def programs_of(config) -> job.Programs:
   """Returns the functions of a run of `config`."""
-  vocab = pretrain.Shards.open(config.data.dir).vocab
+  vocab = pretrain_batches.Shards.open(config.data.dir).vocab
   spec = translate.make_spec(config, vocab)
   tx = translate.make_optimizer_config(config)
   c = config.train
@@ -253,7 +253,7 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   assert train.train(config, two) == STEPS
   said = capsys.readouterr().out
   assert "not in it, so new: discriminator/rtd_head" in said
-  vocab = pretrain.Shards.open(tiny_shards).vocab
+  vocab = pretrain_batches.Shards.open(tiny_shards).vocab
   first = runs.read_params(str(one), vocab)[1]
   second = runs.read_params(str(two), vocab)[1]
   same = jax.tree.map(np.array_equal, second["generator"], {
@@ -411,7 +411,7 @@ def test_a_line_names_every_promised_number(straight):
 
 
 def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
-  heldout = pretrain.Shards.open(tiny_shards, "heldout")
+  heldout = pretrain_batches.Shards.open(tiny_shards, "heldout")
   tokens = np.concatenate([b.ids[b.mask] for b in itertools.islice(heldout_batches(heldout), 99)])
   tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
   _, counts = np.unique(tokens, return_counts=True)
@@ -420,4 +420,4 @@ def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
 
 
 def heldout_batches(heldout):
-  return pretrain.eval_batches(heldout, batch_size=8, max_examples=10_000)
+  return pretrain_batches.eval_batches(heldout, batch_size=8, max_examples=10_000)

@@ -25,9 +25,9 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import __version__, tokenizer
+from electra_jax import __version__
 from electra_jax import config as configs
-from electra_jax.data import chunks, examples, python_docs, shards, sources
+from electra_jax.data import chunks, examples, python_docs, shards, sources, tokenizer
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import Piece, Source, Tally
 from electra_jax.data.status import Status, say

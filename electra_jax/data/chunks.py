@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax import tokenizer as tokenizers
 from electra_jax.data import examples, pool, sources
+from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.shards import SPLITS
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from electra_jax.data.tokenizer import Vocab
 from electra_jax.runtime.workdir import NO_LOCKS
-from electra_jax.tokenizer import Vocab
 
 FORMAT = "electra_jax shards"
 FORMAT_VERSION = 1

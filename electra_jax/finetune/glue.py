@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.data.finetune import Feature
+from electra_jax.data.finetune_batches import Feature
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.tasks import METRICS, TaskError, TextTask
 

@@ -24,8 +24,8 @@ from electra_jax.core.optimizer import (
 )
 from electra_jax.core.task_heads import Head
 from electra_jax.core.task_network import init_tower, make_objective, make_predict
-from electra_jax.data import finetune as data
-from electra_jax.data.finetune import Feature
+from electra_jax.data import finetune_batches as data
+from electra_jax.data.finetune_batches import Feature
 from electra_jax.runtime import parallel
 
 

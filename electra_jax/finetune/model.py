@@ -18,10 +18,10 @@ import numpy as np
 
 from electra_jax import exchange
 from electra_jax.core.model import TransformerConfig
+from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.exchange import EXPORT_FILE, ExchangeError, Source
 from electra_jax.finetune import glue, glue_files, loop, squad, squad_files, tagging
 from electra_jax.finetune.prepare import Facts, null_threshold
-from electra_jax.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

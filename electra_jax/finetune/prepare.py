@@ -15,10 +15,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data.finetune import Feature
+from electra_jax.data.finetune_batches import Feature
+from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import glue, glue_files, squad, squad_files, tagging, tasks
 from electra_jax.finetune.tasks import TextTask
-from electra_jax.tokenizer import Tokenizer
 
 KINDS = ("text", "tagging", "qa")
 

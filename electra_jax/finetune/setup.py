@@ -5,12 +5,13 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from electra_jax import config as configs
-from electra_jax import exchange, tokenizer, translate
+from electra_jax import exchange, translate
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from electra_jax.data import tokenizer
+from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
 from electra_jax.runtime import parallel
-from electra_jax.tokenizer import Tokenizer
 
 RANDOM = "random"
 # Numbers that have to be above 0, from 0, or from 0 to below 1.

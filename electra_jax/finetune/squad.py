@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.finetune import Feature
+from electra_jax.data.finetune_batches import Feature
+from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
 from electra_jax.finetune.squad_files import read as read  # the first of a user's four calls
-from electra_jax.tokenizer import Tokenizer
 
 # Null odds above which the original says that there is no answer.
 THRESHOLD = -2.75

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.finetune import Feature
-from electra_jax.tokenizer import Tokenizer
+from electra_jax.data.finetune_batches import Feature
+from electra_jax.data.tokenizer import Tokenizer
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
 _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")

@@ -21,7 +21,7 @@ import numpy as np
 from electra_jax.core.batch import Batch
 from electra_jax.data import examples, shards
 from electra_jax.data.shards import DataError
-from electra_jax.tokenizer import Vocab
+from electra_jax.data.tokenizer import Vocab
 
 __all__ = ["DataError", "Shards", "eval_batches", "train_batches"]
 
