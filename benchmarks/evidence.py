@@ -50,8 +50,8 @@ from evidence_settings import (
   smoke_setting,
 )
 
-from electra_jax import config as configs
 from electra_jax import flops
+from electra_jax.config import files
 from electra_jax.finetune.statistics import summary
 from electra_jax.runtime.metrics import read_history
 
@@ -175,7 +175,7 @@ def count_steps(setting: Setting) -> dict[str, list[dict]]:
   for phase in setting.phases:
     costs = {}
     for name in {REFERENCE, *setting.objectives}:
-      config = configs.load(f"{name}.py", setting.nets)
+      config = files.load(f"{name}.py", setting.nets)
       config.update_from_flattened_dict(phase_fields(setting, phase))
       costs[name] = [sum(parts.values()) for parts in flops.step_costs(config)]
     for name in setting.objectives:

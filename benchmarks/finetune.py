@@ -21,7 +21,7 @@ import jax
 import machine
 import numpy as np
 
-from electra_jax import config as configs
+from electra_jax.config import files
 from electra_jax.core import optimizer, task_heads
 from electra_jax.core import step as steps
 from electra_jax.core.model import TransformerConfig
@@ -35,7 +35,7 @@ LENGTH, BATCH = 128, 32
 
 def small(vocab_size: int) -> TransformerConfig:
   """ELECTRA-Small's discriminator, as configs/small.py has it."""
-  m = configs.load("small.py").model
+  m = files.load("small.py").model
   return TransformerConfig(
     vocab_size,
     m.embedding_size,

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from train_step import VOCAB, Ours, synthetic_batch
 
-from electra_jax import config as configs
-from electra_jax import train, translate
+from electra_jax import train
+from electra_jax.config import files, specs
 from electra_jax.core import objectives, optimizer, step
 from electra_jax.data import build
 from electra_jax.runtime import metrics, parallel
@@ -51,7 +51,7 @@ STEPS = 200
 def load(name: str, size: str):
   """Returns a configuration at a size."""
   name, _, stage = name.partition(":")
-  return configs.load(f"{name}.py", f"{stage},{size}" if stage else size)
+  return files.load(f"{name}.py", f"{stage},{size}" if stage else size)
 
 
 def learn(sources: str) -> dict:
@@ -59,7 +59,7 @@ def learn(sources: str) -> dict:
   results = {}
   with tempfile.TemporaryDirectory() as folder:
     folder = Path(folder)
-    config = configs.load("quickstart.py")
+    config = files.load("quickstart.py")
     config.data.dir, config.data.sources = str(folder / "shards"), sources
     build.build(config)
     for name in CONFIGS:
@@ -105,8 +105,8 @@ def memory() -> dict:
   results = {}
   for name in ("replace_mlm", "all_tokens_mlm", "electra", "electric"):
     config = load(name, "base")
-    spec = translate.make_spec(config, VOCAB)
-    cfg = translate.make_optimizer_config(config)
+    spec = specs.make_spec(config, VOCAB)
+    cfg = specs.make_optimizer_config(config)
     schedule = optimizer.make_schedule(cfg, config.train.steps)
     tx = optimizer.make_optimizer(cfg, schedule)
     mapped = parallel.map_train_step(

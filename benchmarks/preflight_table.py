@@ -22,7 +22,7 @@ from pathlib import Path
 import machine
 from rich.console import Console
 
-from electra_jax import config as configs
+from electra_jax.config import files
 from electra_jax.core.flops import chips
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def row(found: dict) -> list[str]:
   start = [name, f"`{topology}`", str(math.prod(axes))]
   if "error" in found:
     return [*start, found["error"].removeprefix("error: ")] + (len(TITLES) - 4) * [""]
-  last, config = found["flights"][-1], configs.load(f"{name}.py")
+  last, config = found["flights"][-1], files.load(f"{name}.py")
   gib = f"{last['used'] / 2**30:.1f} of {last['memory'] / 2**30:.0f}"
   if not last["fits"]:
     return [*start, f"does not fit, in {last['accumulation']}", gib] + (len(TITLES) - 5) * [""]

@@ -25,8 +25,7 @@ import jax
 import machine
 import numpy as np
 
-from electra_jax import config as configs
-from electra_jax import translate
+from electra_jax.config import compare, files, specs
 from electra_jax.core import flops, masking, objectives, optimizer, step
 from electra_jax.core.batch import Batch
 from electra_jax.runtime import metrics, parallel
@@ -49,8 +48,8 @@ class Ours:
   name = "electra_jax"
 
   def __init__(self, config, batch: Batch):
-    self.spec = translate.make_spec(config, VOCAB)
-    cfg = translate.make_optimizer_config(config)
+    self.spec = specs.make_spec(config, VOCAB)
+    cfg = specs.make_optimizer_config(config)
     schedule = optimizer.make_schedule(cfg, config.train.steps)
     tx = optimizer.make_optimizer(cfg, schedule)
     objective = objectives.make(self.spec)
@@ -210,7 +209,7 @@ def main() -> None:
   p.add_argument("--json", help="write the result here")
   args = p.parse_args()
 
-  config = configs.load(args.config)
+  config = files.load(args.config)
   config.train.batch_size = args.batch
   parallel.keep_freed_memory()
   if jax.default_backend() == "cpu":
@@ -218,7 +217,7 @@ def main() -> None:
     config.model.unroll = config.model.num_layers
     config.train.accumulation = max(1, args.batch // 8)
   for field, value in (pair.split("=", 1) for pair in args.set):
-    config.update_from_flattened_dict({field: type(configs.flatten(config)[field])(value)})
+    config.update_from_flattened_dict({field: type(compare.flatten(config)[field])(value)})
   batch = synthetic_batch(args.batch, args.length)
 
   ours = Ours(config, batch)

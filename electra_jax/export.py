@@ -29,8 +29,8 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from electra_jax import config as configs
 from electra_jax import exchange, hf
+from electra_jax.config import cli
 from electra_jax.core import model, params, task_heads
 from electra_jax.core import networks as nets
 from electra_jax.core.batch import Batch
@@ -233,4 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  configs.report(main)
+  cli.report(main)

@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import config as configs
-from electra_jax import translate
+from electra_jax.config import cli, files, specs, validate
 from electra_jax.core import flops, networks
 from electra_jax.core.flops import paper
 
@@ -30,7 +29,7 @@ def main(argv: list[str]) -> int:
   console.print(config_table(args.config))
   if args.match:
     name, _, arg = args.match.partition(":")
-    other = configs.load(configs.resolve(name), arg or None)
+    other = files.load(files.resolve(name), arg or None)
     for title, steps in matching_steps(args.config, other).items():
       console.print(f"{steps:,} steps cost what {args.match} costs in all, {title}")
   return 0
@@ -53,10 +52,10 @@ def paper_table() -> Table:
 
 def spec_of(config: ConfigDict) -> networks.Spec:
   """Returns the networks of a configuration; of the vocabulary only its size is needed."""
-  translate.check_fields(config)
+  validate.check_fields(config)
   size = config.data.vocab_size
   vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4), hash=None)
-  return translate.make_spec(config, vocab, frequencies=(1,) * size)
+  return specs.make_spec(config, vocab, frequencies=(1,) * size)
 
 
 def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
@@ -93,6 +92,6 @@ def matching_steps(config: ConfigDict, other: ConfigDict) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-  configs.define_config_flag()
+  cli.define_config_flag()
   flags.DEFINE_string("match", None, "configuration file whose whole run is to be matched")
-  configs.run(main)
+  cli.run(main)

@@ -12,11 +12,10 @@ import jax
 import optax
 from ml_collections import ConfigDict
 
-from electra_jax import config as configs
-from electra_jax import translate
+from electra_jax.config import compare, specs
 from electra_jax.core import flops, networks, objectives, optimizer, step, zero
 from electra_jax.data import pretrain_batches
-from electra_jax.runtime import parallel
+from electra_jax.runtime import parallel, version
 from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import read_config, write_config
 
@@ -112,11 +111,11 @@ class Job:
   @property
   def facts(self) -> dict[str, str]:
     """What every process of a run has to have alike, in words; paths may differ."""
-    fields = configs.flatten(self.record)
+    fields = compare.flatten(self.record)
     fields.pop("data.dir")
     text = json.dumps(fields, sort_keys=True, default=str)
     return {
-      "code": f"of SHA-256 {configs.code_digest()[:12]}, jax {jax.__version__}",
+      "code": f"of SHA-256 {version.code_digest()[:12]}, jax {jax.__version__}",
       "data": f"of the manifest {self.shards.digest[:12]}",
       "configuration": f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
     }
@@ -133,10 +132,10 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
     )
-  spec = translate.make_spec(config, shards.vocab, shards.frequencies)
+  spec = specs.make_spec(config, shards.vocab, shards.frequencies)
   programs = make_programs(
     spec,
-    translate.make_optimizer_config(config),
+    specs.make_optimizer_config(config),
     config.train.steps,
     config.seed,
     config.train.accumulation,
@@ -151,7 +150,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
     entropy=heldout.unigram_entropy if heldout else None,
-    limits=translate.make_limits(config),
+    limits=specs.make_limits(config),
   )
 
 
@@ -166,9 +165,9 @@ def start_or_continue(job: Job) -> list[str]:
   """
   allowed, saved = [], read_config(job.workdir)
   if saved is not None:
-    allowed = configs.refuse_other_run(
-      configs.flatten(saved),
-      configs.flatten(job.record),
+    allowed = compare.refuse_other_run(
+      compare.flatten(saved),
+      compare.flatten(job.record),
       job.config.allow_config_change,
       job.workdir,
     )

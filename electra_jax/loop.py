@@ -4,10 +4,9 @@ import dataclasses
 
 import jax
 
-from electra_jax import config as configs
 from electra_jax.data import pretrain_batches
 from electra_jax.job import Job
-from electra_jax.runtime import metrics, parallel, processes
+from electra_jax.runtime import metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.health import Health
@@ -157,7 +156,7 @@ def save(
   meta = {
     "config": job.record,
     "seed": job.config.seed,
-    "code": configs.code_version(),
+    "code": version.code_version(),
     "position": {"sequences": sequences, "epoch": sequences // job.shards.num_examples},
     **sums,
   }

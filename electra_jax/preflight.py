@@ -22,8 +22,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import config as configs
-from electra_jax import job, translate
+from electra_jax import job
+from electra_jax.config import cli, specs, validate
 from electra_jax.core import flops
 from electra_jax.core.batch import Batch
 from electra_jax.core.flops import chips
@@ -157,11 +157,11 @@ def here() -> Place:
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step of a configuration, compiled for devices, and the state's shapes."""
   D, c, spec = len(devices), config.train, spec_of(config)
-  translate.check_devices(config, D)
-  translate.check_attention(config.model)
+  validate.check_devices(config, D)
+  validate.check_attention(config.model)
   programs = job.make_programs(
     spec,
-    translate.make_optimizer_config(config),
+    specs.make_optimizer_config(config),
     c.steps,
     config.seed,
     c.accumulation,
@@ -413,11 +413,11 @@ def main(argv: list[str]) -> int:
 
 def define_flags() -> None:
   """Defines the command line."""
-  configs.define_config_flag()
+  cli.define_config_flag()
   flags.DEFINE_list("topology", None, "slices, as v5e:16x16,v4:2x2x4; or here")
   flags.DEFINE_string("json", None, "file for the same numbers, a line a flight")
 
 
 if __name__ == "__main__":
   define_flags()
-  configs.run(main)
+  cli.run(main)

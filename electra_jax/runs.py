@@ -2,7 +2,7 @@
 
 import jax
 
-from electra_jax import translate
+from electra_jax.config import specs
 from electra_jax.core import networks, objectives
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import restore_params
@@ -14,7 +14,7 @@ def read_params(workdir: str, vocab) -> tuple[networks.Spec, dict]:
   Raises:
     ValueError: it is no run, of another vocabulary, or its checkpoint is damaged.
   """
-  spec = translate.read_spec(workdir, vocab)
+  spec = specs.read_spec(workdir, vocab)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   layout = parallel.Layout(shapes, in_parts=False)
   return spec, parallel.replicate(layout.to_local(restore_params(workdir, layout.shapes())))

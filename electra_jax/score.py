@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from electra_jax import config as configs
 from electra_jax import exchange, runs
+from electra_jax.config import cli
 from electra_jax.core import scoring
 from electra_jax.core.batch import Batch
 from electra_jax.data import tokenizer
@@ -127,4 +127,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("batch_size", 32, "sentences at a time")
   flags.DEFINE_bool("nbest", False, "read ID, score, hypothesis; print the best hypothesis of each")
   flags.DEFINE_float("weight", 0.5, "of the likelihood beside the score, with --nbest")
-  configs.run(main)
+  cli.run(main)

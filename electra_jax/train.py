@@ -21,13 +21,13 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import config as configs
-from electra_jax import exchange, runs, translate
+from electra_jax import exchange, runs
+from electra_jax.config import cli, compare, validate
 from electra_jax.core import networks, params
 from electra_jax.data import pretrain_batches
 from electra_jax.job import Job, prepare, start_or_continue
 from electra_jax.loop import Tools, loop
-from electra_jax.runtime import curves, metrics, parallel, processes, tracing
+from electra_jax.runtime import curves, metrics, parallel, processes, tracing, version
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
@@ -143,8 +143,8 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
   Returns:
     The job, and the fields that differ from the run's and were allowed to.
   """
-  translate.check(config)
-  translate.check_devices(config)
+  validate.check(config)
+  validate.check_devices(config)
   if jax.process_index() > 0:
     return prepare(config, workdir, verify), []
   stack.enter_context(claim(workdir))
@@ -162,9 +162,9 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
   c, sizes = job.config, params.count_networks(job.programs.shapes.params)
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
-  changed = configs.changed_from_base(c)
+  changed = compare.changed_from_base(c)
   lines = {
-    "electra_jax": f"{configs.code_version()}, jax {jax.__version__}",
+    "electra_jax": f"{version.code_version()}, jax {jax.__version__}",
     "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
     f" {len(devices) * job.peak[0] / 1e12:,.3g} TFLOP/s at most ({job.peak[1]})",
     "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
@@ -255,7 +255,7 @@ def finish(job: Job, done: int, console: Console) -> None:
 
 def define_flags() -> None:
   """Defines the command line."""
-  configs.define_config_flag()
+  cli.define_config_flag()
   flags.DEFINE_string("workdir", None, "folder of the run: checkpoints, metrics, curves")
   flags.DEFINE_bool("verify", False, "check the checksum of every shard before training")
   flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, where there are several")
@@ -265,4 +265,4 @@ def define_flags() -> None:
 
 if __name__ == "__main__":
   define_flags()
-  configs.run(main)
+  cli.run(main)

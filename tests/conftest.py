@@ -38,7 +38,7 @@ def words(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_shards(tmp_path_factory):
   """A folder of shards built from a little text: sequences of 16 tokens, about 100 word pieces."""
-  from electra_jax import config as configs
+  from electra_jax.config import files
   from electra_jax.data import build
 
   folder = tmp_path_factory.mktemp("data")
@@ -48,7 +48,7 @@ def tiny_shards(tmp_path_factory):
     "\n".join(" ".join(rng.choices(words, k=12)) + "." for _ in range(6)) for _ in range(300)
   )
   (folder / "text.txt").write_text("\n\n".join(documents))
-  config = configs.load("base.py")
+  config = files.load("base.py")
   config.data.dir = str(folder / "shards")
   config.data.sources = f"text:{folder}/text.txt"
   config.data.seq_length = 16
@@ -67,9 +67,9 @@ def tiny_config(tiny_shards):
 
 def make_tiny_config(shards: str):
   """Returns a configuration that compiles in seconds: two layers of width 16, batches of 8 x 16."""
-  from electra_jax import config as configs
+  from electra_jax.config import files
 
-  config = configs.load("base.py")
+  config = files.load("base.py")
   config.data.dir = shards
   config.update_from_flattened_dict(
     {

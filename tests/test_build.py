@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax import config as configs
+from electra_jax.config import files
 from electra_jax.data import build, chunks, examples, pool, shards, sources
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
@@ -30,7 +30,7 @@ def make_config(folder: Path, **fields):
     documents = ["\n".join(lines[i : i + 5]) for i in range(0, 1000, 5)]
     text.write_text("\n\n".join(documents))
     (folder / "vocab.txt").write_text("\n".join(SPECIAL + LETTERS + [".", "1", "2"]) + "\n")
-  config = configs.load("base.py")
+  config = files.load("base.py")
   config.data.dir = str(folder / "shards")
   config.data.sources = f"text:{text}"
   config.data.vocab = str(folder / "vocab.txt")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from electra_jax import config as configs
-from electra_jax import translate
+from electra_jax.config import cli, compare, files, specs, validate
 from electra_jax.data.tokenizer import Vocab
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,24 +19,24 @@ VOCAB = Vocab("wordpiece", "vocab.txt", True, 30522, "0" * 64, 0, 100, 101, 102,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_config_loads_and_has_base_fields_only(name):
-  config = configs.load(name)
-  assert set(configs.flatten(config)) == set(configs.flatten(configs.load("base.py")))
+  config = files.load(name)
+  assert set(compare.flatten(config)) == set(compare.flatten(files.load("base.py")))
   config.data.dir = "somewhere"
-  translate.check(config)
-  spec = translate.make_spec(config, VOCAB)
+  validate.check(config)
+  spec = specs.make_spec(config, VOCAB)
   assert spec.discriminator.vocab_size == VOCAB.size
-  has_generator = translate.has_generator_weights(config)
+  has_generator = specs.has_generator_weights(config)
   assert (spec.generator.hidden_size < spec.discriminator.hidden_size) == has_generator
-  assert translate.make_optimizer_config(config).learning_rate > 0
+  assert specs.make_optimizer_config(config).learning_rate > 0
 
 
 @pytest.mark.parametrize("name", ["glue", "squad", "tagging", "own"])
 def test_every_fine_tuning_config_has_its_base_fields_only(name):
-  config = configs.load(f"configs/finetune/{name}.py")
-  assert set(configs.flatten(config)) == set(configs.flatten(configs.load("finetune/base.py")))
+  config = files.load(f"configs/finetune/{name}.py")
+  assert set(compare.flatten(config)) == set(compare.flatten(files.load("finetune/base.py")))
   assert config.task and config.kind in ("text", "tagging", "qa")
   with pytest.raises(FileNotFoundError, match=f"did you mean configs/finetune/{name}.py"):
-    configs.resolve(f"configs/finetune/{name}s.py")
+    files.resolve(f"configs/finetune/{name}s.py")
 
 
 @pytest.mark.parametrize("base", ["base.py", "finetune/base.py"])
@@ -52,19 +51,19 @@ def test_every_config_field_is_read_somewhere(base):
       for node in ast.walk(tree)
       if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-  fields = configs.flatten(configs.load(base))
+  fields = compare.flatten(files.load(base))
   assert [field for field in fields if field.rsplit(".", 1)[-1] not in read] == []
 
 
 def test_a_config_is_found_here_else_among_the_projects_own(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  assert configs.resolve("configs/small.py") == ROOT / "configs" / "small.py"
+  assert files.resolve("configs/small.py") == ROOT / "configs" / "small.py"
   (tmp_path / "configs").mkdir()
   mine = tmp_path / "configs" / "small.py"
   mine.write_text("from electra_jax.config import load\n\n\ndef get_config(arg):\n  ...\n")
-  assert configs.resolve("configs/small.py") == mine
+  assert files.resolve("configs/small.py") == mine
   with pytest.raises(FileNotFoundError, match=r"did you mean configs/small.py\?"):
-    configs.resolve("configs/smal.py")
+    files.resolve("configs/smal.py")
 
 
 def test_a_delta_anywhere_builds_on_base_and_cannot_invent_fields(tmp_path, monkeypatch):
@@ -74,20 +73,20 @@ def test_a_delta_anywhere_builds_on_base_and_cannot_invent_fields(tmp_path, monk
     "from electra_jax.config import load\n\n\ndef get_config(arg=None):\n  c = load('base.py')\n"
   )
   delta.write_text(head + "  c.train.steps = int(arg)\n  return c\n")
-  assert configs.load(delta, "7").train.steps == 7
+  assert files.load(delta, "7").train.steps == 7
   delta.write_text(head + "  c.train.stepz = 7\n  return c\n")
   with pytest.raises(ValueError, match=r"mine.py: .*stepz"):
-    configs.load(delta)
+    files.load(delta)
   delta.write_text("1 +\n")
   with pytest.raises(ValueError, match=r"mine.py is no configuration: SyntaxError"):
-    configs.load(delta)
+    files.load(delta)
 
 
 PROGRAM = """
 import sys
 from absl import flags
-from electra_jax import config as configs
-configs.define_config_flag()
+from electra_jax.config import cli
+cli.define_config_flag()
 def main(argv):
   c = flags.FLAGS.config
   if c.seed == 1: raise ValueError("a number\\nand another")
@@ -95,7 +94,7 @@ def main(argv):
   if c.seed == 3: int("a bug of ours, in a program that is not ours")
   if c.seed == 4: open("/no/such/file")
   print(c.train.steps, c.optimizer.learning_rate, c.data.dir, c.model.remat)
-configs.run(main)
+cli.run(main)
 """
 
 
@@ -166,19 +165,19 @@ def test_a_bug_keeps_its_traceback_and_debugging_shows_all(tmp_path):
 
 
 def test_only_what_makes_a_run_what_it_is_counts_as_another_run():
-  saved = {**configs.flatten(configs.load("base.py")), "data.manifest": "a", "data.vocab_hash": "b"}
+  saved = {**compare.flatten(files.load("base.py")), "data.manifest": "a", "data.vocab_hash": "b"}
   free = {"log.every_steps": 1, "train.accumulation": 2, "model.remat": True, "data.dir": "moved"}
-  assert configs.refuse_other_run(saved, {**saved, **free}, "", "DIR") == []
+  assert compare.refuse_other_run(saved, {**saved, **free}, "", "DIR") == []
   other = {**saved, "train.steps": 1, "data.manifest": "c", "model.dropout": 0.0}
   with pytest.raises(ValueError) as error:
-    configs.refuse_other_run(saved, other, "model", "DIR")
+    compare.refuse_other_run(saved, other, "model", "DIR")
   assert "train.steps was 766000, is 1" in str(error.value)
   assert "data.manifest was 'a', is 'c'" in str(error.value)
   assert "model.dropout" not in str(error.value)
-  allowed = configs.refuse_other_run(saved, other, "train.steps, data, model", "DIR")
+  allowed = compare.refuse_other_run(saved, other, "train.steps, data, model", "DIR")
   assert sorted(allowed) == ["data.manifest", "model.dropout", "train.steps"]
   with pytest.raises(ValueError, match="no field train.step; the nearest is train.steps"):
-    configs.refuse_other_run(saved, other, "train.step", "DIR")
+    compare.refuse_other_run(saved, other, "train.step", "DIR")
 
 
 @pytest.mark.parametrize(
@@ -206,13 +205,13 @@ def test_only_what_makes_a_run_what_it_is_counts_as_another_run():
   ],
 )
 def test_what_does_not_fit_is_refused_with_both_numbers(changes, numbers):
-  config = configs.load("base.py")
+  config = files.load("base.py")
   config.data.dir = "somewhere"
   config.update_from_flattened_dict(changes)
   with pytest.raises(ValueError) as error:
-    translate.check(config)
-    translate.check_devices(config)
-    translate.make_spec(config, VOCAB)
+    validate.check(config)
+    validate.check_devices(config)
+    specs.make_spec(config, VOCAB)
   for number in numbers:
     assert number in str(error.value)
 
@@ -221,11 +220,11 @@ def test_a_missing_extra_is_named():
   try:
     raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
   except ModuleNotFoundError as error:
-    assert configs.explain(error).endswith("pip install 'electra_jax[data]'")
+    assert cli.explain(error).endswith("pip install 'electra_jax[data]'")
   try:
     raise ModuleNotFoundError("No module named 'typo'", name="typo")
   except ModuleNotFoundError as error:
-    assert configs.explain(error) is None
+    assert cli.explain(error) is None
 
 
 @pytest.mark.parametrize(
@@ -274,18 +273,18 @@ def test_a_missing_extra_is_named():
   ],
 )
 def test_combinations_that_mean_nothing_are_refused_with_the_reason(changes, reason):
-  config = configs.load("base.py")
+  config = files.load("base.py")
   config.data.dir = "somewhere"
   config.update_from_flattened_dict(changes)
   with pytest.raises(ValueError, match=reason):
-    translate.check(config)
-    translate.make_spec(config, VOCAB)
+    validate.check(config)
+    specs.make_spec(config, VOCAB)
 
 
 @pytest.mark.parametrize("size", ["small", "base", "large", "quickstart"])
 def test_every_objective_is_a_delta_to_every_size(size):
-  base = configs.flatten(configs.load(f"{size}.py"))
+  base = compare.flatten(files.load(f"{size}.py"))
   for name in NAMES:
     if "`arg` is the size" in (ROOT / "configs" / name).read_text():
-      changed = configs.flatten(configs.load(name, size))
+      changed = compare.flatten(files.load(name, size))
       assert sum(base[k] != v for k, v in changed.items()) <= 5, name

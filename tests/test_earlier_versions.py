@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax import config as configs
 from electra_jax import exchange, export, score, train
+from electra_jax.config import compare, files
 from electra_jax.finetune import model
 
 VERSIONS = sorted((Path(__file__).parent / "golden").glob("version_*"))
@@ -41,9 +41,9 @@ def lines(path: Path) -> list[dict]:
 def config_of(run: Path):
   """Returns today's configuration with the fields that the run was started with."""
   saved = json.loads((run / "config.json").read_text())
-  config = configs.load("quickstart.py")
-  fields = configs.flatten(config)
-  changed = {k: v for k, v in configs.flatten(saved).items() if k in fields and fields[k] != v}
+  config = files.load("quickstart.py")
+  fields = compare.flatten(config)
+  changed = {k: v for k, v in compare.flatten(saved).items() if k in fields and fields[k] != v}
   config.update_from_flattened_dict(changed)
   return config
 

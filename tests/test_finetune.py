@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax import config as configs
 from electra_jax import exchange, export, hf
+from electra_jax.config import files
 from electra_jax.core import task_network
 from electra_jax.core.model import TransformerConfig
 from electra_jax.data import tokenizer
@@ -73,7 +73,7 @@ def write_glue(folder: Path) -> Path:
 
 
 def make_config(file: str, arg: str | None, source: Path, **fields):
-  config = configs.load(f"finetune/{file}.py", arg)
+  config = files.load(f"finetune/{file}.py", arg)
   config.update_from_flattened_dict(
     {
       "init": str(source),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 from test_objectives import keys_of, make_batch
 
-from electra_jax import config as configs
 from electra_jax import flops as program
+from electra_jax.config import files
 from electra_jax.core import flops, masking, model, networks, objectives
 from electra_jax.core.flops import paper
 
@@ -46,7 +46,7 @@ def test_the_paper_prints_what_is_counted_but_for_electra_small():
   ("name", "model"), [("small", "Small"), ("base", "Base"), ("large", "400K")]
 )
 def test_a_config_of_the_paper_costs_what_its_model_does(name, model):
-  config = configs.load(f"{name}.py")
+  config = files.load(f"{name}.py")
   counted, _ = program.step_costs(config)
   nets, batch_size, steps, _ = paper.PAPER[f"ELECTRA-{model}"]
   expected = paper.train_flops(nets, batch_size, steps)
@@ -54,8 +54,8 @@ def test_a_config_of_the_paper_costs_what_its_model_does(name, model):
 
 
 def test_bert_small_takes_the_steps_that_match_electra_small():
-  config = configs.load("bert_small.py")
-  found = program.matching_steps(config, configs.load("small.py"))
+  config = files.load("bert_small.py")
+  found = program.matching_steps(config, files.load("small.py"))
   assert found["as the paper counts"] == config.train.steps
 
 

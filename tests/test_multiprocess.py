@@ -14,8 +14,8 @@ from conftest import make_tiny_config
 from test_checkpoint import open_run
 from test_train import program_shapes
 
-from electra_jax import config as configs
 from electra_jax import train
+from electra_jax.config import compare
 from electra_jax.runtime import metrics, parallel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +23,7 @@ STEPS = 4
 
 
 def start(config, workdir, *args) -> subprocess.Popen:
-  fields = [f"--config.{k}={v}" for k, (_, v) in configs.changed_from_base(config).items()]
+  fields = [f"--config.{k}={v}" for k, (_, v) in compare.changed_from_base(config).items()]
   head = [sys.executable, "-m", "electra_jax.train", "--config=configs/base.py"]
   return subprocess.Popen(
     [*head, f"--workdir={workdir}", *fields, *args],

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from conftest import make_tiny_config
 
-from electra_jax import config as configs
-from electra_jax import job, runs, train, translate
+from electra_jax import job, runs, train
+from electra_jax.config import compare, files, specs
 from electra_jax.data import pretrain_batches
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
@@ -82,7 +82,7 @@ def test_a_run_leaves_everything_it_promises(straight):
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "configs").glob("*.py")))
 def test_every_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
-  config, small = configs.load(name), make_tiny_config(tiny_shards)
+  config, small = files.load(name), make_tiny_config(tiny_shards)
   embeds_apart = config.model.embedding_size != config.model.hidden_size
   for group in ("data", "eval", "checkpoint", "log"):
     config[group] = small[group]
@@ -214,8 +214,8 @@ def program_shapes(config):
 def programs_of(config) -> job.Programs:
   """Returns the functions of a run of `config`."""
   vocab = pretrain_batches.Shards.open(config.data.dir).vocab
-  spec = translate.make_spec(config, vocab)
-  tx = translate.make_optimizer_config(config)
+  spec = specs.make_spec(config, vocab)
+  tx = specs.make_optimizer_config(config)
   c = config.train
   return job.make_programs(spec, tx, c.steps, config.seed, c.accumulation)
 
@@ -238,8 +238,8 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   tiny_shards, tmp_path, capsys
 ):
   def shrunk(stage):
-    config = configs.load("two_stage.py", f"{stage},base")
-    tiny = configs.flatten(make_tiny_config(tiny_shards))
+    config = files.load("two_stage.py", f"{stage},base")
+    tiny = compare.flatten(make_tiny_config(tiny_shards))
     config.update_from_flattened_dict(
       {k: v for k, v in tiny.items() if k.split(".")[0] not in ("objective", "generator")}
     )
@@ -354,9 +354,9 @@ def test_shards_that_changed_since_are_another_run(straight, tiny_config, tmp_pa
 
 def command(config, workdir, *args) -> list[str]:
   """Returns the command line that trains `config`."""
-  from electra_jax import config as configs
+  from electra_jax.config import compare
 
-  changed = configs.changed_from_base(config)
+  changed = compare.changed_from_base(config)
   fields = [f"--config.{name}={value}" for name, (_, value) in changed.items()]
   head = [sys.executable, "-m", "electra_jax.train", "--config=configs/base.py"]
   return [*head, f"--workdir={workdir}", *fields, *args]

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax import __version__
-from electra_jax import config as configs
+from electra_jax.config import cli
 from electra_jax.data import chunks, examples, python_docs, shards, sources, tokenizer
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import Piece, Source, Tally
@@ -356,8 +356,8 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  _CONFIG = configs.define_config_flag()
+  _CONFIG = cli.define_config_flag()
   _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "replace a finished build of another configuration"
   )
-  configs.run(main)
+  cli.run(main)

@@ -23,8 +23,8 @@ from absl import flags
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from electra_jax import config as configs
 from electra_jax import exchange
+from electra_jax.config import cli, compare
 from electra_jax.exchange import Finetuned, Network, Source
 from electra_jax.export import new_folder
 from electra_jax.finetune import answer, loop, prepare, statistics
@@ -144,7 +144,7 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
     rows = read_results(folder)
   except (OSError, ValueError, KeyError):
     raise ValueError(f"{folder} is no result: use another --workdir") from None
-  old, new = configs.flatten(saved), configs.flatten(config.to_dict())
+  old, new = compare.flatten(saved), compare.flatten(config.to_dict())
   free = ("task", "log.every_steps")
   changed = [k for k in new if k not in free and old.get(k) != new[k]]
   if changed:
@@ -223,8 +223,8 @@ if __name__ == "__main__":
   if set(sys.argv[1:]) & {"--compare", "--predict"} or any(
     arg.startswith(("--compare=", "--predict=")) for arg in sys.argv
   ):
-    configs.report(answer.main)
+    cli.report(answer.main)
   else:
-    configs.define_config_flag()
+    cli.define_config_flag()
     flags.DEFINE_string("workdir", None, "folder of the results")
-    configs.run(main)
+    cli.run(main)

@@ -4,8 +4,8 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from electra_jax import config as configs
-from electra_jax import exchange, translate
+from electra_jax import exchange
+from electra_jax.config import compare, specs, validate
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from electra_jax.data import tokenizer
@@ -87,7 +87,7 @@ def open_tower(config: ConfigDict) -> Tower:
 def compute(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
   """Returns a network's shape, computed as the configuration says."""
   m = config.model
-  dtype, attention = translate.resolve_compute(m, cfg.hidden_size // cfg.num_heads)
+  dtype, attention = specs.resolve_compute(m, cfg.hidden_size // cfg.num_heads)
   return dataclasses.replace(
     cfg,
     dropout=m.dropout,
@@ -133,8 +133,8 @@ def make_settings(config: ConfigDict, tower: Tower, epochs: float) -> loop.Setti
 
 def check(config: ConfigDict) -> None:
   """Refuses a configuration that cannot work, before any file or device is touched."""
-  flat = configs.flatten(config)
-  translate.check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
+  flat = compare.flatten(config)
+  validate.check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (
     ("keep", ("best", "all", "none")),
     ("model.head", ("linear", "two_layers")),
@@ -145,6 +145,6 @@ def check(config: ConfigDict) -> None:
   ):
     if flat[field] not in known:
       raise ValueError(f"config.{field} is one of {', '.join(known)}, got {flat[field]!r}")
-  translate.check_attention(config.model)
+  validate.check_attention(config.model)
   for field in ("train.batch_size", "eval.batch_size"):
     parallel.check_divisible(flat[field], config.train.accumulation if "train" in field else 1)

@@ -19,8 +19,12 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from electra_jax import config as configs  # noqa: E402
-from electra_jax import job, translate  # noqa: E402
+from electra_jax import job  # noqa: E402
+from electra_jax.config import (  # noqa: E402
+  files,  # noqa: E402
+  specs,
+  validate,
+)
 from electra_jax.core import params  # noqa: E402
 from electra_jax.core.batch import Batch  # noqa: E402
 from electra_jax.runtime import metrics, parallel  # noqa: E402
@@ -81,7 +85,7 @@ def load(case: str):
   """Returns a case's configuration."""
   file, changes = CASES[case]
   name, _, arg = file.partition(":")
-  config = configs.load(configs.resolve(name), arg or None)
+  config = files.load(files.resolve(name), arg or None)
   small = {"model.embedding_size": 8, "generator.width_multiplier": 0.5, **SMALL}
   if "kind" not in str(changes) and config.objective.name == "bert":
     small.pop("generator.width_multiplier")
@@ -103,13 +107,13 @@ def batch() -> Batch:
 def run(case: str) -> dict:
   """Returns what the steps report, the evaluation after them, and the size of the networks."""
   config = load(case)
-  translate.check_fields(config)
+  validate.check_fields(config)
   vocab = SimpleNamespace(size=V, mask=4, special_ids=(0, 2, 3, 4), hash=None)
   counts = np.random.default_rng(1).integers(0, 50, V)
-  spec = translate.make_spec(config, vocab, counts)
+  spec = specs.make_spec(config, vocab, counts)
   programs = job.make_programs(
     spec,
-    translate.make_optimizer_config(config),
+    specs.make_optimizer_config(config),
     config.train.steps,
     config.seed,
     config.train.accumulation,

@@ -1,0 +1,180 @@
+"""The command line of the programs: --config and its fields, and errors in one line.
+
+What a user can cause is a ValueError or an OSError; `run` prints it in one line.
+"""
+
+import atexit
+import difflib
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from electra_jax.config.compare import flatten
+from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
+
+DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
+GOODBYE_SECS = 20
+SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
+# What text needs on its way to the device: the extra `data`.
+DATA_PACKAGES = (
+  "sentencepiece",
+  "tensorflow",
+  "tensorflow_datasets",
+  "tokenizers",
+  "zstandard",
+  "safetensors",
+)
+
+
+def define_config_flag() -> flags.FlagHolder:
+  """Defines --config=FILE[:ARG] and --config.FIELD=VALUE for a program that starts with `run`."""
+  return config_flags.DEFINE_config_file(
+    "config", None, "configuration file, e.g. configs/base.py; --config.FIELD=VALUE changes a field"
+  )
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+  """Runs a program: parses the flags, calls main(argv), exits with what it returns.
+
+  What a user can cause is told in one line on stderr and ends with exit code 2 (command line) or 1
+  (anything else). A bug still shows its traceback, and so does everything where the environment
+  variable ELECTRA_JAX_DEBUG is set.
+  """
+
+  def run_and_leave(argv):
+    _leave(main(argv) or 0)
+
+  sys.unraisablehook = _tell_unless_known
+
+  def parse_and_run():
+    sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
+    app.run(run_and_leave, flags_parser=_parse_flags)
+
+  report(parse_and_run)
+
+
+def _tell_unless_known(error) -> None:
+  """Is Python's own hook but for what tensorstore prints by the page after a failed write."""
+  if str(error.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(error)
+
+
+def _leave(code: int) -> None:
+  """Ends the program as Python does, but for collecting what the system frees anyway.
+
+  After a training that takes half a minute of one core: compiled programs and what they were traced
+  from are millions of small objects. After an error, threads of libraries may still wait for what
+  does not come.
+  """
+  atexit._run_exitfuncs()  # jax.distributed says goodbye there
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
+
+
+def report(program: Callable[[], None]) -> None:
+  """Runs a program that has parsed its command line itself; tells errors as `run` does."""
+  try:
+    program()
+  except flags.Error as error:
+    _fail(error, one_line(error), 2)
+  except Exception as error:
+    _fail(error, explain(error), 1)
+  except KeyboardInterrupt as error:
+    _fail(error, "interrupted", 130)
+
+
+def explain(error: BaseException) -> str | None:
+  """Says in one line what went wrong, or returns None where that needs a traceback.
+
+  A ValueError or ArithmeticError raised by this package's own lines is meant for the user; one
+  raised inside a library is a bug of ours that a user cannot read.
+  """
+  if isinstance(error, OSError):
+    return one_line(error)
+  for extra, packages in (("data", DATA_PACKAGES), ("finetune", SCORE_PACKAGES)):
+    if isinstance(error, ModuleNotFoundError) and error.name in packages:
+      return f"{error.name} is not installed; it comes with: pip install 'electra_jax[{extra}]'"
+  if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
+    return (
+      f"the device is out of memory: raise train.accumulation, or set model.remat ({error!s:.200})"
+    )
+  frames = traceback.extract_tb(error.__traceback__)
+  if not isinstance(error, ValueError | ArithmeticError) or not frames:
+    return None
+  raised_in = Path(frames[-1].filename).resolve()
+  ours = any(raised_in.is_relative_to(folder) for folder in (PACKAGE, *FOLDERS))
+  return one_line(error) if ours or raised_in.name == "app.py" else None
+
+
+def _fail(error: BaseException, line: str | None, code: int) -> None:
+  """Ends the program with one line, or with the traceback where there is no line for it."""
+  if line is None or os.environ.get(DEBUG_VARIABLE):
+    traceback.print_exception(error)
+  else:
+    print(f"error: {line}", file=sys.stderr, flush=True)
+  # A goodbye waits for all processes of a run, and the others may not know yet.
+  timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
+  timer.daemon = True
+  timer.start()
+  _leave(code)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  """Parses the flags; refuses arguments that are none."""
+  rest = flags.FLAGS(argv)
+  # What libraries log through absl (orbax: pages of it) is for their developers; their errors reach
+  # the user as exceptions. --verbosity=0 shows it.
+  if flags.FLAGS["verbosity"].using_default_value:
+    flags.FLAGS.verbosity = logging.FATAL
+  if len(rest) > 1:
+    raise flags.Error(f"{rest[1]!r} is no flag; a flag looks like --config=configs/base.py")
+  return rest
+
+
+def _resolve_argv(argv: list[str]) -> list[str]:
+  """Returns argv with --config's path resolved; refuses a field that the file does not have."""
+  argv = list(argv)
+  for i, arg in enumerate(argv):
+    if arg in ("--config", "-config") and i + 1 < len(argv):
+      argv[i : i + 2] = [f"--config={argv[i + 1]}", ""]
+  argv = [argv[0], *(arg for arg in argv[1:] if arg)]
+  for i, arg in enumerate(argv):
+    if match := re.match(r"--?config=([^:]*)(:.*)?$", arg):
+      path, colon_arg = resolve(match[1]), match[2] or ""
+      argv[i] = f"--config={path}{colon_arg}"
+      config = load(path, colon_arg[1:] or None)
+      for field in _overridden(argv):
+        check_field(config, field)
+  return argv
+
+
+def _overridden(argv: list[str]) -> Iterator[str]:
+  """Yields the fields that the command line changes."""
+  for arg in argv:
+    if match := re.match(r"--?(?:no)?config\.([^=]*)", arg):
+      yield match[1]
+
+
+def check_field(config: ConfigDict, field: str) -> None:
+  """Refuses the name of a field that the configuration does not have, naming the nearest."""
+  known = flatten(config)
+  if field in known:
+    return
+  if any(name.startswith(f"{field}.") for name in known):
+    raise ValueError(
+      f"config.{field} is a group of fields: name one, as --config.{field}.NAME=VALUE"
+    )
+  last = field.rsplit(".", 1)[-1]
+  close = difflib.get_close_matches(field, known, n=1, cutoff=0.7)
+  alike = [name for name in known if name.rsplit(".", 1)[-1] == last]
+  close = close or difflib.get_close_matches(field, alike, n=1, cutoff=0.0)
+  close = close or difflib.get_close_matches(field, known, n=1, cutoff=0.0)
+  raise ValueError(f"there is no field config.{field}; the nearest is config.{close[0]}")

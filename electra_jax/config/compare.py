@@ -1,0 +1,85 @@
+"""What differs between two configurations, and which differences make another run of it."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from electra_jax.config.files import load
+
+# Groups whose fields make a run what it is: a checkpoint is only continued with the same values.
+DEFINING = ("seed", "init_from", "model", "generator", "objective", "optimizer", "train")
+# Exceptions: how the same thing is computed, which may change with the machine.
+FREE = (
+  "model.attention",
+  "model.unroll",
+  "model.remat",
+  "train.accumulation",
+  "optimizer.sharded",
+)
+# Facts about the shards that are compared like fields; they are not in the configuration.
+DATA_FACTS = ("data.manifest", "data.vocab_hash")
+
+
+def flatten(config: ConfigDict | dict) -> dict[str, Any]:
+  """Returns {"group.field": value} in the order of the file.
+
+  >>> flatten({"seed": 0, "train": {"steps": 10}})
+  {'seed': 0, 'train.steps': 10}
+  """
+  flat = {}
+  for name, value in config.items():
+    if isinstance(value, ConfigDict | dict):
+      flat.update({f"{name}.{inner}": v for inner, v in flatten(value).items()})
+    else:
+      flat[name] = value
+  return flat
+
+
+def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:
+  """Returns {field: (value in base.py, value here)} for the fields that differ from base.py."""
+  base = flatten(load("base.py"))
+  return {k: (base.get(k), v) for k, v in flatten(config).items() if base.get(k) != v}
+
+
+def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+  """Returns {field: (saved, current)} where two runs differ in what makes them what they are.
+
+  Args:
+    saved, current: flat configurations, with the facts about the shards (DATA_FACTS) among them.
+  """
+  fields = [*saved, *(k for k in current if k not in saved)]
+  found = {}
+  for field in fields:
+    matters = field in DATA_FACTS or field.split(".", 1)[0] in DEFINING
+    if matters and field not in FREE and saved.get(field) != current.get(field):
+      found[field] = (saved.get(field), current.get(field))
+  return found
+
+
+def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Path) -> list[str]:
+  """Refuses to continue a run under a configuration that makes it another one.
+
+  Args:
+    saved, current: flat configurations with DATA_FACTS.
+    allowed: comma-separated fields, or groups of them, that may differ.
+
+  Returns:
+    The differing fields that were allowed.
+  """
+  names = [name.strip() for name in allowed.split(",") if name.strip()]
+  for name in names:
+    groups = {field.rsplit(".", 1)[0] for field in current}
+    if name not in current and name not in groups:
+      close = difflib.get_close_matches(name, [*current, *groups], n=1, cutoff=0.0)
+      raise ValueError(f"allow_config_change: there is no field {name}; the nearest is {close[0]}")
+  found = differences(saved, current)
+  refused = [f for f in found if not any(f == n or f.startswith(f"{n}.") for n in names)]
+  if refused:
+    listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused)
+    raise ValueError(
+      f"{workdir} holds another run: {listed}; use another --workdir, or to go on all the same"
+      f" --config.allow_config_change={','.join(refused)}"
+    )
+  return list(found)

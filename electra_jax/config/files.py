@@ -1,0 +1,69 @@
+"""Configuration files: found by path and read.
+
+A configuration file is Python with `get_config(arg)`; `configs/base.py` holds every field and the
+others are deltas to it.
+"""
+
+import difflib
+import errno
+import importlib.util
+import re
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# Where the project's own configurations are: inside an installed package, or beside it in a clone.
+FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
+
+
+def _own(path: Path) -> Path | None:
+  """Returns the project's own file of that name (`configs/x.py`, `x.py`, `finetune/x.py`)."""
+  name = path.relative_to("configs") if path.is_relative_to("configs") else path
+  found = [folder / name for folder in FOLDERS if not path.is_absolute()]
+  return next((file for file in found if file.is_file()), None)
+
+
+def resolve(path: str | Path) -> Path:
+  """Finds a configuration file: as given, else among the project's own."""
+  path = Path(path)
+  if path.is_file():
+    return path.resolve()
+  if own := _own(path):
+    return own
+  known = sorted({str(p.relative_to(folder)) for folder in FOLDERS for p in folder.glob("**/*.py")})
+  close = difflib.get_close_matches(str(path).removeprefix("configs/"), known, n=1)
+  hint = f"; did you mean configs/{close[0]}?" if close else f"; there are {', '.join(known)}"
+  raise FileNotFoundError(errno.ENOENT, f"no such configuration{hint}", str(path))
+
+
+def load(path: str | Path, arg: str | None = None) -> ConfigDict:
+  """Returns what `get_config(arg)` of a configuration file returns, locked: no field can be added.
+
+  "base.py" and "finetune/base.py" mean the project's own files, so that a delta, wherever it lives,
+  starts with them.
+  """
+  path = Path(path)
+  own = _own(path) if path.parent in (Path("."), Path("finetune")) else None
+  path = own or resolve(path)
+  spec = importlib.util.spec_from_file_location(f"electra_jax_config_{path.stem}", path)
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+  except (SyntaxError, NameError, ImportError, AttributeError, KeyError) as error:
+    raise ValueError(f"{path} is no configuration: {type(error).__name__}: {error}") from error
+  if not hasattr(module, "get_config"):
+    raise ValueError(f"{path} is no configuration: it has no get_config(arg)")
+  try:
+    return module.get_config(arg).lock()
+  except (AttributeError, KeyError, TypeError) as error:  # e.g. a delta that sets an unknown field
+    raise ValueError(f"{path}: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+  """Returns an error's message with its line breaks folded."""
+  if isinstance(error, OSError) and error.strerror:
+    name = f": {error.filename}" if error.filename is not None else ""
+    return f"{error.strerror}{name}"
+  text = str(error).removeprefix("Error whilst parsing config file:")
+  return re.sub(r"\s*\n\s*", " ", text.strip()) or type(error).__name__
