@@ -29,12 +29,12 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from electra_jax import exchange, hf
 from electra_jax.config import cli
 from electra_jax.core import model, params, task_heads
 from electra_jax.core import networks as nets
 from electra_jax.core.batch import Batch
-from electra_jax.exchange import ExchangeError, Network, Source
+from electra_jax.interop import huggingface, sources
+from electra_jax.interop.sources import ExchangeError, Network, Source
 
 TOLERANCE = 1e-4  # of logits in float32: the two libraries add up in different orders
 
@@ -120,7 +120,7 @@ def check_parity(folder: Path, network: Network, batch: Batch) -> float:
   Raises:
     ExchangeError: it is above TOLERANCE.
   """
-  ours, theirs = logits(network, batch), hf.torch_outputs(folder, network.head, batch)
+  ours, theirs = logits(network, batch), huggingface.torch_outputs(folder, network.head, batch)
   of_texts = network.head == "text_head"  # the others have something to say of each token
   difference = float(np.abs(ours - theirs)[... if of_texts else batch.mask].max())
   if not difference <= TOLERANCE:
@@ -143,15 +143,19 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       mine.mkdir()
       vocab = source.tokenizer.vocab if source.tokenizer else None
       pad = vocab.pad if vocab else 0
-      hf.save(mine, network.cfg, network.weights, network.head, pad, labels)
+      huggingface.save(mine, network.cfg, network.weights, network.head, pad, labels)
       has_tokenizer = False
       if source.tokenizer:
-        has_tokenizer = hf.save_tokenizer(mine, source.tokenizer, network.cfg.max_positions)
+        has_tokenizer = huggingface.save_tokenizer(
+          mine, source.tokenizer, network.cfg.max_positions
+        )
         if not has_tokenizer:
           source.tokenizer.save(mine)
           console.print(f"{role}: AutoTokenizer has no form of {vocab.kind}, {vocab.file} is there")
       (mine / "README.md").write_text(model_card(role, network, source, has_tokenizer))
-      line = f"{role}: {hf.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
+      line = (
+        f"{role}: {huggingface.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
+      )
       if can_check and source.tokenizer:
         difference = check_parity(mine, network, real_text(source))
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
@@ -171,7 +175,7 @@ def _task(source: Source) -> str:
 def model_card(role: str, network: Network, source: Source, has_tokenizer: bool) -> str:
   """Returns the README.md of an exported network."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
-  head = hf.CLASSES[network.head]
+  head = huggingface.CLASSES[network.head]
   lines = [
     "---",
     "library_name: transformers",
@@ -220,7 +224,7 @@ def main() -> None:
   console = Console(highlight=False, soft_wrap=True)
   if args.out.exists():
     raise ExchangeError(f"{args.out} exists: nothing is overwritten")
-  source = exchange.open_source(args.source)
+  source = sources.open_source(args.source)
   with jax.default_matmul_precision("highest"):
     if args.to == "hf":
       export_hf(source, args.out, console)
@@ -228,7 +232,7 @@ def main() -> None:
       if "discriminator" not in source.networks:
         raise ExchangeError(f"{args.source} has no discriminator")
       with new_folder(args.out) as folder:
-        exchange.save_orbax(folder, source)
+        sources.save_orbax(folder, source)
   console.print(f"exported to {args.out}")
 
 

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 from absl import flags
 
-from electra_jax import exchange, runs
 from electra_jax.config import cli
 from electra_jax.core import scoring
 from electra_jax.core.batch import Batch
 from electra_jax.data import tokenizer
+from electra_jax.interop import runs, sources
 from electra_jax.runtime.workdir import read_config
 
 
@@ -33,7 +33,7 @@ class Scorer:
     if saved is None:
       raise ValueError(f"{workdir} holds no run")
     folder = data_dir or saved["data"]["dir"]
-    vocab = exchange.vocab_of(folder)
+    vocab = sources.vocab_of(folder)
     self.tokenizer = tokenizer.load_from(folder, vocab)
     self.spec, params = runs.read_params(workdir, vocab)
     self.batch_size = batch_size

@@ -21,10 +21,10 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax import exchange, runs
 from electra_jax.config import cli, compare, validate
 from electra_jax.core import networks, params
 from electra_jax.data import pretrain_batches
+from electra_jax.interop import runs, sources
 from electra_jax.job import Job, prepare, start_or_continue
 from electra_jax.loop import Tools, loop
 from electra_jax.runtime import curves, metrics, parallel, processes, tracing, version
@@ -218,7 +218,7 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
     return layout.to_local(state), meta
   weights = parallel.replicate(job.programs.fresh())
   if job.config.init_from is not None:
-    found = processes.agree(lambda: exchange.read_params(job.config.init_from, job.shards.vocab))
+    found = processes.agree(lambda: sources.read_params(job.config.init_from, job.shards.vocab))
     weights, taken, fresh = params.inherit(weights, found)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {job.config.init_from}: {', '.join(taken)}")

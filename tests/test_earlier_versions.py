@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax import exchange, export, score, train
+from electra_jax import export, score, train
 from electra_jax.config import compare, files
 from electra_jax.finetune import model
+from electra_jax.interop import sources
 
 VERSIONS = sorted((Path(__file__).parent / "golden").glob("version_*"))
 TIMING = ("sequences_per_sec", "tokens_per_sec", "mfu", "eta_secs", "elapsed_secs")
@@ -71,15 +72,15 @@ def test_a_run_of_an_earlier_version_is_scored_as_it_was_then(earlier):
 def test_a_run_of_an_earlier_version_is_exported_and_read_again(earlier, form, capsys):
   from rich.console import Console
 
-  source = exchange.open_source("run")
+  source = sources.open_source("run")
   if form == "hf":
     export.export_hf(source, earlier / "out", Console(soft_wrap=True))
-    again = exchange.open_source(earlier / "out")
+    again = sources.open_source(earlier / "out")
     assert again.networks.keys() == {"discriminator", "generator"}
   else:
     with export.new_folder(earlier / "out") as folder:
-      exchange.save_orbax(folder, source)
-    again = exchange.open_source(earlier / "out")
+      sources.save_orbax(folder, source)
+    again = sources.open_source(earlier / "out")
   for role, network in again.networks.items():
     ours, theirs = source.networks[role].weights, network.weights
     np.testing.assert_array_equal(ours["embeddings"]["word"], theirs["embeddings"]["word"])

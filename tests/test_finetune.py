@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax import exchange, export, hf
+from electra_jax import export
 from electra_jax.config import files
 from electra_jax.core import task_network
 from electra_jax.core.model import TransformerConfig
 from electra_jax.data import tokenizer
-from electra_jax.exchange import Network, Source
 from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import answer, model, prepare, setup
+from electra_jax.interop import huggingface, sources
+from electra_jax.interop.sources import Network, Source
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
 WORDS = [f"w{i}" for i in range(30)]
@@ -38,11 +39,11 @@ def source(tmp_path_factory) -> Path:
   assert words.vocab.size == CFG.vocab_size
   tower = jax.jit(lambda: task_network.init_tower(CFG, jax.random.key(0)))()
   rng = np.random.default_rng(0)
-  head = hf.shapes(CFG, "rtd_head")["rtd_head"]
+  head = huggingface.shapes(CFG, "rtd_head")["rtd_head"]
   head = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), head)
   weights = {**jax.tree.map(np.asarray, tower), "rtd_head": head}
   with export.new_folder(folder / "export") as target:
-    exchange.save_orbax(
+    sources.save_orbax(
       target, Source({"discriminator": Network(CFG, weights, "rtd_head")}, words, {})
     )
   return folder / "export"
@@ -162,7 +163,7 @@ def test_results_are_compared_on_the_same_examples_and_told_together(cola, sourc
   with pytest.raises(ValueError, match="copy/cola is damaged"):
     answer.compare(results, tmp_path / "copy", Console(quiet=True))
   with pytest.raises(ValueError, match="holds exports, name one of them: .*cola/model"):
-    exchange.open_source(results / "cola")
+    sources.open_source(results / "cola")
   # Another task in the same folder: its file holds both.
   (tmp_path / "copy" / "cola").rename(tmp_path / "copy" / "rte")
   for row in rows:
@@ -236,13 +237,13 @@ def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(so
   answer.predict(asked, tmp_path / "dev.txt", tmp_path / "said.txt")
   columns = [line.split() for line in (tmp_path / "said.txt").read_text().splitlines() if line]
   assert np.mean([gold == said for _, gold, said in columns]) > 0.9
-  again = exchange.open_source(model.find(tmp_path / "results"))
+  again = sources.open_source(model.find(tmp_path / "results"))
   console = Console(quiet=True)
   export.export_hf(again, tmp_path / "hf", console)
   written = json.loads((tmp_path / "hf" / "discriminator" / "config.json").read_text())
   assert written["architectures"] == ["ElectraForTokenClassification"]
   assert list(written["id2label"].values()) == list(asked.facts.labels)
-  back = exchange.open_source(tmp_path / "hf").networks["discriminator"].weights
+  back = sources.open_source(tmp_path / "hf").networks["discriminator"].weights
   ours = again.networks["discriminator"].weights
   assert jax.tree.all(jax.tree.map(np.array_equal, dict(back), dict(ours)))
 
@@ -334,8 +335,10 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):
 
 
 def test_a_generator_alone_is_no_tower(source, tmp_path):
-  weights = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), hf.shapes(CFG, "mlm_head"))
-  hf.save(tmp_path, CFG, weights, "mlm_head", 0)
+  weights = jax.tree.map(
+    lambda x: np.zeros(x.shape, np.float32), huggingface.shapes(CFG, "mlm_head")
+  )
+  huggingface.save(tmp_path, CFG, weights, "mlm_head", 0)
   config = make_config("glue", "cola", tmp_path)
   with pytest.raises(ValueError, match="has no discriminator"):
     program.run(config, tmp_path / "results", Console(quiet=True))

@@ -12,12 +12,13 @@ import pytest
 from conftest import make_tiny_config
 from rich.console import Console
 
-from electra_jax import exchange, export, hf, train
+from electra_jax import export, train
 from electra_jax.core.batch import Batch
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import pretrain_batches, tokenizer
-from electra_jax.exchange import Network
+from electra_jax.interop import huggingface, sources
+from electra_jax.interop.sources import Network
 from electra_jax.runtime import metrics
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,13 +32,13 @@ SIZES = {
   "one head": TransformerConfig(40, 8, 24, 1, 1, 96, 12),
   "wider embeddings": TransformerConfig(2011, 24, 8, 2, 2, 32, 20),
 }
-HEADS = list(hf.HEADS)
+HEADS = list(huggingface.HEADS)
 
 
 def random_network(cfg, head, seed=0) -> dict:
   rng = np.random.default_rng(seed)
   return jax.tree.map(
-    lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), hf.shapes(cfg, head)
+    lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), huggingface.shapes(cfg, head)
   )
 
 
@@ -57,7 +58,7 @@ def some_batch(cfg, B=4) -> Batch:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_networks_of_transformers_say_here_what_they_say_there(name):
-  cfg, head, weights = hf.load(GOLDEN / name)
+  cfg, head, weights = huggingface.load(GOLDEN / name)
   said = np.load(GOLDEN / name / "said.npz")
   batch = Batch(said["ids"].astype(np.int32), said["segments"], said["mask"], np.arange(3))
   got = export.logits(Network(cfg, weights, head), batch)
@@ -69,8 +70,8 @@ def test_networks_of_transformers_say_here_what_they_say_there(name):
 def test_from_hugging_face_and_back_is_bit_exact(name, tmp_path):
   from safetensors.numpy import load_file
 
-  cfg, head, weights = hf.load(GOLDEN / name)
-  hf.save(tmp_path, cfg, weights, head, 0)
+  cfg, head, weights = huggingface.load(GOLDEN / name)
+  huggingface.save(tmp_path, cfg, weights, head, 0)
   ours, theirs = (load_file(p / "model.safetensors") for p in (tmp_path, GOLDEN / name))
   assert ours.keys() == theirs.keys()
   assert all(np.array_equal(ours[k], theirs[k]) for k in ours)
@@ -80,9 +81,9 @@ def test_from_hugging_face_and_back_is_bit_exact(name, tmp_path):
 @pytest.mark.parametrize("head", HEADS)
 def test_to_hugging_face_and_back_is_bit_exact(size, head, tmp_path):
   cfg, weights = SIZES[size], random_network(SIZES[size], head)
-  hf.save(tmp_path, cfg, weights, head, 0)
-  assert hf.load(tmp_path)[:2] == (cfg, head)
-  assert same(hf.load(tmp_path)[2], weights)
+  huggingface.save(tmp_path, cfg, weights, head, 0)
+  assert huggingface.load(tmp_path)[:2] == (cfg, head)
+  assert same(huggingface.load(tmp_path)[2], weights)
 
 
 @needs_torch
@@ -90,11 +91,11 @@ def test_to_hugging_face_and_back_is_bit_exact(size, head, tmp_path):
 @pytest.mark.parametrize("head", HEADS)
 def test_transformers_computes_the_same_from_what_is_exported(size, head, tmp_path):
   cfg, weights = SIZES[size], random_network(SIZES[size], head)
-  hf.save(tmp_path, cfg, weights, head, 0)
+  huggingface.save(tmp_path, cfg, weights, head, 0)
   network = Network(cfg, weights, head)
   assert export.check_parity(tmp_path, network, some_batch(cfg)) < export.TOLERANCE
   other = dataclasses.replace(network, weights=random_network(cfg, head, seed=1))
-  with pytest.raises(exchange.ExchangeError, match="other logits"):
+  with pytest.raises(sources.ExchangeError, match="other logits"):
     export.check_parity(tmp_path, other, some_batch(cfg))
 
 
@@ -164,7 +165,7 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
       tensors |= {f"{n}/adam_{s}": x for n, x in list(tensors.items())[:-1] for s in "mv"}
     prefix = tmp_path / f"model.ckpt-{adam}"
     write_tf1(prefix, tensors)
-    source = exchange.open_source(prefix)
+    source = sources.open_source(prefix)
     found = source.networks
     assert source.tokenizer.vocab.size == 40 and source.tokenizer.vocab.lowercase
     assert found["discriminator"].cfg == d and found["generator"].cfg == g
@@ -174,15 +175,15 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
   tensors["electra/encoder/layer_0/output/dense/bias"] = np.zeros(3, np.float32)
   tensors["generator/encoder/layer_0/gate/kernel"] = np.zeros(3, np.float32)
   write_tf1(tmp_path / "bad", tensors)
-  with pytest.raises(hf.ExchangeError) as error:
-    exchange.open_source(tmp_path / "bad")
+  with pytest.raises(huggingface.ExchangeError) as error:
+    sources.open_source(tmp_path / "bad")
   assert "layer_1/output/dense/bias is missing" in str(error.value)
   assert "layer_0/output/dense/bias is (3,), the network's is (64,)" in str(error.value)
 
   data = next(tmp_path.glob("model.ckpt-True.data*"))
   data.write_bytes(data.read_bytes()[:1000])
-  with pytest.raises(hf.ExchangeError, match="cannot be read: "):
-    exchange.open_source(tmp_path / "model.ckpt-True")
+  with pytest.raises(huggingface.ExchangeError, match="cannot be read: "):
+    sources.open_source(tmp_path / "model.ckpt-True")
   alone = {n: x for n, x in tensors.items() if n.startswith(("electra/", "discriminator"))}
   alone["electra/encoder/layer_0/output/dense/bias"] = mine["encoder"]["layers"]["ffn_output"][
     "bias"
@@ -192,32 +193,34 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
   ][1]
   alone["generator_ltr/encoder/layer_0/output/dense/bias"] = np.zeros(3, np.float32)
   write_tf1(tmp_path / "electric", alone)
-  assert exchange.open_source(tmp_path / "electric").left_out == ("the original's generator_ltr",)
+  assert sources.open_source(tmp_path / "electric").left_out == ("the original's generator_ltr",)
   del alone["electra/embeddings/position_embeddings"]
   write_tf1(tmp_path / "no-positions", alone)
-  with pytest.raises(hf.ExchangeError, match="position_embeddings', which says a size"):
-    exchange.open_source(tmp_path / "no-positions")
+  with pytest.raises(huggingface.ExchangeError, match="position_embeddings', which says a size"):
+    sources.open_source(tmp_path / "no-positions")
 
 
 def test_missing_extra_and_misshapen_tensors_are_named():
   cfg = SIZES["projected"]
-  good = hf.to_hf(cfg, random_network(cfg, "rtd_head"))
+  good = huggingface.to_hf(cfg, random_network(cfg, "rtd_head"))
   bias = "electra.encoder.layer.2.output.dense.bias"
   for change, wrong in (
     (lambda t: t.pop(bias), f"{bias} is missing"),
     (lambda t: t.update({bias: np.zeros(3)}), rf"{bias} is \(3,\), the network's is \(16,\)"),
     (lambda t: t.update({"electra.gate": np.zeros(3)}), "unknown here: electra.gate"),
     (
-      lambda t: t.update({hf.TIED: np.zeros((40, 8))}),
+      lambda t: t.update({huggingface.TIED: np.zeros((40, 8))}),
       "generator_lm_head.weight is not the word embeddings",
     ),
   ):
     tensors = dict(good)
     change(tensors)
-    with pytest.raises(hf.ExchangeError, match=wrong):
-      hf.from_hf(cfg, "rtd_head", tensors)
-  constants = {name: np.arange(3) for name in hf.IGNORED}
-  assert same(hf.from_hf(cfg, "rtd_head", good | constants), random_network(cfg, "rtd_head"))
+    with pytest.raises(huggingface.ExchangeError, match=wrong):
+      huggingface.from_hf(cfg, "rtd_head", tensors)
+  constants = {name: np.arange(3) for name in huggingface.IGNORED}
+  assert same(
+    huggingface.from_hf(cfg, "rtd_head", good | constants), random_network(cfg, "rtd_head")
+  )
 
 
 def damaged(folder: Path, what: str) -> str:
@@ -240,8 +243,8 @@ def test_a_folder_that_is_damaged_or_another_model_is_refused(what, tmp_path):
   folder = tmp_path / "model"
   shutil.copytree(GOLDEN / "discriminator", folder)
   message = damaged(folder, what)
-  with pytest.raises(hf.ExchangeError, match=message):
-    exchange.open_source(folder)
+  with pytest.raises(huggingface.ExchangeError, match=message):
+    sources.open_source(folder)
 
 
 def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_path):
@@ -249,19 +252,19 @@ def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_pat
   shutil.copytree(GOLDEN / "discriminator", folder)
   pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "übung", "ubung"]
   (folder / "vocab.txt").write_text("".join(f"{x}\n" for x in pieces), encoding="utf-8")
-  assert exchange.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
+  assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
   config = {"do_lower_case": True, "strip_accents": False}
   (folder / "tokenizer_config.json").write_text(json.dumps(config))
-  with pytest.raises(hf.ExchangeError, match="changes BERT's rules"):
-    exchange.open_source(folder)
+  with pytest.raises(huggingface.ExchangeError, match="changes BERT's rules"):
+    sources.open_source(folder)
   from tokenizers import BertWordPieceTokenizer
 
   engine = BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=True, strip_accents=False)
   engine.save(str(folder / "tokenizer.json"))
-  assert exchange.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[5]]
+  assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[5]]
   (folder / "tokenizer_config.json").write_text("{")
-  with pytest.raises(hf.ExchangeError, match="tokenizer_config.json is damaged"):
-    exchange.open_source(folder)
+  with pytest.raises(huggingface.ExchangeError, match="tokenizer_config.json is damaged"):
+    sources.open_source(folder)
 
 
 def test_a_tokenizer_json_comes_back_with_its_own_bytes(tmp_path):
@@ -271,21 +274,25 @@ def test_a_tokenizer_json_comes_back_with_its_own_bytes(tmp_path):
   tokenizer.load(tmp_path / "vocab.txt")._engine.save(str(tmp_path / "tokenizer.json"))
   own = tokenizer.load(tmp_path / "tokenizer.json")
   network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
-  source = exchange.Source({"discriminator": network}, own, {})
+  source = sources.Source({"discriminator": network}, own, {})
   export.export_hf(source, tmp_path / "out", Console(quiet=True))
-  assert exchange.open_source(tmp_path / "out").tokenizer.vocab == own.vocab
+  assert sources.open_source(tmp_path / "out").tokenizer.vocab == own.vocab
   head = {"classifier.dense.kernel": np.zeros(3, np.float32)}
   folder = tmp_path / "out" / "discriminator"
   config = json.loads((folder / "config.json").read_text())
   (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Other"]}))
-  hf.save_file(hf.to_hf(cfg, random_network(cfg, None)) | head, folder / "model.safetensors")
-  left_out = exchange.open_source(tmp_path / "out").left_out
+  huggingface.save_file(
+    huggingface.to_hf(cfg, random_network(cfg, None)) | head, folder / "model.safetensors"
+  )
+  left_out = sources.open_source(tmp_path / "out").left_out
   assert left_out == ("discriminator's classifier.dense.kernel",)
 
 
 def test_what_is_no_source_is_refused(tmp_path):
-  with pytest.raises(hf.ExchangeError, match="is neither a run, an orbax export, a folder"):
-    exchange.open_source(tmp_path)
+  with pytest.raises(
+    huggingface.ExchangeError, match="is neither a run, an orbax export, a folder"
+  ):
+    sources.open_source(tmp_path)
 
 
 @pytest.fixture(
@@ -314,7 +321,7 @@ def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
   call(monkeypatch, run, tmp_path / "hf", "--to", "hf")
   call(monkeypatch, run, tmp_path / "orbax", "--to", "orbax")
   call(monkeypatch, tmp_path / "orbax", tmp_path / "again", "--to", "hf")
-  direct, there, through = map(exchange.open_source, (run, tmp_path / "hf", tmp_path / "orbax"))
+  direct, there, through = map(sources.open_source, (run, tmp_path / "hf", tmp_path / "orbax"))
   for role, network in direct.networks.items():
     got = there.networks[role]
     assert same(got.weights, dict(network.weights)) and got.head == network.head
@@ -329,10 +336,10 @@ def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
   said = capsys.readouterr().out
   assert ("max |difference of logits|" if HAS_TORCH else "not compared with transformers") in said
 
-  before = (tmp_path / "orbax" / exchange.EXPORT_FILE).read_bytes()
-  with pytest.raises(hf.ExchangeError, match="exists: nothing is overwritten"):
+  before = (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes()
+  with pytest.raises(huggingface.ExchangeError, match="exists: nothing is overwritten"):
     call(monkeypatch, run, tmp_path / "orbax", "--to", "hf")
-  assert (tmp_path / "orbax" / exchange.EXPORT_FILE).read_bytes() == before
+  assert (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes() == before
   assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "hf", "orbax"]
 
 
@@ -341,7 +348,7 @@ def test_auto_classes_load_a_run_and_make_its_ids(run, tmp_path, monkeypatch):
   from transformers import AutoModel, AutoTokenizer
 
   call(monkeypatch, run, tmp_path / "hf", "--to", "hf")
-  source = exchange.open_source(run)
+  source = sources.open_source(run)
   for role in source.networks:
     network = AutoModel.from_pretrained(tmp_path / "hf" / role)
     assert network.config.hidden_size == source.networks[role].cfg.hidden_size
@@ -374,9 +381,7 @@ def test_training_starts_from_an_export(run, to, tiny_shards, tmp_path, monkeypa
   last = metrics.read_history(run / "metrics.jsonl")[-1]
   if to == "hf":  # the same networks, to the bit
     assert {**first, "step": 0} == {**last, "step": 0}
-  assert (
-    pretrain_batches.Shards.open(tiny_shards).vocab == exchange.open_source(run).tokenizer.vocab
-  )
+  assert pretrain_batches.Shards.open(tiny_shards).vocab == sources.open_source(run).tokenizer.vocab
 
 
 WORDS45 = ["the", "of", "and", "a", "to", "in", "is", "##s", "that", "it", ".", ",", "(", ")"]
@@ -426,19 +431,19 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
   (tmp_path / "vocab.txt").write_text(
     "".join(f"{x}\n" for x in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45])
   )
-  source = exchange.Source(
+  source = sources.Source(
     {"discriminator": Network(cfg, random_network(cfg, None), None)},
     tokenizer.load(tmp_path / "vocab.txt"),
     {},
-    finetuned=exchange.Finetuned(facts, head),
+    finetuned=sources.Finetuned(facts, head),
   )
   (tmp_path / "model").mkdir()
-  exchange.save_orbax(tmp_path / "model", source)
+  sources.save_orbax(tmp_path / "model", source)
   call(monkeypatch, tmp_path / "model", tmp_path / "out", "--to", "hf")
   said = capsys.readouterr().out
   config = json.loads((tmp_path / "out" / "discriminator" / "config.json").read_text())
   assert config["architectures"] == [theirs or "ElectraModel"]
   assert ("Hugging Face has another head" in said) == (theirs is None)
   assert ("max |difference of logits|" in said) == HAS_TORCH
-  back = exchange.open_source(tmp_path / "out").networks["discriminator"]
+  back = sources.open_source(tmp_path / "out").networks["discriminator"]
   assert same(back.weights, random_network(cfg, None))

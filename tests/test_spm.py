@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax import exchange, hf, spm
 from electra_jax.data import tokenizer
+from electra_jax.interop import huggingface, sentencepiece_model, sources
 
 GOLDEN = Path(__file__).parent / "golden"
 HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -41,7 +41,7 @@ def test_sentencepiece_models_give_hugging_face_their_ids(sentencepieces, tmp_pa
 
   folder = tmp_path / "folder"
   folder.mkdir()
-  assert hf.save_tokenizer(folder, sentencepieces, 16)
+  assert huggingface.save_tokenizer(folder, sentencepieces, 16)
   engine = Tokenizer.from_file(str(folder / "tokenizer.json"))
   rng, vocab = np.random.default_rng(1), sentencepieces.vocab
   texts = ODD + [WORDS, WORDS.upper(), "zebra\u0304s"]
@@ -65,7 +65,7 @@ def test_auto_tokenizer_loads_a_sentencepiece_model(sentencepieces, tmp_path):
 
   folder = tmp_path / "folder"
   folder.mkdir()
-  hf.save_tokenizer(folder, sentencepieces, 16)
+  huggingface.save_tokenizer(folder, sentencepieces, 16)
   theirs, vocab = AutoTokenizer.from_pretrained(folder), sentencepieces.vocab
   for text in ODD + [WORDS[:40]]:
     expected = [vocab.cls, *sentencepieces.encode_batch([text])[0], vocab.sep]
@@ -106,12 +106,12 @@ def test_other_sentencepiece_models_are_exact_or_copied(
     **(options | setting),
   )  # fmt: skip
   ours = tokenizer.load(tmp_path / "m.model")
-  engine = spm.to_engine(tmp_path / "m.model")
+  engine = sentencepiece_model.to_engine(tmp_path / "m.model")
   assert (engine is not None) == exact
   if not exact:
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert not hf.save_tokenizer(folder, ours, 16) and not list(folder.iterdir())
+    assert not huggingface.save_tokenizer(folder, ours, 16) and not list(folder.iterdir())
     return
   for text in (WORDS, WORDS.upper(), "  a cab", ""):
     assert engine.encode(text).ids == ours.encode_batch([text])[0]
@@ -126,6 +126,6 @@ def test_a_sentencepiece_export_keeps_its_vocabulary(tmp_path):
   lines = [f"the cat number {i} sat on mat {i * 7} and ate fish" for i in range(300)]
   trained = tokenizer.train("unigram", lines, size=60, path=tmp_path / "spm.model")
   shutil.copytree(GOLDEN / "discriminator", tmp_path / "out" / "discriminator")
-  assert hf.save_tokenizer(tmp_path / "out" / "discriminator", trained, 10)
+  assert huggingface.save_tokenizer(tmp_path / "out" / "discriminator", trained, 10)
   assert (tmp_path / "out" / "discriminator" / "tokenizer.json").is_file()
-  assert exchange.open_source(tmp_path / "out").tokenizer.vocab == trained.vocab
+  assert sources.open_source(tmp_path / "out").tokenizer.vocab == trained.vocab

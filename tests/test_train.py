@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from conftest import make_tiny_config
 
-from electra_jax import job, runs, train
+from electra_jax import job, train
 from electra_jax.config import compare, files, specs
 from electra_jax.data import pretrain_batches
+from electra_jax.interop import runs
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 

@@ -23,14 +23,14 @@ from absl import flags
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from electra_jax import exchange
 from electra_jax.config import cli, compare
-from electra_jax.exchange import Finetuned, Network, Source
 from electra_jax.export import new_folder
 from electra_jax.finetune import answer, loop, prepare, statistics
 from electra_jax.finetune.answer import CONFIG, RESULTS, UNITS, read_results
 from electra_jax.finetune.prepare import Problem
 from electra_jax.finetune.setup import Tower, check, make_settings, open_tower
+from electra_jax.interop import sources
+from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.runtime import parallel, workdir
 
 # One task.
@@ -121,11 +121,11 @@ def choose(rows: list[dict]) -> int:
 def save(folder: Path, tower: Tower, facts: dict, weights: dict, card: dict) -> None:
   """Writes one seed's network as an orbax export."""
   encoder = {name: weights[name] for name in ("embeddings", "encoder")}
-  network = Network(exchange.plain(tower.cfg), encoder, None)
+  network = Network(sources.plain(tower.cfg), encoder, None)
   folder.mkdir()
   finetuned = Finetuned(facts, weights["head"])
   source = Source({"discriminator": network}, tower.tokenizer, card, finetuned=finetuned)
-  exchange.save_orbax(folder, source)
+  sources.save_orbax(folder, source)
 
 
 # All tasks.

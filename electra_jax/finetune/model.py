@@ -16,12 +16,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from electra_jax import exchange
 from electra_jax.core.model import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.exchange import EXPORT_FILE, ExchangeError, Source
 from electra_jax.finetune import glue, glue_files, loop, squad, squad_files, tagging
 from electra_jax.finetune.prepare import Facts, null_threshold
+from electra_jax.interop import sources
+from electra_jax.interop.sources import EXPORT_FILE, ExchangeError, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,4 +185,4 @@ def load(path: str | Path) -> Model:
     ExchangeError: there is none, or it is damaged.
   """
   folder = find(path)
-  return of_source(exchange.open_source(folder), folder)
+  return of_source(sources.open_source(folder), folder)

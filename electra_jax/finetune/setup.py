@@ -4,13 +4,13 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from electra_jax import exchange
 from electra_jax.config import compare, specs, validate
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
+from electra_jax.interop import sources
 from electra_jax.runtime import parallel
 
 RANDOM = "random"
@@ -60,7 +60,7 @@ def open_tower(config: ConfigDict) -> Tower:
     )
   if config.like is not None and not fresh:
     raise ValueError("config.like is for config.init=random alone")
-  source = exchange.open_source(path)
+  source = sources.open_source(path)
   if "discriminator" not in source.networks:
     raise ValueError(f"{path} has no discriminator, it is the generator: give the discriminator's")
   network, found = source.networks["discriminator"], source.tokenizer

@@ -12,14 +12,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from electra_jax import hf, runs, tf1
 from electra_jax.core import networks
 from electra_jax.core import task_network as heads
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
-from electra_jax.hf import ExchangeError
+from electra_jax.interop import huggingface, runs, tf1
+from electra_jax.interop.huggingface import ExchangeError
 from electra_jax.runtime import metrics
 from electra_jax.runtime.checkpoint import steps_on_disk
 from electra_jax.runtime.workdir import CONFIG_FILE, read_config
@@ -139,7 +139,7 @@ def _run(path: Path) -> Source:
   vocab = vocab_of(saved["data"]["dir"])
   spec, params = runs.read_params(str(path), vocab)
   params = jax.tree.map(np.asarray, params)
-  heads = [name for name in hf.HEADS if name in params["discriminator"]]
+  heads = [name for name in huggingface.HEADS if name in params["discriminator"]]
   found = {
     "discriminator": Network(
       spec.discriminator,
@@ -173,8 +173,8 @@ def _hugging_face(path: Path) -> Source:
   found, left_out = {}, []
   for folder in _hf_folders(path):
     if (folder / "config.json").is_file():
-      cfg, head, weights = hf.load(folder)
-      left_out += [f"{folder.name}'s {name}" for name in hf.task_tensors(folder)]
+      cfg, head, weights = huggingface.load(folder)
+      left_out += [f"{folder.name}'s {name}" for name in huggingface.task_tensors(folder)]
       # A discriminator that was trained as a masked language model is in a folder of that name.
       mlm = head == "mlm_head" and folder.name != "discriminator"
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
@@ -199,7 +199,7 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
   is_berts = said.get("strip_accents") in (None, lowercase) and said.get(
     "tokenize_chinese_chars", True
   )
-  names = [hf.ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
+  names = [huggingface.ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
   if not is_berts:
     names.remove("vocab.txt")
   for name in names:
@@ -259,7 +259,7 @@ def _orbax(path: Path) -> Source:
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
-    shapes = heads.shapes(cfg, head_spec.make()) if task else hf.shapes(cfg, head)
+    shapes = heads.shapes(cfg, head_spec.make()) if task else huggingface.shapes(cfg, head)
     # Each process by itself: orbax's Checkpointer would have them wait for each other.
     args = ocp.args.StandardRestore(shapes)
     weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)

@@ -15,11 +15,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from electra_jax import spm
 from electra_jax.core import networks
 from electra_jax.core.batch import Batch
 from electra_jax.core.model import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
+from electra_jax.interop import sentencepiece_model
 
 
 class ExchangeError(ValueError):
@@ -319,7 +319,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
 
   vocab = tokenizer.vocab
   if vocab.kind == "sentencepiece":
-    engine = spm.to_engine(tokenizer.path)
+    engine = sentencepiece_model.to_engine(tokenizer.path)
     if engine is None:
       return False
   else:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.model import TransformerConfig
-from electra_jax.hf import ExchangeError, fill, shapes
+from electra_jax.interop.huggingface import ExchangeError, fill, shapes
 
 # A number that the original keeps beside the generator's head and its converters drop.
 IGNORED = {"generator_predictions/temperature"}
