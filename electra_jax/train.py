@@ -25,8 +25,8 @@ from electra_jax.config import cli, compare, validate
 from electra_jax.core import networks, params
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import runs, sources
-from electra_jax.job import Job, prepare, start_or_continue
-from electra_jax.loop import Tools, loop
+from electra_jax.pretrain.loop import Tools, loop
+from electra_jax.pretrain.run import Job, prepare, start_or_continue
 from electra_jax.runtime import curves, metrics, parallel, processes, tracing, version
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError
 from electra_jax.runtime.goodput import Goodput

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from conftest import make_tiny_config
 
-from electra_jax import job, train
+from electra_jax import train
 from electra_jax.config import compare, files, specs
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import runs
+from electra_jax.pretrain import run
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -212,13 +213,13 @@ def program_shapes(config):
   return programs_of(config).shapes
 
 
-def programs_of(config) -> job.Programs:
+def programs_of(config) -> run.Programs:
   """Returns the functions of a run of `config`."""
   vocab = pretrain_batches.Shards.open(config.data.dir).vocab
   spec = specs.make_spec(config, vocab)
   tx = specs.make_optimizer_config(config)
   c = config.train
-  return job.make_programs(spec, tx, c.steps, config.seed, c.accumulation)
+  return run.make_programs(spec, tx, c.steps, config.seed, c.accumulation)
 
 
 def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from electra_jax.data import pretrain_batches
-from electra_jax.job import Job
+from electra_jax.pretrain.run import Job
 from electra_jax.runtime import metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput
