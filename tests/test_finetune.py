@@ -20,7 +20,7 @@ from electra_jax.core import task_network
 from electra_jax.core.model import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.finetune import __main__ as program
-from electra_jax.finetune import answer, model, prepare, setup
+from electra_jax.finetune import from_config, model, prepare, results
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network, Source
 
@@ -98,7 +98,7 @@ def make_config(file: str, arg: str | None, source: Path, **fields):
 
 def run(config, workdir: Path) -> list[dict]:
   program.run(config, workdir, Console(quiet=True))
-  return answer.read_results(workdir)
+  return results.read_results(workdir)
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +158,10 @@ def test_results_are_compared_on_the_same_examples_and_told_together(cola, sourc
   config["examples"]["dev"] = "other"
   (tmp_path / "copy" / "cola" / "config.json").write_text(json.dumps(config))
   with pytest.raises(ValueError, match="cola, dev: not the same examples, 25 and 25 of them"):
-    answer.compare(results, tmp_path / "copy", Console(quiet=True))
+    results.compare(results, tmp_path / "copy", Console(quiet=True))
   (tmp_path / "copy" / "cola" / "units.npz").write_bytes(b"PK")
   with pytest.raises(ValueError, match="copy/cola is damaged"):
-    answer.compare(results, tmp_path / "copy", Console(quiet=True))
+    results.compare(results, tmp_path / "copy", Console(quiet=True))
   with pytest.raises(ValueError, match="holds exports, name one of them: .*cola/model"):
     sources.open_source(results / "cola")
   # Another task in the same folder: its file holds both.
@@ -182,16 +182,16 @@ def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
     "sentence\tid\n" + "".join(f"w{i % 2} w9\t{i}\n" for i in range(9))
   )
   asked = model.load(results / "cola" / "model")
-  assert answer.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv") == 9
+  assert results.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv") == 9
   lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
   assert lines[0] == ["index", "prediction", "probability"]
   assert [line[0] for line in lines[1:]] == [str(i) for i in range(9)]
   assert len({line[1] for line in lines[1::2]}) == 1 and lines[1][1] != lines[2][1]
   (tmp_path / "in.jsonl").write_text('{"sentence": "w0 w9"}\n')
-  answer.predict(asked, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+  results.predict(asked, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
   assert json.loads((tmp_path / "out.jsonl").read_text())["label"] == lines[1][1]
   with pytest.raises(ValueError, match="exists: nothing is overwritten"):
-    answer.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv")
+    results.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv")
 
 
 @pytest.mark.long
@@ -206,13 +206,13 @@ def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp
   assert "GLUE average of medians over 2 of 8 tasks" in text and "(cola, rte; without" in text
   assert not (tmp_path / "control" / "cola" / "model").exists()
   console = Console(record=True, width=200, file=io.StringIO())
-  answer.compare(results, tmp_path / "control", console, samples=100)
+  results.compare(results, tmp_path / "control", console, samples=100)
   (line,) = [x for x in console.export_text().splitlines() if "cola" in x and "dev" in x]
   assert "mcc" in line
   units = [np.load(f / "cola" / "units.npz")["dev"] for f in (results, tmp_path / "control")]
   assert units[0].shape == units[1].shape == (2, 25, 2)
   with pytest.raises(ValueError, match="holds no results"):
-    answer.compare(results, glue, console)
+    results.compare(results, glue, console)
 
 
 def write_conll(path: Path, n: int) -> None:
@@ -234,7 +234,7 @@ def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(so
   assert row["metrics"]["f1"] > 90 and not row["collapsed"]
   asked = model.load(tmp_path / "results")
   assert asked([["w3", "w20"]]) == [{"tags": ["B-A", "O"]}]
-  answer.predict(asked, tmp_path / "dev.txt", tmp_path / "said.txt")
+  results.predict(asked, tmp_path / "dev.txt", tmp_path / "said.txt")
   columns = [line.split() for line in (tmp_path / "said.txt").read_text().splitlines() if line]
   assert np.mean([gold == said for _, gold, said in columns]) > 0.9
   again = sources.open_source(model.find(tmp_path / "results"))
@@ -331,7 +331,7 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):
   # Its own again: what the source says of upper case stays.
   (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
   config.data.lowercase = False
-  assert setup.open_tower(config).tokenizer.vocab.lowercase
+  assert from_config.open_tower(config).tokenizer.vocab.lowercase
 
 
 def test_a_generator_alone_is_no_tower(source, tmp_path):

@@ -25,10 +25,10 @@ from rich.console import Console
 
 from electra_jax.config import cli, compare
 from electra_jax.export import new_folder
-from electra_jax.finetune import answer, loop, prepare, statistics
-from electra_jax.finetune.answer import CONFIG, RESULTS, UNITS, read_results
+from electra_jax.finetune import loop, prepare, results, statistics
+from electra_jax.finetune.from_config import Tower, check, make_settings, open_tower
 from electra_jax.finetune.prepare import Problem
-from electra_jax.finetune.setup import Tower, check, make_settings, open_tower
+from electra_jax.finetune.results import CONFIG, RESULTS, UNITS, read_results
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.runtime import parallel, workdir
@@ -223,7 +223,7 @@ if __name__ == "__main__":
   if set(sys.argv[1:]) & {"--compare", "--predict"} or any(
     arg.startswith(("--compare=", "--predict=")) for arg in sys.argv
   ):
-    cli.report(answer.main)
+    cli.report(results.main)
   else:
     cli.define_config_flag()
     flags.DEFINE_string("workdir", None, "folder of the results")
