@@ -20,7 +20,7 @@ from test_train import (
 
 from electra_jax import train
 from electra_jax.core import optimizer, zero
-from electra_jax.pretrain import run
+from electra_jax.pretrain.run import make_programs
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -32,7 +32,7 @@ APART = optimizer.OptimizerConfig(
 
 def run(cfg, sharded: bool, steps: int = 3):
   spec = make_spec(0.0)
-  programs = run.make_programs(spec, dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
+  programs = make_programs(spec, dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
   state = programs.start(parallel.replicate(programs.fresh()))
   held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state.opt_state))
   norms = []

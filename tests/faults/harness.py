@@ -48,15 +48,15 @@ FIELDS = {
 # Steps of 0.3 s at least: JAX looks for a SIGTERM once a second, and a test for a step at times.
 PACED = """
 import time
-from electra_jax import job
+from electra_jax.pretrain import run
 
-make = job.make_programs
+make = run.make_programs
 
 def programs(*args):
   made = make(*args)
   return made._replace(train_step=lambda *args: (time.sleep(0.3), made.train_step(*args))[1])
 
-job.make_programs = programs
+run.make_programs = programs
 """
 
 
@@ -64,11 +64,11 @@ job.make_programs = programs
 POISON = """
 import sys
 import jax, numpy as np
-from electra_jax import job
-from electra_jax.data import pretrain
+from electra_jax.data import pretrain_batches
+from electra_jax.pretrain import run
 
 first, every = int(sys.argv.pop(1)), sys.argv.pop(1) == "every"
-make, real, left_out = job.make_programs, pretrain.train_batches, []
+make, real, left_out = run.make_programs, pretrain_batches.train_batches, []
 
 def batches(data, *, skipped=(), **kwargs):
   left_out[:] = skipped
@@ -78,20 +78,21 @@ def programs(*args):
   made = make(*args)
 
   def train_step(state, batch):
-    number = pretrain.batch_number(int(state.step), left_out)
+    number = pretrain_batches.batch_number(int(state.step), left_out)
     if number >= first if every else number == first:
       state = state.replace(params=jax.tree.map(lambda x: x * np.float32("nan"), state.params))
     return made.train_step(state, batch)
 
   return made._replace(train_step=train_step)
 
-job.make_programs, pretrain.train_batches = programs, batches
+run.make_programs, pretrain_batches.train_batches = programs, batches
 """
 
 
 def program(code: str, *arguments: str) -> list[str]:
   """Returns a head of a `Run`: the program, after some lines of Python that take the arguments."""
-  code += "from electra_jax import config, train\ntrain.define_flags()\nconfig.run(train.main)\n"
+  code += "from electra_jax import train\nfrom electra_jax.config import cli\n"
+  code += "train.define_flags()\ncli.run(train.main)\n"
   return [sys.executable, "-c", code, *arguments]
 
 

@@ -190,7 +190,7 @@ def odd_code(data, workdir) -> dict:
   copy = workdir / "package"
   shutil.copytree(harness.ROOT / "electra_jax", copy / "electra_jax")
   shutil.copytree(harness.ROOT / "configs", copy / "configs")
-  with (copy / "electra_jax" / "loop.py").open("a") as file:
+  with (copy / "electra_jax" / "pretrain" / "loop.py").open("a") as file:
     file.write("# changed\n")
   first = "import sys\nsys.path.insert(0, sys.argv.pop(1))\n"
   return {"head": harness.program(first, str(copy))}

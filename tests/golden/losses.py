@@ -26,7 +26,7 @@ from electra_jax.config import (  # noqa: E402
 )
 from electra_jax.core import params  # noqa: E402
 from electra_jax.core.batch import Batch  # noqa: E402
-from electra_jax.pretrain import run  # noqa: E402
+from electra_jax.pretrain.run import make_programs  # noqa: E402
 from electra_jax.runtime import metrics, parallel  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -111,7 +111,7 @@ def run(case: str) -> dict:
   vocab = SimpleNamespace(size=V, mask=4, special_ids=(0, 2, 3, 4), hash=None)
   counts = np.random.default_rng(1).integers(0, 50, V)
   spec = specs.make_spec(config, vocab, counts)
-  programs = run.make_programs(
+  programs = make_programs(
     spec,
     specs.make_optimizer_config(config),
     config.train.steps,

@@ -101,7 +101,7 @@ def step_flops(spec: Spec, batch_size: int, length: int) -> int:
 
   What is computed a second time to save memory (`remat`, the vocabulary in slices) counts once.
 
-  >>> from electra_jax import masking
+  >>> from electra_jax.core import masking
   >>> from electra_jax.core.model import TransformerConfig, generator_size
   >>> d = TransformerConfig(30522, 128, 256, 12, 4, 1024, 512)
   >>> m = masking.Masking(0.15, 0.85, 1.0, 103, (0, 101, 102, 103))
