@@ -120,8 +120,8 @@ class Peer:
     torch = self.torch
     tensors = {
       "input_ids": batch.ids,
-      "token_type_ids": batch.segment_ids,
-      "attention_mask": batch.mask,
+      "token_type_ids": batch.token_type_ids,
+      "attention_mask": batch.padding_mask,
       "labels": batch.target["label"],
     }
     tensors = {k: torch.from_numpy(v).long().to(self.device) for k, v in tensors.items()}

@@ -107,11 +107,11 @@ def real_text(source: Source, count: int = 8) -> Batch:
   topics = sorted(pydoc_data.topics.topics.values(), key=len)[-count:]
   encoded = source.tokenizer.encode_batch([topic[:2000] for topic in topics])
   ids = np.full((count, longest), vocab.pad, np.int32)
-  mask = np.zeros(ids.shape, bool)
+  padding_mask = np.zeros(ids.shape, bool)
   for row, tokens in enumerate(encoded):  # of different lengths, for the padding
     tokens = [vocab.cls, *tokens[: longest - 2 - 3 * row % (longest // 2)], vocab.sep]
-    ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
-  return Batch(ids, np.zeros_like(ids), mask, np.arange(count, dtype=np.int32))
+    ids[row, : len(tokens)], padding_mask[row, : len(tokens)] = tokens, True
+  return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(count, dtype=np.int32))
 
 
 def check_parity(folder: Path, network: Network, batch: Batch) -> float:
@@ -122,7 +122,7 @@ def check_parity(folder: Path, network: Network, batch: Batch) -> float:
   """
   ours, theirs = logits(network, batch), huggingface.torch_outputs(folder, network.head, batch)
   of_texts = network.head == "text_head"  # the others have something to say of each token
-  difference = float(np.abs(ours - theirs)[... if of_texts else batch.mask].max())
+  difference = float(np.abs(ours - theirs)[... if of_texts else batch.padding_mask].max())
   if not difference <= TOLERANCE:
     raise ExchangeError(
       f"transformers computes other logits from {folder.name}: up to {difference:.2g} apart,"

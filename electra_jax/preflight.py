@@ -169,8 +169,8 @@ def compile_step(config: ConfigDict, devices: tuple):
   )
   rows, length = (D, c.batch_size // D), config.data.seq_length
   ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)
-  mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
-  batch = Batch(ids, ids, mask, jax.ShapeDtypeStruct(rows, jnp.int32))
+  padding_mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
+  batch = Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32))
   return programs.train_step.lower(batch).compile(), programs.shapes
 
 

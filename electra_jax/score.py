@@ -65,11 +65,11 @@ class Scorer:
     vocab = self.tokenizer.vocab
     length = 1 << (max(map(len, encoded)) + 1).bit_length()
     ids = np.full((self.batch_size, min(length, self.longest + 2)), vocab.pad, np.int32)
-    mask = np.zeros(ids.shape, bool)
+    padding_mask = np.zeros(ids.shape, bool)
     for row, tokens in enumerate(encoded):
       ids[row, : len(tokens) + 2] = [vocab.cls, *tokens, vocab.sep]
-      mask[row, : len(tokens) + 2] = True
-    return Batch(ids, np.zeros_like(ids), mask, np.arange(len(ids), dtype=np.int32))
+      padding_mask[row, : len(tokens) + 2] = True
+    return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(len(ids), dtype=np.int32))
 
 
 def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:

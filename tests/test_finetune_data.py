@@ -75,12 +75,12 @@ def test_a_batch_holds_its_rows_and_padding_that_is_marked():
     feature, n = features[row], len(features[row].ids)
     assert batch.ids[place, :n].tolist() == feature.ids.tolist()
     assert (batch.ids[place, n:] == 7).all()
-    assert batch.mask[place].sum() == n and batch.mask[place, :n].all()
+    assert batch.padding_mask[place].sum() == n and batch.padding_mask[place, :n].all()
     segments = [0] * feature.second + [1] * (n - feature.second) + [0] * (64 - n)
-    assert batch.segment_ids[place].tolist() == segments
+    assert batch.token_type_ids[place].tolist() == segments
     assert batch.target["label"][place] == row
     assert batch.target["tag"][place].tolist() == [*feature.target["tag"], *[0] * (64 - n)]
-  assert not batch.mask[2].any() and (batch.ids[2] == 7).all()
+  assert not batch.padding_mask[2].any() and (batch.ids[2] == 7).all()
   assert batch.row.tolist() == [0, 1, 2]
 
 

@@ -28,7 +28,10 @@ def corrupt(spec, weights, batch, training=True):
 
 
 def test_the_towers_never_see_the_token_they_predict_and_see_all_others():
-  weights, batch = fresh(TOWERS), make_batch(B=1, seed=5)._replace(mask=np.ones((1, 16), bool))
+  weights, batch = (
+    fresh(TOWERS),
+    make_batch(B=1, seed=5)._replace(padding_mask=np.ones((1, 16), bool)),
+  )
   states = jax.jit(
     lambda ids: generators.two_tower_states(TOWERS, weights, batch._replace(ids=ids), (None, None))
   )
@@ -53,18 +56,18 @@ def test_the_towers_do_not_look_at_padding():
   states = jax.jit(
     lambda ids: generators.two_tower_states(TOWERS, weights, batch._replace(ids=ids), (None, None))
   )
-  other = np.where(batch.mask, batch.ids, 9)
+  other = np.where(batch.padding_mask, batch.ids, 9)
   a, b = np.asarray(states(batch.ids)), np.asarray(states(other))
-  np.testing.assert_array_equal(a[batch.mask], b[batch.mask])
+  np.testing.assert_array_equal(a[batch.padding_mask], b[batch.padding_mask])
   # Nor does the last token see itself through what is beyond it.
-  last = batch.mask.sum(-1) - 1
+  last = batch.padding_mask.sum(-1) - 1
   assert not a[np.arange(8), last, TOWERS.generator.hidden_size :].any()
 
 
 def test_the_cloze_loss_covers_every_ordinary_token():
   weights, batch = fresh(TOWERS), make_batch()
   terms = corrupt(TOWERS, weights, batch, training=False).terms
-  ordinary = batch.mask & ~np.isin(batch.ids, TOWERS.masking.special_ids)
+  ordinary = batch.padding_mask & ~np.isin(batch.ids, TOWERS.masking.special_ids)
   assert float(terms["cloze_loss"].count) == ordinary.sum()
   assert "mlm_loss" not in terms
 
@@ -162,7 +165,7 @@ def test_samples_of_a_two_tower_generator_follow_its_distribution():
   # One sequence again and again, its positions drawn anew: compare frequencies with q.
   weights = fresh(TOWERS)
   weights = jax.tree.map(lambda x: 5 * x, weights)  # far from uniform
-  one = make_batch(B=1, seed=8)._replace(mask=np.ones((1, 16), bool))
+  one = make_batch(B=1, seed=8)._replace(padding_mask=np.ones((1, 16), bool))
   batch = jax.tree.map(lambda x: np.repeat(x, 4096, 0), one)._replace(
     row=np.arange(4096, dtype=np.int32)
   )

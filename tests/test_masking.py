@@ -34,9 +34,13 @@ def test_chosen_positions_equal_a_numpy_loop():
   for i in range(64):
     draw = np.asarray(jax.random.uniform(k[i], (128,)))
     candidates = [
-      t for t in range(128) if batch.mask[i, t] and batch.ids[i, t] not in (PAD, CLS, SEP, MASK)
+      t
+      for t in range(128)
+      if batch.padding_mask[i, t] and batch.ids[i, t] not in (PAD, CLS, SEP, MASK)
     ]
-    wanted = max(1, min(19, round(0.15 * int(batch.mask[i].sum()))))  # Python rounds half to even
+    wanted = max(
+      1, min(19, round(0.15 * int(batch.padding_mask[i].sum())))
+    )  # Python rounds half to even
     best = sorted(candidates, key=lambda t: -draw[t])[:wanted]
     assert slots.positions[i][slots.weights[i] > 0].tolist() == best
     assert (slots.originals[i] == batch.ids[i][slots.positions[i]]).all()
@@ -49,7 +53,7 @@ def test_positions_are_distinct_and_never_special_or_padding():
     positions = slots.positions[i]
     assert len(set(positions.tolist())) == len(positions)
     used = positions[slots.weights[i] > 0]
-    assert batch.mask[i][used].all()
+    assert batch.padding_mask[i][used].all()
     assert not np.isin(batch.ids[i][used], RATES.special_ids).any()
 
 
@@ -84,7 +88,7 @@ def test_masking_writes_mask_or_nothing_and_only_at_slots_that_count():
   batch, k = make_batch(), keys(64)
   slots = masking.choose(batch, RATES, k)
   masked = np.asarray(masking.mask(batch.ids, slots, RATES, keys(64, seed=5)))
-  at_slot = np.zeros_like(batch.mask)
+  at_slot = np.zeros_like(batch.padding_mask)
   for i in range(64):
     at_slot[i, np.asarray(slots.positions)[i][np.asarray(slots.weights)[i] > 0]] = True
   assert (masked == batch.ids)[~at_slot].all()

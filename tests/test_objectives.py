@@ -161,8 +161,8 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   terms = evaluate(SPEC, params, batch)
   w = np.asarray(slots.weights)
   assert float(terms["mlm_loss"].total) == pytest.approx((nll * w).sum(), rel=1e-5)
-  assert float(terms["rtd_loss"].total) == pytest.approx(bce[batch.mask].sum(), rel=1e-5)
-  assert float(terms["rtd_loss"].count) == batch.mask.sum()
+  assert float(terms["rtd_loss"].total) == pytest.approx(bce[batch.padding_mask].sum(), rel=1e-5)
+  assert float(terms["rtd_loss"].count) == batch.padding_mask.sum()
   assert float(terms["replaced"].total) == (ids != batch.ids).sum() > 0
   logq = np.asarray(jax.nn.log_softmax(allowed))
   drawn = -np.take_along_axis(logq, np.asarray(sampled)[..., None], -1)[..., 0]

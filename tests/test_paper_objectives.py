@@ -50,7 +50,7 @@ def test_electra_15_learns_from_the_slots_only():
   p = sigmoid(main(spec, weights, c.ids, batch, "rtd_head"))
   bce = -np.log(np.where(c.is_replaced, p, 1 - p))
   terms = evaluate(spec, weights, batch)
-  assert float(terms["rtd_loss"].count) == chosen.sum() < batch.mask.sum()
+  assert float(terms["rtd_loss"].count) == chosen.sum() < batch.padding_mask.sum()
   assert float(terms["rtd_loss"].total) == pytest.approx(bce[chosen].sum(), rel=1e-5)
 
 
@@ -110,7 +110,11 @@ def test_all_tokens_mlm_is_a_mixture_of_copying_and_predicting():
   spec, weights = make("all_tokens_mlm")
   batch = make_batch()
   one = Batch(*(np.asarray(x)[:1] for x in batch))
-  one = one._replace(ids=one.ids[:, :4], segment_ids=one.segment_ids[:, :4], mask=one.mask[:, :4])
+  one = one._replace(
+    ids=one.ids[:, :4],
+    token_type_ids=one.token_type_ids[:, :4],
+    padding_mask=one.padding_mask[:, :4],
+  )
   c = corruption(spec, weights, one)
   p = vocabulary(spec, weights, c.ids, one)[0]
   gate = sigmoid(main(spec, weights, c.ids, one, "copy_head"))[0]
@@ -170,7 +174,7 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
   noise = sigmoid(energy + log_q + np.log(0.25 / 0.75))
   bce = -np.log(np.where(noised, noise, 1 - noise))
   terms = evaluate(spec, weights, batch)
-  assert float(terms["nce_loss"].total) == pytest.approx(bce[batch.mask].sum(), rel=1e-5)
+  assert float(terms["nce_loss"].total) == pytest.approx(bce[batch.padding_mask].sum(), rel=1e-5)
   assert float(terms["nce_recall"].count) == noised.sum() >= c.is_replaced.sum()
   assert terms["cloze_loss"].in_loss and terms["nce_loss"].in_loss
 

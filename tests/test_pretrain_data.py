@@ -64,7 +64,9 @@ def test_batches_have_the_shapes_and_types_of_batch(data):
 def test_segments_and_padding_follow_the_separators(data):
   vocab = data.vocab
   for batch in take(data, 5, seed=0, batch_size=32):
-    for ids, segment_ids, mask in zip(batch.ids, batch.segment_ids, batch.mask, strict=True):
+    for ids, token_type_ids, mask in zip(
+      batch.ids, batch.token_type_ids, batch.padding_mask, strict=True
+    ):
       length = mask.sum()
       assert mask[:length].all() and (ids[length:] == vocab.pad).all()
       assert ids[0] == vocab.cls and ids[length - 1] == vocab.sep
@@ -72,7 +74,7 @@ def test_segments_and_padding_follow_the_separators(data):
       expected = np.zeros(16, int)
       if len(ends) == 2:
         expected[ends[0] + 1 : ends[1] + 1] = 1
-      assert segment_ids.tolist() == expected.tolist()
+      assert token_type_ids.tolist() == expected.tolist()
 
 
 def test_every_epoch_is_another_permutation_of_all_examples(data):
@@ -162,7 +164,7 @@ def test_evaluation_uses_a_fixed_even_subset_once_and_pads_the_end(folder):
   count = data.num_examples
   assert count > 50
   batches = list(eval_batches(data, batch_size=16, max_examples=41))
-  assert [batch.mask.any(axis=1).sum() for batch in batches] == [16, 16, 9]
+  assert [batch.padding_mask.any(axis=1).sum() for batch in batches] == [16, 16, 9]
   assert np.concatenate([batch.row for batch in batches]).tolist() == list(range(48))
   assert (batches[-1].ids[9:] == data.vocab.pad).all()
   found = np.concatenate([batch.ids for batch in batches])[:41]
@@ -170,7 +172,7 @@ def test_evaluation_uses_a_fixed_even_subset_once_and_pads_the_end(folder):
   np.testing.assert_array_equal(found, data.read(index)[0])
   assert index[-1] > 0.9 * count and len(set(index)) == 41
   everything = list(eval_batches(data, batch_size=16, max_examples=10**6))
-  assert sum(batch.mask.any(axis=1).sum() for batch in everything) == count
+  assert sum(batch.padding_mask.any(axis=1).sum() for batch in everything) == count
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
@@ -290,7 +292,7 @@ def test_shards_open_and_evaluate_without_tensorflow(folder):
     "import sys; sys.modules['tensorflow'] = None\n"
     "from electra_jax.data.pretrain_batches import Shards, eval_batches\n"
     f"data = Shards.open({str(folder)!r}, 'heldout', verify=True)\n"
-    "assert next(eval_batches(data, batch_size=4, max_examples=4)).mask.any()\n"
+    "assert next(eval_batches(data, batch_size=4, max_examples=4)).padding_mask.any()\n"
   )
   subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -35,7 +35,7 @@ def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
   m = dataclasses.replace(RATES, mask_prob_schedule=schedules.parse("0=0.5,10=0.125", 10))
   batch = make_batch(B=64)
   choose = jax.jit(lambda step: masking.choose(batch, m, keys_of(batch), step))
-  tokens = batch.mask.sum(-1)
+  tokens = batch.padding_mask.sum(-1)
   for step, rate in ((0, 0.5), (5, 0.3125), (10, 0.125)):
     slots = choose(jnp.int32(step))
     assert slots.positions.shape == (64, 8)  # (0.5 + 0.005) x 16

@@ -37,7 +37,7 @@ def detector(spec, weights, batch):
 
 
 def ordinary(batch):
-  return batch.mask & ~np.isin(batch.ids, RATES.special_ids)
+  return batch.padding_mask & ~np.isin(batch.ids, RATES.special_ids)
 
 
 def test_electric_scores_a_sentence_by_its_energies_in_one_pass():

@@ -414,7 +414,9 @@ def test_a_line_names_every_promised_number(straight):
 
 def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
   heldout = pretrain_batches.Shards.open(tiny_shards, "heldout")
-  tokens = np.concatenate([b.ids[b.mask] for b in itertools.islice(heldout_batches(heldout), 99)])
+  tokens = np.concatenate(
+    [b.ids[b.padding_mask] for b in itertools.islice(heldout_batches(heldout), 99)]
+  )
   tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
   _, counts = np.unique(tokens, return_counts=True)
   p = counts / counts.sum()

@@ -13,15 +13,16 @@ class Batch(NamedTuple):
 
   Fields:
     ids: [B, L] int32, token ids; padding carries the vocabulary's [PAD].
-    segment_ids: [B, L] int32, 0 for the first segment and for padding, 1 for the second.
-    mask: [B, L] bool, True on tokens, False on padding. A row that is all False counts for nothing.
+    token_type_ids: [B, L] int32, 0 for the first segment and for padding, 1 for the second.
+    padding_mask: [B, L] bool, True on tokens, False on padding. A row that is all False counts for
+      nothing.
     row: [B] int32, index of the sequence in the *global* batch. Randomness is keyed by it, so it
       does not depend on how the batch is spread over hosts and devices.
   """
 
   ids: Array
-  segment_ids: Array
-  mask: Array
+  token_type_ids: Array
+  padding_mask: Array
   row: Array
 
 
@@ -29,13 +30,13 @@ class Examples(NamedTuple):
   """A batch to fine-tune on or to predict: a `Batch` and what each row's answer is.
 
   Fields:
-    ids, segment_ids, mask, row: as in `Batch`.
+    ids, token_type_ids, padding_mask, row: as in `Batch`.
     target: by name, [B] for what is one a row and [B, L] for what is one a token, padded with 0;
       empty where there is only to predict.
   """
 
   ids: Array
-  segment_ids: Array
-  mask: Array
+  token_type_ids: Array
+  padding_mask: Array
   row: Array
   target: dict[str, Array]

@@ -88,7 +88,7 @@ def two_tower_states(spec: Spec, params: dict, batch: Batch, salts) -> jax.Array
     for tower, salt in zip(("ltr", "rtl"), salts, strict=True)
   )  # fmt: skip
   # A reader at padding has no token to look at and looks at all: the last would see itself in it.
-  left, right = (x * batch.mask[..., None] for x in (left, right))
+  left, right = (x * batch.padding_mask[..., None] for x in (left, right))
   left = jnp.pad(left[:, :-1], ((0, 0), (1, 0), (0, 0)))
   right = jnp.pad(right[:, 1:], ((0, 0), (0, 1), (0, 0)))
   return jnp.concatenate([left, right], -1)
@@ -174,6 +174,8 @@ def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Co
     "sampled_accuracy": Term(hits.sum(), number),
     # Of what is sampled from: after temperature and whatever was disallowed, in nats.
     "sample_entropy": Term((surprise * slots.weights).sum(), number),
-    "replaced": Term((is_replaced & batch.mask).sum().astype(jnp.float32), batch.mask.sum()),
+    "replaced": Term(
+      (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()
+    ),
   }
   return Corruption(slots, proposal, sampled, ids, is_replaced, terms)

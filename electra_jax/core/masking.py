@@ -84,7 +84,7 @@ def num_slots(mask_prob: float, length: int) -> int:
 
 def ordinary(batch: Batch, masking: Masking) -> jax.Array:
   """Returns which tokens are neither padding nor special: [B, L] bool."""
-  return batch.mask & ~jnp.isin(batch.ids, jnp.array(masking.special_ids, jnp.int32))
+  return batch.padding_mask & ~jnp.isin(batch.ids, jnp.array(masking.special_ids, jnp.int32))
 
 
 def choose(batch: Batch, masking: Masking, keys: jax.Array, step: jax.Array | None = None) -> Slots:
@@ -105,7 +105,7 @@ def choose(batch: Batch, masking: Masking, keys: jax.Array, step: jax.Array | No
   draw = jax.vmap(lambda key: jax.random.uniform(key, (L,)))(keys)
   score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), K)
   # Rounds half to even, as tf.round does.
-  wanted = jnp.clip(jnp.round(masking.rate(step) * batch.mask.sum(-1)), 1, K)
+  wanted = jnp.clip(jnp.round(masking.rate(step) * batch.padding_mask.sum(-1)), 1, K)
   weights = (jnp.arange(K) < wanted[:, None]) & (score >= 0)
   originals = jnp.take_along_axis(batch.ids, positions, axis=1)
   return Slots(positions, originals, weights.astype(jnp.float32))

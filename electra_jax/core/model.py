@@ -211,26 +211,26 @@ class Embeddings(nn.Module):
   cfg: TransformerConfig
 
   @nn.compact
-  def __call__(self, ids: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Returns [B, L, E] float32 for ids and segment_ids [B, L] int32."""
+  def __call__(self, ids: jax.Array, token_type_ids: jax.Array) -> jax.Array:
+    """Returns [B, L, E] float32 for ids and token_type_ids [B, L] int32."""
     cfg, init = self.cfg, nn.initializers.truncated_normal(self.cfg.init_stddev)
     word = self.param("word", init, (cfg.vocab_size, cfg.embedding_size))
     position = self.param("position", init, (cfg.max_positions, cfg.embedding_size))
     token_type = self.param("token_type", init, (2, cfg.embedding_size))
     x = word[ids] + position[: ids.shape[1]]
     # Two rows: selecting is cheaper than looking up, and so is its gradient.
-    x = x + jnp.where((segment_ids == 0)[..., None], token_type[0], token_type[1])
+    x = x + jnp.where((token_type_ids == 0)[..., None], token_type[0], token_type[1])
     return LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x)
 
 
 def attend(
-  cfg: TransformerConfig, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, salt
+  cfg: TransformerConfig, q: jax.Array, k: jax.Array, v: jax.Array, padding_mask: jax.Array, salt
 ) -> jax.Array:
   """Scaled dot-product attention in which no query looks at padding.
 
   Args:
     q, k, v: [B, L, H, D / H].
-    mask: [B, L] bool, True on tokens; padding is at the end.
+    padding_mask: [B, L] bool, True on tokens; padding is at the end.
     salt: [B, 2] uint32 for dropout on the probabilities, or None.
 
   Returns:
@@ -247,24 +247,24 @@ def attend(
       )
     # As lengths, because a mask becomes a dense bias there, which is slow. A length of 0 would be
     # 0 / 0, and its gradient would reach the weights.
-    lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
+    lengths = jnp.maximum(padding_mask.sum(-1, dtype=jnp.int32), 1)
     return jax.nn.dot_product_attention(
       q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn"
     )
   scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
   scores = scores * (q.shape[-1] ** -0.5)
-  scores = jnp.where(_visible(cfg, mask), scores, -1e9)
+  scores = jnp.where(_visible(cfg, padding_mask), scores, -1e9)
   probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, salt).astype(v.dtype)
   return jnp.einsum("bhlm,bmhd->blhd", probs, v)
 
 
-def _visible(cfg: TransformerConfig, mask: jax.Array) -> jax.Array:
+def _visible(cfg: TransformerConfig, padding_mask: jax.Array) -> jax.Array:
   """Returns which key each query may look at: [B, 1, 1 or L, L] bool."""
-  mask = mask[:, None, None, :]
+  padding_mask = padding_mask[:, None, None, :]
   if cfg.direction == "both":
-    return mask
-  triangle = jnp.tril(jnp.ones((mask.shape[-1],) * 2, bool))
-  return mask & (triangle if cfg.direction == "ltr" else triangle.T)
+    return padding_mask
+  triangle = jnp.tril(jnp.ones((padding_mask.shape[-1],) * 2, bool))
+  return padding_mask & (triangle if cfg.direction == "ltr" else triangle.T)
 
 
 class Block(nn.Module):
@@ -273,13 +273,13 @@ class Block(nn.Module):
   cfg: TransformerConfig
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: jax.Array, salts: jax.Array | None):
+  def __call__(self, x: jax.Array, padding_mask: jax.Array, salts: jax.Array | None):
     """Returns ([B, L, D], None) for x [B, L, D]; salts is [B, 3, 2] uint32 or None."""
     cfg = self.cfg
     at = (lambda site: None) if salts is None else (lambda site: salts[:, site])
     heads = (cfg.num_heads, cfg.hidden_size // cfg.num_heads)
     qkv = _dense(cfg, (3, *heads), "qkv")(x)
-    y = attend(cfg, qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], mask, at(0))
+    y = attend(cfg, qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], padding_mask, at(0))
     y = _dense(cfg, cfg.hidden_size, "attention_output", axis=(-2, -1))(y)
     x = LayerNorm(cfg.layer_norm_eps, name="attention_norm")(
       x + dropout(y, cfg.dropout, at(1))
@@ -299,13 +299,13 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, mask: jax.Array, salts: tuple[jax.Array, jax.Array] | None
+    self, x: jax.Array, padding_mask: jax.Array, salts: tuple[jax.Array, jax.Array] | None
   ) -> jax.Array:
     """Returns the last layer's states.
 
     Args:
       x: [B, L, E], from `Embeddings`.
-      mask: [B, L] bool.
+      padding_mask: [B, L] bool.
       salts: from `dropout_salts`, or None for no dropout.
 
     Returns:
@@ -326,7 +326,7 @@ class Encoder(nn.Module):
       length=cfg.num_layers,
       unroll=cfg.unroll,
     )
-    x, _ = layers(cfg, name="layers")(x, mask, layer_salts)
+    x, _ = layers(cfg, name="layers")(x, padding_mask, layer_salts)
     return x
 
 

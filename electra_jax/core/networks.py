@@ -110,8 +110,8 @@ def init_embeddings(cfg: TransformerConfig, key: jax.Array) -> dict:
 
 def init_encoder(cfg: TransformerConfig, key: jax.Array) -> dict:
   """Returns a fresh encoder."""
-  states, mask = jnp.zeros((1, 2, cfg.embedding_size)), jnp.ones((1, 2), bool)
-  return _init(model.Encoder(cfg), key, states, mask, None)
+  states, padding_mask = jnp.zeros((1, 2, cfg.embedding_size)), jnp.ones((1, 2), bool)
+  return _init(model.Encoder(cfg), key, states, padding_mask, None)
 
 
 def init_head(name: str, cfg: TransformerConfig, width: int, key: jax.Array) -> dict:
@@ -203,8 +203,8 @@ def encode(
   cfg: TransformerConfig, tables: dict, weights: dict, ids: jax.Array, batch: Batch, salts
 ) -> jax.Array:
   """Returns an encoder's states [B, L, D] on ids [B, L]."""
-  x = model.Embeddings(cfg).apply({"params": tables}, ids, batch.segment_ids)
-  return model.Encoder(cfg).apply({"params": weights}, x, batch.mask, salts)
+  x = model.Embeddings(cfg).apply({"params": tables}, ids, batch.token_type_ids)
+  return model.Encoder(cfg).apply({"params": weights}, x, batch.padding_mask, salts)
 
 
 def main_states(spec: Spec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:

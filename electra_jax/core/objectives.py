@@ -80,7 +80,7 @@ def electra(spec: Spec) -> Objective:
     c = corrupt(spec, params, batch, keys, step)
     scores = _detect(spec, params, batch, c.ids, dropout_keys)
     weight = spec.main_weight(step)
-    return c.terms | detection_terms("rtd", scores, c.is_replaced, batch.mask, weight)
+    return c.terms | detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, weight)
 
   return objective
 
@@ -161,8 +161,10 @@ def all_tokens_mlm(spec: Spec) -> Objective:
     at_slots = masking.marked(c.slots, batch.ids.shape[1])
     ungated = token_terms("ungated", nll, hit, at_slots, 0.0)
     return c.terms | {
-      "all_tokens_loss": Term((loss * batch.mask).sum(), batch.mask.sum(), spec.main_weight(step)),
-      "copied": Term((jax.nn.sigmoid(gate) * batch.mask).sum(), batch.mask.sum()),
+      "all_tokens_loss": Term(
+        (loss * batch.padding_mask).sum(), batch.padding_mask.sum(), spec.main_weight(step)
+      ),
+      "copied": Term((jax.nn.sigmoid(gate) * batch.padding_mask).sum(), batch.padding_mask.sum()),
       **ungated,
     }
 
@@ -201,7 +203,7 @@ def adversarial(spec: Spec) -> Objective:
       "reinforce": Term(-(advantage * log_p * w).sum(), count, spec.adversarial_weight),
       "baseline_loss": Term((cross_entropy * w).sum(), count, spec.adversarial_weight),
       "slot_rtd_loss": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
-      **detection_terms("rtd", scores, c.is_replaced, batch.mask, spec.main_weight(step)),
+      **detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, spec.main_weight(step)),
     }
 
   return objective
@@ -224,7 +226,7 @@ def electric(spec: Spec) -> Objective:
     logits = energy + jax.lax.stop_gradient(log_q) + jnp.log(rate / (1 - rate))
     noised = masking.marked(c.slots, batch.ids.shape[1])
     weight = spec.main_weight(step)
-    return c.terms | detection_terms("nce", logits, noised, batch.mask, weight)
+    return c.terms | detection_terms("nce", logits, noised, batch.padding_mask, weight)
 
   return objective
 

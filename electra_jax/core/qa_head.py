@@ -144,7 +144,7 @@ def _loss(settings: Settings, weights: dict, states: jax.Array, batch: Examples)
   As in the original, without dropout in the head.
   """
   target, allowed = batch.target, batch.target["allowed"]
-  is_row = batch.mask.any(-1)
+  is_row = batch.padding_mask.any(-1)
   rows = is_row.sum().astype(jnp.float32)
 
   def term(values: jax.Array, weight: float = 0.0) -> Term:

@@ -86,7 +86,7 @@ LAYERS = {"linear": _one_layer, "two_layers": _two_layers}
 
 def _rows(batch: Examples) -> jax.Array:
   """Returns 1 for each row that is an example, 0 for padding: [B]."""
-  return batch.mask[:, 0].astype(jnp.float32)
+  return batch.padding_mask[:, 0].astype(jnp.float32)
 
 
 def classification(outputs: int, layers: str = "linear") -> Head:
@@ -131,7 +131,7 @@ def tagging(outputs: int) -> Head:
 
   def loss(cfg, weights, states, batch, keys):
     logits, tag = apply(cfg, weights, states, keys), batch.target["tag"].astype(jnp.int32)
-    counts = (batch.mask & (tag >= 0)).astype(jnp.float32)
+    counts = (batch.padding_mask & (tag >= 0)).astype(jnp.float32)
     nll, hit = networks.nll(logits, jnp.maximum(tag, 0))
     return {
       "loss": Term((nll * counts).sum(), counts.sum(), 1.0),

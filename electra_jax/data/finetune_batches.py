@@ -97,19 +97,19 @@ def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) 
   """Returns a batch [batch_size, plan.length]; rows that are missing are padding throughout."""
   B, L = batch_size, plan.length
   ids = np.full((B, L), pad, np.int32)
-  segment_ids, mask = np.zeros((B, L), np.int32), np.zeros((B, L), bool)
+  token_type_ids, padding_mask = np.zeros((B, L), np.int32), np.zeros((B, L), bool)
   target: dict[str, np.ndarray] = {}
   for place, row in enumerate(plan.rows):
     feature = features[row]
     n = len(feature.ids)
-    ids[place, :n], mask[place, :n] = feature.ids, True
-    segment_ids[place, feature.second : n] = 1
+    ids[place, :n], padding_mask[place, :n] = feature.ids, True
+    token_type_ids[place, feature.second : n] = 1
     for name, value in feature.target.items():
       value = np.asarray(value)
       if name not in target:
         target[name] = np.zeros((B, L) if value.ndim else B, value.dtype)
       target[name][(place, slice(n)) if value.ndim else place] = value
-  return Examples(ids, segment_ids, mask, np.arange(B, dtype=np.int32), target)
+  return Examples(ids, token_type_ids, padding_mask, np.arange(B, dtype=np.int32), target)
 
 
 def batches(

@@ -126,7 +126,7 @@ class Shards:
       index: [n] numbers below `num_examples`.
 
     Returns:
-      ids [n, L] int32, segment_ids [n, L] int32 and mask [n, L] bool, as in `Batch`.
+      ids [n, L] int32, token_type_ids [n, L] int32 and mask [n, L] bool, as in `Batch`.
     """
     starts, maps = self._maps
     if len(maps) == 1:
@@ -138,9 +138,9 @@ class Shards:
         rows = np.flatnonzero(where == shard)
         records[rows] = maps[shard][index[rows] - starts[shard]]
     column = np.arange(self.seq_length, dtype=np.uint16)
-    mask = column < records["length"][:, None]
-    second = (column >= records["first"][:, None]) & mask
-    return records["ids"].astype(np.int32), second.astype(np.int32), mask
+    padding_mask = column < records["length"][:, None]
+    second = (column >= records["first"][:, None]) & padding_mask
+    return records["ids"].astype(np.int32), second.astype(np.int32), padding_mask
 
 
 def batch_number(step: int, skipped: Sequence[int]) -> int:
@@ -254,10 +254,10 @@ def eval_batches(
   for start in range(0, count, batch_size):
     row = start + rows
     index = np.minimum(row, count - 1) * data.num_examples // count
-    ids, segment_ids, mask = data.read(index)
+    ids, token_type_ids, padding_mask = data.read(index)
     extra = row >= count
-    ids[extra], segment_ids[extra], mask[extra] = data.vocab.pad, 0, False
-    yield Batch(ids, segment_ids, mask, row.astype(np.int32))
+    ids[extra], token_type_ids[extra], padding_mask[extra] = data.vocab.pad, 0, False
+    yield Batch(ids, token_type_ids, padding_mask, row.astype(np.int32))
 
 
 def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:

@@ -390,8 +390,8 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   with torch.no_grad():
     said = network(
       input_ids=torch.tensor(batch.ids).long(),
-      attention_mask=torch.tensor(batch.mask).long(),
-      token_type_ids=torch.tensor(batch.segment_ids).long(),
+      attention_mask=torch.tensor(batch.padding_mask).long(),
+      token_type_ids=torch.tensor(batch.token_type_ids).long(),
     )
   if head == "span_head":
     return torch.stack([said.start_logits, said.end_logits], -1).float().numpy()
