@@ -116,7 +116,7 @@ class Peer:
       self.weights, adam["learning_rate"], weight_decay=adam["weight_decay"]
     )
     self.parts = torch.from_numpy(batch.ids).long().to(self.device).chunk(microbatches)
-    self.slots = masking.num_slots(spec.masking.mask_prob, batch.ids.shape[1])
+    self.masked = masking.num_masked(spec.masking.mask_prob, batch.ids.shape[1])
     self.weight = spec.rtd_weight
     start = time.perf_counter()
     self.run(1)
@@ -124,7 +124,7 @@ class Peer:
 
   def _loss(self, ids):
     torch = self.torch
-    at = torch.rand(ids.shape, device=self.device).topk(self.slots, 1).indices
+    at = torch.rand(ids.shape, device=self.device).topk(self.masked, 1).indices
     originals = ids.gather(1, at)
     with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
       states = self.g.electra(ids.scatter(1, at, VOCAB.mask)).last_hidden_state

@@ -94,7 +94,7 @@ def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
   # The compiler also counts what is done element by element, about a tenth here, and computes the
   # two-tower generator's vocabulary slices in a loop, whose body it counts once.
   if kind == "two_tower":
-    slices = 16 // spec.masking.slots(16, True)
+    slices = 16 // spec.masking.num_masked(16, True)
     wide = dataclasses.replace(spec.generator, hidden_size=2 * 128)
     ours -= 3 * 8 * flops.mlm_head_flops(wide, 16) * (1 - 4 / 3 / slices)
   assert 0.98 < counted / ours < 1.25, (counted, ours)

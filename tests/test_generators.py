@@ -79,7 +79,7 @@ def test_samples_without_a_network_have_the_right_frequencies(kind):
   batch = make_batch(B=4096, seed=2)
   c = corrupt(spec, fresh(spec), batch)
   assert fresh(spec)["generator"] == {}
-  drawn = np.bincount(np.asarray(c.sampled)[np.asarray(c.slots.weights) > 0], minlength=60)
+  drawn = np.bincount(np.asarray(c.sampled)[np.asarray(c.masked.weights) > 0], minlength=60)
   counts = counts if kind == "unigram" else np.ones(60)
   counts[spec.masking.mask_id] = 0
   p = counts / counts.sum()
@@ -104,12 +104,12 @@ def test_the_entropy_is_that_of_what_is_sampled_from():
     c = corrupt(spec, weights, batch)
     z = np.array(c.proposal.logits, np.float64)
     if change.get("disallow_correct"):
-      np.put_along_axis(z, np.asarray(c.slots.originals)[..., None], -np.inf, -1)
+      np.put_along_axis(z, np.asarray(c.masked.labels)[..., None], -np.inf, -1)
     z = z / spec.masking.temperature
     log_p = z - z.max(-1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
     drawn = np.take_along_axis(log_p, np.asarray(c.sampled)[..., None], -1)[..., 0]
-    total = -(drawn * np.asarray(c.slots.weights)).sum()
+    total = -(drawn * np.asarray(c.masked.weights)).sum()
     assert float(c.terms["sample_entropy"].total) == pytest.approx(total, rel=1e-5), change
 
 
@@ -120,7 +120,7 @@ def test_a_correct_sample_can_be_disallowed():
   batch = make_batch(B=2048)
   c = corrupt(spec, fresh(spec), batch)
   assert float(c.terms["sampled_accuracy"].total) == 0.0
-  assert int(c.is_replaced.sum()) == int(c.slots.weights.sum())
+  assert int(c.is_replaced.sum()) == int(c.masked.weights.sum())
   allowed = corrupt(dataclasses.replace(SPEC, kind="uniform"), fresh(SPEC), batch)
   assert float(allowed.terms["sampled_accuracy"].total) > 0
 
@@ -155,8 +155,8 @@ def test_every_kind_corrupts_the_chosen_slots_only(kind):
   spec = dataclasses.replace(SPEC, kind=kind, tie=tie, frequencies=(1.0,) * 60)
   batch = make_batch(B=8)
   c = corrupt(spec, fresh(spec), batch)
-  chosen = np.asarray(masking.marked(c.slots, 16))
-  assert chosen.sum() == c.slots.weights.sum()
+  chosen = np.asarray(masking.is_masked(c.masked, 16))
+  assert chosen.sum() == c.masked.weights.sum()
   assert not (np.asarray(c.ids) != batch.ids)[~chosen].any()
   np.testing.assert_array_equal(c.is_replaced, np.asarray(c.ids) != batch.ids)
 
@@ -171,7 +171,7 @@ def test_samples_of_a_two_tower_generator_follow_its_distribution():
   )
   c = corrupt(TOWERS, weights, batch, training=False)
   at = 3
-  hit = np.asarray(c.slots.positions) == at
+  hit = np.asarray(c.masked.positions) == at
   drawn = np.bincount(np.asarray(c.sampled)[hit], minlength=60)
   logits = np.asarray(c.proposal.logits)[hit][0].astype(np.float64)
   q = np.exp(logits - logits.max())

@@ -259,7 +259,7 @@ def test_a_discriminators_loss_may_rise_to_log_2_while_its_generator_learns():
 
 
 def test_what_an_objective_only_reports_on_the_side_is_not_judged():
-  # REINFORCE: the loss of the slots rises with the generator; `reinforce` has no level at all.
+  # REINFORCE: the loss at masked positions rises with the generator; `reinforce` has no level.
   calm = [line(slot_rtd_loss=0.7, baseline_loss=0.6, reinforce=0.1, grad_norm=1.0)] * 20
   assert (
     told([*calm, line(slot_rtd_loss=3.0, baseline_loss=3.0, reinforce=9.0, grad_norm=99)]) == {}

@@ -30,7 +30,7 @@ def keys(B, seed=0):
 
 def test_chosen_positions_equal_a_numpy_loop():
   batch, k = make_batch(), keys(64)
-  slots = jax.tree.map(np.asarray, masking.choose(batch, RATES, k))
+  masked = jax.tree.map(np.asarray, masking.choose(batch, RATES, k))
   for i in range(64):
     draw = np.asarray(jax.random.uniform(k[i], (128,)))
     candidates = [
@@ -42,17 +42,17 @@ def test_chosen_positions_equal_a_numpy_loop():
       1, min(19, round(0.15 * int(batch.padding_mask[i].sum())))
     )  # Python rounds half to even
     best = sorted(candidates, key=lambda t: -draw[t])[:wanted]
-    assert slots.positions[i][slots.weights[i] > 0].tolist() == best
-    assert (slots.originals[i] == batch.ids[i][slots.positions[i]]).all()
+    assert masked.positions[i][masked.weights[i] > 0].tolist() == best
+    assert (masked.labels[i] == batch.ids[i][masked.positions[i]]).all()
 
 
 def test_positions_are_distinct_and_never_special_or_padding():
   batch = make_batch(256, seed=1)
-  slots = jax.tree.map(np.asarray, masking.choose(batch, RATES, keys(256)))
+  masked = jax.tree.map(np.asarray, masking.choose(batch, RATES, keys(256)))
   for i in range(256):
-    positions = slots.positions[i]
+    positions = masked.positions[i]
     assert len(set(positions.tolist())) == len(positions)
-    used = positions[slots.weights[i] > 0]
+    used = positions[masked.weights[i] > 0]
     assert batch.padding_mask[i][used].all()
     assert not np.isin(batch.ids[i][used], RATES.special_ids).any()
 
@@ -67,8 +67,8 @@ def test_positions_are_uniform_over_the_candidates():
   ids = np.full((4000, 32), 9, np.int32)
   ids[:, 0], ids[:, 31] = CLS, SEP
   batch = Batch(ids, 0 * ids, np.ones_like(ids, bool), np.arange(4000))
-  slots = masking.choose(batch, RATES, keys(4000))
-  used = np.asarray(slots.positions)[np.asarray(slots.weights) > 0]
+  masked = masking.choose(batch, RATES, keys(4000))
+  used = np.asarray(masked.positions)[np.asarray(masked.weights) > 0]
   hits = np.bincount(used, minlength=32)[1:31]
   p = 4 / 30  # round(0.15 x 32) = round(4.8) = 5, but K = floor(0.155 x 32) = 4 is the limit
   assert hits.sum() == 4000 * 4
@@ -79,21 +79,21 @@ def test_positions_are_uniform_over_the_candidates():
 def test_a_row_of_padding_has_no_slot_that_counts():
   ids = np.zeros((2, 16), np.int32)
   batch = Batch(ids, ids, np.zeros_like(ids, bool), np.arange(2))
-  slots = masking.choose(batch, RATES, keys(2))
-  assert slots.weights.sum() == 0
-  np.testing.assert_array_equal(masking.mask(ids, slots, RATES, keys(2)), ids)
+  masked = masking.choose(batch, RATES, keys(2))
+  assert masked.weights.sum() == 0
+  np.testing.assert_array_equal(masking.mask(ids, masked, RATES, keys(2)), ids)
 
 
 def test_masking_writes_mask_or_nothing_and_only_at_slots_that_count():
   batch, k = make_batch(), keys(64)
-  slots = masking.choose(batch, RATES, k)
-  masked = np.asarray(masking.mask(batch.ids, slots, RATES, keys(64, seed=5)))
+  masked = masking.choose(batch, RATES, k)
+  masked_text = np.asarray(masking.mask(batch.ids, masked, RATES, keys(64, seed=5)))
   at_slot = np.zeros_like(batch.padding_mask)
   for i in range(64):
-    at_slot[i, np.asarray(slots.positions)[i][np.asarray(slots.weights)[i] > 0]] = True
-  assert (masked == batch.ids)[~at_slot].all()
-  changed = masked != batch.ids
-  assert (masked[changed] == MASK).all()
+    at_slot[i, np.asarray(masked.positions)[i][np.asarray(masked.weights)[i] > 0]] = True
+  assert (masked_text == batch.ids)[~at_slot].all()
+  changed = masked_text != batch.ids
+  assert (masked_text[changed] == MASK).all()
   share, n = changed[at_slot].mean(), at_slot.sum()
   assert abs(share - 0.85) < 4 * np.sqrt(0.85 * 0.15 / n)  # four standard deviations
 
@@ -176,10 +176,10 @@ def test_sampling_carries_no_gradient():
 
 def test_a_sample_that_equals_the_original_is_not_replaced():
   ids = np.array([[CLS, 10, 11, 12, 13, SEP]], np.int32)
-  slots = masking.Slots(
+  masked = masking.MaskedPositions(
     jnp.array([[1, 3, 4]]), jnp.array([[10, 12, 13]]), jnp.array([[1.0, 1.0, 0.0]])
   )
-  corrupted, is_replaced = masking.corrupt(ids, slots, jnp.array([[10, 99, 98]]))
+  corrupted, is_replaced = masking.corrupt(ids, masked, jnp.array([[10, 99, 98]]))
   assert corrupted.tolist() == [[CLS, 10, 11, 99, 13, SEP]]
   assert is_replaced.tolist() == [[False, False, False, True, False, False]]
 

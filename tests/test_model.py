@@ -230,10 +230,10 @@ def test_padding_never_changes_the_logits_of_real_tokens(weights):
 
 
 def test_dropout_drops_the_rate_and_keeps_the_mean():
-  salt, _ = model.dropout_salts(jax.random.split(jax.random.key(0), 64), 1)
+  seeds, _ = model.make_dropout_seeds(jax.random.split(jax.random.key(0), 64), 1)
   x = jnp.ones((64, 100, 100))
   for rate in (0.1, 0.5):
-    y = np.asarray(model.dropout(x, rate, salt))
+    y = np.asarray(model.dropout(x, rate, seeds))
     n = y.size
     # Five standard deviations of a binomial share.
     assert abs((y == 0).mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / n)
@@ -242,10 +242,12 @@ def test_dropout_drops_the_rate_and_keeps_the_mean():
 
 def test_dropout_sites_rows_layers_and_neighbours_are_independent():
   keys = jax.random.split(jax.random.key(3), 8)
-  first, layers = model.dropout_salts(keys, 2)
-  salts = [first, *layers[0].swapaxes(0, 1), *layers[1].swapaxes(0, 1)]
-  kept = np.stack([np.asarray(model.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in salts])
-  streams = kept.reshape(len(salts) * 8, -1) * 2.0 - 1
+  first, layers = model.make_dropout_seeds(keys, 2)
+  dropout_seeds = [first, *layers[0].swapaxes(0, 1), *layers[1].swapaxes(0, 1)]
+  kept = np.stack(
+    [np.asarray(model.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in dropout_seeds]
+  )
+  streams = kept.reshape(len(dropout_seeds) * 8, -1) * 2.0 - 1
   n = streams.shape[1]
   correlation = streams @ streams.T / n - np.eye(len(streams))
   # 56 x 55 / 2 pairs of independent streams: beyond 5.5 sigma once in 17,000 tests of this size.
@@ -258,17 +260,17 @@ def test_dropout_sites_rows_layers_and_neighbours_are_independent():
 def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
   keys = jax.random.split(jax.random.key(0), 4)
   x = jax.random.normal(jax.random.key(1), (4, 6, 8))
-  whole, _ = model.dropout_salts(keys, 3)
-  alone, _ = model.dropout_salts(keys[2:3], 3)
+  whole, _ = model.make_dropout_seeds(keys, 3)
+  alone, _ = model.make_dropout_seeds(keys[2:3], 3)
   np.testing.assert_array_equal(
     model.dropout(x, 0.3, whole)[2:3], model.dropout(x[2:3], 0.3, alone)
   )
 
 
 def test_dropout_of_zero_costs_nothing():
-  salt, _ = model.dropout_salts(jax.random.split(jax.random.key(0), 2), 1)
+  seeds, _ = model.make_dropout_seeds(jax.random.split(jax.random.key(0), 2), 1)
   assert (
-    str(jax.make_jaxpr(lambda x: model.dropout(x, 0.0, salt))(jnp.ones((2, 3)))).count("=") == 0
+    str(jax.make_jaxpr(lambda x: model.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))).count("=") == 0
   )
 
 

@@ -44,8 +44,10 @@ def test_losses_equal_a_hand_worked_example():
   # Two slots count, one does not. Uniform logits over 4 words: log 4. Then 3 : 1 : 1 : 1 in
   # probability on the right word: log 2.
   logits = jnp.log(jnp.array([[[1.0, 1, 1, 1], [3, 1, 1, 1], [9, 1, 1, 1]]]))
-  slots = masking.Slots(jnp.array([[1, 2, 3]]), jnp.array([[2, 0, 1]]), jnp.array([[1.0, 1, 0]]))
-  t = terms.token_terms("mlm", *networks.nll(logits, slots.originals), slots.weights, 1.0)
+  masked = masking.MaskedPositions(
+    jnp.array([[1, 2, 3]]), jnp.array([[2, 0, 1]]), jnp.array([[1.0, 1, 0]])
+  )
+  t = terms.token_terms("mlm", *networks.nll(logits, masked.labels), masked.weights, 1.0)
   assert float(t["mlm_loss"].total) == pytest.approx(math.log(4) + math.log(2), rel=1e-6)
   assert (float(t["mlm_loss"].count), t["mlm_loss"].weight) == (2.0, 1.0)
   assert float(t["mlm_accuracy"].total) == 2.0  # the uniform one is a tie, which is not below
@@ -140,26 +142,28 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   batch = make_batch(seed=3)
   k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))
   g, d = SPEC.generator, SPEC.discriminator
-  slots = masking.choose(batch, RATES, k[:, 0])
-  masked = masking.mask(batch.ids, slots, RATES, k[:, 1])
-  x = networks.encode(g, params["embeddings"], params["generator"]["encoder"], masked, batch, None)
+  masked = masking.choose(batch, RATES, k[:, 0])
+  masked_ids = masking.mask(batch.ids, masked, RATES, k[:, 1])
+  x = networks.encode(
+    g, params["embeddings"], params["generator"]["encoder"], masked_ids, batch, None
+  )
   logits = networks.vocabulary_logits(
-    g, params["generator"], params["embeddings"], masking.gather(x, slots)
+    g, params["generator"], params["embeddings"], masking.gather(x, masked)
   )
   allowed = masking.disallow(logits, jnp.int32(RATES.mask_id))
   sampled, _ = masking.sample(allowed, 1.0, k[:, 2])
   ids = np.array(batch.ids)
-  for b, j in np.argwhere(np.asarray(slots.weights) > 0):
-    ids[b, slots.positions[b, j]] = sampled[b, j]
+  for b, j in np.argwhere(np.asarray(masked.weights) > 0):
+    ids[b, masked.positions[b, j]] = sampled[b, j]
   x = networks.encode(d, params["embeddings"], params["discriminator"]["encoder"], ids, batch, None)
   scores = model.RtdHead(d).apply({"params": params["discriminator"]["rtd_head"]}, x)
   logp = np.asarray(jax.nn.log_softmax(logits))
-  nll = -np.take_along_axis(logp, np.asarray(slots.originals)[..., None], -1)[..., 0]
+  nll = -np.take_along_axis(logp, np.asarray(masked.labels)[..., None], -1)[..., 0]
   p = 1 / (1 + np.exp(-np.asarray(scores, np.float64)))
   bce = -np.log(np.where(ids != batch.ids, p, 1 - p))
 
   terms = evaluate(SPEC, params, batch)
-  w = np.asarray(slots.weights)
+  w = np.asarray(masked.weights)
   assert float(terms["mlm_loss"].total) == pytest.approx((nll * w).sum(), rel=1e-5)
   assert float(terms["rtd_loss"].total) == pytest.approx(bce[batch.padding_mask].sum(), rel=1e-5)
   assert float(terms["rtd_loss"].count) == batch.padding_mask.sum()

@@ -46,7 +46,7 @@ def test_electra_15_learns_from_the_slots_only():
   spec, weights = make("electra_15")
   batch = make_batch()
   c = corruption(spec, weights, batch)
-  chosen = np.asarray(masking.marked(c.slots, 16))
+  chosen = np.asarray(masking.is_masked(c.masked, 16))
   p = sigmoid(main(spec, weights, c.ids, batch, "rtd_head"))
   bce = -np.log(np.where(c.is_replaced, p, 1 - p))
   terms = evaluate(spec, weights, batch)
@@ -57,7 +57,7 @@ def test_electra_15_learns_from_the_slots_only():
 def test_electra_15_gives_unmasked_logits_exactly_zero_gradient(monkeypatch):
   spec, weights = make("electra_15")
   batch = make_batch()
-  chosen = np.asarray(masking.marked(corruption(spec, weights, batch).slots, 16))
+  chosen = np.asarray(masking.is_masked(corruption(spec, weights, batch).masked, 16))
   original = networks.token_logits
 
   def loss(nudge):
@@ -89,7 +89,7 @@ def test_no_mask_token_enters_the_main_network(name, monkeypatch):
   assert len(seen) == 1
   np.testing.assert_array_equal(seen[0], c.ids)
   assert not (seen[0] == RATES.mask_id).any()
-  shown = masking.mask(batch.ids, c.slots, RATES, keys_of(batch))
+  shown = masking.mask(batch.ids, c.masked, RATES, keys_of(batch))
   assert (np.asarray(shown) == RATES.mask_id).sum() > 5  # the generator sees some
 
 
@@ -98,7 +98,7 @@ def test_replace_mlm_predicts_originals_from_the_corrupted_text():
   batch = make_batch()
   c = corruption(spec, weights, batch)
   p = vocabulary(spec, weights, c.ids, batch)
-  chosen = np.asarray(masking.marked(c.slots, 16))
+  chosen = np.asarray(masking.is_masked(c.masked, 16))
   nll = -np.log(np.take_along_axis(p, batch.ids[..., None], -1)[..., 0])
   terms = evaluate(spec, weights, batch)
   assert float(terms["replace_mlm_loss"].total) == pytest.approx(nll[chosen].sum(), rel=1e-5)
@@ -146,10 +146,10 @@ def test_bert_is_plain_masked_language_modelling():
   assert "generator" not in weights and set(weights["discriminator"]) == {"encoder", "mlm_head"}
   batch = make_batch()
   k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))
-  slots = masking.choose(batch, RATES, k[:, 0])
-  shown = masking.mask(batch.ids, slots, RATES, k[:, 1])
+  masked = masking.choose(batch, RATES, k[:, 0])
+  shown = masking.mask(batch.ids, masked, RATES, k[:, 1])
   p = vocabulary(spec, weights, shown, batch)
-  chosen = np.asarray(masking.marked(slots, 16))
+  chosen = np.asarray(masking.is_masked(masked, 16))
   nll = -np.log(np.take_along_axis(p, batch.ids[..., None], -1)[..., 0])
   terms = evaluate(spec, weights, batch)
   assert set(terms) == {"mlm_loss", "mlm_accuracy"}
@@ -164,7 +164,7 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
   logits = networks.vocabulary_logits(
     spec.generator, weights["generator"], weights["embeddings"], states
   )
-  noised = np.asarray(masking.marked(c.slots, 16))
+  noised = np.asarray(masking.is_masked(c.masked, 16))
   sampled = jnp.where(jnp.arange(60) == RATES.mask_id, -jnp.inf, logits)  # never [MASK]
   log_q = jax.nn.log_softmax(jnp.where(noised[..., None], sampled, logits))
   log_q = np.take_along_axis(np.asarray(log_q, np.float64), np.asarray(c.ids)[..., None], -1)[
@@ -246,10 +246,15 @@ def test_reinforce_agrees_with_the_exact_gradient():
   # Which of the two words is masked is random too, so the exact gradient is the mean over both.
   exact = np.zeros(9)
   for at in (1, 2):
-    masked = ids.copy()
-    masked[0, at] = 3
+    masked_ids = ids.copy()
+    masked_ids[0, at] = 3
     states = networks.encode(
-      TINY.generator, weights["embeddings"], weights["generator"]["encoder"], masked, batch, None
+      TINY.generator,
+      weights["embeddings"],
+      weights["generator"]["encoder"],
+      masked_ids,
+      batch,
+      None,
     )
     logits = networks.vocabulary_logits(
       TINY.generator, weights["generator"], weights["embeddings"], states[:, at : at + 1]

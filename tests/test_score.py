@@ -36,14 +36,14 @@ def detector(spec, weights, batch):
   return np.asarray(networks.token_logits(spec.discriminator, head, "rtd_head", states), np.float64)
 
 
-def ordinary(batch):
+def maskable(batch):
   return batch.padding_mask & ~np.isin(batch.ids, RATES.special_ids)
 
 
 def test_electric_scores_a_sentence_by_its_energies_in_one_pass():
   spec, weights = make("electric", "two_tower")
   batch = make_batch()
-  expected = np.where(ordinary(batch), -detector(spec, weights, batch), 0)
+  expected = np.where(maskable(batch), -detector(spec, weights, batch), 0)
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -54,10 +54,10 @@ def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
   cfg = getattr(spec, network)
   log_q = np.zeros((4, 16))
   for t in range(16):
-    masked = batch.ids.copy()
-    masked[:, t] = RATES.mask_id
+    masked_ids = batch.ids.copy()
+    masked_ids[:, t] = RATES.mask_id
     states = networks.encode(
-      cfg, weights["embeddings"], weights[network]["encoder"], masked, batch, None
+      cfg, weights["embeddings"], weights[network]["encoder"], masked_ids, batch, None
     )
     logits = networks.vocabulary_logits(cfg, weights[network], weights["embeddings"], states)
     log_q[:, t] = log_softmax(logits)[np.arange(4), t, batch.ids[:, t]]
@@ -65,7 +65,7 @@ def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
     # p = D q / (a (1 - D) + q), with D the probability of "original" and a = 0.75 / 0.25.
     real, q = 1 / (1 + np.exp(detector(spec, weights, batch))), np.exp(log_q)
     log_q = np.log(real * q / (3 * (1 - real) + q))
-  expected = np.where(ordinary(batch), log_q, 0)
+  expected = np.where(maskable(batch), log_q, 0)
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_electra_15s_discriminator_is_the_likelihood_itself():
   spec, weights = make("electra_15")
   batch = make_batch()
   expected = np.log(1 / (1 + np.exp(detector(spec, weights, batch))))
-  expected = np.where(ordinary(batch), expected, 0)
+  expected = np.where(maskable(batch), expected, 0)
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
   spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=2.0))
   with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
@@ -89,7 +89,7 @@ def test_electra_with_two_towers_needs_one_pass():
   )
   q = np.exp(np.take_along_axis(log_softmax(logits), batch.ids[..., None], -1)[..., 0])
   real = 1 / (1 + np.exp(detector(spec, weights, batch)))
-  expected = np.where(ordinary(batch), np.log(real * q / (3 * (1 - real) + q)), 0)
+  expected = np.where(maskable(batch), np.log(real * q / (3 * (1 - real) + q)), 0)
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
 
 

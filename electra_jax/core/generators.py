@@ -1,7 +1,8 @@
 """Where replaced tokens come from: the kinds of generator, and a corrupted batch made with one.
 
-A generator is a function (spec, params, batch, slots, masked, salts, step) -> Proposal. A new one
-is a function here, an entry of GENERATORS, and its weights in `networks.init_generator`.
+A generator is a function (spec, params, batch, masked, masked_ids, dropout_seeds, step) ->
+Proposal. A new one is a function here, an entry of GENERATORS, and its weights in
+`networks.init_generator`.
 """
 
 from typing import NamedTuple
@@ -19,9 +20,9 @@ class Proposal(NamedTuple):
   """What a generator says about a batch.
 
   Fields:
-    logits: [B, K, V] float32 at the slots, with gradient where the generator is trained.
+    logits: [B, K, V] float32 at the masked positions, with gradient where the generator is trained.
     terms: its own losses and measures.
-    states: [B, K, D] its states at the slots; None for one without a network.
+    states: [B, K, D] its states at the masked positions; None for one without a network.
     nll: [B, L] -log q of every token given the others, from a two-tower generator; else None.
   """
 
@@ -35,15 +36,15 @@ class Corruption(NamedTuple):
   """A batch with generated tokens in it, and how it came about.
 
   Fields:
-    slots: `masking.Slots`, K a sequence.
+    masked: `masking.MaskedPositions`, K a sequence.
     proposal: the generator's `Proposal`.
-    sampled: [B, K] int32, the tokens drawn at the slots.
+    sampled: [B, K] int32, the tokens drawn at the masked positions.
     ids: [B, L] int32, the corrupted text.
     is_replaced: [B, L] bool; a sample that equals the original counts as original.
     terms: the generator's, and what was replaced.
   """
 
-  slots: masking.Slots
+  masked: masking.MaskedPositions
   proposal: Proposal
   sampled: jax.Array
   ids: jax.Array
@@ -51,27 +52,27 @@ class Corruption(NamedTuple):
   terms: dict[str, Term]
 
 
-def transformer(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+def transformer(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
   """A small masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
   del step
   tables = networks.embeddings(spec, params, "generator")
   weights = networks.encoder(spec, params, "generator")
-  states = networks.encode(spec.generator, tables, weights, masked, batch, salts)
-  states = masking.gather(states, slots)
+  states = networks.encode(spec.generator, tables, weights, masked_ids, batch, dropout_seeds)
+  states = masking.gather(states, masked)
   logits = networks.vocabulary_logits(spec.generator, params["generator"], tables, states)
-  loss = networks.nll(logits, slots.originals)
-  return Proposal(logits, token_terms("mlm", *loss, slots.weights, spec.mlm_weight), states)
+  loss = networks.nll(logits, masked.labels)
+  return Proposal(logits, token_terms("mlm", *loss, masked.weights, spec.mlm_weight), states)
 
 
-def frozen(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+def frozen(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
   """Another run's masked language model, not trained and without dropout (Fast-ELECTRA)."""
-  del salts
+  del dropout_seeds
   params = {**params, "generator": jax.lax.stop_gradient(params["generator"])}
-  said = transformer(spec, params, batch, slots, masked, None, step)
+  said = transformer(spec, params, batch, masked, masked_ids, None, step)
   return said._replace(terms={k: Term(t.total, t.count) for k, t in said.terms.items()})
 
 
-def two_tower_states(spec: Spec, params: dict, batch: Batch, salts) -> jax.Array:
+def two_tower_states(spec: Spec, params: dict, batch: Batch, dropout_seeds) -> jax.Array:
   """Returns the states [B, L, 2 D] that know each token's left and right, but not the token.
 
   One tower reads from the left and one from the right (Clark et al. 2020b, Section 3); place t gets
@@ -83,9 +84,9 @@ def two_tower_states(spec: Spec, params: dict, batch: Batch, salts) -> jax.Array
   left, right = (
     networks.encode(
       model.in_direction(spec.generator, tower), tables, params["generator"][tower], batch.ids,
-      batch, salt,
+      batch, seeds,
     )
-    for tower, salt in zip(("ltr", "rtl"), salts, strict=True)
+    for tower, seeds in zip(("ltr", "rtl"), dropout_seeds, strict=True)
   )  # fmt: skip
   # A reader at padding has no token to look at and looks at all: the last would see itself in it.
   left, right = (x * batch.padding_mask[..., None] for x in (left, right))
@@ -94,40 +95,40 @@ def two_tower_states(spec: Spec, params: dict, batch: Batch, salts) -> jax.Array
   return jnp.concatenate([left, right], -1)
 
 
-def two_tower(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+def two_tower(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
   """Two causal towers on the clean text, trained on every ordinary token (the cloze loss)."""
-  del masked
+  del masked_ids
   cfg, network = spec.generator, params["generator"]
-  towers = (None, None) if salts is None else _two_salts(salts)
+  towers = (None, None) if dropout_seeds is None else _two_dropout_seeds(dropout_seeds)
   states = two_tower_states(spec, params, batch, towers)
   tables = networks.embeddings(spec, params, "generator")
-  # In slices as long as the slots: no more memory than a masked language model takes.
-  at = spec.masking.slots(batch.ids.shape[1], step is not None)
-  loss, hit = networks.nll_everywhere(cfg, network, tables, states, batch.ids, at)
-  terms = token_terms("cloze", loss, hit, masking.ordinary(batch, spec.masking), spec.mlm_weight)
-  states = masking.gather(states, slots)
+  # In slices as long as the masked positions: no more memory than a masked language model takes.
+  at = spec.masking.num_masked(batch.ids.shape[1], step is not None)
+  loss, hit = networks.chunked_nll(cfg, network, tables, states, batch.ids, at)
+  terms = token_terms("cloze", loss, hit, masking.maskable(batch, spec.masking), spec.mlm_weight)
+  states = masking.gather(states, masked)
   logits = networks.vocabulary_logits(cfg, network, tables, states)
   return Proposal(logits, terms, states, loss)
 
 
-def _two_salts(salts):
+def _two_dropout_seeds(dropout_seeds):
   # The same hash with other words is another mask.
-  other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), salts)
-  return salts, other
+  other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), dropout_seeds)
+  return dropout_seeds, other
 
 
-def uniform(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+def uniform(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
   """Any token of the vocabulary but [MASK], the other special ones too, as in the original."""
-  del params, batch, masked, salts, step
-  return Proposal(jnp.zeros((*slots.positions.shape, spec.generator.vocab_size)), {})
+  del params, batch, masked_ids, dropout_seeds, step
+  return Proposal(jnp.zeros((*masked.positions.shape, spec.generator.vocab_size)), {})
 
 
-def unigram(spec: Spec, params, batch, slots, masked, salts, step) -> Proposal:
+def unigram(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
   """Tokens as frequent as in the training text (Clark et al. 2020, Section 3.4)."""
-  del params, batch, masked, salts, step
+  del params, batch, masked_ids, dropout_seeds, step
   counts = jnp.array(spec.frequencies, jnp.float32)
   logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e4)
-  return Proposal(jnp.broadcast_to(logits, (*slots.positions.shape, counts.size)), {})
+  return Proposal(jnp.broadcast_to(logits, (*masked.positions.shape, counts.size)), {})
 
 
 GENERATORS = {
@@ -147,35 +148,35 @@ def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Co
     step: [] int32 of a training step; None in evaluation, which has no dropout.
   """
   m, generate = spec.masking, GENERATORS[spec.kind]
-  salts = None
+  dropout_seeds = None
   if step is not None:
-    salts = model.dropout_salts(keys[:, 3], spec.generator.num_layers)
-  slots = masking.choose(batch, m, keys[:, 0], step)
-  masked = masking.mask(batch.ids, slots, m, keys[:, 1])
-  proposal = generate(spec, params, batch, slots, masked, salts, step)
+    dropout_seeds = model.make_dropout_seeds(keys[:, 3], spec.generator.num_layers)
+  masked = masking.choose(batch, m, keys[:, 0], step)
+  masked_ids = masking.mask(batch.ids, masked, m, keys[:, 1])
+  proposal = generate(spec, params, batch, masked, masked_ids, dropout_seeds, step)
   # Differs from the original: [MASK] is never sampled, so the main network never sees one.
   mask_id = jnp.int32(m.mask_id)
   proposal = proposal._replace(logits=masking.disallow(proposal.logits, mask_id))
 
   logits = proposal.logits
-  if salts is not None and not spec.sampling_dropout:
+  if dropout_seeds is not None and not spec.sampling_dropout:
     fixed = jax.lax.stop_gradient(params)
-    logits = generate(spec, fixed, batch, slots, masked, None, step).logits
+    logits = generate(spec, fixed, batch, masked, masked_ids, None, step).logits
     logits = masking.disallow(logits, mask_id)
   if m.disallow_correct:
-    logits = masking.disallow(logits, slots.originals)
+    logits = masking.disallow(logits, masked.labels)
   sampled, surprise = masking.sample(logits, m.temperature_at(step), keys[:, 2])
-  ids, is_replaced = masking.corrupt(batch.ids, slots, sampled)
+  ids, is_replaced = masking.corrupt(batch.ids, masked, sampled)
 
-  hits = (sampled == slots.originals) * slots.weights
-  number = slots.weights.sum()
+  hits = (sampled == masked.labels) * masked.weights
+  number = masked.weights.sum()
   terms = {
     **proposal.terms,
     "sampled_accuracy": Term(hits.sum(), number),
     # Of what is sampled from: after temperature and whatever was disallowed, in nats.
-    "sample_entropy": Term((surprise * slots.weights).sum(), number),
+    "sample_entropy": Term((surprise * masked.weights).sum(), number),
     "replaced": Term(
       (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()
     ),
   }
-  return Corruption(slots, proposal, sampled, ids, is_replaced, terms)
+  return Corruption(masked, proposal, sampled, ids, is_replaced, terms)

@@ -49,45 +49,47 @@ class Masking:
     """Returns the sampling temperature at a training step, or in evaluation (None)."""
     return value_at(self.temperature, self.temperature_schedule, step)
 
-  def slots(self, length: int, training: bool) -> int:
-    """Returns K: enough slots for the highest rate there is."""
+  def num_masked(self, length: int, training: bool) -> int:
+    """Returns K: enough for the highest rate there is."""
     highest = max((training and _values(self.mask_prob_schedule)) or (self.mask_prob,))
-    return num_slots(highest, length)
+    return num_masked(highest, length)
 
 
 def _values(schedule: Piecewise | None) -> tuple[float, ...]:
   return schedule.values if schedule else ()
 
 
-class Slots(NamedTuple):
-  """The masked positions of a batch, K slots a sequence.
+class MaskedPositions(NamedTuple):
+  """The masked positions of a batch, K a sequence.
 
   Fields:
     positions: [B, K] int32, distinct within a sequence, not sorted.
-    originals: [B, K] int32, the token at each position before masking.
-    weights: [B, K] float32, 1 on positions that count, 0 on the slots left over.
+    labels: [B, K] int32, the token at each position before masking.
+    weights: [B, K] float32, 1 on positions that count, 0 on those left over.
   """
 
   positions: jax.Array
-  originals: jax.Array
+  labels: jax.Array
   weights: jax.Array
 
 
-def num_slots(mask_prob: float, length: int) -> int:
-  """Returns K, the slots of a sequence: the original's floor((p + 0.005) L), at least 1.
+def num_masked(mask_prob: float, length: int) -> int:
+  """Returns K, the masked positions of a sequence: the original's floor((p + 0.005) L), at least 1.
 
-  >>> num_slots(0.15, 128), num_slots(0.15, 512), num_slots(0.25, 512)
+  >>> num_masked(0.15, 128), num_masked(0.15, 512), num_masked(0.25, 512)
   (19, 79, 130)
   """
   return max(1, int((mask_prob + 0.005) * length))
 
 
-def ordinary(batch: Batch, masking: Masking) -> jax.Array:
+def maskable(batch: Batch, masking: Masking) -> jax.Array:
   """Returns which tokens are neither padding nor special: [B, L] bool."""
   return batch.padding_mask & ~jnp.isin(batch.ids, jnp.array(masking.special_ids, jnp.int32))
 
 
-def choose(batch: Batch, masking: Masking, keys: jax.Array, step: jax.Array | None = None) -> Slots:
+def choose(
+  batch: Batch, masking: Masking, keys: jax.Array, step: jax.Array | None = None
+) -> MaskedPositions:
   """Draws round(mask_prob x tokens) positions of each sequence, uniformly, without replacement.
 
   Special tokens count as tokens but are never drawn. At least one position is drawn, at most K.
@@ -100,39 +102,39 @@ def choose(batch: Batch, masking: Masking, keys: jax.Array, step: jax.Array | No
     step: [] int32 for the rate of that training step; None in evaluation.
   """
   L = batch.ids.shape[1]
-  K = masking.slots(L, step is not None)
-  candidate = ordinary(batch, masking)
+  K = masking.num_masked(L, step is not None)
+  candidate = maskable(batch, masking)
   draw = jax.vmap(lambda key: jax.random.uniform(key, (L,)))(keys)
   score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), K)
   # Rounds half to even, as tf.round does.
   wanted = jnp.clip(jnp.round(masking.rate(step) * batch.padding_mask.sum(-1)), 1, K)
   weights = (jnp.arange(K) < wanted[:, None]) & (score >= 0)
-  originals = jnp.take_along_axis(batch.ids, positions, axis=1)
-  return Slots(positions, originals, weights.astype(jnp.float32))
+  labels = jnp.take_along_axis(batch.ids, positions, axis=1)
+  return MaskedPositions(positions, labels, weights.astype(jnp.float32))
 
 
-def write(ids: jax.Array, slots: Slots, values: jax.Array) -> jax.Array:
-  """Returns ids [B, L] with values [B, K] written at the slots that count."""
-  values = jnp.where(slots.weights > 0, values, slots.originals)
+def write(ids: jax.Array, masked: MaskedPositions, values: jax.Array) -> jax.Array:
+  """Returns ids [B, L] with values [B, K] written at the masked positions that count."""
+  values = jnp.where(masked.weights > 0, values, masked.labels)
   return jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))(
-    ids, slots.positions, values
+    ids, masked.positions, values
   )
 
 
-def mask(ids: jax.Array, slots: Slots, masking: Masking, keys: jax.Array) -> jax.Array:
-  """Writes [MASK] at a random `mask_token_prob` of the slots and leaves the others as they are.
+def mask(ids: jax.Array, masked: MaskedPositions, masking: Masking, keys: jax.Array) -> jax.Array:
+  """Writes [MASK] at a random `mask_token_prob` of the masked positions, leaves the others alone.
 
   As in the original: 85 % [MASK], 15 % unchanged, none random; the loss covers them all.
   """
-  K = slots.positions.shape[1]
+  K = masked.positions.shape[1]
   draw = jax.vmap(lambda key: jax.random.uniform(key, (K,)))(keys)
-  shown = jnp.where(draw < masking.mask_token_prob, masking.mask_id, slots.originals)
-  return write(ids, slots, shown)
+  shown = jnp.where(draw < masking.mask_token_prob, masking.mask_id, masked.labels)
+  return write(ids, masked, shown)
 
 
-def gather(states: jax.Array, slots: Slots) -> jax.Array:
-  """Returns the states [B, K, D] at the slots, from states [B, L, D]."""
-  return jnp.take_along_axis(states, slots.positions[..., None], axis=1)
+def gather(states: jax.Array, masked: MaskedPositions) -> jax.Array:
+  """Returns the states [B, K, D] at the masked positions, from states [B, L, D]."""
+  return jnp.take_along_axis(states, masked.positions[..., None], axis=1)
 
 
 _BLOCK = 256  # about the root of a vocabulary, so that both levels of the search are short
@@ -143,24 +145,24 @@ def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
   return jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], -1e4, logits)
 
 
-def marked(slots: Slots, length: int) -> jax.Array:
-  """Returns which tokens are slots that count: [B, L] bool."""
-  B = slots.positions.shape[0]
+def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
+  """Returns which tokens are masked positions that count: [B, L] bool."""
+  B = masked.positions.shape[0]
   return (
     write(
       jnp.zeros((B, length), jnp.int32),
-      slots._replace(originals=0 * slots.positions),
-      jnp.ones_like(slots.positions),
+      masked._replace(labels=0 * masked.positions),
+      jnp.ones_like(masked.positions),
     )
     > 0
   )
 
 
 def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Draws one token a slot from softmax(logits / temperature), without a gradient.
+  """Draws one token a position from softmax(logits / temperature), without a gradient.
 
   By inverting the cumulative distribution in two levels, first over blocks of the vocabulary and
-  then inside the block: one random number a slot and one pass over the logits, where the Gumbel
+  then inside the block: one random number a position and one pass over the logits, where the Gumbel
   trick draws V numbers and takes two logarithms of each.
 
   Args:
@@ -196,12 +198,14 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
   return drawn, jnp.log(cdf[..., -1]) - picked
 
 
-def corrupt(ids: jax.Array, slots: Slots, sampled: jax.Array) -> tuple[jax.Array, jax.Array]:
+def corrupt(
+  ids: jax.Array, masked: MaskedPositions, sampled: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   """Writes the generator's samples into the text.
 
   Returns:
     The corrupted ids [B, L] int32 and is_replaced [B, L] bool: a sample that equals the original
     counts as original (Section 3.1).
   """
-  corrupted = write(ids, slots, sampled)
+  corrupted = write(ids, masked, sampled)
   return corrupted, corrupted != ids

@@ -200,19 +200,19 @@ def masked_language_model(spec: Spec, params: dict) -> tuple[TransformerConfig, 
 
 
 def encode(
-  cfg: TransformerConfig, tables: dict, weights: dict, ids: jax.Array, batch: Batch, salts
+  cfg: TransformerConfig, tables: dict, weights: dict, ids: jax.Array, batch: Batch, dropout_seeds
 ) -> jax.Array:
   """Returns an encoder's states [B, L, D] on ids [B, L]."""
   x = model.Embeddings(cfg).apply({"params": tables}, ids, batch.token_type_ids)
-  return model.Encoder(cfg).apply({"params": weights}, x, batch.padding_mask, salts)
+  return model.Encoder(cfg).apply({"params": weights}, x, batch.padding_mask, dropout_seeds)
 
 
 def main_states(spec: Spec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
   """Returns the discriminator's states [B, L, D] on ids [B, L]; keys are for dropout, or None."""
   cfg = spec.discriminator
-  salts = None if keys is None else model.dropout_salts(keys, cfg.num_layers)
+  dropout_seeds = None if keys is None else model.make_dropout_seeds(keys, cfg.num_layers)
   tables = embeddings(spec, params, "discriminator")
-  return encode(cfg, tables, encoder(spec, params, "discriminator"), ids, batch, salts)
+  return encode(cfg, tables, encoder(spec, params, "discriminator"), ids, batch, dropout_seeds)
 
 
 def token_logits(cfg: TransformerConfig, network: dict, name: str, states: jax.Array) -> jax.Array:
@@ -236,7 +236,7 @@ def nll(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
   return loss, picked >= best
 
 
-def nll_everywhere(
+def chunked_nll(
   cfg: TransformerConfig, network: dict, tables: dict, states: jax.Array, tokens: jax.Array, at: int
 ) -> tuple[jax.Array, jax.Array]:
   """Returns `nll` of the vocabulary layer at every position, `at` positions at a time.

@@ -29,7 +29,7 @@ class Recipe:
     heads: of the discriminator, keys of `networks.HEADS`.
     kinds: of generator it works with; none where it has no generator.
     generator_heads: what the generator needs beyond its own.
-    predicts_all: whether the discriminator's vocabulary layer covers all tokens, not the slots.
+    predicts_all: whether the discriminator's vocabulary layer covers all tokens, not the masked.
   """
 
   make: Callable[[Spec], Objective]
@@ -92,9 +92,9 @@ def electra_15(spec: Spec) -> Objective:
     keys, dropout_keys = _keys(keys, step)
     c = corrupt(spec, params, batch, keys, step)
     scores = _detect(spec, params, batch, c.ids, dropout_keys)
-    at_slots = masking.marked(c.slots, batch.ids.shape[1])
+    at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
     weight = spec.main_weight(step)
-    return c.terms | detection_terms("rtd", scores, c.is_replaced, at_slots, weight)
+    return c.terms | detection_terms("rtd", scores, c.is_replaced, at_masked, weight)
 
   return objective
 
@@ -105,19 +105,19 @@ def bert(spec: Spec) -> Objective:
 
   def objective(params, batch, keys, step):
     keys, dropout_keys = _keys(keys, step)
-    slots = masking.choose(batch, m, keys[:, 0], step)
-    masked = masking.mask(batch.ids, slots, m, keys[:, 1])
-    states = networks.main_states(spec, params, masked, batch, dropout_keys)
-    logits = _at_slots(spec, params, states, slots)
-    loss = networks.nll(logits, slots.originals)
-    return token_terms("mlm", *loss, slots.weights, spec.mlm_weight)
+    masked = masking.choose(batch, m, keys[:, 0], step)
+    masked_ids = masking.mask(batch.ids, masked, m, keys[:, 1])
+    states = networks.main_states(spec, params, masked_ids, batch, dropout_keys)
+    logits = _at_masked(spec, params, states, masked)
+    loss = networks.nll(logits, masked.labels)
+    return token_terms("mlm", *loss, masked.weights, spec.mlm_weight)
 
   return objective
 
 
-def _at_slots(spec: Spec, params, states, slots) -> jax.Array:
+def _at_masked(spec: Spec, params, states, masked) -> jax.Array:
   tables = networks.embeddings(spec, params, "discriminator")
-  gathered = masking.gather(states, slots)
+  gathered = masking.gather(states, masked)
   return networks.vocabulary_logits(spec.discriminator, params["discriminator"], tables, gathered)
 
 
@@ -128,9 +128,9 @@ def replace_mlm(spec: Spec) -> Objective:
     keys, dropout_keys = _keys(keys, step)
     c = corrupt(spec, params, batch, keys, step)
     states = networks.main_states(spec, params, c.ids, batch, dropout_keys)
-    loss = networks.nll(_at_slots(spec, params, states, c.slots), c.slots.originals)
+    loss = networks.nll(_at_masked(spec, params, states, c.masked), c.masked.labels)
     weight = spec.main_weight(step)
-    return c.terms | token_terms("replace_mlm", *loss, c.slots.weights, weight)
+    return c.terms | token_terms("replace_mlm", *loss, c.masked.weights, weight)
 
   return objective
 
@@ -154,12 +154,12 @@ def all_tokens_mlm(spec: Spec) -> Objective:
     c = corrupt(spec, params, batch, keys, step)
     states = networks.main_states(spec, params, c.ids, batch, dropout_keys)
     tables, heads = networks.embeddings(spec, params, "discriminator"), params["discriminator"]
-    at = c.slots.positions.shape[1]
-    nll, hit = networks.nll_everywhere(cfg, heads, tables, states, batch.ids, at)
+    at = c.masked.positions.shape[1]
+    nll, hit = networks.chunked_nll(cfg, heads, tables, states, batch.ids, at)
     gate = networks.token_logits(cfg, heads, "copy_head", states)
     loss = copy_nll(gate, nll, c.ids == batch.ids)
-    at_slots = masking.marked(c.slots, batch.ids.shape[1])
-    ungated = token_terms("ungated", nll, hit, at_slots, 0.0)
+    at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
+    ungated = token_terms("ungated", nll, hit, at_masked, 0.0)
     return c.terms | {
       "all_tokens_loss": Term(
         (loss * batch.padding_mask).sum(), batch.padding_mask.sum(), spec.main_weight(step)
@@ -174,10 +174,10 @@ def all_tokens_mlm(spec: Spec) -> Objective:
 def adversarial(spec: Spec) -> Objective:
   """The generator learns to fool the discriminator, by REINFORCE (Section 3.2 and Appendix F).
 
-  A slot's reward is the discriminator's loss there. The discriminator's answer at a token is taken
-  to depend on that token and the unchanged ones alone, so the loss splits over the slots. The
-  baseline is -log sigmoid(w h), h the generator's state there; its sigmoid is trained by
-  cross-entropy towards the probability that the discriminator gives to the right answer.
+  A masked position's reward is the discriminator's loss there. The discriminator's answer at a
+  token is taken to depend on that token and the unchanged ones alone, so the loss splits over the
+  masked positions. The baseline is -log sigmoid(w h), h the generator's state there; its sigmoid is
+  trained by cross-entropy towards the probability that the discriminator gives to the right answer.
   """
   g, m = spec.generator, spec.masking
 
@@ -186,7 +186,7 @@ def adversarial(spec: Spec) -> Objective:
     c = corrupt(spec, params, batch, keys, step)
     scores = _detect(spec, params, batch, c.ids, dropout_keys)
 
-    at = c.slots.positions
+    at = c.masked.positions
     score, replaced = (jnp.take_along_axis(x, at, axis=1) for x in (scores, c.is_replaced))
     reward = jax.nn.softplus(jnp.where(replaced, -score, score))
     states = jax.lax.stop_gradient(c.proposal.states)
@@ -196,7 +196,7 @@ def adversarial(spec: Spec) -> Objective:
     right = jnp.exp(-jax.lax.stop_gradient(reward))
     cross_entropy = right * jax.nn.softplus(-guess) + (1 - right) * jax.nn.softplus(guess)
 
-    w, count = c.slots.weights, c.slots.weights.sum()
+    w, count = c.masked.weights, c.masked.weights.sum()
     return {
       **c.terms,
       # Of this number only the gradient means something.
@@ -224,7 +224,7 @@ def electric(spec: Spec) -> Objective:
     log_q = _log_q(c, batch)
     rate = spec.masking.rate(step)
     logits = energy + jax.lax.stop_gradient(log_q) + jnp.log(rate / (1 - rate))
-    noised = masking.marked(c.slots, batch.ids.shape[1])
+    noised = masking.is_masked(c.masked, batch.ids.shape[1])
     weight = spec.main_weight(step)
     return c.terms | detection_terms("nce", logits, noised, batch.padding_mask, weight)
 
@@ -233,11 +233,11 @@ def electric(spec: Spec) -> Objective:
 
 def _log_q(c, batch: Batch) -> jax.Array:
   """Returns the generator's log-probability [B, L] of each token of the corrupted text."""
-  at_slots = -networks.nll(c.proposal.logits, c.sampled)[0]
-  at_slots = jnp.where(c.slots.weights > 0, at_slots, 0.0)
+  at_masked = -networks.nll(c.proposal.logits, c.sampled)[0]
+  at_masked = jnp.where(c.masked.weights > 0, at_masked, 0.0)
   rows = jnp.arange(batch.ids.shape[0])[:, None]
-  changed = masking.marked(c.slots, batch.ids.shape[1])
-  return jnp.where(changed, 0.0, -c.proposal.nll).at[rows, c.slots.positions].add(at_slots)
+  changed = masking.is_masked(c.masked, batch.ids.shape[1])
+  return jnp.where(changed, 0.0, -c.proposal.nll).at[rows, c.masked.positions].add(at_masked)
 
 
 # What may be sampled from and trained at once.

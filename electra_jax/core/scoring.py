@@ -43,8 +43,8 @@ def one_at_a_time(spec: Spec, params: dict, batch: Batch) -> jax.Array:
   tables = weights["embeddings"]
 
   def at(t):
-    masked = batch.ids.at[:, t].set(spec.masking.mask_id)
-    states = networks.encode(cfg, tables, weights["encoder"], masked, batch, None)
+    masked_ids = batch.ids.at[:, t].set(spec.masking.mask_id)
+    states = networks.encode(cfg, tables, weights["encoder"], masked_ids, batch, None)
     states = jax.lax.dynamic_slice_in_dim(states, t, 1, axis=1)
     logits = networks.vocabulary_logits(cfg, weights, tables, states)
     return -networks.nll(logits, jax.lax.dynamic_slice_in_dim(batch.ids, t, 1, axis=1))[0][:, 0]
@@ -56,9 +56,9 @@ def two_tower_log_q(spec: Spec, params: dict, batch: Batch) -> jax.Array:
   """Returns a two-tower generator's log-probabilities [B, L], in one pass."""
   states = generators.two_tower_states(spec, params, batch, (None, None))
   tables = networks.embeddings(spec, params, "generator")
-  at = spec.masking.slots(batch.ids.shape[1], False)
+  at = spec.masking.num_masked(batch.ids.shape[1], False)
   cfg = spec.generator
-  return -networks.nll_everywhere(cfg, params["generator"], tables, states, batch.ids, at)[0]
+  return -networks.chunked_nll(cfg, params["generator"], tables, states, batch.ids, at)[0]
 
 
 def token_scores(spec: Spec, params: dict, batch: Batch) -> jax.Array:
@@ -78,7 +78,8 @@ def token_scores(spec: Spec, params: dict, batch: Batch) -> jax.Array:
     if spec.objective == "electric":
       scores = -logits
     elif spec.objective == "electra_15":
-      # Only slots were learned from: at its best "original" has the data's own probability there.
+      # Learned from masked positions only: at its best "original" has the data's own probability
+      # there.
       scores = jax.nn.log_sigmoid(-logits)
     else:
       if spec.masking.temperature != 1 or spec.masking.disallow_correct:
@@ -89,7 +90,7 @@ def token_scores(spec: Spec, params: dict, batch: Batch) -> jax.Array:
     raise ValueError(
       f"objective {spec.objective} with a {spec.kind} generator gives no likelihood of a text"
     )
-  return jnp.where(masking.ordinary(batch, spec.masking), scores, 0.0)
+  return jnp.where(masking.maskable(batch, spec.masking), scores, 0.0)
 
 
 _LOG_Q = {"transformer": one_at_a_time, "frozen": one_at_a_time, "two_tower": two_tower_log_q}

@@ -57,8 +57,10 @@ def shapes(cfg: TransformerConfig, head: Head) -> dict:
 
 
 def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.Array:
-  salts = None if keys is None else model.dropout_salts(keys, cfg.num_layers)
-  return networks.encode(cfg, params["embeddings"], params["encoder"], batch.ids, batch, salts)
+  dropout_seeds = None if keys is None else model.make_dropout_seeds(keys, cfg.num_layers)
+  return networks.encode(
+    cfg, params["embeddings"], params["encoder"], batch.ids, batch, dropout_seeds
+  )
 
 
 def make_objective(cfg: TransformerConfig, head: Head, scale: float = 1.0) -> Callable:

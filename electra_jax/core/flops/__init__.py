@@ -63,12 +63,12 @@ def generator_flops(spec: Spec, length: int) -> dict[str, int]:
   """
   if not OBJECTIVES[spec.objective].kinds or spec.kind in ("uniform", "unigram"):
     return {}
-  cfg, K = spec.generator, spec.masking.slots(length, True)
+  cfg, K = spec.generator, spec.masking.num_masked(length, True)
   encoder, head = encoder_flops(cfg, length), mlm_head_flops(cfg, K)
   if spec.kind == "frozen":
     return {"generator, forward": encoder + head}
   if spec.kind == "two_tower":
-    # The head reads both towers' states, at every position for the loss and at the slots to sample.
+    # The head reads both towers' states: everywhere for the loss, at the masked to sample.
     wide = dataclasses.replace(cfg, hidden_size=2 * cfg.hidden_size)
     encoder = 2 * encoder
     parts = {"generator": 3 * (encoder + mlm_head_flops(wide, length))}
@@ -87,7 +87,7 @@ def main_flops(spec: Spec, length: int) -> dict[str, int]:
   parts = {"discriminator": 3 * encoder_flops(cfg, length)}
   for name in recipe.heads:
     if name == "mlm_head":
-      positions = length if recipe.predicts_all else spec.masking.slots(length, True)
+      positions = length if recipe.predicts_all else spec.masking.num_masked(length, True)
       parts[name] = 3 * mlm_head_flops(cfg, positions)
     elif name == "rtd_head":
       parts[name] = 3 * rtd_head_flops(cfg, length)
