@@ -88,7 +88,7 @@ class Peer:
 
   name = "transformers + PyTorch"
 
-  def __init__(self, adam: dict, batch: Batch, spec: objectives.Spec, microbatches: int):
+  def __init__(self, adam: dict, batch: Batch, spec: objectives.PretrainSpec, microbatches: int):
     import torch
     from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 

@@ -50,7 +50,7 @@ def paper_table() -> Table:
   return table
 
 
-def spec_of(config: ConfigDict) -> networks.Spec:
+def spec_of(config: ConfigDict) -> networks.PretrainSpec:
   """Returns the networks of a configuration; of the vocabulary only its size is needed."""
   validate.check_fields(config)
   size = config.data.vocab_size

@@ -38,7 +38,7 @@ class Scorer:
     self.spec, params = runs.read_params(workdir, vocab)
     self.batch_size = batch_size
     self.longest = self.spec.discriminator.max_positions - 2
-    if self.spec.kind in ("transformer", "frozen", "two_tower"):
+    if self.spec.generator_kind in ("transformer", "frozen", "two_tower"):
       self.longest = min(self.longest, self.spec.generator.max_positions - 2)
     score = jax.jit(lambda params, batch: scoring.token_scores(self.spec, params, batch).sum(-1))
     self._score = lambda batch: np.asarray(score(params, batch), np.float64)

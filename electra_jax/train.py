@@ -224,7 +224,7 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
     console.print(f"starting from the parameters of {job.config.init_from}: {', '.join(taken)}")
     if fresh:
       console.print(f"not in it, so new: {', '.join(fresh)}")
-  if job.spec.kind == "frozen":
+  if job.spec.generator_kind == "frozen":
     source = job.config.generator.init_from
     other = processes.agree(lambda: runs.read_params(source, job.shards.vocab))
     weights = {**weights, "generator": networks.masked_language_model(*other)[1]}

@@ -77,8 +77,8 @@ def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
   # the body of a loop once.
   d = model.TransformerConfig(512, 128, 128, 2, 2, 512, 16, unroll=2, dropout=0.1)
   rates = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
-  spec = networks.Spec(
-    model.generator_size(d, 1.0, 1.0), d, rates, objective=name, kind=kind,
+  spec = networks.PretrainSpec(
+    model.generator_size(d, 1.0, 1.0), d, rates, objective=name, generator_kind=kind,
     frequencies=(1.0,) * 512, **changes,
   )  # fmt: skip
   batch = make_batch(B=8)

@@ -10,7 +10,7 @@ from test_objectives import SPEC, keys_of, make_batch
 
 from electra_jax.core import generators, masking, objectives
 
-TOWERS = dataclasses.replace(SPEC, kind="two_tower")
+TOWERS = dataclasses.replace(SPEC, generator_kind="two_tower")
 
 
 def fresh(spec):
@@ -75,7 +75,7 @@ def test_the_cloze_loss_covers_every_ordinary_token():
 @pytest.mark.parametrize("kind", ["uniform", "unigram"])
 def test_samples_without_a_network_have_the_right_frequencies(kind):
   counts = np.arange(60.0) ** 2
-  spec = dataclasses.replace(SPEC, kind=kind, frequencies=tuple(counts))
+  spec = dataclasses.replace(SPEC, generator_kind=kind, frequencies=tuple(counts))
   batch = make_batch(B=4096, seed=2)
   c = corrupt(spec, fresh(spec), batch)
   assert fresh(spec)["generator"] == {}
@@ -102,7 +102,7 @@ def test_the_entropy_is_that_of_what_is_sampled_from():
   for change in ({}, {"temperature": 0.05}, {"disallow_correct": True}):
     spec = dataclasses.replace(SPEC, masking=dataclasses.replace(SPEC.masking, **change))
     c = corrupt(spec, weights, batch)
-    z = np.array(c.proposal.logits, np.float64)
+    z = np.array(c.output.logits, np.float64)
     if change.get("disallow_correct"):
       np.put_along_axis(z, np.asarray(c.masked.labels)[..., None], -np.inf, -1)
     z = z / spec.masking.temperature
@@ -115,13 +115,13 @@ def test_the_entropy_is_that_of_what_is_sampled_from():
 
 def test_a_correct_sample_can_be_disallowed():
   spec = dataclasses.replace(
-    SPEC, kind="uniform", masking=dataclasses.replace(SPEC.masking, disallow_correct=True)
+    SPEC, generator_kind="uniform", masking=dataclasses.replace(SPEC.masking, disallow_correct=True)
   )
   batch = make_batch(B=2048)
   c = corrupt(spec, fresh(spec), batch)
   assert float(c.terms["sampled_accuracy"].total) == 0.0
   assert int(c.is_replaced.sum()) == int(c.masked.weights.sum())
-  allowed = corrupt(dataclasses.replace(SPEC, kind="uniform"), fresh(SPEC), batch)
+  allowed = corrupt(dataclasses.replace(SPEC, generator_kind="uniform"), fresh(SPEC), batch)
   assert float(allowed.terms["sampled_accuracy"].total) > 0
 
 
@@ -130,29 +130,29 @@ def test_samples_without_dropout_are_those_of_evaluation():
   weights, batch = fresh(SPEC), make_batch(B=64)
   training, evaluation = corrupt(still, weights, batch), corrupt(still, weights, batch, False)
   np.testing.assert_array_equal(training.sampled, evaluation.sampled)
-  assert (training.proposal.logits != evaluation.proposal.logits).any()  # learns under dropout
+  assert (training.output.logits != evaluation.output.logits).any()  # learns under dropout
   np.testing.assert_array_equal(*(c.terms["sample_entropy"].total for c in (training, evaluation)))
   assert (corrupt(SPEC, weights, batch).sampled != evaluation.sampled).any()
 
 
 def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
-  spec = dataclasses.replace(SPEC, kind="frozen", tie="none")
+  spec = dataclasses.replace(SPEC, generator_kind="frozen", tying="none")
   weights, batch = fresh(spec), make_batch()
 
   def loss(weights):
     c = generators.corrupt(spec, weights, batch, four_keys(batch), jnp.int32(0))
     assert not c.terms["mlm_loss"].in_loss
-    return c.proposal.logits.sum()
+    return c.output.logits.sum()
 
   assert not any(map(np.any, jax.tree.leaves(jax.grad(loss)(weights))))
   a, b = corrupt(spec, weights, batch), corrupt(spec, weights, batch, False)
-  np.testing.assert_array_equal(a.proposal.logits, b.proposal.logits)
+  np.testing.assert_array_equal(a.output.logits, b.output.logits)
 
 
 @pytest.mark.parametrize("kind", list(generators.GENERATORS))
 def test_every_kind_corrupts_the_chosen_slots_only(kind):
   tie = "none" if kind == "frozen" else "embeddings"
-  spec = dataclasses.replace(SPEC, kind=kind, tie=tie, frequencies=(1.0,) * 60)
+  spec = dataclasses.replace(SPEC, generator_kind=kind, tying=tie, frequencies=(1.0,) * 60)
   batch = make_batch(B=8)
   c = corrupt(spec, fresh(spec), batch)
   chosen = np.asarray(masking.is_masked(c.masked, 16))
@@ -173,7 +173,7 @@ def test_samples_of_a_two_tower_generator_follow_its_distribution():
   at = 3
   hit = np.asarray(c.masked.positions) == at
   drawn = np.bincount(np.asarray(c.sampled)[hit], minlength=60)
-  logits = np.asarray(c.proposal.logits)[hit][0].astype(np.float64)
+  logits = np.asarray(c.output.logits)[hit][0].astype(np.float64)
   q = np.exp(logits - logits.max())
   q /= q.sum()
   big = drawn.sum() * q > 5

@@ -19,7 +19,7 @@ RATES = masking.Masking(0.15, 0.85, 1.0, 4, (0, 2, 3, 4))
 
 def paper_spec(embedding, width, layers, multiplier):
   cfg = model.TransformerConfig(30522, embedding, width, layers, width // 64, 4 * width, 512)
-  return objectives.Spec(model.generator_size(cfg, multiplier, 1.0), cfg, RATES)
+  return objectives.PretrainSpec(model.generator_size(cfg, multiplier, 1.0), cfg, RATES)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
 
 @pytest.fixture(scope="module")
 def weights():
-  spec = objectives.Spec(model.generator_size(TINY, 0.5, 1.0), TINY, RATES)
+  spec = objectives.PretrainSpec(model.generator_size(TINY, 0.5, 1.0), TINY, RATES)
   return objectives.init_params(spec, jax.random.key(1))
 
 

@@ -15,7 +15,7 @@ def make(tie, **changes):
   generator = model.generator_size(D, 0.5, 1.0)
   if tie == "none":
     generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
-  spec = networks.Spec(D if tie == "all" else generator, D, RATES, tie=tie, **changes)
+  spec = networks.PretrainSpec(D if tie == "all" else generator, D, RATES, tying=tie, **changes)
   return spec, jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
 
 
@@ -63,7 +63,7 @@ def test_each_loss_reaches_what_its_network_looks_up_and_nothing_else(tie, by_rt
 
 def test_gdes_starts_where_shared_embeddings_do_and_merges_into_plain_tables():
   spec, weights = make("gdes")
-  shared = dataclasses.replace(spec, tie="embeddings")
+  shared = dataclasses.replace(spec, tying="embeddings")
   batch = make_batch()
   a, b = evaluate(spec, weights, batch), evaluate(shared, weights, batch)
   assert float(a["rtd_loss"].total) == float(b["rtd_loss"].total)

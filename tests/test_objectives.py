@@ -13,7 +13,7 @@ from electra_jax.core.batch import Batch
 
 D = model.TransformerConfig(60, 8, 16, 2, 2, 32, 16)
 RATES = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
-SPEC = objectives.Spec(model.generator_size(D, 0.5, 1.0), D, RATES)
+SPEC = objectives.PretrainSpec(model.generator_size(D, 0.5, 1.0), D, RATES)
 
 
 @pytest.fixture(scope="module")

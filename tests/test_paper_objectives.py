@@ -73,7 +73,7 @@ def test_electra_15_gives_unmasked_logits_exactly_zero_gradient(monkeypatch):
 @pytest.mark.parametrize("name", ["replace_mlm", "all_tokens_mlm", "electra", "electric"])
 def test_no_mask_token_enters_the_main_network(name, monkeypatch):
   kind = "two_tower" if name == "electric" else "transformer"
-  spec, weights = make(name, kind=kind)
+  spec, weights = make(name, generator_kind=kind)
   # To the generator [MASK] is the likeliest token of all, by far.
   weights["generator"]["mlm_head"]["bias"] += 50.0 * (jnp.arange(60) == RATES.mask_id)
   batch, seen = make_batch(), []
@@ -157,7 +157,7 @@ def test_bert_is_plain_masked_language_modelling():
 
 
 def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_noise():
-  spec, weights = make("electric", kind="two_tower")
+  spec, weights = make("electric", generator_kind="two_tower")
   batch = make_batch()
   c = corruption(spec, weights, batch)
   states = generators.two_tower_states(spec, weights, batch, (None, None))
@@ -191,7 +191,7 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
   ],
 )
 def test_the_main_loss_gives_the_generators_own_weights_exactly_zero_gradient(name, kind, loss):
-  spec, weights = make(name, kind=kind)
+  spec, weights = make(name, generator_kind=kind)
   batch = make_batch()
 
   def total(weights):
@@ -206,7 +206,7 @@ def test_the_main_loss_gives_the_generators_own_weights_exactly_zero_gradient(na
 # REINFORCE. One slot a sequence, so that the assumption (a slot's reward depends on its own token
 # and on unchanged ones) is exact; five words, so that every outcome can be tried.
 TINY_D = dataclasses.replace(D, vocab_size=9)
-TINY = networks.Spec(
+TINY = networks.PretrainSpec(
   model.generator_size(TINY_D, 0.5, 1.0),
   TINY_D,
   masking.Masking(0.25, 1.0, 1.0, 3, (0, 1, 2, 3)),

@@ -16,7 +16,7 @@ from electra_jax.core import generators, networks, objectives, scoring
 
 
 def make(objective, kind="transformer", **changes):
-  spec = dataclasses.replace(SPEC, objective=objective, kind=kind, **changes)
+  spec = dataclasses.replace(SPEC, objective=objective, generator_kind=kind, **changes)
   return spec, jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
 
 

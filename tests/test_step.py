@@ -17,7 +17,7 @@ def make_spec(dropout):
   d = model.TransformerConfig(
     60, 8, 16, 2, 2, 32, L, dropout=dropout, attention_dropout=dropout
   )  # fmt: skip
-  return objectives.Spec(
+  return objectives.PretrainSpec(
     model.generator_size(d, 0.5, 1.0), d, masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
   )
 

@@ -23,7 +23,7 @@ def has_generator_weights(config: ConfigDict) -> bool:
   return bool(kinds) and config.generator.kind not in ("uniform", "unigram")
 
 
-def make_spec(config: ConfigDict, vocab, frequencies=None) -> objectives.Spec:
+def make_spec(config: ConfigDict, vocab, frequencies=None) -> objectives.PretrainSpec:
   """Returns the two networks, the masking and the weights of the losses.
 
   Args:
@@ -53,15 +53,15 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> objectives.Spec:
     temperature_schedule=_schedule(o, "temperature_schedule", steps),
   )
   counts = frequencies if g.kind == "unigram" and frequencies is not None else ()
-  return objectives.Spec(
+  return objectives.PretrainSpec(
     generator,
     discriminator,
     rates,
     mlm_weight=o.mlm_weight,
     rtd_weight=o.rtd_weight,
     objective=o.name,
-    kind=g.kind,
-    tie=g.tie,
+    generator_kind=g.kind,
+    tying=g.tie,
     sampling_dropout=g.sampling_dropout,
     frequencies=tuple(float(x) for x in counts),
     rtd_weight_schedule=_schedule(o, "rtd_weight_schedule", steps),
@@ -98,7 +98,7 @@ def _discriminator(config: ConfigDict, vocab) -> model.TransformerConfig:
   )
 
 
-def read_spec(workdir: str, vocab) -> objectives.Spec:
+def read_spec(workdir: str, vocab) -> objectives.PretrainSpec:
   """Returns the spec of another run, from the configuration saved with it.
 
   Raises:

@@ -102,7 +102,7 @@ def check_devices(config: ConfigDict, devices: int | None = None) -> None:
 def check_combination(config: ConfigDict) -> None:
   """Refuses an objective, a generator and an optimizer that mean nothing together."""
   o, g, p = config.objective, config.generator, config.optimizer
-  recipe = objectives.OBJECTIVES[o.name]
+  definition = objectives.OBJECTIVES[o.name]
   weightless = not has_generator_weights(config)
   own = [f"generator_{x}" for x in ("learning_rate", "weight_decay", "clip_norm")]
   own = [name for name in own if p[name] is not None]
@@ -112,13 +112,13 @@ def check_combination(config: ConfigDict) -> None:
   )
   for wrong, reason in (
     (
-      not recipe.kinds and (g.kind != "transformer" or sampling or o.rtd_weight_schedule),
+      not definition.kinds and (g.kind != "transformer" or sampling or o.rtd_weight_schedule),
       f"objective {o.name} has no generator and one loss: leave generator.kind, its sampling and"
       " rtd_weight_schedule as they are",
     ),
     (
-      recipe.kinds and g.kind not in recipe.kinds,
-      f"objective {o.name} needs a generator of kind {' or '.join(recipe.kinds)}, got {g.kind}",
+      definition.kinds and g.kind not in definition.kinds,
+      f"objective {o.name} needs a generator of kind {' or '.join(definition.kinds)}, got {g.kind}",
     ),
     (
       weightless and g.tie != "embeddings",

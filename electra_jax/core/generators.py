@@ -1,7 +1,7 @@
 """Where replaced tokens come from: the kinds of generator, and a corrupted batch made with one.
 
 A generator is a function (spec, params, batch, masked, masked_ids, dropout_seeds, step) ->
-Proposal. A new one is a function here, an entry of GENERATORS, and its weights in
+GeneratorOutput. A new one is a function here, an entry of GENERATORS, and its weights in
 `networks.init_generator`.
 """
 
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from electra_jax.core import masking, model, networks
 from electra_jax.core.batch import Batch
-from electra_jax.core.networks import Spec
+from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.terms import Term, token_terms
 
 
-class Proposal(NamedTuple):
+class GeneratorOutput(NamedTuple):
   """What a generator says about a batch.
 
   Fields:
@@ -37,7 +37,7 @@ class Corruption(NamedTuple):
 
   Fields:
     masked: `masking.MaskedPositions`, K a sequence.
-    proposal: the generator's `Proposal`.
+    output: the generator's `GeneratorOutput`.
     sampled: [B, K] int32, the tokens drawn at the masked positions.
     ids: [B, L] int32, the corrupted text.
     is_replaced: [B, L] bool; a sample that equals the original counts as original.
@@ -45,14 +45,16 @@ class Corruption(NamedTuple):
   """
 
   masked: masking.MaskedPositions
-  proposal: Proposal
+  output: GeneratorOutput
   sampled: jax.Array
   ids: jax.Array
   is_replaced: jax.Array
   terms: dict[str, Term]
 
 
-def transformer(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
+def transformer(
+  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
+) -> GeneratorOutput:
   """A small masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
   del step
   tables = networks.embeddings(spec, params, "generator")
@@ -61,10 +63,12 @@ def transformer(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, st
   states = masking.gather(states, masked)
   logits = networks.vocabulary_logits(spec.generator, params["generator"], tables, states)
   loss = networks.nll(logits, masked.labels)
-  return Proposal(logits, token_terms("mlm", *loss, masked.weights, spec.mlm_weight), states)
+  return GeneratorOutput(logits, token_terms("mlm", *loss, masked.weights, spec.mlm_weight), states)
 
 
-def frozen(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
+def frozen(
+  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
+) -> GeneratorOutput:
   """Another run's masked language model, not trained and without dropout (Fast-ELECTRA)."""
   del dropout_seeds
   params = {**params, "generator": jax.lax.stop_gradient(params["generator"])}
@@ -72,7 +76,7 @@ def frozen(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -
   return said._replace(terms={k: Term(t.total, t.count) for k, t in said.terms.items()})
 
 
-def two_tower_states(spec: Spec, params: dict, batch: Batch, dropout_seeds) -> jax.Array:
+def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_seeds) -> jax.Array:
   """Returns the states [B, L, 2 D] that know each token's left and right, but not the token.
 
   One tower reads from the left and one from the right (Clark et al. 2020b, Section 3); place t gets
@@ -95,7 +99,9 @@ def two_tower_states(spec: Spec, params: dict, batch: Batch, dropout_seeds) -> j
   return jnp.concatenate([left, right], -1)
 
 
-def two_tower(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
+def two_tower(
+  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
+) -> GeneratorOutput:
   """Two causal towers on the clean text, trained on every ordinary token (the cloze loss)."""
   del masked_ids
   cfg, network = spec.generator, params["generator"]
@@ -108,7 +114,7 @@ def two_tower(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step
   terms = token_terms("cloze", loss, hit, masking.maskable(batch, spec.masking), spec.mlm_weight)
   states = masking.gather(states, masked)
   logits = networks.vocabulary_logits(cfg, network, tables, states)
-  return Proposal(logits, terms, states, loss)
+  return GeneratorOutput(logits, terms, states, loss)
 
 
 def _two_dropout_seeds(dropout_seeds):
@@ -117,18 +123,22 @@ def _two_dropout_seeds(dropout_seeds):
   return dropout_seeds, other
 
 
-def uniform(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
+def uniform(
+  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
+) -> GeneratorOutput:
   """Any token of the vocabulary but [MASK], the other special ones too, as in the original."""
   del params, batch, masked_ids, dropout_seeds, step
-  return Proposal(jnp.zeros((*masked.positions.shape, spec.generator.vocab_size)), {})
+  return GeneratorOutput(jnp.zeros((*masked.positions.shape, spec.generator.vocab_size)), {})
 
 
-def unigram(spec: Spec, params, batch, masked, masked_ids, dropout_seeds, step) -> Proposal:
+def unigram(
+  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
+) -> GeneratorOutput:
   """Tokens as frequent as in the training text (Clark et al. 2020, Section 3.4)."""
   del params, batch, masked_ids, dropout_seeds, step
   counts = jnp.array(spec.frequencies, jnp.float32)
   logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e4)
-  return Proposal(jnp.broadcast_to(logits, (*masked.positions.shape, counts.size)), {})
+  return GeneratorOutput(jnp.broadcast_to(logits, (*masked.positions.shape, counts.size)), {})
 
 
 GENERATORS = {
@@ -140,25 +150,25 @@ GENERATORS = {
 }
 
 
-def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Corruption:
+def corrupt(spec: PretrainSpec, params: dict, batch: Batch, keys: jax.Array, step) -> Corruption:
   """Masks, asks the generator, samples, and writes the samples into the text.
 
   Args:
     keys: [B, 4] typed keys: for positions, masking, sampling and the generator's dropout.
     step: [] int32 of a training step; None in evaluation, which has no dropout.
   """
-  m, generate = spec.masking, GENERATORS[spec.kind]
+  m, generate = spec.masking, GENERATORS[spec.generator_kind]
   dropout_seeds = None
   if step is not None:
     dropout_seeds = model.make_dropout_seeds(keys[:, 3], spec.generator.num_layers)
   masked = masking.choose(batch, m, keys[:, 0], step)
   masked_ids = masking.mask(batch.ids, masked, m, keys[:, 1])
-  proposal = generate(spec, params, batch, masked, masked_ids, dropout_seeds, step)
+  output = generate(spec, params, batch, masked, masked_ids, dropout_seeds, step)
   # Differs from the original: [MASK] is never sampled, so the main network never sees one.
   mask_id = jnp.int32(m.mask_id)
-  proposal = proposal._replace(logits=masking.disallow(proposal.logits, mask_id))
+  output = output._replace(logits=masking.disallow(output.logits, mask_id))
 
-  logits = proposal.logits
+  logits = output.logits
   if dropout_seeds is not None and not spec.sampling_dropout:
     fixed = jax.lax.stop_gradient(params)
     logits = generate(spec, fixed, batch, masked, masked_ids, None, step).logits
@@ -171,7 +181,7 @@ def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Co
   hits = (sampled == masked.labels) * masked.weights
   number = masked.weights.sum()
   terms = {
-    **proposal.terms,
+    **output.terms,
     "sampled_accuracy": Term(hits.sum(), number),
     # Of what is sampled from: after temperature and whatever was disallowed, in nats.
     "sample_entropy": Term((surprise * masked.weights).sum(), number),
@@ -179,4 +189,4 @@ def corrupt(spec: Spec, params: dict, batch: Batch, keys: jax.Array, step) -> Co
       (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()
     ),
   }
-  return Corruption(masked, proposal, sampled, ids, is_replaced, terms)
+  return Corruption(masked, output, sampled, ids, is_replaced, terms)

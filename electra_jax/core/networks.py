@@ -24,13 +24,13 @@ HEADS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
+class PretrainSpec:
   """What an objective is built from.
 
   Fields:
     objective: a key of `objectives.OBJECTIVES`.
-    kind: of generator, a key of `generators.GENERATORS`.
-    tie: what the networks share, a key of TIES (Clark et al. 2020, Section 3.2).
+    generator_kind: a key of `generators.GENERATORS`.
+    tying: what the networks share, a key of TIES (Clark et al. 2020, Section 3.2).
     sampling_dropout: whether the generator's samples are drawn under its dropout.
     frequencies: of the tokens, for the unigram generator; V numbers.
     mlm_weight, rtd_weight, ...: of the losses; rtd_weight is the main network's.
@@ -42,8 +42,8 @@ class Spec:
   mlm_weight: float = 1.0
   rtd_weight: float = 50.0
   objective: str = "electra"
-  kind: str = "transformer"
-  tie: str = "embeddings"
+  generator_kind: str = "transformer"
+  tying: str = "embeddings"
   sampling_dropout: bool = True
   frequencies: tuple[float, ...] = ()
   rtd_weight_schedule: Piecewise | None = None
@@ -85,14 +85,14 @@ TIES = {
 }
 
 
-def embeddings(spec: Spec, params: dict, network: str) -> dict:
+def embeddings(spec: PretrainSpec, params: dict, network: str) -> dict:
   """Returns the embeddings of "generator" or "discriminator" as plain tables."""
-  return TIES[spec.tie](params, network)
+  return TIES[spec.tying](params, network)
 
 
-def encoder(spec: Spec, params: dict, network: str) -> dict:
+def encoder(spec: PretrainSpec, params: dict, network: str) -> dict:
   """Returns the encoder's weights of "generator" or "discriminator"."""
-  return params["discriminator" if spec.tie == "all" else network]["encoder"]
+  return params["discriminator" if spec.tying == "all" else network]["encoder"]
 
 
 # Fresh parameters.
@@ -122,12 +122,12 @@ def init_head(name: str, cfg: TransformerConfig, width: int, key: jax.Array) -> 
   return _init(HEADS[name](cfg), key, *inputs)
 
 
-def init_generator(spec: Spec, key: jax.Array) -> dict:
+def init_generator(spec: PretrainSpec, key: jax.Array) -> dict:
   """Returns what the generator has for itself; nothing where it has no weights."""
   cfg, k = spec.generator, jax.random.split(key, 4)
-  if spec.kind in ("uniform", "unigram"):
+  if spec.generator_kind in ("uniform", "unigram"):
     return {}
-  if spec.kind == "two_tower":
+  if spec.generator_kind == "two_tower":
     weights = {
       "ltr": init_encoder(cfg, k[0]),
       "rtl": init_encoder(cfg, k[1]),
@@ -135,26 +135,28 @@ def init_generator(spec: Spec, key: jax.Array) -> dict:
     }
   else:
     weights = {"mlm_head": init_head("mlm_head", cfg, cfg.hidden_size, k[2])}
-    if spec.tie != "all":
+    if spec.tying != "all":
       weights["encoder"] = init_encoder(cfg, k[0])
-  if spec.tie == "none":
+  if spec.tying == "none":
     weights["embeddings"] = init_embeddings(cfg, k[3])
-  if spec.tie == "tokens":
+  if spec.tying == "tokens":
     weights["embeddings"] = _without_word(init_embeddings(cfg, k[3]))
   return weights
 
 
-def init_discriminator(spec: Spec, heads: tuple[str, ...], key: jax.Array) -> tuple[dict, dict]:
+def init_discriminator(
+  spec: PretrainSpec, heads: tuple[str, ...], key: jax.Array
+) -> tuple[dict, dict]:
   """Returns the embeddings that are shared (or its own), and what the discriminator adds."""
   cfg, k = spec.discriminator, jax.random.split(key, 2 + len(heads))
   tables = init_embeddings(cfg, k[0])
   weights = {"encoder": init_encoder(cfg, k[1])}
   for name, key in zip(heads, k[2:], strict=True):
     weights[name] = init_head(name, cfg, cfg.hidden_size, key)
-  if spec.tie == "tokens":
+  if spec.tying == "tokens":
     weights["embeddings"] = _without_word(tables)
     tables = {"word": tables["word"]}
-  if spec.tie == "gdes":
+  if spec.tying == "gdes":
     weights["embedding_delta"] = jax.tree.map(jnp.zeros_like, tables)
   return tables, weights
 
@@ -163,18 +165,18 @@ def _without_word(tables: dict) -> dict:
   return {name: table for name, table in tables.items() if name != "word"}
 
 
-def groups(spec: Spec, params: dict) -> dict:
+def groups(spec: PretrainSpec, params: dict) -> dict:
   """Returns which network each weight is trained with: "generator", "discriminator" or "frozen".
 
   Shared embeddings go with the discriminator, which is kept; with gdes they are the generator's.
   """
-  own = "frozen" if spec.kind == "frozen" else "generator"
+  own = "frozen" if spec.generator_kind == "frozen" else "generator"
   of = {"generator": own, "discriminator": "discriminator"}
-  of["embeddings"] = "generator" if spec.tie == "gdes" else "discriminator"
+  of["embeddings"] = "generator" if spec.tying == "gdes" else "discriminator"
   return {part: jax.tree.map(lambda _, name=of[part]: name, tree) for part, tree in params.items()}
 
 
-def masked_language_model(spec: Spec, params: dict) -> tuple[TransformerConfig, dict]:
+def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[TransformerConfig, dict]:
   """Returns a run's masked language model by itself: its shape and {embeddings, encoder, mlm_head}.
 
   The generator, or the discriminator of a run without one.
@@ -184,10 +186,12 @@ def masked_language_model(spec: Spec, params: dict) -> tuple[TransformerConfig, 
   """
   if "generator" not in params and "mlm_head" in params["discriminator"]:
     cfg, network = spec.discriminator, "discriminator"
-  elif spec.kind in ("transformer", "frozen") and "generator" in params:
+  elif spec.generator_kind in ("transformer", "frozen") and "generator" in params:
     cfg, network = spec.generator, "generator"
   else:
-    raise ValueError(f"the run ({spec.objective}, {spec.kind}) has no masked language model")
+    raise ValueError(
+      f"the run ({spec.objective}, {spec.generator_kind}) has no masked language model"
+    )
   weights = {
     "embeddings": embeddings(spec, params, network),
     "encoder": encoder(spec, params, network),
@@ -207,7 +211,7 @@ def encode(
   return model.Encoder(cfg).apply({"params": weights}, x, batch.padding_mask, dropout_seeds)
 
 
-def main_states(spec: Spec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
+def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
   """Returns the discriminator's states [B, L, D] on ids [B, L]; keys are for dropout, or None."""
   cfg = spec.discriminator
   dropout_seeds = None if keys is None else model.make_dropout_seeds(keys, cfg.num_layers)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from electra_jax.core import masking, networks
 from electra_jax.core.batch import Batch
 from electra_jax.core.generators import corrupt
-from electra_jax.core.networks import Spec, init_discriminator, init_generator
+from electra_jax.core.networks import PretrainSpec, init_discriminator, init_generator
 from electra_jax.core.terms import Term, detection_terms, token_terms
 
 # (params, batch, keys [B], step) -> terms. In evaluation step is None: no dropout, no schedules.
@@ -21,7 +21,7 @@ Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class ObjectiveDef:
   """An objective, and the networks it is computed with.
 
   Fields:
@@ -32,27 +32,27 @@ class Recipe:
     predicts_all: whether the discriminator's vocabulary layer covers all tokens, not the masked.
   """
 
-  make: Callable[[Spec], Objective]
+  make: Callable[[PretrainSpec], Objective]
   heads: tuple[str, ...] = ("rtd_head",)
   kinds: tuple[str, ...] = ("transformer", "two_tower", "uniform", "unigram", "frozen")
   generator_heads: tuple[str, ...] = ()
   predicts_all: bool = False
 
 
-def make(spec: Spec) -> Objective:
+def make(spec: PretrainSpec) -> Objective:
   """Returns the objective that the spec names."""
   return OBJECTIVES[spec.objective].make(spec)
 
 
-def init_params(spec: Spec, key: jax.Array) -> dict:
+def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
   """Returns fresh parameters of the objective's networks; see `networks`."""
-  recipe, k = OBJECTIVES[spec.objective], jax.random.split(key, 3)
-  tables, discriminator = init_discriminator(spec, recipe.heads, k[0])
+  definition, k = OBJECTIVES[spec.objective], jax.random.split(key, 3)
+  tables, discriminator = init_discriminator(spec, definition.heads, k[0])
   params = {"embeddings": tables, "discriminator": discriminator}
-  if recipe.kinds:
+  if definition.kinds:
     params["generator"] = init_generator(spec, k[1])
-    for name in recipe.generator_heads:
-      width = spec.generator.hidden_size * (2 if spec.kind == "two_tower" else 1)
+    for name in definition.generator_heads:
+      width = spec.generator.hidden_size * (2 if spec.generator_kind == "two_tower" else 1)
       params["generator"][name] = networks.init_head(name, spec.generator, width, k[2])
   return params
 
@@ -63,12 +63,12 @@ def _keys(keys: jax.Array, step) -> tuple[jax.Array, jax.Array | None]:
   return k[:, :4], None if step is None else k[:, 4]
 
 
-def _detect(spec: Spec, params, batch, ids, dropout_keys) -> jax.Array:
+def _detect(spec: PretrainSpec, params, batch, ids, dropout_keys) -> jax.Array:
   states = networks.main_states(spec, params, ids, batch, dropout_keys)
   return networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
 
 
-def electra(spec: Spec) -> Objective:
+def electra(spec: PretrainSpec) -> Objective:
   """Joint training: the generator's loss + weight x replaced-token detection (Section 3).
 
   The discriminator's loss reaches what is shared but not the generator's own weights: the samples
@@ -85,7 +85,7 @@ def electra(spec: Spec) -> Objective:
   return objective
 
 
-def electra_15(spec: Spec) -> Objective:
+def electra_15(spec: PretrainSpec) -> Objective:
   """ELECTRA whose discriminator learns from the masked positions only (Section 3.4)."""
 
   def objective(params, batch, keys, step):
@@ -99,7 +99,7 @@ def electra_15(spec: Spec) -> Objective:
   return objective
 
 
-def bert(spec: Spec) -> Objective:
+def bert(spec: PretrainSpec) -> Objective:
   """Masked language modelling with dynamic masking, no generator, no next-sentence loss."""
   m = spec.masking
 
@@ -115,13 +115,13 @@ def bert(spec: Spec) -> Objective:
   return objective
 
 
-def _at_masked(spec: Spec, params, states, masked) -> jax.Array:
+def _at_masked(spec: PretrainSpec, params, states, masked) -> jax.Array:
   tables = networks.embeddings(spec, params, "discriminator")
   gathered = masking.gather(states, masked)
   return networks.vocabulary_logits(spec.discriminator, params["discriminator"], tables, gathered)
 
 
-def replace_mlm(spec: Spec) -> Objective:
+def replace_mlm(spec: PretrainSpec) -> Objective:
   """Predicts the masked tokens from the generator's text, which shows no [MASK] (Section 3.4)."""
 
   def objective(params, batch, keys, step):
@@ -145,7 +145,7 @@ def copy_nll(gate: jax.Array, nll: jax.Array, same: jax.Array) -> jax.Array:
   return -jnp.where(same, jnp.logaddexp(jax.nn.log_sigmoid(gate), generated), generated)
 
 
-def all_tokens_mlm(spec: Spec) -> Objective:
+def all_tokens_mlm(spec: PretrainSpec) -> Objective:
   """Predicts every token of the generator's text, through a gate that copies (Section 3.4)."""
   cfg = spec.discriminator
 
@@ -171,7 +171,7 @@ def all_tokens_mlm(spec: Spec) -> Objective:
   return objective
 
 
-def adversarial(spec: Spec) -> Objective:
+def adversarial(spec: PretrainSpec) -> Objective:
   """The generator learns to fool the discriminator, by REINFORCE (Section 3.2 and Appendix F).
 
   A masked position's reward is the discriminator's loss there. The discriminator's answer at a
@@ -189,10 +189,10 @@ def adversarial(spec: Spec) -> Objective:
     at = c.masked.positions
     score, replaced = (jnp.take_along_axis(x, at, axis=1) for x in (scores, c.is_replaced))
     reward = jax.nn.softplus(jnp.where(replaced, -score, score))
-    states = jax.lax.stop_gradient(c.proposal.states)
+    states = jax.lax.stop_gradient(c.output.states)
     guess = networks.token_logits(g, params["generator"], "baseline_head", states)
     advantage = jax.lax.stop_gradient(reward - jax.nn.softplus(-guess))
-    log_p = -networks.nll(c.proposal.logits / m.temperature_at(step), c.sampled)[0]
+    log_p = -networks.nll(c.output.logits / m.temperature_at(step), c.sampled)[0]
     right = jnp.exp(-jax.lax.stop_gradient(reward))
     cross_entropy = right * jax.nn.softplus(-guess) + (1 - right) * jax.nn.softplus(guess)
 
@@ -209,7 +209,7 @@ def adversarial(spec: Spec) -> Objective:
   return objective
 
 
-def electric(spec: Spec) -> Objective:
+def electric(spec: PretrainSpec) -> Objective:
   """An energy for every token, by noise-contrastive estimation (Clark et al. 2020b).
 
   The logit that a token is noise is its energy + log q + log(p / (1 - p)), q being the two-tower
@@ -233,22 +233,24 @@ def electric(spec: Spec) -> Objective:
 
 def _log_q(c, batch: Batch) -> jax.Array:
   """Returns the generator's log-probability [B, L] of each token of the corrupted text."""
-  at_masked = -networks.nll(c.proposal.logits, c.sampled)[0]
+  at_masked = -networks.nll(c.output.logits, c.sampled)[0]
   at_masked = jnp.where(c.masked.weights > 0, at_masked, 0.0)
   rows = jnp.arange(batch.ids.shape[0])[:, None]
   changed = masking.is_masked(c.masked, batch.ids.shape[1])
-  return jnp.where(changed, 0.0, -c.proposal.nll).at[rows, c.masked.positions].add(at_masked)
+  return jnp.where(changed, 0.0, -c.output.nll).at[rows, c.masked.positions].add(at_masked)
 
 
 # What may be sampled from and trained at once.
 _TRAINED = ("transformer", "two_tower")
 
-OBJECTIVES: dict[str, Recipe] = {
-  "electra": Recipe(electra),
-  "electra_15": Recipe(electra_15),
-  "replace_mlm": Recipe(replace_mlm, heads=("mlm_head",)),
-  "all_tokens_mlm": Recipe(all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True),
-  "bert": Recipe(bert, heads=("mlm_head",), kinds=()),
-  "adversarial": Recipe(adversarial, kinds=_TRAINED, generator_heads=("baseline_head",)),
-  "electric": Recipe(electric, kinds=("two_tower",)),
+OBJECTIVES: dict[str, ObjectiveDef] = {
+  "electra": ObjectiveDef(electra),
+  "electra_15": ObjectiveDef(electra_15),
+  "replace_mlm": ObjectiveDef(replace_mlm, heads=("mlm_head",)),
+  "all_tokens_mlm": ObjectiveDef(
+    all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True
+  ),
+  "bert": ObjectiveDef(bert, heads=("mlm_head",), kinds=()),
+  "adversarial": ObjectiveDef(adversarial, kinds=_TRAINED, generator_heads=("baseline_head",)),
+  "electric": ObjectiveDef(electric, kinds=("two_tower",)),
 }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from electra_jax.core import generators, masking, networks
 from electra_jax.core.batch import Batch
-from electra_jax.core.networks import Spec
+from electra_jax.core.networks import PretrainSpec
 
 
 def implied_log_p(score: jax.Array, log_q: jax.Array, mask_prob: float) -> jax.Array:
@@ -34,7 +34,7 @@ def implied_log_p(score: jax.Array, log_q: jax.Array, mask_prob: float) -> jax.A
   return jax.nn.log_sigmoid(-score) + log_q - other
 
 
-def one_at_a_time(spec: Spec, params: dict, batch: Batch) -> jax.Array:
+def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
   """Returns a masked language model's log-probabilities [B, L], each token being the only [MASK].
 
   As many passes as there are tokens, one after the other.
@@ -52,7 +52,7 @@ def one_at_a_time(spec: Spec, params: dict, batch: Batch) -> jax.Array:
   return jax.lax.map(at, jnp.arange(batch.ids.shape[1])).T
 
 
-def two_tower_log_q(spec: Spec, params: dict, batch: Batch) -> jax.Array:
+def two_tower_log_q(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
   """Returns a two-tower generator's log-probabilities [B, L], in one pass."""
   states = generators.two_tower_states(spec, params, batch, (None, None))
   tables = networks.embeddings(spec, params, "generator")
@@ -61,7 +61,7 @@ def two_tower_log_q(spec: Spec, params: dict, batch: Batch) -> jax.Array:
   return -networks.chunked_nll(cfg, params["generator"], tables, states, batch.ids, at)[0]
 
 
-def token_scores(spec: Spec, params: dict, batch: Batch) -> jax.Array:
+def token_scores(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
   """Returns log p(token | all others) [B, L] of every token, in nats; 0 at padding and specials.
 
   Electric's are not normalised: its noise-contrastive training makes them nearly so.
@@ -72,7 +72,7 @@ def token_scores(spec: Spec, params: dict, batch: Batch) -> jax.Array:
   batch = jax.tree.map(jnp.asarray, batch)
   if spec.objective == "bert":
     scores = one_at_a_time(spec, params, batch)
-  elif "rtd_head" in params["discriminator"] and spec.kind in _LOG_Q:
+  elif "rtd_head" in params["discriminator"] and spec.generator_kind in _LOG_Q:
     states = networks.main_states(spec, params, batch.ids, batch, None)
     logits = networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
     if spec.objective == "electric":
@@ -84,11 +84,12 @@ def token_scores(spec: Spec, params: dict, batch: Batch) -> jax.Array:
     else:
       if spec.masking.temperature != 1 or spec.masking.disallow_correct:
         raise ValueError("samples were not drawn from the generator's own probabilities")
-      log_q = _LOG_Q[spec.kind](spec, params, batch)
+      log_q = _LOG_Q[spec.generator_kind](spec, params, batch)
       scores = implied_log_p(logits, log_q, spec.masking.mask_prob)
   else:
     raise ValueError(
-      f"objective {spec.objective} with a {spec.kind} generator gives no likelihood of a text"
+      f"objective {spec.objective} with a {spec.generator_kind} generator gives no likelihood of"
+      " a text"
     )
   return jnp.where(masking.maskable(batch, spec.masking), scores, 0.0)
 

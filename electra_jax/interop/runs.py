@@ -8,7 +8,7 @@ from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import restore_params
 
 
-def read_params(workdir: str, vocab) -> tuple[networks.Spec, dict]:
+def read_params(workdir: str, vocab) -> tuple[networks.PretrainSpec, dict]:
   """Returns the spec and the parameters of a run's newest checkpoint.
 
   Raises:

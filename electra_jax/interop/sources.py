@@ -152,11 +152,11 @@ def _run(path: Path) -> Source:
     )
   }
   left_out = [f"the discriminator's {n}" for n in params["discriminator"] if n == "copy_head"]
-  if "mlm_head" in params.get("generator", {}) and spec.kind != "two_tower":
+  if "mlm_head" in params.get("generator", {}) and spec.generator_kind != "two_tower":
     cfg, weights = networks.masked_language_model(spec, params)
     found["generator"] = Network(cfg, jax.tree.map(np.asarray, weights), "mlm_head")
   elif params.get("generator"):
-    left_out.append(f"the {spec.kind} generator, which nothing else has")
+    left_out.append(f"the {spec.generator_kind} generator, which nothing else has")
   history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
   steps = steps_on_disk(path / "checkpoints")[-1]
   text = [source["source"] for source in shards.read_manifest(saved["data"]["dir"])["sources"]]

@@ -33,7 +33,7 @@ class Programs(NamedTuple):
 
 @functools.cache
 def make_programs(
-  spec: networks.Spec,
+  spec: networks.PretrainSpec,
   optimizer_config: optimizer.OptimizerConfig,
   steps: int,
   seed: int,
@@ -47,7 +47,7 @@ def make_programs(
   """
   objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
-  apart = optimizer_config.decoupled or spec.kind == "frozen"
+  apart = optimizer_config.decoupled or spec.generator_kind == "frozen"
   groups = functools.partial(networks.groups, spec) if apart else None
 
   def fresh() -> dict:
@@ -94,7 +94,7 @@ class Job:
   workdir: Path
   shards: pretrain_batches.Shards
   heldout: pretrain_batches.Shards | None  # None where no document is held out: no evaluation
-  spec: networks.Spec
+  spec: networks.PretrainSpec
   programs: Programs
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device, and where that number is from

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from electra_jax.core.model import TransformerConfig
-from electra_jax.core.networks import Spec
+from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES
 
 # Dense bfloat16 peak of one device as JAX counts devices, FLOP/s, from the vendors' data sheets.
@@ -55,19 +55,19 @@ def rtd_head_flops(cfg: TransformerConfig, length: int) -> int:
   return 2 * length * (cfg.hidden_size * cfg.hidden_size + cfg.hidden_size)
 
 
-def generator_flops(spec: Spec, length: int) -> dict[str, int]:
+def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
   """Returns the FLOPs of one sequence through the generator in a training step, by part.
 
   Trained parts count three times, forward and backward; a frozen generator and a second pass for
   sampling without dropout once.
   """
-  if not OBJECTIVES[spec.objective].kinds or spec.kind in ("uniform", "unigram"):
+  if not OBJECTIVES[spec.objective].kinds or spec.generator_kind in ("uniform", "unigram"):
     return {}
   cfg, K = spec.generator, spec.masking.num_masked(length, True)
   encoder, head = encoder_flops(cfg, length), mlm_head_flops(cfg, K)
-  if spec.kind == "frozen":
+  if spec.generator_kind == "frozen":
     return {"generator, forward": encoder + head}
-  if spec.kind == "two_tower":
+  if spec.generator_kind == "two_tower":
     # The head reads both towers' states: everywhere for the loss, at the masked to sample.
     wide = dataclasses.replace(cfg, hidden_size=2 * cfg.hidden_size)
     encoder = 2 * encoder
@@ -81,13 +81,13 @@ def generator_flops(spec: Spec, length: int) -> dict[str, int]:
   return parts
 
 
-def main_flops(spec: Spec, length: int) -> dict[str, int]:
+def main_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
   """Returns the FLOPs of one sequence through the network that is kept, in a training step."""
-  cfg, recipe = spec.discriminator, OBJECTIVES[spec.objective]
+  cfg, definition = spec.discriminator, OBJECTIVES[spec.objective]
   parts = {"discriminator": 3 * encoder_flops(cfg, length)}
-  for name in recipe.heads:
+  for name in definition.heads:
     if name == "mlm_head":
-      positions = length if recipe.predicts_all else spec.masking.num_masked(length, True)
+      positions = length if definition.predicts_all else spec.masking.num_masked(length, True)
       parts[name] = 3 * mlm_head_flops(cfg, positions)
     elif name == "rtd_head":
       parts[name] = 3 * rtd_head_flops(cfg, length)
@@ -96,7 +96,7 @@ def main_flops(spec: Spec, length: int) -> dict[str, int]:
   return parts
 
 
-def step_flops(spec: Spec, batch_size: int, length: int) -> int:
+def step_flops(spec: PretrainSpec, batch_size: int, length: int) -> int:
   """Returns the matrix FLOPs of one training step on the global batch.
 
   What is computed a second time to save memory (`remat`, the vocabulary in slices) counts once.
@@ -105,7 +105,7 @@ def step_flops(spec: Spec, batch_size: int, length: int) -> int:
   >>> from electra_jax.core.model import TransformerConfig, generator_size
   >>> d = TransformerConfig(30522, 128, 256, 12, 4, 1024, 512)
   >>> m = masking.Masking(0.15, 0.85, 1.0, 103, (0, 101, 102, 103))
-  >>> step_flops(Spec(generator_size(d, 1 / 4, 1.0), d, m), 1, 128) / 1e9  # ELECTRA-Small
+  >>> step_flops(PretrainSpec(generator_size(d, 1 / 4, 1.0), d, m), 1, 128) / 1e9  # ELECTRA-Small
   8.984...
   """
   parts = generator_flops(spec, length) | main_flops(spec, length)

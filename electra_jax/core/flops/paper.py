@@ -9,7 +9,7 @@ size two fifths of the count are look-ups.
 import dataclasses
 
 from electra_jax.core.model import TransformerConfig
-from electra_jax.core.networks import Spec
+from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES
 
 # Operations an element.
@@ -140,27 +140,27 @@ def _network(cfg: TransformerConfig, length: int, output: str, output_size: int 
   )
 
 
-def sequence_flops(spec: Spec, length: int) -> dict[str, float]:
+def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:
   """Returns the operations of one sequence in a training step of any objective, by network.
 
   What the paper does not have is counted alike: a frozen generator and a second pass to sample
   forward only, a two-tower generator's vocabulary layer on every token. Sampling, and the one logit
   of a copy gate or a baseline, are left out.
   """
-  recipe, parts = OBJECTIVES[spec.objective], {}
-  if recipe.kinds and spec.kind not in ("uniform", "unigram"):
+  definition, parts = OBJECTIVES[spec.objective], {}
+  if definition.kinds and spec.generator_kind not in ("uniform", "unigram"):
     networks = [_network(spec.generator, length, "masked")]
-    if spec.kind == "two_tower":
+    if spec.generator_kind == "two_tower":
       both = 2 * spec.generator.hidden_size
       networks = [
         _network(spec.generator, length, "none"),
         _network(spec.generator, length, "all", both),
       ]
     forward = sum(forward_flops(n) for n in networks)
-    passes = 1 if spec.kind == "frozen" else 2
+    passes = 1 if spec.generator_kind == "frozen" else 2
     parts["generator"] = (passes + (not spec.sampling_dropout)) * forward
   output = "binary"
-  if "mlm_head" in recipe.heads:
-    output = "all" if recipe.predicts_all else "masked"
+  if "mlm_head" in definition.heads:
+    output = "all" if definition.predicts_all else "masked"
   parts["discriminator"] = 2 * forward_flops(_network(spec.discriminator, length, output))
   return parts
