@@ -117,7 +117,7 @@ class Peer:
     )
     self.parts = torch.from_numpy(batch.ids).long().to(self.device).chunk(microbatches)
     self.masked = masking.num_masked(spec.masking.mask_prob, batch.ids.shape[1])
-    self.weight = spec.rtd_weight
+    self.weight = spec.discriminator_weight
     start = time.perf_counter()
     self.run(1)
     self.compile_secs = time.perf_counter() - start

@@ -58,13 +58,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.temperature = 1.0  # divides the generator's logits for sampling only
   o.disallow_correct = False  # never sample the original token (no gain in the paper)
   o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
-  o.rtd_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
+  o.discriminator_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
   o.adversarial_weight = 1.0  # of REINFORCE and its baseline (objective adversarial; Appendix F)
   # Schedules for training, POSITION=VALUE,... in steps or % of the run, linear between points and a
   # jump where two stand at one place: "0%=0.3,100%=0.15". Evaluations use the fields above.
   o.mask_prob_schedule = ""
   o.temperature_schedule = ""
-  o.rtd_weight_schedule = ""  # "1000=0,1000=50": the discriminator waits for the generator
+  # "1000=0,1000=50": the discriminator waits for the generator
+  o.discriminator_weight_schedule = ""
 
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # folder of shards and manifest.json: build writes it, train reads it
@@ -101,10 +102,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # ZeRO-1: each device keeps and updates its part of both moments of every weight; the bytes sent
   # stay the same. Checkpoints do not depend on it
   p.sharded = False
-  p.decoupled = False  # each network by itself: own norm to clip, and what the next fields set
-  p.generator_learning_rate = placeholder(float)  # decoupled only; not set = learning_rate
-  p.generator_weight_decay = placeholder(float)  # decoupled only; not set = weight_decay
-  p.generator_clip_norm = placeholder(float)  # decoupled only; not set = clip_norm
+  # True: each network has an optimizer: its own norm to clip, and what the next fields set
+  p.separate_optimizers = False
+  p.generator_learning_rate = placeholder(float)  # not set = learning_rate
+  p.generator_weight_decay = placeholder(float)  # not set = weight_decay
+  p.generator_clip_norm = placeholder(float)  # not set = clip_norm
 
   c.train = t = ConfigDict()
   t.batch_size = 256  # sequences in a step, over all devices and hosts (Table 6)

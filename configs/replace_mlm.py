@@ -15,5 +15,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
   c = load(f"{arg or 'base'}.py")
   c.objective.name = "replace_mlm"
-  c.objective.rtd_weight = 1.0  # here the weight of the main network's masked-LM loss
+  c.objective.discriminator_weight = 1.0  # here the weight of the main network's masked-LM loss
   return c

@@ -260,10 +260,10 @@ def test_a_missing_extra_is_named():
       "electric computes with the probabilities",
     ),
     ({"generator.kind": "unigram", "generator.sampling_dropout": False}, "without dropout anyway"),
-    ({"objective.name": "bert", "optimizer.decoupled": True}, "here only one is"),
+    ({"objective.name": "bert", "optimizer.separate_optimizers": True}, "here only one is"),
     (
       {"optimizer.generator_clip_norm": 2.0},
-      "optimizer.generator_clip_norm needs optimizer.decoupled",
+      "optimizer.generator_clip_norm needs optimizer.separate_optimizers",
     ),
     ({"generator.kind": "gan"}, "generator.kind is one of transformer, two_tower"),
     ({"generator.tie": "some"}, "generator.tie is one of none, tokens"),

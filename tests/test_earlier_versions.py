@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from electra_jax import export, score, train
-from electra_jax.config import compare, files
+from electra_jax.config import cli, compare, files
 from electra_jax.finetune import model
 from electra_jax.interop import sources
 
@@ -41,12 +41,34 @@ def lines(path: Path) -> list[dict]:
 
 def config_of(run: Path):
   """Returns today's configuration with the fields that the run was started with."""
-  saved = json.loads((run / "config.json").read_text())
   config = files.load("quickstart.py")
   fields = compare.flatten(config)
-  changed = {k: v for k, v in compare.flatten(saved).items() if k in fields and fields[k] != v}
-  config.update_from_flattened_dict(changed)
+  saved = compare.upgrade(saved_fields(run))
+  config.update_from_flattened_dict({k: v for k, v in saved.items() if fields.get(k, v) != v})
   return config
+
+
+def saved_fields(run: Path) -> dict:
+  return compare.flatten(json.loads((run / "config.json").read_text()))
+
+
+def test_every_field_that_an_earlier_run_lacks_has_the_value_that_was_computed_then(earlier):
+  # A field that is new in base.py, or called something else, and is not in `compare`.
+  saved = compare.upgrade(saved_fields(earlier / "run"))
+  assert not compare.flatten(files.load("base.py")).keys() - saved.keys()
+
+
+def test_a_new_field_refuses_an_earlier_run_only_where_it_changes_what_is_computed(monkeypatch):
+  saved, current = {"model.num_layers": 2}, {"model.num_layers": 2, "model.block": "post_norm"}
+  monkeypatch.setattr(compare, "ADDED", {"model.block": "post_norm"})
+  assert compare.refuse_other_run(saved, current, "", "run") == []
+  with pytest.raises(ValueError, match="model.block was 'post_norm', is 'pre_norm'"):
+    compare.refuse_other_run(saved, current | {"model.block": "pre_norm"}, "", "run")
+
+
+def test_a_field_by_its_old_name_is_told_its_new_one():
+  with pytest.raises(ValueError, match="config.optimizer.decoupled is called config.optimizer.sep"):
+    cli.check_field(files.load("base.py"), "optimizer.decoupled")
 
 
 def test_a_run_of_an_earlier_version_goes_on_as_it_did_then(earlier):

@@ -242,7 +242,7 @@ def test_a_loss_near_zero_may_double():
 
 
 def test_a_weight_that_a_schedule_switches_on_is_no_spike():
-  # rtd_weight 0 until step 3,000, then 50: the sum jumps from 2.4 to 37, no mean does.
+  # discriminator_weight 0 until step 3,000, then 50: the sum jumps from 2.4 to 37, no mean does.
   waiting = [line(rtd_loss=0.7, loss=2.4)] * 20
   assert told(waiting + [line(rtd_loss=0.7, loss=37.4), line(rtd_loss=0.4, loss=22.4)]) == {}
 

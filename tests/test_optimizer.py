@@ -109,13 +109,15 @@ def two_networks(cfg, weight):
   params = {"generator": {"w": jnp.ones(3)}, "discriminator": {"w": jnp.ones(3)}}
   grads = {"generator": {"w": jnp.arange(3.0)}, "discriminator": {"w": weight * jnp.ones(3)}}
   groups = {name: {"w": name} for name in params}
-  tx = optimizer.make_optimizer(cfg, lambda _: 0.1, (lambda _: groups) if cfg.decoupled else None)
+  tx = optimizer.make_optimizer(
+    cfg, lambda _: 0.1, (lambda _: groups) if cfg.separate_optimizers else None
+  )
   return tx.update(grads, tx.init(params), params)[0]
 
 
-def test_decoupled_the_loss_weight_leaks_through_no_global_clip():
+def test_with_separate_optimizers_the_loss_weight_leaks_through_no_global_clip():
   plain = dataclasses.replace(PAPER, clip_norm=1.0)
-  apart = dataclasses.replace(plain, decoupled=True)
+  apart = dataclasses.replace(plain, separate_optimizers=True)
   small, large = two_networks(apart, 1.0), two_networks(apart, 50.0)
   np.testing.assert_array_equal(small["generator"]["w"], large["generator"]["w"])
   # With one clip for both the generator's gradient shrinks as the other's grows.
@@ -123,9 +125,9 @@ def test_decoupled_the_loss_weight_leaks_through_no_global_clip():
   assert np.abs(small["generator"]["w"] - large["generator"]["w"]).max() > 1e-4
 
 
-def test_decoupled_each_network_has_its_own_rate_decay_and_clip():
+def test_with_separate_optimizers_each_network_has_its_own_rate_decay_and_clip():
   own = dict(generator_learning_rate=1e-3, generator_weight_decay=0.0, generator_clip_norm=0.25)
-  cfg = dataclasses.replace(PAPER, decoupled=True, **own)
+  cfg = dataclasses.replace(PAPER, separate_optimizers=True, **own)
   got = two_networks(cfg, 2.0)
   g = np.arange(3.0) * 0.25 / np.sqrt(5)
   rate = 0.1 * 1e-3 / PAPER.learning_rate
@@ -136,9 +138,9 @@ def test_decoupled_each_network_has_its_own_rate_decay_and_clip():
   np.testing.assert_allclose(got["discriminator"]["w"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_what_is_frozen_does_not_move_and_has_no_optimizer_state(decoupled):
-  cfg = dataclasses.replace(PAPER, decoupled=decoupled)
+@pytest.mark.parametrize("separate", [False, True])
+def test_what_is_frozen_does_not_move_and_has_no_optimizer_state(separate):
+  cfg = dataclasses.replace(PAPER, separate_optimizers=separate)
   params = {"generator": jnp.ones(3), "discriminator": jnp.ones(3)}
   groups = {"generator": "frozen", "discriminator": "discriminator"}
   tx = optimizer.make_optimizer(cfg, lambda _: 0.1, lambda _: groups)

@@ -45,7 +45,7 @@ def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
 
 
 def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_same():
-  spec = dataclasses.replace(SPEC, rtd_weight_schedule=schedules.parse("5=0,5=50", 10))
+  spec = dataclasses.replace(SPEC, discriminator_weight_schedule=schedules.parse("5=0,5=50", 10))
   params, batch = objectives.init_params(spec, jax.random.key(0)), make_batch()
   terms = jax.jit(lambda step: objectives.make(spec)(params, batch, keys_of(batch), step))
   for step, weight in ((0, 0.0), (4, 0.0), (5, 50.0)):

@@ -120,10 +120,10 @@ def test_a_run_of_two_optimizers_and_schedules_resumes_bit_for_bit(
 ):
   tiny_config.update_from_flattened_dict(
     {
-      "optimizer.decoupled": True,
+      "optimizer.separate_optimizers": True,
       "generator.tie": "gdes",
       "objective.mask_prob_schedule": "0%=0.3,100%=0.1",
-      "objective.rtd_weight_schedule": "50%=0,50%=50",
+      "objective.discriminator_weight_schedule": "50%=0,50%=50",
     }
   )
   assert train.train(tiny_config, tmp_path / "straight") == STEPS

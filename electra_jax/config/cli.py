@@ -4,7 +4,6 @@ What a user can cause is a ValueError or an OSError; `run` prints it in one line
 """
 
 import atexit
-import difflib
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from electra_jax.config.compare import flatten
+from electra_jax.config.compare import flatten, unknown_field
 from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
@@ -172,9 +171,4 @@ def check_field(config: ConfigDict, field: str) -> None:
     raise ValueError(
       f"config.{field} is a group of fields: name one, as --config.{field}.NAME=VALUE"
     )
-  last = field.rsplit(".", 1)[-1]
-  close = difflib.get_close_matches(field, known, n=1, cutoff=0.7)
-  alike = [name for name in known if name.rsplit(".", 1)[-1] == last]
-  close = close or difflib.get_close_matches(field, alike, n=1, cutoff=0.0)
-  close = close or difflib.get_close_matches(field, known, n=1, cutoff=0.0)
-  raise ValueError(f"there is no field config.{field}; the nearest is config.{close[0]}")
+  raise ValueError(unknown_field(field, list(known), "config."))

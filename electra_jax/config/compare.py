@@ -1,6 +1,7 @@
 """What differs between two configurations, and which differences make another run of it."""
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ FREE = (
 # Facts about the shards that are compared like fields; they are not in the configuration.
 DATA_FACTS = ("data.manifest", "data.vocab_hash")
 
+# Fields by the names that earlier versions had for them.
+RENAMED = {
+  "objective.rtd_weight": "objective.discriminator_weight",
+  "objective.rtd_weight_schedule": "objective.discriminator_weight_schedule",
+  "optimizer.decoupled": "optimizer.separate_optimizers",
+}
+# Fields that earlier versions did not have, with the value that describes what those computed. A
+# new field of base.py belongs here; `tests/test_earlier_versions.py` finds one that is missing.
+ADDED: dict[str, Any] = {}
+
 
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:
   """Returns {"group.field": value} in the order of the file.
@@ -35,6 +46,15 @@ def flatten(config: ConfigDict | dict) -> dict[str, Any]:
     else:
       flat[name] = value
   return flat
+
+
+def upgrade(saved: dict[str, Any]) -> dict[str, Any]:
+  """Returns a flat configuration that an earlier version saved, in the fields of this version.
+
+  >>> upgrade({"objective.rtd_weight": 50.0})
+  {'objective.discriminator_weight': 50.0}
+  """
+  return ADDED | {RENAMED.get(field, field): value for field, value in saved.items()}
 
 
 def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:
@@ -58,6 +78,18 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tup
   return found
 
 
+def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
+  """Returns a message about a field that does not exist, with its new or the nearest name."""
+  if field in RENAMED:
+    return f"{prefix}{field} is called {prefix}{RENAMED[field]} now"
+  last = field.rsplit(".", 1)[-1]
+  close = difflib.get_close_matches(field, known, n=1, cutoff=0.7)
+  alike = [name for name in known if name.rsplit(".", 1)[-1] == last]
+  close = close or difflib.get_close_matches(field, alike, n=1, cutoff=0.0)
+  close = close or difflib.get_close_matches(field, known, n=1, cutoff=0.0)
+  return f"there is no field {prefix}{field}; the nearest is {prefix}{close[0]}"
+
+
 def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Path) -> list[str]:
   """Refuses to continue a run under a configuration that makes it another one.
 
@@ -72,9 +104,8 @@ def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Pa
   for name in names:
     groups = {field.rsplit(".", 1)[0] for field in current}
     if name not in current and name not in groups:
-      close = difflib.get_close_matches(name, [*current, *groups], n=1, cutoff=0.0)
-      raise ValueError(f"allow_config_change: there is no field {name}; the nearest is {close[0]}")
-  found = differences(saved, current)
+      raise ValueError(f"allow_config_change: {unknown_field(name, [*current, *groups])}")
+  found = differences(upgrade(saved), current)
   refused = [f for f in found if not any(f == n or f.startswith(f"{n}.") for n in names)]
   if refused:
     listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused)

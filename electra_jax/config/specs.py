@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from electra_jax.config.compare import flatten
+from electra_jax.config.compare import flatten, upgrade
 from electra_jax.config.files import load
 from electra_jax.core import masking, model, networks, objectives, optimizer, schedules
 from electra_jax.runtime import health
@@ -58,13 +58,13 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> objectives.Pretrai
     discriminator,
     rates,
     mlm_weight=o.mlm_weight,
-    rtd_weight=o.rtd_weight,
+    discriminator_weight=o.discriminator_weight,
     objective=o.name,
     generator_kind=g.kind,
     tying=g.tie,
     sampling_dropout=g.sampling_dropout,
     frequencies=tuple(float(x) for x in counts),
-    rtd_weight_schedule=_schedule(o, "rtd_weight_schedule", steps),
+    discriminator_weight_schedule=_schedule(o, "discriminator_weight_schedule", steps),
     adversarial_weight=o.adversarial_weight,
   )
 
@@ -107,7 +107,7 @@ def read_spec(workdir: str, vocab) -> objectives.PretrainSpec:
   saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
   if saved is None:
     raise ValueError(f"{workdir} holds no run")
-  config, saved = load("base.py"), flatten(saved)
+  config, saved = load("base.py"), upgrade(flatten(saved))
   if vocab.hash is not None and saved["data.vocab_hash"] != vocab.hash:
     raise ValueError(
       f"{workdir} is of another vocabulary than {vocab.size} entries of {vocab.hash}"

@@ -21,7 +21,7 @@ _ABOVE_0 = (
   "log.every_steps hosts.timeout_secs hosts.slow_ratio profile.signal_steps"
 ).split()
 _FROM_0 = (
-  "seed objective.mlm_weight objective.rtd_weight objective.adversarial_weight "
+  "seed objective.mlm_weight objective.discriminator_weight objective.adversarial_weight "
   "optimizer.warmup_steps optimizer.decay_power optimizer.weight_decay eval.every_steps "
   "checkpoint.keep_every_steps health.max_rollbacks"
 ).split()
@@ -63,10 +63,10 @@ def check_fields(config: ConfigDict) -> None:
   for field in (f"optimizer.generator_{name}" for name in own):
     if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
       raise ValueError(f"config.{field} is above 0, got {flat[field]}")
-  weight = _schedule(config.objective, "rtd_weight_schedule", config.train.steps)
+  weight = _schedule(config.objective, "discriminator_weight_schedule", config.train.steps)
   if weight and min(weight.values) < 0:
     raise ValueError(
-      f"config.objective.rtd_weight_schedule: weights are from 0, got {weight.values}"
+      f"config.objective.discriminator_weight_schedule: weights are from 0, got {weight.values}"
     )
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
@@ -112,9 +112,10 @@ def check_combination(config: ConfigDict) -> None:
   )
   for wrong, reason in (
     (
-      not definition.kinds and (g.kind != "transformer" or sampling or o.rtd_weight_schedule),
+      not definition.kinds
+      and (g.kind != "transformer" or sampling or o.discriminator_weight_schedule),
       f"objective {o.name} has no generator and one loss: leave generator.kind, its sampling and"
-      " rtd_weight_schedule as they are",
+      " discriminator_weight_schedule as they are",
     ),
     (
       definition.kinds and g.kind not in definition.kinds,
@@ -153,10 +154,13 @@ def check_combination(config: ConfigDict) -> None:
       f"a generator of kind {g.kind} samples without dropout anyway: leave sampling_dropout on",
     ),
     (
-      p.decoupled and (weightless or g.kind == "frozen"),
-      "optimizer.decoupled separates two networks that are trained; here only one is",
+      p.separate_optimizers and (weightless or g.kind == "frozen"),
+      "optimizer.separate_optimizers separates two networks that are trained; here only one is",
     ),
-    (own and not p.decoupled, f"optimizer.{(own or [''])[0]} needs optimizer.decoupled"),
+    (
+      own and not p.separate_optimizers,
+      f"optimizer.{(own or [''])[0]} needs optimizer.separate_optimizers",
+    ),
   ):
     if wrong:
       raise ValueError(reason)

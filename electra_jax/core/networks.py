@@ -28,30 +28,29 @@ class PretrainSpec:
   """What an objective is built from.
 
   Fields:
-    objective: a key of `objectives.OBJECTIVES`.
-    generator_kind: a key of `generators.GENERATORS`.
+    objective: a key of `objectives.OBJECTIVES`. generator_kind: a key of `generators.GENERATORS`.
     tying: what the networks share, a key of TIES (Clark et al. 2020, Section 3.2).
-    sampling_dropout: whether the generator's samples are drawn under its dropout.
-    frequencies: of the tokens, for the unigram generator; V numbers.
-    mlm_weight, rtd_weight, ...: of the losses; rtd_weight is the main network's.
+    sampling_dropout: whether the generator's samples are drawn under its dropout. frequencies: of
+    the tokens, for the unigram generator; V numbers. mlm_weight, discriminator_weight, ...: of the
+    losses; discriminator_weight is the main network's.
   """
 
   generator: TransformerConfig
   discriminator: TransformerConfig
   masking: masking.Masking
   mlm_weight: float = 1.0
-  rtd_weight: float = 50.0
+  discriminator_weight: float = 50.0
   objective: str = "electra"
   generator_kind: str = "transformer"
   tying: str = "embeddings"
   sampling_dropout: bool = True
   frequencies: tuple[float, ...] = ()
-  rtd_weight_schedule: Piecewise | None = None
+  discriminator_weight_schedule: Piecewise | None = None
   adversarial_weight: float = 1.0
 
   def main_weight(self, step: jax.Array | None):
     """Returns the weight of the main network's loss at a training step, or in evaluation (None)."""
-    return value_at(self.rtd_weight, self.rtd_weight_schedule, step)
+    return value_at(self.discriminator_weight, self.discriminator_weight_schedule, step)
 
 
 # What is shared. Each entry: (spec, params) -> the embeddings that the network looks up.

@@ -27,7 +27,7 @@ class OptimizerConfig:
   b2: float
   eps: float
   clip_norm: float
-  decoupled: bool = False
+  separate_optimizers: bool = False
   generator_learning_rate: float | None = None
   generator_weight_decay: float | None = None
   generator_clip_norm: float | None = None
@@ -153,8 +153,8 @@ def make_optimizer(
 
   The gradient given to it is that of the global batch: the original clips each core's share before
   the mean on TPUs, this clips once after it. The norm is that of all weights, or, where
-  `cfg.decoupled`, of each network's by itself, so that the one's loss weight does not scale the
-  other's gradient.
+  `cfg.separate_optimizers`, of each network's by itself, so that the one's loss weight does not
+  scale the other's gradient.
 
   Args:
     groups: (params) -> a tree with "generator", "discriminator" or "frozen" for each weight; None
@@ -168,7 +168,7 @@ def make_optimizer(
   if groups is None:
     return trained(cfg, schedule)
   parts = {"frozen": optax.set_to_zero()}
-  if cfg.decoupled:
+  if cfg.separate_optimizers:
     own = cfg.for_generator()
     ratio = own.learning_rate / cfg.learning_rate  # every schedule is proportional to its rate
     parts["generator"] = trained(own, lambda step: schedule(step) * ratio)

@@ -144,7 +144,7 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
     rows = read_results(folder)
   except (OSError, ValueError, KeyError):
     raise ValueError(f"{folder} is no result: use another --workdir") from None
-  old, new = compare.flatten(saved), compare.flatten(config.to_dict())
+  old, new = compare.upgrade(compare.flatten(saved)), compare.flatten(config.to_dict())
   free = ("task", "log.every_steps")
   changed = [k for k in new if k not in free and old.get(k) != new[k]]
   if changed:

@@ -47,7 +47,7 @@ def make_programs(
   """
   objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
-  apart = optimizer_config.decoupled or spec.generator_kind == "frozen"
+  apart = optimizer_config.separate_optimizers or spec.generator_kind == "frozen"
   groups = functools.partial(networks.groups, spec) if apart else None
 
   def fresh() -> dict:

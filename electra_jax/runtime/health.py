@@ -146,7 +146,8 @@ def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, st
         abs(value - 0.5) < limits.auc_margin,
         f"{name} {value:.3f} is within {limits.auc_margin:g} of guessing (0.5)",
         "the discriminator tells nothing. A generator that is not as strong"
-        " (generator.width_multiplier), a lower optimizer.learning_rate, or optimizer.decoupled",
+        " (generator.width_multiplier), a lower optimizer.learning_rate, or"
+        " optimizer.separate_optimizers",
       )
     elif name.endswith("_recall"):
       share = values.get("replaced")
@@ -157,7 +158,7 @@ def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, st
         f"{name} {100 * value:.3g} % is below {100 * limits.recall:g} %{of}",
         "the discriminator says 'original' of every token. More to find (raise"
         " objective.mask_prob), a generator that is not as strong (generator.width_multiplier), a"
-        " lower optimizer.learning_rate, or a higher objective.rtd_weight",
+        " lower optimizer.learning_rate, or a higher objective.discriminator_weight",
       )
     elif name == "sample_entropy":
       loss = next((k for k in ("mlm_loss", "cloze_loss") if values.get(k) is not None), None)

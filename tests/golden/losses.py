@@ -64,7 +64,10 @@ CASES = {
   "tie tokens": ("small.py", {"generator.tie": "tokens"}),
   "gdes": ("small.py", {"generator.tie": "gdes"}),
   "tie all": ("small.py", {"generator.tie": "all", "generator.width_multiplier": 1.0}),
-  "decoupled": ("small.py", {"optimizer.decoupled": True, "optimizer.generator_clip_norm": 0.5}),
+  "decoupled": (
+    "small.py",
+    {"optimizer.separate_optimizers": True, "optimizer.generator_clip_norm": 0.5},
+  ),
   "sharded": ("small.py", {"optimizer.sharded": True}),
   "microbatches": ("small.py", {"train.accumulation": 2}),
   "schedules": (
@@ -72,7 +75,7 @@ CASES = {
     {
       "objective.mask_prob_schedule": "0=0.3,5=0.15",
       "objective.temperature_schedule": "0=2,5=1",
-      "objective.rtd_weight_schedule": "2=0,2=50",
+      "objective.discriminator_weight_schedule": "2=0,2=50",
     },
   ),
   "sampling without dropout": (
