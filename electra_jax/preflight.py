@@ -171,7 +171,9 @@ def compile_step(config: ConfigDict, devices: tuple):
   ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)
   padding_mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
   batch = Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32))
-  return programs.train_step.lower(batch).compile(), programs.shapes
+  return programs.train_step.lower(
+    programs.sharding.step_shapes(), batch
+  ).compile(), programs.shapes
 
 
 def collective_bytes(text: str, devices: int) -> dict[str, int]:

@@ -66,24 +66,24 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
   first, goodput = jax.process_index() == 0, Goodput()
   console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
   with contextlib.ExitStack() as stack:
-    job, allowed = processes.agree(lambda: begin(config, Path(workdir), verify, stack))
-    processes.check_alike(job.facts | {"workdir": shared_or_not(job.workdir)})
+    job, allowed = processes.run_on_all(lambda: begin(config, Path(workdir), verify, stack))
+    processes.assert_same(job.facts | {"workdir": shared_or_not(job.workdir)})
     describe(job, console, allowed)
     k = config.checkpoint
-    with processes.leaving_if_alone():  # orbax has the processes meet there
+    with processes.abort_if_peer_lost():  # orbax has the processes meet there
       checkpoints = Checkpoints(
         workdir,
         keep=k.keep,
         keep_every_steps=k.keep_every_steps,
-        to_global=job.programs.layout.to_global,
+        to_global=job.programs.sharding.to_global,
       )
     stack.enter_context(checkpoints)
-    with goodput.doing("restore"), processes.leaving_if_alone():
+    with goodput.doing("restore"), processes.abort_if_peer_lost():
       state, meta = make_state(job, checkpoints, console)
     display = metrics.Display(int(state.step), config.train.steps, console)
     steps = tracing.parse_steps(config.profile.steps if first else "")
     tracer = Tracer(job.workdir / "profile", steps, config.profile.signal_steps)
-    with display, StopSignals() as stop, tracer, processes.leaving_if_alone():
+    with display, StopSignals() as stop, tracer, processes.abort_if_peer_lost():
       tools = Tools(checkpoints, stop, tracer, goodput)
       state = keep_on(job, state, meta, display, tools)
       with goodput.doing("save"):  # a second signal does not end it either
@@ -190,35 +190,37 @@ def describe(job: Job, console: Console, allowed: list[str]) -> None:
 def newest(checkpoints: Checkpoints) -> int | None:
   """Returns the step to go on from; raises where a process sees another one than the rest."""
   latest = checkpoints.latest_step()
-  processes.check_alike({"newest checkpoint": "none" if latest is None else f"of step {latest}"})
+  processes.assert_same({"newest checkpoint": "none" if latest is None else f"of step {latest}"})
   return latest
 
 
 def make_state(job: Job, checkpoints: Checkpoints, console: Console):
   """Returns the state to start from, and what was saved beside it (None at the beginning)."""
-  layout, fallback = job.programs.layout, job.config.checkpoint.fallback
+  sharding, fallback = job.programs.sharding, job.config.checkpoint.fallback
   while (latest := newest(checkpoints)) is not None:
     started = time.perf_counter()
     try:
-      state, meta = checkpoints.restore(latest, layout.shapes(), processes.agree)
+      state, meta = checkpoints.restore(latest, sharding.shapes(), processes.run_on_all)
     except ValueError as error:
-      if not processes.befell(error, DamagedError):
+      if not processes.only_raised(error, DamagedError):
         raise
       if not fallback:
         raise DamagedError(
           f"{error}; --config.checkpoint.fallback=true does so by itself"
         ) from None
-      place = processes.agree(functools.partial(checkpoints.set_aside, latest))
+      place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
       checkpoints.reopen()
       found = str(error).partition("; delete that folder")[0]
       console.print(f"warning: {found}; it is in {place} now", style="bold")
       continue
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
-    return layout.to_local(state), meta
+    return sharding.to_local(state), meta
   weights = parallel.replicate(job.programs.fresh())
   if job.config.init_from is not None:
-    found = processes.agree(lambda: sources.read_params(job.config.init_from, job.shards.vocab))
+    found = processes.run_on_all(
+      lambda: sources.read_params(job.config.init_from, job.shards.vocab)
+    )
     weights, taken, fresh = params.inherit(weights, found)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {job.config.init_from}: {', '.join(taken)}")
@@ -226,7 +228,7 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
       console.print(f"not in it, so new: {', '.join(fresh)}")
   if job.spec.generator_kind == "frozen":
     source = job.config.generator.init_from
-    other = processes.agree(lambda: runs.read_params(source, job.shards.vocab))
+    other = processes.run_on_all(lambda: runs.read_params(source, job.shards.vocab))
     weights = {**weights, "generator": networks.masked_language_model(*other)[1]}
     console.print(f"frozen generator: the masked language model of {source}")
   return job.programs.start(weights), None

@@ -72,7 +72,7 @@ def test_two_processes_train_and_save_what_one_does(tiny_shards, tmp_path):
   assert 0 < last["fastest_host_step_ms"] <= last["slowest_host_step_ms"]
 
   # What the two saved together, one process reads, on the eight devices of this one.
-  shapes = parallel.Layout(program_shapes(config), in_parts=False).shapes()
+  shapes = parallel.StateSharding(program_shapes(config), sharded=False).shapes()
   one, two = (open_run(tmp_path / name).restore(STEPS, shapes)[0] for name in ("one", "two"))
   assert int(two.step) == STEPS
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-5), one, two)

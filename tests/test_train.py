@@ -193,7 +193,7 @@ def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
   # A checkpoint of step 9 whose weights are finite, and whose sums are not.
   run = Checkpoints(workdir, keep=5, keep_every_steps=0)
   shapes = program_shapes(tiny_config)
-  state, meta = run.restore(8, parallel.Layout(shapes, in_parts=False).shapes())
+  state, meta = run.restore(8, parallel.StateSharding(shapes, sharded=False).shapes())
   run.save(9, state.replace(step=state.step + 1, params=explode(state.params)), meta)
   run.close()
   with pytest.raises(metrics.NotFiniteError, match=r"^step 10: .*= (nan|inf)"):

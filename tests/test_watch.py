@@ -40,7 +40,7 @@ def test_steps_to_trace_that_mean_nothing_are_refused(text):
 
 
 def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
-  found = hosts.Hosts(1.3, batch_size=8, step=0)
+  found = hosts.StragglerDetector(1.3, batch_size=8, step=0)
   found._names = ["a", "b", "c"]
   even, slow = np.array([1.0, 1.1, 1.0]), np.array([1.0, 1.0, 1.5])
   said = [found.judge(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]

@@ -40,7 +40,7 @@ def run(cfg, sharded: bool, steps: int = 3):
     state, metrics = programs.train_step(state, next(parallel.prefetch([make_batch(t)])))
     values = metrics.unpack(metrics.read())
     norms.append([values[name] for name in ("grad_norm", "update_norm", "param_norm")])
-  return jax.device_get(programs.layout.to_global(state)), np.array(norms), held
+  return jax.device_get(programs.sharding.to_global(state)), np.array(norms), held
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, f
   tiny_config.optimizer.sharded = not first
   programs = programs_of(tiny_config)
   checkpoints = Checkpoints(tmp_path, keep=5, keep_every_steps=0)
-  state, _ = checkpoints.restore(5, programs.layout.shapes())  # checks every array's sum
-  again = programs.layout.to_global(programs.layout.to_local(state))
+  state, _ = checkpoints.restore(5, programs.sharding.shapes())  # checks every array's sum
+  again = programs.sharding.to_global(programs.sharding.to_local(state))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))
   checkpoints.close()
   assert train.train(tiny_config, tmp_path) == STEPS

@@ -49,7 +49,7 @@ def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
   return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
 
 
-def replicated(tx: optax.GradientTransformation, axis: str) -> Callable:
+def replicated_update(tx: optax.GradientTransformation, axis: str) -> Callable:
   """Returns how every device adds up the whole gradient and updates every weight.
 
   Returns:
@@ -73,14 +73,14 @@ def make_train_step(
   seed: int,
   accumulation: int = 1,
   axis: str = "data",
-  make_update: Callable = replicated,
+  make_update: Callable = replicated_update,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
   """Returns the step: (state, this device's batch) -> (new state, metrics).
 
   The loss is the sum over terms of weight x total / count, both over the global batch. Counts are
   summed over microbatches and devices before any gradient is taken, so uneven microbatches weigh
   what they should and accumulation equals the large batch to rounding. `make_update(tx, axis)` says
-  how the devices turn their gradients into updates, as `replicated` does.
+  how the devices turn their gradients into updates, as `replicated_update` does.
 
   Metrics, equal on every device:
     terms: {name: (total, count)} over the global batch.

@@ -14,8 +14,8 @@ import optax
 from electra_jax.core.params import split_axis
 
 
-def sharded(tx: optax.GradientTransformation, axis: str, devices: int) -> Callable:
-  """Returns what `step.replicated` does, with the optimizer's state in parts.
+def zero1_update(tx: optax.GradientTransformation, axis: str, devices: int) -> Callable:
+  """Returns what `step.replicated_update` does, with the optimizer's state in parts.
 
   Args:
     tx: works on each number by itself, but for norms, which have to be `norm` of this module.

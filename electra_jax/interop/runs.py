@@ -16,5 +16,5 @@ def read_params(workdir: str, vocab) -> tuple[networks.PretrainSpec, dict]:
   """
   spec = specs.read_spec(workdir, vocab)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  layout = parallel.Layout(shapes, in_parts=False)
-  return spec, parallel.replicate(layout.to_local(restore_params(workdir, layout.shapes())))
+  sharding = parallel.StateSharding(shapes, sharded=False)
+  return spec, parallel.replicate(sharding.to_local(restore_params(workdir, sharding.shapes())))

@@ -10,7 +10,7 @@ from electra_jax.runtime import metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.health import Health
-from electra_jax.runtime.hosts import Hosts
+from electra_jax.runtime.hosts import StragglerDetector
 from electra_jax.runtime.interrupt import StopSignals
 from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
@@ -52,7 +52,7 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
   watch = metrics.Stopwatch(c.train.batch_size, job.shards.seq_length, job.flops_per_step, peak)
   history = metrics.read_history(job.workdir / "metrics.jsonl")
   health = Health(job.limits, [line for line in history if line["step"] <= start])
-  compare = Hosts(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
+  compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
     with goodput.doing("compile"):  # of the evaluation, mostly
       evaluate(job, state.params, 0, log)
@@ -125,7 +125,7 @@ def judge(job: Job, health: Health, done: int, values: dict, log: Log) -> None:
     if warnings and job.config.health.on_warning == "stop":
       raise UnhealthyError(f"stopped by config.health.on_warning: {warnings[0]}")
 
-  processes.agree(warn) if job.config.health.on_warning == "stop" else warn()
+  processes.run_on_all(warn) if job.config.health.on_warning == "stop" else warn()
 
 
 def evaluate(job: Job, params: dict, done: int, log: Log) -> None:
@@ -163,9 +163,9 @@ def save(
 
   def failure() -> ValueError | None:
     try:
-      checkpoints.save(done, state, meta, processes.agree)
+      checkpoints.save(done, state, meta, processes.run_on_all)
     except ValueError as error:
-      if processes.befell(error, WriteError):
+      if processes.only_raised(error, WriteError):
         return error
       raise
 
@@ -174,12 +174,12 @@ def save(
       check_claim(job.workdir)
       log.sync()  # a history that ends before its checkpoint would have a hole
 
-  processes.agree(ready)
+  processes.run_on_all(ready)
   if first := failure():
     if job.config.checkpoint.on_error == "stop":
       raise first
     try:
-      checkpoints.reopen(processes.agree)
+      checkpoints.reopen(processes.run_on_all)
     except ValueError as error:
       raise WriteError(f"{first}; {error}") from None
     again = failure()  # None if what failed was the one before

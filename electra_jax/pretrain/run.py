@@ -26,7 +26,7 @@ class Programs(NamedTuple):
   fresh: Callable  # () -> fresh parameters
   start: Callable  # (params) -> the state of step 0 with these parameters
   shapes: step.TrainState  # of a state: ShapeDtypeStruct
-  layout: parallel.Layout  # of a state
+  sharding: parallel.StateSharding  # of a state
   train_step: Callable
   eval_step: Callable
 
@@ -54,19 +54,19 @@ def make_programs(
     # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
     return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
 
-  norm, make_update = optax.tree.norm, step.replicated
+  norm, make_update = optax.tree.norm, step.replicated_update
   if optimizer_config.sharded:
     count = len(devices or jax.devices())
     norm = zero.norm(jax.eval_shape(fresh), parallel.AXIS, count)
-    make_update = functools.partial(zero.sharded, devices=count)
+    make_update = functools.partial(zero.zero1_update, devices=count)
   tx = optimizer.make_optimizer(optimizer_config, schedule, groups, norm)
 
   def start(params: dict) -> step.TrainState:
     return step.init_state(params, tx)
 
   shapes = jax.eval_shape(lambda: start(fresh()))
-  in_parts = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
-  layout = parallel.Layout(shapes, in_parts, devices)
+  sharded = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
+  sharding = parallel.StateSharding(shapes, sharded, devices)
   train_step = step.make_train_step(
     objective,
     tx,
@@ -78,10 +78,10 @@ def make_programs(
   )
   return Programs(
     fresh=jax.jit(fresh),
-    start=layout.start(start),
+    start=sharding.init_state(start),
     shapes=shapes,
-    layout=layout,
-    train_step=layout.map_train_step(train_step),
+    sharding=sharding,
+    train_step=parallel.map_train_step(train_step, sharding.axes, devices),
     eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed, axis=parallel.AXIS)),
   )
 

@@ -43,7 +43,7 @@ class DamagedError(CheckpointError):
 
 
 def _alone(action: Callable[[], Any]) -> Any:
-  """Is `processes.agree` of one process: calls a function."""
+  """Is `processes.run_on_all` of one process: calls a function."""
   return action()
 
 
@@ -101,13 +101,13 @@ class Checkpoints:
     """Returns the step of the newest complete checkpoint, None where there is none."""
     return self._manager.latest_step()
 
-  def save(self, step: int, state, meta: Mapping[str, Any], agree: Callable = _alone) -> None:
+  def save(self, step: int, state, meta: Mapping[str, Any], run_on_all: Callable = _alone) -> None:
     """Saves in the background; raises here if the save before this one failed.
 
     A step that is there already is left alone.
 
     Args:
-      agree: calls a function, and raises on all processes what it raises on one.
+      run_on_all: calls a function, and raises on all processes what it raises on one.
 
     Raises:
       WriteError: the save before this one failed, or there is no room. The next may succeed.
@@ -117,9 +117,9 @@ class Checkpoints:
     if step == self.latest_step():
       return
     self._delete(f"{DELETING}/*")  # not the folder, the save under way may just be using it
-    agree(lambda: self._refuse_full_disk(state))
+    run_on_all(lambda: self._refuse_full_disk(state))
     arrays, bad = _inspect(state)  # all processes together, where it is in parts
-    agree(lambda: _refuse_not_finite(bad))
+    run_on_all(lambda: _refuse_not_finite(bad))
     meta = {**meta, "step": step, "arrays": arrays}
     meta["crc32"] = _digest(meta)
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta))
@@ -184,11 +184,11 @@ class Checkpoints:
       (self.folder / str(step)).rename(place)
     return place
 
-  def reopen(self, agree: Callable = _alone) -> None:
+  def reopen(self, run_on_all: Callable = _alone) -> None:
     """Starts anew with what is there; after a failed save too, which it lets go.
 
     Args:
-      agree: as of `save`.
+      run_on_all: as of `save`.
 
     Raises:
       WriteError: processes wait for each other to finish a save that failed on one of them.
@@ -198,7 +198,7 @@ class Checkpoints:
       if not self.abandon():
         raise WriteError("the save before it could not be finished by all processes")
 
-    agree(let_go)
+    run_on_all(let_go)
     self._open()
 
   def _guarded(self, action: Callable[[], Any]) -> None:
@@ -215,12 +215,12 @@ class Checkpoints:
     steps = steps_on_disk(self.folder)
     return f"the one of step {steps[-1]} is whole" if steps else "there is none before it"
 
-  def restore(self, step: int, shapes, agree: Callable = _alone) -> tuple[Any, dict[str, Any]]:
+  def restore(self, step: int, shapes, run_on_all: Callable = _alone) -> tuple[Any, dict[str, Any]]:
     """Returns the state of a step, on whatever devices `shapes` names, and what is beside it.
 
     Args:
       shapes: a tree of ShapeDtypeStruct with the sharding to restore to.
-      agree: as of `save`.
+      run_on_all: as of `save`.
 
     Raises:
       DamagedError: it is damaged.
@@ -232,9 +232,9 @@ class Checkpoints:
       _refuse_other_arrays(meta["arrays"], shapes, f"the checkpoint {self.folder / str(step)}")
       return _read_state(self.folder, step, shapes), meta
 
-    state, meta = agree(read)
+    state, meta = run_on_all(read)
     found, bad = _inspect(state)  # all processes together, where it is in parts
-    agree(lambda: _compare(self.folder, step, found, bad, meta["arrays"]))
+    run_on_all(lambda: _compare(self.folder, step, found, bad, meta["arrays"]))
     return state, meta
 
 

@@ -56,7 +56,7 @@ def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.
   return data_secs + computing * probes / probes.max()
 
 
-class Hosts:
+class StragglerDetector:
   """Compares the processes of a run; all have to ask together.
 
   Args:

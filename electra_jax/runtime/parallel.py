@@ -94,10 +94,14 @@ def pack(tree) -> Packed:
   return Packed(flat, structure, tuple(jnp.shape(x) for x in leaves))
 
 
-def map_train_step(step: Callable) -> Callable:
+def map_train_step(step: Callable, axes=None, devices: Sequence[jax.Device] | None = None):
   """Maps (state, batch) -> (state, metrics) over all devices; the state is donated.
 
   The mapped step returns its metrics `Packed`.
+
+  Args:
+    axes: of the state, as `StateSharding.axes`; None where it is replicated.
+    devices: as of `StateSharding`.
   """
 
   def packed(state, batch):
@@ -107,9 +111,10 @@ def map_train_step(step: Callable) -> Callable:
   return jax.pmap(
     packed,
     axis_name=AXIS,
-    in_axes=(None, 0),
-    out_axes=(None, None),
+    in_axes=(axes, 0),
+    out_axes=(axes, None),
     donate_argnums=0,
+    devices=devices,
   )
 
 
@@ -166,139 +171,107 @@ def replicate(tree):
   return jax.device_put(tree, _local(PartitionSpec()))
 
 
-def _span(arrays: list, specs: list) -> list:
-  """Turns arrays of this process into arrays over all of them, without moving a byte."""
-  if jax.process_count() == 1:
-    return arrays
-  mesh = _global(PartitionSpec()).mesh
-  turn = multihost_utils.host_local_array_to_global_array
-  return [turn(x, mesh, spec) for x, spec in zip(arrays, specs, strict=True)]
+class StateSharding:
+  """Which arrays of a state are replicated over the devices, and which are sharded.
 
-
-def _unspan(arrays: list, specs: list) -> list:
-  """The inverse of `_span`."""
-  if jax.process_count() == 1:
-    return arrays
-  mesh = _global(PartitionSpec()).mesh
-  turn = multihost_utils.global_array_to_host_local_array
-  return [turn(x, mesh, spec) for x, spec in zip(arrays, specs, strict=True)]
-
-
-class Layout:
-  """Where the arrays of a state are: whole on every device, or in parts.
-
-  Between the steps an array in parts has them along a first axis [D, ...]; in a checkpoint it has
-  its ordinary shape. So runs with parts and without, on any devices, read each other's.
+  Between the steps a sharded array has a first axis of devices, [D, ...]; in a checkpoint it has
+  its ordinary shape. So runs with sharded arrays and without, on any number of devices, read each
+  other's checkpoints.
 
   Args:
-    shapes: of the state, ordinary.
-    in_parts: the same tree, or the beginning of it, of which arrays are split, along the axis that
-      `params.split_axis` names; what it names none for stays whole.
-    devices: all there are, unless said; they may be described only, to compile for them.
+    shapes: of the state, ordinary: a tree of ShapeDtypeStruct.
+    sharded: a tree prefix of booleans. Arrays where it is True are sharded along
+      `params.split_axis`, or replicated if no axis divides evenly.
+    devices: None for all; they may be devices that are only described, to compile for them.
+
+  Fields:
+    axes: the state's axes for `map_train_step`: 0 where sharded, None where replicated.
   """
 
-  def __init__(self, shapes, in_parts, devices: Sequence[jax.Device] | None = None):
-    self._devices = devices
+  def __init__(self, shapes, sharded, devices: Sequence[jax.Device] | None = None):
     D = len(devices or jax.devices())
-    self._shapes, self._structure = jax.tree.flatten(shapes)
-    wanted = jax.tree.leaves(jax.tree.broadcast(in_parts, shapes))
-    self._axes = [
-      split_axis(x.shape, D) if split else None
-      for split, x in zip(wanted, self._shapes, strict=True)
-    ]
-    self._ordinary = [
-      PartitionSpec() if a is None else PartitionSpec(*[None] * a, AXIS) for a in self._axes
-    ]
-    self._apart = [PartitionSpec() if a is None else PartitionSpec(AXIS) for a in self._axes]
-    self._all_whole = all(a is None for a in self._axes)
+    self._shapes = shapes
+    self._split_axes = jax.tree.map(
+      lambda split, x: -1 if not split or (a := split_axis(x.shape, D)) is None else a,
+      jax.tree.broadcast(sharded, shapes),
+      shapes,
+    )
+    self._all_replicated = all(a < 0 for a in jax.tree.leaves(self._split_axes))
+    self.axes = jax.tree.map(lambda a: None if a < 0 else 0, self._split_axes)
+    # Of the arrays between the steps, and in a checkpoint.
+    self._step_specs = jax.tree.map(lambda a: PartitionSpec(*[AXIS] * (a >= 0)), self._split_axes)
+    self._specs = jax.tree.map(
+      lambda a: PartitionSpec(*[None] * a, *[AXIS] * (a >= 0)), self._split_axes
+    )
 
     def split(x, axis):
-      if axis is None:
+      if axis < 0:
         return x
       shape = (*x.shape[:axis], D, x.shape[axis] // D, *x.shape[axis + 1 :])
       return jnp.moveaxis(x.reshape(shape), axis, 0)
 
     def join(x, axis, like):
-      return x if axis is None else jnp.moveaxis(x, 0, axis).reshape(like.shape)
+      return x if axis < 0 else jnp.moveaxis(x, 0, axis).reshape(like.shape)
 
-    self._split = lambda leaves: list(map(split, leaves, self._axes))
-    self._join = lambda leaves: list(map(join, leaves, self._axes, self._shapes))
+    self._split = lambda state: jax.tree.map(split, state, self._split_axes)
+    self._join = lambda state: jax.tree.map(join, state, self._split_axes, self._shapes)
 
   @functools.cached_property
   def _splitting(self) -> Callable:
-    return jax.jit(self._split, out_shardings=list(map(_global, self._apart)))
+    return jax.jit(self._split, out_shardings=jax.tree.map(_global, self._step_specs))
 
   @functools.cached_property
   def _joining(self) -> Callable:
-    return jax.jit(self._join, out_shardings=list(map(_global, self._ordinary)))
+    return jax.jit(self._join, out_shardings=jax.tree.map(_global, self._specs))
 
   def shapes(self):
     """Returns the state's shapes as a checkpoint restores it."""
-    placed = (
-      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_global(spec))
-      for x, spec in zip(self._shapes, self._ordinary, strict=True)
+    return jax.tree.map(
+      lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_global(spec)),
+      self._shapes,
+      self._specs,
     )
-    return self._structure.unflatten(placed)
+
+  def step_shapes(self):
+    """Returns the state's shapes between the steps."""
+    return jax.eval_shape(self._split, self._shapes)
 
   def to_global(self, state):
     """Turns a state between steps into one over all processes, as a checkpoint wants it."""
-    leaves = _span(jax.tree.leaves(state), self._apart)
-    return self._structure.unflatten(leaves if self._all_whole else self._joining(leaves))
+    state = _to_global(state, self._step_specs)
+    return state if self._all_replicated else self._joining(state)
 
   def to_local(self, state):
     """The inverse of `to_global`."""
-    leaves = jax.tree.leaves(state)
-    leaves = leaves if self._all_whole else self._splitting(leaves)
-    return self._structure.unflatten(_unspan(leaves, self._apart))
+    return _to_local(state if self._all_replicated else self._splitting(state), self._step_specs)
 
-  def start(self, function: Callable) -> Callable:
-    """Maps a tree, whole on every device, to a state of which no device ever holds all parts."""
-    made = jax.jit(
-      lambda tree: self._split(jax.tree.leaves(function(tree))),
-      out_shardings=list(map(_global, self._apart)),
-    )
+  def init_state(self, function: Callable) -> Callable:
+    """Maps (replicated tree) -> function(tree), sharded from the start.
 
-    def run(tree):
-      leaves, structure = jax.tree.flatten(tree)
-      tree = structure.unflatten(_span(leaves, [PartitionSpec()] * len(leaves)))
-      return self._structure.unflatten(_unspan(made(tree), self._apart))
-
-    return run
-
-  def map_train_step(self, step: Callable) -> Callable:
-    """Maps (state, batch) -> (state, metrics) over all devices, as `map_train_step` does.
-
-    What it returns also has `lower(batch)`, for the shapes of a batch.
+    No device ever holds all of the sharded arrays.
     """
-    whole = [a is None for a in self._axes]
-
-    def sort(leaves):
-      sorts = [x for x, w in zip(leaves, whole, strict=True) if w]
-      return sorts, [x for x, w in zip(leaves, whole, strict=True) if not w]
-
-    def merge(wholes, parts):
-      wholes, parts = iter(wholes), iter(parts)
-      return self._structure.unflatten(next(wholes if w else parts) for w in whole)
-
-    def packed(wholes, parts, batch):
-      state, metrics = step(merge(wholes, parts), batch)
-      return *sort(jax.tree.leaves(state)), pack(metrics)
-
-    mapped = jax.pmap(
-      packed,
-      axis_name=AXIS,
-      in_axes=(None, 0, 0),
-      out_axes=(None, 0, None),
-      donate_argnums=(0, 1),
-      devices=self._devices,
+    made = jax.jit(
+      lambda tree: self._split(function(tree)),
+      out_shardings=jax.tree.map(_global, self._step_specs),
     )
+    replicated = PartitionSpec()
+    return lambda tree: _to_local(made(_to_global(tree, replicated)), self._step_specs)
 
-    def run(state, batch):
-      wholes, parts, metrics = mapped(*sort(jax.tree.leaves(state)), batch)
-      return merge(wholes, parts), metrics
 
-    run.lower = lambda batch: mapped.lower(*sort(jax.eval_shape(self._split, self._shapes)), batch)
-    return run
+def _to_global(tree, specs):
+  """Turns arrays of this process into arrays over all of them, without moving a byte."""
+  if jax.process_count() == 1:
+    return tree
+  mesh = _global(PartitionSpec()).mesh
+  return multihost_utils.host_local_array_to_global_array(tree, mesh, specs)
+
+
+def _to_local(tree, specs):
+  """The inverse of `_to_global`."""
+  if jax.process_count() == 1:
+    return tree
+  mesh = _global(PartitionSpec()).mesh
+  return multihost_utils.global_array_to_host_local_array(tree, mesh, specs)
 
 
 def shard(batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""Several processes of one run: they meet, agree, and notice when one is gone."""
+"""Several processes of one run: they meet, run_on_all, and notice when one is gone."""
 
 import collections
 import contextlib
@@ -18,12 +18,12 @@ from jax.experimental import multihost_utils
 T = TypeVar("T")
 
 
-class OtherError(ValueError):
+class PeerError(ValueError):
   """Another process of the run failed."""
 
 
-def befell(error: Exception, kind: type[Exception]) -> bool:
-  """Whether nothing but errors of a kind befell the processes; the same on all after `agree`."""
+def only_raised(error: Exception, kind: type[Exception]) -> bool:
+  """True if every process that failed raised `kind`; equal on all after `run_on_all`."""
   return getattr(error, "kinds", {type(error).__name__}) == {kind.__name__}
 
 
@@ -77,7 +77,7 @@ def initialize(
 
 
 @contextlib.contextmanager
-def leaving_if_alone() -> Iterator[None]:
+def abort_if_peer_lost() -> Iterator[None]:
   """Ends this process where what is inside fails because another one of the run is gone.
 
   At once, as a process that JAX's runtime aborts (exit code 134): everything that cleans up would
@@ -94,19 +94,19 @@ def leaving_if_alone() -> Iterator[None]:
     os._exit(128 + signal.SIGABRT)
 
 
-@leaving_if_alone()
+@abort_if_peer_lost()
 def _everyones(said: np.ndarray) -> np.ndarray:
   return multihost_utils.process_allgather(said)
 
 
-def agree(action: Callable[[], T]) -> T:
+def run_on_all(action: Callable[[], T]) -> T:
   """Returns action(), or raises on every process if it raised on one: none waits for the others.
 
   Args:
     action: what each does by itself: nothing in it may wait for another process without an end.
 
   Raises:
-    OtherError: on the processes where the action did not fail, naming the first where it did.
+    PeerError: on the processes where the action did not fail, naming the first where it did.
   """
   if jax.process_count() == 1:
     return action()
@@ -122,12 +122,12 @@ def agree(action: Callable[[], T]) -> T:
   if not told:
     return result
   first = min(told)
-  error = failure or OtherError(f"process {first} stopped: {told[first]}")
+  error = failure or PeerError(f"process {first} stopped: {told[first]}")
   error.kinds = {text.partition("(")[0] for text in told.values()}
   raise error
 
 
-def check_alike(facts: dict[str, str]) -> None:
+def assert_same(facts: dict[str, str]) -> None:
   """Refuses, on every process, to go on where one has other facts than the rest.
 
   Args:
