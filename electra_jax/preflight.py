@@ -28,7 +28,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.flops import chips
 from electra_jax.core.params import split_axis
 from electra_jax.flops import spec_of
-from electra_jax.pretrain.run import make_programs
+from electra_jax.pretrain.run import make_train_fns
 
 HERE = "here"
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
@@ -159,7 +159,7 @@ def compile_step(config: ConfigDict, devices: tuple):
   D, c, spec = len(devices), config.train, spec_of(config)
   validate.check_devices(config, D)
   validate.check_attention(config.model)
-  programs = make_programs(
+  programs = make_train_fns(
     spec,
     specs.make_optimizer_config(config),
     c.steps,

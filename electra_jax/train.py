@@ -25,8 +25,8 @@ from electra_jax.config import cli, compare, validate
 from electra_jax.core import networks, params
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import runs, sources
-from electra_jax.pretrain.loop import Tools, loop
-from electra_jax.pretrain.run import Job, prepare, start_or_continue
+from electra_jax.pretrain.loop import Monitors, loop
+from electra_jax.pretrain.run import Run, prepare, start_or_continue
 from electra_jax.runtime import curves, metrics, parallel, processes, tracing, version
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError
 from electra_jax.runtime.goodput import Goodput
@@ -66,63 +66,65 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
   first, goodput = jax.process_index() == 0, Goodput()
   console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
   with contextlib.ExitStack() as stack:
-    job, allowed = processes.run_on_all(lambda: begin(config, Path(workdir), verify, stack))
-    processes.assert_same(job.facts | {"workdir": shared_or_not(job.workdir)})
-    describe(job, console, allowed)
+    run, allowed = processes.run_on_all(lambda: begin(config, Path(workdir), verify, stack))
+    processes.assert_same(run.fingerprint | {"workdir": shared_or_not(run.workdir)})
+    describe(run, console, allowed)
     k = config.checkpoint
     with processes.abort_if_peer_lost():  # orbax has the processes meet there
       checkpoints = Checkpoints(
         workdir,
         keep=k.keep,
         keep_every_steps=k.keep_every_steps,
-        to_global=job.programs.sharding.to_global,
+        to_global=run.fns.sharding.to_global,
       )
     stack.enter_context(checkpoints)
     with goodput.doing("restore"), processes.abort_if_peer_lost():
-      state, meta = make_state(job, checkpoints, console)
+      state, meta = make_state(run, checkpoints, console)
     display = metrics.Display(int(state.step), config.train.steps, console)
     steps = tracing.parse_steps(config.profile.steps if first else "")
-    tracer = Tracer(job.workdir / "profile", steps, config.profile.signal_steps)
+    tracer = Tracer(run.workdir / "profile", steps, config.profile.signal_steps)
     with display, StopSignals() as stop, tracer, processes.abort_if_peer_lost():
-      tools = Tools(checkpoints, stop, tracer, goodput)
-      state = keep_on(job, state, meta, display, tools)
+      monitors = Monitors(checkpoints, stop, tracer, goodput)
+      state = train_with_rollback(run, state, meta, display, monitors)
       with goodput.doing("save"):  # a second signal does not end it either
         checkpoints.wait()
     if first:
-      finish(job, int(state.step), console)
+      finish(run, int(state.step), console)
       console.print(f"time:       {goodput.summary()}")
       if int(state.step) < config.train.steps:
         console.print(f"resume with: {shlex.join(sys.orig_argv)}")
     return int(state.step)
 
 
-def keep_on(job: Job, state, meta: dict | None, display: metrics.Display, tools: Tools):
+def train_with_rollback(
+  run: Run, state, meta: dict | None, display: metrics.Display, monitors: Monitors
+):
   """Trains to the end; goes back and leaves a batch out where that is how NaN is met."""
-  limit = job.config.health.max_rollbacks if job.config.health.on_nan == "rollback" else 0
+  limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
   skipped = tuple(meta.get("skipped", ())) if meta else ()
   while True:
     log = Log(
-      job.workdir,
+      run.workdir,
       display,
       start_step=int(state.step),
       resumed=meta is not None,
-      tensorboard=job.config.log.tensorboard,
-      must_write=job.config.checkpoint.on_error == "stop",
+      tensorboard=run.config.log.tensorboard,
+      must_write=run.config.checkpoint.on_error == "stop",
       enabled=jax.process_index() == 0,
     )
     with contextlib.closing(log):
       try:
-        return loop(job, state, meta, skipped, log, tools)
+        return loop(run, state, meta, skipped, log, monitors)
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
           raise
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
-        log.tell([f"{error}: going back to leave batch {skipped[-1]:,} out ({which})"])
+        log.warn([f"{error}: going back to leave batch {skipped[-1]:,} out ({which})"])
     del state  # given away to the step that failed
-    with tools.goodput.doing("restore"):
-      tools.checkpoints.wait()
-      state, meta = make_state(job, tools.checkpoints, display.console)
+    with monitors.goodput.doing("restore"):
+      monitors.checkpoints.wait()
+      state, meta = make_state(run, monitors.checkpoints, display.console)
 
 
 # The start.
@@ -141,15 +143,15 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
   """Checks everything and claims the workdir until the stack is closed.
 
   Returns:
-    The job, and the fields that differ from the run's and were allowed to.
+    The run, and the fields that differ from the run's and were allowed to.
   """
   validate.check(config)
   validate.check_devices(config)
   if jax.process_index() > 0:
     return prepare(config, workdir, verify), []
   stack.enter_context(claim(workdir))
-  job = prepare(config, workdir, verify)
-  return job, start_or_continue(job)
+  run = prepare(config, workdir, verify)
+  return run, start_or_continue(run)
 
 
 def shared_or_not(workdir: Path) -> str:
@@ -157,28 +159,28 @@ def shared_or_not(workdir: Path) -> str:
   return "the run's" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
 
 
-def describe(job: Job, console: Console, allowed: list[str]) -> None:
+def describe(run: Run, console: Console, allowed: list[str]) -> None:
   """Prints what is about to run."""
-  c, sizes = job.config, params.count_networks(job.programs.shapes.params)
+  c, sizes = run.config, params.count_networks(run.fns.shapes.params)
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
   changed = compare.changed_from_base(c)
   lines = {
     "electra_jax": f"{version.code_version()}, jax {jax.__version__}",
     "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
-    f" {len(devices) * job.peak[0] / 1e12:,.3g} TFLOP/s at most ({job.peak[1]})",
+    f" {len(devices) * run.peak[0] / 1e12:,.3g} TFLOP/s at most ({run.peak[1]})",
     "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
     f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['total'] / 1e6:,.2f} M trained,"
-    f" {job.spec.discriminator.dtype}, attention {job.spec.discriminator.attention}",
-    "FLOPs": f"{job.flops_per_step:.3g} a step in matrix products,"
-    f" {job.flops_per_step * c.train.steps:.3g} in all",
-    "data": f"{c.data.dir}: {job.shards.num_examples:,} sequences of {job.shards.seq_length}"
-    f" tokens, {job.heldout.num_examples if job.heldout else 0:,} held out",
+    f" {run.spec.discriminator.dtype}, attention {run.spec.discriminator.attention}",
+    "FLOPs": f"{run.flops_per_step:.3g} a step in matrix products,"
+    f" {run.flops_per_step * c.train.steps:.3g} in all",
+    "data": f"{c.data.dir}: {run.shards.num_examples:,} sequences of {run.shards.seq_length}"
+    f" tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
     "training": f"{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
-    f" {sequences * job.shards.seq_length:,} tokens ="
-    f" {sequences / job.shards.num_examples:,.2f} epochs",
-    "vocabulary": f"{job.shards.vocab.size:,} {job.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {metrics.shown('loss', job.entropy)} a token",
+    f" {sequences * run.shards.seq_length:,} tokens ="
+    f" {sequences / run.shards.num_examples:,.2f} epochs",
+    "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
+    f" held-out unigram entropy {metrics.shown('loss', run.entropy)} a token",
     "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
   }
   if allowed:
@@ -194,9 +196,9 @@ def newest(checkpoints: Checkpoints) -> int | None:
   return latest
 
 
-def make_state(job: Job, checkpoints: Checkpoints, console: Console):
+def make_state(run: Run, checkpoints: Checkpoints, console: Console):
   """Returns the state to start from, and what was saved beside it (None at the beginning)."""
-  sharding, fallback = job.programs.sharding, job.config.checkpoint.fallback
+  sharding, fallback = run.fns.sharding, run.config.checkpoint.fallback
   while (latest := newest(checkpoints)) is not None:
     started = time.perf_counter()
     try:
@@ -216,30 +218,30 @@ def make_state(job: Job, checkpoints: Checkpoints, console: Console):
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
-  weights = parallel.replicate(job.programs.fresh())
-  if job.config.init_from is not None:
+  weights = parallel.replicate(run.fns.init_params())
+  if run.config.init_from is not None:
     found = processes.run_on_all(
-      lambda: sources.read_params(job.config.init_from, job.shards.vocab)
+      lambda: sources.read_params(run.config.init_from, run.shards.vocab)
     )
     weights, taken, fresh = params.inherit(weights, found)
     weights = parallel.replicate(weights)
-    console.print(f"starting from the parameters of {job.config.init_from}: {', '.join(taken)}")
+    console.print(f"starting from the parameters of {run.config.init_from}: {', '.join(taken)}")
     if fresh:
       console.print(f"not in it, so new: {', '.join(fresh)}")
-  if job.spec.generator_kind == "frozen":
-    source = job.config.generator.init_from
-    other = processes.run_on_all(lambda: runs.read_params(source, job.shards.vocab))
+  if run.spec.generator_kind == "frozen":
+    source = run.config.generator.init_from
+    other = processes.run_on_all(lambda: runs.read_params(source, run.shards.vocab))
     weights = {**weights, "generator": networks.masked_language_model(*other)[1]}
     console.print(f"frozen generator: the masked language model of {source}")
-  return job.programs.start(weights), None
+  return run.fns.init_state(weights), None
 
 
-def finish(job: Job, done: int, console: Console) -> None:
+def finish(run: Run, done: int, console: Console) -> None:
   """Draws the curves; says what came of the run, and where it is or how to resume it."""
-  history = metrics.read_history(job.workdir / "metrics.jsonl")
-  level = ("held-out unigram entropy", job.entropy)
-  references = dict.fromkeys(PREDICTIONS, level) if job.entropy else {}
-  curves.draw(job.workdir / "curves.png", history, references)
+  history = metrics.read_history(run.workdir / "metrics.jsonl")
+  level = ("held-out unigram entropy", run.entropy)
+  references = dict.fromkeys(PREDICTIONS, level) if run.entropy else {}
+  curves.draw(run.workdir / "curves.png", history, references)
   heldout = [line for line in history if line["split"] == "heldout"]
   if heldout:
     table = Table(title="held-out documents")
@@ -248,11 +250,11 @@ def finish(job: Job, done: int, console: Console) -> None:
     for name in (k for k in heldout[-1] if k not in ("step", "split")):
       values = (metrics.shown(name, line.get(name)) for line in (heldout[0], heldout[-1]))
       table.add_row(metrics.label(name), *values)
-    table.add_row("unigram entropy", *2 * [metrics.shown("loss", job.entropy)], style="dim")
+    table.add_row("unigram entropy", *2 * [metrics.shown("loss", run.entropy)], style="dim")
     console.print(table)
-  console.print(f"checkpoint: {job.workdir / 'checkpoints' / str(done)}")
-  console.print(f"curves:     {job.workdir / 'curves.png'}")
-  console.print(f"metrics:    {job.workdir / 'metrics.jsonl'}")
+  console.print(f"checkpoint: {run.workdir / 'checkpoints' / str(done)}")
+  console.print(f"curves:     {run.workdir / 'curves.png'}")
+  console.print(f"metrics:    {run.workdir / 'metrics.jsonl'}")
 
 
 def define_flags() -> None:

@@ -38,7 +38,7 @@ def line(**changes):
 def told(lines, limits=LIMITS, start=2000):
   """Returns {index of a line: its warnings}, lines of `EVERY` steps from `start`."""
   health = Health(limits)
-  said = {i: health.judge(start + EVERY * i, values) for i, values in enumerate(lines)}
+  said = {i: health.check(start + EVERY * i, values) for i, values in enumerate(lines)}
   return {i: warnings for i, warnings in said.items() if warnings}
 
 
@@ -213,7 +213,7 @@ def test_earlier_spikes_do_not_raise_the_level():
   lines = [line()] * 10 + ([line(mlm_loss=7.0)] * 4 + [line()]) * 5
   # 20 high lines of the last 25, and each spike is still measured from 2.4.
   health = Health(LIMITS)
-  texts = [text for i, values in enumerate(lines) for text in health.judge(i, values)]
+  texts = [text for i, values in enumerate(lines) for text in health.check(i, values)]
   assert len(texts) == 5 and all("the median 2.400" in text for text in texts)
 
 
@@ -327,7 +327,7 @@ def troubled_run():
 def test_a_resumed_run_warns_as_one_that_was_not_interrupted():
   lines = troubled_run()
   straight = Health(LIMITS)
-  expected = [straight.judge(x["step"], x) for x in lines]
+  expected = [straight.check(x["step"], x) for x in lines]
   assert sum(map(len, expected)) >= 7
   # As metrics.jsonl brings them back, among lines of evaluations, which have no say.
   bad_evaluation = {"split": "heldout", **line(mlm_loss=30.0, rtd_auc=0.5, sample_entropy=0.0)}
@@ -336,7 +336,7 @@ def test_a_resumed_run_warns_as_one_that_was_not_interrupted():
     history = [json.loads(x) for x in written]
     mixed = [y for x in history for y in (x, {**bad_evaluation, "step": x["step"]})]
     resumed = Health(LIMITS, mixed)
-    again = [resumed.judge(x["step"], x) for x in lines[cut:]]
+    again = [resumed.check(x["step"], x) for x in lines[cut:]]
     assert again == expected[cut:], cut
 
 

@@ -18,7 +18,7 @@ from electra_jax import train
 from electra_jax.config import compare, files, specs
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import runs
-from electra_jax.pretrain.run import Programs, make_programs
+from electra_jax.pretrain.run import TrainFns, make_train_fns
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -213,13 +213,13 @@ def program_shapes(config):
   return programs_of(config).shapes
 
 
-def programs_of(config) -> Programs:
+def programs_of(config) -> TrainFns:
   """Returns the functions of a run of `config`."""
   vocab = pretrain_batches.Shards.open(config.data.dir).vocab
   spec = specs.make_spec(config, vocab)
   tx = specs.make_optimizer_config(config)
   c = config.train
-  return make_programs(spec, tx, c.steps, config.seed, c.accumulation)
+  return make_train_fns(spec, tx, c.steps, config.seed, c.accumulation)
 
 
 def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):

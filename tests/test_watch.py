@@ -43,13 +43,13 @@ def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   found = hosts.StragglerDetector(1.3, batch_size=8, step=0)
   found._names = ["a", "b", "c"]
   even, slow = np.array([1.0, 1.1, 1.0]), np.array([1.0, 1.0, 1.5])
-  said = [found.judge(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
+  said = [found.check(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
   assert [len(x) for x in said] == [0, 0, 1, 0, 0, 0, 1]
   assert said[2] == [
     "process 2 (c) is slow: alone its steps would take 1.5e+03 ms, 0 of them waiting for data,"
     " those of the others 1e+03 ms"
   ]
-  values, _ = found.judge(slow, np.zeros(3))
+  values, _ = found.check(slow, np.zeros(3))
   assert values == {
     "fastest_host_step_ms": 1000.0,
     "slowest_host_step_ms": 1500.0,

@@ -20,7 +20,7 @@ from test_train import (
 
 from electra_jax import train
 from electra_jax.core import optimizer, zero
-from electra_jax.pretrain.run import make_programs
+from electra_jax.pretrain.run import make_train_fns
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -32,8 +32,8 @@ APART = optimizer.OptimizerConfig(
 
 def run(cfg, sharded: bool, steps: int = 3):
   spec = make_spec(0.0)
-  programs = make_programs(spec, dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
-  state = programs.start(parallel.replicate(programs.fresh()))
+  programs = make_train_fns(spec, dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
+  state = programs.init_state(parallel.replicate(programs.init_params()))
   held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state.opt_state))
   norms = []
   for t in range(steps):

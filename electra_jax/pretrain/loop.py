@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from electra_jax.data import pretrain_batches
-from electra_jax.pretrain.run import Job
+from electra_jax.pretrain.run import Run
 from electra_jax.runtime import metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput
@@ -22,7 +22,7 @@ class UnhealthyError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tools:
+class Monitors:
   """What the steps are watched and kept with."""
 
   checkpoints: Checkpoints
@@ -31,7 +31,9 @@ class Tools:
   goodput: Goodput
 
 
-def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log, tools: Tools):
+def loop(
+  run: Run, state, meta: dict | None, skipped: tuple[int, ...], log: Log, monitors: Monitors
+):
   """Trains from the state's step to the last, or until stopped, and returns the state.
 
   Args:
@@ -42,20 +44,20 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
     metrics.NotFiniteError: a number is NaN or infinite.
     UnhealthyError, WriteError, OSError: as the configuration says that these end a run.
   """
-  c, n, hosts = job.config, job.config.train.steps, jax.process_count()
-  start, goodput, tracer = int(state.step), tools.goodput, tools.tracer
-  batches = batches_from(job, start, skipped)
+  c, n, hosts = run.config, run.config.train.steps, jax.process_count()
+  start, goodput, tracer = int(state.step), monitors.goodput, monitors.tracer
+  batches = batches_from(run, start, skipped)
   # Two CPU processes deadlock in their collectives when many steps are in flight.
   lockstep = hosts > 1 and jax.default_backend() == "cpu"
   window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
-  peak = job.peak[0] * jax.device_count()
-  watch = metrics.Stopwatch(c.train.batch_size, job.shards.seq_length, job.flops_per_step, peak)
-  history = metrics.read_history(job.workdir / "metrics.jsonl")
-  health = Health(job.limits, [line for line in history if line["step"] <= start])
+  peak = run.peak[0] * jax.device_count()
+  watch = metrics.Stopwatch(c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
+  history = metrics.read_history(run.workdir / "metrics.jsonl")
+  health = Health(run.limits, [line for line in history if line["step"] <= start])
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
     with goodput.doing("compile"):  # of the evaluation, mostly
-      evaluate(job, state.params, 0, log)
+      evaluate(run, state.params, 0, log)
   for done in range(start + 1, n + 1):
     first = done == start + 1  # it compiles, which is not the speed of training
     with goodput.doing("data"):
@@ -63,7 +65,7 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
     tracer.begin(done)
     with goodput.doing("compile" if first else "steps"):
       with jax.profiler.StepTraceAnnotation("train", step_num=done):
-        state, values = job.programs.train_step(state, batch)
+        state, values = run.fns.train_step(state, batch)
       window.add(done, values)
       if first:
         window.drain()
@@ -72,7 +74,7 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
       watch.start()
     else:
       watch.step()
-    last, signal_name = done == n, tools.stop.requested(done)
+    last, signal_name = done == n, monitors.stop.requested(done)
     evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
     saving = last or signal_name or done % c.checkpoint.every_steps == 0
     with goodput.doing("steps"):
@@ -86,15 +88,15 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
       if compare:
         values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
       log.write(done, "train", values)
-      judge(job, health, done, values, log)
+      judge(run, health, done, values, log)
     watch.pause()
     if evaluating:
       with goodput.doing("evaluation"):
-        evaluate(job, state.params, done, log)
+        evaluate(run, state.params, done, log)
     if saving:
       with goodput.doing("save"):
         sums = {"window": window.state_dict(), "skipped": skipped}
-        save(job, state, done, sums, log, tools.checkpoints, final=last or bool(signal_name))
+        save(run, state, done, sums, log, monitors.checkpoints, final=last or bool(signal_name))
     if signal_name:
       log.display.console.print(f"{signal_name}: stopping after step {done:,}")
       break
@@ -102,12 +104,12 @@ def loop(job: Job, state, meta: dict | None, skipped: tuple[int, ...], log: Log,
   return state
 
 
-def batches_from(job: Job, start: int, skipped: tuple[int, ...]):
+def batches_from(run: Run, start: int, skipped: tuple[int, ...]):
   """Yields the batches of the steps after `start`, on this process's devices."""
   batches = pretrain_batches.train_batches(
-    job.shards,
-    seed=job.config.seed,
-    batch_size=job.config.train.batch_size,
+    run.shards,
+    seed=run.config.seed,
+    batch_size=run.config.train.batch_size,
     start_step=start,
     skipped=skipped,
     host=jax.process_index(),
@@ -116,35 +118,35 @@ def batches_from(job: Job, start: int, skipped: tuple[int, ...]):
   return parallel.prefetch(batches)
 
 
-def judge(job: Job, health: Health, done: int, values: dict, log: Log) -> None:
+def judge(run: Run, health: Health, done: int, values: dict, log: Log) -> None:
   """Warns of what a line shows; stops, on all processes, if that is to end the run."""
 
   def warn():
-    warnings = health.judge(done, values)
-    log.tell(warnings)
-    if warnings and job.config.health.on_warning == "stop":
+    warnings = health.check(done, values)
+    log.warn(warnings)
+    if warnings and run.config.health.on_warning == "stop":
       raise UnhealthyError(f"stopped by config.health.on_warning: {warnings[0]}")
 
-  processes.run_on_all(warn) if job.config.health.on_warning == "stop" else warn()
+  processes.run_on_all(warn) if run.config.health.on_warning == "stop" else warn()
 
 
-def evaluate(job: Job, params: dict, done: int, log: Log) -> None:
+def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
   """Writes a line about the held-out documents, if there are any."""
-  if job.heldout is None:
+  if run.heldout is None:
     return
   batches = pretrain_batches.eval_batches(
-    job.heldout,
-    batch_size=job.config.eval.batch_size,
-    max_examples=job.config.eval.max_examples,
+    run.heldout,
+    batch_size=run.config.eval.batch_size,
+    max_examples=run.config.eval.max_examples,
     host=jax.process_index(),
     hosts=jax.process_count(),
   )
-  values = metrics.evaluate(job.programs.eval_step, params, parallel.prefetch(batches), done)
+  values = metrics.evaluate(run.fns.eval_step, params, parallel.prefetch(batches), done)
   log.write(done, "heldout", values)
 
 
 def save(
-  job: Job, state, done: int, sums: dict, log: Log, checkpoints: Checkpoints, final: bool
+  run: Run, state, done: int, sums: dict, log: Log, checkpoints: Checkpoints, final: bool
 ) -> None:
   """Starts a save of the state, with all that is needed to go on from it.
 
@@ -152,12 +154,12 @@ def save(
     sums: what else belongs to the state of the run; its steps have been checked.
     final: whether no other save will follow, so that this one has to succeed.
   """
-  sequences = pretrain_batches.batch_number(done, sums["skipped"]) * job.config.train.batch_size
+  sequences = pretrain_batches.batch_number(done, sums["skipped"]) * run.config.train.batch_size
   meta = {
-    "config": job.record,
-    "seed": job.config.seed,
+    "config": run.record,
+    "seed": run.config.seed,
     "code": version.code_version(),
-    "position": {"sequences": sequences, "epoch": sequences // job.shards.num_examples},
+    "position": {"sequences": sequences, "epoch": sequences // run.shards.num_examples},
     **sums,
   }
 
@@ -171,12 +173,12 @@ def save(
 
   def ready() -> None:
     if jax.process_index() == 0:
-      check_claim(job.workdir)
+      check_claim(run.workdir)
       log.sync()  # a history that ends before its checkpoint would have a hole
 
   processes.run_on_all(ready)
   if first := failure():
-    if job.config.checkpoint.on_error == "stop":
+    if run.config.checkpoint.on_error == "stop":
       raise first
     try:
       checkpoints.reopen(processes.run_on_all)
@@ -185,4 +187,4 @@ def save(
     again = failure()  # None if what failed was the one before
     if again and final:
       raise again
-    log.tell([f"{first}; training goes on"])
+    log.warn([f"{first}; training goes on"])

@@ -20,11 +20,11 @@ from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import read_config, write_config
 
 
-class Programs(NamedTuple):
+class TrainFns(NamedTuple):
   """The functions of a run, traced and compiled at their first call."""
 
-  fresh: Callable  # () -> fresh parameters
-  start: Callable  # (params) -> the state of step 0 with these parameters
+  init_params: Callable  # () -> fresh parameters
+  init_state: Callable  # (params) -> the state of step 0 with these parameters
   shapes: step.TrainState  # of a state: ShapeDtypeStruct
   sharding: parallel.StateSharding  # of a state
   train_step: Callable
@@ -32,14 +32,14 @@ class Programs(NamedTuple):
 
 
 @functools.cache
-def make_programs(
+def make_train_fns(
   spec: networks.PretrainSpec,
   optimizer_config: optimizer.OptimizerConfig,
   steps: int,
   seed: int,
   accumulation: int,
   devices: tuple[jax.Device, ...] | None = None,
-) -> Programs:
+) -> TrainFns:
   """Returns the functions that a run is made of; they do not depend on its data or workdir.
 
   Args:
@@ -50,21 +50,21 @@ def make_programs(
   apart = optimizer_config.separate_optimizers or spec.generator_kind == "frozen"
   groups = functools.partial(networks.groups, spec) if apart else None
 
-  def fresh() -> dict:
+  def init_params() -> dict:
     # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
     return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
 
   norm, make_update = optax.tree.norm, step.replicated_update
   if optimizer_config.sharded:
     count = len(devices or jax.devices())
-    norm = zero.norm(jax.eval_shape(fresh), parallel.AXIS, count)
+    norm = zero.norm(jax.eval_shape(init_params), parallel.AXIS, count)
     make_update = functools.partial(zero.zero1_update, devices=count)
   tx = optimizer.make_optimizer(optimizer_config, schedule, groups, norm)
 
-  def start(params: dict) -> step.TrainState:
+  def init_state(params: dict) -> step.TrainState:
     return step.init_state(params, tx)
 
-  shapes = jax.eval_shape(lambda: start(fresh()))
+  shapes = jax.eval_shape(lambda: init_state(init_params()))
   sharded = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
   sharding = parallel.StateSharding(shapes, sharded, devices)
   train_step = step.make_train_step(
@@ -76,9 +76,9 @@ def make_programs(
     axis=parallel.AXIS,
     make_update=make_update,
   )
-  return Programs(
-    fresh=jax.jit(fresh),
-    start=sharding.init_state(start),
+  return TrainFns(
+    init_params=jax.jit(init_params),
+    init_state=sharding.init_state(init_state),
     shapes=shapes,
     sharding=sharding,
     train_step=parallel.map_train_step(train_step, sharding.axes, devices),
@@ -87,7 +87,7 @@ def make_programs(
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Run:
   """What a run is made of; nothing here changes while it runs."""
 
   config: ConfigDict
@@ -95,7 +95,7 @@ class Job:
   shards: pretrain_batches.Shards
   heldout: pretrain_batches.Shards | None  # None where no document is held out: no evaluation
   spec: networks.PretrainSpec
-  programs: Programs
+  fns: TrainFns
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
   entropy: float | None  # of the held-out unigrams, nats
@@ -109,7 +109,7 @@ class Job:
     return {**nested, "data": {**nested["data"], **facts}}
 
   @property
-  def facts(self) -> dict[str, str]:
+  def fingerprint(self) -> dict[str, str]:
     """What every process of a run has to have alike, in words; paths may differ."""
     fields = compare.flatten(self.record)
     fields.pop("data.dir")
@@ -121,7 +121,7 @@ class Job:
     }
 
 
-def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
+def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   """Opens the data and makes everything that does not change while the run goes on."""
   d, batch_size = config.data, config.train.batch_size
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
@@ -133,20 +133,20 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
     )
   spec = specs.make_spec(config, shards.vocab, shards.frequencies)
-  programs = make_programs(
+  fns = make_train_fns(
     spec,
     specs.make_optimizer_config(config),
     config.train.steps,
     config.seed,
     config.train.accumulation,
   )
-  return Job(
+  return Run(
     config=config,
     workdir=workdir,
     shards=shards,
     heldout=heldout,
     spec=spec,
-    programs=programs,
+    fns=fns,
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
     entropy=heldout.unigram_entropy if heldout else None,
@@ -157,19 +157,19 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Job:
 _peak_flops = functools.cache(flops.peak_flops)  # half a second where it is measured
 
 
-def start_or_continue(job: Job) -> list[str]:
+def start_or_continue(run: Run) -> list[str]:
   """Saves the configuration with the run; refuses a workdir of another run.
 
   Returns:
     The fields that differ from the run's and were allowed to.
   """
-  allowed, saved = [], read_config(job.workdir)
+  allowed, saved = [], read_config(run.workdir)
   if saved is not None:
     allowed = compare.refuse_other_run(
       compare.flatten(saved),
-      compare.flatten(job.record),
-      job.config.allow_config_change,
-      job.workdir,
+      compare.flatten(run.record),
+      run.config.allow_config_change,
+      run.workdir,
     )
-  write_config(job.workdir, job.record)
+  write_config(run.workdir, run.record)
   return allowed

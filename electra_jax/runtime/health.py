@@ -62,9 +62,9 @@ class Health:
     self._since: dict[str, tuple[int, int]] = {}  # where a collapse began, and its lines so far
     for line in history:
       if line.get("split", "train") == "train":
-        self.judge(line["step"], line)
+        self.check(line["step"], line)
 
-  def judge(self, step: int, values: Mapping[str, float | None]) -> list[str]:
+  def check(self, step: int, values: Mapping[str, float | None]) -> list[str]:
     """Takes a line of the log and returns a warning for every trouble that begins with it."""
     told = [*self._spikes(values), *self._collapses(step, values)]
     return [f"step {step:,}: {text}" for text in told]

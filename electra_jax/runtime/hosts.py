@@ -92,13 +92,13 @@ class StragglerDetector:
     data, probes = multihost_utils.process_allgather(np.array(mine)).T
     if not sequences_per_sec or first:
       return {}
-    values, warnings = self.judge(
+    values, warnings = self.check(
       own_secs(self._batch_size / sequences_per_sec, data, probes), data
     )
-    log.tell(warnings)
+    log.warn(warnings)
     return values
 
-  def judge(self, own: np.ndarray, data_secs: np.ndarray) -> tuple[Mapping[str, float], list[str]]:
+  def check(self, own: np.ndarray, data_secs: np.ndarray) -> tuple[Mapping[str, float], list[str]]:
     """Returns the numbers and the warnings that follow from those of all processes [processes]."""
     slowest = int(own.argmax())
     others = float(np.median(np.delete(own, slowest)))

@@ -133,7 +133,7 @@ class Log:
     except OSError as error:
       if self._must_write:
         raise
-      self.tell([f"{what}: not written to {error.filename}: {error.strerror}"])
+      self.warn([f"{what}: not written to {error.filename}: {error.strerror}"])
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Writes one line everywhere."""
@@ -151,7 +151,7 @@ class Log:
         with self._writing("the history"):
           place.sync()
 
-  def tell(self, warnings: Iterable[str]) -> None:
+  def warn(self, warnings: Iterable[str]) -> None:
     """Prints a line for each."""
     for warning in warnings:
       self.display.console.print(f"warning: {warning}", style="bold")

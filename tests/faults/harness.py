@@ -50,13 +50,13 @@ PACED = """
 import time
 from electra_jax.pretrain import run
 
-make = run.make_programs
+make = run.make_train_fns
 
 def programs(*args):
   made = make(*args)
   return made._replace(train_step=lambda *args: (time.sleep(0.3), made.train_step(*args))[1])
 
-run.make_programs = programs
+run.make_train_fns = programs
 """
 
 
@@ -68,7 +68,7 @@ from electra_jax.data import pretrain_batches
 from electra_jax.pretrain import run
 
 first, every = int(sys.argv.pop(1)), sys.argv.pop(1) == "every"
-make, real, left_out = run.make_programs, pretrain_batches.train_batches, []
+make, real, left_out = run.make_train_fns, pretrain_batches.train_batches, []
 
 def batches(data, *, skipped=(), **kwargs):
   left_out[:] = skipped
@@ -85,7 +85,7 @@ def programs(*args):
 
   return made._replace(train_step=train_step)
 
-run.make_programs, pretrain_batches.train_batches = programs, batches
+run.make_train_fns, pretrain_batches.train_batches = programs, batches
 """
 
 

@@ -26,7 +26,7 @@ from electra_jax.config import (  # noqa: E402
 )
 from electra_jax.core import params  # noqa: E402
 from electra_jax.core.batch import Batch  # noqa: E402
-from electra_jax.pretrain.run import make_programs  # noqa: E402
+from electra_jax.pretrain.run import make_train_fns  # noqa: E402
 from electra_jax.runtime import metrics, parallel  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -114,14 +114,14 @@ def run(case: str) -> dict:
   vocab = SimpleNamespace(size=V, mask=4, special_ids=(0, 2, 3, 4), hash=None)
   counts = np.random.default_rng(1).integers(0, 50, V)
   spec = specs.make_spec(config, vocab, counts)
-  programs = make_programs(
+  programs = make_train_fns(
     spec,
     specs.make_optimizer_config(config),
     config.train.steps,
     config.seed,
     config.train.accumulation,
   )
-  state = programs.start(parallel.replicate(programs.fresh()))
+  state = programs.init_state(parallel.replicate(programs.init_params()))
   window, placed, found = metrics.Window(), parallel.shard(batch()), []
   for step in range(1, STEPS + 1):
     state, values = programs.train_step(state, placed)
