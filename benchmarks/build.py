@@ -78,7 +78,7 @@ def run_bare_tokenizer(source: str, vocab: str) -> tuple[float, float]:
     cpu_secs += time.process_time() - cpu
 
   (parsed,) = sources.parse(source)
-  for piece in sources.documents(parsed, sources.Tally(parsed)):
+  for piece in sources.documents(parsed, sources.SourceStats(parsed)):
     lines += piece.text.split("\n")
     size += piece.size
     if size > 1e6:
@@ -92,7 +92,7 @@ def run_bare_tokenizer(source: str, vocab: str) -> tuple[float, float]:
 def text_bytes(source: str) -> int:
   """Returns the size of the text of a source."""
   (parsed,) = sources.parse(source)
-  tally = sources.Tally(parsed)
+  tally = sources.SourceStats(parsed)
   return sum(piece.size for piece in sources.documents(parsed, tally))
 
 
@@ -107,7 +107,7 @@ def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dic
     source = f"text:{folder / 'docs.txt'}"
   if vocab is None:
     (parsed,) = sources.parse(source)
-    pieces = sources.documents(parsed, sources.Tally(parsed))
+    pieces = sources.documents(parsed, sources.SourceStats(parsed))
     lines = (line for piece in pieces for line in piece.text.split("\n"))
     start = time.perf_counter()
     vocab = str(folder / "vocab.txt")

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from electra_jax.data import python_docs, sources
-from electra_jax.data.sources import SourceError, Tally, parse
+from electra_jax.data.sources import SourceError, SourceStats, parse
 
 DOCUMENTS = ["first line\nsecond line", "ein Käse", "last"]
 TEXT = "first line\n  second line \n\n\n \nein Käse\r\n\nlast"
@@ -19,7 +19,7 @@ TEXT = "first line\n  second line \n\n\n \nein Käse\r\n\nlast"
 def read(spec: str, **options):
   """Returns the texts of a specification of one source, and its tally."""
   (source,) = parse(spec)
-  tally = Tally(source)
+  tally = SourceStats(source)
   return [piece.text for piece in sources.documents(source, tally, **options)], tally
 
 
@@ -137,7 +137,7 @@ def test_a_giant_line_is_cut_at_spaces_and_loses_nothing(tmp_path, monkeypatch):
   words = [f"wörd{i}" for i in range(3000)]
   (tmp_path / "a.txt").write_text(" ".join(words), encoding="utf-8")
   (source,) = parse(f"text:{tmp_path}/a.txt")
-  tally = Tally(source)
+  tally = SourceStats(source)
   pieces = list(sources.documents(source, tally))
   assert " ".join(piece.text for piece in pieces).split() == words
   assert len(pieces) > 10 and max(piece.size for piece in pieces) < 1200
@@ -159,7 +159,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
       file.write(line)
   (source,) = parse(f"text:{tmp_path}/a.txt.gz")
   tracemalloc.start()
-  size = sum(piece.size for piece in sources.documents(source, Tally(source)))
+  size = sum(piece.size for piece in sources.documents(source, SourceStats(source)))
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert size > 24e6 and peak < 8e6

@@ -29,7 +29,7 @@ from electra_jax import __version__
 from electra_jax.config import cli
 from electra_jax.data import chunks, examples, python_docs, shards, sources, tokenizer
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
-from electra_jax.data.sources import Piece, Source, Tally
+from electra_jax.data.sources import SourceStats, TextChunk, TextSource
 from electra_jax.data.status import Status, say
 
 # Fields of config.data that do not change what is built.
@@ -150,7 +150,7 @@ def _build(config: ConfigDict, temporary: Path) -> dict:
     sep=vocab.sep,
     pad=vocab.pad,
   )
-  work = chunks.Work(str(temporary), vocab, spec, config.seed)
+  work = chunks.WorkerSpec(str(temporary), vocab, spec, config.seed)
   dtype = examples.record_dtype(data.seq_length, vocab.size)
   writers = {
     split: ShardWriter(temporary, split, dtype, data.examples_per_shard, vocab.size)
@@ -249,19 +249,19 @@ class _Reader:
         status.update(len(data))
 
   def _start(self) -> None:
-    self.tallies = [Tally(source) for source in self._sources]
+    self.tallies = [SourceStats(source) for source in self._sources]
     for tally in self.tallies:
       if tally.source.kind != "tfds":
         paths = sources.files(self._as_file(tally.source))
         tally.file_bytes = sum(map(os.path.getsize, paths))
 
-  def _as_file(self, source: Source) -> Source:
+  def _as_file(self, source: TextSource) -> TextSource:
     """Harvested text is read from a file from then on."""
     if source.kind != "python-docs":
       return source
     return dataclasses.replace(source, kind="text", target=str(self._harvest))
 
-  def pieces(self) -> Iterator[Piece]:
+  def pieces(self) -> Iterator[TextChunk]:
     """Yields everything, from the start."""
     self._start()
     for tally in self.tallies:
@@ -307,14 +307,14 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
   return trained.vocab
 
 
-def _train_pieces(pieces: Iterable[Piece], holdout_frac: float, status) -> Iterator[Piece]:
+def _train_pieces(pieces: Iterable[TextChunk], holdout_frac: float, status) -> Iterator[TextChunk]:
   for piece in pieces:
     status.update(piece.size)
     if not piece.repeat and not chunks.is_held_out(piece.key, holdout_frac):
       yield piece
 
 
-def sample(pieces: Iterable[Piece], most_bytes: int) -> list[str]:
+def sample(pieces: Iterable[TextChunk], most_bytes: int) -> list[str]:
   """Returns texts of at most `most_bytes` in all, spread evenly over a stream of unknown length.
 
   Each text draws a number by its hash, and those with the smallest ones stay.

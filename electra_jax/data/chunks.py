@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
   size: int
 
 
-class Part(NamedTuple):
+class EncodedSplit(NamedTuple):
   """What became of one split of a chunk.
 
   Fields:
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class WorkerSpec:
   """All that a process needs: it is started fresh and knows nothing else."""
 
   folder: str  # where the vocabulary file is
@@ -54,7 +54,7 @@ class Work:
   seed: int
 
 
-def chunks(pieces: Iterable[sources.Piece], holdout_frac: float) -> Iterator[Chunk]:
+def chunks(pieces: Iterable[sources.TextChunk], holdout_frac: float) -> Iterator[Chunk]:
   """Yields chunks; a document is held out by its hash alone, and then only once."""
   index, size = 0, 0
   texts: dict[str, list[str]] = {split: [] for split in SPLITS}
@@ -79,19 +79,19 @@ def is_held_out(key: bytes, holdout_frac: float) -> bool:
 class Worker:
   """Turns chunks into records."""
 
-  def __init__(self, work: Work):
+  def __init__(self, work: WorkerSpec):
     self._work = work
     self._tokenizer = tokenizers.load_from(work.folder, work.vocab)
     self._dtype = examples.record_dtype(work.spec.seq_length, work.vocab.size)
 
-  def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Part]]:
+  def __call__(self, chunk: Chunk) -> tuple[int, dict[str, EncodedSplit]]:
     """Returns the size of a chunk in bytes and what became of each split."""
     return chunk.size, {
       split: self._part(texts, random.Random(f"{self._work.seed} {chunk.index} {split}"))
       for split, texts in chunk.texts.items()
     }
 
-  def _part(self, texts: list[str], rng: random.Random) -> Part:
+  def _part(self, texts: list[str], rng: random.Random) -> EncodedSplit:
     spec = self._work.spec
     split_lines = spec.examples == "segments" and spec.split_lines
     documents = [
@@ -104,27 +104,27 @@ class Worker:
     ids = [[next(encoded) for _ in lines] for lines in documents]
     tokens = sum(len(line) for lines in ids for line in lines)
     if spec.examples == "packed":
-      return Part(examples.stream(ids, spec, self._dtype), tokens, 0)
+      return EncodedSplit(examples.stream(ids, spec, self._dtype), tokens, 0)
     if split_lines:
       ids = [[part for line in lines for part in examples.cut(line, spec)] for lines in ids]
     made = examples.two_segment(ids, spec, rng)
     records, discarded = examples.to_records(made, spec, self._dtype)
-    return Part(records, tokens, discarded)
+    return EncodedSplit(records, tokens, discarded)
 
 
 _worker: Worker | None = None
 
 
-def _prepare(work: Work) -> None:
+def _prepare(work: WorkerSpec) -> None:
   global _worker
   _worker = Worker(work)
 
 
-def _run(chunk: Chunk) -> tuple[int, dict[str, Part]]:
+def _run(chunk: Chunk) -> tuple[int, dict[str, EncodedSplit]]:
   return _worker(chunk)
 
 
-def process(work: Work, items: Iterable[Chunk], workers: int) -> Iterator[tuple[int, dict]]:
+def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[tuple[int, dict]]:
   """Yields what `Worker` returns for each chunk, in order, computed by `workers` processes."""
   if workers == 1:
     yield from map(Worker(work), items)

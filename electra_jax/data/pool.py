@@ -1,4 +1,4 @@
-"""Work spread over processes, results in order, a bounded number of tasks under way."""
+"""WorkerSpec spread over processes, results in order, a bounded number of tasks under way."""
 
 import collections
 import concurrent.futures

@@ -41,7 +41,7 @@ class SourceError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TextSource:
   """One entry of a specification; `text` is the entry as written, without its weight."""
 
   text: str
@@ -52,7 +52,7 @@ class Source:
   weight: float = 1.0
 
 
-class Piece(NamedTuple):
+class TextChunk(NamedTuple):
   """A document, or a bounded part of one.
 
   Fields:
@@ -69,10 +69,10 @@ class Piece(NamedTuple):
 
 
 @dataclasses.dataclass
-class Tally:
+class SourceStats:
   """What has been read of one source so far, over all of its passes."""
 
-  source: Source
+  source: TextSource
   files: int = 0
   file_bytes: int = 0  # on disk, of one pass; 0 where unknown
   done_bytes: float = 0.0  # of file_bytes x passes
@@ -85,7 +85,7 @@ class Tally:
     return self.file_bytes * self.source.weight
 
 
-def parse(spec: str) -> tuple[Source, ...]:
+def parse(spec: str) -> tuple[TextSource, ...]:
   """Returns the sources of a specification. Raises SourceError naming the entry that is wrong."""
   sources = tuple(_parse_entry(entry.strip()) for entry in spec.split(",") if entry.strip())
   if not sources:
@@ -93,7 +93,7 @@ def parse(spec: str) -> tuple[Source, ...]:
   return sources
 
 
-def _parse_entry(entry: str) -> Source:
+def _parse_entry(entry: str) -> TextSource:
   text, _, weight = entry.rpartition("@")
   try:
     value = float(weight) if text else 1.0
@@ -104,24 +104,24 @@ def _parse_entry(entry: str) -> Source:
     raise SourceError(f"source {entry!r}: the weight must be above 0, got {weight}")
   kind, _, target = text.partition(":")
   if text == "python-docs":
-    return Source(text, text, weight=value)
+    return TextSource(text, text, weight=value)
   if kind == "text" and target:
-    return Source(text, kind, target, weight=value)
+    return TextSource(text, kind, target, weight=value)
   if kind == "jsonl" and target:
     pattern, _, field = target.rpartition("#")
     if not pattern or not field:
       raise SourceError(f"source {text!r}: name the field, as in jsonl:GLOB#text")
-    return Source(text, kind, pattern, field=field, weight=value)
+    return TextSource(text, kind, pattern, field=field, weight=value)
   if kind == "tfds" and (match := _TFDS.fullmatch(target)):
     split, field = match["split"] or "train", match["field"] or "text"
-    return Source(text, kind, match["name"], split, field, value)
+    return TextSource(text, kind, match["name"], split, field, value)
   raise SourceError(
     f"source {text!r}: expected text:GLOB, jsonl:GLOB#field, tfds:NAME[:SPLIT][#field] or "
     "python-docs"
   )
 
 
-def files(source: Source) -> list[str]:
+def files(source: TextSource) -> list[str]:
   """Returns the files of a text or jsonl source, sorted. Raises SourceError where there is none."""
   if "://" in source.target:
     raise SourceError(
@@ -140,13 +140,13 @@ def fraction(key: bytes, purpose: str) -> float:
 
 
 def documents(
-  source: Source,
-  tally: Tally,
+  source: TextSource,
+  tally: SourceStats,
   *,
   tfds_dir: str | None = None,
   workers: int = 1,
   max_bad_frac: float = 0.0,
-) -> Iterator[Piece]:
+) -> Iterator[TextChunk]:
   """Yields the pieces of a source as often as its weight says, and counts them in `tally`.
 
   Args:
@@ -168,7 +168,7 @@ def documents(
   _check_bad(tally, max_bad_frac, 1)
 
 
-def _check_bad(tally: Tally, max_bad_frac: float, at_least: int) -> None:
+def _check_bad(tally: SourceStats, max_bad_frac: float, at_least: int) -> None:
   seen = tally.documents + tally.undecodable
   if tally.undecodable > max_bad_frac * max(seen, at_least):
     raise SourceError(
@@ -177,7 +177,9 @@ def _check_bad(tally: Tally, max_bad_frac: float, at_least: int) -> None:
     )
 
 
-def _assemble(lines: Iterator[bytes | None], tally: Tally, repeat: int) -> Iterator[Piece]:
+def _assemble(
+  lines: Iterator[bytes | None], tally: SourceStats, repeat: int
+) -> Iterator[TextChunk]:
   """Yields pieces of documents, given their lines; None ends a document."""
   held: list[bytes] = []
   size, key, skip = 0, None, False
@@ -203,13 +205,13 @@ def _assemble(lines: Iterator[bytes | None], tally: Tally, repeat: int) -> Itera
           key = hashlib.blake2b(data, digest_size=16).digest()
           tally.documents += 1
         tally.text_bytes += len(data)
-        yield Piece(key, repeat, text, len(data))
+        yield TextChunk(key, repeat, text, len(data))
     if line is None:
       key, skip = None, False
 
 
 def _lines_of(
-  source: Source, tally: Tally, repeat: int, tfds_dir: str | None, workers: int
+  source: TextSource, tally: SourceStats, repeat: int, tfds_dir: str | None, workers: int
 ) -> Iterator[bytes | None]:
   """Yields the lines of each document, None after each; keeps `tally.done_bytes` up to date."""
   if source.kind == "python-docs":
@@ -224,7 +226,7 @@ def _lines_of(
     yield from _file_lines(source, tally, repeat)
 
 
-def _file_lines(source: Source, tally: Tally, repeat: int) -> Iterator[bytes | None]:
+def _file_lines(source: TextSource, tally: SourceStats, repeat: int) -> Iterator[bytes | None]:
   paths = files(source)
   sizes = [os.path.getsize(path) for path in paths]
   tally.files, tally.file_bytes = len(paths), sum(sizes)
@@ -269,7 +271,7 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
 
 
 def _tfds_lines(
-  source: Source, tally: Tally, repeat: int, tfds_dir: str | None
+  source: TextSource, tally: SourceStats, repeat: int, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
   import tensorflow as tf
   import tensorflow_datasets as tfds

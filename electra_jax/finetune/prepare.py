@@ -278,7 +278,7 @@ def _tagging(config: ConfigDict, name: str, tokenizer: Tokenizer, longest: int) 
   shares = ", ".join(f"{tag} {100 * n / words:.1f} %" for tag, n in common)
   said.append(f"train: {len(train):,} sentences, {words:,} words, {len(labels)} labels: {shares}")
 
-  def pieces(split: str, sentences: list) -> list[tagging.Piece]:
+  def pieces(split: str, sentences: list) -> list[tagging.TagWindow]:
     made = tagging.features(sentences, tokenizer, labels, max_length=longest)
     if cut := sum(piece.cut for piece in made):
       said.append(f"{split}: {cut} tokens of words longer than {longest} tokens cut")

@@ -41,7 +41,7 @@ class Sentence(NamedTuple):
   place: str
 
 
-class Piece(NamedTuple):
+class TagWindow(NamedTuple):
   """A sentence, or a window of a long one.
 
   Fields:
@@ -234,7 +234,7 @@ def features(
   labels: Sequence[str],
   *,
   max_length: int = 256,
-) -> list[Piece]:
+) -> list[TagWindow]:
   """Returns a piece for each sentence, several where it has more than max_length - 2 tokens.
 
   Windows overlap by about half. A word is answered in the window that shows most of its context, as
@@ -276,7 +276,7 @@ def _pieces(
   targets: np.ndarray | None,
   tokenizer: Tokenizer,
   room: int,
-) -> Iterator[Piece]:
+) -> Iterator[TagWindow]:
   """Yields the pieces of a sentence of these tokens a word, and targets [words] or None."""
   vocab = tokenizer.vocab
   whole = np.array([len(word) for word in tokens])
@@ -297,7 +297,7 @@ def _pieces(
       target["tag"] = np.full(len(ids), -1, np.int32)
       target["tag"][positions] = targets[own]
     feature = Feature(np.array(ids, np.int32), len(ids), target)
-    yield Piece(feature, number, answered, positions, int((whole[own] > room).sum()))
+    yield TagWindow(feature, number, answered, positions, int((whole[own] > room).sum()))
 
 
 def _windows(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
@@ -336,7 +336,7 @@ def _answered(starts: np.ndarray, windows: list[tuple[int, int]]) -> list[range]
 
 def decode(
   sentences: Sequence[Sentence],
-  pieces: Sequence[Piece],
+  pieces: Sequence[TagWindow],
   labels: Sequence[str],
   outputs: dict[str, Sequence[np.ndarray]],
 ) -> list[list[str]]:
