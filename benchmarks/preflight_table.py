@@ -54,11 +54,11 @@ TITLES = (
 )
 
 
-def fly(name: str, topology: str) -> dict:
-  """Returns what a preflight in a process of its own says: its flights, or why there are none."""
+def estimate_step(name: str, topology: str) -> dict:
+  """Returns what a preflight in a process of its own says: its costs, or why there are none."""
   started = time.perf_counter()
   with tempfile.TemporaryDirectory() as folder:
-    lines = Path(folder) / "flights.jsonl"
+    lines = Path(folder) / "costs.jsonl"
     command = [sys.executable, "-m", "electra_jax.preflight", f"--config=configs/{name}.py"]
     command += [f"--topology={topology}", f"--json={lines}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
@@ -67,7 +67,7 @@ def fly(name: str, topology: str) -> dict:
     if done.returncode:
       said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
       return found | {"error": (said or done.stderr.splitlines()[-1:])[-1]}
-    return found | {"flights": [json.loads(line) for line in lines.read_text().splitlines()]}
+    return found | {"costs": [json.loads(line) for line in lines.read_text().splitlines()]}
 
 
 def row(found: dict) -> list[str]:
@@ -77,7 +77,7 @@ def row(found: dict) -> list[str]:
   start = [name, f"`{topology}`", str(math.prod(axes))]
   if "error" in found:
     return [*start, found["error"].removeprefix("error: ")] + (len(TITLES) - 4) * [""]
-  last, config = found["flights"][-1], files.load(f"{name}.py")
+  last, config = found["costs"][-1], files.load(f"{name}.py")
   gib = f"{last['used'] / 2**30:.1f} of {last['memory'] / 2**30:.0f}"
   if not last["fits"]:
     return [*start, f"does not fit, in {last['accumulation']}", gib] + (len(TITLES) - 5) * [""]
@@ -97,12 +97,12 @@ def row(found: dict) -> list[str]:
 def markdown(results: list[dict]) -> str:
   """Returns the table, ordered by model, kind of chip and size."""
 
-  def place(found):
+  def target(found):
     chip, axes = chips.parse(found["topology"])
     return MODELS.index(found["config"]), list(chips.CHIPS.values()).index(chip), math.prod(axes)
 
   rows = [TITLES, ["---"] * 2 + ["---:"] * (len(TITLES) - 2)]
-  rows += [row(found) for found in sorted(results, key=place)]
+  rows += [row(found) for found in sorted(results, key=target)]
   return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
@@ -130,7 +130,7 @@ def main() -> None:
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
   def in_time(slice_: tuple[str, str]) -> dict | None:
-    return fly(*slice_) if time.monotonic() < end else None
+    return estimate_step(*slice_) if time.monotonic() < end else None
 
   with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
     todo = [slice_ for slice_ in PLAN if slice_ not in known]

@@ -39,7 +39,7 @@ _SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; of a 
 
 
 @dataclasses.dataclass(frozen=True)
-class Flight:
+class StepCost:
   """What a step needs and takes on one kind of device; bytes and FLOPs are of one device.
 
   Fields:
@@ -51,11 +51,12 @@ class Flight:
     used: of it, by the step.
     parameters, optimizer, temporaries: what that is, mostly; temporaries hold the activations.
     optimizer_sharded: what the optimizer takes if its state is shared out (optimizer.sharded).
-    reduced, scattered, gathered: whole size of the arrays that are added up in a step and known to
-      all then, or in parts (reduce-scatter), and of those put together from parts (all-gather).
-    sent: by one device for that, in a ring.
+    all_reduce_bytes, reduce_scatter_bytes, all_gather_bytes: whole size of the arrays that are
+      added up in a step and known to all then, or in parts (reduce-scatter), and of those put
+      together from parts (all-gather).
+    sent_bytes: by one device for that, in a ring.
     flops: of matrix products in a step.
-    product_secs, memory_secs, link_secs: what these, the bytes of memory and `sent` take at least;
+    product_secs, memory_secs, link_secs: what these, the bytes of memory and `sent_bytes` take at least;
       None where it is not known.
     secs: of a step at least: the longer of the first two, then the third.
     mfu: of the peak at most.
@@ -72,10 +73,10 @@ class Flight:
   optimizer: float = 0.0
   optimizer_sharded: float = 0.0
   temporaries: float = 0.0
-  reduced: float = 0.0
-  scattered: float = 0.0
-  gathered: float = 0.0
-  sent: float = 0.0
+  all_reduce_bytes: float = 0.0
+  reduce_scatter_bytes: float = 0.0
+  all_gather_bytes: float = 0.0
+  sent_bytes: float = 0.0
   flops: float = 0.0
   product_secs: float = 0.0
   memory_secs: float | None = None
@@ -85,7 +86,7 @@ class Flight:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Target:
   """Where a step is compiled for; rates are of one device, infinite where they are not known.
 
   Fields:
@@ -104,7 +105,7 @@ class Place:
   unknown: str = ""
 
 
-def tpu_slice(topology: str) -> Place:
+def tpu_slice(topology: str) -> Target:
   """Returns a slice of TPUs as its compiler sees it.
 
   Raises:
@@ -126,7 +127,7 @@ def tpu_slice(topology: str) -> Place:
     reason = str(error).strip().splitlines()[0]
     hint = "" if "INVALID_ARGUMENT" in reason else "; its compiler is the extra electra_jax[tpu]"
     raise ValueError(f"topology {topology}: {reason}{hint}") from None
-  return Place(
+  return Target(
     tuple(found.devices),
     count,
     chip.memory,
@@ -136,14 +137,14 @@ def tpu_slice(topology: str) -> Place:
   )
 
 
-def here() -> Place:
+def local_target() -> Target:
   """Returns this machine's devices; what they do not tell of themselves is unknown."""
   devices = jax.devices()
   peak, source = flops.peak_flops(devices[0])
   limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
   unknown = ["how much memory there is"] if limit == math.inf else []
   unknown += ["the speed of memory", *(["that of the links"] if len(devices) > 1 else [])]
-  return Place(
+  return Target(
     tuple(devices),
     len(devices),
     limit,
@@ -210,10 +211,10 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
   return totals
 
 
-def sent_bytes(collectives: dict[str, int], devices: int) -> float:
+def ring_bytes(collectives: dict[str, int], devices: int) -> float:
   """Returns what each device of a ring sends: of n parts of an array n - 1, twice if all add it up.
 
-  >>> sent_bytes({"all-reduce": 800, "reduce-scatter": 0, "all-gather": 80}, 8)
+  >>> ring_bytes({"all-reduce": 800, "reduce-scatter": 0, "all-gather": 80}, 8)
   1470.0
   """
   times = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
@@ -230,50 +231,50 @@ def refused_size(message: str) -> float:
   return float(found[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[found[2]] if found else math.inf
 
 
-def fly(config: ConfigDict, name: str, place: Place) -> Flight:
-  """Returns what a step of a configuration needs at a place."""
-  D = len(place.devices)
+def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
+  """Returns what a step of a configuration needs at a target."""
+  D = len(target.devices)
   known = {
     "topology": name,
     "devices": D,
-    "chips": place.chips,
+    "chips": target.chips,
     "accumulation": config.train.accumulation,
-    "memory": _known(place.memory),
+    "memory": _known(target.memory),
   }
   try:
-    compiled, shapes = compile_step(config, place.devices)
+    compiled, shapes = compile_step(config, target.devices)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    return Flight(**known, fits=False, used=refused_size(str(error)))
+    return StepCost(**known, fits=False, used=refused_size(str(error)))
   m = compiled.memory_analysis()
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
   used = moved - m.alias_size_in_bytes + m.temp_size_in_bytes + m.generated_code_size_in_bytes
   work = flops.step_flops(spec_of(config), config.train.batch_size, config.data.seq_length) / D
   collectives = collective_bytes(compiled.as_text(), D)
-  sent = sent_bytes(collectives, D)
+  sent_bytes = ring_bytes(collectives, D)
   # State is read and written once; what is temporary is written and read once.
-  memory_secs = (moved + 2 * m.temp_size_in_bytes) / place.memory_rate
+  memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
   # The devices add up once they have the whole gradient, and the optimizer waits for the sum.
-  secs = max(work / place.peak, memory_secs) + sent / place.link_rate
-  return Flight(
+  secs = max(work / target.peak, memory_secs) + sent_bytes / target.link_rate
+  return StepCost(
     **known,
-    fits=None if place.memory == math.inf else used <= place.memory,
+    fits=None if target.memory == math.inf else used <= target.memory,
     used=used,
     parameters=_size(shapes.params),
     optimizer=_size(shapes.opt_state, D if config.optimizer.sharded else 1),
     optimizer_sharded=_size(shapes.opt_state, D),
     temporaries=m.temp_size_in_bytes,
-    reduced=collectives["all-reduce"],
-    scattered=collectives["reduce-scatter"],
-    gathered=collectives["all-gather"],
-    sent=sent,
+    all_reduce_bytes=collectives["all-reduce"],
+    reduce_scatter_bytes=collectives["reduce-scatter"],
+    all_gather_bytes=collectives["all-gather"],
+    sent_bytes=sent_bytes,
     flops=work,
-    product_secs=work / place.peak,
-    memory_secs=memory_secs if _known(place.memory_rate) else None,
-    link_secs=sent / place.link_rate if _known(place.link_rate) or not sent else None,
+    product_secs=work / target.peak,
+    memory_secs=memory_secs if _known(target.memory_rate) else None,
+    link_secs=sent_bytes / target.link_rate if _known(target.link_rate) or not sent_bytes else None,
     secs=secs,
-    mfu=work / place.peak / secs,
+    mfu=work / target.peak / secs,
   )
 
 
@@ -296,29 +297,29 @@ def more_microbatches(config: ConfigDict, devices: int) -> int | None:
   return next((n for n in range(now + 1, sequences + 1) if sequences % n == 0), None)
 
 
-def fit(config: ConfigDict, name: str, place: Place) -> list[Flight]:
-  """Returns the configuration's flight and, where it does not fit, those of more microbatches."""
-  flights = [fly(config, name, place)]
-  while flights[-1].fits is False and (more := more_microbatches(config, len(place.devices))):
+def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
+  """Returns the configuration's cost and, where it does not fit, those of more microbatches."""
+  costs = [estimate_step(config, name, target)]
+  while costs[-1].fits is False and (more := more_microbatches(config, len(target.devices))):
     config = config.copy_and_resolve_references()
     config.train.accumulation = more
-    flights.append(fly(config, name, place))
-  return flights
+    costs.append(estimate_step(config, name, target))
+  return costs
 
 
-def table(config: ConfigDict, flights: list[Flight]) -> Table:
-  """Returns flights as a table, a column each."""
+def table(config: ConfigDict, costs: list[StepCost]) -> Table:
+  """Returns costs as a table, a column each."""
   c = config.train
   found = Table(
     title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
     f" {c.steps:,} steps",
     caption="bytes are the compiler's; times are bounds from below, MFU and sequences/s from above",
   )
-  found.add_column("of one device" if any(f.devices > 1 for f in flights) else "")
-  for f in flights:
+  found.add_column("of one device" if any(f.devices > 1 for f in costs) else "")
+  for f in costs:
     found.add_column(f.topology, justify="right", no_wrap=True)
   for title, cell, always in ROWS:
-    found.add_row(title, *("" if f.fits is False and not always else cell(f, c) for f in flights))
+    found.add_row(title, *("" if f.fits is False and not always else cell(f, c) for f in costs))
   return found
 
 
@@ -332,12 +333,12 @@ def _ms(secs: float | None) -> str:
   return "?" if secs is None else f"{1000 * secs:.3g}"
 
 
-def _hours(f: Flight, steps: int) -> float:
+def _hours(f: StepCost, steps: int) -> float:
   return f.secs * steps / 3600
 
 
 _FITS = {True: "fits", False: "does not fit", None: "not known"}
-# What a table says of a flight and config.train, and whether it says so of one that does not fit.
+# Rows of the table: title, cell of a cost and config.train, whether also where it does not fit.
 ROWS = (
   ("microbatches", lambda f, c: f"{f.accumulation}", True),
   ("memory, GiB", lambda f, c: _gib(f.memory), True),
@@ -347,9 +348,9 @@ ROWS = (
   ("  optimizer", lambda f, c: _gib(f.optimizer), False),
   ("  optimizer, if sharded (ZeRO-1)", lambda f, c: _gib(f.optimizer_sharded), False),
   ("  activations, gradients", lambda f, c: _gib(f.temporaries), False),
-  ("all-reduced, GiB a step", lambda f, c: _gib(f.reduced), False),
-  ("reduce-scattered", lambda f, c: _gib(f.scattered), False),
-  ("all-gathered", lambda f, c: _gib(f.gathered), False),
+  ("all-reduced, GiB a step", lambda f, c: _gib(f.all_reduce_bytes), False),
+  ("reduce-scattered", lambda f, c: _gib(f.reduce_scatter_bytes), False),
+  ("all-gathered", lambda f, c: _gib(f.all_gather_bytes), False),
   ("ms of these at the links' speed", lambda f, c: _ms(f.link_secs), False),
   ("TFLOP a step", lambda f, c: f"{f.flops / 1e12:.3g}", False),
   ("ms of these at the peak", lambda f, c: _ms(f.product_secs), False),
@@ -362,10 +363,10 @@ ROWS = (
 )
 
 
-def verdict(flights: list[Flight]) -> str:
+def verdict(costs: list[StepCost]) -> str:
   """Returns in words whether a step fits, and how: what `fit` found out."""
-  *tried, last = flights
-  refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else flights))
+  *tried, last = costs
+  refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else costs))
   if last.fits is None:
     return f"{last.topology}: whether it fits is not known, it needs {_gib(last.used)} GiB a device"
   if not last.fits:
@@ -395,20 +396,20 @@ def main(argv: list[str]) -> int:
   console = Console(highlight=False, soft_wrap=True)
   config, found = args.config, []
   if args.topology == [HERE]:
-    place = here()
-    found.append(fit(config, HERE, place))
-    console.print(f"not known: {place.unknown}")
+    target = local_target()
+    found.append(fit(config, HERE, target))
+    console.print(f"not known: {target.unknown}")
   else:
     jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
     config = for_tpu(config)
     for topology in args.topology:
       found.append(fit(config, topology, tpu_slice(topology)))
-  flights = [f for several in found for f in several]
-  console.print(table(config, flights))
+  costs = [f for several in found for f in several]
+  console.print(table(config, costs))
   for several in found:
     console.print(verdict(several))
   if args.json:
-    lines = [json.dumps(dataclasses.asdict(f)) for f in flights]
+    lines = [json.dumps(dataclasses.asdict(f)) for f in costs]
     Path(args.json).write_text("".join(f"{line}\n" for line in lines))
   return 0
 
@@ -417,7 +418,7 @@ def define_flags() -> None:
   """Defines the command line."""
   cli.define_config_flag()
   flags.DEFINE_list("topology", None, "slices, as v5e:16x16,v4:2x2x4; or here")
-  flags.DEFINE_string("json", None, "file for the same numbers, a line a flight")
+  flags.DEFINE_string("json", None, "file for the same numbers, a line a cost")
 
 
 if __name__ == "__main__":

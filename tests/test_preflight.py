@@ -17,65 +17,68 @@ def tiny():
   """A configuration without data, and this machine's devices."""
   config = make_tiny_config("nowhere")
   config.data.vocab_size = 100
-  return config, preflight.here()
+  return config, preflight.local_target()
 
 
-def weights(config, place):
+def weights(config, target):
   """Returns the shapes of a configuration's state."""
-  programs = preflight.compile_step(config, place.devices)
+  programs = preflight.compile_step(config, target.devices)
   return programs[1]
 
 
 def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
-  config, place = tiny
-  flight = preflight.fly(config, preflight.HERE, place)
-  state = weights(config, place)
+  config, target = tiny
+  cost = preflight.estimate_step(config, preflight.HERE, target)
+  state = weights(config, target)
   count = sum(x.size for x in jax.tree.leaves(state.params))
-  assert flight.parameters == 4 * count and flight.optimizer == pytest.approx(8 * count, rel=1e-3)
+  assert cost.parameters == 4 * count and cost.optimizer == pytest.approx(8 * count, rel=1e-3)
   # What is added up over the devices: a float32 for each parameter, and a few hundred numbers of
   # the metrics.
-  assert 0 <= flight.reduced - 4 * count < 8000
-  assert flight.scattered == flight.gathered == 0 and flight.sent == 2 * flight.reduced * 7 / 8
-  assert flight.used > flight.parameters + flight.optimizer
+  assert 0 <= cost.all_reduce_bytes - 4 * count < 8000
+  assert (
+    cost.reduce_scatter_bytes == cost.all_gather_bytes == 0
+    and cost.sent_bytes == 2 * cost.all_reduce_bytes * 7 / 8
+  )
+  assert cost.used > cost.parameters + cost.optimizer
   products = preflight.flops.step_flops(preflight.spec_of(config), 8, 16)
-  assert flight.devices == 8 and flight.flops * 8 == products
-  assert flight.secs == pytest.approx(products / 8 / place.peak) and flight.mfu == 1
+  assert cost.devices == 8 and cost.flops * 8 == products
+  assert cost.secs == pytest.approx(products / 8 / target.peak) and cost.mfu == 1
 
 
 def test_what_a_cpu_does_not_tell_is_said_to_be_unknown(tiny):
-  config, place = tiny
+  config, target = tiny
   for word in ("memory there is", "speed of memory", "of the links", "peak: measured"):
-    assert word in place.unknown
-  flight = preflight.fly(config, preflight.HERE, place)
-  assert flight.fits is flight.memory is flight.memory_secs is flight.link_secs is None
-  assert json.loads(json.dumps(dataclasses.asdict(flight)))["memory"] is None
-  said = shown(config, [flight])
+    assert word in target.unknown
+  cost = preflight.estimate_step(config, preflight.HERE, target)
+  assert cost.fits is cost.memory is cost.memory_secs is cost.link_secs is None
+  assert json.loads(json.dumps(dataclasses.asdict(cost)))["memory"] is None
+  said = shown(config, [cost])
   assert said["memory, GiB"] == said["ms of these at the links' speed"] == ["?"]
   assert said["ms of memory at its speed"] == ["?"] and said["fits or not"] == ["not known"]
-  assert "whether it fits is not known" in preflight.verdict([flight])
+  assert "whether it fits is not known" in preflight.verdict([cost])
 
 
-def shown(config, flights):
+def shown(config, costs):
   """Returns the rows of a table: {title: cells}."""
-  columns = [list(column.cells) for column in preflight.table(config, flights).columns]
+  columns = [list(column.cells) for column in preflight.table(config, costs).columns]
   return {title.strip(): list(cells) for title, *cells in zip(*columns, strict=True)}
 
 
 def test_an_optimizer_in_parts_is_an_eighth_where_eight_divides_an_axis(tiny):
-  config, place = tiny
-  whole = preflight.fly(config, preflight.HERE, place)
-  leaves = jax.tree.leaves(weights(config, place).opt_state)
+  config, target = tiny
+  whole = preflight.estimate_step(config, preflight.HERE, target)
+  leaves = jax.tree.leaves(weights(config, target).opt_state)
   split = [any(n % 8 == 0 for n in x.shape) for x in leaves]
   assert any(split) and not all(split)
   parts = sum(4 * x.size / (8 if s else 1) for x, s in zip(leaves, split, strict=True))
   assert whole.optimizer_sharded == parts < whole.optimizer
   config = config.copy_and_resolve_references()
   config.optimizer.sharded = True
-  sharded = preflight.fly(config, preflight.HERE, place)
+  sharded = preflight.estimate_step(config, preflight.HERE, target)
   assert sharded.optimizer == parts and sharded.used < whole.used
   # Gradients are added up and their parts put together: together as much as adding up everywhere.
-  assert sharded.gathered == sharded.scattered > 0.9 * whole.parameters
-  assert sharded.sent == pytest.approx(whole.sent, rel=0.02)
+  assert sharded.all_gather_bytes == sharded.reduce_scatter_bytes > 0.9 * whole.parameters
+  assert sharded.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.02)
 
 
 def test_every_collective_counts_with_the_whole_array_and_once():
@@ -95,8 +98,8 @@ def test_every_collective_counts_with_the_whole_array_and_once():
   assert found["all-reduce"] == full + (24 + 8 + 8)
   assert found["reduce-scatter"] == full + 32
   assert found["all-gather"] == full + 16
-  sent = preflight.sent_bytes(found, 4)
-  assert sent == 3 / 4 * (2 * (full + 40) + full + 32 + full + 16)
+  sent_bytes = preflight.ring_bytes(found, 4)
+  assert sent_bytes == 3 / 4 * (2 * (full + 40) + full + 32 + full + 16)
 
 
 def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
@@ -111,17 +114,17 @@ def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
 
 @pytest.mark.long
 def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny):
-  config, place = tiny
+  config, target = tiny
   config = config.copy_and_resolve_references()
   config.train.batch_size = 48
-  flights = preflight.fit(config, "x", dataclasses.replace(place, memory=1.0))
-  assert [f.accumulation for f in flights] == [1, 2, 3, 6]
-  assert not any(f.fits for f in flights) and flights[3].temporaries < flights[0].temporaries
-  said = shown(config, flights)
+  costs = preflight.fit(config, "x", dataclasses.replace(target, memory=1.0))
+  assert [f.accumulation for f in costs] == [1, 2, 3, 6]
+  assert not any(f.fits for f in costs) and costs[3].temporaries < costs[0].temporaries
+  said = shown(config, costs)
   assert said["fits or not"] == 4 * ["does not fit"] and said["hours of the whole run"] == 4 * [""]
-  assert preflight.verdict(flights).startswith("x: does not fit, in 1, 2, 3, 6 microbatches")
-  enough = (flights[1].used + flights[2].used) / 2
-  found = preflight.fit(config, "x", dataclasses.replace(place, memory=enough))
+  assert preflight.verdict(costs).startswith("x: does not fit, in 1, 2, 3, 6 microbatches")
+  enough = (costs[1].used + costs[2].used) / 2
+  found = preflight.fit(config, "x", dataclasses.replace(target, memory=enough))
   assert [(f.accumulation, f.fits) for f in found] == [(1, False), (2, False), (3, True)]
   assert preflight.verdict(found) == "x: fits, microbatches: 3; does not fit in 1, 2"
   assert shown(config, found)["fits or not"] == ["does not fit", "does not fit", "fits"]
@@ -144,19 +147,19 @@ def test_a_slice_that_is_none_is_refused():
   ],
 )
 def test_what_training_refuses_preflight_refuses(tiny, field, value, said):
-  config, place = tiny
+  config, target = tiny
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.update_from_flattened_dict({field: value})
   with pytest.raises(ValueError, match=said):
-    preflight.fly(config, "here", place)
+    preflight.estimate_step(config, "here", target)
 
 
 def test_a_generator_of_frequencies_flies_without_data(tiny):
-  config, place = tiny
+  config, target = tiny
   config = config.copy_and_resolve_references()
   config.generator.kind = "unigram"
-  assert preflight.fly(config, "here", place).flops > 0
+  assert preflight.estimate_step(config, "here", target).flops > 0
 
 
 def test_an_axis_that_is_no_ring_has_half_the_links():
@@ -169,14 +172,14 @@ def test_an_axis_that_is_no_ring_has_half_the_links():
 
 
 def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
-  config, place = tiny
-  fast = dataclasses.replace(place, peak=1e12, memory=1e9, memory_rate=1e9, link_rate=1e6)
-  flight = preflight.fly(config, "x", fast)
-  assert flight.product_secs == flight.flops / 1e12 < flight.memory_secs < flight.link_secs
-  assert flight.link_secs == flight.sent / 1e6
-  assert flight.secs == flight.memory_secs + flight.link_secs
-  assert flight.mfu == pytest.approx(flight.product_secs / flight.secs)
-  hours = flight.secs * config.train.steps / 3600
-  said = shown(config, [flight])
+  config, target = tiny
+  fast = dataclasses.replace(target, peak=1e12, memory=1e9, memory_rate=1e9, link_rate=1e6)
+  cost = preflight.estimate_step(config, "x", fast)
+  assert cost.product_secs == cost.flops / 1e12 < cost.memory_secs < cost.link_secs
+  assert cost.link_secs == cost.sent_bytes / 1e6
+  assert cost.secs == cost.memory_secs + cost.link_secs
+  assert cost.mfu == pytest.approx(cost.product_secs / cost.secs)
+  hours = cost.secs * config.train.steps / 3600
+  said = shown(config, [cost])
   assert said["fits or not"] == ["fits"] and said["hours of the whole run"] == [f"{hours:.3g}"]
   assert said["chip-hours"] == [f"{8 * hours:.4g}"]

@@ -68,7 +68,7 @@ def preflight(topologies: str, **fields) -> tuple[str, list[dict]]:
   """Returns what the program prints, and its JSON."""
   changes = [f"--config.{name}={value}" for name, value in {**FIELDS, **fields}.items()]
   with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "flights.jsonl"
+    path = Path(folder) / "costs.jsonl"
     command = [sys.executable, "-m", "electra_jax.preflight", "--config=configs/base.py", *changes]
     done = subprocess.run(
       [*command, f"--topology={topologies}", f"--json={path}"],
@@ -87,30 +87,32 @@ def check_slices() -> str:
   said, (v5e, v4) = preflight("v5e:2x2,v4:2x2x1")
   missing = [row for row in ROWS if row not in said]
   assert not missing, missing
-  for flight in (v5e, v4):
+  for cost in (v5e, v4):
     # Both cores of a v4 chip are one device.
-    assert flight["devices"] == flight["chips"] == 4 and flight["fits"], flight
+    assert cost["devices"] == cost["chips"] == 4 and cost["fits"], cost
     # Adam's two moments and a counter; a float32 of each weight, and numbers for the metrics.
-    assert 0 <= flight["optimizer"] - 2 * flight["parameters"] < 100, flight
-    assert 0 <= flight["reduced"] - flight["parameters"] < 8000, flight
-    assert flight["sent"] == 2 * flight["reduced"] * 3 / 4 and not flight["gathered"], flight
-    assert flight["used"] > 3 * flight["parameters"], flight
-    slower = max(flight["product_secs"], flight["memory_secs"])
-    assert flight["secs"] == slower + flight["link_secs"], flight
+    assert 0 <= cost["optimizer"] - 2 * cost["parameters"] < 100, cost
+    assert 0 <= cost["all_reduce_bytes"] - cost["parameters"] < 8000, cost
+    assert cost["sent"] == 2 * cost["all_reduce_bytes"] * 3 / 4 and not cost["all_gather_bytes"], (
+      cost
+    )
+    assert cost["used"] > 3 * cost["parameters"], cost
+    slower = max(cost["product_secs"], cost["memory_secs"])
+    assert cost["secs"] == slower + cost["link_secs"], cost
   assert (v5e["memory"], v4["memory"]) == (16 * GIB, 32 * GIB), (v5e, v4)
   return "v5e:2x2 and v4:2x2x1 compile; every number is in the table"
 
 
 def check_sharded() -> str:
   """The optimizer's state in parts: less of it, and put together after the step."""
-  _, (flight,) = preflight("v5e:2x2", **{"optimizer.sharded": True})
-  assert flight["optimizer"] == flight["optimizer_sharded"], flight
-  assert flight["optimizer"] < 0.6 * flight["parameters"], flight
+  _, (cost,) = preflight("v5e:2x2", **{"optimizer.sharded": True})
+  assert cost["optimizer"] == cost["optimizer_sharded"], cost
+  assert cost["optimizer"] < 0.6 * cost["parameters"], cost
   # The compiler may turn a reduce-scatter into an all-reduce of which a part is used, and fill
   # arrays up to whole tiles.
-  added = flight["reduced"] + flight["scattered"]
-  assert 1 <= added / flight["parameters"] < 1.05, flight
-  assert 0.9 < flight["gathered"] / flight["parameters"] <= 1, flight
+  added = cost["all_reduce_bytes"] + cost["reduce_scatter_bytes"]
+  assert 1 <= added / cost["parameters"] < 1.05, cost
+  assert 0.9 < cost["all_gather_bytes"] / cost["parameters"] <= 1, cost
   return "with optimizer.sharded a chip holds a quarter, and gathers the update"
 
 
@@ -119,10 +121,10 @@ def check_refusal() -> str:
   # A very wide layer compiles faster than very many sequences.
   fields = {"objective.name": "bert", "model.num_layers": 1, "model.ffn_size": 2**20}
   fields |= {"model.dropout": 0.0, "model.attention_dropout": 0.0, "train.batch_size": 144}
-  said, flights = preflight("v5e:1x1", **fields)
-  tried = [(flight["accumulation"], flight["fits"]) for flight in flights]
-  assert tried == [(1, False), (2, False), (3, True)], flights
-  used = [flight["used"] for flight in flights]
+  said, costs = preflight("v5e:1x1", **fields)
+  tried = [(cost["accumulation"], cost["fits"]) for cost in costs]
+  assert tried == [(1, False), (2, False), (3, True)], costs
+  used = [cost["used"] for cost in costs]
   assert used[0] > used[1] > 15 * GIB > used[2], used
   assert "fits, microbatches: 3; does not fit in 1, 2" in said, said
   return "what is too much for a chip fits in 3 microbatches, not in 1 or 2"

@@ -28,11 +28,13 @@ class PretrainSpec:
   """What an objective is built from.
 
   Fields:
-    objective: a key of `objectives.OBJECTIVES`. generator_kind: a key of `generators.GENERATORS`.
+    objective: a key of `objectives.OBJECTIVES`.
+    generator_kind: a key of `generators.GENERATORS`.
     tying: what the networks share, a key of TIES (Clark et al. 2020, Section 3.2).
-    sampling_dropout: whether the generator's samples are drawn under its dropout. frequencies: of
-    the tokens, for the unigram generator; V numbers. mlm_weight, discriminator_weight, ...: of the
-    losses; discriminator_weight is the main network's.
+    sampling_dropout: whether the generator's samples are drawn under its dropout.
+    frequencies: of the tokens, for the unigram generator; V numbers.
+    mlm_weight, discriminator_weight, ...: of the losses; discriminator_weight is that of the main
+      network's loss, whatever the objective.
   """
 
   generator: TransformerConfig

@@ -1,4 +1,4 @@
-"""WorkerSpec spread over processes, results in order, a bounded number of tasks under way."""
+"""Tasks spread over processes, results in order, a bounded number of tasks under way."""
 
 import collections
 import concurrent.futures
