@@ -56,8 +56,8 @@ class StepCost:
       together from parts (all-gather).
     sent_bytes: by one device for that, in a ring.
     flops: of matrix products in a step.
-    product_secs, memory_secs, link_secs: what these, the bytes of memory and `sent_bytes` take at least;
-      None where it is not known.
+    product_secs, memory_secs, link_secs: the least time for the products, for the bytes of memory
+      and for `sent_bytes`; None where it is not known.
     secs: of a step at least: the longer of the first two, then the third.
     mfu: of the peak at most.
   """
