@@ -26,7 +26,7 @@ import machine
 import numpy as np
 
 from electra_jax.config import compare, files, specs
-from electra_jax.core import flops, masking, objectives, optimizer, step
+from electra_jax.core import flops, objectives, optimizer, step
 from electra_jax.core.batch import Batch
 from electra_jax.runtime import metrics, parallel
 
@@ -116,8 +116,8 @@ class Peer:
       self.weights, adam["learning_rate"], weight_decay=adam["weight_decay"]
     )
     self.parts = torch.from_numpy(batch.ids).long().to(self.device).chunk(microbatches)
-    self.masked = masking.num_masked(spec.masking.mask_prob, batch.ids.shape[1])
-    self.weight = spec.discriminator_weight
+    self.masked = spec.masking.num_masked(batch.ids.shape[1], True)
+    self.weight = spec.discriminator_weight.constant
     start = time.perf_counter()
     self.run(1)
     self.compile_secs = time.perf_counter() - start
@@ -247,8 +247,9 @@ def main() -> None:
   rows[ours.name]["host_secs_per_step"] = statistics.median(ours.host_secs)
   result = {
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    "sizes": f"{args.config}, batch {args.batch} x {args.length}, {ours.spec.discriminator.dtype}, "
-    f"dropout {ours.spec.discriminator.dropout}, in {config.train.accumulation} microbatches",
+    "sizes": f"{args.config}, batch {args.batch} x {args.length},"
+    f" {ours.spec.discriminator.compute.dtype},"
+    f" dropout {ours.spec.discriminator.dropout}, in {config.train.accumulation} microbatches",
     "matmul_peak_flops": peak,
     "matmul_peak_source": source,
     "results": rows,

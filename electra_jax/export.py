@@ -30,7 +30,7 @@ import numpy as np
 from rich.console import Console
 
 from electra_jax.config import cli
-from electra_jax.core import model, params, task_heads
+from electra_jax.core import encoder, heads, params, task_heads
 from electra_jax.core import networks as nets
 from electra_jax.core.batch import Batch
 from electra_jax.interop import huggingface, sources
@@ -68,14 +68,14 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   if name == "mlm_head":
     said = nets.vocabulary_logits(cfg, weights, weights["embeddings"], states)
   elif name == "rtd_head":
-    said = model.RtdHead(cfg).apply({"params": weights["rtd_head"]}, states)
+    said = heads.RtdHead(cfg).apply({"params": weights["rtd_head"]}, states)
   elif name == "token_head":
     said = task_heads.dense(weights[name]["classifier"], states)
   elif name == "span_head":
     said = task_heads.dense(weights[name]["qa_outputs"], states)
   elif name == "text_head":
     said = task_heads.dense(weights[name]["dense"], states[:, 0])
-    said = task_heads.dense(weights[name]["out_proj"], model.gelu(said))
+    said = task_heads.dense(weights[name]["out_proj"], encoder.gelu(said))
   else:
     said = states
   return np.asarray(said)

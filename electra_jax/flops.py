@@ -5,15 +5,13 @@ the whole run cost, as the paper counts and in matrix products. With --match, ho
 configuration cost what the other's whole run costs: for comparisons at equal compute.
 """
 
-from types import SimpleNamespace
-
 from absl import flags
 from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from electra_jax.config import cli, files, specs, validate
-from electra_jax.core import flops, networks
+from electra_jax.core import flops
 from electra_jax.core.flops import paper
 
 
@@ -50,17 +48,10 @@ def paper_table() -> Table:
   return table
 
 
-def spec_of(config: ConfigDict) -> networks.PretrainSpec:
-  """Returns the networks of a configuration; of the vocabulary only its size is needed."""
-  validate.check_fields(config)
-  size = config.data.vocab_size
-  vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4), hash=None)
-  return specs.make_spec(config, vocab, frequencies=(1,) * size)
-
-
 def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
   """Returns the cost of one step by part: as the paper counts, and in matrix products."""
-  spec, B, L = spec_of(config), config.train.batch_size, config.data.seq_length
+  validate.check_fields(config)
+  spec, B, L = specs.spec_without_data(config), config.train.batch_size, config.data.seq_length
   products = flops.generator_flops(spec, L) | flops.main_flops(spec, L)
   counted = paper.sequence_flops(spec, L)
   return {k: B * v for k, v in counted.items()}, {k: B * v for k, v in products.items()}

@@ -27,7 +27,6 @@ from electra_jax.core import flops
 from electra_jax.core.batch import Batch
 from electra_jax.core.flops import chips
 from electra_jax.core.params import split_axis
-from electra_jax.flops import spec_of
 from electra_jax.pretrain.run import make_train_fns
 
 HERE = "here"
@@ -157,7 +156,7 @@ def local_target() -> Target:
 
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step of a configuration, compiled for devices, and the state's shapes."""
-  D, c, spec = len(devices), config.train, spec_of(config)
+  D, c, spec = len(devices), config.train, specs.spec_without_data(config)
   validate.check_devices(config, D)
   validate.check_attention(config.model)
   programs = make_train_fns(
@@ -250,7 +249,12 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   m = compiled.memory_analysis()
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
   used = moved - m.alias_size_in_bytes + m.temp_size_in_bytes + m.generated_code_size_in_bytes
-  work = flops.step_flops(spec_of(config), config.train.batch_size, config.data.seq_length) / D
+  work = (
+    flops.step_flops(
+      specs.spec_without_data(config), config.train.batch_size, config.data.seq_length
+    )
+    / D
+  )
   collectives = collective_bytes(compiled.as_text(), D)
   sent_bytes = ring_bytes(collectives, D)
   # State is read and written once; what is temporary is written and read once.

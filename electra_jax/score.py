@@ -18,10 +18,10 @@ import numpy as np
 from absl import flags
 
 from electra_jax.config import cli
-from electra_jax.core import scoring
+from electra_jax.core import objectives
 from electra_jax.core.batch import Batch
 from electra_jax.data import tokenizer
-from electra_jax.interop import runs, sources
+from electra_jax.interop import sources
 from electra_jax.runtime.workdir import read_config
 
 
@@ -35,12 +35,14 @@ class Scorer:
     folder = data_dir or saved["data"]["dir"]
     vocab = sources.vocab_of(folder)
     self.tokenizer = tokenizer.load_from(folder, vocab)
-    self.spec, params = runs.read_params(workdir, vocab)
+    self.spec, params, step = sources.read_run(workdir, vocab)
     self.batch_size = batch_size
-    self.longest = self.spec.discriminator.max_positions - 2
-    if self.spec.generator_kind in ("transformer", "frozen", "two_tower"):
-      self.longest = min(self.longest, self.spec.generator.max_positions - 2)
-    score = jax.jit(lambda params, batch: scoring.token_scores(self.spec, params, batch).sum(-1))
+    # Without a generator of its own the spec has the discriminator in its place.
+    both = self.spec.discriminator, self.spec.generator
+    self.longest = min(cfg.max_positions for cfg in both) - 2
+    score = jax.jit(
+      lambda params, batch: objectives.token_scores(self.spec, params, batch, step).sum(-1)
+    )
     self._score = lambda batch: np.asarray(score(params, batch), np.float64)
 
   def __call__(self, sentences: list[str]) -> list[tuple[float, int]]:

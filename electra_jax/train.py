@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax.config import cli, compare, validate
-from electra_jax.core import networks, params
+from electra_jax.core import generators, objectives, params
 from electra_jax.data import pretrain_batches
-from electra_jax.interop import runs, sources
+from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
 from electra_jax.runtime import curves, metrics, parallel, processes, tracing, version
@@ -171,7 +171,8 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" {len(devices) * run.peak[0] / 1e12:,.3g} TFLOP/s at most ({run.peak[1]})",
     "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
     f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['total'] / 1e6:,.2f} M trained,"
-    f" {run.spec.discriminator.dtype}, attention {run.spec.discriminator.attention}",
+    f" {run.spec.discriminator.compute.dtype},"
+    f" attention {run.spec.discriminator.compute.attention}",
     "FLOPs": f"{run.flops_per_step:.3g} a step in matrix products,"
     f" {run.flops_per_step * c.train.steps:.3g} in all",
     "data": f"{c.data.dir}: {run.shards.num_examples:,} sequences of {run.shards.seq_length}"
@@ -228,10 +229,14 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     console.print(f"starting from the parameters of {run.config.init_from}: {', '.join(taken)}")
     if fresh:
       console.print(f"not in it, so new: {', '.join(fresh)}")
-  if run.spec.generator_kind == "frozen":
+  generator = objectives.generator_of(run.spec)
+  if generator and generator.from_run:
     source = run.config.generator.init_from
-    other = processes.run_on_all(lambda: runs.read_params(source, run.shards.vocab))
-    weights = {**weights, "generator": networks.masked_language_model(*other)[1]}
+    other = processes.run_on_all(lambda: sources.read_run(source, run.shards.vocab))
+    weights = {
+      **weights,
+      "generator": generators.masked_language_model(other.spec, other.params)[1],
+    }
     console.print(f"frozen generator: the masked language model of {source}")
   return run.fns.init_state(weights), None
 

@@ -10,7 +10,7 @@ from test_objectives import keys_of, make_batch
 
 from electra_jax import flops as program
 from electra_jax.config import files
-from electra_jax.core import flops, masking, model, networks, objectives
+from electra_jax.core import encoder, flops, masking, networks, objectives
 from electra_jax.core.flops import paper
 
 # What the original's script prints.
@@ -75,10 +75,10 @@ CASES = [
 def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
   # Wide, so that products are nearly all there is to count; unrolled, because the compiler counts
   # the body of a loop once.
-  d = model.TransformerConfig(512, 128, 128, 2, 2, 512, 16, unroll=2, dropout=0.1)
+  d = encoder.TransformerConfig(512, 128, 128, 2, 2, 512, 16, dropout=0.1)
   rates = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
   spec = networks.PretrainSpec(
-    model.generator_size(d, 1.0, 1.0), d, rates, objective=name, generator_kind=kind,
+    encoder.generator_size(d, 1.0, 1.0), d, rates, objective=name, generator_kind=kind,
     frequencies=(1.0,) * 512, **changes,
   )  # fmt: skip
   batch = make_batch(B=8)

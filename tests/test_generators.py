@@ -17,14 +17,10 @@ def fresh(spec):
   return jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
 
 
-def four_keys(batch):
-  return jax.vmap(lambda key: jax.random.split(key, 4))(keys_of(batch))
-
-
 def corrupt(spec, weights, batch, training=True):
   at = jnp.int32(0) if training else None
-  run = jax.jit(lambda w, b, k: generators.corrupt(spec, w, b, k, at))
-  return run(weights, batch, four_keys(batch))
+  keys = generators.split_streams(keys_of(batch), training)
+  return jax.jit(lambda w, b, k: generators.corrupt(spec, w, b, k, at))(weights, batch, keys)
 
 
 def test_the_towers_never_see_the_token_they_predict_and_see_all_others():
@@ -105,7 +101,7 @@ def test_the_entropy_is_that_of_what_is_sampled_from():
     z = np.array(c.output.logits, np.float64)
     if change.get("disallow_correct"):
       np.put_along_axis(z, np.asarray(c.masked.labels)[..., None], -np.inf, -1)
-    z = z / spec.masking.temperature
+    z = z / spec.masking.temperature.constant
     log_p = z - z.max(-1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
     drawn = np.take_along_axis(log_p, np.asarray(c.sampled)[..., None], -1)[..., 0]
@@ -140,7 +136,9 @@ def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
   weights, batch = fresh(spec), make_batch()
 
   def loss(weights):
-    c = generators.corrupt(spec, weights, batch, four_keys(batch), jnp.int32(0))
+    c = generators.corrupt(
+      spec, weights, batch, generators.split_streams(keys_of(batch), True), jnp.int32(0)
+    )
     assert not c.terms["mlm_loss"].in_loss
     return c.output.logits.sum()
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax.core import masking, model, objectives, params
+from electra_jax.core import encoder, heads, masking, objectives, params
 
-TINY = model.TransformerConfig(
+TINY = encoder.TransformerConfig(
   vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2, num_heads=2, ffn_size=16,
   max_positions=12, dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
@@ -18,8 +18,8 @@ RATES = masking.Masking(0.15, 0.85, 1.0, 4, (0, 2, 3, 4))
 
 
 def paper_spec(embedding, width, layers, multiplier):
-  cfg = model.TransformerConfig(30522, embedding, width, layers, width // 64, 4 * width, 512)
-  return objectives.PretrainSpec(model.generator_size(cfg, multiplier, 1.0), cfg, RATES)
+  cfg = encoder.TransformerConfig(30522, embedding, width, layers, width // 64, 4 * width, 512)
+  return objectives.PretrainSpec(encoder.generator_size(cfg, multiplier, 1.0), cfg, RATES)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_small_base_and_large_have_the_papers_parameters(sizes, discriminator, g
 def test_generators_keep_heads_of_64_and_at_least_one():
   small = paper_spec(128, 256, 12, 1 / 4).generator
   assert (small.hidden_size, small.num_heads, small.ffn_size, small.num_layers) == (64, 1, 256, 12)
-  narrow = model.generator_size(TINY, 0.5, 0.5)
+  narrow = encoder.generator_size(TINY, 0.5, 0.5)
   assert (narrow.hidden_size, narrow.num_heads, narrow.num_layers) == (4, 1, 1)
   with pytest.raises(ValueError, match="0 layers"):
-    model.generator_size(TINY, 1.0, 0.1)
+    encoder.generator_size(TINY, 1.0, 0.1)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
@@ -57,7 +57,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
 
 @pytest.fixture(scope="module")
 def weights():
-  spec = objectives.PretrainSpec(model.generator_size(TINY, 0.5, 1.0), TINY, RATES)
+  spec = objectives.PretrainSpec(encoder.generator_size(TINY, 0.5, 1.0), TINY, RATES)
   return objectives.init_params(spec, jax.random.key(1))
 
 
@@ -144,15 +144,15 @@ def inputs(seed=0):
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
 @pytest.mark.parametrize("how", [{}, {"unroll": 2}, {"remat": True}])
 def test_encoder_equals_one_written_out_in_numpy(weights, network, how):
-  cfg = TINY if network == "discriminator" else model.generator_size(TINY, 0.5, 1.0)
+  cfg = TINY if network == "discriminator" else encoder.generator_size(TINY, 0.5, 1.0)
   # Larger than initial weights, so that attention is far from uniform.
   big = jax.tree.map(lambda a: np.asarray(a, np.float64) * 8, weights)
   ids, segments, mask = inputs()
   expected = np_encoder(cfg, big["embeddings"], big[network]["encoder"], ids, segments, mask)
   small = jax.tree.map(jnp.float32, big)
-  cfg = dataclasses.replace(cfg, **how)
-  x = model.Embeddings(cfg).apply({"params": small["embeddings"]}, ids, segments)
-  got = model.Encoder(cfg).apply({"params": small[network]["encoder"]}, x, mask, None)
+  cfg = cfg.computed(**how)
+  x = encoder.Embeddings(cfg).apply({"params": small["embeddings"]}, ids, segments)
+  got = encoder.Encoder(cfg).apply({"params": small[network]["encoder"]}, x, mask, None)
   # Rounding of float32 through two layers: about 30 operations deep, eps 6e-8, values up to 10.
   np.testing.assert_allclose(got[mask], expected[mask], atol=2e-4)
 
@@ -163,14 +163,14 @@ def test_heads_equal_ones_written_out_in_numpy(weights):
   x = np.random.default_rng(0).normal(size=(2, 5, 8))
   head = w["discriminator"]["rtd_head"]
   expected = np_dense(np_gelu(np_dense(x, head["dense"])), head["logit"])[..., 0]
-  got = model.RtdHead(TINY).apply({"params": small["discriminator"]["rtd_head"]}, jnp.float32(x))
+  got = heads.RtdHead(TINY).apply({"params": small["discriminator"]["rtd_head"]}, jnp.float32(x))
   np.testing.assert_allclose(got, expected, atol=1e-5)
 
-  cfg, x = model.generator_size(TINY, 0.5, 1.0), x[..., :4]
+  cfg, x = encoder.generator_size(TINY, 0.5, 1.0), x[..., :4]
   head = w["generator"]["mlm_head"] | {"bias": np.arange(50.0)}
   hidden = np_layer_norm(np_gelu(np_dense(x, head["dense"])), head["layer_norm"])
   expected = hidden @ w["embeddings"]["word"].T + head["bias"]
-  got = model.MlmHead(cfg).apply(
+  got = heads.MlmHead(cfg).apply(
     {"params": jax.tree.map(jnp.float32, head)}, jnp.float32(x), small["embeddings"]["word"]
   )
   np.testing.assert_allclose(got, expected, atol=1e-4)  # the bias reaches 49: eps 6e-8 x 49 x 30
@@ -186,7 +186,7 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
     x = x.astype(jnp.float32)
     return jax.nn.standardize(x, epsilon=1e-12) * scale + bias
 
-  got = jax.vjp(lambda *a: model.normalize(*a, 1e-12), x, scale, bias)[1](jnp.float32(g))
+  got = jax.vjp(lambda *a: encoder.normalize(*a, 1e-12), x, scale, bias)[1](jnp.float32(g))
   expected = jax.vjp(formula, x, scale, bias)[1](jnp.float32(g))
   # Sums of a dozen float32 products of size 10; bfloat16 keeps 8 bits of the result.
   tolerance = (
@@ -196,7 +196,7 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
     assert a.dtype == b.dtype
     np.testing.assert_allclose(np.float32(a), np.float32(b), **tolerance)
 
-  (got,) = jax.vjp(model.gelu, x)[1](g)
+  (got,) = jax.vjp(encoder.gelu, x)[1](g)
   (expected,) = jax.vjp(lambda x: jax.nn.gelu(x, approximate=False), x)[1](g)
   assert got.dtype == expected.dtype == dtype
   np.testing.assert_allclose(np.float32(got), np.float32(expected), **tolerance)
@@ -204,7 +204,7 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
 
 def test_vocabulary_bias_has_the_gradient_of_a_plain_sum():
   g = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
-  _, pull = jax.vjp(model._add_vocabulary_bias, jnp.zeros((2, 3, 5)), jnp.zeros(5))
+  _, pull = jax.vjp(encoder._add_vocabulary_bias, jnp.zeros((2, 3, 5)), jnp.zeros(5))
   to_logits, to_bias = pull(g)
   np.testing.assert_array_equal(to_logits, g)
   np.testing.assert_allclose(to_bias, g.sum((0, 1)), rtol=1e-5)  # six float32 additions
@@ -215,10 +215,10 @@ def test_padding_never_changes_the_logits_of_real_tokens(weights):
   rng = np.random.default_rng(1)
 
   def logits(ids, segments):
-    x = model.Embeddings(TINY).apply({"params": weights["embeddings"]}, ids, segments)
+    x = encoder.Embeddings(TINY).apply({"params": weights["embeddings"]}, ids, segments)
     tower = weights["discriminator"]
-    x = model.Encoder(TINY).apply({"params": tower["encoder"]}, x, mask, None)
-    return model.RtdHead(TINY).apply({"params": tower["rtd_head"]}, x)
+    x = encoder.Encoder(TINY).apply({"params": tower["encoder"]}, x, mask, None)
+    return heads.RtdHead(TINY).apply({"params": tower["rtd_head"]}, x)
 
   noise = np.where(mask, ids, rng.integers(0, 50, ids.shape)).astype(np.int32)
   a, b = logits(ids, segments), logits(noise, np.where(mask, segments, 1).astype(np.int32))
@@ -230,10 +230,10 @@ def test_padding_never_changes_the_logits_of_real_tokens(weights):
 
 
 def test_dropout_drops_the_rate_and_keeps_the_mean():
-  seeds, _ = model.make_dropout_seeds(jax.random.split(jax.random.key(0), 64), 1)
+  seeds, _ = encoder.make_dropout_seeds(jax.random.split(jax.random.key(0), 64), 1)
   x = jnp.ones((64, 100, 100))
   for rate in (0.1, 0.5):
-    y = np.asarray(model.dropout(x, rate, seeds))
+    y = np.asarray(encoder.dropout(x, rate, seeds))
     n = y.size
     # Five standard deviations of a binomial share.
     assert abs((y == 0).mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / n)
@@ -242,10 +242,10 @@ def test_dropout_drops_the_rate_and_keeps_the_mean():
 
 def test_dropout_sites_rows_layers_and_neighbours_are_independent():
   keys = jax.random.split(jax.random.key(3), 8)
-  first, layers = model.make_dropout_seeds(keys, 2)
+  first, layers = encoder.make_dropout_seeds(keys, 2)
   dropout_seeds = [first, *layers[0].swapaxes(0, 1), *layers[1].swapaxes(0, 1)]
   kept = np.stack(
-    [np.asarray(model.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in dropout_seeds]
+    [np.asarray(encoder.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in dropout_seeds]
   )
   streams = kept.reshape(len(dropout_seeds) * 8, -1) * 2.0 - 1
   n = streams.shape[1]
@@ -260,35 +260,37 @@ def test_dropout_sites_rows_layers_and_neighbours_are_independent():
 def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
   keys = jax.random.split(jax.random.key(0), 4)
   x = jax.random.normal(jax.random.key(1), (4, 6, 8))
-  whole, _ = model.make_dropout_seeds(keys, 3)
-  alone, _ = model.make_dropout_seeds(keys[2:3], 3)
+  whole, _ = encoder.make_dropout_seeds(keys, 3)
+  alone, _ = encoder.make_dropout_seeds(keys[2:3], 3)
   np.testing.assert_array_equal(
-    model.dropout(x, 0.3, whole)[2:3], model.dropout(x[2:3], 0.3, alone)
+    encoder.dropout(x, 0.3, whole)[2:3], encoder.dropout(x[2:3], 0.3, alone)
   )
 
 
 def test_dropout_of_zero_costs_nothing():
-  seeds, _ = model.make_dropout_seeds(jax.random.split(jax.random.key(0), 2), 1)
+  seeds, _ = encoder.make_dropout_seeds(jax.random.split(jax.random.key(0), 2), 1)
   assert (
-    str(jax.make_jaxpr(lambda x: model.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))).count("=") == 0
+    str(jax.make_jaxpr(lambda x: encoder.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))).count("=") == 0
   )
 
 
 def test_bfloat16_states_stay_near_float32(weights):
   ids, segments, mask = inputs()
-  half = dataclasses.replace(TINY, dtype="bfloat16")
+  half = TINY.computed(dtype="bfloat16")
   out = {}
   for cfg in (TINY, half):
-    x = model.Embeddings(cfg).apply({"params": weights["embeddings"]}, ids, segments)
+    x = encoder.Embeddings(cfg).apply({"params": weights["embeddings"]}, ids, segments)
     network = {"params": weights["discriminator"]["encoder"]}
-    out[cfg.dtype] = np.asarray(model.Encoder(cfg).apply(network, x, mask, None), np.float32)
+    out[cfg.compute.dtype] = np.asarray(
+      encoder.Encoder(cfg).apply(network, x, mask, None), np.float32
+    )
   assert not np.array_equal(out["float32"], out["bfloat16"])
   # States are normalised to spread 1; bfloat16 keeps 8 bits, and rounding adds up over two layers.
   assert np.abs(out["float32"] - out["bfloat16"])[mask].max() < 0.05
 
 
 def test_cudnn_attention_refuses_dropout_that_it_cannot_do():
-  cfg = dataclasses.replace(TINY, attention="cudnn", attention_dropout=0.1)
+  cfg = dataclasses.replace(TINY, attention_dropout=0.1).computed(attention="cudnn")
   q = jnp.zeros((1, 2, 2, 4))
   with pytest.raises(ValueError, match="no dropout"):
-    model.attend(cfg, q, q, q, jnp.ones((1, 2), bool), jnp.zeros((1, 2), jnp.uint32))
+    encoder.attend(cfg, q, q, q, jnp.ones((1, 2), bool), jnp.zeros((1, 2), jnp.uint32))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from test_objectives import RATES, SPEC, D, evaluate, keys_of, make_batch
 
-from electra_jax.core import model, networks, objectives, params
+from electra_jax.core import encoder, generators, networks, objectives, params
 
 
 def make(tie, **changes):
-  generator = model.generator_size(D, 0.5, 1.0)
+  generator = encoder.generator_size(D, 0.5, 1.0)
   if tie == "none":
     generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
   spec = networks.PretrainSpec(D if tie == "all" else generator, D, RATES, tying=tie, **changes)
@@ -98,7 +98,7 @@ def test_the_vocabulary_in_slices_is_the_whole_with_its_gradient(at):
   cfg = spec.generator
 
   def sliced(network, tables, states):
-    loss, hit = networks.chunked_nll(cfg, network, tables, states, tokens, at)
+    loss, hit = networks.chunked_nll(cfg, network, tables, states, tokens, chunk_size=at)
     return (loss * jnp.arange(48).reshape(3, 16)).sum(), (loss, hit)
 
   def whole(network, tables, states):
@@ -117,9 +117,9 @@ def test_the_vocabulary_in_slices_is_the_whole_with_its_gradient(at):
 
 def test_every_weight_has_a_group():
   spec, weights = make("gdes")
-  groups = networks.groups(spec, weights)
+  groups = generators.groups(spec, weights)
   assert jax.tree.structure(groups) == jax.tree.structure(weights)
   assert set(jax.tree.leaves(groups["embeddings"])) == {"generator"}
-  assert set(jax.tree.leaves(networks.groups(SPEC, make("embeddings")[1])["embeddings"])) == {
+  assert set(jax.tree.leaves(generators.groups(SPEC, make("embeddings")[1])["embeddings"])) == {
     "discriminator"
   }

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_score, recall_score
 
-from electra_jax.core import masking, model, networks, objectives, step, terms
+from electra_jax.core import encoder, heads, masking, networks, objectives, step, terms
 from electra_jax.core.batch import Batch
 
-D = model.TransformerConfig(60, 8, 16, 2, 2, 32, 16)
+D = encoder.TransformerConfig(60, 8, 16, 2, 2, 32, 16)
 RATES = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
-SPEC = objectives.PretrainSpec(model.generator_size(D, 0.5, 1.0), D, RATES)
+SPEC = objectives.PretrainSpec(encoder.generator_size(D, 0.5, 1.0), D, RATES)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   for b, j in np.argwhere(np.asarray(masked.weights) > 0):
     ids[b, masked.positions[b, j]] = sampled[b, j]
   x = networks.encode(d, params["embeddings"], params["discriminator"]["encoder"], ids, batch, None)
-  scores = model.RtdHead(d).apply({"params": params["discriminator"]["rtd_head"]}, x)
+  scores = heads.RtdHead(d).apply({"params": params["discriminator"]["rtd_head"]}, x)
   logp = np.asarray(jax.nn.log_softmax(logits))
   nll = -np.take_along_axis(logp, np.asarray(masked.labels)[..., None], -1)[..., 0]
   p = 1 / (1 + np.exp(-np.asarray(scores, np.float64)))

@@ -80,9 +80,9 @@ def test_a_small_gradient_is_not_clipped():
 
 
 def test_decay_spares_biases_and_layer_norms_of_the_real_networks():
-  from electra_jax.core import masking, model, objectives
+  from electra_jax.core import encoder, masking, objectives
 
-  cfg = model.TransformerConfig(50, 6, 8, 2, 2, 16, 12)
+  cfg = encoder.TransformerConfig(50, 6, 8, 2, 2, 16, 12)
   spec = objectives.PretrainSpec(cfg, cfg, masking.Masking(0.15, 0.85, 1.0, 4, ()))
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   mask = optimizer.decay_mask(shapes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_objectives import RATES, SPEC, D, evaluate, keys_of, make_batch
 
-from electra_jax.core import generators, masking, model, networks, objectives
+from electra_jax.core import encoder, generators, masking, networks, objectives
 from electra_jax.core.batch import Batch
 
 
@@ -19,8 +19,8 @@ def make(name, **changes):
 
 def corruption(spec, weights, batch, step=None):
   """What the objective's own keys corrupt the batch to."""
-  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))[:, :4]
-  return generators.corrupt(spec, weights, batch, k, step)
+  keys = generators.split_streams(keys_of(batch), training=step is not None)
+  return generators.corrupt(spec, weights, batch, keys, step)
 
 
 def sigmoid(x):
@@ -207,7 +207,7 @@ def test_the_main_loss_gives_the_generators_own_weights_exactly_zero_gradient(na
 # and on unchanged ones) is exact; five words, so that every outcome can be tried.
 TINY_D = dataclasses.replace(D, vocab_size=9)
 TINY = networks.PretrainSpec(
-  model.generator_size(TINY_D, 0.5, 1.0),
+  encoder.generator_size(TINY_D, 0.5, 1.0),
   TINY_D,
   masking.Masking(0.25, 1.0, 1.0, 3, (0, 1, 2, 3)),
   objective="adversarial",

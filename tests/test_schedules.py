@@ -32,7 +32,9 @@ def test_what_is_no_schedule_is_refused(text):
 
 
 def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
-  m = dataclasses.replace(RATES, mask_prob_schedule=schedules.parse("0=0.5,10=0.125", 10))
+  m = dataclasses.replace(
+    RATES, mask_prob=schedules.Schedule(0.25, schedules.parse("0=0.5,10=0.125", 10))
+  )
   batch = make_batch(B=64)
   choose = jax.jit(lambda step: masking.choose(batch, m, keys_of(batch), step))
   tokens = batch.padding_mask.sum(-1)
@@ -45,7 +47,9 @@ def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
 
 
 def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_same():
-  spec = dataclasses.replace(SPEC, discriminator_weight_schedule=schedules.parse("5=0,5=50", 10))
+  spec = dataclasses.replace(
+    SPEC, discriminator_weight=schedules.Schedule(50.0, schedules.parse("5=0,5=50", 10))
+  )
   params, batch = objectives.init_params(spec, jax.random.key(0)), make_batch()
   terms = jax.jit(lambda step: objectives.make(spec)(params, batch, keys_of(batch), step))
   for step, weight in ((0, 0.0), (4, 0.0), (5, 50.0)):

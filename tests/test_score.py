@@ -12,7 +12,7 @@ from conftest import make_tiny_config
 from test_objectives import RATES, SPEC, make_batch
 
 from electra_jax import score, train
-from electra_jax.core import generators, networks, objectives, scoring
+from electra_jax.core import generators, networks, objectives
 
 
 def make(objective, kind="transformer", **changes):
@@ -21,7 +21,7 @@ def make(objective, kind="transformer", **changes):
 
 
 def scores_of(spec, weights, batch):
-  return np.asarray(jax.jit(lambda w, b: scoring.token_scores(spec, w, b))(weights, batch))
+  return np.asarray(jax.jit(lambda w, b: objectives.token_scores(spec, w, b, None))(weights, batch))
 
 
 def log_softmax(logits):
@@ -77,7 +77,7 @@ def test_electra_15s_discriminator_is_the_likelihood_itself():
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
   spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=2.0))
   with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
-    scoring.token_scores(spec, weights, batch)
+    objectives.token_scores(spec, weights, batch, None)
 
 
 def test_electra_with_two_towers_needs_one_pass():
@@ -99,7 +99,7 @@ def test_electra_with_two_towers_needs_one_pass():
 def test_networks_without_likelihoods_are_refused(objective, kind):
   spec, weights = make(objective, kind)
   with pytest.raises(ValueError, match=f"{objective} with a {kind} generator gives no likelihood"):
-    scoring.token_scores(spec, weights, make_batch())
+    objectives.token_scores(spec, weights, make_batch(), None)
 
 
 @pytest.fixture(scope="module")

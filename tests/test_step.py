@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from electra_jax.core import masking, model, objectives, optimizer, step
+from electra_jax.core import encoder, masking, objectives, optimizer, step
 from electra_jax.core.batch import Batch
 from electra_jax.runtime import parallel
 
@@ -14,11 +14,11 @@ STEPS, B, L = 3, 16, 16
 
 
 def make_spec(dropout):
-  d = model.TransformerConfig(
+  d = encoder.TransformerConfig(
     60, 8, 16, 2, 2, 32, L, dropout=dropout, attention_dropout=dropout
   )  # fmt: skip
   return objectives.PretrainSpec(
-    model.generator_size(d, 0.5, 1.0), d, masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
+    encoder.generator_size(d, 0.5, 1.0), d, masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
   )
 
 

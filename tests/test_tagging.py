@@ -8,7 +8,7 @@ from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_sc
 from seqeval.metrics.sequence_labeling import get_entities
 
 from electra_jax.core import task_heads
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.finetune_batches import Plan, collate
 from electra_jax.finetune import tagging

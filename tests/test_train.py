@@ -17,7 +17,7 @@ from conftest import make_tiny_config
 from electra_jax import train
 from electra_jax.config import compare, files, specs
 from electra_jax.data import pretrain_batches
-from electra_jax.interop import runs
+from electra_jax.interop import sources
 from electra_jax.pretrain.run import TrainFns, make_train_fns
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
@@ -256,8 +256,8 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   said = capsys.readouterr().out
   assert "not in it, so new: discriminator/rtd_head" in said
   vocab = pretrain_batches.Shards.open(tiny_shards).vocab
-  first = runs.read_params(str(one), vocab)[1]
-  second = runs.read_params(str(two), vocab)[1]
+  first = sources.read_run(one, vocab).params
+  second = sources.read_run(two, vocab).params
   same = jax.tree.map(np.array_equal, second["generator"], {
     "embeddings": first["embeddings"], **first["discriminator"]
   })  # fmt: skip
@@ -271,7 +271,7 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   # The copy itself: a run of no learning ends where it starts.
   config.optimizer.learning_rate, config.train.steps = 1e-30, 1
   assert train.train(config, tmp_path / "still") == 1
-  copied = runs.read_params(str(tmp_path / "still"), vocab)[1]
+  copied = sources.read_run(tmp_path / "still", vocab).params
   for part in ("embeddings", "discriminator"):
     for name in first[part].keys() & copied[part].keys():
       same = jax.tree.map(np.array_equal, first[part][name], copied[part][name])

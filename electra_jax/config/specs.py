@@ -6,99 +6,110 @@ ValueError of one line, before anything is compiled.
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 from ml_collections import ConfigDict
 
 from electra_jax.config.compare import flatten, upgrade
 from electra_jax.config.files import load
-from electra_jax.core import masking, model, networks, objectives, optimizer, schedules
+from electra_jax.core import masking, objectives, optimizer, schedules
+from electra_jax.core.encoder import Compute, TransformerConfig, generator_size, take_fields
+from electra_jax.core.generators import GENERATORS, masked_language_model
+from electra_jax.core.networks import TIES, PretrainSpec
 from electra_jax.runtime import health
 from electra_jax.runtime.workdir import read_config
 
 
-def has_generator_weights(config: ConfigDict) -> bool:
-  """Whether there is a generator, and one that is a network."""
-  kinds = objectives.OBJECTIVES[config.objective.name].kinds
-  return bool(kinds) and config.generator.kind not in ("uniform", "unigram")
-
-
-def make_spec(config: ConfigDict, vocab, frequencies=None) -> objectives.PretrainSpec:
+def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
   """Returns the two networks, the masking and the weights of the losses.
 
   Args:
     vocab: facts about the vocabulary: `size`, the ids `mask` and `special_ids`, its `hash`.
     frequencies: [V] how often each token is in the training text; the unigram generator needs it.
   """
-  g, o, steps = config.generator, config.objective, config.train.steps
-  discriminator = _discriminator(config, vocab)
-  if g.kind == "frozen":
-    generator = _frozen_generator(config, discriminator, vocab)
-  elif g.tie == "all" or not has_generator_weights(config):
-    generator = discriminator
-  else:
-    generator = model.generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
-    if g.tie == "none":  # as wide as itself, as in the original
-      generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
-    if g.kind == "two_tower" or not _cudnn_fits(generator):
-      generator = dataclasses.replace(generator, attention="xla")
+  g, o = config.generator, config.objective
+  discriminator = take_fields(
+    TransformerConfig,
+    config.model,
+    vocab_size=vocab.size,
+    compute=make_compute(config.model, config.model.hidden_size // config.model.num_heads),
+  )
   rates = masking.Masking(
-    mask_prob=o.mask_prob,
+    mask_prob=make_schedule(config, "mask_prob"),
     mask_token_prob=o.mask_token_prob,
-    temperature=o.temperature,
+    temperature=make_schedule(config, "temperature"),
     mask_id=vocab.mask,
     special_ids=tuple(vocab.special_ids),
     disallow_correct=o.disallow_correct,
-    mask_prob_schedule=_schedule(o, "mask_prob_schedule", steps),
-    temperature_schedule=_schedule(o, "temperature_schedule", steps),
   )
-  counts = frequencies if g.kind == "unigram" and frequencies is not None else ()
-  return objectives.PretrainSpec(
-    generator,
+  counts = frequencies if GENERATORS[g.kind].needs_frequencies and frequencies is not None else ()
+  return PretrainSpec(
+    _generator(config, discriminator, vocab),
     discriminator,
     rates,
     mlm_weight=o.mlm_weight,
-    discriminator_weight=o.discriminator_weight,
+    discriminator_weight=make_schedule(config, "discriminator_weight"),
     objective=o.name,
     generator_kind=g.kind,
     tying=g.tie,
     sampling_dropout=g.sampling_dropout,
     frequencies=tuple(float(x) for x in counts),
-    discriminator_weight_schedule=_schedule(o, "discriminator_weight_schedule", steps),
     adversarial_weight=o.adversarial_weight,
   )
 
 
-def _schedule(group: ConfigDict, field: str, steps: int) -> schedules.Piecewise | None:
+def make_schedule(config: ConfigDict, field: str) -> schedules.Schedule:
+  """Returns a field of config.objective that may follow a schedule."""
+  name = f"{field}_schedule"
   try:
-    return schedules.parse(group[field], steps)
+    points = schedules.parse(config.objective[name], config.train.steps)
   except ValueError as error:
-    raise ValueError(f"config.objective.{field}: {error}") from None
+    raise ValueError(f"config.objective.{name}: {error}") from None
+  return schedules.Schedule(config.objective[field], points)
 
 
-def _discriminator(config: ConfigDict, vocab) -> model.TransformerConfig:
-  m = config.model
-  dtype, attention = resolve_compute(m, m.hidden_size // m.num_heads)
-  return model.TransformerConfig(
-    vocab_size=vocab.size,
-    embedding_size=m.embedding_size,
-    hidden_size=m.hidden_size,
-    num_layers=m.num_layers,
-    num_heads=m.num_heads,
-    ffn_size=m.ffn_size,
-    max_positions=m.max_positions,
-    dropout=m.dropout,
-    attention_dropout=m.attention_dropout,
-    init_stddev=m.init_stddev,
-    layer_norm_eps=m.layer_norm_eps,
-    dtype=dtype,
-    attention=attention,
-    unroll=min(m.unroll, m.num_layers),
-    remat=m.remat,
+def has_generator_weights(config: ConfigDict) -> bool:
+  """Whether there is a generator, and one that is a network."""
+  uses_generator = objectives.OBJECTIVES[config.objective.name].uses_generator
+  return uses_generator and bool(GENERATORS[config.generator.kind].encoders)
+
+
+def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> TransformerConfig:
+  """Returns the generator's shape; the discriminator's where it has no weights of its own."""
+  g, tying, definition = (
+    config.generator,
+    TIES[config.generator.tie],
+    GENERATORS[config.generator.kind],
   )
+  if definition.from_run:
+    return _generator_from_run(config, discriminator, vocab)
+  if tying.shares_encoder or not has_generator_weights(config):
+    return discriminator
+  cfg = generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
+  if tying.own_width:  # as in the original
+    cfg = dataclasses.replace(cfg, embedding_size=cfg.hidden_size)
+  # Towers that read in one direction are computed by XLA.
+  fits = _cudnn_takes(cfg.hidden_size // cfg.num_heads) and not definition.predicts_all
+  return cfg if fits else cfg.computed(attention="xla")
 
 
-def read_spec(workdir: str, vocab) -> objectives.PretrainSpec:
+def _generator_from_run(
+  config: ConfigDict, discriminator: TransformerConfig, vocab
+) -> TransformerConfig:
+  """Returns the shape of another run's masked language model, computed as this run computes."""
+  spec = read_spec(config.generator.init_from, vocab)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  cfg, _ = masked_language_model(spec, shapes)
+  if cfg.max_positions < config.data.seq_length:
+    raise ValueError(
+      f"the frozen generator takes {cfg.max_positions} tokens at most, config.data.seq_length is"
+      f" {config.data.seq_length}"
+    )
+  return dataclasses.replace(cfg, compute=discriminator.compute).computed(attention="xla")
+
+
+def read_spec(workdir: str, vocab) -> PretrainSpec:
   """Returns the spec of another run, from the configuration saved with it.
 
   Raises:
@@ -118,28 +129,15 @@ def read_spec(workdir: str, vocab) -> objectives.PretrainSpec:
   return make_spec(config, vocab)
 
 
-def _frozen_generator(
-  config: ConfigDict, discriminator: model.TransformerConfig, vocab
-) -> model.TransformerConfig:
-  """Returns the shape of another run's masked language model, computed as this run computes."""
-  spec = read_spec(config.generator.init_from, vocab)
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  cfg, _ = networks.masked_language_model(spec, shapes)
-  if cfg.max_positions < config.data.seq_length:
-    raise ValueError(
-      f"the frozen generator takes {cfg.max_positions} tokens at most, config.data.seq_length is"
-      f" {config.data.seq_length}"
-    )
-  return dataclasses.replace(
-    cfg,
-    dtype=discriminator.dtype,
-    attention="xla",
-    unroll=min(discriminator.unroll, cfg.num_layers),
-  )
+def spec_without_data(config: ConfigDict) -> PretrainSpec:
+  """Returns the networks of a configuration; of the vocabulary only its size is needed."""
+  size = config.data.vocab_size
+  vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4), hash=None)
+  return make_spec(config, vocab, frequencies=(1,) * size)
 
 
-def resolve_compute(m: ConfigDict, head_width: int) -> tuple[str, str]:
-  """Returns dtype and attention of config.model where they are "auto": what this machine does best.
+def make_compute(m: ConfigDict, head_width: int) -> Compute:
+  """Returns how config.model is computed; "auto" is what this machine does best.
 
   What cuDNN cannot do is left to XLA.
   """
@@ -148,30 +146,17 @@ def resolve_compute(m: ConfigDict, head_width: int) -> tuple[str, str]:
     dtype = "float32" if platform == "cpu" else "bfloat16"
   if attention == "auto":
     cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
-    attention = "cudnn" if cudnn and _head_fits(head_width) else "xla"
-  return dtype, attention
+    attention = "cudnn" if cudnn and _cudnn_takes(head_width) else "xla"
+  return Compute(dtype, attention, m.unroll, m.remat)
 
 
-def _head_fits(width: int) -> bool:
-  """Whether cuDNN's attention takes heads of that width."""
-  return width % 8 == 0 and width <= 128
-
-
-def _cudnn_fits(cfg: model.TransformerConfig) -> bool:
-  return _head_fits(cfg.hidden_size // cfg.num_heads)
+def _cudnn_takes(head_width: int) -> bool:
+  return head_width % 8 == 0 and head_width <= 128
 
 
 def make_limits(config: ConfigDict) -> health.Limits:
   """Returns where trouble begins."""
-  h = config.health
-  return health.Limits(
-    window=h.window,
-    loss_spike=h.loss_spike,
-    auc_margin=h.auc_margin,
-    recall=h.recall,
-    entropy_ratio=h.entropy_ratio,
-    after_step=h.after_step,
-  )
+  return take_fields(health.Limits, config.health)
 
 
 def make_optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:

@@ -7,7 +7,8 @@ import jax
 from ml_collections import ConfigDict
 
 from electra_jax.config.compare import flatten
-from electra_jax.config.specs import _schedule, has_generator_weights, make_limits
+from electra_jax.config.files import load
+from electra_jax.config.specs import has_generator_weights, make_limits, make_schedule
 from electra_jax.core import generators, networks, objectives, optimizer
 from electra_jax.runtime import parallel, tracing
 
@@ -61,12 +62,14 @@ def check_fields(config: ConfigDict) -> None:
   make_limits(config)
   own = ("learning_rate", "weight_decay", "clip_norm")
   for field in (f"optimizer.generator_{name}" for name in own):
+    if flat[field] is not None and not config.optimizer.separate_optimizers:
+      raise ValueError(f"{field} needs optimizer.separate_optimizers")
     if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
       raise ValueError(f"config.{field} is above 0, got {flat[field]}")
-  weight = _schedule(config.objective, "discriminator_weight_schedule", config.train.steps)
-  if weight and min(weight.values) < 0:
+  weights = make_schedule(config, "discriminator_weight").values
+  if min(weights) < 0:
     raise ValueError(
-      f"config.objective.discriminator_weight_schedule: weights are from 0, got {weight.values}"
+      f"config.objective.discriminator_weight_schedule: weights are from 0, got {weights}"
     )
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
@@ -101,69 +104,66 @@ def check_devices(config: ConfigDict, devices: int | None = None) -> None:
 
 def check_combination(config: ConfigDict) -> None:
   """Refuses an objective, a generator and an optimizer that mean nothing together."""
-  o, g, p = config.objective, config.generator, config.optimizer
-  definition = objectives.OBJECTIVES[o.name]
+  o, g, p, base = config.objective, config.generator, config.optimizer, load("base.py")
+  objective, tying = objectives.OBJECTIVES[o.name], networks.TIES[g.tie]
+  generator, kinds = generators.GENERATORS[g.kind], generators.GENERATORS
   weightless = not has_generator_weights(config)
-  own = [f"generator_{x}" for x in ("learning_rate", "weight_decay", "clip_norm")]
-  own = [name for name in own if p[name] is not None]
-  exact = o.name in ("adversarial", "electric")
   sampling = (
     o.temperature != 1 or o.temperature_schedule or o.disallow_correct or not g.sampling_dropout
   )
+  accepted = [kind for kind in kinds if objective.accepts(kinds[kind])]
   for wrong, reason in (
     (
-      not definition.kinds
-      and (g.kind != "transformer" or sampling or o.discriminator_weight_schedule),
+      not objective.uses_generator
+      and (g.kind != base.generator.kind or sampling or o.discriminator_weight_schedule),
       f"objective {o.name} has no generator and one loss: leave generator.kind, its sampling and"
       " discriminator_weight_schedule as they are",
     ),
     (
-      definition.kinds and g.kind not in definition.kinds,
-      f"objective {o.name} needs a generator of kind {' or '.join(definition.kinds)}, got {g.kind}",
+      g.kind not in accepted,
+      f"objective {o.name} needs a generator of kind {' or '.join(accepted)}, got {g.kind}",
     ),
     (
-      weightless and g.tie != "embeddings",
-      f"generator.tie={g.tie} shares with a generator that has no weights: leave it at embeddings",
+      weightless and g.tie != base.generator.tie,
+      f"generator.tie={g.tie} shares with a generator that has no weights: leave it at"
+      f" {base.generator.tie}",
     ),
     (
-      g.kind == "frozen" and g.tie != "none",
-      f"a frozen generator brings its own embeddings: set generator.tie=none, got {g.tie}",
+      generator.from_run and not tying.own_width,
+      f"a {g.kind} generator brings its own embeddings: set generator.tie=none, got {g.tie}",
     ),
     (
-      (g.kind == "frozen") != (g.init_from is not None),
+      generator.from_run != (g.init_from is not None),
       "generator.init_from names the run of a generator of kind frozen, which needs it: got kind"
       f" {g.kind} and {g.init_from}",
     ),
     (
-      g.tie == "all" and (g.width_multiplier != 1 or g.depth_multiplier != 1),
-      "generator.tie=all shares the encoder, so both networks have one size: set"
+      tying.shares_encoder and (g.width_multiplier != 1 or g.depth_multiplier != 1),
+      f"generator.tie={g.tie} shares the encoder, so both networks have one size: set"
       f" generator.width_multiplier and depth_multiplier to 1, got {g.width_multiplier} and"
       f" {g.depth_multiplier}",
     ),
     (
-      g.tie == "all" and g.kind == "two_tower",
-      "generator.tie=all shares one encoder, a two_tower generator has two of its own",
+      tying.shares_encoder and len(generator.encoders) > 1,
+      f"generator.tie={g.tie} shares one encoder, a {g.kind} generator has"
+      f" {len(generator.encoders)} of its own",
     ),
     (
-      exact and sampling,
+      objective.exact_sampling and sampling,
       f"objective {o.name} computes with the probabilities that are sampled from: leave temperature"
       " at 1 without a schedule, disallow_correct off and sampling_dropout on",
     ),
     (
-      g.kind in ("uniform", "unigram", "frozen") and not g.sampling_dropout,
+      not generator.trained and not g.sampling_dropout,
       f"a generator of kind {g.kind} samples without dropout anyway: leave sampling_dropout on",
-    ),
-    (
-      p.separate_optimizers and (weightless or g.kind == "frozen"),
-      "optimizer.separate_optimizers separates two networks that are trained; here only one is",
-    ),
-    (
-      own and not p.separate_optimizers,
-      f"optimizer.{(own or [''])[0]} needs optimizer.separate_optimizers",
     ),
   ):
     if wrong:
       raise ValueError(reason)
+  if p.separate_optimizers and (weightless or not generator.trained):
+    raise ValueError(
+      "optimizer.separate_optimizers separates two networks that are trained; here only one is"
+    )
 
 
 def check_attention(m: ConfigDict) -> None:

@@ -1,23 +1,63 @@
-"""Where replaced tokens come from: the kinds of generator, and a corrupted batch made with one.
+"""Where replaced tokens come from: the kinds of generator, and a batch corrupted by one.
 
-A generator is a function (spec, params, batch, masked, masked_ids, dropout_seeds, step) ->
-GeneratorOutput. A new one is a function here, an entry of GENERATORS, and its weights in
-`networks.init_generator`.
+A new kind is a function (spec, params, GeneratorInputs) -> GeneratorOutput and its entry in
+GENERATORS. Who uses a generator asks the entry and never the name.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import masking, model, networks
+from electra_jax.core import encoder, masking, networks
 from electra_jax.core.batch import Batch
-from electra_jax.core.networks import PretrainSpec
+from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.networks import TIES, PretrainSpec
 from electra_jax.core.terms import Term, token_terms
 
 
+class Streams(NamedTuple):
+  """The random keys of a batch by what they are for, [B] typed keys each.
+
+  Dropout keys are None in evaluation, which has no dropout.
+  """
+
+  positions: jax.Array
+  mask_tokens: jax.Array
+  samples: jax.Array
+  generator_dropout: jax.Array | None
+  discriminator_dropout: jax.Array | None
+
+
+def split_streams(keys: jax.Array, training: bool) -> Streams:
+  """Returns the streams of keys [B], one a sequence."""
+  k = jax.vmap(lambda key: jax.random.split(key, len(Streams._fields)))(keys)
+  streams = Streams(*(k[:, i] for i in range(len(Streams._fields))))
+  if training:
+    return streams
+  return streams._replace(generator_dropout=None, discriminator_dropout=None)
+
+
+class GeneratorInputs(NamedTuple):
+  """What a generator may look at.
+
+  Fields:
+    batch: the original text.
+    masked: the positions to predict and their labels.
+    masked_ids: [B, L] int32, the text with [MASK].
+    dropout_seeds: of `encoder.make_dropout_seeds`; None for no dropout.
+  """
+
+  batch: Batch
+  masked: masking.MaskedPositions
+  masked_ids: jax.Array
+  dropout_seeds: tuple[jax.Array, jax.Array] | None
+
+
 class GeneratorOutput(NamedTuple):
-  """What a generator says about a batch.
+  """What a generator predicts for a batch.
 
   Fields:
     logits: [B, K, V] float32 at the masked positions, with gradient where the generator is trained.
@@ -52,28 +92,25 @@ class Corruption(NamedTuple):
   terms: dict[str, Term]
 
 
-def transformer(
-  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
-) -> GeneratorOutput:
+def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """A small masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
-  del step
+  masked = inputs.masked
   tables = networks.embeddings(spec, params, "generator")
-  weights = networks.encoder(spec, params, "generator")
-  states = networks.encode(spec.generator, tables, weights, masked_ids, batch, dropout_seeds)
+  weights = networks.encoder_weights(spec, params, "generator")
+  states = networks.encode(
+    spec.generator, tables, weights, inputs.masked_ids, inputs.batch, inputs.dropout_seeds
+  )
   states = masking.gather(states, masked)
   logits = networks.vocabulary_logits(spec.generator, params["generator"], tables, states)
   loss = networks.nll(logits, masked.labels)
   return GeneratorOutput(logits, token_terms("mlm", *loss, masked.weights, spec.mlm_weight), states)
 
 
-def frozen(
-  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
-) -> GeneratorOutput:
+def frozen(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Another run's masked language model, not trained and without dropout (Fast-ELECTRA)."""
-  del dropout_seeds
   params = {**params, "generator": jax.lax.stop_gradient(params["generator"])}
-  said = transformer(spec, params, batch, masked, masked_ids, None, step)
-  return said._replace(terms={k: Term(t.total, t.count) for k, t in said.terms.items()})
+  output = transformer(spec, params, inputs._replace(dropout_seeds=None))
+  return output._replace(terms={k: Term(t.total, t.count) for k, t in output.terms.items()})
 
 
 def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_seeds) -> jax.Array:
@@ -83,11 +120,14 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
   the left one's state of t - 1 and the right one's of t + 1.
 
   Differs from the original: zeros stand beyond the edges and at padding, where it wraps around.
+
+  Args:
+    dropout_seeds: a pair, of the left and of the right tower.
   """
   tables = networks.embeddings(spec, params, "generator")
   left, right = (
     networks.encode(
-      model.in_direction(spec.generator, tower), tables, params["generator"][tower], batch.ids,
+      encoder.in_direction(spec.generator, tower), tables, params["generator"][tower], batch.ids,
       batch, seeds,
     )
     for tower, seeds in zip(("ltr", "rtl"), dropout_seeds, strict=True)
@@ -99,71 +139,185 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
   return jnp.concatenate([left, right], -1)
 
 
-def two_tower(
-  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
-) -> GeneratorOutput:
+def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Two causal towers on the clean text, trained on every ordinary token (the cloze loss)."""
-  del masked_ids
-  cfg, network = spec.generator, params["generator"]
-  towers = (None, None) if dropout_seeds is None else _two_dropout_seeds(dropout_seeds)
-  states = two_tower_states(spec, params, batch, towers)
+  cfg, network, batch = spec.generator, params["generator"], inputs.batch
+  seeds = (None, None) if inputs.dropout_seeds is None else _two_seeds(inputs.dropout_seeds)
+  states = two_tower_states(spec, params, batch, seeds)
   tables = networks.embeddings(spec, params, "generator")
-  # In slices as long as the masked positions: no more memory than a masked language model takes.
-  at = spec.masking.num_masked(batch.ids.shape[1], step is not None)
-  loss, hit = networks.chunked_nll(cfg, network, tables, states, batch.ids, at)
+  # In chunks of K positions: no more memory than a masked language model takes.
+  K = inputs.masked.positions.shape[1]
+  loss, hit = networks.chunked_nll(cfg, network, tables, states, batch.ids, chunk_size=K)
   terms = token_terms("cloze", loss, hit, masking.maskable(batch, spec.masking), spec.mlm_weight)
-  states = masking.gather(states, masked)
+  states = masking.gather(states, inputs.masked)
   logits = networks.vocabulary_logits(cfg, network, tables, states)
   return GeneratorOutput(logits, terms, states, loss)
 
 
-def _two_dropout_seeds(dropout_seeds):
+def _two_seeds(dropout_seeds):
   # The same hash with other words is another mask.
   other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), dropout_seeds)
   return dropout_seeds, other
 
 
-def uniform(
-  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
-) -> GeneratorOutput:
+def uniform(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Any token of the vocabulary but [MASK], the other special ones too, as in the original."""
-  del params, batch, masked_ids, dropout_seeds, step
-  return GeneratorOutput(jnp.zeros((*masked.positions.shape, spec.generator.vocab_size)), {})
+  shape = inputs.masked.positions.shape
+  return GeneratorOutput(jnp.zeros((*shape, spec.generator.vocab_size)), {})
 
 
-def unigram(
-  spec: PretrainSpec, params, batch, masked, masked_ids, dropout_seeds, step
-) -> GeneratorOutput:
+def unigram(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Tokens as frequent as in the training text (Clark et al. 2020, Section 3.4)."""
-  del params, batch, masked_ids, dropout_seeds, step
   counts = jnp.array(spec.frequencies, jnp.float32)
   logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e4)
-  return GeneratorOutput(jnp.broadcast_to(logits, (*masked.positions.shape, counts.size)), {})
+  shape = inputs.masked.positions.shape
+  return GeneratorOutput(jnp.broadcast_to(logits, (*shape, counts.size)), {})
+
+
+# The probability of each token given all others.
+
+
+def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
+  """Returns a masked language model's log-probabilities [B, L], each token being the only [MASK].
+
+  As many passes as there are tokens, one after the other.
+  """
+  cfg, weights = masked_language_model(spec, params)
+  tables = weights["embeddings"]
+
+  def at(t):
+    masked_ids = batch.ids.at[:, t].set(spec.masking.mask_id)
+    states = networks.encode(cfg, tables, weights["encoder"], masked_ids, batch, None)
+    states = jax.lax.dynamic_slice_in_dim(states, t, 1, axis=1)
+    logits = networks.vocabulary_logits(cfg, weights, tables, states)
+    return -networks.nll(logits, jax.lax.dynamic_slice_in_dim(batch.ids, t, 1, axis=1))[0][:, 0]
+
+  return jax.lax.map(at, jnp.arange(batch.ids.shape[1])).T
+
+
+def two_tower_log_q(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
+  """Returns a two-tower generator's log-probabilities [B, L], in one pass."""
+  states = two_tower_states(spec, params, batch, (None, None))
+  tables = networks.embeddings(spec, params, "generator")
+  K = spec.masking.num_masked(batch.ids.shape[1], training=False)
+  cfg, network = spec.generator, params["generator"]
+  return -networks.chunked_nll(cfg, network, tables, states, batch.ids, chunk_size=K)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorDef:
+  """A kind of generator: what it computes and what it needs.
+
+  Fields:
+    apply: (spec, params, GeneratorInputs) -> GeneratorOutput.
+    encoders: names of its encoders; () for a kind without weights. Its vocabulary layer reads
+      their states side by side.
+    trained: whether it learns with the main network, under dropout.
+    predicts_all: whether its loss is over all tokens and it reads the text unmasked, each encoder
+      in one direction.
+    from_run: whether its weights are those of another run (generator.init_from).
+    needs_frequencies: whether it needs those of the training text's tokens.
+    log_q: (spec, params, batch) -> log q of every token given the others [B, L]; None where it has
+      none.
+  """
+
+  apply: Callable[[PretrainSpec, dict, GeneratorInputs], GeneratorOutput]
+  encoders: tuple[str, ...] = ()
+  trained: bool = False
+  predicts_all: bool = False
+  from_run: bool = False
+  needs_frequencies: bool = False
+  log_q: Callable[[PretrainSpec, dict, Batch], jax.Array] | None = None
+
+  @property
+  def is_masked_lm(self) -> bool:
+    """Whether it is a masked language model, which others know too."""
+    return bool(self.encoders) and not self.predicts_all
 
 
 GENERATORS = {
-  "transformer": transformer,
-  "two_tower": two_tower,
-  "uniform": uniform,
-  "unigram": unigram,
-  "frozen": frozen,
+  "transformer": GeneratorDef(transformer, ("encoder",), trained=True, log_q=one_at_a_time),
+  "two_tower": GeneratorDef(
+    two_tower, ("ltr", "rtl"), trained=True, predicts_all=True, log_q=two_tower_log_q
+  ),
+  "uniform": GeneratorDef(uniform),
+  "unigram": GeneratorDef(unigram, needs_frequencies=True),
+  "frozen": GeneratorDef(frozen, ("encoder",), from_run=True, log_q=one_at_a_time),
 }
 
 
-def corrupt(spec: PretrainSpec, params: dict, batch: Batch, keys: jax.Array, step) -> Corruption:
+def init_generator(
+  spec: PretrainSpec, key: jax.Array, heads: tuple[str, ...], heads_key: jax.Array
+) -> dict:
+  """Returns what the generator has for itself; {} where it has no weights.
+
+  Args:
+    heads: that an objective needs beside the vocabulary layer.
+  """
+  names, tying = GENERATORS[spec.generator_kind].encoders, TIES[spec.tying]
+  if not names:
+    return {}
+  cfg, k = spec.generator, jax.random.split(key, 4)
+  width = len(names) * cfg.hidden_size
+  weights = {"mlm_head": networks.init_head("mlm_head", cfg, width, k[2])}
+  if not tying.shares_encoder:
+    weights |= {name: networks.init_encoder(cfg, k[i]) for i, name in enumerate(names)}
+  if own := tying.own(networks.init_embeddings(cfg, k[3])):
+    weights["embeddings"] = own
+  return weights | {name: networks.init_head(name, cfg, width, heads_key) for name in heads}
+
+
+def groups(spec: PretrainSpec, params: dict) -> dict:
+  """Returns which network each weight is trained with: "generator", "discriminator" or "frozen".
+
+  Shared embeddings go with the discriminator, which is kept; with gdes they are the generator's.
+  """
+  own = "generator" if GENERATORS[spec.generator_kind].trained else "frozen"
+  of = {"generator": own, "discriminator": "discriminator"}
+  of["embeddings"] = TIES[spec.tying].trained_with
+  return {part: jax.tree.map(lambda _, name=of[part]: name, tree) for part, tree in params.items()}
+
+
+def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[TransformerConfig, dict]:
+  """Returns a run's masked language model by itself: its shape and {embeddings, encoder, mlm_head}.
+
+  The generator, or the discriminator of a run without one.
+
+  Raises:
+    ValueError: the run has none.
+  """
+  if "generator" not in params and "mlm_head" in params["discriminator"]:
+    cfg, network = spec.discriminator, "discriminator"
+  elif GENERATORS[spec.generator_kind].is_masked_lm and "generator" in params:
+    cfg, network = spec.generator, "generator"
+  else:
+    raise ValueError(
+      f"the run ({spec.objective}, {spec.generator_kind}) has no masked language model"
+    )
+  weights = {
+    "embeddings": networks.embeddings(spec, params, network),
+    "encoder": networks.encoder_weights(spec, params, network),
+    "mlm_head": params[network]["mlm_head"],
+  }
+  return cfg, weights
+
+
+def corrupt(
+  spec: PretrainSpec, params: dict, batch: Batch, keys: Streams, step: jax.Array | None
+) -> Corruption:
   """Masks, asks the generator, samples, and writes the samples into the text.
 
   Args:
-    keys: [B, 4] typed keys: for positions, masking, sampling and the generator's dropout.
-    step: [] int32 of a training step; None in evaluation, which has no dropout.
+    step: [] int32 of a training step; None in evaluation.
   """
-  m, generate = spec.masking, GENERATORS[spec.generator_kind]
+  m, generate = spec.masking, GENERATORS[spec.generator_kind].apply
   dropout_seeds = None
-  if step is not None:
-    dropout_seeds = model.make_dropout_seeds(keys[:, 3], spec.generator.num_layers)
-  masked = masking.choose(batch, m, keys[:, 0], step)
-  masked_ids = masking.mask(batch.ids, masked, m, keys[:, 1])
-  output = generate(spec, params, batch, masked, masked_ids, dropout_seeds, step)
+  if keys.generator_dropout is not None:
+    dropout_seeds = encoder.make_dropout_seeds(keys.generator_dropout, spec.generator.num_layers)
+  masked = masking.choose(batch, m, keys.positions, step)
+  masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
+  inputs = GeneratorInputs(batch, masked, masked_ids, dropout_seeds)
+  output = generate(spec, params, inputs)
   # Differs from the original: [MASK] is never sampled, so the main network never sees one.
   mask_id = jnp.int32(m.mask_id)
   output = output._replace(logits=masking.disallow(output.logits, mask_id))
@@ -171,11 +325,11 @@ def corrupt(spec: PretrainSpec, params: dict, batch: Batch, keys: jax.Array, ste
   logits = output.logits
   if dropout_seeds is not None and not spec.sampling_dropout:
     fixed = jax.lax.stop_gradient(params)
-    logits = generate(spec, fixed, batch, masked, masked_ids, None, step).logits
+    logits = generate(spec, fixed, inputs._replace(dropout_seeds=None)).logits
     logits = masking.disallow(logits, mask_id)
   if m.disallow_correct:
     logits = masking.disallow(logits, masked.labels)
-  sampled, surprise = masking.sample(logits, m.temperature_at(step), keys[:, 2])
+  sampled, surprise = masking.sample(logits, m.temperature.at(step), keys.samples)
   ids, is_replaced = masking.corrupt(batch.ids, masked, sampled)
 
   hits = (sampled == masked.labels) * masked.weights
@@ -183,7 +337,7 @@ def corrupt(spec: PretrainSpec, params: dict, batch: Batch, keys: jax.Array, ste
   terms = {
     **output.terms,
     "sampled_accuracy": Term(hits.sum(), number),
-    # Of what is sampled from: after temperature and whatever was disallowed, in nats.
+    # Of the distribution that is sampled, after temperature and `disallow_correct`, in nats.
     "sample_entropy": Term((surprise * masked.weights).sum(), number),
     "replaced": Term(
       (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()

@@ -11,52 +11,43 @@ import jax
 import jax.numpy as jnp
 
 from electra_jax.core.batch import Batch
-from electra_jax.core.schedules import Piecewise, value_at
+from electra_jax.core.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
   """How tokens are masked and samples drawn, and the ids of the vocabulary's special tokens.
 
-  Schedules hold in training and take precedence there; evaluations use the constants, so that they
-  compare with one another.
+  Fields:
+    mask_prob: fraction of the tokens to predict, a `Schedule` or a number.
+    mask_token_prob: fraction of those shown as [MASK].
+    temperature: divides the generator's logits for sampling, a `Schedule` or a number.
+    special_ids: never masked: [PAD], [CLS], [SEP], [MASK].
+    disallow_correct: never sample the original token.
   """
 
-  mask_prob: float
+  mask_prob: Schedule
   mask_token_prob: float
-  temperature: float
+  temperature: Schedule
   mask_id: int
-  special_ids: tuple[int, ...]  # never masked: [PAD], [CLS], [SEP], [MASK]
-  disallow_correct: bool = False  # never sample the original token
-  mask_prob_schedule: Piecewise | None = None
-  temperature_schedule: Piecewise | None = None
+  special_ids: tuple[int, ...]
+  disallow_correct: bool = False
 
   def __post_init__(self):
-    for rate in (self.mask_prob, *_values(self.mask_prob_schedule)):
+    for name in ("mask_prob", "temperature"):
+      object.__setattr__(self, name, Schedule.of(getattr(self, name)))
+    for rate in self.mask_prob.values:
       if not 0 < rate < 1:
         raise ValueError(f"mask_prob is between 0 and 1, got {rate}")
     if not 0 <= self.mask_token_prob <= 1:
       raise ValueError(f"mask_token_prob is from 0 to 1, got {self.mask_token_prob}")
-    for temperature in (self.temperature, *_values(self.temperature_schedule)):
+    for temperature in self.temperature.values:
       if not temperature > 0:
         raise ValueError(f"temperature is above 0, got {temperature}")
 
-  def rate(self, step: jax.Array | None):
-    """Returns the mask rate at a training step, or in evaluation (None)."""
-    return value_at(self.mask_prob, self.mask_prob_schedule, step)
-
-  def temperature_at(self, step: jax.Array | None):
-    """Returns the sampling temperature at a training step, or in evaluation (None)."""
-    return value_at(self.temperature, self.temperature_schedule, step)
-
   def num_masked(self, length: int, training: bool) -> int:
     """Returns K: enough for the highest rate there is."""
-    highest = max((training and _values(self.mask_prob_schedule)) or (self.mask_prob,))
-    return num_masked(highest, length)
-
-
-def _values(schedule: Piecewise | None) -> tuple[float, ...]:
-  return schedule.values if schedule else ()
+    return num_masked(self.mask_prob.highest(training), length)
 
 
 class MaskedPositions(NamedTuple):
@@ -107,7 +98,7 @@ def choose(
   draw = jax.vmap(lambda key: jax.random.uniform(key, (L,)))(keys)
   score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), K)
   # Rounds half to even, as tf.round does.
-  wanted = jnp.clip(jnp.round(masking.rate(step) * batch.padding_mask.sum(-1)), 1, K)
+  wanted = jnp.clip(jnp.round(masking.mask_prob.at(step) * batch.padding_mask.sum(-1)), 1, K)
   weights = (jnp.arange(K) < wanted[:, None]) & (score >= 0)
   labels = jnp.take_along_axis(batch.ids, positions, axis=1)
   return MaskedPositions(positions, labels, weights.astype(jnp.float32))

@@ -10,10 +10,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import masking, networks
+from electra_jax.core import masking, networks, scoring
 from electra_jax.core.batch import Batch
-from electra_jax.core.generators import corrupt
-from electra_jax.core.networks import PretrainSpec, init_discriminator, init_generator
+from electra_jax.core.generators import (
+  GENERATORS,
+  GeneratorDef,
+  corrupt,
+  init_generator,
+  split_streams,
+)
+from electra_jax.core.networks import PretrainSpec, init_discriminator
 from electra_jax.core.terms import Term, detection_terms, token_terms
 
 # (params, batch, keys [B], step) -> terms. In evaluation step is None: no dropout, no schedules.
@@ -26,17 +32,24 @@ class ObjectiveDef:
 
   Fields:
     make: (spec) -> the objective.
-    heads: of the discriminator, keys of `networks.HEADS`.
-    kinds: of generator it works with; none where it has no generator.
-    generator_heads: what the generator needs beyond its own.
+    heads: of the discriminator, keys of `heads.HEADS`.
+    uses_generator: False for one without a generator.
+    accepts: whether it works with a kind of generator.
+    generator_heads: what the generator needs beside its vocabulary layer.
     predicts_all: whether the discriminator's vocabulary layer covers all tokens, not the masked.
+    exact_sampling: whether it computes with the probabilities that are sampled from, so that
+      nothing may change these on the way.
+    log_p: how likely its networks find a text, a function of `scoring`; None where they do not say.
   """
 
   make: Callable[[PretrainSpec], Objective]
   heads: tuple[str, ...] = ("rtd_head",)
-  kinds: tuple[str, ...] = ("transformer", "two_tower", "uniform", "unigram", "frozen")
+  uses_generator: bool = True
+  accepts: Callable[[GeneratorDef], bool] = lambda generator: True
   generator_heads: tuple[str, ...] = ()
   predicts_all: bool = False
+  exact_sampling: bool = False
+  log_p: Callable[..., jax.Array] | None = None
 
 
 def make(spec: PretrainSpec) -> Objective:
@@ -49,18 +62,34 @@ def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
   definition, k = OBJECTIVES[spec.objective], jax.random.split(key, 3)
   tables, discriminator = init_discriminator(spec, definition.heads, k[0])
   params = {"embeddings": tables, "discriminator": discriminator}
-  if definition.kinds:
-    params["generator"] = init_generator(spec, k[1])
-    for name in definition.generator_heads:
-      width = spec.generator.hidden_size * (2 if spec.generator_kind == "two_tower" else 1)
-      params["generator"][name] = networks.init_head(name, spec.generator, width, k[2])
+  if definition.uses_generator:
+    params["generator"] = init_generator(spec, k[1], definition.generator_heads, k[2])
   return params
 
 
-def _keys(keys: jax.Array, step) -> tuple[jax.Array, jax.Array | None]:
-  """Splits each row's key: four for the corruption, one for the discriminator's dropout."""
-  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys)
-  return k[:, :4], None if step is None else k[:, 4]
+def generator_of(spec: PretrainSpec) -> GeneratorDef | None:
+  """Returns the entry of the generator that the spec's objective has; None for none."""
+  return GENERATORS[spec.generator_kind] if OBJECTIVES[spec.objective].uses_generator else None
+
+
+def token_scores(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
+  """Returns log p(token | all others) [B, L] of every token, in nats; 0 at padding and specials.
+
+  Args:
+    step: the training step that the parameters are from; None for the constants of schedules.
+
+  Raises:
+    ValueError: the spec's networks give no such number.
+  """
+  batch = jax.tree.map(jnp.asarray, batch)
+  log_p, generator = OBJECTIVES[spec.objective].log_p, generator_of(spec)
+  if log_p is None or (generator and generator.log_q is None):
+    raise ValueError(
+      f"objective {spec.objective} with a {spec.generator_kind} generator gives no likelihood of"
+      " a text"
+    )
+  scores = log_p(spec, params, batch, step)
+  return jnp.where(masking.maskable(batch, spec.masking), scores, 0.0)
 
 
 def _detect(spec: PretrainSpec, params, batch, ids, dropout_keys) -> jax.Array:
@@ -76,10 +105,10 @@ def electra(spec: PretrainSpec) -> Objective:
   """
 
   def objective(params, batch, keys, step):
-    keys, dropout_keys = _keys(keys, step)
+    keys = split_streams(keys, training=step is not None)
     c = corrupt(spec, params, batch, keys, step)
-    scores = _detect(spec, params, batch, c.ids, dropout_keys)
-    weight = spec.main_weight(step)
+    scores = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
+    weight = spec.discriminator_weight.at(step)
     return c.terms | detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, weight)
 
   return objective
@@ -89,11 +118,11 @@ def electra_15(spec: PretrainSpec) -> Objective:
   """ELECTRA whose discriminator learns from the masked positions only (Section 3.4)."""
 
   def objective(params, batch, keys, step):
-    keys, dropout_keys = _keys(keys, step)
+    keys = split_streams(keys, training=step is not None)
     c = corrupt(spec, params, batch, keys, step)
-    scores = _detect(spec, params, batch, c.ids, dropout_keys)
+    scores = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
     at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
-    weight = spec.main_weight(step)
+    weight = spec.discriminator_weight.at(step)
     return c.terms | detection_terms("rtd", scores, c.is_replaced, at_masked, weight)
 
   return objective
@@ -104,10 +133,10 @@ def bert(spec: PretrainSpec) -> Objective:
   m = spec.masking
 
   def objective(params, batch, keys, step):
-    keys, dropout_keys = _keys(keys, step)
-    masked = masking.choose(batch, m, keys[:, 0], step)
-    masked_ids = masking.mask(batch.ids, masked, m, keys[:, 1])
-    states = networks.main_states(spec, params, masked_ids, batch, dropout_keys)
+    keys = split_streams(keys, training=step is not None)
+    masked = masking.choose(batch, m, keys.positions, step)
+    masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
+    states = networks.main_states(spec, params, masked_ids, batch, keys.discriminator_dropout)
     logits = _at_masked(spec, params, states, masked)
     loss = networks.nll(logits, masked.labels)
     return token_terms("mlm", *loss, masked.weights, spec.mlm_weight)
@@ -125,11 +154,11 @@ def replace_mlm(spec: PretrainSpec) -> Objective:
   """Predicts the masked tokens from the generator's text, which shows no [MASK] (Section 3.4)."""
 
   def objective(params, batch, keys, step):
-    keys, dropout_keys = _keys(keys, step)
+    keys = split_streams(keys, training=step is not None)
     c = corrupt(spec, params, batch, keys, step)
-    states = networks.main_states(spec, params, c.ids, batch, dropout_keys)
+    states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
     loss = networks.nll(_at_masked(spec, params, states, c.masked), c.masked.labels)
-    weight = spec.main_weight(step)
+    weight = spec.discriminator_weight.at(step)
     return c.terms | token_terms("replace_mlm", *loss, c.masked.weights, weight)
 
   return objective
@@ -150,19 +179,21 @@ def all_tokens_mlm(spec: PretrainSpec) -> Objective:
   cfg = spec.discriminator
 
   def objective(params, batch, keys, step):
-    keys, dropout_keys = _keys(keys, step)
+    keys = split_streams(keys, training=step is not None)
     c = corrupt(spec, params, batch, keys, step)
-    states = networks.main_states(spec, params, c.ids, batch, dropout_keys)
+    states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
     tables, heads = networks.embeddings(spec, params, "discriminator"), params["discriminator"]
-    at = c.masked.positions.shape[1]
-    nll, hit = networks.chunked_nll(cfg, heads, tables, states, batch.ids, at)
+    K = c.masked.positions.shape[1]
+    nll, hit = networks.chunked_nll(cfg, heads, tables, states, batch.ids, chunk_size=K)
     gate = networks.token_logits(cfg, heads, "copy_head", states)
     loss = copy_nll(gate, nll, c.ids == batch.ids)
     at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
     ungated = token_terms("ungated", nll, hit, at_masked, 0.0)
     return c.terms | {
       "all_tokens_loss": Term(
-        (loss * batch.padding_mask).sum(), batch.padding_mask.sum(), spec.main_weight(step)
+        (loss * batch.padding_mask).sum(),
+        batch.padding_mask.sum(),
+        spec.discriminator_weight.at(step),
       ),
       "copied": Term((jax.nn.sigmoid(gate) * batch.padding_mask).sum(), batch.padding_mask.sum()),
       **ungated,
@@ -182,9 +213,9 @@ def adversarial(spec: PretrainSpec) -> Objective:
   g, m = spec.generator, spec.masking
 
   def objective(params, batch, keys, step):
-    keys, dropout_keys = _keys(keys, step)
+    keys = split_streams(keys, training=step is not None)
     c = corrupt(spec, params, batch, keys, step)
-    scores = _detect(spec, params, batch, c.ids, dropout_keys)
+    scores = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
 
     at = c.masked.positions
     score, replaced = (jnp.take_along_axis(x, at, axis=1) for x in (scores, c.is_replaced))
@@ -192,7 +223,7 @@ def adversarial(spec: PretrainSpec) -> Objective:
     states = jax.lax.stop_gradient(c.output.states)
     guess = networks.token_logits(g, params["generator"], "baseline_head", states)
     advantage = jax.lax.stop_gradient(reward - jax.nn.softplus(-guess))
-    log_p = -networks.nll(c.output.logits / m.temperature_at(step), c.sampled)[0]
+    log_p = -networks.nll(c.output.logits / m.temperature.at(step), c.sampled)[0]
     right = jnp.exp(-jax.lax.stop_gradient(reward))
     cross_entropy = right * jax.nn.softplus(-guess) + (1 - right) * jax.nn.softplus(guess)
 
@@ -203,7 +234,9 @@ def adversarial(spec: PretrainSpec) -> Objective:
       "reinforce": Term(-(advantage * log_p * w).sum(), count, spec.adversarial_weight),
       "baseline_loss": Term((cross_entropy * w).sum(), count, spec.adversarial_weight),
       "slot_rtd_loss": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
-      **detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, spec.main_weight(step)),
+      **detection_terms(
+        "rtd", scores, c.is_replaced, batch.padding_mask, spec.discriminator_weight.at(step)
+      ),
     }
 
   return objective
@@ -218,14 +251,14 @@ def electric(spec: PretrainSpec) -> Objective:
   """
 
   def objective(params, batch, keys, step):
-    keys, dropout_keys = _keys(keys, step)
+    keys = split_streams(keys, training=step is not None)
     c = corrupt(spec, params, batch, keys, step)
-    energy = _detect(spec, params, batch, c.ids, dropout_keys)
+    energy = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
     log_q = _log_q(c, batch)
-    rate = spec.masking.rate(step)
+    rate = spec.masking.mask_prob.at(step)
     logits = energy + jax.lax.stop_gradient(log_q) + jnp.log(rate / (1 - rate))
     noised = masking.is_masked(c.masked, batch.ids.shape[1])
-    weight = spec.main_weight(step)
+    weight = spec.discriminator_weight.at(step)
     return c.terms | detection_terms("nce", logits, noised, batch.padding_mask, weight)
 
   return objective
@@ -240,17 +273,25 @@ def _log_q(c, batch: Batch) -> jax.Array:
   return jnp.where(changed, 0.0, -c.output.nll).at[rows, c.masked.positions].add(at_masked)
 
 
-# What may be sampled from and trained at once.
-_TRAINED = ("transformer", "two_tower")
-
 OBJECTIVES: dict[str, ObjectiveDef] = {
-  "electra": ObjectiveDef(electra),
-  "electra_15": ObjectiveDef(electra_15),
+  "electra": ObjectiveDef(electra, log_p=scoring.implied),
+  "electra_15": ObjectiveDef(electra_15, log_p=scoring.original),
   "replace_mlm": ObjectiveDef(replace_mlm, heads=("mlm_head",)),
   "all_tokens_mlm": ObjectiveDef(
     all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True
   ),
-  "bert": ObjectiveDef(bert, heads=("mlm_head",), kinds=()),
-  "adversarial": ObjectiveDef(adversarial, kinds=_TRAINED, generator_heads=("baseline_head",)),
-  "electric": ObjectiveDef(electric, kinds=("two_tower",)),
+  "bert": ObjectiveDef(bert, heads=("mlm_head",), uses_generator=False, log_p=scoring.masked_lm),
+  "adversarial": ObjectiveDef(
+    adversarial,
+    accepts=lambda generator: generator.trained,
+    generator_heads=("baseline_head",),
+    exact_sampling=True,
+    log_p=scoring.implied,
+  ),
+  "electric": ObjectiveDef(
+    electric,
+    accepts=lambda generator: generator.predicts_all,
+    exact_sampling=True,
+    log_p=scoring.energy,
+  ),
 }

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from electra_jax.core.batch import Examples
-from electra_jax.core.model import TransformerConfig, gelu
+from electra_jax.core.encoder import TransformerConfig, gelu
 from electra_jax.core.task_heads import Head, dense, glorot
 from electra_jax.core.terms import Term
 

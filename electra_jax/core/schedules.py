@@ -1,7 +1,7 @@
-"""Numbers that change while a run goes on: piecewise linear in the step.
+"""Numbers that may change during a run: constant, or piecewise linear in the step.
 
-The mask rate, the sampling temperature and the discriminator's weight may follow one. Written as
-points, "POSITION=VALUE,POSITION=VALUE,...", a position being a step or a percentage of the run.
+The mask rate, the sampling temperature and the discriminator's weight are `Schedule`s. Points are
+written "POSITION=VALUE,POSITION=VALUE,...", a position being a step or a percentage of the run.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +21,15 @@ class Piecewise:
 
   points: tuple[tuple[float, float], ...]
 
-  def __call__(self, step: jax.Array | int) -> jax.Array:
-    """Returns the value at a step, [] float32."""
-    xs, ys = (jnp.array(column, jnp.float32) for column in zip(*self.points, strict=True))
-    right = jnp.searchsorted(xs, jnp.asarray(step, jnp.float32), side="right")
-    left, right = jnp.maximum(right - 1, 0), jnp.minimum(right, len(self.points) - 1)
+  def __call__(self, step: jax.Array | int) -> jax.Array | np.ndarray:
+    """Returns the value at a step, [] float32: by NumPy at an int, by JAX at an array."""
+    xnp = jnp if isinstance(step, jax.Array) else np
+    xs, ys = (xnp.array(column, xnp.float32) for column in zip(*self.points, strict=True))
+    right = xnp.searchsorted(xs, xnp.asarray(step, xnp.float32), side="right")
+    left, right = xnp.maximum(right - 1, 0), xnp.minimum(right, len(self.points) - 1)
     width = xs[right] - xs[left]
-    along = jnp.where(width > 0, (step - xs[left]) / jnp.where(width > 0, width, 1), 0)
-    return ys[left] + jnp.clip(along, 0, 1) * (ys[right] - ys[left])
+    along = xnp.where(width > 0, (step - xs[left]) / xnp.where(width > 0, width, 1), 0)
+    return ys[left] + xnp.clip(along, 0, 1) * (ys[right] - ys[left])
 
   @property
   def values(self) -> tuple[float, ...]:
@@ -60,6 +62,30 @@ def parse(text: str, steps: int) -> Piecewise | None:
   return Piecewise(tuple(points)) if points else None
 
 
-def value_at(constant: float, schedule: Piecewise | None, step: jax.Array | None):
-  """Returns a schedule's value at a training step; the constant without one or in evaluation."""
-  return constant if schedule is None or step is None else schedule(step)
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """A number that training takes from `points`, if there are any, and evaluation from `constant`.
+
+  So evaluations at different steps compare with one another.
+  """
+
+  constant: float
+  points: Piecewise | None = None
+
+  @classmethod
+  def of(cls, value: "Schedule | float") -> "Schedule":
+    """Returns a schedule as it is, and a number as a constant one."""
+    return value if isinstance(value, Schedule) else cls(value)
+
+  def at(self, step: jax.Array | int | None):
+    """Returns the value at a training step, or in evaluation (None)."""
+    return self.constant if self.points is None or step is None else self.points(step)
+
+  @property
+  def values(self) -> tuple[float, ...]:
+    """The constant and the values of the points: the lowest and highest of all are among them."""
+    return (self.constant, *(self.points.values if self.points else ()))
+
+  def highest(self, training: bool) -> float:
+    """Returns the highest value in training, or the value in evaluation."""
+    return max(self.points.values) if training and self.points else self.constant

@@ -96,10 +96,12 @@ def make_train_step(
 
     def count(part):
       # Counts need no network, so the compiler drops the rest of the objective here.
-      return {k: t.count for k, t in terms_of(state.params, part).items() if t.in_loss}
+      terms = terms_of(state.params, part)
+      zeros = {k: (jnp.zeros_like(t.total), jnp.zeros_like(t.count)) for k, t in terms.items()}
+      return {k: t.count for k, t in terms.items() if t.in_loss}, zeros
 
-    counts = jax.tree.map(lambda c: c.sum(0), jax.lax.map(count, parts))
-    counts = jax.lax.psum(counts, axis)
+    counts, zeros = jax.lax.map(count, parts)
+    counts = jax.lax.psum(jax.tree.map(lambda c: c.sum(0), counts), axis)
 
     def loss_of(params, part):
       terms = terms_of(params, part)
@@ -116,8 +118,8 @@ def make_train_step(
     def add_part(so_far, part):
       return jax.tree.map(jnp.add, so_far, part_of_sum(part)), None
 
-    shapes = jax.eval_shape(part_of_sum, jax.tree.map(lambda x: x[0], parts))
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    none_yet = (jnp.float32(0), jax.tree.map(lambda z: z[0], zeros))
+    zero = none_yet, jax.tree.map(jnp.zeros_like, state.params)
     (sums, grads), _ = jax.lax.scan(add_part, zero, parts)
     loss, terms = jax.lax.psum(sums, axis)
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import model, networks
+from electra_jax.core import encoder, networks
 from electra_jax.core.batch import Examples
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.terms import Term
 
 
@@ -49,7 +49,7 @@ def _drop(x: jax.Array, cfg: TransformerConfig, keys: jax.Array | None, site: in
   if keys is None:
     return x
   words = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, site), (2,), jnp.uint32))
-  return model.dropout(x, cfg.dropout, words(keys))
+  return encoder.dropout(x, cfg.dropout, words(keys))
 
 
 def _one_layer(outputs: int) -> tuple[Callable, Callable]:
@@ -75,7 +75,7 @@ def _two_layers(outputs: int) -> tuple[Callable, Callable]:
     }
 
   def apply(cfg, weights, x, keys):
-    x = model.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
+    x = encoder.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
     return dense(weights["out_proj"], _drop(x, cfg, keys, 2))
 
   return init, apply

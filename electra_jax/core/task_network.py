@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import jax
 
-from electra_jax.core import model, networks, qa_head, task_heads
+from electra_jax.core import encoder, networks, qa_head, task_heads
 from electra_jax.core.batch import Examples
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.task_heads import Head
 
 HEADS: dict[str, Callable[..., Head]] = {
@@ -57,7 +57,7 @@ def shapes(cfg: TransformerConfig, head: Head) -> dict:
 
 
 def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.Array:
-  dropout_seeds = None if keys is None else model.make_dropout_seeds(keys, cfg.num_layers)
+  dropout_seeds = None if keys is None else encoder.make_dropout_seeds(keys, cfg.num_layers)
   return networks.encode(
     cfg, params["embeddings"], params["encoder"], batch.ids, batch, dropout_seeds
   )

@@ -5,7 +5,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs, validate
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
@@ -87,15 +87,9 @@ def open_tower(config: ConfigDict) -> Tower:
 def compute(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
   """Returns a network's shape, computed as the configuration says."""
   m = config.model
-  dtype, attention = specs.resolve_compute(m, cfg.hidden_size // cfg.num_heads)
+  compute = specs.make_compute(m, cfg.hidden_size // cfg.num_heads)
   return dataclasses.replace(
-    cfg,
-    dropout=m.dropout,
-    attention_dropout=m.attention_dropout,
-    dtype=dtype,
-    attention=attention,
-    unroll=min(m.unroll, cfg.num_layers),
-    remat=m.remat,
+    cfg, dropout=m.dropout, attention_dropout=m.attention_dropout, compute=compute
   )
 
 

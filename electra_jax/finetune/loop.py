@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from electra_jax.core import step as steps
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.optimizer import (
   OptimizerConfig,
   layer_rates,

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import glue, glue_files, loop, squad, squad_files, tagging
 from electra_jax.finetune.prepare import Facts, null_threshold

@@ -4,6 +4,7 @@ A network here is one tree: {"embeddings", "encoder"} and its heads "rtd_head" o
 plain float32 arrays. Only layouts change on the way, so a round trip is exact to the bit.
 """
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from electra_jax.core import networks
 from electra_jax.core.batch import Batch
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.interop import sentencepiece_model
 
@@ -223,6 +224,21 @@ def from_hf(cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.n
 
 # Folders of Hugging Face.
 
+# Fields of a network by their names in config.json; it has no place for others.
+FIELDS = {
+  "vocab_size": "vocab_size",
+  "embedding_size": "embedding_size",
+  "hidden_size": "hidden_size",
+  "num_layers": "num_hidden_layers",
+  "num_heads": "num_attention_heads",
+  "ffn_size": "intermediate_size",
+  "max_positions": "max_position_embeddings",
+  "dropout": "hidden_dropout_prob",
+  "attention_dropout": "attention_probs_dropout_prob",
+  "init_stddev": "initializer_range",
+  "layer_norm_eps": "layer_norm_eps",
+}
+
 
 def config_json(
   cfg: TransformerConfig, head: str | None, pad_id: int, labels: tuple[str, ...] = ()
@@ -232,24 +248,21 @@ def config_json(
   Args:
     head: a key of CLASSES.
     labels: of a task's classes, in the order of the logits.
+
+  Raises:
+    ExchangeError: the network has a form that Hugging Face's ELECTRA cannot express.
   """
   named = {"id2label": dict(enumerate(labels)), "label2id": {x: i for i, x in enumerate(labels)}}
+  for field in dataclasses.fields(cfg):
+    value = getattr(cfg, field.name)
+    if field.name not in (*FIELDS, "compute") and value != field.default:
+      raise ExchangeError(f"Hugging Face's ELECTRA has no {field.name}={value!r}")
   return {
     "architectures": [CLASSES[head]],
     "model_type": "electra",
-    "vocab_size": cfg.vocab_size,
-    "embedding_size": cfg.embedding_size,
-    "hidden_size": cfg.hidden_size,
-    "num_hidden_layers": cfg.num_layers,
-    "num_attention_heads": cfg.num_heads,
-    "intermediate_size": cfg.ffn_size,
+    **{theirs: getattr(cfg, ours) for ours, theirs in FIELDS.items()},
     "hidden_act": "gelu",
-    "hidden_dropout_prob": cfg.dropout,
-    "attention_probs_dropout_prob": cfg.attention_dropout,
-    "max_position_embeddings": cfg.max_positions,
     "type_vocab_size": 2,
-    "initializer_range": cfg.init_stddev,
-    "layer_norm_eps": cfg.layer_norm_eps,
     "pad_token_id": pad_id,
     "summary_type": "first",
     "summary_use_proj": True,
@@ -275,19 +288,8 @@ def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
     for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
       if c.get(field, right) != right:
         raise ExchangeError(f"{path}: {field} is {c[field]!r}, here it is {right!r}")
-    cfg = TransformerConfig(
-      vocab_size=c["vocab_size"],
-      embedding_size=c["embedding_size"],
-      hidden_size=c["hidden_size"],
-      num_layers=c["num_hidden_layers"],
-      num_heads=c["num_attention_heads"],
-      ffn_size=c["intermediate_size"],
-      max_positions=c["max_position_embeddings"],
-      dropout=c.get("hidden_dropout_prob", 0.1),
-      attention_dropout=c.get("attention_probs_dropout_prob", 0.1),
-      init_stddev=c.get("initializer_range", 0.02),
-      layer_norm_eps=c.get("layer_norm_eps", 1e-12),
-    )
+    # What a config.json leaves out has ELECTRA's default, here as there.
+    cfg = TransformerConfig(**{ours: c[theirs] for ours, theirs in FIELDS.items() if theirs in c})
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path} is no ELECTRA's: {type(error).__name__} {error}") from None
   named = [head for head, kind in HEADS.items() if kind in (c.get("architectures") or [])]

@@ -7,21 +7,23 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from electra_jax.core import networks
+from electra_jax.config import specs
+from electra_jax.core import generators, networks, objectives
 from electra_jax.core import task_network as heads
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import Compute, TransformerConfig
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
-from electra_jax.interop import huggingface, runs, tf1
+from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.huggingface import ExchangeError
-from electra_jax.runtime import metrics
-from electra_jax.runtime.checkpoint import steps_on_disk
+from electra_jax.runtime import metrics, parallel
+from electra_jax.runtime.checkpoint import restore_params
 from electra_jax.runtime.workdir import CONFIG_FILE, read_config
 
 EXPORT_FILE = "export.json"  # what an orbax export is
@@ -105,7 +107,7 @@ def read_params(path: str | Path, vocab: Vocab) -> dict:
     ExchangeError, ValueError: as `open_source`; or it is of another vocabulary.
   """
   if (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir():
-    return runs.read_params(str(path), vocab)[1]
+    return read_run(path, vocab).params
   source = open_source(path)
   if source.tokenizer and source.tokenizer.vocab.hash != vocab.hash:
     theirs = source.tokenizer.vocab
@@ -123,6 +125,27 @@ def read_params(path: str | Path, vocab: Vocab) -> dict:
   return params
 
 
+class RunParams(NamedTuple):
+  """The networks of a run's newest checkpoint and the training step that it is of."""
+
+  spec: networks.PretrainSpec
+  params: dict
+  step: int
+
+
+def read_run(workdir: str | Path, vocab: Vocab) -> RunParams:
+  """Returns a run's newest checkpoint, placed on the devices.
+
+  Raises:
+    ValueError: it is no run, of another vocabulary, or its checkpoint is damaged.
+  """
+  spec = specs.read_spec(workdir, vocab)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  sharding = parallel.StateSharding(shapes, sharded=False)
+  params, step = restore_params(workdir, sharding.shapes())
+  return RunParams(spec, parallel.replicate(sharding.to_local(params)), step)
+
+
 def vocab_of(folder: str | Path) -> Vocab:
   """Returns the facts about the vocabulary of a folder of shards."""
   facts = shards.read_manifest(folder)["vocab"]
@@ -130,14 +153,14 @@ def vocab_of(folder: str | Path) -> Vocab:
 
 
 def plain(cfg: TransformerConfig) -> TransformerConfig:
-  """Returns the shape without how this machine computed it, which is not exchanged."""
-  return dataclasses.replace(cfg, dtype="float32", attention="xla", unroll=1, remat=False)
+  """Returns the shape without how this machine computes it, which is not exchanged."""
+  return dataclasses.replace(cfg, compute=Compute())
 
 
 def _run(path: Path) -> Source:
   saved = read_config(path)
   vocab = vocab_of(saved["data"]["dir"])
-  spec, params = runs.read_params(str(path), vocab)
+  spec, params, steps = read_run(path, vocab)
   params = jax.tree.map(np.asarray, params)
   heads = [name for name in huggingface.HEADS if name in params["discriminator"]]
   found = {
@@ -152,13 +175,13 @@ def _run(path: Path) -> Source:
     )
   }
   left_out = [f"the discriminator's {n}" for n in params["discriminator"] if n == "copy_head"]
-  if "mlm_head" in params.get("generator", {}) and spec.generator_kind != "two_tower":
-    cfg, weights = networks.masked_language_model(spec, params)
+  generator = objectives.generator_of(spec)
+  if generator and generator.is_masked_lm:
+    cfg, weights = generators.masked_language_model(spec, params)
     found["generator"] = Network(cfg, jax.tree.map(np.asarray, weights), "mlm_head")
   elif params.get("generator"):
     left_out.append(f"the {spec.generator_kind} generator, which nothing else has")
   history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
-  steps = steps_on_disk(path / "checkpoints")[-1]
   text = [source["source"] for source in shards.read_manifest(saved["data"]["dir"])["sources"]]
   card = {"config": saved, "text": text, "steps": steps, "heldout": (history or [{}])[-1]}
   found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}
@@ -239,7 +262,7 @@ def save_orbax(folder: Path, source: Source) -> None:
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(folder.absolute() / "params", weights)
   content = {
-    "model": dataclasses.asdict(network.cfg),
+    "model": {k: v for k, v in vars(network.cfg).items() if k != "compute"},
     "head": network.head,
     "finetuned": finetuned.facts if finetuned else None,
     "vocab": dataclasses.asdict(source.tokenizer.vocab) if source.tokenizer else None,
@@ -253,7 +276,9 @@ def save_orbax(folder: Path, source: Source) -> None:
 def _orbax(path: Path) -> Source:
   try:
     content = json.loads((path / EXPORT_FILE).read_text())
-    cfg, head = TransformerConfig(**content.pop("model")), content.pop("head")
+    how = {field.name for field in dataclasses.fields(Compute)}  # that earlier versions wrote too
+    model = {name: value for name, value in content.pop("model").items() if name not in how}
+    cfg, head = TransformerConfig(**model), content.pop("head")
     facts, task = content.pop("vocab"), content.pop("finetuned", None)
     head_spec = HeadSpec(**task["head"]) if task else None
   except (KeyError, TypeError, json.JSONDecodeError) as error:

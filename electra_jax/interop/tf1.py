@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
 from electra_jax.interop.huggingface import ExchangeError, fill, shapes
 
 # A number that the original keeps beside the generator's head and its converters drop.

@@ -13,7 +13,7 @@ import optax
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs
-from electra_jax.core import flops, networks, objectives, optimizer, step, zero
+from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.data import pretrain_batches
 from electra_jax.runtime import parallel, version
 from electra_jax.runtime.health import Limits
@@ -47,8 +47,10 @@ def make_train_fns(
   """
   objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
-  apart = optimizer_config.separate_optimizers or spec.generator_kind == "frozen"
-  groups = functools.partial(networks.groups, spec) if apart else None
+  generator = objectives.generator_of(spec)
+  frozen = generator is not None and bool(generator.encoders) and not generator.trained
+  apart = optimizer_config.separate_optimizers or frozen
+  groups = functools.partial(generators.groups, spec) if apart else None
 
   def init_params() -> dict:
     # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.

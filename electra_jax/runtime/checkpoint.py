@@ -238,8 +238,8 @@ class Checkpoints:
     return state, meta
 
 
-def restore_params(workdir: str | Path, shapes):
-  """Returns the parameters of another run's newest checkpoint.
+def restore_params(workdir: str | Path, shapes) -> tuple[Any, int]:
+  """Returns the parameters of another run's newest checkpoint, and its step.
 
   Args:
     workdir: the other run's folder; nothing in it is changed.
@@ -259,7 +259,7 @@ def restore_params(workdir: str | Path, shapes):
   _refuse_other_arrays(arrays, wanted, f"init_from: the checkpoint {folder / str(step)}")
   params = _read_state(folder, step, wanted, partial_restore=True)
   _compare(folder, step, *_inspect(params), arrays)
-  return params["params"]
+  return params["params"], step
 
 
 # Reading, by each process alone: orbax's manager would have them wait for each other.

@@ -97,25 +97,34 @@ def pack(tree) -> Packed:
 def map_train_step(step: Callable, axes=None, devices: Sequence[jax.Device] | None = None):
   """Maps (state, batch) -> (state, metrics) over all devices; the state is donated.
 
-  The mapped step returns its metrics `Packed`.
+  The mapped step returns its metrics `Packed`, and has pmap's `lower`.
 
   Args:
     axes: of the state, as `StateSharding.axes`; None where it is replicated.
     devices: as of `StateSharding`.
   """
+  # With several processes pmap has to hash its out_axes, so the state leaves it as a tuple.
+  out_axes = axes and tuple(jax.tree.leaves(axes, is_leaf=lambda a: a is None))
 
   def packed(state, batch):
     state, metrics = step(state, batch)
-    return state, pack(metrics)
+    return tuple(jax.tree.leaves(state)), pack(metrics)
 
-  return jax.pmap(
+  mapped = jax.pmap(
     packed,
     axis_name=AXIS,
     in_axes=(axes, 0),
-    out_axes=(axes, None),
+    out_axes=(out_axes, None),
     donate_argnums=0,
     devices=devices,
   )
+
+  def run(state, batch):
+    leaves, metrics = mapped(state, batch)
+    return jax.tree.unflatten(jax.tree.structure(state), leaves), metrics
+
+  run.lower = mapped.lower
+  return run
 
 
 def map_eval_step(step: Callable) -> Callable:
@@ -185,7 +194,8 @@ class StateSharding:
     devices: None for all; they may be devices that are only described, to compile for them.
 
   Fields:
-    axes: the state's axes for `map_train_step`: 0 where sharded, None where replicated.
+    axes: the state's axes for `map_train_step`: 0 where sharded, None where replicated; None if all
+      are.
   """
 
   def __init__(self, shapes, sharded, devices: Sequence[jax.Device] | None = None):
@@ -197,7 +207,9 @@ class StateSharding:
       shapes,
     )
     self._all_replicated = all(a < 0 for a in jax.tree.leaves(self._split_axes))
-    self.axes = jax.tree.map(lambda a: None if a < 0 else 0, self._split_axes)
+    self.axes = None
+    if not self._all_replicated:
+      self.axes = jax.tree.map(lambda a: None if a < 0 else 0, self._split_axes)
     # Of the arrays between the steps, and in a checkpoint.
     self._step_specs = jax.tree.map(lambda a: PartitionSpec(*[AXIS] * (a >= 0)), self._split_axes)
     self._specs = jax.tree.map(

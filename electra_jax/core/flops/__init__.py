@@ -11,9 +11,10 @@ import time
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.heads import HEADS, mlm_head_flops
 from electra_jax.core.networks import PretrainSpec
-from electra_jax.core.objectives import OBJECTIVES
+from electra_jax.core.objectives import OBJECTIVES, generator_of
 
 # Dense bfloat16 peak of one device as JAX counts devices, FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
@@ -43,41 +44,27 @@ def encoder_flops(cfg: TransformerConfig, length: int) -> int:
   return cfg.num_layers * block + project
 
 
-def mlm_head_flops(cfg: TransformerConfig, positions: int) -> int:
-  """Returns the forward FLOPs of the vocabulary layer on `positions` gathered positions."""
-  return (
-    2 * positions * (cfg.hidden_size * cfg.embedding_size + cfg.embedding_size * cfg.vocab_size)
-  )
-
-
-def rtd_head_flops(cfg: TransformerConfig, length: int) -> int:
-  """Returns the forward FLOPs of the discriminator's head on one sequence."""
-  return 2 * length * (cfg.hidden_size * cfg.hidden_size + cfg.hidden_size)
-
-
 def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
   """Returns the FLOPs of one sequence through the generator in a training step, by part.
 
   Trained parts count three times, forward and backward; a frozen generator and a second pass for
   sampling without dropout once.
   """
-  if not OBJECTIVES[spec.objective].kinds or spec.generator_kind in ("uniform", "unigram"):
+  generator = generator_of(spec)
+  if generator is None or not generator.encoders:
     return {}
-  cfg, K = spec.generator, spec.masking.num_masked(length, True)
-  encoder, head = encoder_flops(cfg, length), mlm_head_flops(cfg, K)
-  if spec.generator_kind == "frozen":
-    return {"generator, forward": encoder + head}
-  if spec.generator_kind == "two_tower":
-    # The head reads both towers' states: everywhere for the loss, at the masked to sample.
-    wide = dataclasses.replace(cfg, hidden_size=2 * cfg.hidden_size)
-    encoder = 2 * encoder
-    parts = {"generator": 3 * (encoder + mlm_head_flops(wide, length))}
-    parts["generator's samples"] = mlm_head_flops(wide, K)
-    head = mlm_head_flops(wide, K)
-  else:
-    parts = {"generator": 3 * (encoder + head)}
+  cfg, K, towers = spec.generator, spec.masking.num_masked(length, True), len(generator.encoders)
+  # The vocabulary layer reads all encoders' states.
+  wide = dataclasses.replace(cfg, hidden_size=towers * cfg.hidden_size)
+  encoders, at_masked = towers * encoder_flops(cfg, length), mlm_head_flops(wide, K)
+  if not generator.trained:
+    return {"generator, forward": encoders + at_masked}
+  parts = {"generator": 3 * (encoders + at_masked)}
+  if generator.predicts_all:
+    parts["generator"] = 3 * (encoders + mlm_head_flops(wide, length))
+    parts["generator's samples"] = at_masked
   if not spec.sampling_dropout:
-    parts["second pass to sample"] = encoder + head
+    parts["second pass to sample"] = encoders + at_masked
   return parts
 
 
@@ -86,13 +73,9 @@ def main_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
   cfg, definition = spec.discriminator, OBJECTIVES[spec.objective]
   parts = {"discriminator": 3 * encoder_flops(cfg, length)}
   for name in definition.heads:
-    if name == "mlm_head":
-      positions = length if definition.predicts_all else spec.masking.num_masked(length, True)
-      parts[name] = 3 * mlm_head_flops(cfg, positions)
-    elif name == "rtd_head":
-      parts[name] = 3 * rtd_head_flops(cfg, length)
-    else:
-      parts[name] = 3 * 2 * length * cfg.hidden_size
+    at_masked = HEADS[name].predicts_words and not definition.predicts_all
+    positions = spec.masking.num_masked(length, True) if at_masked else length
+    parts[name] = 3 * HEADS[name].flops(cfg, positions)
   return parts
 
 
@@ -102,7 +85,7 @@ def step_flops(spec: PretrainSpec, batch_size: int, length: int) -> int:
   What is computed a second time to save memory (`remat`, the vocabulary in slices) counts once.
 
   >>> from electra_jax.core import masking
-  >>> from electra_jax.core.model import TransformerConfig, generator_size
+  >>> from electra_jax.core.encoder import TransformerConfig, generator_size
   >>> d = TransformerConfig(30522, 128, 256, 12, 4, 1024, 512)
   >>> m = masking.Masking(0.15, 0.85, 1.0, 103, (0, 101, 102, 103))
   >>> step_flops(PretrainSpec(generator_size(d, 1 / 4, 1.0), d, m), 1, 128) / 1e9  # ELECTRA-Small

@@ -8,9 +8,10 @@ size two fifths of the count are look-ups.
 
 import dataclasses
 
-from electra_jax.core.model import TransformerConfig
+from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.heads import HEADS
 from electra_jax.core.networks import PretrainSpec
-from electra_jax.core.objectives import OBJECTIVES
+from electra_jax.core.objectives import OBJECTIVES, generator_of
 
 # Operations an element.
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
@@ -147,20 +148,17 @@ def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:
   forward only, a two-tower generator's vocabulary layer on every token. Sampling, and the one logit
   of a copy gate or a baseline, are left out.
   """
-  definition, parts = OBJECTIVES[spec.objective], {}
-  if definition.kinds and spec.generator_kind not in ("uniform", "unigram"):
-    networks = [_network(spec.generator, length, "masked")]
-    if spec.generator_kind == "two_tower":
-      both = 2 * spec.generator.hidden_size
-      networks = [
-        _network(spec.generator, length, "none"),
-        _network(spec.generator, length, "all", both),
-      ]
+  definition, generator, parts = OBJECTIVES[spec.objective], generator_of(spec), {}
+  if generator and generator.encoders:
+    *others, last = generator.encoders
+    output, width = "all" if generator.predicts_all else "masked", spec.generator.hidden_size
+    networks = [_network(spec.generator, length, "none") for _ in others]
+    networks.append(_network(spec.generator, length, output, len(generator.encoders) * width))
     forward = sum(forward_flops(n) for n in networks)
-    passes = 1 if spec.generator_kind == "frozen" else 2
+    passes = 2 if generator.trained else 1
     parts["generator"] = (passes + (not spec.sampling_dropout)) * forward
   output = "binary"
-  if "mlm_head" in definition.heads:
+  if any(HEADS[name].predicts_words for name in definition.heads):
     output = "all" if definition.predicts_all else "masked"
   parts["discriminator"] = 2 * forward_flops(_network(spec.discriminator, length, output))
   return parts

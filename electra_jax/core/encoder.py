@@ -1,4 +1,4 @@
-"""The networks: embeddings, encoder and the two heads, as pure Linen modules.
+"""The encoder: embeddings and transformer blocks, as pure Linen modules.
 
 BERT's post-norm encoder as ELECTRA uses it (Clark et al. 2020, Section 3 and Appendix A). Every
 module is a pure function of (params, inputs, dropout_seeds); nothing draws its own randomness.
@@ -7,6 +7,7 @@ layers.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,32 @@ from flax import linen as nn
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-  """The shape of one network, and how it is computed.
+class Compute:
+  """How a network is computed; its weights and, up to rounding, its outputs do not depend on it.
 
-  `direction` says which tokens one may look at: "both", or those up to itself from the left ("ltr")
-  or from the right ("rtl"). `attention` is "xla" or "cudnn". `unroll` layers are compiled in a row:
-  1 compiles fastest, `num_layers` runs fastest where the loop costs. `remat` recomputes a block in
-  its backward pass.
+  Fields:
+    dtype: of activations and products.
+    attention: "xla" or "cudnn".
+    unroll: layers compiled in a row: 1 compiles fastest, all run fastest where the loop costs.
+    remat: whether the backward pass computes a block again instead of keeping its activations.
+  """
+
+  dtype: str = "float32"
+  attention: str = "xla"
+  unroll: int = 1
+  remat: bool = False
+
+  def __post_init__(self):
+    if self.attention not in ("xla", "cudnn"):
+      raise ValueError(f"attention is 'xla' or 'cudnn', got {self.attention!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """The shape of a network, its dropout rates and initial weights, and how it is computed.
+
+  `direction` names the tokens that a token attends to: "both", or those up to itself from the left
+  ("ltr") or from the right ("rtl").
   """
 
   vocab_size: int
@@ -34,21 +54,30 @@ class TransformerConfig:
   attention_dropout: float = 0.1
   init_stddev: float = 0.02
   layer_norm_eps: float = 1e-12
-  dtype: str = "float32"
   direction: str = "both"
-  attention: str = "xla"
-  unroll: int = 1
-  remat: bool = False
+  compute: Compute = Compute()
 
   def __post_init__(self):
     if self.hidden_size % self.num_heads:
       raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
-    if self.attention not in ("xla", "cudnn"):
-      raise ValueError(f"attention is 'xla' or 'cudnn', got {self.attention!r}")
     if self.direction not in ("both", "ltr", "rtl"):
       raise ValueError(f"direction is both, ltr or rtl, got {self.direction!r}")
-    if self.direction != "both" and self.attention == "cudnn":
+    if self.direction != "both" and self.compute.attention == "cudnn":
       raise ValueError("attention in one direction is computed by xla")
+
+  def computed(self, **changes) -> "TransformerConfig":
+    """Returns the same network, computed with changed fields of `Compute`."""
+    return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
+
+
+def take_fields(cls: type, group: Mapping, **others):
+  """Returns cls(...) with the fields of a mapping that it has, and others.
+
+  >>> take_fields(Compute, {"dtype": "bfloat16", "hidden_size": 8}, unroll=2)
+  Compute(dtype='bfloat16', attention='xla', unroll=2, remat=False)
+  """
+  names = [field.name for field in dataclasses.fields(cls)]
+  return cls(**{name: group[name] for name in names if name in group} | others)
 
 
 def generator_size(
@@ -75,7 +104,6 @@ def generator_size(
     num_layers=layers,
     num_heads=max(1, width // 64),
     ffn_size=4 * width,
-    unroll=min(discriminator.unroll, layers),
   )
 
 
@@ -197,9 +225,10 @@ class LayerNorm(nn.Module):
     return normalize(x, scale, bias, self.eps)
 
 
-def _dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
+def dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
+  """Returns a dense layer with the initial weights and the type of `cfg`."""
   kwargs.setdefault("kernel_init", nn.initializers.truncated_normal(cfg.init_stddev))
-  kwargs.setdefault("dtype", cfg.dtype)
+  kwargs.setdefault("dtype", cfg.compute.dtype)
   return nn.DenseGeneral(features, name=name, **kwargs)
 
 
@@ -240,7 +269,7 @@ def attend(
   Raises:
     ValueError: cuDNN was asked for dropout, which its public interface does not have.
   """
-  if cfg.attention == "cudnn":
+  if cfg.compute.attention == "cudnn":
     if seeds is not None and cfg.attention_dropout:
       raise ValueError(
         f"cudnn attention has no dropout: set model.attention_dropout to 0 (it is "
@@ -279,16 +308,16 @@ class Block(nn.Module):
     cfg = self.cfg
     at = (lambda site: None) if dropout_seeds is None else (lambda site: dropout_seeds[:, site])
     heads = (cfg.num_heads, cfg.hidden_size // cfg.num_heads)
-    qkv = _dense(cfg, (3, *heads), "qkv")(x)
+    qkv = dense(cfg, (3, *heads), "qkv")(x)
     y = attend(cfg, qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], padding_mask, at(0))
-    y = _dense(cfg, cfg.hidden_size, "attention_output", axis=(-2, -1))(y)
+    y = dense(cfg, cfg.hidden_size, "attention_output", axis=(-2, -1))(y)
     x = LayerNorm(cfg.layer_norm_eps, name="attention_norm")(
       x + dropout(y, cfg.dropout, at(1))
-    ).astype(cfg.dtype)
-    y = gelu(_dense(cfg, cfg.ffn_size, "ffn_in")(x))
-    y = _dense(cfg, cfg.hidden_size, "ffn_output")(y)
+    ).astype(cfg.compute.dtype)
+    y = gelu(dense(cfg, cfg.ffn_size, "ffn_in")(x))
+    y = dense(cfg, cfg.hidden_size, "ffn_output")(y)
     x = LayerNorm(cfg.layer_norm_eps, name="ffn_norm")(x + dropout(y, cfg.dropout, at(2))).astype(
-      cfg.dtype
+      cfg.compute.dtype
     )
     return x, None
 
@@ -314,85 +343,18 @@ class Encoder(nn.Module):
     """
     cfg = self.cfg
     embedding_seeds, layer_seeds = (None, None) if dropout_seeds is None else dropout_seeds
-    x = dropout(x, cfg.dropout, embedding_seeds).astype(cfg.dtype)
+    x = dropout(x, cfg.dropout, embedding_seeds).astype(cfg.compute.dtype)
     if cfg.embedding_size != cfg.hidden_size:
       # As in the original: Glorot here, unlike the rest.
-      x = _dense(cfg, cfg.hidden_size, "project", kernel_init=nn.initializers.glorot_uniform())(x)
-    block = nn.remat(Block, prevent_cse=False) if cfg.remat else Block
+      x = dense(cfg, cfg.hidden_size, "project", kernel_init=nn.initializers.glorot_uniform())(x)
+    block = nn.remat(Block, prevent_cse=False) if cfg.compute.remat else Block
     layers = nn.scan(
       block,
       variable_axes={"params": 0},
       split_rngs={"params": True},
       in_axes=(nn.broadcast, 0),
       length=cfg.num_layers,
-      unroll=cfg.unroll,
+      unroll=min(cfg.compute.unroll, cfg.num_layers),
     )
     x, _ = layers(cfg, name="layers")(x, padding_mask, layer_seeds)
     return x
-
-
-@jax.custom_vjp
-def _add_vocabulary_bias(logits: jax.Array, bias: jax.Array) -> jax.Array:
-  """logits [B, K, V] + bias [V], whose gradient is a product with a row of ones.
-
-  XLA's CPU sum over the rows of so large a matrix takes three times as long (143 ms of a 2.9 s step
-  at K = 19, B = 32, V = 30522).
-  """
-  return logits + bias
-
-
-def _bias_gradient(_, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-  ones = jnp.ones((1, g.shape[0] * g.shape[1]), g.dtype)
-  return g, (ones @ g.reshape(-1, g.shape[-1]))[0]
-
-
-_add_vocabulary_bias.defvjp(lambda logits, bias: (logits + bias, None), _bias_gradient)
-
-
-class MlmHead(nn.Module):
-  """Vocabulary logits at the positions that were gathered: dense, GELU, LayerNorm, tied matrix."""
-
-  cfg: TransformerConfig
-
-  @nn.compact
-  def __call__(self, x: jax.Array, word: jax.Array) -> jax.Array:
-    """Returns [B, K, V] float32 logits for states [B, K, D] and the word table [V, E]."""
-    cfg = self.cfg
-    x = gelu(_dense(cfg, cfg.embedding_size, "dense")(x))
-    x = LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x).astype(cfg.dtype)
-    bias = self.param("bias", nn.initializers.zeros, (cfg.vocab_size,))
-    logits = jnp.einsum(
-      "bke,ve->bkv", x, word.astype(cfg.dtype), preferred_element_type=jnp.float32
-    )
-    return _add_vocabulary_bias(logits, bias)
-
-
-def _logit(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
-  """Returns [...] of states [..., D], in float32: bfloat16 has steps of 1/16 at an energy of 10."""
-  # As in the original: Glorot here, unlike the rest.
-  init = nn.initializers.glorot_uniform()
-  return _dense(cfg, 1, "logit", kernel_init=init, dtype=jnp.float32)(x)[..., 0]
-
-
-class TokenLogit(nn.Module):
-  """One logit a token, by a single product: All-Tokens MLM's copy gate, REINFORCE's baseline."""
-
-  cfg: TransformerConfig
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [...] float32 logits for states [..., D]."""
-    return _logit(self.cfg, x)
-
-
-class RtdHead(nn.Module):
-  """One logit a token, positive where the token looks replaced: dense, GELU, dense to one."""
-
-  cfg: TransformerConfig
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [B, L] float32 logits for states [B, L, D]."""
-    cfg = self.cfg
-    x = gelu(_dense(cfg, cfg.hidden_size, "dense")(x))
-    return _logit(cfg, x)
