@@ -30,7 +30,7 @@ from electra_jax import train
 from electra_jax.config import files, specs
 from electra_jax.core import objectives, optimizer, step
 from electra_jax.data import build
-from electra_jax.runtime import metrics, parallel
+from electra_jax.runtime import metrics, parallel, terminal
 
 # Configuration and stage; what needs another run comes after it.
 CONFIGS = (
@@ -135,7 +135,7 @@ def show(results: dict) -> None:
       if not isinstance(value, list):
         table.add_row(name, measure, f"{value:.3f}")
       elif measure.endswith("_loss") or measure.endswith("_auc"):
-        first, last = (metrics.shown(measure, x) for x in value)
+        first, last = (terminal.shown(measure, x) for x in value)
         table.add_row(name, measure, f"{first} -> {last}")
     table.add_section()
   Console(width=100).print(table)

@@ -27,7 +27,7 @@ from electra_jax.data import pretrain_batches
 from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
-from electra_jax.runtime import curves, metrics, parallel, processes, tracing, version
+from electra_jax.runtime import curves, metrics, parallel, processes, terminal, tracing, version
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
@@ -80,7 +80,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     stack.enter_context(checkpoints)
     with goodput.doing("restore"), processes.abort_if_peer_lost():
       state, meta = make_state(run, checkpoints, console)
-    display = metrics.Display(int(state.step), config.train.steps, console)
+    display = terminal.Display(int(state.step), config.train.steps, console)
     steps = tracing.parse_steps(config.profile.steps if first else "")
     tracer = Tracer(run.workdir / "profile", steps, config.profile.signal_steps)
     with display, StopSignals() as stop, tracer, processes.abort_if_peer_lost():
@@ -97,7 +97,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
 
 
 def train_with_rollback(
-  run: Run, state, meta: dict | None, display: metrics.Display, monitors: Monitors
+  run: Run, state, meta: dict | None, display: terminal.Display, monitors: Monitors
 ):
   """Trains to the end; goes back and leaves a batch out where that is how NaN is met."""
   limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
@@ -181,7 +181,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" {sequences * run.shards.seq_length:,} tokens ="
     f" {sequences / run.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {metrics.shown('loss', run.entropy)} a token",
+    f" held-out unigram entropy {terminal.shown('loss', run.entropy)} a token",
     "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
   }
   if allowed:
@@ -253,9 +253,9 @@ def finish(run: Run, done: int, console: Console) -> None:
     for title in ("", f"step {heldout[0]['step']:,}", f"step {heldout[-1]['step']:,}"):
       table.add_column(title, justify="right" if title else "left")
     for name in (k for k in heldout[-1] if k not in ("step", "split")):
-      values = (metrics.shown(name, line.get(name)) for line in (heldout[0], heldout[-1]))
-      table.add_row(metrics.label(name), *values)
-    table.add_row("unigram entropy", *2 * [metrics.shown("loss", run.entropy)], style="dim")
+      values = (terminal.shown(name, line.get(name)) for line in (heldout[0], heldout[-1]))
+      table.add_row(terminal.label(name), *values)
+    table.add_row("unigram entropy", *2 * [terminal.shown("loss", run.entropy)], style="dim")
     console.print(table)
   console.print(f"checkpoint: {run.workdir / 'checkpoints' / str(done)}")
   console.print(f"curves:     {run.workdir / 'curves.png'}")

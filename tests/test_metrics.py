@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax.runtime import curves, log, metrics, parallel
+from electra_jax.runtime import curves, log, metrics, parallel, terminal
 
 
 def histogram(scores, labels, bins=32):
@@ -147,7 +147,7 @@ VALUES = {
 
 def test_lines_say_their_units_and_new_terms_appear_by_themselves():
   out = io.StringIO()
-  display = metrics.Display(0, 100, Console(file=out, width=300))
+  display = terminal.Display(0, 100, Console(file=out, width=300))
   display.show(10, "train", VALUES)
   assert out.getvalue() == (
     "train step 10/100 | mlm loss 6.5000 nats | rtd recall 25.0 % | tokens 1,234/s | ETA 0:01:15"
@@ -157,7 +157,7 @@ def test_lines_say_their_units_and_new_terms_appear_by_themselves():
 
 def test_a_terminal_gets_a_bar_and_is_left_whole():
   out = io.StringIO()
-  display = metrics.Display(0, 100, Console(file=out, width=80, height=30, force_terminal=True))
+  display = terminal.Display(0, 100, Console(file=out, width=80, height=30, force_terminal=True))
   with pytest.raises(KeyError), display:
     display.advance(40)
     display.show(40, "train", VALUES)
@@ -170,7 +170,7 @@ def test_a_terminal_gets_a_bar_and_is_left_whole():
 
 
 def test_event_files_hold_what_the_history_holds(tmp_path):
-  display = metrics.Display(0, 10, Console(file=io.StringIO()))
+  display = terminal.Display(0, 10, Console(file=io.StringIO()))
   lines = log.Log(tmp_path, display, start_step=0, resumed=False, tensorboard=True)
   lines.write(5, "train", {"x_loss": 1.5, "nothing": None})
   lines.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax.runtime import goodput, hosts, log, metrics, tracing, workdir
+from electra_jax.runtime import goodput, hosts, log, metrics, terminal, tracing, workdir
 
 
 def test_every_moment_counts_for_one_thing(monkeypatch):
@@ -65,7 +65,7 @@ def test_waiting_for_data_counts_as_it_is_and_the_rest_by_the_devices():
 
 def test_a_line_that_is_cut_off_is_taken_back_and_ends_the_run_or_is_told(tmp_path):
   out, path = io.StringIO(), tmp_path / "metrics.jsonl"
-  display = metrics.Display(0, 9, Console(file=out, width=200))
+  display = terminal.Display(0, 9, Console(file=out, width=200))
   old = resource.getrlimit(resource.RLIMIT_FSIZE)
   for must_write in (True, False):
     lines = log.Log(

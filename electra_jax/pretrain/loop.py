@@ -8,7 +8,7 @@ from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.run import Run
 from electra_jax.runtime import metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
-from electra_jax.runtime.goodput import Goodput
+from electra_jax.runtime.goodput import Goodput, Speed
 from electra_jax.runtime.health import Health
 from electra_jax.runtime.hosts import StragglerDetector
 from electra_jax.runtime.interrupt import StopSignals
@@ -51,7 +51,7 @@ def loop(
   lockstep = hosts > 1 and jax.default_backend() == "cpu"
   window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
   peak = run.peak[0] * jax.device_count()
-  watch = metrics.Stopwatch(c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
+  speed = Speed(goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
   history = metrics.read_history(run.workdir / "metrics.jsonl")
   health = Health(run.limits, [line for line in history if line["step"] <= start])
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
@@ -71,25 +71,22 @@ def loop(
         window.drain()
     log.display.advance(done)
     if first:
-      watch.start()
-    else:
-      watch.step()
+      speed.restart(done)
     last, signal_name = done == n, monitors.stop.requested(done)
     evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
     saving = last or signal_name or done % c.checkpoint.every_steps == 0
+    logging = last or done % c.log.every_steps == 0
     with goodput.doing("steps"):
-      if evaluating or saving or tracer.ends(done):
-        window.drain()  # while the clock runs: the steps under way are training too
+      if logging or evaluating or saving or tracer.ends(done):
+        window.drain()  # the steps under way are training too
     if tracer.ends(done):
       log.display.console.print(tracer.finish())
-    if last or done % c.log.every_steps == 0:
-      values = {**window.close(), **watch.read(n - done)}
-      watch.pause()
+    if logging:
+      values = {**window.close(), **speed.read(done, n - done)}
       if compare:
         values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
       log.write(done, "train", values)
-      judge(run, health, done, values, log)
-    watch.pause()
+      check_health(run, health, done, values, log)
     if evaluating:
       with goodput.doing("evaluation"):
         evaluate(run, state.params, done, log)
@@ -100,7 +97,6 @@ def loop(
     if signal_name:
       log.display.console.print(f"{signal_name}: stopping after step {done:,}")
       break
-    watch.start()
   return state
 
 
@@ -118,7 +114,7 @@ def batches_from(run: Run, start: int, skipped: tuple[int, ...]):
   return parallel.prefetch(batches)
 
 
-def judge(run: Run, health: Health, done: int, values: dict, log: Log) -> None:
+def check_health(run: Run, health: Health, done: int, values: dict, log: Log) -> None:
   """Warns of what a line shows; stops, on all processes, if that is to end the run."""
 
   def warn():

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from electra_jax.runtime import metrics
+from electra_jax.runtime import metrics, terminal
 
 # Steps of a line's colour; held-out points have the colour of the training line they belong to.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
@@ -54,17 +54,17 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
   for name in fractions:
     families.setdefault(name.split("_")[0], []).append(name)
   alone = [group[0] for group in families.values() if len(group) == 1]
-  panels = {metrics.label(name): [name] for name in losses}
+  panels = {terminal.label(name): [name] for name in losses}
   panels |= {prefix: group for prefix, group in families.items() if len(group) > 1}
   if alone:
-    panels[metrics.label(alone[0]) if len(alone) == 1 else "other fractions"] = alone
+    panels[terminal.label(alone[0]) if len(alone) == 1 else "other fractions"] = alone
   rest = [n for n in names if n not in losses and n not in fractions]
-  return panels | {metrics.label(name): [name] for name in rest}
+  return panels | {terminal.label(name): [name] for name in rest}
 
 
 def _panel(axis, title: str, names: list[str], history: list[dict], references) -> None:
   for name, colour in zip(names, COLOURS * len(names), strict=False):
-    text = metrics.label(name)
+    text = terminal.label(name)
     points = {split: _points(history, split, name) for split in ("train", "heldout")}
     axis.plot(*points["train"], color=colour, linewidth=1.4, label=text)
     axis.plot(

@@ -1,7 +1,8 @@
-"""Where the wall time of a run goes."""
+"""Where the wall time of a run goes, and how fast its steps are."""
 
 import collections
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 
@@ -49,3 +50,42 @@ class Goodput:
     order = sorted(secs, key=lambda k: ORDER.index(k) if k in ORDER else len(ORDER))
     shares = (f"{name} {100 * secs[name] / total:.3g} %" for name in order)
     return f"{total:,.1f} s: {', '.join(shares)}"
+
+
+class Speed:
+  """Speed between two lines of the log: of steps and of waiting for data, without all else.
+
+  Args:
+    goodput: in which both are counted as "steps" and "data".
+    flops_per_step: matmul FLOPs of a step, over all devices.
+    peak: FLOP/s of all devices together.
+  """
+
+  def __init__(
+    self, goodput: Goodput, batch_size: int, seq_length: int, flops_per_step: float, peak: float
+  ):
+    self._goodput, self._batch_size, self._seq_length = goodput, batch_size, seq_length
+    self._flops, self._peak, self._started = flops_per_step, peak, time.monotonic()
+    self._first_step, self._first_secs = 0, 0.0
+
+  def _secs(self) -> float:
+    secs = self._goodput.secs()
+    return secs.get("steps", 0.0) + secs.get("data", 0.0)
+
+  def restart(self, step: int) -> None:
+    """Leaves out what was before: `step` is done."""
+    self._first_step, self._first_secs = step, self._secs()
+
+  def read(self, step: int, steps_left: int) -> dict[str, float | None]:
+    """Returns the speed since the last reading, and starts anew."""
+    secs, steps = self._secs() - self._first_secs, step - self._first_step
+    self.restart(step)
+    rate = steps / secs if steps and secs else math.nan
+    values = {
+      "sequences_per_sec": rate * self._batch_size,
+      "tokens_per_sec": rate * self._batch_size * self._seq_length,
+      "mfu": rate * self._flops / self._peak,
+      "eta_secs": steps_left / rate,
+      "elapsed_secs": time.monotonic() - self._started,
+    }
+    return {k: v if math.isfinite(v) else None for k, v in values.items()}

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from electra_jax.runtime.metrics import Display, read_history
+from electra_jax.runtime.metrics import read_history
+from electra_jax.runtime.terminal import Display
 from electra_jax.runtime.workdir import naming
 
 

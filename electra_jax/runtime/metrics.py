@@ -1,24 +1,18 @@
-"""What a run says about itself: sums over a window, and numbers as text.
+"""Metrics of a run: sums over the steps of a window, and their means.
 
-No TensorFlow. Nothing here knows an objective: the terms that a step reports are added up, divided
-and shown, whatever they are called. By their names, terms ending in `_scores` are histograms
+Nothing here knows an objective: the terms that a step reports are added up and divided, whatever
+they are called. By their names, terms ending in `_scores` are histograms
 [2, bins] of a score for two classes and are shown as the area under the ROC curve (`_auc`), and
 terms ending in `_loss` are in nats.
 """
 
 import collections
 import json
-import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import numpy as np
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from electra_jax.runtime.parallel import Packed
 
@@ -35,7 +29,6 @@ TIMING = (
   "slowest_host_step_ms",
   "slowest_host",
 )
-PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
 class NotFiniteError(ArithmeticError):
@@ -164,38 +157,6 @@ def losses_first(values: dict) -> dict:
   return dict(sorted(values.items(), key=lambda item: not item[0].endswith("loss")))
 
 
-# Numbers as text.
-
-
-def shown(name: str, value: float | None) -> str:
-  """Returns a number as text, with its unit.
-
-  >>> shown("rtd_loss", 0.41234), shown("rtd_recall", 0.5), shown("rtd_auc", None)
-  ('0.4123 nats', '50.0 %', '-')
-  """
-  if value is None:
-    return "-"
-  if name.endswith(("loss", "entropy")):
-    return f"{value:.4f} nats"
-  if name.endswith("_secs"):
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-  if name.endswith(PERCENT):
-    return f"{100 * value:.1f} %"
-  if name.endswith("_per_sec"):
-    return f"{value:,.0f}/s" if value >= 100 else f"{value:.1f}/s"
-  return f"{value:.2e}" if value and not 1e-2 <= abs(value) < 1e5 else f"{value:.4g}"
-
-
-def label(name: str) -> str:
-  """Returns a metric's name as shown: `tokens_per_sec` is tokens, its number says per second."""
-  short = name.removesuffix("_per_sec").removesuffix("_secs")
-  return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")
-
-
-# Read back, and on the screen.
-
-
 def read_history(path: Path) -> list[dict]:
   """Returns the lines of metrics.jsonl; a last line that was cut off is left out."""
   lines = []
@@ -205,101 +166,3 @@ def read_history(path: Path) -> list[dict]:
     except json.JSONDecodeError:
       break
   return lines
-
-
-class Display:
-  """A progress bar with the newest numbers on a terminal; one plain line each elsewhere.
-
-  Use as a context manager, so that the terminal is whole again whatever happens.
-  """
-
-  def __init__(self, start_step: int, steps: int, console: Console | None = None):
-    self.console = console or Console(highlight=False, soft_wrap=True)
-    self._steps = steps
-    self._rows: dict[str, tuple[int, Mapping]] = {}
-    self._live = None
-    if self.console.is_terminal:
-      columns = (BarColumn(None), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-      self._progress = Progress(*columns, TextColumn("{task.fields[eta]}"), expand=True)
-      self._task = self._progress.add_task("", total=steps, completed=start_step, eta="")
-      self._live = Live(self._view(), console=self.console, refresh_per_second=4)
-
-  def __enter__(self):
-    if self._live:
-      self._live.start()
-    return self
-
-  def __exit__(self, *unused):
-    if self._live:
-      self._live.stop()
-
-  def advance(self, step: int) -> None:
-    """Moves the bar."""
-    if self._live:
-      self._progress.update(self._task, completed=step)
-
-  def show(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Shows the newest numbers of a split ("train", "heldout")."""
-    if not self._live:
-      numbers = " | ".join(f"{label(k)} {shown(k, v)}" for k, v in values.items())
-      self.console.print(f"{split} step {step}/{self._steps} | {numbers}")
-      return
-    self._rows[split] = (step, values)
-    if "eta_secs" in values:
-      self._progress.update(self._task, eta=f"ETA {shown('eta_secs', values['eta_secs'])}")
-    self._live.update(self._view())
-
-  def _view(self) -> Group:
-    names = list(dict.fromkeys(k for _, values in self._rows.values() for k in values))
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("", style="dim")
-    for split, (step, _) in self._rows.items():
-      table.add_column(f"{split}, step {step}", justify="right")
-    for name in names:
-      if name not in ("eta_secs", "elapsed_secs"):
-        row = (shown(name, v[name]) if name in v else "" for _, v in self._rows.values())
-        table.add_row(label(name), *row)
-    return Group(table, self._progress) if names else Group(self._progress)
-
-
-class Stopwatch:
-  """Speed between two lines, without the time that evaluations and checkpoints take.
-
-  Args:
-    flops_per_step: matmul FLOPs of a step, over all devices.
-    peak: FLOP/s of all devices together.
-  """
-
-  def __init__(self, batch_size: int, seq_length: int, flops_per_step: float, peak: float):
-    self._batch_size, self._seq_length = batch_size, seq_length
-    self._flops, self._peak = flops_per_step, peak
-    self._started, self._spent, self._since, self._steps = time.perf_counter(), 0.0, None, 0
-
-  def start(self) -> None:
-    """Starts, or goes on after a pause."""
-    self._since = time.perf_counter()
-
-  def pause(self) -> None:
-    """Stops counting."""
-    if self._since is not None:
-      self._spent += time.perf_counter() - self._since
-      self._since = None
-
-  def step(self) -> None:
-    """Counts a step."""
-    self._steps += 1
-
-  def read(self, steps_left: int) -> dict[str, float | None]:
-    """Returns the speed since the last reading, and starts anew."""
-    self.pause()
-    rate = self._steps / self._spent if self._steps and self._spent else math.nan
-    self._spent, self._steps = 0.0, 0
-    self.start()
-    values = {
-      "sequences_per_sec": rate * self._batch_size,
-      "tokens_per_sec": rate * self._batch_size * self._seq_length,
-      "mfu": rate * self._flops / self._peak,
-      "eta_secs": steps_left / rate,
-      "elapsed_secs": time.perf_counter() - self._started,
-    }
-    return {k: v if math.isfinite(v) else None for k, v in values.items()}
