@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax.runtime import goodput, hosts, log, metrics, terminal, tracing, workdir
+from electra_jax.runtime import goodput, log, metrics, stragglers, terminal, tracing, workdir
 
 
 def test_every_moment_counts_for_one_thing(monkeypatch):
@@ -40,7 +40,7 @@ def test_steps_to_trace_that_mean_nothing_are_refused(text):
 
 
 def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
-  found = hosts.StragglerDetector(1.3, batch_size=8, step=0)
+  found = stragglers.StragglerDetector(1.3, batch_size=8, step=0)
   found._names = ["a", "b", "c"]
   even, slow = np.array([1.0, 1.1, 1.0]), np.array([1.0, 1.0, 1.5])
   said = [found.check(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
@@ -59,7 +59,7 @@ def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
 
 
 def test_waiting_for_data_counts_as_it_is_and_the_rest_by_the_devices():
-  own = hosts.own_secs(1.0, np.array([0.2, 0.6]), np.array([2.0, 1.0]))
+  own = stragglers.own_secs(1.0, np.array([0.2, 0.6]), np.array([2.0, 1.0]))
   np.testing.assert_allclose(own, [0.2 + 0.4, 0.6 + 0.2])
 
 

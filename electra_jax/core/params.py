@@ -1,7 +1,19 @@
-"""Parameter trees: counting and splitting them, and taking parts of one into another."""
+"""Parameter trees: leaves by name, counting, splitting, and taking parts of one into another."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+def named(tree) -> dict[str, Any]:
+  """Returns {name: leaf} of a tree.
+
+  >>> named({"params": {"word": 1, "layers": (2, 3)}})
+  {'params/layers/0': 2, 'params/layers/1': 3, 'params/word': 1}
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def count(tree) -> int:
@@ -70,8 +82,7 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
 
 
 def _shapes(tree) -> dict[str, tuple[int, ...]]:
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {jax.tree_util.keystr(k, simple=True, separator="/"): jnp.shape(x) for k, x in leaves}
+  return {name: jnp.shape(x) for name, x in named(tree).items()}
 
 
 def _parts(params: dict) -> dict:

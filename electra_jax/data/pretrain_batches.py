@@ -77,8 +77,7 @@ class Shards:
     folder = Path(folder)
     path = folder / shards.MANIFEST
     try:
-      facts = manifest["vocab"]
-      vocab = Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+      vocab = Vocab.from_json(manifest["vocab"])
       length, count = manifest["seq_length"], manifest["splits"][split]["examples"]
     except (KeyError, TypeError) as error:
       raise DataError(f"{path} is damaged: {error}") from None

@@ -14,8 +14,10 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from electra_jax.runtime.workdir import replacing
 
 # Names under which vocabularies carry the five tokens that pretraining needs, BERT's first.
 SPECIAL_NAMES = {
@@ -71,6 +73,11 @@ class Vocab:
   sep: int
   mask: int
   special_ids: tuple[int, ...]
+
+  @classmethod
+  def from_json(cls, content: Mapping) -> "Vocab":
+    """Returns the vocabulary whose `dataclasses.asdict` went through JSON."""
+    return cls(**content | {"special_ids": tuple(content["special_ids"])})
 
 
 def load(path: str | os.PathLike, lowercase: bool = True) -> "Tokenizer":
@@ -360,9 +367,8 @@ def _is_inside_words(char: str, engine) -> bool:
 def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path, lowercase: bool):
   import sentencepiece
 
-  temporary = path.with_name(path.name + ".tmp")
   try:
-    with open(temporary, "wb") as model:
+    with replacing(path) as temporary, temporary.open("wb") as model:
       sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(part for text in texts for part in _bounded(text)),
         model_writer=model,
@@ -382,13 +388,10 @@ def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path,
         num_threads=4,  # fixed: sums over threads round by their number
         minloglevel=2,
       )
-    os.replace(temporary, path)
   except (RuntimeError, OSError) as error:
     if isinstance(error, OSError) and error.errno is not None:
       raise
     raise VocabError(f"training a {kind} vocabulary of {size} failed: {_line(error)}") from None
-  finally:
-    temporary.unlink(missing_ok=True)
 
 
 def _bounded(text: str, most: int = 1000) -> Iterator[str]:

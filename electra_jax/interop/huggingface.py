@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from electra_jax.core import networks
 from electra_jax.core.batch import Batch
 from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.params import named
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.interop import sentencepiece_model
 
@@ -138,11 +139,6 @@ def shapes(cfg: TransformerConfig, head: str | None) -> dict:
   return jax.eval_shape(fresh)
 
 
-def _leaves(tree) -> dict:
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
-
-
 def _walk(cfg: TransformerConfig, ours: dict) -> Iterator[tuple[Row, int | None, tuple, tuple]]:
   """Yields (row, layer, where in our array, shape in TF1) of each tensor that the others have."""
   for row in TABLE:
@@ -166,7 +162,7 @@ def _is_kernel(row: Row) -> bool:
 
 def to_hf(cfg: TransformerConfig, network: Mapping) -> dict[str, np.ndarray]:
   """Returns a network's tensors under Hugging Face's names."""
-  ours = _leaves(network)
+  ours = named(network)
   tensors = {}
   for row, i, index, shape in _walk(cfg, ours):
     x = np.asarray(ours[row.ours], np.float32)[index].reshape(shape)
@@ -180,7 +176,7 @@ def fill(cfg: TransformerConfig, wanted: dict, name_of, read, *, transposed: boo
   Raises:
     ExchangeError: tensors are missing or of another shape.
   """
-  ours = {name: np.empty(x.shape, np.float32) for name, x in _leaves(wanted).items()}
+  ours = {name: np.empty(x.shape, np.float32) for name, x in named(wanted).items()}
   problems = []
   for row, i, index, shape in _walk(cfg, ours):
     name = name_of(row, i)

@@ -148,8 +148,7 @@ def read_run(workdir: str | Path, vocab: Vocab) -> RunParams:
 
 def vocab_of(folder: str | Path) -> Vocab:
   """Returns the facts about the vocabulary of a folder of shards."""
-  facts = shards.read_manifest(folder)["vocab"]
-  return Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+  return Vocab.from_json(shards.read_manifest(folder)["vocab"])
 
 
 def plain(cfg: TransformerConfig) -> TransformerConfig:
@@ -293,9 +292,7 @@ def _orbax(path: Path) -> Source:
   weights = jax.tree.map(np.asarray, weights)
   tokens = None
   if facts:
-    tokens = tokenizer.load_from(
-      path, Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
-    )
+    tokens = tokenizer.load_from(path, Vocab.from_json(facts))
   finetuned = Finetuned(task, weights.pop("head")) if task else None
   return Source(
     {"discriminator": Network(cfg, weights, head)}, tokens, content, finetuned=finetuned

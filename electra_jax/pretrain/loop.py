@@ -10,9 +10,9 @@ from electra_jax.runtime import metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput, Speed
 from electra_jax.runtime.health import Health
-from electra_jax.runtime.hosts import StragglerDetector
 from electra_jax.runtime.interrupt import StopSignals
 from electra_jax.runtime.log import Log
+from electra_jax.runtime.stragglers import StragglerDetector
 from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.workdir import check_claim
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from electra_jax.runtime import metrics, terminal
+from electra_jax.runtime.workdir import replacing
 
 # Steps of a line's colour; held-out points have the colour of the training line they belong to.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
@@ -35,9 +36,8 @@ def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, fl
     _panel(axis, title, names, history, references)
   for axis in axes[len(panels) :]:
     axis.remove()
-  temporary = path.with_suffix(".tmp")
-  figure.savefig(temporary, format="png")
-  temporary.replace(path)
+  with replacing(path) as temporary:
+    figure.savefig(temporary, format="png")
 
 
 def layout(history: list[dict]) -> dict[str, list[str]]:

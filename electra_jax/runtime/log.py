@@ -10,7 +10,7 @@ from pathlib import Path
 
 from electra_jax.runtime.metrics import read_history
 from electra_jax.runtime.terminal import Display
-from electra_jax.runtime.workdir import naming
+from electra_jax.runtime.workdir import naming, replacing
 
 
 class History:
@@ -25,10 +25,8 @@ class History:
     kept = (
       [] if resumed_step is None else [x for x in read_history(path) if x["step"] <= resumed_step]
     )
-    temporary = path.with_suffix(".tmp")
-    with naming(path):
+    with replacing(path) as temporary:
       temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    os.replace(temporary, path)
     self._file = path.open("ab", buffering=0)
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:

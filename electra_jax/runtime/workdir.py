@@ -20,7 +20,25 @@ def naming(path: Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
+    if error.errno is None:  # a library's own
+      raise
     raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+  """Gives a path to write to, which becomes `path` when all went well: it is whole or as it was.
+
+  Raises:
+    OSError: naming `path`.
+  """
+  temporary = path.with_name(path.name + ".tmp")
+  try:
+    with naming(path):
+      yield temporary
+      os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -85,8 +103,9 @@ def read_config(workdir: Path) -> dict | None:
     except (ValueError, TypeError) as error:
       raise ValueError(f"{path} is damaged ({error}): use another --workdir") from error
   # Folders are left out: shards may lie in one of them, and so may what was compiled.
-  strangers = sorted(p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
-  strangers = [name for name in strangers if name not in (LOCK_FILE, "config.tmp")]
+  known = {LOCK_FILE, f"{CONFIG_FILE}.tmp", "config.tmp"}
+  files = (p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
+  strangers = sorted(set(files) - known)
   if strangers:
     raise ValueError(
       f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}, so it is no run: use another --workdir"
@@ -96,7 +115,5 @@ def read_config(workdir: Path) -> dict | None:
 
 def write_config(workdir: Path, config: dict) -> None:
   """Writes the configuration, whole or not at all."""
-  temporary = workdir / "config.tmp"
-  with naming(temporary):
+  with replacing(workdir / CONFIG_FILE) as temporary:
     temporary.write_text(json.dumps(config, indent=2) + "\n")
-  os.replace(temporary, workdir / CONFIG_FILE)
