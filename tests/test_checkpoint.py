@@ -7,6 +7,9 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
+import types
+import zlib
 from pathlib import Path
 
 import jax
@@ -17,12 +20,14 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax.core import step
+from electra_jax.runtime import checkpoint
 from electra_jax.runtime.checkpoint import (
   CheckpointError,
   Checkpoints,
   DamagedError,
   named,
   restore_params,
+  steps_on_disk,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,14 +107,64 @@ def test_training_may_go_on_while_a_save_is_written(tmp_path):
   assert_same(open_run(tmp_path).restore(1, shapes_of(state))[0], expected)
 
 
-def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+def test_checksums_are_computed_while_training_goes_on(tmp_path, monkeypatch):
+  is_overwritten = threading.Event()
+
+  def crc32(data) -> int:
+    assert is_overwritten.wait(60), "who called save waits for the checksums"
+    return zlib.crc32(data)
+
+  state, run = make_state(), open_run(tmp_path)
+  expected, meta = jax.device_get(state), {"window": {"sum": 1}}
+  update = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
+  monkeypatch.setattr(checkpoint, "zlib", types.SimpleNamespace(crc32=crc32))
+  run.save(1, state, meta)
+  meta["window"]["sum"] += 1
+  for _ in range(5):
+    state = update(state)
+  jax.block_until_ready(state)
+  while not glob.glob(f"{tmp_path}/checkpoints/1.*/state*/_METADATA"):
+    pass  # the arrays are written
+  assert steps_on_disk(tmp_path / "checkpoints") == []
+  is_overwritten.set()
+  run.close()
+  restored, meta = open_run(tmp_path).restore(1, shapes_of(state))
+  assert_same(restored, expected)
+  assert meta["window"] == {"sum": 1}
+
+
+@pytest.mark.parametrize(
+  "told_by",
+  [
+    lambda run: run.wait(),
+    lambda run: run.close(),
+    lambda run: run.save(3, make_state(), {}),
+  ],
+  ids=["wait", "close", "the next save"],
+)
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path, told_by):
   run = open_run(tmp_path)
   run.save(1, make_state(), {})
   bad = make_state().replace(params={"x": jnp.array([1.0, jnp.nan]), "y": jnp.array([jnp.inf])})
-  with pytest.raises(CheckpointError, match=r"params/x and 1 more arrays are not finite"):
+  message = r"^nothing was saved: params/x and 1 more arrays are not finite$"
+  with pytest.raises(CheckpointError, match=message) as told:
     run.save(2, bad, {})
+    told_by(run)
+  assert not isinstance(told.value, checkpoint.WriteError)  # which a run may go on over
+  assert os.listdir(tmp_path / "checkpoints") == ["1"]
+  run.reopen()
+  run.save(2, make_state(), {})
   run.close()
-  assert open_run(tmp_path).latest_step() == 1
+  assert steps_on_disk(tmp_path / "checkpoints") == [1, 2]
+
+
+def test_nothing_is_copied_for_a_step_that_is_saved(tmp_path):
+  taken = []
+  run = open_run(tmp_path, to_global=lambda tree: (taken.append(tree), tree)[1])
+  for _ in range(2):
+    run.save(1, make_state(), {})
+    assert len(taken) == 1
+  run.close()
 
 
 def largest(folder: Path) -> str:
@@ -284,8 +339,6 @@ def test_a_state_of_another_model_is_refused_by_name(tmp_path):
 
 
 def test_checksums_are_those_of_the_arrays(tmp_path):
-  import zlib
-
   state = save_all(tmp_path, [1])
   meta = json.loads((tmp_path / "checkpoints/1/meta/metadata").read_text())
   word = np.asarray(state.params["embeddings"]["word"])

@@ -319,7 +319,7 @@ def tree(workdir: Path, step: int) -> dict:
 
 def arrays(workdir: Path, step: int) -> dict:
   """Returns {name: plain array} of a checkpoint."""
-  from electra_jax.runtime.checkpoint import named
+  from electra_jax.core.params import named
 
   return named(tree(workdir, step))
 

@@ -214,7 +214,8 @@ def test_every_flipped_bit_of_a_checkpoint_is_found_or_harmless(data, alone, tmp
   import jax
   import numpy as np
 
-  from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, named
+  from electra_jax.core.params import named
+  from electra_jax.runtime.checkpoint import Checkpoints, DamagedError
 
   folder, device = alone / "checkpoints" / str(STEPS), jax.devices()[0]
   expected = {name: facts["crc32"] for name, facts in harness.saved(alone, STEPS).items()}

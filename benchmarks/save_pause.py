@@ -1,0 +1,133 @@
+"""How long does a checkpoint save hold the training thread up, and what are the parts of that?
+
+  python benchmarks/save_pause.py --name=before [--json benchmarks/results/save_pause.json]
+
+The state is ELECTRA-Base's, weights and both moments of Adam, and the steps are its own, on one
+short sequence. Each round is some steps alone, a save with steps until it is on disk, and then each
+part of a save by itself. Tells medians of
+  save       how long `Checkpoints.save` blocks, nothing else being under way
+  next step  how much longer than alone the first step after it takes: it cannot overwrite arrays
+             that are being written, and takes new memory
+  lost       how much longer than alone all takes from the call of `save` until it is on disk:
+             what is done in the background shares cores and memory with the steps
+  on disk    how long that is
+  step       how long a step takes alone
+and of the parts: to_global, host (the arrays on the host), crc and finite (the two passes over
+them, on all cores), orbax (how long its own manager blocks for the same state). With `--json` the
+results are added to those under other names.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import machine
+import numpy as np
+import orbax.checkpoint as ocp
+from electra_jax.checkpoint import Checkpoints
+from rich.console import Console
+from rich.table import Table
+from train_step import Ours, synthetic_batch
+
+from electra_jax import config as configs
+from electra_jax import parallel
+
+
+def secs(action: Callable[[], object]) -> float:
+  """Returns how long an action takes."""
+  start = time.perf_counter()
+  action()
+  return time.perf_counter() - start
+
+
+def parts_of_a_save(
+  state, layout: parallel.StateSharding, manager, number: int
+) -> dict[str, float]:
+  """Returns how long each thing that a save may have to do takes by itself."""
+  found, arrays = {}, []
+  found["to_global"] = secs(lambda: layout.to_global(state))
+  found["host"] = secs(
+    lambda: arrays.extend(np.asarray(x.addressable_data(0)) for x in jax.tree.leaves(state))
+  )
+  with ThreadPoolExecutor() as pool:
+    found["crc"] = secs(lambda: list(pool.map(zlib.crc32, arrays)))
+    found["finite"] = secs(
+      lambda: list(pool.map(lambda x: np.isfinite(x.min()) and np.isfinite(x.max()), arrays))
+    )
+  items = ocp.args.Composite(state=ocp.args.PyTreeSave(state))
+  found["orbax"] = secs(lambda: manager.save(number, args=items))
+  manager.wait_until_finished()
+  return found
+
+
+def cost_of_a_save(ours: Ours, checkpoints: Checkpoints, number: int) -> dict[str, float]:
+  """Returns how long a save blocks, and how long the steps take beside it."""
+  os.sync()  # what the round before it wrote
+  alone = [secs(lambda: ours.run(1)) for _ in range(5)]
+  step, written = statistics.median(alone), checkpoints.folder / str(number)
+  start = time.perf_counter()
+  save = secs(lambda: checkpoints.save(number, ours.state, {}))
+  after = [secs(lambda: ours.run(1))]
+  while not written.exists():
+    after.append(secs(lambda: ours.run(1)))
+  on_disk = time.perf_counter() - start
+  checkpoints.wait()
+  return {
+    "save": save,
+    "next step": after[0] - step,
+    "lost": on_disk - len(after) * step,
+    "on disk": on_disk,
+    "step": step,
+  }
+
+
+def main() -> None:
+  """Measures, prints a table, writes JSON."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+  )
+  parser.add_argument("--name", required=True, help="what the results are of: before, after")
+  parser.add_argument("--config", default="configs/base.py")
+  parser.add_argument("--length", type=int, default=64)
+  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument("--json", help="file for the results")
+  args = parser.parse_args()
+  parallel.keep_freed_memory()
+  ours = Ours(configs.load(args.config), synthetic_batch(1, args.length))
+  layout = parallel.StateSharding(jax.eval_shape(lambda: ours.state), False)
+  rounds = []
+  with tempfile.TemporaryDirectory(dir=".") as folder:
+    options = ocp.CheckpointManagerOptions(max_to_keep=1)
+    with (
+      Checkpoints(folder, keep=1, keep_every_steps=0, to_global=layout.to_global) as checkpoints,
+      ocp.CheckpointManager(Path(folder).absolute() / "by itself", options=options) as manager,
+    ):
+      for i in range(args.rounds + 1):
+        found = cost_of_a_save(ours, checkpoints, i) | parts_of_a_save(
+          ours.state, layout, manager, i
+        )
+        if i:  # the first one compiles and opens things
+          rounds.append(found)
+  medians = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+  table = Table("", "median, ms", "lowest", "highest")
+  for name in medians:
+    row = [1e3 * x for x in (medians[name], *(f(r[name] for r in rounds) for f in (min, max)))]
+    table.add_row(name, *(f"{x:,.1f}" for x in row))
+  Console().print(table)
+  megabytes = sum(x.nbytes for x in jax.tree.leaves(ours.state)) / 1e6
+  results = {"megabytes": round(megabytes, 1), "median_secs": medians, "rounds_secs": rounds}
+  known = json.loads(Path(args.json).read_text()) if args.json and Path(args.json).exists() else {}
+  known = {k: v for k, v in known.items() if k not in ("command", "machine")}
+  machine.save(args.json, known | {args.name: results})
+
+
+if __name__ == "__main__":
+  main()
