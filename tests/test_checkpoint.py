@@ -347,3 +347,32 @@ def test_checksums_are_those_of_the_arrays(tmp_path):
     "dtype": "float32",
     "crc32": zlib.crc32(word.tobytes()),
   }
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_no_kind_of_number_that_is_not_finite_is_saved_or_restored(tmp_path, monkeypatch, bad):
+  state = save_all(tmp_path, [1])
+  broken = state.replace(params={**state.params, "head": state.params["head"].at[3].set(bad)})
+  run = open_run(tmp_path)
+  with pytest.raises(CheckpointError, match="nothing was saved: params/head is not finite"):
+    run.save(2, broken, {})
+  monkeypatch.setattr(checkpoint, "_refuse_not_finite", lambda bad: None)  # as one that had a bug
+  run.save(2, broken, {})
+  run.wait()
+  with pytest.raises(DamagedError, match="2 is damaged .params/head is not finite"):
+    run.restore(2, shapes_of(state))
+  run.close()
+
+
+def test_a_checkpoint_under_the_number_of_another_step_is_damage(tmp_path):
+  state = save_all(tmp_path, [1, 2])
+  (tmp_path / "checkpoints" / "2").rename(tmp_path / "checkpoints" / "7")
+  with pytest.raises(DamagedError, match="7 is damaged .it says that it is of step 2"):
+    open_run(tmp_path).restore(7, shapes_of(state))
+
+
+def test_another_runs_parameters_with_a_flipped_bit_are_refused(tmp_path):
+  state = save_all(tmp_path, [1])
+  flip_a_bit(tmp_path / "checkpoints" / "1")
+  with pytest.raises(DamagedError, match="1 is damaged"):
+    restore_params(tmp_path, shapes_of(state.params))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from electra_jax.config import cli, compare, files, specs, validate
@@ -288,3 +289,26 @@ def test_every_objective_is_a_delta_to_every_size(size):
     if "`arg` is the size" in (ROOT / "configs" / name).read_text():
       changed = compare.flatten(files.load(name, size))
       assert sum(base[k] != v for k, v in changed.items()) <= 5, name
+
+
+@pytest.mark.parametrize(
+  ("platform", "asked", "dropout", "head", "expected"),
+  [
+    ("cpu", ("auto", "auto"), 0.0, 64, ("float32", "xla")),
+    ("tpu", ("auto", "auto"), 0.0, 64, ("bfloat16", "xla")),
+    ("gpu", ("auto", "auto"), 0.0, 64, ("bfloat16", "cudnn")),
+    ("gpu", ("auto", "auto"), 0.1, 64, ("bfloat16", "xla")),  # cuDNN has no dropout here
+    ("gpu", ("auto", "auto"), 0.0, 20, ("bfloat16", "xla")),  # nor heads of any width
+    ("gpu", ("float32", "auto"), 0.0, 64, ("float32", "xla")),  # nor float32
+    ("gpu", ("auto", "xla"), 0.0, 64, ("bfloat16", "xla")),
+    ("cpu", ("bfloat16", "auto"), 0.0, 64, ("bfloat16", "xla")),
+  ],
+)
+def test_auto_is_bfloat16_on_accelerators_and_cudnn_where_it_can(
+  monkeypatch, platform, asked, dropout, head, expected
+):
+  group = files.load("base.py").model
+  group.dtype, group.attention = asked
+  group.attention_dropout = dropout
+  monkeypatch.setattr(jax, "default_backend", lambda: platform)
+  assert specs.resolve_compute(group, head) == expected

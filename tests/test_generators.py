@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_objectives import SPEC, keys_of, make_batch
 
-from electra_jax.core import generators, masking, objectives
+from electra_jax.core import encoder, generators, masking, objectives, schedules
 
 TOWERS = dataclasses.replace(SPEC, generator_kind="two_tower")
 
@@ -184,3 +184,39 @@ def test_generator_kinds_of_one_size_are_what_their_parameters_say():
   shapes = jax.eval_shape(lambda: objectives.init_params(TOWERS, jax.random.key(0)))["generator"]
   assert set(shapes) == {"ltr", "rtl", "mlm_head"}
   assert shapes["mlm_head"]["dense"]["kernel"].shape == (2 * TOWERS.generator.hidden_size, 8)
+
+
+def test_the_two_towers_drop_other_elements():
+  dropout_seeds = encoder.make_dropout_seeds(jax.random.split(jax.random.key(0), 8), 2)
+  (first, layers), (other, others) = dropout_seeds, generators._two_seeds(dropout_seeds)[1]
+
+  def signs(salt):
+    return np.where(np.asarray(encoder.dropout(jnp.ones((8, 64, 64)), 0.5, salt)) > 0, 1.0, -1.0)
+
+  for a, b in ((first, other), (layers[1][:, 2], others[1][:, 2])):
+    product = signs(a) * signs(b)
+    # Of independent signs the mean is 0, with a standard deviation of 1 / 181: five of them.
+    assert abs(product.mean()) < 5 / np.sqrt(product.size)
+
+
+def test_samples_follow_the_schedule_of_the_temperature_and_replaced_is_a_share_of_all_tokens():
+  counts = 1.0 + np.arange(60)
+  falling = schedules.Schedule(1.0, schedules.parse("0=1e-3,8=1", 10))
+  cold = dataclasses.replace(SPEC.masking, temperature=falling)
+  spec = dataclasses.replace(
+    SPEC, generator_kind="unigram", frequencies=tuple(counts), masking=cold
+  )
+  batch = make_batch(B=64)
+
+  @jax.jit
+  def run(step):
+    keys = generators.split_streams(keys_of(batch), training=True)
+    return generators.corrupt(spec, {"generator": {}}, batch, keys, step)
+
+  first, last = run(jnp.int32(0)), run(jnp.int32(8))
+  assert np.unique(first.sampled).tolist() == [59]  # at 1/1000 the likeliest always
+  assert np.unique(last.sampled).size > 20
+  for c in (first, last):
+    share = c.terms["replaced"]
+    assert float(share.total) == np.asarray(c.is_replaced).sum()
+    assert float(share.count) == batch.padding_mask.sum()

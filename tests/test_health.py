@@ -371,3 +371,15 @@ def test_a_window_of_one_line_tells_a_collapse_at_once():
 def test_limits_that_make_no_sense_are_refused(field, value):
   with pytest.raises(ValueError, match=rf"health\.{field} .*{value}"):
     dataclasses.replace(LIMITS, **{field: value})
+
+
+def test_a_loss_becomes_the_level_after_as_many_lines_as_the_window_has():
+  lines = [line()] * 10 + [line(mlm_loss=4.0)] * 10 + [line(mlm_loss=6.0)]
+  warnings = told(lines)
+  assert list(warnings) == [10, 20] and "the median 4.000" in warnings[20][0]
+
+
+def test_a_window_of_a_line_or_two_still_sees_spikes():
+  for window in (1, 2):
+    limits = dataclasses.replace(LIMITS, window=window)
+    assert list(told([line()] * 5 + [line(mlm_loss=7.0)], limits)) == [5]

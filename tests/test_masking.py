@@ -188,3 +188,26 @@ def test_a_sample_that_equals_the_original_is_not_replaced():
 def test_a_mask_rate_outside_0_and_1_is_refused(rate):
   with pytest.raises(ValueError, match=f"mask_prob is between 0 and 1, got {rate}"):
     masking.Masking(rate, 0.85, 1.0, MASK, ())
+
+
+@pytest.mark.parametrize("bits", [0, 2**32 - 1])
+def test_the_ends_of_the_random_numbers_meet_only_tokens_with_a_probability(monkeypatch, bits):
+  shape = (64, 32, 1000)
+  rng = np.random.default_rng(0)
+  # In each of the four blocks tokens at both ends have none, in the last and some others all.
+  has = (np.arange(1000) % 256 > 5) & (np.arange(1000) % 256 < 200) & (np.arange(1000) < 768)
+  has = has & ((rng.random((*shape[:2], 1)) < 0.5) | (np.arange(1000) < 256))
+  logits = jnp.float32(np.where(has, rng.normal(size=shape) * 3, -np.inf))
+  monkeypatch.setattr(jax.random, "bits", lambda key, s, dtype: jnp.full(s, bits, dtype))
+  run = jax.jit(lambda logits: masking.sample(logits, 1.0, keys(64)))
+  drawn, nll = (np.asarray(x) for x in run(logits))
+  assert np.take_along_axis(has, drawn[..., None], -1).all()
+  assert np.isfinite(nll).all()
+
+
+def test_a_token_that_is_disallowed_has_no_probability_whatever_the_logits():
+  logits = jnp.array([[[1e3, -50.0, -60.0]]])
+  left = jax.nn.softmax(masking.disallow(logits, jnp.array([[0]])))
+  # What is left of the others: 1 / (1 + e^-10).
+  np.testing.assert_allclose(left[0, 0], [0, 0.9999546, 4.54e-5], rtol=1e-4)
+  assert left[0, 0, 0] == 0

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax.runtime import curves, log, metrics, parallel, terminal
+from electra_jax.runtime import curves, goodput, log, metrics, parallel, terminal
 
 
 def histogram(scores, labels, bins=32):
@@ -208,3 +208,55 @@ def test_curves_have_a_panel_for_every_metric_and_are_a_picture(tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["curves.png"]
   curves.draw(tmp_path / "none.png", [], {})
   assert not (tmp_path / "none.png").exists()
+
+
+def test_event_files_of_a_resumed_run_hide_what_comes_after_its_step(tmp_path):
+  from tensorboardX.proto import event_pb2
+
+  display = terminal.Display(0, 10, Console(file=io.StringIO()))
+  log.Log(tmp_path, display, start_step=7, resumed=True, tensorboard=True).close()
+  (path,) = (tmp_path / "tensorboard").iterdir()
+  data, sessions = path.read_bytes(), []
+  while data:  # records: length in 8 bytes, checksum in 4, the event, checksum in 4
+    end = 12 + int.from_bytes(data[:8], "little")
+    event = event_pb2.Event.FromString(data[12:end])
+    data = data[end + 4 :]
+    if event.HasField("session_log"):
+      sessions.append((event.session_log.status, event.step))
+  assert sessions == [(event_pb2.SessionLog.START, 8)]  # the first that is trained again
+
+
+def test_a_history_ends_before_a_damaged_line_and_has_no_hole(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text('{"step": 1}\n{"step": 2\n{"step": 3}\n')
+  assert metrics.read_history(path) == [{"step": 1}]
+
+
+def test_speed_is_that_of_steps_and_data_without_all_else(monkeypatch):
+  clock = [100.0]
+  monkeypatch.setattr(goodput.time, "monotonic", lambda: clock[0])
+  spent = goodput.Goodput()
+
+  def spend(activity, secs):
+    with spent.doing(activity):
+      clock[0] += secs
+
+  speed = goodput.Speed(spent, batch_size=8, seq_length=16, flops_per_step=300.0, peak=1000.0)
+  assert speed.read(0, 9)["mfu"] is None  # there was no step
+  spend("data", 20)  # opening it
+  spend("compile", 30)  # the first step
+  speed.restart(1)
+  spend("steps", 1.5)
+  spend("data", 0.5)
+  spend("evaluation", 7)
+  spend("steps", 2)
+  # 5 steps in 4 s, 10 steps to go.
+  assert speed.read(6, 10) == {
+    "sequences_per_sec": 1.25 * 8,
+    "tokens_per_sec": 1.25 * 8 * 16,
+    "mfu": 1.25 * 300 / 1000,
+    "eta_secs": 8.0,
+    "elapsed_secs": 61.0,
+  }
+  spend("steps", 1)
+  assert speed.read(7, 2)["eta_secs"] == 2.0  # since the last reading

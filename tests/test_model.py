@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax.core import encoder, heads, masking, objectives, params
+from electra_jax.core import encoder, heads, masking, networks, objectives, params
 
 TINY = encoder.TransformerConfig(
   vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2, num_heads=2, ffn_size=16,
@@ -294,3 +294,49 @@ def test_cudnn_attention_refuses_dropout_that_it_cannot_do():
   q = jnp.zeros((1, 2, 2, 4))
   with pytest.raises(ValueError, match="no dropout"):
     encoder.attend(cfg, q, q, q, jnp.ones((1, 2), bool), jnp.zeros((1, 2), jnp.uint32))
+
+
+def test_the_four_sites_of_dropout_are_where_numpy_puts_them():
+  """The embeddings before their projection, the probabilities, and what two residuals add."""
+  cfg = dataclasses.replace(TINY, num_layers=1, dropout=0.3, attention_dropout=0.4)
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(lambda: networks.init_encoder(cfg, jax.random.key(0)))
+  p = jax.tree.map(lambda a: rng.normal(0, 0.3, a.shape), shapes)
+  x = rng.normal(size=(2, 12, 6))
+
+  @jax.jit
+  def run(p, x):
+    dropout_seeds = encoder.make_dropout_seeds(jax.random.split(jax.random.key(5), 2), 1)
+
+    def kept(shape, rate, seeds):
+      return encoder.dropout(jnp.ones((2, *shape)), rate, seeds)
+
+    first, later = dropout_seeds[0], dropout_seeds[1][0].swapaxes(0, 1)
+    masks = (
+      kept((12, 6), 0.3, first),
+      kept((2, 12, 12), 0.4, later[0]),
+      kept((12, 8), 0.3, later[1]),
+      kept((12, 8), 0.3, later[2]),
+    )
+    return encoder.Encoder(cfg).apply(
+      {"params": p}, x, jnp.ones((2, 12), bool), dropout_seeds
+    ), masks
+
+  got, masks = jax.tree.map(np.asarray, run(jax.tree.map(jnp.float32, p), jnp.float32(x)))
+
+  def np_softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+  layer = jax.tree.map(lambda a: a[0], p["layers"])
+  states = np_dense(x * masks[0], p["project"])
+  qkv = np.einsum("bld,dihk->ibhlk", states, layer["qkv"]["kernel"])
+  q, k, v = qkv + layer["qkv"]["bias"][:, None, :, None]
+  shown = np_softmax(q @ k.swapaxes(-1, -2) / math.sqrt(4)) * masks[1]
+  y = np.einsum("bhlk,hkd->bld", shown @ v, layer["attention_output"]["kernel"])
+  y = (y + layer["attention_output"]["bias"]) * masks[2]
+  states = np_layer_norm(states + y, layer["attention_norm"])
+  y = np_dense(np_gelu(np_dense(states, layer["ffn_in"])), layer["ffn_output"])
+  states = np_layer_norm(states + y * masks[3], layer["ffn_norm"])
+  # Rounding of float32 as in the test without dropout; another mask changes states by about 1.
+  np.testing.assert_allclose(got, states, atol=2e-4)

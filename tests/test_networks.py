@@ -123,3 +123,57 @@ def test_every_weight_has_a_group():
   assert set(jax.tree.leaves(generators.groups(SPEC, make("embeddings")[1])["embeddings"])) == {
     "discriminator"
   }
+
+
+def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
+  full = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
+  less = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3))}}}
+  with pytest.raises(ValueError, match=r"rtd_head/bias is None, the model's is \(3,\)"):
+    params.inherit(full, less)
+  with pytest.raises(ValueError, match=r"rtd_head/bias is \(3,\), the model's is None"):
+    params.inherit(less, full)
+
+
+def test_a_frozen_generator_is_frozen_and_the_rest_is_the_discriminators():
+  spec = dataclasses.replace(SPEC, generator_kind="frozen", tying="none")
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  groups = generators.groups(spec, shapes)
+  for part, group in (
+    ("generator", "frozen"), ("discriminator", "discriminator"), ("embeddings", "discriminator"),
+  ):  # fmt: skip
+    assert set(jax.tree.leaves(groups[part])) == {group}, part
+
+
+def test_the_two_towers_begin_with_different_numbers():
+  spec = dataclasses.replace(SPEC, generator_kind="two_tower")
+  weights = jax.jit(
+    lambda: generators.init_generator(spec, jax.random.key(0), (), jax.random.key(1))
+  )()
+  for name in ("qkv", "attention_output", "ffn_in", "ffn_output"):
+    left, right = (weights[tower]["layers"][name]["kernel"] for tower in ("ltr", "rtl"))
+    assert (left != right).any(), name
+
+
+def test_the_logits_of_all_positions_never_exist_at_once_not_on_the_way_back_either():
+  shapes = jax.eval_shape(lambda: objectives.init_params(SPEC, jax.random.key(0)))
+  states, tokens = jax.ShapeDtypeStruct((3, 16, 8), jnp.float32), jnp.zeros((3, 16), jnp.int32)
+
+  def loss(network, tables, states):
+    cfg = SPEC.generator
+    return networks.chunked_nll(cfg, network, tables, states, tokens, chunk_size=4)[0].sum()
+
+  program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(
+    shapes["generator"], shapes["embeddings"], states
+  )
+
+  def sizes(jaxpr):
+    for equation in jaxpr.eqns:
+      yield from (x.aval.size for x in equation.outvars)
+      for inner in jax.tree.leaves(list(equation.params.values())):
+        inner = getattr(inner, "jaxpr", inner)
+        if hasattr(inner, "eqns"):
+          yield from sizes(inner)
+
+  found = list(sizes(program.jaxpr))
+  assert 3 * 4 * 60 in found  # a slice's logits
+  assert max(found) < 3 * 16 * 60

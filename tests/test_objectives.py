@@ -183,3 +183,22 @@ def test_a_padding_row_changes_nothing(params):
   for name in a:
     np.testing.assert_allclose(a[name].total, b[name].total, rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(a[name].count, b[name].count, err_msg=name)
+
+
+def test_no_two_random_choices_of_a_row_share_a_key():
+  corruption, dropout = objectives._keys(keys_of(make_batch()), jnp.int32(0))
+  every = jnp.concatenate([corruption, dropout[:, None]], axis=1)  # [B, 4 and the dropout's]
+  words = np.asarray(jax.random.key_data(every)).reshape(4 * 5, -1)
+  assert len(np.unique(words, axis=0)) == 4 * 5
+  assert objectives._keys(keys_of(make_batch()), None)[1] is None  # no dropout in evaluation
+
+
+def test_a_logit_of_zero_says_original():
+  zero, mask = jnp.zeros((1, 3)), jnp.array([[True, True, False]])
+  t = terms.detection_terms("rtd", zero, jnp.array([[True, False, False]]), mask, 1.0)
+  assert [float(t[f"rtd_{name}"].total) for name in ("accuracy", "recall", "precision")] == [
+    1,
+    0,
+    0,
+  ]
+  assert float(t["rtd_precision"].count) == 0

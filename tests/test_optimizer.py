@@ -148,3 +148,34 @@ def test_what_is_frozen_does_not_move_and_has_no_optimizer_state(separate):
   updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
   assert not updates["generator"].any() and updates["discriminator"].all()
   assert sum(x.size for x in jax.tree.leaves(state) if x.ndim) == 2 * 3
+
+
+@pytest.mark.parametrize("power", [0.5, 2.0])
+def test_both_schedules_decay_with_their_power(power):
+  product = optimizer.product_schedule(2.0, 4, 100, power)
+  joined = optimizer.joined_schedule(2.0, 4, 104, power)
+  for t in (4, 10, 50, 99, 100):
+    # 1 - t / T is a difference of float32 numbers near 1: to 6e-8, twenty times that at its root.
+    expected = pytest.approx(2 * (1 - t / 100) ** power, rel=1e-6, abs=2e-6)
+    assert float(product(t)) == expected
+    assert float(joined(t + 4)) == expected
+
+
+@pytest.mark.parametrize("name", sorted(optimizer.OPTIMIZERS))
+def test_without_a_gradient_only_kernels_and_embeddings_shrink(name):
+  cfg = dataclasses.replace(PAPER, name=name, weight_decay=0.25)
+  tx, params = optimizer.make_optimizer(cfg, lambda _: 0.5), jax.tree.map(jnp.float32, tree(0))
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  updates, _ = jax.jit(lambda: tx.update(zeros, tx.init(params), params))()
+  decays = {"dense": {"kernel": 1, "bias": 0}, "ffn_norm": {"scale": 0, "bias": 0}, "word": 1}
+  jax.tree.map(
+    lambda u, p, d: np.testing.assert_array_equal(u, -0.5 * 0.25 * d * p), updates, params, decays
+  )
+
+
+def test_the_state_of_the_originals_adam_counts_its_updates():
+  tx, params = optimizer.scale_by_electra_adam(0.9, 0.999, 1e-6), {"w": np.ones(2, np.float32)}
+  state = tx.init(params)
+  for _ in range(3):
+    _, state = tx.update(params, state)
+  assert int(state.count) == 3

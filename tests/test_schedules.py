@@ -55,3 +55,42 @@ def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_
   for step, weight in ((0, 0.0), (4, 0.0), (5, 50.0)):
     term = terms(jnp.int32(step))["rtd_loss"]
     assert (float(term.weight), term.in_loss) == (weight, True)
+
+
+@pytest.mark.parametrize("name", [n for n, o in objectives.OBJECTIVES.items() if o.uses_generator])
+def test_the_main_loss_of_every_objective_follows_the_schedule_of_its_weight(name):
+  kind = "two_tower" if name == "electric" else "transformer"
+  weight = schedules.Schedule(2.0, schedules.parse("0=1,10=3", 10))
+  spec = dataclasses.replace(SPEC, objective=name, generator_kind=kind, discriminator_weight=weight)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  found, batch = [], make_batch()
+
+  def run(params, step):
+    terms = objectives.make(spec)(params, batch, keys_of(batch), step)
+    found.extend(k for k, t in terms.items() if isinstance(t.weight, jax.Array))
+    return [t.weight for t in terms.values() if isinstance(t.weight, jax.Array)]
+
+  assert len(jax.eval_shape(run, shapes, jnp.int32(0))) == 1
+  main = {"replace_mlm": "replace_mlm_loss", "all_tokens_mlm": "all_tokens_loss"}
+  assert found == [{**main, "electric": "nce_loss"}.get(name, "rtd_loss")]
+
+
+def test_electrics_noise_is_as_frequent_as_its_schedule_says():
+  def at_rate(**changes):
+    masking = dataclasses.replace(SPEC.masking, **changes)
+    return dataclasses.replace(
+      SPEC, objective="electric", generator_kind="two_tower", masking=masking
+    )
+
+  moving = at_rate(mask_prob=schedules.Schedule(0.2, schedules.parse("0=0.4,10=0.2", 10)))
+  fixed, batch = at_rate(mask_prob=0.4), make_batch()
+
+  @jax.jit
+  def run(step):  # both in one program, which holds the networks once
+    weights = objectives.init_params(fixed, jax.random.key(0))
+    terms = (objectives.make(s)(weights, batch, keys_of(batch), step) for s in (moving, fixed))
+    return [t["nce_loss"].total / t["nce_loss"].count for t in terms]
+
+  a, b = run(jnp.int32(0))
+  # The same sums in float32; log(p / (1 - p)) of 0.2 and 0.4 are 1 apart.
+  assert float(a) == pytest.approx(float(b), rel=1e-5)

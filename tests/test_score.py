@@ -143,3 +143,13 @@ def test_the_command_prints_scores_and_picks_the_best_of_n(electric_run):
   done = run(electric_run, "u1 -1 abc\n", "--nbest")
   assert done.returncode == 1
   assert done.stderr == "error: line 1 is not ID, score, hypothesis with tabs: 'u1 -1 abc'\n"
+
+
+def test_electra_gives_no_likelihood_where_its_samples_are_never_right():
+  masking = dataclasses.replace(RATES, disallow_correct=True)
+  spec = dataclasses.replace(SPEC, masking=masking)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
+    jax.eval_shape(
+      lambda weights: objectives.token_scores(spec, weights, make_batch(), None), shapes
+    )

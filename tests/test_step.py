@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from electra_jax.core import encoder, masking, objectives, optimizer, step
+from electra_jax.core import encoder, masking, objectives, optimizer, step, terms
 from electra_jax.core.batch import Batch
 from electra_jax.runtime import parallel
 
@@ -164,3 +164,63 @@ def test_the_mapped_step_donates_the_state_and_keeps_its_shapes():
   assert jax.tree.map(jnp.shape, new) == shapes
   assert state.params["embeddings"]["word"].is_deleted()
   assert new.params["embeddings"]["word"].sharding.is_fully_replicated
+
+
+def on_one_device(function):
+  """Maps over an axis of one device without `pmap`, which compiles for longer."""
+  mapped = jax.jit(jax.vmap(function, in_axes=(None, 0), axis_name="data"))
+
+  def call(x, batch):
+    return jax.tree.map(lambda y: y[0], mapped(x, jax.tree.map(lambda y: y[None], batch)))
+
+  return call
+
+
+def test_what_a_step_reports_is_numpys_of_its_place_in_time():
+  """The rate and the keys that it used, the norms of the gradient, the update, the new weights."""
+  target = np.array([3.0, -1.0, 2.0])
+
+  def objective(params, batch, keys, step):
+    loss = 0.5 * jnp.sum((params["w"] - target) ** 2) * batch.padding_mask.sum()
+    words = jax.random.key_data(keys)
+    return {"loss": terms.Term(loss, batch.padding_mask.sum(), 2.0), "keys": terms.Term(words, 1)}
+
+  def schedule(t):
+    return 0.1 / (1 + t)
+
+  tx = optax.sgd(schedule)
+  one = on_one_device(step.make_train_step(objective, tx, schedule, seed=0))
+  state = step.init_state({"w": jnp.zeros(3)}, tx)
+  w = np.zeros(3)
+  for t in range(3):
+    state, said = one(state, make_batch(0))
+    gradient, before = 2 * (w - target), w
+    w = w - schedule(t) * gradient
+    expected = {
+      "loss": ((before - target) ** 2).sum(),
+      "learning_rate": schedule(t),
+      "grad_norm": np.linalg.norm(gradient),
+      "update_norm": np.linalg.norm(w - before),
+      "param_norm": np.linalg.norm(w),
+    }
+    for name, value in expected.items():
+      assert float(said[name]) == pytest.approx(value, rel=1e-5), (t, name)  # some float32 sums
+    keys = jax.random.key_data(step.row_keys(0, jnp.int32(t), np.arange(B, dtype=np.int32)))
+    np.testing.assert_array_equal(said["terms"]["keys"][0], keys)
+    assert int(state.step) == t + 1
+
+
+def test_evaluation_shares_no_key_with_training_or_with_the_first_weights():
+  def objective(params, batch, keys, step):
+    assert step is None
+    return {"keys": terms.Term(jax.random.key_data(keys), jnp.float32(1))}
+
+  rows = make_batch(0)._replace(row=np.arange(B, dtype=np.int32))
+  said = on_one_device(step.make_eval_step(objective, seed=7))({}, rows)
+  ours = {tuple(x) for x in np.asarray(said["keys"][0]).tolist()}
+  assert len(ours) == B
+  steps = jnp.array([*range(1000), 2**31 - 1])  # the last that an int32 counts to
+  trained = jax.vmap(lambda t: step.row_keys(7, t, rows.row))(steps)
+  theirs = np.asarray(jax.random.key_data(trained)).reshape(-1, 2).tolist()
+  first = jax.random.fold_in(jax.random.key(7), 2**32 - 2)  # as in `job`
+  assert not ours & {*map(tuple, theirs), tuple(jax.random.key_data(first).tolist())}

@@ -18,7 +18,7 @@ from electra_jax import train
 from electra_jax.config import compare, files, specs
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import sources
-from electra_jax.pretrain.run import TrainFns, make_train_fns
+from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -425,3 +425,14 @@ def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
 
 def heldout_batches(heldout):
   return pretrain_batches.eval_batches(heldout, batch_size=8, max_examples=10_000)
+
+
+def test_the_mfu_of_a_line_is_its_flops_over_the_peak_of_all_devices(straight, tiny_config):
+  run = prepare(tiny_config, straight, False)
+  history = metrics.read_history(straight / "metrics.jsonl")
+  trained = [x for x in history if x["split"] == "train" and x["mfu"] is not None]
+  assert len(trained) == 4
+  for line in trained:
+    steps_per_sec = line["sequences_per_sec"] / 8  # the batch size
+    peak = run.peak[0] * jax.device_count()  # measured once in a process
+    assert line["mfu"] == pytest.approx(steps_per_sec * run.flops_per_step / peak, rel=1e-12)

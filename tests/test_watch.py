@@ -4,12 +4,23 @@ import errno
 import fcntl
 import io
 import resource
+import signal
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax.runtime import goodput, log, metrics, stragglers, terminal, tracing, workdir
+from electra_jax.runtime import (
+  goodput,
+  interrupt,
+  log,
+  metrics,
+  processes,
+  stragglers,
+  terminal,
+  tracing,
+  workdir,
+)
 
 
 def test_every_moment_counts_for_one_thing(monkeypatch):
@@ -106,3 +117,45 @@ def test_a_workdir_without_locks_is_claimed_and_one_that_fails_is_not(
     (tmp_path / ".lock").write_text("process 7 on another\n")
     with pytest.raises(ValueError, match="has been taken over by process 7 on another"):
       workdir.check_claim(tmp_path)
+
+
+def test_of_two_processes_the_slow_one_is_named_by_the_other():
+  found = stragglers.StragglerDetector(1.3, batch_size=8, step=0)
+  found._names = ["a", "b"]
+  # 1.5 times the other, but only 1.2 times the median of both.
+  said = [found.check(np.array([1.5, 1.0]), np.zeros(2))[1] for _ in range(2)]
+  assert [len(x) for x in said] == [0, 1] and said[1][0].startswith("process 0 (a) is slow")
+
+
+def test_a_folder_of_checkpoints_without_a_configuration_is_no_run(tmp_path):
+  (tmp_path / "compiled").mkdir()
+  assert workdir.read_config(tmp_path) is None
+  (tmp_path / "checkpoints").mkdir()
+  with pytest.raises(ValueError, match="holds checkpoints but no config.json"):
+    workdir.read_config(tmp_path)
+
+
+def test_a_second_ctrl_c_interrupts_what_a_first_one_only_asks_to_end():
+  before = signal.getsignal(signal.SIGINT)
+  with interrupt.StopSignals() as stop:
+    assert stop.requested(1) is None
+    signal.raise_signal(signal.SIGINT)
+    assert stop.requested(2) == "SIGINT"
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
+  assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_only_one_kind_of_error_on_all_processes_is_that_kind():
+  alone, both = ValueError("x"), ValueError("x")
+  assert processes.only_raised(alone, ValueError) and not processes.only_raised(alone, OSError)
+  both.kinds = {"ValueError", "OSError"}  # as `run_on_all` says it where several failed
+  assert not processes.only_raised(both, ValueError)
+  both.kinds = {"ValueError"}
+  assert processes.only_raised(both, ValueError)
+
+
+@pytest.mark.parametrize("given", [("host:1", 2, -1), ("host:1", 0, 0), ("", 2, 1), ("", 0, 0)])
+def test_a_process_that_is_told_only_part_of_where_it_is_refuses(given):
+  with pytest.raises(ValueError, match="are given together or not at all"):
+    processes.initialize(*given)

@@ -19,7 +19,7 @@ from test_train import (
 )
 
 from electra_jax import train
-from electra_jax.core import optimizer, zero
+from electra_jax.core import optimizer, params, step, zero
 from electra_jax.pretrain.run import make_train_fns
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import Checkpoints
@@ -113,3 +113,27 @@ def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, f
       if isinstance(value, float):
         # As between numbers of devices: the sums of float32 are in another order.
         np.testing.assert_allclose(ours[name], value, rtol=1e-4, err_msg=name)
+
+
+def test_a_mapped_step_donates_replicated_and_sharded_arrays():
+  state = step.TrainState(jnp.int32(0), {"w": jnp.ones(16)}, {"m": jnp.zeros((16, 2))})
+  shapes = jax.eval_shape(lambda: state)
+  sharding = parallel.StateSharding(
+    shapes, step.TrainState(step=False, params=False, opt_state=True)
+  )
+
+  def add(state, batch):
+    part = jax.tree.map(lambda m: m + batch.sum(), state.opt_state)
+    return state.replace(step=state.step + 1, opt_state=part), {"sum": batch.sum()}
+
+  old = sharding.init_state(lambda params: state.replace(params=params))(
+    parallel.replicate(state.params)
+  )
+  new, _ = parallel.map_train_step(add, sharding.axes)(old, jnp.ones((8, 3)))
+  assert old.params["w"].is_deleted() and old.opt_state["m"].is_deleted()
+  assert (int(new.step), new.opt_state["m"].shape) == (1, (8, 2, 2))
+
+
+def test_an_array_of_no_numbers_is_split_along_its_other_axis_or_not_at_all():
+  assert params.split_axis((0, 16), 8) == 1
+  assert params.split_axis((0, 3), 8) is None

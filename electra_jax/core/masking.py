@@ -171,9 +171,10 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
   padded = jnp.pad(z, ((0, 0), (0, 0), (0, blocks * _BLOCK - V)), constant_values=-jnp.inf)
   sums = jnp.exp(padded).reshape(*z.shape[:2], blocks, _BLOCK).sum(-1)
   cdf = jnp.cumsum(sums, axis=-1)
-  # In (0, 1): 24 bits and a half, so neither end of the distribution is ever met exactly.
+  # In (0, 1): 24 bits and a half, so neither end of the distribution is ever met exactly. Above 1/2
+  # float32 has no room for the half, and the last number would be rounded to 1.
   bits = jax.vmap(lambda key: jax.random.bits(key, (K,), jnp.uint32))(keys)
-  u = ((bits >> 8).astype(jnp.float32) + 0.5) * 2.0**-24
+  u = jnp.minimum(((bits >> 8).astype(jnp.float32) + 0.5) * 2.0**-24, 1 - 2.0**-24)
   target = u * cdf[..., -1]
   block = jnp.minimum((cdf <= target[..., None]).sum(-1), blocks - 1)
   before = jnp.take_along_axis(cdf - sums, block[..., None], axis=-1)[..., 0]
