@@ -447,3 +447,10 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
   assert ("max |difference of logits|" in said) == HAS_TORCH
   back = sources.open_source(tmp_path / "out").networks["discriminator"]
   assert same(back.weights, random_network(cfg, None))
+
+
+def test_a_network_that_electra_cannot_express_is_refused_not_written_as_one(tmp_path):
+  cfg = dataclasses.replace(SIZES["projected"], direction="ltr")
+  with pytest.raises(huggingface.ExchangeError, match="has no direction='ltr'"):
+    huggingface.save(tmp_path, cfg, random_network(cfg, None), None, 0)
+  assert not list(tmp_path.iterdir())

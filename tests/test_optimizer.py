@@ -179,3 +179,11 @@ def test_the_state_of_the_originals_adam_counts_its_updates():
   for _ in range(3):
     _, state = tx.update(params, state)
   assert int(state.count) == 3
+
+
+def test_zero_1_refuses_an_optimizer_that_works_on_whole_arrays(monkeypatch):
+  whole = optimizer.OptimizerDef(optimizer.OPTIMIZERS["adamw"].make, elementwise=False)
+  monkeypatch.setitem(optimizer.OPTIMIZERS, "whole", whole)
+  cfg = dataclasses.replace(PAPER, name="whole")
+  with pytest.raises(ValueError, match="optimizer.sharded .* but whole works on whole arrays"):
+    dataclasses.replace(cfg, sharded=True)

@@ -12,7 +12,7 @@ from conftest import make_tiny_config
 from test_objectives import RATES, SPEC, make_batch
 
 from electra_jax import score, train
-from electra_jax.core import generators, networks, objectives
+from electra_jax.core import generators, networks, objectives, schedules
 
 
 def make(objective, kind="transformer", **changes):
@@ -153,3 +153,21 @@ def test_electra_gives_no_likelihood_where_its_samples_are_never_right():
     jax.eval_shape(
       lambda weights: objectives.token_scores(spec, weights, make_batch(), None), shapes
     )
+
+
+def test_likelihoods_take_the_mask_rate_of_the_checkpoints_step():
+  falling = schedules.Schedule(0.9, schedules.parse("0=0.5,10=0.25", 10))
+  spec, weights = make("electra", masking=dataclasses.replace(RATES, mask_prob=falling))
+  batch = make_batch()
+  at_10 = np.asarray(objectives.token_scores(spec, weights, batch, 10))
+  fixed, _ = make("electra", masking=dataclasses.replace(RATES, mask_prob=0.25))
+  np.testing.assert_array_equal(at_10, objectives.token_scores(fixed, weights, batch, 10))
+  assert (at_10 != np.asarray(objectives.token_scores(spec, weights, batch, 0))).any()
+
+
+def test_samples_at_another_temperature_by_schedule_give_no_likelihood():
+  falling = schedules.Schedule(1.0, schedules.parse("0=2,10=1", 10))
+  spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=falling))
+  with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
+    objectives.token_scores(spec, weights, make_batch(), 5)
+  assert np.isfinite(objectives.token_scores(spec, weights, make_batch(), 10)).all()

@@ -8,7 +8,12 @@ from ml_collections import ConfigDict
 
 from electra_jax.config.compare import flatten
 from electra_jax.config.files import load
-from electra_jax.config.specs import has_generator_weights, make_limits, make_schedule
+from electra_jax.config.specs import (
+  has_generator_weights,
+  make_limits,
+  make_optimizer_config,
+  make_schedule,
+)
 from electra_jax.core import generators, networks, objectives, optimizer
 from electra_jax.runtime import parallel, tracing
 
@@ -60,6 +65,7 @@ def check_fields(config: ConfigDict) -> None:
   check_combination(config)
   tracing.parse_steps(config.profile.steps)
   make_limits(config)
+  make_optimizer_config(config)
   own = ("learning_rate", "weight_decay", "clip_norm")
   for field in (f"optimizer.generator_{name}" for name in own):
     if flat[field] is not None and not config.optimizer.separate_optimizers:

@@ -33,6 +33,13 @@ class OptimizerConfig:
   generator_clip_norm: float | None = None
   sharded: bool = False
 
+  def __post_init__(self):
+    if self.sharded and not OPTIMIZERS[self.name].elementwise:
+      raise ValueError(
+        f"optimizer.sharded has each device update a part of every array, but {self.name} works on"
+        " whole arrays: leave it off"
+      )
+
   def for_generator(self) -> "OptimizerConfig":
     """Returns the generator's own settings; where one is not set, the discriminator's holds."""
     own = {
@@ -128,7 +135,24 @@ def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransforma
   )
 
 
-OPTIMIZERS = {"electra_adam": _electra_adam, "adamw": _adamw}
+@dataclasses.dataclass(frozen=True)
+class OptimizerDef:
+  """An optimizer.
+
+  Fields:
+    make: (config, schedule) -> the transformation, without clipping.
+    elementwise: whether it updates each number by itself, so that devices may each update a part of
+      an array (ZeRO-1). One that works on whole matrices does not.
+  """
+
+  make: Callable[[OptimizerConfig, Schedule], optax.GradientTransformation]
+  elementwise: bool
+
+
+OPTIMIZERS = {
+  "electra_adam": OptimizerDef(_electra_adam, elementwise=True),
+  "adamw": OptimizerDef(_adamw, elementwise=True),
+}
 
 
 def clip_by_norm(max_norm: float, norm: Callable) -> optax.GradientTransformation:
@@ -163,7 +187,7 @@ def make_optimizer(
   """
 
   def trained(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
-    return optax.chain(clip_by_norm(cfg.clip_norm, norm), OPTIMIZERS[cfg.name](cfg, schedule))
+    return optax.chain(clip_by_norm(cfg.clip_norm, norm), OPTIMIZERS[cfg.name].make(cfg, schedule))
 
   if groups is None:
     return trained(cfg, schedule)
