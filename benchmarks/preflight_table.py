@@ -5,7 +5,7 @@
 Runs `electra_jax.preflight` at the paper's batch sizes, a process for each slice, and prints the
 table. What is in the JSON already is not compiled again, so it can be stopped and taken up again;
 without its compiler (the extra `tpu`) it shows what is there. With --write the table goes into
-README.md. All slices take over two hours of one core.
+docs/preflight.md. All slices take over two hours of one core.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawTextHelpFormatter
   )
-  parser.add_argument("--write", action="store_true", help="put the table into README.md")
+  parser.add_argument("--write", action="store_true", help="put the table into docs/preflight.md")
   parser.add_argument("--minutes", type=float, default=math.inf, help="start none after that")
   parser.add_argument("--jobs", type=int, default=1, help="compile as many at a time, a core each")
   args = parser.parse_args()
@@ -147,7 +147,7 @@ def main() -> None:
   table = markdown(results)
   console.print(table, markup=False)
   if args.write:
-    write(ROOT / "README.md", table)
+    write(ROOT / "docs" / "preflight.md", table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The first five losses of every configuration and option, made small: what must never change.
 
-  python tests/golden/losses.py            # compares with losses.json, says what differs
+  python tests/golden/losses.py [CASE...]  # compares with losses.json, prints what differs
   python tests/golden/losses.py --write    # only when a number is meant to change
+  JAX_PLATFORMS=cuda JAX_DEFAULT_MATMUL_PRECISION=highest python tests/golden/losses.py  # on a GPU
 
 Networks of two layers on a fixed batch of random tokens, with the configuration's own objective,
 generator, ties, masking and optimizer. Needs no data and no TensorFlow.
@@ -38,6 +39,7 @@ SMALL = {
   "model.num_heads": 2,
   "model.ffn_size": 32,
   "model.max_positions": L,
+  "model.dtype": "float32",
   "data.seq_length": L,
   "data.vocab_size": V,
   "optimizer.warmup_steps": 2,
@@ -150,13 +152,13 @@ def difference(found, expected) -> float:
 def main() -> None:
   jax.config.update("jax_compilation_cache_dir", None)
   path = HERE / "losses.json"
-  found = {case: run(case) for case in CASES}
-  if "--write" in sys.argv:
+  if sys.argv[1:] == ["--write"]:
+    found = {case: run(case) for case in CASES}
     path.write_text(json.dumps(found, indent=0) + "\n")
     return
   expected = json.loads(path.read_text())
-  for case in CASES:
-    print(f"{case:26}{difference(found[case], expected[case]):.1e}")
+  for case in sys.argv[1:] or CASES:
+    print(f"{case:26}{difference(run(case), expected[case]):.1e}", flush=True)
 
 
 if __name__ == "__main__":
