@@ -246,7 +246,7 @@ def test_a_missing_extra_is_named():
     ({"generator.init_from": "x"}, "init_from names the run .* got kind transformer and x"),
     (
       {"generator.tie": "all", "generator.width_multiplier": 1.0, "generator.kind": "two_tower"},
-      "two_tower generator has two of its own",
+      "two_tower generator has 2 of its own",
     ),
     (
       {"objective.name": "adversarial", "objective.temperature": 2.0},

@@ -75,7 +75,7 @@ CASES = [
 def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
   # Wide, so that products are nearly all there is to count; unrolled, because the compiler counts
   # the body of a loop once.
-  d = encoder.TransformerConfig(512, 128, 128, 2, 2, 512, 16, dropout=0.1)
+  d = encoder.TransformerConfig(512, 128, 128, 2, 2, 512, 16, compute=encoder.Compute(unroll=2))
   rates = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
   spec = networks.PretrainSpec(
     encoder.generator_size(d, 1.0, 1.0), d, rates, objective=name, generator_kind=kind,

@@ -204,7 +204,7 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
 
 def test_vocabulary_bias_has_the_gradient_of_a_plain_sum():
   g = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
-  _, pull = jax.vjp(encoder._add_vocabulary_bias, jnp.zeros((2, 3, 5)), jnp.zeros(5))
+  _, pull = jax.vjp(heads._add_vocabulary_bias, jnp.zeros((2, 3, 5)), jnp.zeros(5))
   to_logits, to_bias = pull(g)
   np.testing.assert_array_equal(to_logits, g)
   np.testing.assert_allclose(to_bias, g.sum((0, 1)), rtol=1e-5)  # six float32 additions

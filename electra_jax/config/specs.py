@@ -36,9 +36,9 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
     compute=make_compute(config.model, config.model.hidden_size // config.model.num_heads),
   )
   rates = masking.Masking(
-    mask_prob=make_schedule(config, "mask_prob"),
+    mask_prob=make_schedule(config, "mask_prob_schedule"),
     mask_token_prob=o.mask_token_prob,
-    temperature=make_schedule(config, "temperature"),
+    temperature=make_schedule(config, "temperature_schedule"),
     mask_id=vocab.mask,
     special_ids=tuple(vocab.special_ids),
     disallow_correct=o.disallow_correct,
@@ -49,7 +49,7 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
     discriminator,
     rates,
     mlm_weight=o.mlm_weight,
-    discriminator_weight=make_schedule(config, "discriminator_weight"),
+    discriminator_weight=make_schedule(config, "discriminator_weight_schedule"),
     objective=o.name,
     generator_kind=g.kind,
     tying=g.tie,
@@ -60,13 +60,12 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
 
 
 def make_schedule(config: ConfigDict, field: str) -> schedules.Schedule:
-  """Returns a field of config.objective that may follow a schedule."""
-  name = f"{field}_schedule"
+  """Returns a number of config.objective with its schedule, the field NAME_schedule."""
   try:
-    points = schedules.parse(config.objective[name], config.train.steps)
+    points = schedules.parse(config.objective[field], config.train.steps)
   except ValueError as error:
-    raise ValueError(f"config.objective.{name}: {error}") from None
-  return schedules.Schedule(config.objective[field], points)
+    raise ValueError(f"config.objective.{field}: {error}") from None
+  return schedules.Schedule(config.objective[field.removesuffix("_schedule")], points)
 
 
 def has_generator_weights(config: ConfigDict) -> bool:

@@ -72,7 +72,7 @@ def check_fields(config: ConfigDict) -> None:
       raise ValueError(f"{field} needs optimizer.separate_optimizers")
     if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
       raise ValueError(f"config.{field} is above 0, got {flat[field]}")
-  weights = make_schedule(config, "discriminator_weight").values
+  weights = make_schedule(config, "discriminator_weight_schedule").values
   if min(weights) < 0:
     raise ValueError(
       f"config.objective.discriminator_weight_schedule: weights are from 0, got {weights}"

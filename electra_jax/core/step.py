@@ -112,15 +112,13 @@ def make_train_step(
       loss = sum(shares, jnp.float32(0))
       return loss, {k: (t.total, t.count) for k, t in terms.items()}
 
-    def part_of_sum(part):
-      return jax.value_and_grad(loss_of, has_aux=True)(state.params, part)
-
     def add_part(so_far, part):
-      return jax.tree.map(jnp.add, so_far, part_of_sum(part)), None
+      sums_and_grads = jax.value_and_grad(loss_of, has_aux=True)(state.params, part)
+      return jax.tree.map(jnp.add, so_far, sums_and_grads), None
 
-    none_yet = (jnp.float32(0), jax.tree.map(lambda z: z[0], zeros))
-    zero = none_yet, jax.tree.map(jnp.zeros_like, state.params)
-    (sums, grads), _ = jax.lax.scan(add_part, zero, parts)
+    zero = jnp.float32(0), jax.tree.map(lambda z: z[0], zeros)
+    zero_grads = jax.tree.map(jnp.zeros_like, state.params)
+    (sums, grads), _ = jax.lax.scan(add_part, (zero, zero_grads), parts)
     loss, terms = jax.lax.psum(sums, axis)
 
     updates, opt_state, grad_norm = update(grads, state.opt_state, state.params)
