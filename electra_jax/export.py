@@ -14,15 +14,10 @@ hf     OUT/discriminator and, where there is one, OUT/generator, each with confi
 """
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
 import pydoc_data.topics
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -35,27 +30,9 @@ from electra_jax.core import networks as nets
 from electra_jax.core.batch import Batch
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.runtime.workdir import new_folder
 
 TOLERANCE = 1e-4  # of logits in float32: the two libraries add up in different orders
-
-
-@contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-  """Gives a folder to fill that becomes `out` when all went well.
-
-  Raises:
-    ExchangeError: `out` exists.
-  """
-  if out.exists():
-    raise ExchangeError(f"{out} exists: nothing is overwritten")
-  out.parent.mkdir(parents=True, exist_ok=True)
-  temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-  try:
-    yield temporary
-    temporary.chmod(0o755)
-    os.rename(temporary, out)
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def logits(network: Network, batch: Batch) -> np.ndarray:

@@ -23,6 +23,7 @@ from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import from_config, model, prepare, results
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network, Source
+from electra_jax.runtime import workdir
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
 WORDS = [f"w{i}" for i in range(30)]
@@ -42,7 +43,7 @@ def source(tmp_path_factory) -> Path:
   head = huggingface.shapes(CFG, "rtd_head")["rtd_head"]
   head = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), head)
   weights = {**jax.tree.map(np.asarray, tower), "rtd_head": head}
-  with export.new_folder(folder / "export") as target:
+  with workdir.new_folder(folder / "export") as target:
     sources.save_orbax(
       target, Source({"discriminator": Network(CFG, weights, "rtd_head")}, words, {})
     )

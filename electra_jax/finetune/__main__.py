@@ -24,7 +24,6 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import cli, compare
-from electra_jax.export import new_folder
 from electra_jax.finetune import loop, prepare, results, statistics
 from electra_jax.finetune.from_config import Tower, check, make_settings, open_tower
 from electra_jax.finetune.prepare import Problem
@@ -173,7 +172,7 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
           tower = open_tower(config)
           for what in tower.left_out:
             console.print(f"left out: {what}")
-        with new_folder(root / name) as folder:
+        with workdir.new_folder(root / name) as folder:
           done = run_task(config, name, tower, folder, console)
       else:
         console.print(f"{name}: finished before, {root / name}")
