@@ -146,9 +146,3 @@ def _stack(parts: list):
 def steps_of(examples: int, batch_size: int, epochs: float) -> int:
   """Returns the number of steps: an epoch's last batch may be smaller than the others."""
   return round(-(-examples // batch_size) * epochs)
-
-
-def padding_frac(lengths: np.ndarray, buckets: Sequence[int]) -> float:
-  """Returns which part of the tokens computed is padding, by each example's own bucket."""
-  padded = np.asarray(buckets)[np.searchsorted(buckets, lengths)]
-  return float(1 - np.sum(lengths) / padded.sum())
