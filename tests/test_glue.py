@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from electra_jax.finetune import glue, tasks
+from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
-from electra_jax.finetune.tasks import TASKS, TaskError
+from electra_jax.finetune.tasks import TASKS
 
 REVIEWS = tasks.own("reviews", text="body", label="stars")
 

@@ -9,7 +9,8 @@ from conftest import LETTERS, PIECES
 
 from electra_jax.data import tokenizer
 from electra_jax.finetune import squad
-from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
+from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.squad_files import Question, Questions, normalize
 
 TEXTS = [
   "The café, the Café (über) 中国!",
@@ -209,7 +210,7 @@ def test_each_context_is_tokenized_once(words, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"max_length": 67}, {"stride": 0}, {"max_query": 0}])
 def test_lengths_that_leave_no_room_are_refused(words, wrong):
-  with pytest.raises(SquadError, match="do not hold a question"):
+  with pytest.raises(TaskError, match="do not hold a question"):
     squad.windows(questions_of(("a", "b", ["a"])), words, train=True, **wrong)
 
 

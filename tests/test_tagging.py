@@ -12,7 +12,8 @@ from electra_jax.core.model import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.finetune_batches import Plan, collate
 from electra_jax.finetune import tagging
-from electra_jax.finetune.tagging import Sentence, TaggingError
+from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.tagging import Sentence
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##x", "."]
 A, B, C, X = 5, 6, 7, 8
@@ -77,7 +78,7 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   path = tmp_path / "a.txt"
   path.write_text("a\nb\n\nc", encoding="utf-8-sig")
   assert [s[:2] for s in tagging.read(path)] == [(("a", "b"), None), (("c",), None)]
-  with pytest.raises(TaggingError, match="a.txt:1: there is no column of tags"):
+  with pytest.raises(TaskError, match="a.txt:1: there is no column of tags"):
     tagging.labels(tagging.read(path))
 
 
@@ -86,14 +87,14 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   [
     (b"a B-X\n\nb\n", r"a.txt:3: 1 columns, line 1 has 2$"),
     (b"a\nb\n\nc O\n", r"a.txt:4: 2 columns, line 1 has 1$"),
-    (b"a O\nb\xff O\n", r"a.txt:2: not UTF-8 text"),
+    (b"a O\nb\xff O\n", r"a.txt:2: not UTF-8 \(byte 0xff\)"),
     (b"", r"a.txt: there is no sentence in it$"),
     (b"-DOCSTART- O\n \t\n", r"a.txt: there is no sentence in it$"),
   ],
 )
 def test_a_file_that_is_no_table_of_words_is_refused_in_one_line(data, message, tmp_path):
   (tmp_path / "a.txt").write_bytes(data)
-  with pytest.raises(TaggingError, match=message) as error:
+  with pytest.raises(TaskError, match=message) as error:
     tagging.read(tmp_path / "a.txt")
   assert "\n" not in str(error.value)
 
@@ -101,13 +102,13 @@ def test_a_file_that_is_no_table_of_words_is_refused_in_one_line(data, message, 
 def test_files_and_columns_that_are_not_there_are_named(tmp_path):
   (tmp_path / "a.txt").write_text("\na O\n")
   for column in (2, -3):
-    with pytest.raises(TaggingError, match=f"a.txt:2: 2 columns, so there is no column {column}"):
+    with pytest.raises(TaskError, match=f"a.txt:2: 2 columns, so there is no column {column}"):
       tagging.read(tmp_path / "a.txt", tag_column=column)
-  with pytest.raises(TaggingError, match="b.txt: no such file"):
+  with pytest.raises(TaskError, match="b.txt: no such file"):
     tagging.read(tmp_path / "b.txt")
   for data in (b"a O\n", gzip.compress(b"a O\n" * 99)[:-9]):
     (tmp_path / "c.gz").write_bytes(data)
-    with pytest.raises(TaggingError, match=r"c.gz: damaged \("):
+    with pytest.raises(TaskError, match=r"c.gz: cannot be read \("):
       tagging.read(tmp_path / "c.gz")
 
 
@@ -238,9 +239,9 @@ def test_neighbouring_windows_overlap_by_about_half(tok):
 
 
 def test_what_cannot_be_made_into_features_is_refused(tok):
-  with pytest.raises(TaggingError, match="max_length=2 leaves no room"):
+  with pytest.raises(TaskError, match="max_length=2 leaves no room"):
     tagging.features([sentence("a")], tok, ("O",), max_length=2)
-  with pytest.raises(TaggingError, match="file:1: the tag 'NN' is not of BIO"):
+  with pytest.raises(TaskError, match="file:1: the tag 'NN' is not of BIO"):
     tagging.features([sentence("a b", "O NN")], tok, ("B-X", "O"))
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
+from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
-from electra_jax.finetune.tasks import METRICS, TaskError, TextTask
+from electra_jax.finetune.tasks import METRICS, TextTask
 
 
 def doubled(examples: Sequence[Example]) -> list[Example]:

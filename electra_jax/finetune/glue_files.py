@@ -6,19 +6,17 @@ also come as JSON lines. Either may be compressed (.gz).
 """
 
 import dataclasses
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.finetune.tasks import TASKS, TaskError, TextTask
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines
+from electra_jax.finetune.tasks import TASKS, TextTask
 
-MAX_BAD_FRAC = 0.01
 SUFFIXES = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
 # The split and the folder of GLUE's diagnostic set have had both names.
 _DIAGNOSTIC = ("diagnostic", "ax")
@@ -105,7 +103,7 @@ def read(task: TextTask, source: str | Path, split: str, *, data_dir: str | None
     data_dir: the folder of tensorflow_datasets; its own unless said.
 
   Raises:
-    TaskError: a file is missing, unreadable, no UTF-8 or lacks a column; more than 1 % of its rows
+    TaskError: a file is missing, unreadable, not UTF-8 or lacks a column; more than 1 % of its rows
       are left out; a label of one's own task never occurs in the training split.
   """
   if task.labels == () or task.scale is None:
@@ -232,21 +230,10 @@ def _wanted(task: TextTask, split: str, columns: Sequence[str], where: str) -> d
 
 
 def _lines(path: Path) -> list[str]:
-  """Returns the lines of a file, without a byte order mark and the ends of lines."""
-  try:
-    data = path.read_bytes()
-    data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
-    text = data.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    line = error.object.count(b"\n", 0, error.start) + 1
-    raise TaskError(f"{path}:{line}: no UTF-8 (byte 0x{error.object[error.start]:02x})") from None
-  except (OSError, EOFError, zlib.error) as error:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    raise TaskError(f"{path}: cannot be read ({reason})") from None
-  if not text.strip("\r\n"):
+  lines = read_lines(path)
+  if not any(lines):
     raise TaskError(f"{path}: the file is empty")
-  # Not splitlines: texts hold other characters that it takes for the end of a line.
-  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+  return lines
 
 
 def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
@@ -286,7 +273,7 @@ def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
     text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
     # Half a surrogate pair is JSON but no text.
     whole = all(not any("\ud800" <= c <= "\udfff" for c in x) for x in (text, pair, label) if x)
-    yield where, _Cells(text, pair, label and label.strip()) if whole else "no UTF-8"
+    yield where, _Cells(text, pair, label and label.strip()) if whole else "not UTF-8"
 
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:

@@ -18,6 +18,7 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import glue, glue_files, squad, squad_files, tagging, tasks
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 from electra_jax.finetune.tasks import TextTask
 
 KINDS = ("text", "tagging", "qa")
@@ -293,8 +294,8 @@ def _tagging(config: ConfigDict, name: str, tokenizer: Tokenizer, longest: int) 
       counted = ", ".join(f"{tag} ({count})" for tag, count in list(unseen.items())[:5])
       why = f"{split}: tags never seen in training, always wrong: {counted}"
       words = sum(len(s.words) for s in sentences)
-      if sum(unseen.values()) > glue_files.MAX_BAD_FRAC * words:
-        raise tagging.TaggingError(f"{why}; above {glue_files.MAX_BAD_FRAC:.0%} of {words} words")
+      if sum(unseen.values()) > MAX_BAD_FRAC * words:
+        raise TaskError(f"{why}; above {MAX_BAD_FRAC:.0%} of {words} words")
       said.append(why)
   facts = Facts(
     "tagging",

@@ -18,8 +18,8 @@ import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
-from electra_jax.finetune.squad_files import read as read  # the first of a user's four calls
+from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.squad_files import Question, Questions, normalize
 
 # Null odds above which the original says that there is no answer.
 THRESHOLD = -2.75
@@ -84,15 +84,15 @@ def windows(
     train: whether to add the targets; then lost questions are left out.
 
   Raises:
-    SquadError: the lengths leave no room, or the file has no labels to train on.
+    TaskError: the lengths leave no room, or the file has no labels to train on.
   """
   if stride < 1 or max_query < 1 or max_length < max_query + 4:
-    raise SquadError(
+    raise TaskError(
       f"windows of {max_length} tokens every {stride} do not hold a question of {max_query}, 3"
       " special tokens and a context"
     )
   if train and not questions.labelled:
-    raise SquadError(f"{questions.path} has questions without answers: nothing to train on")
+    raise TaskError(f"{questions.path} has questions without answers: nothing to train on")
   vocab, items = tokenizer.vocab, questions.items
   contexts = _encode_contexts(tokenizer, dict.fromkeys(q.context for q in items))
   heads = tokenizer.encode_batch([q.question for q in items])
@@ -311,10 +311,10 @@ def units(questions: Questions, decoded: Decoded) -> np.ndarray:
   prediction has any text. Exact and F1 are then those of the prediction whatever the odds.
 
   Raises:
-    SquadError: the file has no labels.
+    TaskError: the file has no labels.
   """
   if not questions.labelled:
-    raise SquadError(f"{questions.path} has questions without answers: nothing to score against")
+    raise TaskError(f"{questions.path} has questions without answers: nothing to score against")
   is_version_2 = questions.form == "SQuAD 2.0"
   rows = []
   for question in questions.items:

@@ -4,11 +4,9 @@ Entities (chunks, names) are read in IOB1, BIO or BIOES, trained in BIOES as in 
 and written in BIO. Tags of any other kind, such as parts of speech, stay as they are.
 """
 
-import gzip
 import itertools
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,13 +16,10 @@ import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune.files import TaskError, read_lines
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
 _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
-
-
-class TaggingError(ValueError):
-  """Data that cannot be read as tagged words; the message is one line that names the place."""
 
 
 class Sentence(NamedTuple):
@@ -72,7 +67,7 @@ def read(
       it is the word's column, as in a file of one column, there are no tags.
 
   Raises:
-    TaggingError: the file is missing, damaged, not UTF-8 or without a sentence, a row has another
+    TaskError: the file is missing, damaged, not UTF-8 or without a sentence, a row has another
       number of columns than the first one, or a column is asked for that is not there.
   """
   path, sentences = Path(path), []
@@ -85,7 +80,7 @@ def read(
       sentences.append(Sentence(words, tags if tagged else None, f"{path}:{first}"))
       rows.clear()
 
-  for number, line in enumerate(_lines(path), 1):
+  for number, line in enumerate(read_lines(path), 1):
     columns = re.findall(r"[^ \t]+", line)
     if not columns or DOCUMENT_START in columns:
       end()
@@ -95,39 +90,21 @@ def read(
       word, tag = _columns(f"{path}:{number}", width, word_column, tag_column)
       tagged, width_line = tag != word, number
     if len(columns) != width:
-      raise TaggingError(f"{path}:{number}: {len(columns)} columns, line {width_line} has {width}")
+      raise TaskError(f"{path}:{number}: {len(columns)} columns, line {width_line} has {width}")
     if not rows:
       first = number
     rows.append((columns[word], columns[tag] if tagged else None))
   end()
   if not sentences:
-    raise TaggingError(f"{path}: there is no sentence in it")
+    raise TaskError(f"{path}: there is no sentence in it")
   return sentences
-
-
-def _lines(path: Path) -> list[str]:
-  if not path.is_file():
-    raise TaggingError(f"{path}: no such file")
-  data = path.read_bytes()
-  if path.suffix == ".gz":
-    try:
-      data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-      raise TaggingError(f"{path}: damaged ({error})") from None
-  try:
-    text = data.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    number = data.count(b"\n", 0, error.start) + 1
-    raise TaggingError(f"{path}:{number}: not UTF-8 text ({error.reason})") from None
-  # Not `splitlines`: a word may hold a character that Unicode takes for the end of a line.
-  return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def _columns(place: str, width: int, word: int, tag: int | None) -> tuple[int, int]:
   """Returns both columns counted from the start; without tags the tag's is the word's."""
   for column in (word, tag):
     if column is not None and not -width <= column < width:
-      raise TaggingError(f"{place}: {width} columns, so there is no column {column}")
+      raise TaskError(f"{place}: {width} columns, so there is no column {column}")
   return word % width, (word if tag is None else tag) % width
 
 
@@ -196,7 +173,7 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   type's first entity of a single word.
 
   Raises:
-    TaggingError: the sentences have no tags.
+    TaskError: the sentences have no tags.
   """
   found = {tag for sentence in sentences for tag in _gold(sentence)}
   if not is_entities(found):
@@ -217,7 +194,7 @@ def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, in
 
 def _gold(sentence: Sentence) -> tuple[str, ...]:
   if sentence.tags is None:
-    raise TaggingError(f"{sentence.place}: there is no column of tags")
+    raise TaskError(f"{sentence.place}: there is no column of tags")
   return sentence.tags
 
 
@@ -247,11 +224,11 @@ def features(
     max_length: tokens of a feature at most, [CLS] and [SEP] included.
 
   Raises:
-    TaggingError: max_length leaves no room, or the labels are of entities and a gold tag is not.
+    TaskError: max_length leaves no room, or the labels are of entities and a gold tag is not.
   """
   room = max_length - 2
   if room < 1:
-    raise TaggingError(f"max_length={max_length} leaves no room beside [CLS] and [SEP]")
+    raise TaskError(f"max_length={max_length} leaves no room beside [CLS] and [SEP]")
   words = sorted({word for sentence in sentences for word in sentence.words})
   encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
   index = {label: i for i, label in enumerate(labels)}
@@ -263,7 +240,7 @@ def features(
     if sentence.tags is not None:
       if entities and not is_entities(sentence.tags):
         tag = next(tag for tag in sentence.tags if not is_entities([tag]))
-        raise TaggingError(f"{sentence.place}: the tag {tag!r} is not of BIO, unlike the labels")
+        raise TaskError(f"{sentence.place}: the tag {tag!r} is not of BIO, unlike the labels")
       tags = to_bioes(sentence.tags) if entities else sentence.tags
       targets = np.array([index.get(tag, -1) for tag in tags], np.int32)
     pieces += _pieces(number, tokens, targets, tokenizer, room)
@@ -364,7 +341,7 @@ def units(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> 
   have the last two only.
 
   Raises:
-    TaggingError: a sentence has no gold tags.
+    TaskError: a sentence has no gold tags.
   """
   pairs = [(_gold(sentence), tags) for sentence, tags in zip(sentences, predicted, strict=True)]
   if not is_entities({tag for pair in pairs for tags in pair for tag in tags}):

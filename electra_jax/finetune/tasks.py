@@ -12,9 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-
-class TaskError(ValueError):
-  """A task or its data that cannot be used; the message is one line that names the place."""
+from electra_jax.finetune.files import TaskError
 
 
 @dataclasses.dataclass(frozen=True)
