@@ -50,9 +50,10 @@ def main() -> None:
     # A fresh tokenizer: what an earlier round remembers does not count.
     fresh = tokenizer.load(args.vocab)
     squad._parts.cache_clear()
+    options = {"max_length": max_length, "stride": args.stride, "max_query": 64}
 
     def work():
-      made = squad.windows(questions, fresh, max_length=max_length, stride=args.stride, train=True)
+      made = squad.windows(questions, fresh, train=True, **options)
       counts[str(max_length)] = len(made)
 
     return work

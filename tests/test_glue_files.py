@@ -223,7 +223,7 @@ def own_files(tmp_path, suffix: str):
 def test_own_labels_are_found_in_the_training_split_and_sorted_as_numbers(tmp_path, suffix):
   source = own_files(tmp_path, suffix)
   task = glue_files.complete(REVIEWS, source)
-  assert task.labels == ("1", "9", "10") and task.kind == "classification"
+  assert task.labels == ("1", "9", "10") and task.label_type.head == "classification"
   assert glue_files.read(task, source, "dev").examples == [Example("so so", None, 1, 0)]
   assert glue_files.read(task, source, "test").examples == [Example("who knows", None, None, 0)]
 

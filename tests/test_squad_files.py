@@ -34,6 +34,8 @@ MRQA = {
   ],
 }
 
+LENGTHS = {"max_length": 512, "stride": 128, "max_query": 64}
+
 
 def squad_file(folder, *paragraphs, name="squad.json"):
   path = folder / name
@@ -91,12 +93,12 @@ def test_questions_without_answers_are_read_but_neither_trained_on_nor_scored(tm
   paragraph = {"context": "Berlin.", "qas": [{"id": "a", "question": "Where?"}]}
   found = squad_files.read(squad_file(tmp_path, paragraph))
   assert not found.labelled and not found.items[0].impossible
-  made = squad.windows(found, words, train=False)
+  made = squad.windows(found, words, **LENGTHS, train=False)
   assert len(made) == 1 and list(made[0].feature.target) == ["allowed"]
   with pytest.raises(TaskError, match="nothing to train on"):
-    squad.windows(found, words, train=True)
+    squad.windows(found, words, **LENGTHS, train=True)
   with pytest.raises(TaskError, match="nothing to score"):
-    squad.units(found, squad.Decoded({"a": "Berlin"}, {}, {}))
+    squad.example_scores(found, squad.Decoded({"a": "Berlin"}, {}, {}))
 
 
 def test_an_answer_at_the_wrong_place_is_moved_to_the_nearest_occurrence(tmp_path):
@@ -127,7 +129,7 @@ def test_blank_texts_and_repeated_ids_are_counted(tmp_path, words):
   assert [q.id for q in found.items] == ["a", "c"]
   assert (found.duplicates, found.empty) == (1, 1)
   # A blank context still has a row, so that the question gets a prediction.
-  row = squad.windows(found, words, train=False)[1]
+  row = squad.windows(found, words, **LENGTHS, train=False)[1]
   assert row.feature.ids.tolist() == [2, 3, 3] and row.feature.second == 2
 
 
@@ -135,7 +137,7 @@ def test_characters_that_utf_8_cannot_hold_do_not_reach_the_tokenizer(tmp_path, 
   paragraph = {"context": "Berlin \ud83d.", "qas": [{"id": "\udc00", "question": "a\ud83d?"}]}
   found = squad_files.read(squad_file(tmp_path, paragraph))
   assert found.items[0].context == "Berlin \ufffd." and found.items[0].id == "\ufffd"
-  assert squad.windows(found, words, train=False)
+  assert squad.windows(found, words, **LENGTHS, train=False)
 
 
 BAD = {

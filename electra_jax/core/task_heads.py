@@ -1,8 +1,7 @@
-"""What fine-tuning puts on the tower: heads, their losses and what they predict.
+"""Heads for fine-tuning: classification, regression and tagging, with their losses.
 
-A head is three functions of plain weights; a network here is one tree {"embeddings", "encoder",
-"head"}. Facts: the original's code and Clark et al. 2020, Appendix B. Letters as in `model`; C is
-the number of classes.
+A head is a record of functions of plain weights. Source: the original's code and Clark et al. 2020,
+Appendix B. Letters as in `model`; C is the number of classes.
 """
 
 from collections.abc import Callable
@@ -17,25 +16,42 @@ from electra_jax.core.model import TransformerConfig
 from electra_jax.core.terms import Term
 
 
+class ExportForm(NamedTuple):
+  """A head of Hugging Face.
+
+  Fields:
+    name: a key of `interop.huggingface.TASK_HEADS`.
+    logits: (weights, states [B, L, D]) -> its logits in float32, [B, L, C] or [B, C].
+    of_text: whether the logits are [B, C], of whole texts.
+  """
+
+  name: str
+  logits: Callable
+  of_text: bool = False
+
+
 class Head(NamedTuple):
   """A task's part of the network.
 
   Fields:
-    init: (cfg, key) -> its weights.
+    init: (cfg, key) -> fresh weights.
     loss: (cfg, weights, states [B, L, D], batch, keys [B] or None) -> {name: Term}; keys are for
       dropout. Rows that are padding count for nothing.
     predict: (cfg, weights, states, batch) -> {name: [B, ...]}.
-    of_tokens: names of what is predicted of each token, [B, L, ...].
+    token_outputs: names of those predictions that are [B, L, ...].
+    export: the head of Hugging Face that computes the same from these weights; None where it has
+      none.
   """
 
   init: Callable
   loss: Callable
   predict: Callable
-  of_tokens: tuple[str, ...] = ()
+  token_outputs: tuple[str, ...] = ()
+  export: ExportForm | None = None
 
 
 def glorot(key: jax.Array, inputs: int, outputs: int) -> dict:
-  """Returns a fresh dense layer. As in the original: Glorot, unlike the tower."""
+  """Returns a fresh dense layer. As in the original: Glorot, unlike the encoder."""
   kernel = jax.nn.initializers.glorot_uniform()(key, (inputs, outputs), jnp.float32)
   return {"kernel": kernel, "bias": jnp.zeros(outputs)}
 
@@ -53,7 +69,7 @@ def _drop(x: jax.Array, cfg: TransformerConfig, keys: jax.Array | None, site: in
 
 
 def _one_layer(outputs: int) -> tuple[Callable, Callable]:
-  """The paper's: dropout, then one product. Hugging Face's for tokens is the same."""
+  """Dropout and a dense layer: the paper's, and Hugging Face's for tokens."""
 
   def init(cfg, key):
     return {"classifier": glorot(key, cfg.hidden_size, outputs)}
@@ -65,7 +81,7 @@ def _one_layer(outputs: int) -> tuple[Callable, Callable]:
 
 
 def _two_layers(outputs: int) -> tuple[Callable, Callable]:
-  """Hugging Face's for sentences: dropout, dense, GELU, dropout, and a product."""
+  """Dropout, dense, GELU, dropout, dense: Hugging Face's for texts."""
 
   def init(cfg, key):
     first, second = jax.random.split(key)
@@ -81,7 +97,13 @@ def _two_layers(outputs: int) -> tuple[Callable, Callable]:
   return init, apply
 
 
-LAYERS = {"linear": _one_layer, "two_layers": _two_layers}
+# Hugging Face has one layer for tokens and two for texts, never the other way round.
+TOKEN_FORM = ExportForm("token_head", lambda weights, x: _one_layer(0)[1](None, weights, x, None))
+TEXT_FORM = ExportForm(
+  "text_head", lambda weights, x: _two_layers(0)[1](None, weights, x[:, 0], None), of_text=True
+)
+# Layers of a head on [CLS]: (outputs) -> their functions, and Hugging Face's form of such a head.
+LAYERS = {"linear": (_one_layer, None), "two_layers": (_two_layers, TEXT_FORM)}
 
 
 def _rows(batch: Examples) -> jax.Array:
@@ -89,9 +111,10 @@ def _rows(batch: Examples) -> jax.Array:
   return batch.padding_mask[:, 0].astype(jnp.float32)
 
 
-def classification(outputs: int, layers: str = "linear") -> Head:
+def classification(outputs: int, layers: str) -> Head:
   """Classes of a text or a pair, from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
-  init, apply = LAYERS[layers](outputs)
+  make, form = LAYERS[layers]
+  init, apply = make(outputs)
 
   def loss(cfg, weights, states, batch, keys):
     logits, rows = apply(cfg, weights, states[:, 0], keys), _rows(batch)
@@ -104,25 +127,26 @@ def classification(outputs: int, layers: str = "linear") -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states[:, 0], None)}
 
-  return Head(init, loss, predict)
+  return Head(init, loss, predict, export=form)
 
 
-def regression(layers: str = "linear") -> Head:
+def regression(layers: str) -> Head:
   """A number for a text or a pair, from [CLS]; target "label" [B] float32, predicts "score" [B].
 
   As in the original: squared error, nothing squashed.
   """
-  init, apply = LAYERS[layers](1)
+  make, form = LAYERS[layers]
+  init, apply = make(1)
 
   def loss(cfg, weights, states, batch, keys):
-    said, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
-    error = jnp.square(said - batch.target["label"]) * rows
+    scores, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
+    error = jnp.square(scores - batch.target["label"]) * rows
     return {"loss": Term(error.sum(), rows.sum(), 1.0)}
 
   def predict(cfg, weights, states, batch):
     return {"score": apply(cfg, weights, states[:, 0], None)[:, 0]}
 
-  return Head(init, loss, predict)
+  return Head(init, loss, predict, export=form)
 
 
 def tagging(outputs: int) -> Head:
@@ -141,4 +165,4 @@ def tagging(outputs: int) -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states, None)}
 
-  return Head(init, loss, predict, of_tokens=("logits",))
+  return Head(init, loss, predict, token_outputs=("logits",), export=TOKEN_FORM)

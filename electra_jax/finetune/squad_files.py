@@ -1,4 +1,4 @@
-"""Question answering files: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines), plain or .gz."""
+"""Reads files of question answering: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines)."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ class Question(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Questions:
-  """What was read.
+  """The questions of a file.
 
   Fields:
     form: "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA".
@@ -55,8 +55,13 @@ class Questions:
   empty: int
   duplicates: int
 
+  @property
+  def may_be_impossible(self) -> bool:
+    """Whether the file is of the form whose questions need not have an answer."""
+    return self.form == "SQuAD 2.0"
+
   def summary(self) -> str:
-    """Returns what was read in one line."""
+    """Returns the counts in one line."""
     impossible = sum(question.impossible for question in self.items)
     contexts = len({question.context for question in self.items})
     return (
@@ -77,7 +82,7 @@ def normalize(text: str) -> str:
 
 
 class _Row(NamedTuple):
-  """A question as it stands in a file; answers are None where the file has no labels."""
+  """A question as the file has it; answers are None where the file has no labels."""
 
   id: str
   question: str
@@ -188,7 +193,7 @@ def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
 
 
 def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
-  """Puts each answer where it is in its context, and counts what is wrong."""
+  """Finds the place of each answer in its context, and counts repairs and faults."""
   items: dict[str, Question] = {}
   counts: collections.Counter[str] = collections.Counter()
   for row in rows:

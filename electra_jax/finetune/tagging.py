@@ -1,4 +1,4 @@
-"""Sequence tagging: CoNLL files to features, outputs back to tags, and their scores.
+"""Sequence tagging: CoNLL files to windows, outputs back to tags, and their scores.
 
 Entities (chunks, names) are read in IOB1, BIO or BIOES, trained in BIOES as in the original, scored
 and written in BIO. Tags of any other kind, such as parts of speech, stay as they are.
@@ -40,11 +40,11 @@ class TagWindow(NamedTuple):
   """A sentence, or a window of a long one.
 
   Fields:
-    feature: its row; the target "tag" [n] int32 is -1 where no label stands. Only the first token
-      of a word carries its label, and only in the piece that answers for the word.
+    feature: its row; the target "tag" [n] int32 is -1 at tokens without a label. Only the first
+      token of a word has its label, and only in the window that tags the word.
     sentence: index of the sentence.
-    words: indices of the words it answers for; each word of a sentence has one such piece.
-    positions: [len(words)] int64, where in the feature the first token of each stands.
+    words: indices of the words that it tags; each word of a sentence is tagged in one window.
+    positions: [len(words)] int64, the place in the feature of each word's first token.
     cut: how many of these words are longer than a window, their ends cut off.
   """
 
@@ -112,7 +112,7 @@ def _columns(place: str, width: int, word: int, tag: int | None) -> tuple[int, i
 
 
 def is_entities(tags: Iterable[str]) -> bool:
-  """Says whether these tags are all of IOB1, BIO or BIOES, with or without a type.
+  """Returns whether these tags are all of IOB1, BIO or BIOES, with or without a type.
 
   >>> is_entities(["B-NP", "O"]), is_entities(["B-NP", "VBZ"])
   (True, False)
@@ -141,7 +141,7 @@ def to_bioes(tags: Sequence[str]) -> list[str]:
 def to_bio(tags: Sequence[str]) -> list[str]:
   """Returns tags of IOB1, BIO or BIOES in BIO; others are kept as they are.
 
-  What is inconsistent, as a network's tags may be, is read as conlleval does: an entity also begins
+  Inconsistent tags, which a network may predict, are read as conlleval does: an entity also begins
   where the type changes, and after an O, an E or an S.
 
   >>> to_bio(["I-NP", "E-NP", "E-NP", "O", "S-VP"])
@@ -205,22 +205,22 @@ def _as_scored(tags: Sequence[str], labels: Iterable[str]) -> list[str]:
 # Features.
 
 
-def features(
+def windows(
   sentences: Sequence[Sentence],
   tokenizer: Tokenizer,
   labels: Sequence[str],
   *,
-  max_length: int = 256,
+  max_length: int,
 ) -> list[TagWindow]:
-  """Returns a piece for each sentence, several where it has more than max_length - 2 tokens.
+  """Returns a window for each sentence, several where it has more than max_length - 2 tokens.
 
-  Windows overlap by about half. A word is answered in the window that shows most of its context, as
-  tokens to the nearer end. A word of no token becomes [UNK]; a gold tag that is no label gets -1.
+  Windows overlap by about half. A word is tagged in the window with the most context of it, counted
+  as tokens to the nearer end. A word of no token becomes [UNK]; a gold tag that is no label is -1.
 
   Args:
     sentences: with tags or without; then the features have no target.
     tokenizer: words are encoded one by one, each as if it stood alone.
-    labels: what `labels` returned; a target is an index into them.
+    labels: as `labels` returns them; a target is an index into them.
     max_length: tokens of a feature at most, [CLS] and [SEP] included.
 
   Raises:
@@ -233,7 +233,7 @@ def features(
   encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
   index = {label: i for i, label in enumerate(labels)}
   entities, unk = is_entities(labels), [tokenizer.vocab.unk]
-  pieces = []
+  made = []
   for number, sentence in enumerate(sentences):
     tokens = [encoded[word] or unk for word in sentence.words]
     targets = None
@@ -243,24 +243,24 @@ def features(
         raise TaskError(f"{sentence.place}: the tag {tag!r} is not of BIO, unlike the labels")
       tags = to_bioes(sentence.tags) if entities else sentence.tags
       targets = np.array([index.get(tag, -1) for tag in tags], np.int32)
-    pieces += _pieces(number, tokens, targets, tokenizer, room)
-  return pieces
+    made += _sentence_windows(number, tokens, targets, tokenizer, room)
+  return made
 
 
-def _pieces(
+def _sentence_windows(
   number: int,
   tokens: list[list[int]],
   targets: np.ndarray | None,
   tokenizer: Tokenizer,
   room: int,
 ) -> Iterator[TagWindow]:
-  """Yields the pieces of a sentence of these tokens a word, and targets [words] or None."""
+  """Yields the windows of sentence `number`: tokens of each word, targets [words] or None."""
   vocab = tokenizer.vocab
   whole = np.array([len(word) for word in tokens])
   sizes = np.minimum(whole, room)
   starts = np.concatenate([[0], np.cumsum(sizes)])
-  windows = _windows(starts, room)
-  for (begin, end), answered in zip(windows, _answered(starts, windows), strict=True):
+  bounds = _window_bounds(starts, room)
+  for (begin, end), answered in zip(bounds, _answered(starts, bounds), strict=True):
     if not answered:
       continue
     ids = [vocab.cls]
@@ -277,7 +277,7 @@ def _pieces(
     yield TagWindow(feature, number, answered, positions, int((whole[own] > room).sum()))
 
 
-def _windows(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
+def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
   """Returns (first word, end) of windows of at most `room` tokens that cover a sentence.
 
   Args:
@@ -285,25 +285,25 @@ def _windows(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
     room: tokens; no word has more.
   """
   last = len(starts) - 1
-  windows, begin = [], 0
+  bounds, begin = [], 0
   while True:
     end = int(np.searchsorted(starts, starts[begin] + room, "right")) - 1
     if end == last:  # as much as fits before the sentence's end
-      windows.append((int(np.searchsorted(starts, starts[last] - room)), last))
-      return windows
-    windows.append((begin, end))
+      bounds.append((int(np.searchsorted(starts, starts[last] - room)), last))
+      return bounds
+    bounds.append((begin, end))
     half = int(np.searchsorted(starts, starts[begin] + room // 2, "right")) - 1
     begin = max(half, begin + 1)
 
 
-def _answered(starts: np.ndarray, windows: list[tuple[int, int]]) -> list[range]:
-  """Returns the words that each window answers for.
+def _answered(starts: np.ndarray, bounds: list[tuple[int, int]]) -> list[range]:
+  """Returns the words that each window tags.
 
   Of two windows the later one shows more of a word's context when the word's middle lies behind the
   middle of their overlap.
   """
   middles = starts[:-1] + starts[1:]
-  overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(windows)]
+  overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(bounds)]
   ends = np.searchsorted(middles, overlaps, "right").tolist()
   return [range(a, b) for a, b in itertools.pairwise([0, *ends, len(middles)])]
 
@@ -313,27 +313,26 @@ def _answered(starts: np.ndarray, windows: list[tuple[int, int]]) -> list[range]
 
 def decode(
   sentences: Sequence[Sentence],
-  pieces: Sequence[TagWindow],
+  windows: Sequence[TagWindow],
   labels: Sequence[str],
   outputs: dict[str, Sequence[np.ndarray]],
 ) -> list[list[str]]:
   """Returns the most likely tag of each word, entities in BIO.
 
   Args:
-    sentences: those of `features`.
-    pieces: what `features` returned.
+    windows: of `sentences`.
     labels: the labels of the logits' last axis.
-    outputs: "logits", an array [n, labels] for each piece.
+    outputs: "logits", an array [n, labels] for each window.
   """
   names = np.array(labels, object)
   predicted = [[""] * len(sentence.words) for sentence in sentences]
-  for piece, logits in zip(pieces, outputs["logits"], strict=True):
-    own = slice(piece.words.start, piece.words.stop)
-    predicted[piece.sentence][own] = names[np.argmax(logits[piece.positions], -1)].tolist()
+  for window, logits in zip(windows, outputs["logits"], strict=True):
+    own = slice(window.words.start, window.words.stop)
+    predicted[window.sentence][own] = names[np.argmax(logits[window.positions], -1)].tolist()
   return [_as_scored(tags, labels) for tags in predicted]
 
 
-def units(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> np.ndarray:
+def example_scores(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> np.ndarray:
   """Returns the counts of each sentence, [sentences, 5] float64, or [sentences, 2].
 
   The five are entities found, entities predicted, entities in truth, words whose tag is right (in
@@ -348,8 +347,8 @@ def units(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> 
     return np.array([_right(gold, tags) for gold, tags in pairs], np.float64).reshape(-1, 2)
   rows = []
   for gold, tags in pairs:
-    true, said = set(_entities(gold)), set(_entities(tags))
-    rows.append((len(true & said), len(said), len(true), *_right(to_bio(gold), to_bio(tags))))
+    true, found = set(_entities(gold)), set(_entities(tags))
+    rows.append((len(true & found), len(found), len(true), *_right(to_bio(gold), to_bio(tags))))
   return np.array(rows, np.float64).reshape(-1, 5)
 
 
@@ -357,23 +356,23 @@ def _right(gold: Sequence[str], predicted: Sequence[str]) -> tuple[int, int]:
   return sum(a == b for a, b in zip(gold, predicted, strict=True)), len(gold)
 
 
-def measure(units: np.ndarray) -> dict[str, float]:
-  """Returns scores over all sentences, in percent, of the rows of `units`.
+def compute_metrics(scores: np.ndarray) -> dict[str, float]:
+  """Returns {metric: percent} over all sentences from the rows of `example_scores`.
 
   F1, precision and recall are of entities, the sums taken before the ratio (micro); accuracy is of
   words, and all there is where tags are not of entities. A ratio of nothing is 0.
 
-  >>> measure(np.array([[1.0, 2, 1, 5, 8], [1, 2, 1, 2, 2]]))
+  >>> compute_metrics(np.array([[1.0, 2, 1, 5, 8], [1, 2, 1, 2, 2]]))
   {'f1': 66.66666666666667, 'precision': 50.0, 'recall': 100.0, 'accuracy': 70.0}
   """
-  *entities, right, words = units.sum(0).tolist()
-  scores = {}
+  *entities, right, words = scores.sum(0).tolist()
+  metrics = {}
   if entities:
     found, predicted, true = entities
-    scores["f1"] = _percent(2 * found, predicted + true)
-    scores["precision"] = _percent(found, predicted)
-    scores["recall"] = _percent(found, true)
-  return {**scores, "accuracy": _percent(right, words)}
+    metrics["f1"] = _percent(2 * found, predicted + true)
+    metrics["precision"] = _percent(found, predicted)
+    metrics["recall"] = _percent(found, true)
+  return {**metrics, "accuracy": _percent(right, words)}
 
 
 def _percent(part: float, whole: float) -> float:

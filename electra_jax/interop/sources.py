@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from electra_jax.core import networks
-from electra_jax.core import task_network as heads
+from electra_jax.core import networks, task_network
 from electra_jax.core.model import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import shards, tokenizer
@@ -47,11 +46,11 @@ class Finetuned:
   """What fine-tuning added to a discriminator.
 
   Fields:
-    facts: of the task, as JSON; `finetune.prepare.Facts` reads them.
+    info: of the task, as JSON; `finetune.task_data.TaskInfo` reads it.
     head: the head's weights, numpy float32.
   """
 
-  facts: Mapping
+  info: Mapping
   head: Mapping
 
 
@@ -233,7 +232,7 @@ def _tf1(path: Path) -> Source:
 
 
 def save_orbax(folder: Path, source: Source) -> None:
-  """Writes the discriminator, the tokenizer and what is known about them into a new folder."""
+  """Writes the discriminator, the tokenizer and their metadata into a new folder."""
   network, finetuned = source.networks["discriminator"], source.finetuned
   weights = {**network.weights, **({"head": finetuned.head} if finetuned else {})}
   with ocp.StandardCheckpointer() as checkpointer:
@@ -241,7 +240,7 @@ def save_orbax(folder: Path, source: Source) -> None:
   content = {
     "model": dataclasses.asdict(network.cfg),
     "head": network.head,
-    "finetuned": finetuned.facts if finetuned else None,
+    "finetuned": finetuned.info if finetuned else None,
     "vocab": dataclasses.asdict(source.tokenizer.vocab) if source.tokenizer else None,
     **source.card,
   }
@@ -254,12 +253,12 @@ def _orbax(path: Path) -> Source:
   try:
     content = json.loads((path / EXPORT_FILE).read_text())
     cfg, head = TransformerConfig(**content.pop("model")), content.pop("head")
-    facts, task = content.pop("vocab"), content.pop("finetuned", None)
-    head_spec = HeadSpec(**task["head"]) if task else None
+    vocab, info = content.pop("vocab"), content.pop("finetuned", None)
+    task_head = HeadSpec(**info["head"]).make() if info else None
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
-    shapes = heads.shapes(cfg, head_spec.make()) if task else huggingface.shapes(cfg, head)
+    shapes = task_network.shapes(cfg, task_head) if info else huggingface.shapes(cfg, head)
     # Each process by itself: orbax's Checkpointer would have them wait for each other.
     args = ocp.args.StandardRestore(shapes)
     weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)
@@ -267,11 +266,11 @@ def _orbax(path: Path) -> Source:
     raise ExchangeError(f"{path / 'params'} is damaged: {str(error).splitlines()[0]}") from error
   weights = jax.tree.map(np.asarray, weights)
   tokens = None
-  if facts:
+  if vocab:
     tokens = tokenizer.load_from(
-      path, Vocab(**facts | {"special_ids": tuple(facts["special_ids"])})
+      path, Vocab(**vocab | {"special_ids": tuple(vocab["special_ids"])})
     )
-  finetuned = Finetuned(task, weights.pop("head")) if task else None
+  finetuned = Finetuned(info, weights.pop("head")) if info else None
   return Source(
     {"discriminator": Network(cfg, weights, head)}, tokens, content, finetuned=finetuned
   )
