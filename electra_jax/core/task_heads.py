@@ -4,6 +4,7 @@ A head is a record of functions of plain weights. Source: the original's code an
 Appendix B. Letters as in `model`; C is the number of classes.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -68,42 +69,48 @@ def _drop(x: jax.Array, cfg: TransformerConfig, keys: jax.Array | None, site: in
   return model.dropout(x, cfg.dropout, words(keys))
 
 
-def _one_layer(outputs: int) -> tuple[Callable, Callable]:
-  """Dropout and a dense layer: the paper's, and Hugging Face's for tokens."""
+class Layers(NamedTuple):
+  """The layers of a head, from states [..., D] to outputs.
 
-  def init(cfg, key):
-    return {"classifier": glorot(key, cfg.hidden_size, outputs)}
+  Fields:
+    init: (cfg, key, outputs) -> fresh weights.
+    apply: (cfg, weights, states, keys [B] or None) -> [..., outputs] float32.
+    text_form: the same layers on [CLS] in Hugging Face, where it has them.
+  """
 
-  def apply(cfg, weights, x, keys):
-    return dense(weights["classifier"], _drop(x, cfg, keys, 1))
-
-  return init, apply
-
-
-def _two_layers(outputs: int) -> tuple[Callable, Callable]:
-  """Dropout, dense, GELU, dropout, dense: Hugging Face's for texts."""
-
-  def init(cfg, key):
-    first, second = jax.random.split(key)
-    return {
-      "dense": glorot(first, cfg.hidden_size, cfg.hidden_size),
-      "out_proj": glorot(second, cfg.hidden_size, outputs),
-    }
-
-  def apply(cfg, weights, x, keys):
-    x = model.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
-    return dense(weights["out_proj"], _drop(x, cfg, keys, 2))
-
-  return init, apply
+  init: Callable
+  apply: Callable
+  text_form: ExportForm | None = None
 
 
-# Hugging Face has one layer for tokens and two for texts, never the other way round.
-TOKEN_FORM = ExportForm("token_head", lambda weights, x: _one_layer(0)[1](None, weights, x, None))
+def _init_two(cfg: TransformerConfig, key: jax.Array, outputs: int) -> dict:
+  first, second = jax.random.split(key)
+  return {
+    "dense": glorot(first, cfg.hidden_size, cfg.hidden_size),
+    "out_proj": glorot(second, cfg.hidden_size, outputs),
+  }
+
+
+def _apply_two(cfg: TransformerConfig, weights: dict, x: jax.Array, keys) -> jax.Array:
+  x = model.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
+  return dense(weights["out_proj"], _drop(x, cfg, keys, 2))
+
+
 TEXT_FORM = ExportForm(
-  "text_head", lambda weights, x: _two_layers(0)[1](None, weights, x[:, 0], None), of_text=True
+  "text_head", lambda weights, x: _apply_two(None, weights, x[:, 0], None), of_text=True
 )
-# Layers of a head on [CLS]: (outputs) -> their functions, and Hugging Face's form of such a head.
-LAYERS = {"linear": (_one_layer, None), "two_layers": (_two_layers, TEXT_FORM)}
+LAYERS = {
+  # The paper's: dropout, dense. Hugging Face's for tokens is the same.
+  "linear": Layers(
+    lambda cfg, key, outputs: {"classifier": glorot(key, cfg.hidden_size, outputs)},
+    lambda cfg, weights, x, keys: dense(weights["classifier"], _drop(x, cfg, keys, 1)),
+  ),
+  # Hugging Face's for texts: dropout, dense, GELU, dropout, dense.
+  "two_layers": Layers(_init_two, _apply_two, TEXT_FORM),
+}
+TOKEN_FORM = ExportForm(
+  "token_head", lambda weights, x: LAYERS["linear"].apply(None, weights, x, None)
+)
 
 
 def _rows(batch: Examples) -> jax.Array:
@@ -113,8 +120,7 @@ def _rows(batch: Examples) -> jax.Array:
 
 def classification(outputs: int, layers: str) -> Head:
   """Classes of a text or a pair, from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
-  make, form = LAYERS[layers]
-  init, apply = make(outputs)
+  init, apply, form = LAYERS[layers]
 
   def loss(cfg, weights, states, batch, keys):
     logits, rows = apply(cfg, weights, states[:, 0], keys), _rows(batch)
@@ -127,7 +133,7 @@ def classification(outputs: int, layers: str) -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states[:, 0], None)}
 
-  return Head(init, loss, predict, export=form)
+  return Head(functools.partial(init, outputs=outputs), loss, predict, export=form)
 
 
 def regression(layers: str) -> Head:
@@ -135,8 +141,7 @@ def regression(layers: str) -> Head:
 
   As in the original: squared error, nothing squashed.
   """
-  make, form = LAYERS[layers]
-  init, apply = make(1)
+  init, apply, form = LAYERS[layers]
 
   def loss(cfg, weights, states, batch, keys):
     scores, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
@@ -146,12 +151,12 @@ def regression(layers: str) -> Head:
   def predict(cfg, weights, states, batch):
     return {"score": apply(cfg, weights, states[:, 0], None)[:, 0]}
 
-  return Head(init, loss, predict, export=form)
+  return Head(functools.partial(init, outputs=1), loss, predict, export=form)
 
 
 def tagging(outputs: int) -> Head:
   """A class a word; target "tag" [B, L] int32, -1 where none; predicts "logits" [B, L, C]."""
-  init, apply = _one_layer(outputs)
+  init, apply, _ = LAYERS["linear"]
 
   def loss(cfg, weights, states, batch, keys):
     logits, tag = apply(cfg, weights, states, keys), batch.target["tag"].astype(jnp.int32)
@@ -165,4 +170,5 @@ def tagging(outputs: int) -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states, None)}
 
+  init = functools.partial(init, outputs=outputs)
   return Head(init, loss, predict, token_outputs=("logits",), export=TOKEN_FORM)
