@@ -92,6 +92,26 @@ def test_tagging_counts_labelled_tokens_of_the_text_alone():
   np.testing.assert_allclose(terms["loss"].total, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+  ("kind", "arguments", "output"),
+  [
+    ("classification", {"outputs": 3, "layers": "two_layers"}, "logits"),
+    ("regression", {"layers": "two_layers"}, "score"),
+    ("tagging", {"outputs": 4}, "logits"),
+  ],
+)
+def test_the_logits_that_are_compared_at_export_are_those_that_the_head_predicts(
+  kind, arguments, output
+):
+  head = task_network.HeadSpec(kind, arguments).make()
+  states, batch = states_and_batch({})
+  weights = weights_of(head)
+  logits = np.asarray(head.export.logits(weights, states))
+  predicted = head.predict(CFG, weights, states, batch)[output]
+  np.testing.assert_array_equal(logits.reshape(predicted.shape), predicted)
+  assert task_network.EXPORT_FORMS[head.export.name] is head.export
+
+
 def test_layer_rates_are_the_papers_and_as_a_switch_the_originals():
   # Original, n = 12, d = 0.8: head 1, top layer 0.64, lowest layer 0.055, embeddings 0.044.
   cfg = dataclasses.replace(CFG, num_layers=12)
