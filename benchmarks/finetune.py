@@ -60,7 +60,7 @@ class Ours:
       "electra_adam", 3e-4, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0
     )
     settings = loop.Settings((0,), adam, 0.1, 0.8, False, BATCH, micro, 3.0, BATCH, 4, 100, pad)
-    head = task_heads.classification(2)
+    head = task_heads.classification(2, "linear")
     params = loop.init_params(cfg, head, None, (0,))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
     tx, step = loop.make_step(cfg, head, settings, 3 * -(-len(rows) // BATCH), shapes)
@@ -184,13 +184,16 @@ def main() -> None:
   args = p.parse_args()
   parallel.keep_freed_memory()
   task, words = tasks.TASKS["mrpc"], tokenizer.load(args.vocab)
-  rows, _ = glue.features(task, glue_files.read(task, args.glue, "train").examples, words)
+  rows, _ = glue.features(
+    task, glue_files.read(task, args.glue, "train").examples, words, max_length=LENGTH
+  )
   if args.examples:
     rows = [rows[i * len(rows) // args.examples] for i in range(args.examples)]
   lengths = np.array([len(r.ids) for r in rows])
   cfg, pad = small(words.vocab.size), words.vocab.pad
   micro = BATCH // args.microbatch if jax.default_backend() == "cpu" else 1
   buckets = data.bucket_lengths(lengths, args.buckets)
+  padded = np.asarray(buckets)[np.searchsorted(buckets, lengths)]
   contestants = [
     Ours("electra_jax", rows, cfg, buckets, pad, micro),
     Ours("electra_jax, padded to 128", rows, cfg, (LENGTH,), pad, micro),
@@ -208,7 +211,7 @@ def main() -> None:
     "examples": len(rows),
     "mean_tokens": float(lengths.mean()),
     "buckets": buckets,
-    "padding_frac": data.padding_frac(lengths, buckets),
+    "padding_frac": float(1 - lengths.sum() / padded.sum()),
     "microbatches": micro,
     "results": {
       c.name: {

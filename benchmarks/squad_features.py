@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax.data import tokenizer
-from electra_jax.finetune import squad
+from electra_jax.finetune import squad, squad_files
 
 FLOOR = 500  # contexts per second on two cores: SQuAD's 19,000 in well under a minute
 
@@ -41,7 +41,7 @@ def main() -> None:
   parser.add_argument("--rounds", type=int, default=5)
   parser.add_argument("--json", help="file for the results")
   args = parser.parse_args()
-  questions = squad.read(args.data)
+  questions = squad_files.read(args.data)
   contexts = list(dict.fromkeys(question.context for question in questions.items))
   engine = tokenizer.load(args.vocab)._engine
   counts: dict[str, int] = {}
@@ -50,9 +50,10 @@ def main() -> None:
     # A fresh tokenizer: what an earlier round remembers does not count.
     fresh = tokenizer.load(args.vocab)
     squad._parts.cache_clear()
+    options = {"max_length": max_length, "stride": args.stride, "max_query": 64}
 
     def work():
-      made = squad.windows(questions, fresh, max_length=max_length, stride=args.stride, train=True)
+      made = squad.windows(questions, fresh, train=True, **options)
       counts[str(max_length)] = len(made)
 
     return work

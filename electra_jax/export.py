@@ -14,15 +14,10 @@ hf     OUT/discriminator and, where there is one, OUT/generator, each with confi
 """
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
 import pydoc_data.topics
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -30,74 +25,49 @@ import numpy as np
 from rich.console import Console
 
 from electra_jax.config import cli
-from electra_jax.core import encoder, heads, params, task_heads
 from electra_jax.core import networks as nets
+from electra_jax.core import params
 from electra_jax.core.batch import Batch
+from electra_jax.core.heads import HEADS
+from electra_jax.core.task_network import EXPORT_FORMS
+from electra_jax.finetune.prepare import TASK_KINDS
+from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.runtime.workdir import new_folder
 
 TOLERANCE = 1e-4  # of logits in float32: the two libraries add up in different orders
 
 
-@contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-  """Gives a folder to fill that becomes `out` when all went well.
-
-  Raises:
-    ExchangeError: `out` exists.
-  """
-  if out.exists():
-    raise ExchangeError(f"{out} exists: nothing is overwritten")
-  out.parent.mkdir(parents=True, exist_ok=True)
-  temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-  try:
-    yield temporary
-    temporary.chmod(0o755)
-    os.rename(temporary, out)
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
-
-
 def logits(network: Network, batch: Batch) -> np.ndarray:
-  """Returns what a network's head says in float32: [B, L], [B, L, V or C] or, of a text, [B, C].
+  """Returns the logits of a network's head, float32: [B, L], [B, L, V or C] or, of texts, [B, C].
 
-  Without a head it is the states [B, L, D].
+  Without a head these are the states [B, L, D].
   """
   cfg, weights, name = network.cfg, network.weights, network.head
   states = nets.encode(cfg, weights["embeddings"], weights["encoder"], batch.ids, batch, None)
-  if name == "mlm_head":
-    said = nets.vocabulary_logits(cfg, weights, weights["embeddings"], states)
-  elif name == "rtd_head":
-    said = heads.RtdHead(cfg).apply({"params": weights["rtd_head"]}, states)
-  elif name == "token_head":
-    said = task_heads.dense(weights[name]["classifier"], states)
-  elif name == "span_head":
-    said = task_heads.dense(weights[name]["qa_outputs"], states)
-  elif name == "text_head":
-    said = task_heads.dense(weights[name]["dense"], states[:, 0])
-    said = task_heads.dense(weights[name]["out_proj"], encoder.gelu(said))
-  else:
-    said = states
-  return np.asarray(said)
+  if name is None:
+    return np.asarray(states)
+  if form := EXPORT_FORMS.get(name):
+    return np.asarray(form.logits(weights[name], states))
+  if HEADS[name].predicts_words:
+    return np.asarray(nets.vocabulary_logits(cfg, weights, weights["embeddings"], states))
+  return np.asarray(nets.token_logits(cfg, weights, name, states))
 
 
 def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
-  """Returns a fine-tuned network with its head as Hugging Face has it, and its classes' names.
+  """Returns a fine-tuned network in the form of Hugging Face, and the names of its classes.
 
-  The network's head is None where Hugging Face's is another one.
+  The network has no head where Hugging Face has no such head.
   """
-  facts, weights = source.finetuned.facts, source.finetuned.head
-  network = source.networks["discriminator"]
-  name, labels = None, ()
-  if facts["kind"] == "tagging":
-    name, labels = "token_head", tuple(facts["labels"])
-  elif "out_proj" in weights:
-    name, labels = "text_head", tuple(facts["text"]["labels"] or ("score",))
-  elif set(weights) == {"qa_outputs"}:
-    name = "span_head"
-  if name is None:
+  network, finetuned = source.networks["discriminator"], source.finetuned
+  info = TaskInfo.from_json(finetuned.info)
+  form = info.head.make().export
+  if form is None:
     return network, ()
-  return dataclasses.replace(network, weights={**network.weights, name: weights}, head=name), labels
+  weights = {**network.weights, form.name: finetuned.head}
+  labels = TASK_KINDS[info.kind].class_names(info)
+  return dataclasses.replace(network, weights=weights, head=form.name), labels
 
 
 def real_text(source: Source, count: int = 8) -> Batch:
@@ -121,8 +91,9 @@ def check_parity(folder: Path, network: Network, batch: Batch) -> float:
     ExchangeError: it is above TOLERANCE.
   """
   ours, theirs = logits(network, batch), huggingface.torch_outputs(folder, network.head, batch)
-  of_texts = network.head == "text_head"  # the others have something to say of each token
-  difference = float(np.abs(ours - theirs)[... if of_texts else batch.padding_mask].max())
+  form = EXPORT_FORMS.get(network.head)
+  of_text = form is not None and form.of_text  # the others have logits for each token
+  difference = float(np.abs(ours - theirs)[... if of_text else batch.padding_mask].max())
   if not difference <= TOLERANCE:
     raise ExchangeError(
       f"transformers computes other logits from {folder.name}: up to {difference:.2g} apart,"
@@ -163,13 +134,15 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
       console.print(line)
       if source.finetuned and network.head is None:
-        console.print(f"{role}: Hugging Face has another head for {_task(source)}: the tower alone")
+        console.print(
+          f"{role}: Hugging Face has another head for {_task(source)}: the encoder alone"
+        )
   for what in source.left_out:
     console.print(f"left out: {what}: Hugging Face's ELECTRA has no place for it")
 
 
 def _task(source: Source) -> str:
-  return f"{source.finetuned.facts['kind']} ({source.finetuned.facts['head']['arguments']})"
+  return f"{source.finetuned.info['kind']} ({source.finetuned.info['head']['arguments']})"
 
 
 def model_card(role: str, network: Network, source: Source, has_tokenizer: bool) -> str:

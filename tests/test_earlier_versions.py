@@ -22,6 +22,7 @@ from electra_jax import export, score, train
 from electra_jax.config import cli, compare, files
 from electra_jax.finetune import model
 from electra_jax.interop import sources
+from electra_jax.runtime import workdir
 
 VERSIONS = sorted((Path(__file__).parent / "golden").glob("version_*"))
 TIMING = ("sequences_per_sec", "tokens_per_sec", "mfu", "eta_secs", "elapsed_secs")
@@ -100,7 +101,7 @@ def test_a_run_of_an_earlier_version_is_exported_and_read_again(earlier, form, c
     again = sources.open_source(earlier / "out")
     assert again.networks.keys() == {"discriminator", "generator"}
   else:
-    with export.new_folder(earlier / "out") as folder:
+    with workdir.new_folder(earlier / "out") as folder:
       sources.save_orbax(folder, source)
     again = sources.open_source(earlier / "out")
   for role, network in again.networks.items():

@@ -21,9 +21,11 @@ from electra_jax.core import task_network
 from electra_jax.core.encoder import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.finetune import __main__ as program
-from electra_jax.finetune import from_config, model, prepare, results
+from electra_jax.finetune import from_config, model, results
+from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network, Source
+from electra_jax.runtime import workdir
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
 WORDS = [f"w{i}" for i in range(30)]
@@ -38,12 +40,12 @@ def source(tmp_path_factory) -> Path:
   (folder / "vocab.txt").write_text("".join(f"{p}\n" for p in [*pieces, ".", ",", "?", "x", "y"]))
   words = tokenizer.load(folder / "vocab.txt")
   assert words.vocab.size == CFG.vocab_size
-  tower = jax.jit(lambda: task_network.init_tower(CFG, jax.random.key(0)))()
+  backbone = jax.jit(lambda: task_network.init_backbone(CFG, jax.random.key(0)))()
   rng = np.random.default_rng(0)
   head = huggingface.shapes(CFG, "rtd_head")["rtd_head"]
   head = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), head)
-  weights = {**jax.tree.map(np.asarray, tower), "rtd_head": head}
-  with export.new_folder(folder / "export") as target:
+  weights = {**jax.tree.map(np.asarray, backbone), "rtd_head": head}
+  with workdir.new_folder(folder / "export") as target:
     sources.save_orbax(
       target, Source({"discriminator": Network(CFG, weights, "rtd_head")}, words, {})
     )
@@ -112,59 +114,59 @@ def cola(source, tmp_path_factory) -> tuple[Path, Path, list[dict]]:
 
 
 def test_a_task_is_learned_and_every_seed_is_told(cola):
-  _, results, rows = cola
+  _, folder, rows = cola
   assert [(r["task"], r["split"], r["seed"]) for r in rows] == [
     ("cola", "dev", 0),
     ("cola", "dev", 1),
   ]
   assert all(set(r["metrics"]) == {"mcc", "accuracy"} for r in rows)
   assert max(r["metrics"]["mcc"] for r in rows) > 80
-  assert (results / "results.png").stat().st_size > 5000
-  submission = (results / "cola" / "predictions" / "CoLA.tsv").read_text().splitlines()
+  assert (folder / "results.png").stat().st_size > 5000
+  submission = (folder / "cola" / "predictions" / "CoLA.tsv").read_text().splitlines()
   assert submission[0] == "index\tprediction" and len(submission) == 6
 
 
 def test_the_kept_network_predicts_what_was_measured(cola):
-  glue, results, rows = cola
-  asked = model.load(results)
+  glue, folder, rows = cola
+  asked = model.load(folder)
   dev = [line.split("\t") for line in (glue / "CoLA" / "dev.tsv").read_text().splitlines()]
-  said = asked([text for _, _, _, text in dev])
+  answers = asked([text for _, _, _, text in dev])
   right = 100 * np.mean(
-    [s["label"] == label for s, (_, label, _, _) in zip(said, dev, strict=True)]
+    [s["label"] == label for s, (_, label, _, _) in zip(answers, dev, strict=True)]
   )
-  saved = json.loads((results / "cola" / "config.json").read_text())
+  saved = json.loads((folder / "cola" / "config.json").read_text())
   (best,) = [r for r in rows if r["seed"] == saved["best_seed"]]
   assert right == pytest.approx(best["metrics"]["accuracy"])
-  assert all(0.5 <= s["probability"] <= 1 for s in said)
+  assert all(0.5 <= s["probability"] <= 1 for s in answers)
   assert asked([]) == []
   with pytest.raises(ValueError, match="takes texts"):
     asked([("a", "b")])
 
 
 def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola, source):
-  glue, results, rows = cola
+  glue, folder, rows = cola
   config = make_config("glue", "cola", source, data__dir=str(glue))
-  before = (results / "cola" / "units.npz").stat().st_mtime_ns
-  assert run(config, results) == rows
-  assert (results / "cola" / "units.npz").stat().st_mtime_ns == before
+  before = (folder / "cola" / "units.npz").stat().st_mtime_ns
+  assert run(config, folder) == rows
+  assert (folder / "cola" / "units.npz").stat().st_mtime_ns == before
   config.optimizer.learning_rate = 1e-3
   with pytest.raises(ValueError, match="optimizer.learning_rate was 0.01, is 0.001"):
-    run(config, results)
+    run(config, folder)
 
 
 def test_results_are_compared_on_the_same_examples_and_told_together(cola, source, tmp_path):
-  glue, results, rows = cola
-  shutil.copytree(results, tmp_path / "copy")
+  glue, folder, rows = cola
+  shutil.copytree(folder, tmp_path / "copy")
   config = json.loads((tmp_path / "copy" / "cola" / "config.json").read_text())
   config["examples"]["dev"] = "other"
   (tmp_path / "copy" / "cola" / "config.json").write_text(json.dumps(config))
   with pytest.raises(ValueError, match="cola, dev: not the same examples, 25 and 25 of them"):
-    results.compare(results, tmp_path / "copy", Console(quiet=True))
+    results.compare(folder, tmp_path / "copy", Console(quiet=True))
   (tmp_path / "copy" / "cola" / "units.npz").write_bytes(b"PK")
   with pytest.raises(ValueError, match="copy/cola is damaged"):
-    results.compare(results, tmp_path / "copy", Console(quiet=True))
+    results.compare(folder, tmp_path / "copy", Console(quiet=True))
   with pytest.raises(ValueError, match="holds exports, name one of them: .*cola/model"):
-    sources.open_source(results / "cola")
+    sources.open_source(folder / "cola")
   # Another task in the same folder: its file holds both.
   (tmp_path / "copy" / "cola").rename(tmp_path / "copy" / "rte")
   for row in rows:
@@ -172,32 +174,32 @@ def test_results_are_compared_on_the_same_examples_and_told_together(cola, sourc
   (tmp_path / "copy" / "rte" / "results.jsonl").write_text(
     "".join(json.dumps(row) + "\n" for row in rows)
   )
-  shutil.copytree(results / "cola", tmp_path / "copy" / "cola")
+  shutil.copytree(folder / "cola", tmp_path / "copy" / "cola")
   config = make_config("glue", "cola", source, data__dir=str(glue))
   assert [r["task"] for r in run(config, tmp_path / "copy")] == ["rte", "rte", "cola", "cola"]
 
 
 def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
-  _, results, _ = cola
+  _, folder, _ = cola
   (tmp_path / "in.tsv").write_text(
     "sentence\tid\n" + "".join(f"w{i % 2} w9\t{i}\n" for i in range(9))
   )
-  asked = model.load(results / "cola" / "model")
-  assert results.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv") == 9
+  asked = model.load(folder / "cola" / "model")
+  assert asked.predict_file(tmp_path / "in.tsv", tmp_path / "out.tsv") == 9
   lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
   assert lines[0] == ["index", "prediction", "probability"]
   assert [line[0] for line in lines[1:]] == [str(i) for i in range(9)]
   assert len({line[1] for line in lines[1::2]}) == 1 and lines[1][1] != lines[2][1]
   (tmp_path / "in.jsonl").write_text('{"sentence": "w0 w9"}\n')
-  results.predict(asked, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+  asked.predict_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
   assert json.loads((tmp_path / "out.jsonl").read_text())["label"] == lines[1][1]
   with pytest.raises(ValueError, match="exists: nothing is overwritten"):
-    results.predict(asked, tmp_path / "in.tsv", tmp_path / "out.tsv")
+    asked.predict_file(tmp_path / "in.tsv", tmp_path / "out.tsv")
 
 
 @pytest.mark.long
 def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp_path):
-  glue, results, _ = cola
+  glue, folder, _ = cola
   fields = {"data__dir": str(glue), "train__epochs": 1.0, "keep": "none"}
   config = make_config("glue", "cola,rte", source, **fields)
   config.init, config.like = "random", str(source)
@@ -207,13 +209,13 @@ def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp
   assert "GLUE average of medians over 2 of 8 tasks" in text and "(cola, rte; without" in text
   assert not (tmp_path / "control" / "cola" / "model").exists()
   console = Console(record=True, width=200, file=io.StringIO())
-  results.compare(results, tmp_path / "control", console, samples=100)
+  results.compare(folder, tmp_path / "control", console, samples=100)
   (line,) = [x for x in console.export_text().splitlines() if "cola" in x and "dev" in x]
   assert "mcc" in line
-  units = [np.load(f / "cola" / "units.npz")["dev"] for f in (results, tmp_path / "control")]
-  assert units[0].shape == units[1].shape == (2, 25, 2)
+  scores = [np.load(f / "cola" / "units.npz")["dev"] for f in (folder, tmp_path / "control")]
+  assert scores[0].shape == scores[1].shape == (2, 25, 2)
   with pytest.raises(ValueError, match="holds no results"):
-    results.compare(results, glue, console)
+    results.compare(folder, glue, console)
 
 
 def write_conll(path: Path, n: int) -> None:
@@ -235,15 +237,15 @@ def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(so
   assert row["metrics"]["f1"] > 90 and not row["collapsed"]
   asked = model.load(tmp_path / "results")
   assert asked([["w3", "w20"]]) == [{"tags": ["B-A", "O"]}]
-  results.predict(asked, tmp_path / "dev.txt", tmp_path / "said.txt")
+  asked.predict_file(tmp_path / "dev.txt", tmp_path / "said.txt")
   columns = [line.split() for line in (tmp_path / "said.txt").read_text().splitlines() if line]
-  assert np.mean([gold == said for _, gold, said in columns]) > 0.9
+  assert np.mean([gold == answers for _, gold, answers in columns]) > 0.9
   again = sources.open_source(model.find(tmp_path / "results"))
   console = Console(quiet=True)
   export.export_hf(again, tmp_path / "hf", console)
   written = json.loads((tmp_path / "hf" / "discriminator" / "config.json").read_text())
   assert written["architectures"] == ["ElectraForTokenClassification"]
-  assert list(written["id2label"].values()) == list(asked.facts.labels)
+  assert list(written["id2label"].values()) == list(asked.info.labels)
   back = sources.open_source(tmp_path / "hf").networks["discriminator"].weights
   ours = again.networks["discriminator"].weights
   assert jax.tree.all(jax.tree.map(np.array_equal, dict(back), dict(ours)))
@@ -277,17 +279,17 @@ def test_questions_are_answered_from_their_context(source, tmp_path):
   asked = model.load(tmp_path / "results")
   data = json.loads((tmp_path / "dev.json").read_text())["data"][0]["paragraphs"]
   texts = [("w0 ?", p["context"]) for p in data]
-  said = asked(texts)
-  assert [s["answer"] for s in said] == list(predictions.values())
+  answers = asked(texts)
+  assert [s["answer"] for s in answers] == list(predictions.values())
   # Had there been questions without an answer in training, the null odds would decide.
-  odds = float(np.median([s["null_odds"] for s in said]))
-  options = {**asked.facts.options, "impossible": True, "threshold": odds}
-  doubting = dataclasses.replace(asked, facts=dataclasses.replace(asked.facts, options=options))
-  assert [s["answer"] != "" for s in doubting(texts)] == [s["null_odds"] <= odds for s in said]
-  for one, p in zip(said, data, strict=True):
+  odds = float(np.median([s["null_odds"] for s in answers]))
+  options = {**asked.info.options, "impossible": True, "threshold": odds}
+  doubting = dataclasses.replace(asked, info=dataclasses.replace(asked.info, options=options))
+  assert [s["answer"] != "" for s in doubting(texts)] == [s["null_odds"] <= odds for s in answers]
+  for one, p in zip(answers, data, strict=True):
     assert p["context"][one["start"] : one["end"]] == one["answer"]
   golds = [p["qas"][0]["answers"][0]["text"] for p in data]
-  right = np.mean([s["answer"] == gold for s, gold in zip(said, golds, strict=True)])
+  right = np.mean([s["answer"] == gold for s, gold in zip(answers, golds, strict=True)])
   assert 100 * right == pytest.approx(row["metrics"]["exact_match"])
 
 
@@ -332,10 +334,10 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):
   # Its own again: what the source says of upper case stays.
   (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
   config.data.lowercase = False
-  assert from_config.open_tower(config).tokenizer.vocab.lowercase
+  assert from_config.load_pretrained(config).tokenizer.vocab.lowercase
 
 
-def test_a_generator_alone_is_no_tower(source, tmp_path):
+def test_a_generator_alone_has_no_encoder_to_tune(source, tmp_path):
   weights = jax.tree.map(
     lambda x: np.zeros(x.shape, np.float32), huggingface.shapes(CFG, "mlm_head")
   )
@@ -374,12 +376,12 @@ def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):
   assert (tmp_path / "results" / "cola" / "mine.txt").read_text() == "mine"
 
 
-def test_facts_survive_json():
-  facts = prepare.Facts(
-    "tagging", "x", prepare.HeadSpec("tagging", {"outputs": 3}), 16, ("B-A", "I-A", "O")
+def test_task_info_survives_json():
+  info = TaskInfo(
+    "tagging", "x", task_network.HeadSpec("tagging", {"outputs": 3}), 16, ("B-A", "I-A", "O")
   )
-  content = json.loads(json.dumps(dataclasses.asdict(facts)))
-  assert prepare.Facts.from_json(content) == facts
+  content = json.loads(json.dumps(dataclasses.asdict(info)))
+  assert TaskInfo.from_json(content) == info
 
 
 @pytest.mark.slow
@@ -390,12 +392,12 @@ def test_errors_are_one_line_and_exit_codes_on_the_command_line(tmp_path):
       capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
 
-  said = call("--compare", "a", "b")
-  assert (said.returncode, said.stderr) == (
+  done = call("--compare", "a", "b")
+  assert (done.returncode, done.stderr) == (
     1, "error: a holds no results of python -m electra_jax.finetune\n"
   )  # fmt: skip
-  said = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
-  assert said.returncode == 2 and said.stderr.startswith("error: --config=")
+  done = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
+  assert done.returncode == 2 and done.stderr.startswith("error: --config=")
 
 
 def test_the_kept_seed_is_the_best_by_the_main_metric_of_the_first_split():
@@ -415,7 +417,8 @@ def test_rates_that_are_not_set_are_the_papers_for_the_size(source, width, rate,
   config = make_config("glue", "cola", source)
   config.optimizer.learning_rate = config.optimizer.layer_decay = None
   words = tokenizer.load(source / "vocab.txt")
-  tower = from_config.Tower(dataclasses.replace(CFG, hidden_size=width), None, words, ())
+  cfg = dataclasses.replace(CFG, hidden_size=width)
+  tower = from_config.PretrainedEncoder(cfg, None, words, ())
   settings = from_config.make_settings(config, tower, 3.0)
   assert (settings.optimizer.learning_rate, settings.layer_decay) == (rate, decay)
   config.optimizer.learning_rate, config.optimizer.layer_decay = 0.25, 0.5

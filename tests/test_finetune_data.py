@@ -94,7 +94,3 @@ def test_seeds_travel_together_and_each_sees_what_it_would_see_alone():
     assert both.ids.shape[:2] == (4, 2) and both.row.shape == (4, 2)
     np.testing.assert_array_equal(both.ids[:, 1], one.ids[:, 0])
     np.testing.assert_array_equal(both.target["tag"][:, 1], one.target["tag"][:, 0])
-
-
-def test_padding_is_counted_by_each_examples_own_bucket():
-  assert data.padding_frac(np.array([6, 16, 10]), (8, 16)) == pytest.approx(1 - 32 / 40)

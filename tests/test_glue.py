@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from electra_jax.finetune import glue, tasks
+from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
-from electra_jax.finetune.tasks import TASKS, TaskError
+from electra_jax.finetune.tasks import TASKS
 
 REVIEWS = tasks.own("reviews", text="body", label="stars")
 
@@ -29,11 +30,11 @@ class Letters:
 
 def test_a_pair_has_two_segments_and_a_single_text_one():
   pair, single = TASKS["rte"], TASKS["sst2"]
-  ((feature,), _) = glue.features(pair, [Example("ab", "c", 1, 0)], Letters())
+  ((feature,), _) = glue.features(pair, [Example("ab", "c", 1, 0)], Letters(), max_length=128)
   assert feature.ids.tolist() == [1, 10, 11, 2, 12, 2] and feature.second == 4
   assert feature.ids.dtype == np.int32
   assert (feature.target["label"], feature.target["label"].dtype) == (1, np.int32)
-  ((feature,), _) = glue.features(single, [Example("ab", None, None, 0)], Letters())
+  ((feature,), _) = glue.features(single, [Example("ab", None, None, 0)], Letters(), max_length=128)
   assert feature.ids.tolist() == [1, 10, 11, 2]
   assert feature.second == 4 and feature.target == {}
 
@@ -56,7 +57,9 @@ def test_the_longer_text_of_a_pair_is_cut_first():
 
 
 def test_regression_targets_are_divided_by_the_scale():
-  ((feature,), _) = glue.features(TASKS["stsb"], [Example("a", "b", 3.8, 0)], Letters())
+  ((feature,), _) = glue.features(
+    TASKS["stsb"], [Example("a", "b", 3.8, 0)], Letters(), max_length=128
+  )
   target = feature.target["label"]
   assert target == np.float32(3.8 / 5) and target.dtype == np.float32
 
@@ -75,30 +78,30 @@ def numbered(labels) -> list[Example]:
   return [Example("x", "y", label, i) for i, label in enumerate(labels)]
 
 
-def test_units_are_labels_and_predictions():
+def test_example_scores_are_labels_and_predictions():
   outputs = {"logits": np.array([[0.1, 0.2, 0.0], [3, 1, 2]], np.float32)}
-  assert glue.units(TASKS["mnli"], numbered([2, 0]), outputs).tolist() == [[2, 1], [0, 0]]
-  found = glue.units(TASKS["stsb"], numbered([5.0, 2.5]), {"score": np.array([1.5, 0.25])})
+  assert glue.example_scores(TASKS["mnli"], numbered([2, 0]), outputs).tolist() == [[2, 1], [0, 0]]
+  found = glue.example_scores(TASKS["stsb"], numbered([5.0, 2.5]), {"score": np.array([1.5, 0.25])})
   assert found.tolist() == [[5.0, 7.5], [2.5, 1.25]] and found.dtype == np.float64
 
 
 def test_outputs_that_do_not_fit_the_examples_are_refused():
   task, two = TASKS["rte"], numbered([0, 1])
   with pytest.raises(TaskError, match="3 outputs for 2 examples"):
-    glue.units(task, two, {"logits": np.zeros((3, 2))})
+    glue.example_scores(task, two, {"logits": np.zeros((3, 2))})
   with pytest.raises(TaskError, match="1 of 2 outputs are not finite, that of row 1 among"):
-    glue.units(task, two, {"logits": np.array([[0, 1], [0, math.nan]])})
+    glue.example_scores(task, two, {"logits": np.array([[0, 1], [0, math.nan]])})
   with pytest.raises(TaskError, match="1 of 2 examples have no label to measure by, row 1"):
-    glue.units(task, numbered([0, None]), {"logits": np.zeros((2, 2))})
+    glue.example_scores(task, numbered([0, None]), {"logits": np.zeros((2, 2))})
   with pytest.raises(TaskError, match="no example"):
-    glue.measure(task)(np.zeros((0, 2)))
+    glue.compute_metrics(task, np.zeros((0, 2)))
 
 
 def test_metrics_of_two_classes_agree_with_their_formulae():
   # 5 true positives, 2 false positives, 1 false negative, 4 true negatives.
   rows = np.array([[1, 1]] * 5 + [[0, 1]] * 2 + [[1, 0]] + [[0, 0]] * 4, float)
   task = dataclasses.replace(TASKS["cola"], metrics=("mcc", "accuracy", "f1"))
-  found = glue.measure(task)(rows)
+  found = glue.compute_metrics(task, rows)
   assert list(found) == ["mcc", "accuracy", "f1"]
   assert found["accuracy"] == pytest.approx(100 * 9 / 12)
   assert found["f1"] == pytest.approx(100 * 2 * 5 / (2 * 5 + 2 + 1))
@@ -108,7 +111,7 @@ def test_metrics_of_two_classes_agree_with_their_formulae():
 def test_f1_of_more_classes_is_the_mean_over_them():
   rows = np.array([[0, 0], [0, 1], [1, 1], [2, 2], [2, 0]], float)
   task = dataclasses.replace(REVIEWS, labels=("a", "b", "c"), metrics=("f1", "accuracy"))
-  found = glue.measure(task)(rows)
+  found = glue.compute_metrics(task, rows)
   assert found["f1"] == pytest.approx(100 * (1 / 2 + 2 / 3 + 2 / 3) / 3)
   assert found["accuracy"] == pytest.approx(60)
 
@@ -125,7 +128,7 @@ def test_correlations_agree_with_their_formulae():
   def ranks(x):  # ties have the mean of their ranks
     return np.array([(x < v).sum() + ((x == v).sum() + 1) / 2 for v in x])
 
-  found = glue.measure(TASKS["stsb"])(rows)
+  found = glue.compute_metrics(TASKS["stsb"], rows)
   assert list(found) == ["spearman", "pearson"]
   assert found["pearson"] == pytest.approx(100 * pearson(*rows.T))
   assert found["spearman"] == pytest.approx(100 * pearson(ranks(rows[:, 0]), ranks(rows[:, 1])))
@@ -136,20 +139,20 @@ def test_a_constant_prediction_gives_zero_without_a_warning(value):
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     classes = np.array([[0, value], [1, value], [1, value]])
-    assert glue.measure(TASKS["cola"])(classes)["mcc"] == 0.0
-    assert glue.measure(TASKS["mrpc"])(classes)["f1"] == pytest.approx(80.0 * value)
+    assert glue.compute_metrics(TASKS["cola"], classes)["mcc"] == 0.0
+    assert glue.compute_metrics(TASKS["mrpc"], classes)["f1"] == pytest.approx(80.0 * value)
     numbers = np.array([[0.5, value], [1, value], [4, value]])
-    assert glue.measure(TASKS["stsb"])(numbers) == {"spearman": 0.0, "pearson": 0.0}
+    assert glue.compute_metrics(TASKS["stsb"], numbers) == {"spearman": 0.0, "pearson": 0.0}
     nearly = numbers + [[0, 0], [0, 0], [0, 1e-15]]
-    assert all(math.isfinite(x) for x in glue.measure(TASKS["stsb"])(nearly).values())
+    assert all(math.isfinite(x) for x in glue.compute_metrics(TASKS["stsb"], nearly).values())
 
 
 def test_a_collapse_is_the_same_prediction_for_labels_that_differ():
-  assert glue.collapsed(np.array([[0, 1], [1, 1.0]]), "classification")
-  assert not glue.collapsed(np.array([[0, 1], [1, 0.0]]), "classification")
-  assert not glue.collapsed(np.array([[1, 1], [1, 1.0]]), "classification")
-  assert glue.collapsed(np.array([[0, 2.500], [5, 2.501]]), "regression")
-  assert not glue.collapsed(np.array([[0, 2.4], [5, 2.6]]), "regression")
+  assert glue.collapsed(TASKS["rte"], np.array([[0, 1], [1, 1.0]]))
+  assert not glue.collapsed(TASKS["rte"], np.array([[0, 1], [1, 0.0]]))
+  assert not glue.collapsed(TASKS["rte"], np.array([[1, 1], [1, 1.0]]))
+  assert glue.collapsed(TASKS["stsb"], np.array([[0, 2.500], [5, 2.501]]))
+  assert not glue.collapsed(TASKS["stsb"], np.array([[0, 2.4], [5, 2.6]]))
 
 
 # Submissions.

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from electra_jax.finetune import glue_files, tasks
+from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
-from electra_jax.finetune.tasks import TASKS, TaskError
+from electra_jax.finetune.tasks import TASKS
 
 REVIEWS = tasks.own("reviews", text="body", label="stars")
 
@@ -186,7 +187,7 @@ def test_empty_texts_at_the_end_of_a_file_to_predict_are_kept(tmp_path):
 def test_damaged_files_are_one_line_errors(tmp_path):
   folder = write(tmp_path / "CoLA", "train.tsv", ["gj04\t1\t\tFine."])
   (folder / "dev.tsv").write_bytes(b"gj04\t1\t\tFine.\ngj04\t1\t\tna\xefve\n")
-  assert "dev.tsv:2: no UTF-8 (byte 0xef)" in refused(TASKS["cola"], folder, "dev")
+  assert "dev.tsv:2: not UTF-8 (byte 0xef)" in refused(TASKS["cola"], folder, "dev")
   (folder / "dev.tsv").write_bytes(b"\n")
   assert "dev.tsv: the file is empty" in refused(TASKS["cola"], folder, "dev")
   (folder / "dev.tsv").rename(folder / "dev.tsv.gz")
@@ -222,7 +223,7 @@ def own_files(tmp_path, suffix: str):
 def test_own_labels_are_found_in_the_training_split_and_sorted_as_numbers(tmp_path, suffix):
   source = own_files(tmp_path, suffix)
   task = glue_files.complete(REVIEWS, source)
-  assert task.labels == ("1", "9", "10") and task.kind == "classification"
+  assert task.labels == ("1", "9", "10") and task.label_type.head == "classification"
   assert glue_files.read(task, source, "dev").examples == [Example("so so", None, 1, 0)]
   assert glue_files.read(task, source, "test").examples == [Example("who knows", None, None, 0)]
 
@@ -260,7 +261,7 @@ def test_bad_json_is_a_bad_row(tmp_path):
     "401: no JSON object",
     "402: no JSON object",
     "403: 'body' is missing",
-    "404: no UTF-8",
+    "404: not UTF-8",
   ]
   write(tmp_path, "dev.jsonl", ['{"text": "fine", "stars": true}'])
   assert "dev.jsonl:1 has no column 'body' (it has: text, stars)" in refused(task, tmp_path, "dev")

@@ -39,7 +39,7 @@ def log_softmax(x):
 
 
 def test_classification_is_cross_entropy_of_the_first_state():
-  head = task_heads.classification(3)
+  head = task_heads.classification(3, "linear")
   states, batch = states_and_batch({"label": np.array([2, 0, 1], np.int32)})
   w = weights_of(head)
   terms = head.loss(CFG, w, states, batch, None)
@@ -66,14 +66,16 @@ def test_two_layers_are_dense_gelu_and_a_product():
 
 
 def test_regression_is_the_squared_error():
-  head = task_heads.regression()
+  head = task_heads.regression("linear")
   states, batch = states_and_batch({"label": np.array([0.2, 0.9, 7.0], np.float32)})
   w = weights_of(head)
-  said = (states[:, 0] @ np.array(w["classifier"]["kernel"]))[:, 0] + float(
+  outputs = (states[:, 0] @ np.array(w["classifier"]["kernel"]))[:, 0] + float(
     w["classifier"]["bias"][0]
   )
   terms = head.loss(CFG, w, states, batch, None)
-  np.testing.assert_allclose(terms["loss"].total, ((said[:2] - [0.2, 0.9]) ** 2).sum(), rtol=1e-5)
+  np.testing.assert_allclose(
+    terms["loss"].total, ((outputs[:2] - [0.2, 0.9]) ** 2).sum(), rtol=1e-5
+  )
   assert terms["loss"].count == 2
 
 
@@ -90,10 +92,30 @@ def test_tagging_counts_labelled_tokens_of_the_text_alone():
   np.testing.assert_allclose(terms["loss"].total, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+  ("kind", "arguments", "output"),
+  [
+    ("classification", {"outputs": 3, "layers": "two_layers"}, "logits"),
+    ("regression", {"layers": "two_layers"}, "score"),
+    ("tagging", {"outputs": 4}, "logits"),
+  ],
+)
+def test_the_logits_that_are_compared_at_export_are_those_that_the_head_predicts(
+  kind, arguments, output
+):
+  head = task_network.HeadSpec(kind, arguments).make()
+  states, batch = states_and_batch({})
+  weights = weights_of(head)
+  logits = np.asarray(head.export.logits(weights, states))
+  predicted = head.predict(CFG, weights, states, batch)[output]
+  np.testing.assert_array_equal(logits.reshape(predicted.shape), predicted)
+  assert task_network.EXPORT_FORMS[head.export.name] is head.export
+
+
 def test_layer_rates_are_the_papers_and_as_a_switch_the_originals():
   # Original, n = 12, d = 0.8: head 1, top layer 0.64, lowest layer 0.055, embeddings 0.044.
   cfg = dataclasses.replace(CFG, num_layers=12)
-  shapes = task_network.shapes(cfg, task_heads.classification(2))
+  shapes = task_network.shapes(cfg, task_heads.classification(2, "linear"))
   for skip, top, low, bottom in ((True, 0.64, 0.055, 0.044), (False, 0.8, 0.0687, 0.055)):
     rates = optimizer.layer_rates(shapes, 12, 0.8, skip)
     assert set(jax.tree.leaves(rates["head"])) == {1.0}
@@ -131,7 +153,7 @@ def leaves(tree):
 
 
 def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
-  head = task_heads.classification(2)
+  head = task_heads.classification(2, "linear")
   params = jax.tree.map(lambda x: x[0], loop.init_params(CFG, head, None, (0,)))
   rows = Plan(np.arange(7), 24)
   objective = jax.jit(task_network.make_objective(dataclasses.replace(CFG, dropout=0.1), head))
@@ -146,7 +168,7 @@ def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
 
 @pytest.mark.slow
 def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
-  head, lines = task_heads.classification(2), []
+  head, lines = task_heads.classification(2, "linear"), []
   one = dataclasses.replace(SETTINGS, epochs=40.0, log_every=100)
   both = dataclasses.replace(one, seeds=(3, 4))
   rows = features()
@@ -154,9 +176,9 @@ def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
   assert [line[:2] for line in lines] == [(100, 200), (200, 200)]
   assert all(len(line[2]["loss"]) == 2 for line in lines)
   assert max(lines[1][2]["loss"]) < 0.1 < min(lines[0][2]["loss"])
-  said = loop.make_predictor(CFG, head, batch_size=8, buckets=1, pad=0)(together, rows)
+  outputs = loop.make_predictor(CFG, head, batch_size=8, buckets=1, pad=0)(together, rows)
   labels = [int(f.target["label"]) for f in rows]
-  assert all((one["logits"].argmax(-1) == labels).all() for one in said)
+  assert all((one["logits"].argmax(-1) == labels).all() for one in outputs)
 
   # Alone it is another program: the first epoch only, before rounding has grown.
   brief = [dataclasses.replace(one, epochs=1.0, seeds=seeds) for seeds in ((3, 4), (4,))]
@@ -168,12 +190,12 @@ def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
 
 def test_microbatches_give_the_update_of_the_whole_batch():
   # One step, and an eps beside which the root is nothing: the change is the gradient's.
-  head = task_heads.classification(2)
+  head = task_heads.classification(2, "linear")
   linear = dataclasses.replace(OPTIMIZER, name="electra_adam", eps=1e6, learning_rate=1e6)
   one = dataclasses.replace(SETTINGS, batch_size=40, optimizer=linear)
-  tower = jax.jit(lambda: task_network.init_tower(CFG, jax.random.key(5)))()
-  whole = loop.train(CFG, head, tower, features(), one)
-  parts = loop.train(CFG, head, tower, features(), dataclasses.replace(one, accumulation=5))
+  backbone = jax.jit(lambda: task_network.init_backbone(CFG, jax.random.key(5)))()
+  whole = loop.train(CFG, head, backbone, features(), one)
+  parts = loop.train(CFG, head, backbone, features(), dataclasses.replace(one, accumulation=5))
   for x, y in zip(leaves(whole), leaves(parts), strict=True):
     np.testing.assert_allclose(x, y, atol=2e-6)
 
@@ -182,27 +204,27 @@ def test_predictions_come_in_the_order_of_the_features_once_each():
   head = task_heads.tagging(3)
   params = loop.init_params(CFG, head, None, (0, 1))
   rows = features(19)
-  said = loop.make_predictor(CFG, head, batch_size=8, buckets=3, pad=0)(params, rows)
-  assert len(said) == 2
+  outputs = loop.make_predictor(CFG, head, batch_size=8, buckets=3, pad=0)(params, rows)
+  assert len(outputs) == 2
   predict = jax.jit(task_network.make_predict(CFG, head))
   for seed in (0, 1):
     mine = jax.tree.map(lambda x, s=seed: x[s], params)
     for i, feature in enumerate(rows):
       alone = predict(mine, data.collate(rows, Plan(np.array([i]), 24), 1, 0))["logits"][0]
       n = len(feature.ids)
-      np.testing.assert_allclose(said[seed]["logits"][i], alone[:n], atol=1e-5)
-      assert said[seed]["logits"][i].shape == (n, 3)
+      np.testing.assert_allclose(outputs[seed]["logits"][i], alone[:n], atol=1e-5)
+      assert outputs[seed]["logits"][i].shape == (n, 3)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_seed():
   wild = dataclasses.replace(OPTIMIZER, learning_rate=1e30, name="adamw")
   settings = dataclasses.replace(SETTINGS, optimizer=wild, seeds=(7,), epochs=3.0)
   with pytest.raises(ArithmeticError, match="seed 7: the loss is nan"):
-    loop.train(CFG, task_heads.classification(2), None, features(), settings)
+    loop.train(CFG, task_heads.classification(2, "linear"), None, features(), settings)
 
 
 def test_nothing_to_train_on_and_batches_that_do_not_divide_are_refused():
-  head = task_heads.classification(2)
+  head = task_heads.classification(2, "linear")
   with pytest.raises(ValueError, match="make no step"):
     loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, epochs=0.05))
   with pytest.raises(ValueError, match="12 is not divisible by 8 devices"):

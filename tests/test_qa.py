@@ -16,11 +16,14 @@ CFG = TransformerConfig(50, 6, 6, 1, 1, 12, 16)
 B, L, D = 3, 7, 6
 # float32 sums of a dozen products, taken in another order.
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+SMALL = qa_head.QASettings(
+  beam_size=4, joint=True, answerable_weight=0.5, hidden=5, max_answer_length=30
+)
 HEADS = {
-  "joint": qa_head.Settings(beam_size=4, hidden=5),
-  "joint, no classifier": qa_head.Settings(beam_size=4, hidden=5, answerable_weight=0.0),
-  "independent": qa_head.Settings(beam_size=4, hidden=5, joint=False, answerable_weight=0.0),
-  "independent, classifier": qa_head.Settings(beam_size=4, hidden=5, joint=False),
+  "joint": SMALL,
+  "joint, no classifier": dataclasses.replace(SMALL, answerable_weight=0.0),
+  "independent": dataclasses.replace(SMALL, joint=False, answerable_weight=0.0),
+  "independent, classifier": dataclasses.replace(SMALL, joint=False),
 }
 of_each_head = pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS.keys())
 
@@ -213,4 +216,4 @@ def test_logits_are_float32_where_states_are_bfloat16():
 @pytest.mark.parametrize("wrong", [{"beam_size": 0}, {"hidden": 0}, {"answerable_weight": -1.0}])
 def test_settings_that_make_no_head_are_refused(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
-    qa_head.Settings(**wrong)
+    dataclasses.replace(SMALL, **wrong)

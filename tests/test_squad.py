@@ -9,7 +9,8 @@ from conftest import LETTERS, PIECES
 
 from electra_jax.data import tokenizer
 from electra_jax.finetune import squad
-from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
+from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.squad_files import Question, Questions, normalize
 
 TEXTS = [
   "The café, the Café (über) 中国!",
@@ -50,6 +51,16 @@ def tokenizers_of_all_kinds(words, tmp_path_factory):
   engine.save(str(folder / "nfkc.json"))
   made["nfkc"] = tokenizer.load(folder / "nfkc.json")
   return made
+
+
+def make_windows(questions, words, **options):
+  lengths = {"max_length": 512, "stride": 128, "max_query": 64}
+  return squad.windows(questions, words, **lengths | options)
+
+
+def decode(questions, windows, outputs, **options):
+  lengths = {"n_best": 20, "max_answer_length": 30}
+  return squad.decode(questions, windows, outputs, **lengths | options)
 
 
 KINDS = ["uncased", "cased", "unigram", "bpe", "bytes", "nfkc"]
@@ -119,7 +130,7 @@ def names(window):
 
 def test_a_row_is_cls_question_sep_context_sep(words):
   found = questions_of(("The café, Berlin.", "Berlin?", ["Berlin"]))
-  (window,) = squad.windows(found, words, train=True)
+  (window,) = make_windows(found, words, train=True)
   assert names(window) == "[CLS] berlin ? [SEP] the cafe , berlin . [SEP]"
   feature = window.feature
   assert feature.second == 4 and feature.ids.dtype == np.int32
@@ -134,7 +145,7 @@ def test_a_row_is_cls_question_sep_context_sep(words):
 def test_windows_begin_every_stride_and_each_token_has_its_best_one(words):
   # 11 tokens; 6 fit beside [CLS] a [SEP] [SEP]: windows 0-5, 3-8, 6-10.
   found = questions_of(("b c d e f g h i j k l", "a", ["e f"]))
-  made = squad.windows(found, words, max_length=10, stride=3, max_query=6, train=True)
+  made = make_windows(found, words, max_length=10, stride=3, max_query=6, train=True)
   assert [names(w)[14:-6] for w in made] == ["b c d e f g", "e f g h i j", "h i j k l"]
   # By hand, min(left, right) of tokens 3-5: 2 1 0 against 0 1 2; of 6-8: 2 1 0 against 0 1 2. Where
   # both are alike (4, 7) a longer window wins, then the first.
@@ -144,7 +155,7 @@ def test_windows_begin_every_stride_and_each_token_has_its_best_one(words):
   assert targets == [(6, 7), (3, 4), (0, 0)]
   assert [float(w.feature.target["impossible"]) for w in made] == [0, 0, 1]
   found = questions_of(("b c d e f g h i j k l", "a", ["g h"]))  # it ends just after the first
-  made = squad.windows(found, words, max_length=10, stride=3, max_query=6, train=True)
+  made = make_windows(found, words, max_length=10, stride=3, max_query=6, train=True)
   targets = [(w.feature.target["start"], w.feature.target["end"]) for w in made]
   assert targets == [(0, 0), (5, 6), (0, 0)]
 
@@ -160,7 +171,7 @@ def test_max_context_is_berts_rule_written_plainly(words):
   ]:
     context = " ".join(letters[:size])
     found = questions_of((context, "a", [context[:1]]))
-    made = squad.windows(found, words, max_length=length, stride=stride, max_query=1, train=False)
+    made = make_windows(found, words, max_length=length, stride=stride, max_query=1, train=False)
     bounds = [(int(w.spans[3, 0]) // 2, len(w.spans) - 4) for w in made]
     for token in range(size):
       scores = [
@@ -176,13 +187,13 @@ def test_max_context_is_berts_rule_written_plainly(words):
 
 def test_a_long_question_is_cut_and_the_context_gets_the_rest(words):
   found = questions_of(("b c d", "a " * 30, ["d"]))
-  (window,) = squad.windows(found, words, max_length=12, max_query=5, train=True)
+  (window,) = make_windows(found, words, max_length=12, max_query=5, train=True)
   assert names(window) == "[CLS] a a a a a [SEP] b c d [SEP]"
 
 
 def test_an_answer_longer_than_the_window_makes_all_of_its_windows_impossible(words):
   found = questions_of(("b c d e f g h", "a", ["c d e f g"]))
-  made = squad.windows(found, words, max_length=8, stride=2, max_query=1, train=True)
+  made = make_windows(found, words, max_length=8, stride=2, max_query=1, train=True)
   assert len(made) > 1 and all(w.feature.target["impossible"] == 1 for w in made)
   assert all(w.feature.target["start"] == w.feature.target["end"] == 0 for w in made)
 
@@ -191,8 +202,8 @@ def test_impossible_and_lost_questions_in_training(words):
   found = questions_of(("Berlin.", "a", []), ("Berlin.", "a", []), form="SQuAD 2.0")
   lost = found.items[1]._replace(impossible=False, golds=("Rome",))
   found = Questions(**{**vars(found), "items": (found.items[0], lost)})
-  assert [w.question for w in squad.windows(found, words, train=True)] == [0]
-  assert [w.question for w in squad.windows(found, words, train=False)] == [0, 1]
+  assert [w.question for w in make_windows(found, words, train=True)] == [0]
+  assert [w.question for w in make_windows(found, words, train=False)] == [0, 1]
 
 
 def test_each_context_is_tokenized_once(words, monkeypatch):
@@ -203,14 +214,14 @@ def test_each_context_is_tokenized_once(words, monkeypatch):
   )
   monkeypatch.setattr(squad, "_CONTEXTS_AT_ONCE", 2)
   items = [(f"b c {i % 3}", f"{i}", ["b"]) for i in range(10)]
-  assert len(squad.windows(questions_of(*items), words, train=True)) == 10
+  assert len(make_windows(questions_of(*items), words, train=True)) == 10
   assert seen == ["b c 0", "b c 1", "b c 2"]
 
 
 @pytest.mark.parametrize("wrong", [{"max_length": 67}, {"stride": 0}, {"max_query": 0}])
 def test_lengths_that_leave_no_room_are_refused(words, wrong):
-  with pytest.raises(SquadError, match="do not hold a question"):
-    squad.windows(questions_of(("a", "b", ["a"])), words, train=True, **wrong)
+  with pytest.raises(TaskError, match="do not hold a question"):
+    make_windows(questions_of(("a", "b", ["a"])), words, train=True, **wrong)
 
 
 # Predictions.
@@ -235,8 +246,8 @@ def test_gold_positions_come_back_as_the_contexts_own_characters(
   tokenizers_of_all_kinds, kind, context, answer
 ):
   found = questions_of((context, "what?", [answer]))
-  made = squad.windows(found, tokenizers_of_all_kinds[kind], train=True)
-  decoded = squad.decode(found, made, oracle(made), max_answer_length=99)
+  made = make_windows(found, tokenizers_of_all_kinds[kind], train=True)
+  decoded = decode(found, made, oracle(made), max_answer_length=99)
   text = decoded.predictions["q0"]
   # Where a piece of this vocabulary joins the answer to what follows, that comes along.
   assert text == answer if kind in ("uncased", "cased", "bytes") else answer in text
@@ -249,8 +260,8 @@ def test_the_second_of_two_same_answers_is_found_where_it_is(words):
   context = "red or blue or red or green"
   question = Question("x", "a", context, (("red", 15),), ("red",), False)
   found = Questions("here", "SQuAD 1.1", (question,), True, 0, 0, 0, 0)
-  made = squad.windows(found, words, max_length=100, train=True)
-  (best,) = squad.decode(found, made, oracle(made)).nbest["x"]
+  made = make_windows(found, words, max_length=100, train=True)
+  (best,) = decode(found, made, oracle(made)).nbest["x"]
   assert (best.text, best.start, best.end) == ("red", 15, 18)
 
 
@@ -271,24 +282,24 @@ def beam(*spans, width=4):
 
 def test_only_short_forward_spans_of_the_context_count(words):
   found = questions_of(("b c d e f", "a", ["b"]))
-  made = squad.windows(found, words, train=False)  # [CLS] a [SEP] b c d e f [SEP]
+  made = make_windows(found, words, train=False)  # [CLS] a [SEP] b c d e f [SEP]
 
   def said(*spans, **kwargs):
-    return [a.text for a in squad.decode(found, made, beam(*spans), **kwargs).nbest["q0"]]
+    return [a.text for a in decode(found, made, beam(*spans), **kwargs).nbest["q0"]]
 
   assert said((0, 0, -1), (1, 3, -1), (7, 8, -1), (4, 3, -1)) == []
   assert said((7, 11, -1), (3, 4, -2)) == ["b c"]
   assert said((3, 6, -1), (3, 5, -2), (4, 4, -3), max_answer_length=3) == ["b c d", "c"]
-  assert squad.decode(found, made, beam((0, 0, 0))).predictions == {"q0": ""}
+  assert decode(found, made, beam((0, 0, 0))).predictions == {"q0": ""}
   made = [made[0]._replace(max_context=np.arange(9) == 3)]
   assert said((4, 5, -1), (3, 4, -2)) == ["b c"]
 
 
 def test_the_n_best_are_different_texts_and_share_the_probability(words):
   found = questions_of(("b b c", "a", ["b"]))
-  made = squad.windows(found, words, train=False)
+  made = make_windows(found, words, train=False)
   outputs = beam((3, 3, -2.0), (4, 4, -1.0), (5, 5, -3.0), (3, 5, -4.0))
-  best = squad.decode(found, made, outputs, n_best=2).nbest["q0"]
+  best = decode(found, made, outputs, n_best=2).nbest["q0"]
   assert [(a.text, a.start, a.score) for a in best] == [("b", 2, -1.0), ("c", 4, -3.0)]
   share = 1 / (1 + np.exp(-2.0))
   assert [a.probability for a in best] == pytest.approx([share, 1 - share])
@@ -296,15 +307,15 @@ def test_the_n_best_are_different_texts_and_share_the_probability(words):
 
 def test_the_best_window_answers_and_the_smallest_null_odds_count(words):
   found = questions_of(("b c d e f g h i j k l", "a", ["e f"]))
-  made = squad.windows(found, words, max_length=10, stride=3, max_query=6, train=False)
+  made = make_windows(found, words, max_length=10, stride=3, max_query=6, train=False)
   parts = [beam((3, 3, -3.0)), beam((6, 6, -1.0)), beam((5, 5, -2.0))]
   outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
   outputs["null"] = np.array([0.5, 2.0, -1.5], np.float32)
-  decoded = squad.decode(found, made, outputs)
+  decoded = decode(found, made, outputs)
   assert [a.text for a in decoded.nbest["q0"]] == ["h", "j", "b"]
   assert decoded.null_odds == {"q0": -1.5}
   with pytest.raises(ValueError, match="2 windows have outputs of 3"):
-    squad.decode(found, made[:2], outputs)
+    decode(found, made[:2], outputs)
 
 
 def test_an_oracle_scores_100_on_text_in_many_windows(words):
@@ -324,11 +335,11 @@ def test_an_oracle_scores_100_on_text_in_many_windows(words):
     golds = tuple(text for text, _ in answers)
     items.append(Question(f"q{i}", "where is it?", context, answers, golds, not answers))
   found = Questions("here", "SQuAD 2.0", tuple(items), True, 0, 0, 0, 0)
-  made = squad.windows(found, words, max_length=128, stride=32, max_query=16, train=True)
+  made = make_windows(found, words, max_length=128, stride=32, max_query=16, train=True)
   assert len(made) > 5 * len(items)
   outputs = oracle(made)
-  decoded = squad.decode(found, made, outputs)
-  scores = squad.measure(squad.units(found, decoded))
+  decoded = decode(found, made, outputs)
+  scores = squad.compute_metrics(squad.example_scores(found, decoded), -2.75)
   assert scores["exact"] == scores["f1"] == scores["best_f1"] == scores["NoAns_exact"] == 100
 
 
@@ -350,7 +361,7 @@ def test_files_are_those_that_the_official_scripts_read(tmp_path):
 # Scores.
 
 
-def scored(form, *rows, threshold=squad.THRESHOLD):
+def scored(form, *rows, threshold=-2.75):
   """Measures (prediction, golds, null odds)."""
   items = [
     Question(f"q{i}", "a", "b", (), tuple(golds), not golds) for i, (_, golds, _) in enumerate(rows)
@@ -358,7 +369,9 @@ def scored(form, *rows, threshold=squad.THRESHOLD):
   found = Questions("here", form, tuple(items), True, 0, 0, 0, 0)
   said = {f"q{i}": row[0] for i, row in enumerate(rows)}
   odds = {f"q{i}": row[2] for i, row in enumerate(rows)}
-  return squad.measure(squad.units(found, squad.Decoded(said, {}, odds)), threshold)
+  return squad.compute_metrics(
+    squad.example_scores(found, squad.Decoded(said, {}, odds)), threshold
+  )
 
 
 def test_case_punctuation_articles_and_spaces_are_ignored_and_nothing_else():

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from electra_jax.finetune import squad
-from electra_jax.finetune.squad_files import Question, SquadError
+from electra_jax.finetune import squad, squad_files
+from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.squad_files import Question
 
 PARAGRAPH = {
   "context": "Berlin is the capital; Berlin is big.",
@@ -33,6 +34,8 @@ MRQA = {
   ],
 }
 
+LENGTHS = {"max_length": 512, "stride": 128, "max_query": 64}
+
 
 def squad_file(folder, *paragraphs, name="squad.json"):
   path = folder / name
@@ -58,15 +61,15 @@ def test_squad_and_mrqa_files_say_the_same_plain_or_compressed(tmp_path):
     Question("b", "Where?", context, (("Berlin", 23),), ("Berlin",), False),
   )
   for file in ("squad.json", "pretty.json.gz"):
-    found = squad.read(tmp_path / file)
+    found = squad_files.read(tmp_path / file)
     assert (found.form, found.items, found.labelled) == ("SQuAD 1.1", expected, True)
   for file in ("mrqa.jsonl", "mrqa.jsonl.gz", "headless.jsonl"):
-    found = squad.read(tmp_path / file)
+    found = squad_files.read(tmp_path / file)
     assert (found.form, found.items, found.repaired) == ("MRQA", expected, 0)
 
 
 def test_impossible_questions_make_it_squad_2(tmp_path):
-  found = squad.read(squad_file(tmp_path, changed(is_impossible=True, answers=[])))
+  found = squad_files.read(squad_file(tmp_path, changed(is_impossible=True, answers=[])))
   assert found.form == "SQuAD 2.0"
   assert [q.impossible for q in found.items] == [False, True]
   assert "2 questions on 1 contexts, 1 impossible" in found.summary()
@@ -76,32 +79,32 @@ def test_impossible_questions_make_it_squad_2(tmp_path):
 def test_a_file_to_predict_has_no_lists_or_empty_ones(tmp_path, answers):
   paragraph = {"context": "Berlin.", "qas": [{"id": "a", "question": "Where?", **answers}]}
   path = squad_file(tmp_path, paragraph)
-  found = squad.read(path)
+  found = squad_files.read(path)
   assert (found.form, found.labelled, found.items[0].impossible) == ("SQuAD 1.1", False, False)
   path.write_text(path.read_text().replace('"version": "x"', '"version": "v2.0"'))
-  found = squad.read(path)
+  found = squad_files.read(path)
   assert (found.form, found.labelled) == ("SQuAD 2.0", False)
   mrqa = {"context": "Berlin.", "qas": [{"qid": "a", "question": "Where?", **answers}]}
   (tmp_path / "mrqa.jsonl").write_text(json.dumps(mrqa))
-  assert not squad.read(tmp_path / "mrqa.jsonl").labelled
+  assert not squad_files.read(tmp_path / "mrqa.jsonl").labelled
 
 
 def test_questions_without_answers_are_read_but_neither_trained_on_nor_scored(tmp_path, words):
   paragraph = {"context": "Berlin.", "qas": [{"id": "a", "question": "Where?"}]}
-  found = squad.read(squad_file(tmp_path, paragraph))
+  found = squad_files.read(squad_file(tmp_path, paragraph))
   assert not found.labelled and not found.items[0].impossible
-  made = squad.windows(found, words, train=False)
+  made = squad.windows(found, words, **LENGTHS, train=False)
   assert len(made) == 1 and list(made[0].feature.target) == ["allowed"]
-  with pytest.raises(SquadError, match="nothing to train on"):
-    squad.windows(found, words, train=True)
-  with pytest.raises(SquadError, match="nothing to score"):
-    squad.units(found, squad.Decoded({"a": "Berlin"}, {}, {}))
+  with pytest.raises(TaskError, match="nothing to train on"):
+    squad.windows(found, words, **LENGTHS, train=True)
+  with pytest.raises(TaskError, match="nothing to score"):
+    squad.example_scores(found, squad.Decoded({"a": "Berlin"}, {}, {}))
 
 
 def test_an_answer_at_the_wrong_place_is_moved_to_the_nearest_occurrence(tmp_path):
   places = [("Berlin ", 20), ("Berlin", 2), ("big.", -4), ("is the", 99)]
   answers = [{"text": text, "answer_start": start} for text, start in places]
-  found = squad.read(squad_file(tmp_path, changed(answers=answers)))
+  found = squad_files.read(squad_file(tmp_path, changed(answers=answers)))
   assert found.items[1].answers == (("Berlin", 23), ("Berlin", 0), ("big.", 33), ("is the", 7))
   assert (found.repaired, found.lost) == (4, 0)
   assert found.items[1].golds == ("Berlin ", "Berlin", "big.", "is the")
@@ -113,28 +116,28 @@ def test_answers_that_are_nowhere_are_counted_and_stop_the_reading_above_one_per
     bad = {"id": "z", "question": "?", "answers": [{"text": "Rome", "answer_start": 0}]}
     return {"context": PARAGRAPH["context"], "qas": [*qas, bad]}
 
-  found = squad.read(squad_file(tmp_path, paragraph(99)))
+  found = squad_files.read(squad_file(tmp_path, paragraph(99)))
   assert found.lost == 1 and found.items[-1].answers == () and found.items[-1].golds == ("Rome",)
-  with pytest.raises(SquadError, match="1 of 99 questions have no answer .* more than 1%"):
-    squad.read(squad_file(tmp_path, paragraph(98)))
+  with pytest.raises(TaskError, match="1 of 99 questions have no answer .* more than 1%"):
+    squad_files.read(squad_file(tmp_path, paragraph(98)))
 
 
 def test_blank_texts_and_repeated_ids_are_counted(tmp_path, words):
   repeated = changed(id="a")
   blank = {"context": " ", "qas": [{"id": "c", "question": "", "answers": []}]}
-  found = squad.read(squad_file(tmp_path, repeated, blank))
+  found = squad_files.read(squad_file(tmp_path, repeated, blank))
   assert [q.id for q in found.items] == ["a", "c"]
   assert (found.duplicates, found.empty) == (1, 1)
   # A blank context still has a row, so that the question gets a prediction.
-  row = squad.windows(found, words, train=False)[1]
+  row = squad.windows(found, words, **LENGTHS, train=False)[1]
   assert row.feature.ids.tolist() == [2, 3, 3] and row.feature.second == 2
 
 
 def test_characters_that_utf_8_cannot_hold_do_not_reach_the_tokenizer(tmp_path, words):
   paragraph = {"context": "Berlin \ud83d.", "qas": [{"id": "\udc00", "question": "a\ud83d?"}]}
-  found = squad.read(squad_file(tmp_path, paragraph))
+  found = squad_files.read(squad_file(tmp_path, paragraph))
   assert found.items[0].context == "Berlin \ufffd." and found.items[0].id == "\ufffd"
-  assert squad.windows(found, words, train=False)
+  assert squad.windows(found, words, **LENGTHS, train=False)
 
 
 BAD = {
@@ -160,19 +163,19 @@ BAD = {
 def test_a_file_that_cannot_be_used_is_told_in_one_line_with_its_name(tmp_path, name):
   path = tmp_path / "file.json"
   path.write_bytes(BAD[name])
-  with pytest.raises(SquadError) as caught:
-    squad.read(path)
+  with pytest.raises(TaskError) as caught:
+    squad_files.read(path)
   assert "file.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_missing_file_or_a_folder_is_told_by_name(tmp_path):
-  with pytest.raises(SquadError, match="none.json: no such file"):
-    squad.read(tmp_path / "none.json")
-  with pytest.raises(SquadError, match="cannot be read"):
-    squad.read(tmp_path)
+  with pytest.raises(TaskError, match="none.json: no such file"):
+    squad_files.read(tmp_path / "none.json")
+  with pytest.raises(TaskError, match="cannot be read"):
+    squad_files.read(tmp_path)
 
 
 def test_a_wrong_line_of_mrqa_is_named_by_its_number(tmp_path):
   (tmp_path / "x.jsonl").write_text('{"header": 1}\n' + json.dumps(MRQA) + "\n{oh\n")
-  with pytest.raises(SquadError, match=r"x.jsonl:3 is not JSON"):
-    squad.read(tmp_path / "x.jsonl")
+  with pytest.raises(TaskError, match=r"x.jsonl:3 is not JSON"):
+    squad_files.read(tmp_path / "x.jsonl")

@@ -10,12 +10,12 @@ from electra_jax.finetune import statistics
 from electra_jax.finetune.tasks import TASKS
 
 
-def accuracy(units):
-  return {"accuracy": 100 * float((units[:, 0] == units[:, 1]).mean())}
+def accuracy(scores):
+  return {"accuracy": 100 * float((scores[:, 0] == scores[:, 1]).mean())}
 
 
 def system(rng, n: int, shares: list[float]) -> np.ndarray:
-  """Returns units [S, n, 2] of which each seed has about its share right."""
+  """Returns scores [S, n, 2] of which each seed has about its share right."""
   hit = rng.random((len(shares), n)) < np.array(shares)[:, None]
   return np.stack([np.ones((len(shares), n)), hit], -1).astype(float)
 
@@ -36,7 +36,7 @@ def test_the_interval_of_a_difference_of_proportions_is_the_normal_one():
   error = hits.std() / math.sqrt(400)  # of a mean of paired differences, in points
   assert found.difference == pytest.approx(hits.mean())
   # 4000 samples place a 2.5 % quantile to about 0.042 standard errors; four times that, and the
-  # quarter of a point by which the accuracy of 400 units steps.
+  # quarter of a point by which the accuracy of 400 scores steps.
   tolerance = 4 * 0.042 * error + 0.25
   assert found.low == pytest.approx(hits.mean() - 1.96 * error, abs=tolerance)
   assert found.high == pytest.approx(hits.mean() + 1.96 * error, abs=tolerance)
@@ -49,7 +49,7 @@ def test_pairing_takes_what_the_systems_share_out_of_the_interval():
   rng = np.random.default_rng(2)
   a = system(rng, 300, [0.7])
   b = a.copy()
-  b[0, :3, 1] = 1 - b[0, :3, 1]  # they differ in three units of 300
+  b[0, :3, 1] = 1 - b[0, :3, 1]  # they differ in three scores of 300
   near = statistics.paired_bootstrap(a, b, accuracy, "accuracy", samples=500)
   far = statistics.paired_bootstrap(a, b[:, ::-1], accuracy, "accuracy", samples=500)
   assert near.high - near.low < 0.3 * (far.high - far.low)
@@ -58,7 +58,7 @@ def test_pairing_takes_what_the_systems_share_out_of_the_interval():
 def test_seeds_are_drawn_too():
   # Every unit of a seed is alike, so that nothing but the draw of the seeds varies: the mean of
   # 8 draws from {60, 80} has the standard deviation 10 / sqrt(8).
-  value = lambda units: {"score": float(units.mean())}  # noqa: E731
+  value = lambda scores: {"score": float(scores.mean())}  # noqa: E731
   a = np.repeat([60.0, 80.0] * 4, 5).reshape(8, 5, 1)
   b = np.full((1, 5, 1), 70.0)
   found = statistics.paired_bootstrap(a, b, value, "score", samples=4000)
@@ -69,11 +69,11 @@ def test_seeds_are_drawn_too():
 
 
 def test_a_system_does_not_differ_from_itself():
-  units = system(np.random.default_rng(3), 200, [0.6, 0.65, 0.7])
-  found = statistics.paired_bootstrap(units, units, accuracy, "accuracy", samples=500)
+  scores = system(np.random.default_rng(3), 200, [0.6, 0.65, 0.7])
+  found = statistics.paired_bootstrap(scores, scores, accuracy, "accuracy", samples=500)
   assert found.difference == 0 and found.low < 0 < found.high and found.p > 0.5
   # With one seed each nothing is left to chance.
-  found = statistics.paired_bootstrap(units[:1], units[:1], accuracy, "accuracy", samples=50)
+  found = statistics.paired_bootstrap(scores[:1], scores[:1], accuracy, "accuracy", samples=50)
   assert (found.low, found.high, found.p) == (0.0, 0.0, 1.0)
 
 
@@ -103,7 +103,7 @@ def test_systems_on_different_units_are_refused_with_both_numbers():
     with pytest.raises(ValueError, match="one has 49, one 50"):
       statistics.paired_bootstrap(first, second, accuracy, "accuracy")
   for empty in ([], np.zeros((1, 0, 2))):
-    with pytest.raises(ValueError, match="a seed and a unit"):
+    with pytest.raises(ValueError, match="a seed and an example"):
       statistics.paired_bootstrap(empty, empty, accuracy, "accuracy")
 
 

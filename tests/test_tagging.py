@@ -12,7 +12,8 @@ from electra_jax.core.encoder import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.finetune_batches import Plan, collate
 from electra_jax.finetune import tagging
-from electra_jax.finetune.tagging import Sentence, TaggingError
+from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.tagging import Sentence
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##x", "."]
 A, B, C, X = 5, 6, 7, 8
@@ -21,7 +22,7 @@ A, B, C, X = 5, 6, 7, 8
 @pytest.fixture(scope="module")
 def tok(tmp_path_factory):
   path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-  path.write_text("".join(f"{piece}\n" for piece in PIECES))
+  path.write_text("".join(f"{window}\n" for window in PIECES))
   return tokenizer.load(path)
 
 
@@ -77,7 +78,7 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   path = tmp_path / "a.txt"
   path.write_text("a\nb\n\nc", encoding="utf-8-sig")
   assert [s[:2] for s in tagging.read(path)] == [(("a", "b"), None), (("c",), None)]
-  with pytest.raises(TaggingError, match="a.txt:1: there is no column of tags"):
+  with pytest.raises(TaskError, match="a.txt:1: there is no column of tags"):
     tagging.labels(tagging.read(path))
 
 
@@ -86,14 +87,14 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   [
     (b"a B-X\n\nb\n", r"a.txt:3: 1 columns, line 1 has 2$"),
     (b"a\nb\n\nc O\n", r"a.txt:4: 2 columns, line 1 has 1$"),
-    (b"a O\nb\xff O\n", r"a.txt:2: not UTF-8 text"),
+    (b"a O\nb\xff O\n", r"a.txt:2: not UTF-8 \(byte 0xff\)"),
     (b"", r"a.txt: there is no sentence in it$"),
     (b"-DOCSTART- O\n \t\n", r"a.txt: there is no sentence in it$"),
   ],
 )
 def test_a_file_that_is_no_table_of_words_is_refused_in_one_line(data, message, tmp_path):
   (tmp_path / "a.txt").write_bytes(data)
-  with pytest.raises(TaggingError, match=message) as error:
+  with pytest.raises(TaskError, match=message) as error:
     tagging.read(tmp_path / "a.txt")
   assert "\n" not in str(error.value)
 
@@ -101,13 +102,13 @@ def test_a_file_that_is_no_table_of_words_is_refused_in_one_line(data, message, 
 def test_files_and_columns_that_are_not_there_are_named(tmp_path):
   (tmp_path / "a.txt").write_text("\na O\n")
   for column in (2, -3):
-    with pytest.raises(TaggingError, match=f"a.txt:2: 2 columns, so there is no column {column}"):
+    with pytest.raises(TaskError, match=f"a.txt:2: 2 columns, so there is no column {column}"):
       tagging.read(tmp_path / "a.txt", tag_column=column)
-  with pytest.raises(TaggingError, match="b.txt: no such file"):
+  with pytest.raises(TaskError, match="b.txt: no such file"):
     tagging.read(tmp_path / "b.txt")
   for data in (b"a O\n", gzip.compress(b"a O\n" * 99)[:-9]):
     (tmp_path / "c.gz").write_bytes(data)
-    with pytest.raises(TaggingError, match=r"c.gz: damaged \("):
+    with pytest.raises(TaskError, match=r"c.gz: cannot be read \("):
       tagging.read(tmp_path / "c.gz")
 
 
@@ -166,20 +167,20 @@ def test_labels_are_sorted_and_know_every_position_of_a_type():
 
 def test_the_first_token_of_a_word_carries_its_label(tok):
   s = sentence("ax b z cxx", "B-X I-X O B-X")  # the vocabulary has no z
-  (piece,) = tagging.features([s], tok, tagging.labels([s]), max_length=16)
-  assert piece.feature.ids.tolist() == [2, A, X, B, tok.vocab.unk, C, X, X, 3]
-  assert piece.feature.ids.dtype == piece.feature.target["tag"].dtype == np.int32
-  assert piece.feature.target["tag"].tolist() == [-1, 0, -1, 1, 3, 4, -1, -1, -1]  # B E O S
-  assert piece.positions.tolist() == [1, 3, 4, 5]
-  assert (piece.feature.second, piece.sentence, piece.words, piece.cut) == (9, 0, range(4), 0)
+  (window,) = tagging.windows([s], tok, tagging.labels([s]), max_length=16)
+  assert window.feature.ids.tolist() == [2, A, X, B, tok.vocab.unk, C, X, X, 3]
+  assert window.feature.ids.dtype == window.feature.target["tag"].dtype == np.int32
+  assert window.feature.target["tag"].tolist() == [-1, 0, -1, 1, 3, 4, -1, -1, -1]  # B E O S
+  assert window.positions.tolist() == [1, 3, 4, 5]
+  assert (window.feature.second, window.sentence, window.words, window.cut) == (9, 0, range(4), 0)
 
 
 def test_a_word_of_no_token_becomes_unknown(tok):
   s = sentence("a \u200b b")
   assert tok.encode_batch(["\u200b"]) == [[]]
-  (piece,) = tagging.features([s], tok, ("O",))
-  assert piece.feature.ids.tolist() == [2, A, tok.vocab.unk, B, 3]
-  assert piece.feature.target == {}
+  (window,) = tagging.windows([s], tok, ("O",), max_length=256)
+  assert window.feature.ids.tolist() == [2, A, tok.vocab.unk, B, 3]
+  assert window.feature.target == {}
 
 
 def test_windows_of_a_hand_worked_sentence(tok):
@@ -187,12 +188,12 @@ def test_windows_of_a_hand_worked_sentence(tok):
   # Overlaps 3-5 and 4-8: the middle word of either has as much context in both and stays in the
   # earlier window, so the windows answer for 0-4, 5-6 and 7-9.
   s = sentence(" ".join("abcabcabca"), " ".join(["O"] * 10))
-  pieces = tagging.features([s], tok, ("O",), max_length=8)
-  assert [p.feature.ids[1:-1].tolist() for p in pieces] == [
+  windows = tagging.windows([s], tok, ("O",), max_length=8)
+  assert [p.feature.ids[1:-1].tolist() for p in windows] == [
     [A, B, C, A, B, C], [A, B, C, A, B, C], [B, C, A, B, C, A],
   ]  # fmt: skip
-  assert [p.words for p in pieces] == [range(5), range(5, 7), range(7, 10)]
-  assert [p.feature.target["tag"].tolist() for p in pieces] == [
+  assert [p.words for p in windows] == [range(5), range(5, 7), range(7, 10)]
+  assert [p.feature.target["tag"].tolist() for p in windows] == [
     [-1, 0, 0, 0, 0, 0, -1, -1], [-1, -1, -1, 0, 0, -1, -1, -1], [-1, -1, -1, -1, 0, 0, 0, -1],
   ]  # fmt: skip
 
@@ -202,46 +203,46 @@ def test_each_word_has_one_window_and_it_shows_the_most_context(tok, max_length)
   rng = np.random.default_rng(0)
   words = [["a" + "x" * rng.integers(5) for _ in range(n)] for n in rng.integers(1, 50, 40)]
   sentences = [sentence(" ".join(w), " ".join(rng.choice(["O", "T"], len(w)))) for w in words]
-  pieces = tagging.features(sentences, tok, ("O", "T"), max_length=max_length)
+  windows = tagging.windows(sentences, tok, ("O", "T"), max_length=max_length)
   room = max_length - 2
   best: dict[tuple[int, int], int] = {}
   answered = {}
-  for piece in pieces:
-    n = len(piece.feature.ids)
+  for window in windows:
+    n = len(window.feature.ids)
     assert n <= max_length
     # The words of a window are found here by the tokens that begin a word.
-    begins = np.flatnonzero(piece.feature.ids == A)
-    shift = piece.words.start - begins.tolist().index(piece.positions[0])
+    begins = np.flatnonzero(window.feature.ids == A)
+    shift = window.words.start - begins.tolist().index(window.positions[0])
     ends = np.append(begins[1:], n - 1)
     for word, (begin, end) in enumerate(zip(begins, ends, strict=True), shift):
-      at = piece.sentence, word
+      at = window.sentence, word
       assert end - begin == min(len(words[at[0]][word]), room)
       context = min(begin - 1, n - 1 - end)
       best[at] = max(best.get(at, -1), context)
-      if word in piece.words:
+      if word in window.words:
         assert at not in answered
-        assert begin == piece.positions[word - piece.words.start]
+        assert begin == window.positions[word - window.words.start]
         tag = ("O", "T").index(sentences[at[0]].tags[word])
-        assert piece.feature.target["tag"][begin] == tag
+        assert window.feature.target["tag"][begin] == tag
         answered[at] = context
-    assert (piece.feature.target["tag"] >= 0).sum() == len(piece.words)
+    assert (window.feature.target["tag"] >= 0).sum() == len(window.words)
   assert answered == best
   assert len(answered) == sum(map(len, words))
-  assert sum(p.cut for p in pieces) == sum(len(w) > room for ws in words for w in ws)
+  assert sum(p.cut for p in windows) == sum(len(w) > room for ws in words for w in ws)
 
 
 def test_neighbouring_windows_overlap_by_about_half(tok):
   s = sentence(" ".join("abc" * 100))
-  pieces = tagging.features([s], tok, ("O",), max_length=22)
-  assert len(pieces) == 29  # windows of 20 words, 10 apart, over 300
-  assert all(len(p.feature.ids) == 22 for p in pieces)
+  windows = tagging.windows([s], tok, ("O",), max_length=22)
+  assert len(windows) == 29  # windows of 20 words, 10 apart, over 300
+  assert all(len(p.feature.ids) == 22 for p in windows)
 
 
 def test_what_cannot_be_made_into_features_is_refused(tok):
-  with pytest.raises(TaggingError, match="max_length=2 leaves no room"):
-    tagging.features([sentence("a")], tok, ("O",), max_length=2)
-  with pytest.raises(TaggingError, match="file:1: the tag 'NN' is not of BIO"):
-    tagging.features([sentence("a b", "O NN")], tok, ("B-X", "O"))
+  with pytest.raises(TaskError, match="max_length=2 leaves no room"):
+    tagging.windows([sentence("a")], tok, ("O",), max_length=2)
+  with pytest.raises(TaskError, match="file:1: the tag 'NN' is not of BIO"):
+    tagging.windows([sentence("a b", "O NN")], tok, ("B-X", "O"), max_length=256)
 
 
 # Predictions and scores.
@@ -254,19 +255,19 @@ def test_an_oracle_scores_100_and_a_wrong_tag_does_not(tok, scheme, max_length):
   tags = [random_tags(rng, scheme, n) for n in (1, 2, 7, 30)]
   sentences = [Sentence(("ax",) * len(t), tuple(t), "file:1") for t in tags]
   labels = tagging.labels(sentences)
-  pieces = tagging.features(sentences, tok, labels, max_length=max_length)
-  logits = [np.eye(len(labels))[p.feature.target["tag"]] for p in pieces]
-  predicted = tagging.decode(sentences, pieces, labels, {"logits": logits})
+  windows = tagging.windows(sentences, tok, labels, max_length=max_length)
+  logits = [np.eye(len(labels))[p.feature.target["tag"]] for p in windows]
+  predicted = tagging.decode(sentences, windows, labels, {"logits": logits})
   assert predicted == [tagging.to_bio(t) for t in tags]
-  perfect = tagging.measure(tagging.units(sentences, predicted))
+  perfect = tagging.compute_metrics(tagging.example_scores(sentences, predicted))
   assert perfect == {"f1": 100, "precision": 100, "recall": 100, "accuracy": 100}
   predicted[-1][0] = "O" if predicted[-1][0] != "O" else "B-A"
-  assert tagging.measure(tagging.units(sentences, predicted))["f1"] < 100
+  assert tagging.compute_metrics(tagging.example_scores(sentences, predicted))["f1"] < 100
 
 
 def test_counts_of_hand_made_cases():
   gold = sentence("a b c d e f", "B-X I-X O B-Y B-Y O")
-  for said, counts in (
+  for predicted, counts in (
     ("B-X I-X O B-Y B-Y O", (3, 3, 3, 6, 6)),
     ("B-X O O B-Y B-Y O", (2, 3, 3, 5, 6)),  # a shorter entity is not the entity
     ("B-X I-X O B-Y I-Y O", (1, 2, 3, 5, 6)),  # two run into one
@@ -274,26 +275,26 @@ def test_counts_of_hand_made_cases():
     ("I-X I-X O I-Y B-Y O", (3, 3, 3, 6, 6)),  # IOB1 says the same
     ("O O O O O O", (0, 0, 3, 2, 6)),
   ):
-    assert tagging.units([gold], [said.split()]).tolist() == [list(counts)]
-  nothing = tagging.measure(tagging.units([gold], [["O"] * 6]))
+    assert tagging.example_scores([gold], [predicted.split()]).tolist() == [list(counts)]
+  nothing = tagging.compute_metrics(tagging.example_scores([gold], [["O"] * 6]))
   assert nothing == {"f1": 0, "precision": 0, "recall": 0, "accuracy": 100 / 3}
 
 
 def test_scores_equal_seqevals_own():
   rng = np.random.default_rng(2)
   gold = [random_tags(rng, "BIO", n) for n in rng.integers(1, 20, 60)]
-  said = [
+  predicted = [
     tagging.to_bio([tag if rng.random() < 0.8 else rng.choice(["O", "I-A", "B-B"]) for tag in tags])
     for tags in gold
   ]
   sentences = [Sentence(("w",) * len(tags), tuple(tags), "file:1") for tags in gold]
-  units = tagging.units(sentences, said)
-  assert units.shape == (60, 5) and units.dtype == np.float64
-  got = tagging.measure(units)
+  scores = tagging.example_scores(sentences, predicted)
+  assert scores.shape == (60, 5) and scores.dtype == np.float64
+  got = tagging.compute_metrics(scores)
   assert list(got) == ["f1", "precision", "recall", "accuracy"] and 20 < got["f1"] < 90
   theirs = {
-    "f1": f1_score(gold, said), "precision": precision_score(gold, said),
-    "recall": recall_score(gold, said), "accuracy": accuracy_score(gold, said),
+    "f1": f1_score(gold, predicted), "precision": precision_score(gold, predicted),
+    "recall": recall_score(gold, predicted), "accuracy": accuracy_score(gold, predicted),
   }  # fmt: skip
   assert got == pytest.approx({name: 100 * x for name, x in theirs.items()}, rel=1e-12)
 
@@ -301,14 +302,14 @@ def test_scores_equal_seqevals_own():
 def test_other_tags_are_scored_by_accuracy_alone(tok):
   sentences = [sentence("a b c", "DT NN ."), sentence("a", "O")]
   labels = tagging.labels(sentences)
-  pieces = tagging.features(sentences, tok, labels)
-  logits = [np.zeros((len(p.feature.ids), 4)) for p in pieces]
+  windows = tagging.windows(sentences, tok, labels, max_length=256)
+  logits = [np.zeros((len(p.feature.ids), 4)) for p in windows]
   logits[0][1, 2] = logits[0][2, 2] = 1  # NN, NN, and the first label of all, "."
-  predicted = tagging.decode(sentences, pieces, labels, {"logits": logits})
+  predicted = tagging.decode(sentences, windows, labels, {"logits": logits})
   assert predicted == [["NN", "NN", "."], ["."]]
-  units = tagging.units(sentences, predicted)
-  assert units.tolist() == [[2, 3], [0, 1]]
-  assert tagging.measure(units) == {"accuracy": 50}
+  scores = tagging.example_scores(sentences, predicted)
+  assert scores.tolist() == [[2, 3], [0, 1]]
+  assert tagging.compute_metrics(scores) == {"accuracy": 50}
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -329,7 +330,7 @@ def test_the_loss_counts_each_word_once_whatever_the_windows(tok):
   head = task_heads.tagging(2)
   weights = {"classifier": {"kernel": np.zeros((8, 2)), "bias": np.array([0.0, 1.0])}}  # always T
   for max_length in (7, 32):
-    features = [p.feature for p in tagging.features([s], tok, ("O", "T"), max_length=max_length)]
+    features = [p.feature for p in tagging.windows([s], tok, ("O", "T"), max_length=max_length)]
     batch = collate(features, Plan(np.arange(len(features)), 32), 16, tok.vocab.pad)
     states = np.zeros((16, 32, 8), np.float32)
     terms = head.loss(cfg, weights, states, batch, None)

@@ -1,9 +1,9 @@
-"""Question answering: where an answer starts, where it ends, and whether there is one.
+"""Heads for question answering: start and end of the answer, and whether there is one.
 
-The joint head is the original's (Clark et al. 2020, Appendix B, after XLNet): the end is predicted
-given the start, the gold one in training and each of the likeliest ones in prediction. The other
-head is BERT's: two logits a token, each chosen for itself. Both may have a classifier that says
-whether the passage holds no answer. Letters as in `model`; k is the width of the beam.
+The joint head is the original's (Clark et al. 2020, Appendix B, after XLNet): it predicts the end
+given the start, which is the gold one in training and each start of the beam in prediction. The
+other head is BERT's: two independent logits a token. Both may have a classifier that predicts
+whether the passage has no answer. Letters as in `model`; k is the width of the beam.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from electra_jax.core.batch import Examples
 from electra_jax.core.encoder import TransformerConfig, gelu
-from electra_jax.core.task_heads import Head, dense, glorot
+from electra_jax.core.task_heads import ExportForm, Head, dense, glorot
 from electra_jax.core.terms import Term
 
 # Logit of a position where no answer may be; its probability is 0 in float32.
@@ -21,8 +21,8 @@ EXCLUDED = -1000.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """What a question answering head is built from.
+class QASettings:
+  """The arguments of a question answering head; fields as in config.qa.
 
   Fields:
     beam_size: starts kept in prediction, and ends kept for each of them.
@@ -32,11 +32,11 @@ class Settings:
     max_answer_length: tokens of the longest answer considered where BERT's null score is computed.
   """
 
-  beam_size: int = 20
-  joint: bool = True
-  answerable_weight: float = 0.5
-  hidden: int = 512
-  max_answer_length: int = 30
+  beam_size: int
+  joint: bool
+  answerable_weight: float
+  hidden: int
+  max_answer_length: int
 
   def __post_init__(self):
     if self.beam_size < 1 or self.max_answer_length < 1 or self.hidden < 1:
@@ -48,7 +48,10 @@ class Settings:
       raise ValueError(f"qa.answerable_weight is at least 0, got {self.answerable_weight}")
 
 
-def make_head(settings: Settings) -> Head:
+SPAN_FORM = ExportForm("span_head", lambda weights, x: dense(weights["qa_outputs"], x))
+
+
+def make_head(settings: QASettings) -> Head:
   """Returns the head of `settings`.
 
   Targets in training, besides allowed:
@@ -70,10 +73,11 @@ def make_head(settings: Settings) -> Head:
     init=lambda cfg, key: _init(settings, cfg, key),
     loss=lambda cfg, weights, states, batch, keys: _loss(settings, weights, states, batch),
     predict=lambda cfg, weights, states, batch: _predict(settings, weights, states, batch),
+    export=None if settings.joint or settings.answerable_weight else SPAN_FORM,
   )
 
 
-def _init(settings: Settings, cfg: TransformerConfig, key: jax.Array) -> dict:
+def _init(settings: QASettings, cfg: TransformerConfig, key: jax.Array) -> dict:
   """Returns fresh parameters: Glorot-uniform kernels, as in the original, and zero biases."""
   width, hidden = cfg.hidden_size, settings.hidden
   if settings.joint:
@@ -103,13 +107,13 @@ def _exclude(logits: jax.Array, allowed: jax.Array) -> jax.Array:
   return jnp.where(allowed.astype(bool), logits, EXCLUDED)
 
 
-def _start_logits(settings: Settings, weights: dict, states: jax.Array, allowed) -> jax.Array:
+def _start_logits(settings: QASettings, weights: dict, states: jax.Array, allowed) -> jax.Array:
   """Returns [B, L] float32 logits of the start."""
   name = "start" if settings.joint else "qa_outputs"
   return _exclude(dense(weights[name], states)[..., 0], allowed)
 
 
-def _end_logits(settings: Settings, weights: dict, states: jax.Array, allowed):
+def _end_logits(settings: QASettings, weights: dict, states: jax.Array, allowed):
   """Returns a function from starts [B] to [B, L] float32 logits of the end given them."""
   if not settings.joint:
     logits = _exclude(dense(weights["qa_outputs"], states)[..., 1], allowed)
@@ -138,7 +142,9 @@ def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
   return jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]
 
 
-def _loss(settings: Settings, weights: dict, states: jax.Array, batch: Examples) -> dict[str, Term]:
+def _loss(
+  settings: QASettings, weights: dict, states: jax.Array, batch: Examples
+) -> dict[str, Term]:
   """Returns (start + end) / 2 + weight x answerable, all nats a row, and accuracies.
 
   As in the original, without dropout in the head.
@@ -176,7 +182,7 @@ def _top(logp: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _predict(
-  settings: Settings, weights: dict, states: jax.Array, batch: Examples
+  settings: QASettings, weights: dict, states: jax.Array, batch: Examples
 ) -> dict[str, jax.Array]:
   """Returns the beams and the null scores; see `make_head`."""
   allowed, beam = batch.target["allowed"], settings.beam_size

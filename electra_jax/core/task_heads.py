@@ -1,10 +1,10 @@
-"""What fine-tuning puts on the tower: heads, their losses and what they predict.
+"""Heads for fine-tuning: classification, regression and tagging, with their losses.
 
-A head is three functions of plain weights; a network here is one tree {"embeddings", "encoder",
-"head"}. Facts: the original's code and Clark et al. 2020, Appendix B. Letters as in `model`; C is
-the number of classes.
+A head is a record of functions of plain weights. Source: the original's code and Clark et al. 2020,
+Appendix B. Letters as in `model`; C is the number of classes.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,25 +17,42 @@ from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.terms import Term
 
 
+class ExportForm(NamedTuple):
+  """A head of Hugging Face.
+
+  Fields:
+    name: a key of `interop.huggingface.TASK_HEADS`.
+    logits: (weights, states [B, L, D]) -> its logits in float32, [B, L, C] or [B, C].
+    of_text: whether the logits are [B, C], of whole texts.
+  """
+
+  name: str
+  logits: Callable
+  of_text: bool = False
+
+
 class Head(NamedTuple):
   """A task's part of the network.
 
   Fields:
-    init: (cfg, key) -> its weights.
+    init: (cfg, key) -> fresh weights.
     loss: (cfg, weights, states [B, L, D], batch, keys [B] or None) -> {name: Term}; keys are for
       dropout. Rows that are padding count for nothing.
     predict: (cfg, weights, states, batch) -> {name: [B, ...]}.
-    of_tokens: names of what is predicted of each token, [B, L, ...].
+    token_outputs: names of those predictions that are [B, L, ...].
+    export: the head of Hugging Face that computes the same from these weights; None where it has
+      none.
   """
 
   init: Callable
   loss: Callable
   predict: Callable
-  of_tokens: tuple[str, ...] = ()
+  token_outputs: tuple[str, ...] = ()
+  export: ExportForm | None = None
 
 
 def glorot(key: jax.Array, inputs: int, outputs: int) -> dict:
-  """Returns a fresh dense layer. As in the original: Glorot, unlike the tower."""
+  """Returns a fresh dense layer. As in the original: Glorot, unlike the encoder."""
   kernel = jax.nn.initializers.glorot_uniform()(key, (inputs, outputs), jnp.float32)
   return {"kernel": kernel, "bias": jnp.zeros(outputs)}
 
@@ -52,36 +69,48 @@ def _drop(x: jax.Array, cfg: TransformerConfig, keys: jax.Array | None, site: in
   return encoder.dropout(x, cfg.dropout, words(keys))
 
 
-def _one_layer(outputs: int) -> tuple[Callable, Callable]:
-  """The paper's: dropout, then one product. Hugging Face's for tokens is the same."""
+class Layers(NamedTuple):
+  """The layers of a head, from states [..., D] to outputs.
 
-  def init(cfg, key):
-    return {"classifier": glorot(key, cfg.hidden_size, outputs)}
+  Fields:
+    init: (cfg, key, outputs) -> fresh weights.
+    apply: (cfg, weights, states, keys [B] or None) -> [..., outputs] float32.
+    text_form: the same layers on [CLS] in Hugging Face, where it has them.
+  """
 
-  def apply(cfg, weights, x, keys):
-    return dense(weights["classifier"], _drop(x, cfg, keys, 1))
-
-  return init, apply
-
-
-def _two_layers(outputs: int) -> tuple[Callable, Callable]:
-  """Hugging Face's for sentences: dropout, dense, GELU, dropout, and a product."""
-
-  def init(cfg, key):
-    first, second = jax.random.split(key)
-    return {
-      "dense": glorot(first, cfg.hidden_size, cfg.hidden_size),
-      "out_proj": glorot(second, cfg.hidden_size, outputs),
-    }
-
-  def apply(cfg, weights, x, keys):
-    x = encoder.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
-    return dense(weights["out_proj"], _drop(x, cfg, keys, 2))
-
-  return init, apply
+  init: Callable
+  apply: Callable
+  text_form: ExportForm | None = None
 
 
-LAYERS = {"linear": _one_layer, "two_layers": _two_layers}
+def _init_two(cfg: TransformerConfig, key: jax.Array, outputs: int) -> dict:
+  first, second = jax.random.split(key)
+  return {
+    "dense": glorot(first, cfg.hidden_size, cfg.hidden_size),
+    "out_proj": glorot(second, cfg.hidden_size, outputs),
+  }
+
+
+def _apply_two(cfg: TransformerConfig, weights: dict, x: jax.Array, keys) -> jax.Array:
+  x = encoder.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
+  return dense(weights["out_proj"], _drop(x, cfg, keys, 2))
+
+
+TEXT_FORM = ExportForm(
+  "text_head", lambda weights, x: _apply_two(None, weights, x[:, 0], None), of_text=True
+)
+LAYERS = {
+  # The paper's: dropout, dense. Hugging Face's for tokens is the same.
+  "linear": Layers(
+    lambda cfg, key, outputs: {"classifier": glorot(key, cfg.hidden_size, outputs)},
+    lambda cfg, weights, x, keys: dense(weights["classifier"], _drop(x, cfg, keys, 1)),
+  ),
+  # Hugging Face's for texts: dropout, dense, GELU, dropout, dense.
+  "two_layers": Layers(_init_two, _apply_two, TEXT_FORM),
+}
+TOKEN_FORM = ExportForm(
+  "token_head", lambda weights, x: LAYERS["linear"].apply(None, weights, x, None)
+)
 
 
 def _rows(batch: Examples) -> jax.Array:
@@ -89,9 +118,9 @@ def _rows(batch: Examples) -> jax.Array:
   return batch.padding_mask[:, 0].astype(jnp.float32)
 
 
-def classification(outputs: int, layers: str = "linear") -> Head:
+def classification(outputs: int, layers: str) -> Head:
   """Classes of a text or a pair, from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
-  init, apply = LAYERS[layers](outputs)
+  init, apply, form = LAYERS[layers]
 
   def loss(cfg, weights, states, batch, keys):
     logits, rows = apply(cfg, weights, states[:, 0], keys), _rows(batch)
@@ -104,30 +133,30 @@ def classification(outputs: int, layers: str = "linear") -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states[:, 0], None)}
 
-  return Head(init, loss, predict)
+  return Head(functools.partial(init, outputs=outputs), loss, predict, export=form)
 
 
-def regression(layers: str = "linear") -> Head:
+def regression(layers: str) -> Head:
   """A number for a text or a pair, from [CLS]; target "label" [B] float32, predicts "score" [B].
 
   As in the original: squared error, nothing squashed.
   """
-  init, apply = LAYERS[layers](1)
+  init, apply, form = LAYERS[layers]
 
   def loss(cfg, weights, states, batch, keys):
-    said, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
-    error = jnp.square(said - batch.target["label"]) * rows
+    scores, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
+    error = jnp.square(scores - batch.target["label"]) * rows
     return {"loss": Term(error.sum(), rows.sum(), 1.0)}
 
   def predict(cfg, weights, states, batch):
     return {"score": apply(cfg, weights, states[:, 0], None)[:, 0]}
 
-  return Head(init, loss, predict)
+  return Head(functools.partial(init, outputs=1), loss, predict, export=form)
 
 
 def tagging(outputs: int) -> Head:
   """A class a word; target "tag" [B, L] int32, -1 where none; predicts "logits" [B, L, C]."""
-  init, apply = _one_layer(outputs)
+  init, apply, _ = LAYERS["linear"]
 
   def loss(cfg, weights, states, batch, keys):
     logits, tag = apply(cfg, weights, states, keys), batch.target["tag"].astype(jnp.int32)
@@ -141,4 +170,5 @@ def tagging(outputs: int) -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states, None)}
 
-  return Head(init, loss, predict, of_tokens=("logits",))
+  init = functools.partial(init, outputs=outputs)
+  return Head(init, loss, predict, token_outputs=("logits",), export=TOKEN_FORM)

@@ -1,6 +1,7 @@
-"""A head on its tower: fresh weights, the objective of the step, and what is predicted.
+"""A pretrained encoder with a head: fresh weights, the objective of the step, and predictions.
 
-A network is one tree {"embeddings", "encoder", "head"}.
+The parameters are one tree {"embeddings", "encoder", "head"}. A new head is a function that returns
+a `Head`, and an entry in HEAD_KINDS.
 """
 
 import dataclasses
@@ -13,20 +14,23 @@ from electra_jax.core.batch import Examples
 from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.task_heads import Head
 
-HEADS: dict[str, Callable[..., Head]] = {
+HEAD_KINDS: dict[str, Callable[..., Head]] = {
   "classification": task_heads.classification,
   "regression": task_heads.regression,
   "tagging": task_heads.tagging,
-  "qa": lambda **settings: qa_head.make_head(qa_head.Settings(**settings)),
+  "qa": lambda **settings: qa_head.make_head(qa_head.QASettings(**settings)),
+}
+EXPORT_FORMS = {
+  form.name: form for form in (task_heads.TEXT_FORM, task_heads.TOKEN_FORM, qa_head.SPAN_FORM)
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadSpec:
-  """What builds a head again; `dataclasses.asdict` of it is JSON.
+  """A head as files keep it; `dataclasses.asdict` of it is JSON.
 
   Fields:
-    kind: a key of HEADS.
+    kind: a key of HEAD_KINDS.
     arguments: of its function.
   """
 
@@ -35,10 +39,10 @@ class HeadSpec:
 
   def make(self) -> Head:
     """Returns the head."""
-    return HEADS[self.kind](**self.arguments)
+    return HEAD_KINDS[self.kind](**self.arguments)
 
 
-def init_tower(cfg: TransformerConfig, key: jax.Array) -> dict:
+def init_backbone(cfg: TransformerConfig, key: jax.Array) -> dict:
   """Returns a fresh {"embeddings", "encoder"}."""
   first, second = jax.random.split(key)
   return {
@@ -48,10 +52,10 @@ def init_tower(cfg: TransformerConfig, key: jax.Array) -> dict:
 
 
 def shapes(cfg: TransformerConfig, head: Head) -> dict:
-  """Returns the shapes of a network."""
+  """Returns the shapes of the parameters."""
 
   def fresh(key):
-    return {**init_tower(cfg, key), "head": head.init(cfg, key)}
+    return {**init_backbone(cfg, key), "head": head.init(cfg, key)}
 
   return jax.eval_shape(fresh, jax.random.key(0))
 

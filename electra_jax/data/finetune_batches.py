@@ -1,7 +1,7 @@
-"""Examples for fine-tuning: held in memory once, put into batches of few lengths.
+"""Batches for fine-tuning, from examples in memory, padded to one of a few lengths.
 
-Batches are of like lengths, so that short texts do not pay for the longest. Which examples meet in
-a batch depends on the seed; how long the batch at a step is does not, so several seeds can take
+A batch holds examples of similar lengths, so that short texts are padded little. The examples of a
+batch depend on the seed; the length of the batch at a step does not, so several seeds can take
 their steps together.
 """
 
@@ -30,7 +30,7 @@ class Feature(NamedTuple):
 
 
 class Plan(NamedTuple):
-  """A batch to be made: rows of the features [<= batch size], and the length they are padded to."""
+  """The rows of a batch (indices of features, [<= batch size]) and its padded length."""
 
   rows: np.ndarray
   length: int
@@ -65,8 +65,8 @@ def plan_epoch(
 ) -> list[Plan]:
   """Returns an epoch's batches in order: every example once, all batches full but one.
 
-  The rows are a function of (seed, epoch), the lengths of the epoch alone. What does not fill a
-  batch of its own length goes into the next longer one.
+  Rows depend on (seed, epoch); padded lengths on the epoch only. The rest of a bucket that does not
+  fill a batch goes into the next longer bucket.
 
   Args:
     lengths: [n], of the examples.
@@ -94,7 +94,7 @@ def plan_once(lengths: np.ndarray, buckets: Sequence[int], batch_size: int) -> l
 
 
 def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) -> Examples:
-  """Returns a batch [batch_size, plan.length]; rows that are missing are padding throughout."""
+  """Returns a batch [batch_size, plan.length]; missing rows are all padding."""
   B, L = batch_size, plan.length
   ids = np.full((B, L), pad, np.int32)
   token_type_ids, padding_mask = np.zeros((B, L), np.int32), np.zeros((B, L), bool)
@@ -123,7 +123,7 @@ def batches(
 ) -> Iterator[Examples]:
   """Yields the training batches of all seeds together: [B, S, L], [B, S].
 
-  With a fraction of an epoch the last one is cut short.
+  Where `epochs` is not whole, the last epoch is cut short.
   """
   lengths = np.array([len(f.ids) for f in features])
   left = steps_of(len(features), batch_size, epochs)
@@ -146,9 +146,3 @@ def _stack(parts: list):
 def steps_of(examples: int, batch_size: int, epochs: float) -> int:
   """Returns the number of steps: an epoch's last batch may be smaller than the others."""
   return round(-(-examples // batch_size) * epochs)
-
-
-def padding_frac(lengths: np.ndarray, buckets: Sequence[int]) -> float:
-  """Returns which part of the tokens computed is padding, by each example's own bucket."""
-  padded = np.asarray(buckets)[np.searchsorted(buckets, lengths)]
-  return float(1 - np.sum(lengths) / padded.sum())

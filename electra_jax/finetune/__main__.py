@@ -5,14 +5,14 @@
   python -m electra_jax.finetune --compare DIR_A DIR_B
   python -m electra_jax.finetune --predict FILE --model=DIR [--out=FILE]
 
-The first trains several seeds and writes into DIR: results.jsonl, results.png, and of each task a
-folder with the kept networks, predictions and what is needed to compare. A task that is finished is
-not trained again.
+The first trains several seeds and writes into DIR: results.jsonl, results.png, and for each task a
+folder with the kept networks, their predictions and the files that --compare needs. A task that is
+finished is not trained again.
 """
 
+import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -24,11 +24,15 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import cli, compare
-from electra_jax.export import new_folder
-from electra_jax.finetune import loop, prepare, results, statistics
-from electra_jax.finetune.from_config import Tower, check, make_settings, open_tower
-from electra_jax.finetune.prepare import Problem
-from electra_jax.finetune.results import CONFIG, RESULTS, UNITS, read_results
+from electra_jax.finetune import loop, model, prepare, results, statistics
+from electra_jax.finetune.from_config import (
+  PretrainedEncoder,
+  check,
+  load_pretrained,
+  make_settings,
+)
+from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, RESULTS
+from electra_jax.finetune.task_data import TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.runtime import parallel, workdir
@@ -37,25 +41,25 @@ from electra_jax.runtime import parallel, workdir
 
 
 def run_task(
-  config: ConfigDict, name: str, tower: Tower, folder: Path, console: Console
+  config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
 ) -> list[dict]:
-  """Trains and measures a task, fills its folder, and returns its results."""
-  cfg = tower.cfg
-  problem = prepare.prepare(config, name, tower.tokenizer, cfg.max_positions)
-  for line in problem.said:
-    console.print(f"{problem.title}: {line}")
-  settings = make_settings(config, tower, problem.epochs)
-  head = problem.facts.head.make()
+  """Trains and measures a task, fills its folder, and returns its rows of results."""
+  cfg = pretrained.cfg
+  task = prepare.prepare(config, name, pretrained.tokenizer, cfg.max_positions)
+  for note in task.notes:
+    console.print(f"{task.title}: {note}")
+  settings = make_settings(config, pretrained, task.epochs)
+  head = task.info.head.make()
   started = time.perf_counter()
 
   def log(done: int, steps: int, values: dict) -> None:
-    shown = " ".join(f"{x:.3f}" for x in values["loss"])
+    losses = " ".join(f"{x:.3f}" for x in values["loss"])
     rate = values["examples_per_sec"]
     console.print(
-      f"{problem.title}: step {done}/{steps} | loss {shown} | {rate:,.1f} examples/s", style="dim"
+      f"{task.title}: step {done}/{steps} | loss {losses} | {rate:,.1f} examples/s", style="dim"
     )
 
-  weights = loop.train(cfg, head, tower.weights, problem.train, settings, log)
+  weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
   trained = time.perf_counter()
   predict = loop.make_predictor(
     cfg,
@@ -64,67 +68,70 @@ def run_task(
     buckets=settings.buckets,
     pad=settings.pad,
   )
-  said = {split: predict(weights, parts.features) for split, parts in problem.splits.items()}
-  rows, units = score(problem, settings.seeds, said)
+  outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
+  rows, scores = measure(task, settings.seeds, outputs)
   best = choose(rows)
-  facts = dataclasses.asdict(problem.facts)
+  info = dataclasses.asdict(task.info)
   content = {
     "config": config.to_dict(),
-    "facts": facts,
-    "examples": {split: parts.examples for split, parts in problem.splits.items()},
+    "facts": info,
+    "examples": {name: split.examples for name, split in task.splits.items()},
     "best_seed": settings.seeds[best],
   }
   (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
-  (folder / RESULTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-  np.savez_compressed(folder / UNITS, **units)
+  results.write_results(folder, rows)
+  np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
   (folder / "predictions").mkdir()
-  for split, parts in problem.splits.items():
-    parts.write(folder / "predictions", said[split][best])
+  for name, split in task.splits.items():
+    split.write(folder / "predictions", outputs[name][best])
   kept = {"best": {best: "model"}, "none": {}}.get(
     config.keep, {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)}
   )
-  for place, model in kept.items():
-    mine = jax.device_get(jax.tree.map(lambda x, at=place: x[at], weights))
+  for place, model_name in kept.items():
+    of_seed = jax.device_get(jax.tree.map(lambda x, at=place: x[at], weights))
     card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
-    save(folder / model, tower, facts, mine, card)
+    save(folder / model_name, pretrained, info, of_seed, card)
   spent = f"training {trained - started:.0f} s, prediction {time.perf_counter() - trained:.0f} s"
-  console.print(f"{problem.title}: {len(settings.seeds)} seeds, {spent}")
+  console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
   return rows
 
 
-def score(problem: Problem, seeds: tuple[int, ...], said: dict) -> tuple[list[dict], dict]:
-  """Returns a row of results a split and seed, and the units [S, n, m] of each split."""
-  measure, rows, units = problem.facts.measure, [], {}
-  for split, parts in problem.splits.items():
-    if parts.units is None:
+def measure(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
+  """Returns a row of results a split and seed, and each split's example scores [S, n, m]."""
+  metrics = prepare.TASK_KINDS[task.info.kind].metrics(task.info)
+  rows, scores = [], {}
+  for name, split in task.splits.items():
+    if split.example_scores is None:
       continue
-    units[split] = np.stack([parts.units(outputs) for outputs in said[split]])
-    for seed, mine in zip(seeds, units[split], strict=True):
-      rows.append(
-        {
-          "task": problem.facts.name,
-          "split": split,
-          "seed": seed,
-          "metrics": measure(mine),
-          "collapsed": bool(problem.collapsed(mine)),
-        }
-      )
-  return rows, units
+    scores[name] = np.stack([split.example_scores(of_seed) for of_seed in outputs[name]])
+    rows += [
+      {
+        "task": task.info.name,
+        "split": name,
+        "seed": seed,
+        "metrics": metrics(of_seed),
+        "collapsed": bool(task.collapsed(of_seed)),
+      }
+      for seed, of_seed in zip(seeds, scores[name], strict=True)
+    ]
+  return rows, scores
 
 
 def choose(rows: list[dict]) -> int:
-  """Returns the place of the seed whose main metric is best on the first split; 0 without any."""
+  """Returns the place of the seed with the best main metric on the first split; 0 without rows."""
   values = [next(iter(r["metrics"].values())) for r in rows if r["split"] == rows[0]["split"]]
   return int(np.argmax(values)) if values else 0
 
 
-def save(folder: Path, tower: Tower, facts: dict, weights: dict, card: dict) -> None:
+def save(
+  folder: Path, pretrained: PretrainedEncoder, info: dict, weights: dict, card: dict
+) -> None:
   """Writes one seed's network as an orbax export."""
   encoder = {name: weights[name] for name in ("embeddings", "encoder")}
-  network = Network(sources.plain(tower.cfg), encoder, None)
+  network = Network(sources.plain(pretrained.cfg), encoder, None)
   folder.mkdir()
-  finetuned = Finetuned(facts, weights["head"])
-  source = Source({"discriminator": network}, tower.tokenizer, card, finetuned=finetuned)
+  finetuned = Finetuned(info, weights["head"])
+  source = Source({"discriminator": network}, pretrained.tokenizer, card, finetuned=finetuned)
   sources.save_orbax(folder, source)
 
 
@@ -141,7 +148,7 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
     return None
   try:
     saved = json.loads((folder / CONFIG).read_text())["config"]
-    rows = read_results(folder)
+    rows = results.read_results(folder)
   except (OSError, ValueError, KeyError):
     raise ValueError(f"{folder} is no result: use another --workdir") from None
   old, new = compare.upgrade(compare.flatten(saved)), compare.flatten(config.to_dict())
@@ -157,73 +164,78 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
   """Trains and measures all tasks of a configuration that are not finished in a folder.
 
   Raises:
-    ValueError: something is not in order; what was finished stays.
+    ValueError: the configuration or a file is not in order; finished tasks stay.
   """
   check(config)
-  names = prepare.problems(config)
+  names = prepare.task_names(config)
   parallel.keep_freed_memory()
   with workdir.claim(root):
-    tower, rows = None, []
+    pretrained, rows = None, []
     others = [p for p in sorted(root.glob(f"[!.]*/{RESULTS}")) if p.parent.name not in names]
-    before = [row for path in others for row in read_results(path.parent)]
+    before = [row for path in others for row in results.read_results(path.parent)]
     for name in names:
       done = finished(config, root / name)
       if done is None:
-        if tower is None:
-          tower = open_tower(config)
-          for what in tower.left_out:
-            console.print(f"left out: {what}")
-        with new_folder(root / name) as folder:
-          done = run_task(config, name, tower, folder, console)
+        if pretrained is None:
+          pretrained = load_pretrained(config)
+          for part in pretrained.left_out:
+            console.print(f"left out: {part}")
+        with workdir.new_folder(root / name) as folder:
+          done = run_task(config, name, pretrained, folder, console)
       else:
         console.print(f"{name}: finished before, {root / name}")
       rows += done
-      write_summary(root, [*before, *rows])
+      results.write_results(root, [*before, *rows])
+      if before or rows:
+        statistics.picture(root / "results.png", [*before, *rows])
   if rows:
     console.print(statistics.table(rows))
-    tell_average(rows, console)
+    results.print_average(rows, console)
   console.print(f"results: {root / RESULTS}")
 
 
+# The command line.
+
+
 def main(argv: list[str]) -> int:
-  """Runs from the command line."""
+  """Trains, as --config and --workdir say."""
   del argv
-  config, where = flags.FLAGS.config, flags.FLAGS.workdir
-  if config is None or where is None:
+  config, root = flags.FLAGS.config, flags.FLAGS.workdir
+  if config is None or root is None:
     raise flags.Error("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
-  run(config, Path(where), Console(highlight=False, soft_wrap=True))
+  run(config, Path(root), Console(highlight=False, soft_wrap=True))
   return 0
 
 
-def write_summary(root: Path, rows: list[dict]) -> None:
-  """Writes the results of all tasks in the folder, and their picture."""
-  temporary = root / "results.tmp"
-  temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  os.replace(temporary, root / RESULTS)
-  if rows:
-    statistics.picture(root / "results.png", rows)
-
-
-def tell_average(rows: list[dict], console: Console) -> None:
-  """Prints the paper's average over GLUE, if more than one of its tasks is there."""
-  medians: dict[str, list[float]] = {}
-  for row in rows:
-    if row["split"] in ("dev", "dev_matched"):
-      medians.setdefault(row["task"], []).append(next(iter(row["metrics"].values())))
-  found = statistics.glue_average({k: float(np.median(v)) for k, v in medians.items()})
-  if len(found.present) > 1:
-    missing = f"; without {', '.join(found.missing)}" if found.missing else ""
-    console.print(
-      f"GLUE average of medians over {len(found.present)} of 8 tasks: {found.value:.2f}"
-      f" ({', '.join(found.present)}{missing})"
-    )
+def report() -> None:
+  """Runs --compare or --predict."""
+  parser = argparse.ArgumentParser(prog="python -m electra_jax.finetune")
+  one_of = parser.add_mutually_exclusive_group(required=True)
+  one_of.add_argument(
+    "--compare", nargs=2, metavar=("A", "B"), type=Path, help="folders of results"
+  )
+  one_of.add_argument("--predict", metavar="FILE", type=Path, help="file to predict")
+  parser.add_argument("--model", metavar="DIR", type=Path, help="with --predict: the network")
+  parser.add_argument("--out", metavar="FILE", type=Path, help="with --predict: where to write")
+  args = parser.parse_args()
+  console = Console(highlight=False, soft_wrap=True)
+  if args.compare:
+    results.compare(*args.compare, console)
+    return
+  if args.model is None:
+    raise ValueError("--predict needs --model: the folder of a fine-tuned network or its results")
+  network = model.load(args.model)
+  ending = network.kind.file_ending
+  out = args.out or args.predict.with_name(f"{args.predict.name}.predictions{ending}")
+  count = network.predict_file(args.predict, out)
+  console.print(f"{count:,} rows predicted: {out}")
 
 
 if __name__ == "__main__":
   if set(sys.argv[1:]) & {"--compare", "--predict"} or any(
     arg.startswith(("--compare=", "--predict=")) for arg in sys.argv
   ):
-    cli.report(results.main)
+    cli.report(report)
   else:
     cli.define_config_flag()
     flags.DEFINE_string("workdir", None, "folder of the results")

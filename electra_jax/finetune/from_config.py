@@ -1,4 +1,4 @@
-"""A fine-tuning configuration, checked and turned into the plain objects of the layers below."""
+"""Checks a fine-tuning configuration and makes the objects of the layers below from it."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from electra_jax.config import compare, specs, validate
 from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from electra_jax.core.task_heads import LAYERS
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
@@ -28,13 +29,13 @@ _FROM_0_BELOW_1 = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Tower:
-  """What is fine-tuned.
+class PretrainedEncoder:
+  """The network that is fine-tuned, without its head.
 
   Fields:
-    cfg: its shape, computed as the configuration says.
+    cfg: its shape, with the configuration's dropout and way of computing.
     weights: {"embeddings", "encoder"}; None for fresh ones of each seed.
-    left_out: what its source has beside it, in words.
+    left_out: the other parts of its source, described in words.
   """
 
   cfg: TransformerConfig
@@ -43,11 +44,11 @@ class Tower:
   left_out: tuple[str, ...]
 
 
-def open_tower(config: ConfigDict) -> Tower:
-  """Returns what the configuration starts from.
+def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
+  """Returns the encoder that the configuration starts from.
 
   Raises:
-    ValueError: the source is none, has no discriminator, or the vocabulary is not its own.
+    ValueError: the source cannot be read, has no discriminator, or has another vocabulary.
   """
   fresh = config.init == RANDOM
   path = config.like if fresh else config.init
@@ -81,11 +82,12 @@ def open_tower(config: ConfigDict) -> Tower:
       f" {network.cfg.vocab_size}"
     )
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
-  return Tower(compute(config, network.cfg), None if fresh else weights, found, source.left_out)
+  cfg = configure(config, network.cfg)
+  return PretrainedEncoder(cfg, None if fresh else weights, found, source.left_out)
 
 
-def compute(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
-  """Returns a network's shape, computed as the configuration says."""
+def configure(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
+  """Returns `cfg` with the configuration's dropout, dtype, attention, unroll and remat."""
   m = config.model
   compute = specs.make_compute(m, cfg.hidden_size // cfg.num_heads)
   return dataclasses.replace(
@@ -93,9 +95,11 @@ def compute(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
   )
 
 
-def make_settings(config: ConfigDict, tower: Tower, epochs: float) -> loop.Settings:
-  """Returns how a task is trained; what is not set is the paper's for the network's size."""
-  p, width = config.optimizer, tower.cfg.hidden_size
+def make_settings(
+  config: ConfigDict, pretrained: PretrainedEncoder, epochs: float
+) -> loop.Settings:
+  """Returns the settings of a task; unset fields are the paper's for the network's width."""
+  p, width = config.optimizer, pretrained.cfg.hidden_size
   large = width > 768
   rate = p.learning_rate or (3e-4 if width <= 256 else 5e-5 if large else 1e-4)
   return loop.Settings(
@@ -121,7 +125,7 @@ def make_settings(config: ConfigDict, tower: Tower, epochs: float) -> loop.Setti
     eval_batch_size=config.eval.batch_size,
     buckets=config.data.buckets,
     log_every=config.log.every_steps,
-    pad=tower.tokenizer.vocab.pad,
+    pad=pretrained.tokenizer.vocab.pad,
   )
 
 
@@ -131,7 +135,7 @@ def check(config: ConfigDict) -> None:
   validate.check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (
     ("keep", ("best", "all", "none")),
-    ("model.head", ("linear", "two_layers")),
+    ("model.head", LAYERS),
     ("model.dtype", ("auto", "float32", "bfloat16")),
     ("model.attention", ("auto", "xla", "cudnn")),
     ("optimizer.name", OPTIMIZERS),

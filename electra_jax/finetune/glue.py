@@ -1,13 +1,15 @@
-"""Text tasks: examples to rows, what the network says to metrics and to GLUE's submissions."""
+"""Text tasks: examples to features, outputs to metrics and to files for GLUE's server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
-from electra_jax.finetune.tasks import METRICS, TaskError, TextTask
+from electra_jax.finetune.labels import METRICS, TextTask
 
 
 def doubled(examples: Sequence[Example]) -> list[Example]:
@@ -21,12 +23,13 @@ def doubled(examples: Sequence[Example]) -> list[Example]:
 
 
 def features(
-  task: TextTask, examples: Sequence[Example], tokenizer, *, max_length: int = 128
+  task: TextTask, examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int
 ) -> tuple[list[Feature], int]:
-  """Returns [CLS] text [SEP], or [CLS] text [SEP] pair [SEP], of each; and how many are cut.
+  """Returns [CLS] text [SEP] or [CLS] text [SEP] pair [SEP] of each example; how many were cut.
 
-  What is too long loses tokens at the end, a pair's longer text first, as in the original. The
-  target "label" is an int32 class, or a float32 label divided by the scale; none where hidden.
+  A text that is too long loses tokens at its end; of a pair the longer one first, as in the
+  original. The target "label" is an int32 class, or a float32 label divided by the scale; there is
+  none where the label is hidden.
 
   Raises:
     TaskError: max_length has no room for a token of each text.
@@ -37,13 +40,13 @@ def features(
   firsts = tokenizer.encode_batch([example.text for example in examples])
   paired = task.pair is not None
   seconds = tokenizer.encode_batch([e.pair for e in examples]) if paired else [[]] * len(examples)
-  dtype = np.float32 if task.kind == "regression" else np.int32
   found, cut = [], 0
   for example, first, second in zip(examples, firsts, seconds, strict=True):
     a, b = _cut(len(first), len(second), max_length - (3 if paired else 2))
     cut += a + b < len(first) + len(second)
     ids = [cls, *first[:a], sep, *((*second[:b], sep) if paired else ())]
     hidden = example.label is None
+    dtype = task.label_type.dtype
     target = {} if hidden else {"label": np.asarray(example.label / task.scale, dtype)}
     found.append(Feature(np.array(ids, np.int32), a + 2, target))
   return found, cut
@@ -64,7 +67,32 @@ def _cut(first: int, second: int, room: int) -> tuple[int, int]:
   return first, room - first
 
 
-def units(
+def read_outputs(
+  task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
+) -> np.ndarray:
+  """Returns the output that the task's type of label reads, [n, C] or [n] float64.
+
+  Raises:
+    TaskError: there is not one for each example, or one is not finite.
+  """
+  values = np.asarray(outputs[task.label_type.output], np.float64)
+  if len(values) != len(examples):
+    raise TaskError(f"{task.title}: {len(values)} outputs for {len(examples)} examples")
+  finite = np.isfinite(values.reshape(len(values), -1)).all(1) if len(values) else np.ones(0, bool)
+  if not finite.all():
+    row = examples[int(np.argmin(finite))].place
+    raise TaskError(
+      f"{task.title}: {(~finite).sum()} of {len(finite)} outputs are not finite, "
+      f"that of row {row} among them"
+    )
+  return values
+
+
+def _predictions(task: TextTask, examples: Sequence[Example], outputs: dict) -> np.ndarray:
+  return task.label_type.predictions(task, read_outputs(task, examples, outputs))
+
+
+def example_scores(
   task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
 ) -> np.ndarray:
   """Returns [n, 2] float64, the label and the prediction of each example.
@@ -74,7 +102,7 @@ def units(
       is multiplied by the task's scale.
 
   Raises:
-    TaskError: outputs are not one an example or not finite, or an example has no label.
+    TaskError: as `read_outputs`; or an example has no label.
   """
   predictions = _predictions(task, examples, outputs)
   hidden = [example.place for example in examples if example.label is None]
@@ -87,68 +115,36 @@ def units(
   return np.stack([labels, predictions], 1)
 
 
-def _predictions(
-  task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
-) -> np.ndarray:
-  name = "score" if task.kind == "regression" else "logits"
-  values = np.asarray(outputs[name], np.float64)
-  if len(values) != len(examples):
-    raise TaskError(f"{task.title}: {len(values)} outputs for {len(examples)} examples")
-  finite = np.isfinite(values.reshape(len(values), -1)).all(1) if len(values) else np.ones(0, bool)
-  if not finite.all():
-    row = examples[int(np.argmin(finite))].place
-    raise TaskError(
-      f"{task.title}: {(~finite).sum()} of {len(finite)} outputs are not finite, "
-      f"that of row {row} among them"
-    )
-  return values * task.scale if name == "score" else values.argmax(1).astype(np.float64)
+def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
+  """Returns {metric: percent} of example scores [n, 2], the main metric first."""
+  if not len(scores):
+    raise TaskError(f"{task.title}: there is no example to measure")
+  classes = len(task.labels or ())
+  return {name: 100 * float(METRICS[name](scores, classes)) for name in task.metrics}
 
 
-def measure(task: TextTask) -> Callable[[np.ndarray], dict[str, float]]:
-  """Returns units [n, 2] -> {metric: percent}, the main metric first."""
+def collapsed(task: TextTask, scores: np.ndarray) -> bool:
+  """Returns whether training failed: the same prediction for all of scores [n, 2].
 
-  def of(rows: np.ndarray) -> dict[str, float]:
-    if not len(rows):
-      raise TaskError(f"{task.title}: there is no example to measure")
-    return {name: 100 * float(METRICS[name](rows, len(task.labels or ()))) for name in task.metrics}
-
-  return of
-
-
-def collapsed(units: np.ndarray, kind: str) -> bool:
-  """Returns whether units [n, 2] show a training that failed: the same prediction everywhere.
-
-  That is one class throughout where labels are of several, or numbers whose standard deviation is
-  below 1 % of that of the labels.
-
-  >>> collapsed(np.array([[0, 1], [1, 1]]), "classification")
-  True
+  That is one class where the labels are of several; or numbers whose standard deviation is below
+  1 % of that of the labels.
   """
-  labels, predictions = units.T
-  if np.ptp(labels) == 0:
-    return False
-  if kind == "regression":
-    return bool(predictions.std() < 0.01 * labels.std())
-  return bool(np.ptp(predictions) == 0)
+  labels, predictions = scores.T
+  return np.ptp(labels) > 0 and task.label_type.collapsed(labels, predictions)
 
 
 def write_submission(
   path: str | Path, task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
 ) -> None:
-  """Writes predictions in GLUE's format: index, tab, label, a row an example, in their order.
+  """Writes predictions in GLUE's format: index, tab, label, one example a row, in their order.
 
-  A score is cut to the limits of its task and has three decimals.
+  A score is clipped to the limits of its task and has three decimals.
 
   Args:
     path: the file; `task.submission` has the name that GLUE wants for each split.
-    examples, outputs: as for `units`, with or without labels.
+    examples, outputs: as for `example_scores`, with or without labels.
   """
-  predictions = _predictions(task, examples, outputs)
-  if task.kind == "regression":
-    low, high = task.limits or (-np.inf, np.inf)
-    written = [f"{value:.3f}" for value in np.clip(predictions, low, high) + 0.0]
-  else:
-    written = [task.labels[int(index)] for index in predictions]
+  written = task.label_type.written(task, _predictions(task, examples, outputs))
   rows = [f"{e.place}\t{value}\n" for e, value in zip(examples, written, strict=True)]
   Path(path).parent.mkdir(parents=True, exist_ok=True)
   Path(path).write_text("index\tprediction\n" + "".join(rows), encoding="utf-8", newline="\n")

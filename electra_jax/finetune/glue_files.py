@@ -1,4 +1,4 @@
-"""Files of text tasks: GLUE's, and one's own.
+"""Reads the files of text tasks: GLUE's and one's own.
 
 GLUE's files are lines of cells between tabs. Nothing is quoted: a quote is text. The first line
 names the columns, but for CoLA's training and dev splits. A task of one's own (`tasks.own`) may
@@ -6,19 +6,17 @@ also come as JSON lines. Either may be compressed (.gz).
 """
 
 import dataclasses
-import gzip
 import json
-import math
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.finetune.tasks import TASKS, TaskError, TextTask
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines
+from electra_jax.finetune.labels import TextTask
+from electra_jax.finetune.tasks import TASKS
 
-MAX_BAD_FRAC = 0.01
 SUFFIXES = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
 # The split and the folder of GLUE's diagnostic set have had both names.
 _DIAGNOSTIC = ("diagnostic", "ax")
@@ -43,8 +41,8 @@ class Example(NamedTuple):
   place: int
 
 
-class Split(NamedTuple):
-  """What was read: the examples, and "file:line: why" of each row that was left out."""
+class SplitExamples(NamedTuple):
+  """The examples of a split, and "file:line: why" of each row that was left out."""
 
   examples: list[Example]
   bad: list[str]
@@ -58,7 +56,7 @@ class _Cells(NamedTuple):
   label: str | None
 
 
-# Where a row stands, and its cells or what is wrong with it.
+# The place of a row, and its cells or why it cannot be used.
 _Row = tuple[str, _Cells | str]
 
 
@@ -93,7 +91,9 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   )
 
 
-def read(task: TextTask, source: str | Path, split: str, *, data_dir: str | None = None) -> Split:
+def read(
+  task: TextTask, source: str | Path, split: str, *, data_dir: str | None = None
+) -> SplitExamples:
   """Returns the examples of a split, in the order of its rows.
 
   A row with a wrong number of columns, an empty text or a label the task does not have is left out.
@@ -102,29 +102,29 @@ def read(task: TextTask, source: str | Path, split: str, *, data_dir: str | None
   Args:
     source: as for `find_split`, or "tfds:NAME" for tensorflow_datasets; "tfds:glue" for any task.
     split: one of `task.splits`.
-    data_dir: the folder of tensorflow_datasets; its own unless said.
+    data_dir: the folder of tensorflow_datasets; None for its default.
 
   Raises:
-    TaskError: a file is missing, unreadable, no UTF-8 or lacks a column; more than 1 % of its rows
+    TaskError: a file is missing, unreadable, not UTF-8 or lacks a column; more than 1 % of its rows
       are left out; a label of one's own task never occurs in the training split.
   """
-  if task.labels == () or task.scale is None:
+  if not task.is_complete:
     raise TaskError(f"task {task.name!r}: its labels are not known yet, glue.complete finds them")
   hidden = split in task.submission
-  value_of = float if task.labels is None else task.labels.index
   examples, bad, unknown, count = [], [], {}, 0
   for place, (where, row) in enumerate(_rows(task, source, split, data_dir)):
     count += 1
     why = row if isinstance(row, str) else _fault(task, row, hidden)
-    if why is None and row.label and task.labels and row.label not in task.labels:
-      why = f"the label is {row.label!r}, not one of {', '.join(task.labels)}"
-      unknown.setdefault(row.label, where)
+    if why is None and row.label:
+      why = task.label_type.fault(task, row.label)
+      if why is not None:
+        unknown.setdefault(row.label, where)
     if why is not None:
       bad.append(f"{where}: {why}")
       continue
-    label = value_of(row.label) if row.label else None
+    label = task.label_type.parse(task, row.label) if row.label else None
     examples.append(Example(row.text, row.pair, label, place))
-  if unknown and task.name not in TASKS:
+  if unknown and task.labels and task.name not in TASKS:
     named = ", ".join(f"{label!r} ({where})" for label, where in list(unknown.items())[:5])
     raise TaskError(
       f"{task.title}: {len(unknown)} labels never occur in the training split: {named}; "
@@ -136,7 +136,7 @@ def read(task: TextTask, source: str | Path, split: str, *, data_dir: str | None
     raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows are bad, above {MAX_BAD_FRAC:.0%})")
   if not examples:
     raise TaskError(f"{task.title}: the split {split!r} in {source} has no row")
-  return Split(examples, bad)
+  return SplitExamples(examples, bad)
 
 
 def read_texts(task: TextTask, path: Path) -> list[Example]:
@@ -153,7 +153,7 @@ def read_texts(task: TextTask, path: Path) -> list[Example]:
   for place, (where, row) in enumerate(
     (_tsv_rows if columns else _json_rows)(headed, path, "file")
   ):
-    why = row if isinstance(row, str) else _fault(headed, row._replace(label=None), True)
+    why = row if isinstance(row, str) else _fault(headed, row, True)
     if why is not None:
       raise TaskError(f"{where}: {why}")
     examples.append(Example(row.text, row.pair, None, place))
@@ -163,52 +163,28 @@ def read_texts(task: TextTask, path: Path) -> list[Example]:
 
 
 def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None) -> TextTask:
-  """Returns the task with what its training split decides.
+  """Returns the task with the labels or the scale that its training split has.
 
-  These are the labels, sorted (as numbers where all are), or, of a regression, the scale: the
-  largest absolute label. A task that has both already, as GLUE's, comes back as it is.
+  Labels are sorted, as numbers where all are; the scale of a regression is the largest absolute
+  label. A task that has both already, as GLUE's, is returned unchanged.
 
   Raises:
     TaskError: as `read`; or there are not two classes to tell apart.
   """
-  if task.labels != () and task.scale is not None:
+  if task.is_complete:
     return task
   rows = [row for _, row in _rows(task, source, "train", data_dir)]
   labels = {row.label for row in rows if not isinstance(row, str) and row.label}
-  numbers = [value for value in map(_number, labels) if value is not None]
-  if task.kind == "regression":
-    scale = max(map(abs, numbers), default=0.0)
-    if not scale:
-      raise TaskError(f"{task.title}: {source}: no label of the training split is a number above 0")
-    return dataclasses.replace(task, scale=scale)
-  if len(labels) < 2:
-    has = ", ".join(map(repr, labels)) or "none"
-    raise TaskError(f"{task.title}: {source}: the training split has 1 label or none: {has}")
-  order = (lambda label: (float(label), label)) if len(numbers) == len(labels) else str
-  return dataclasses.replace(task, labels=tuple(sorted(labels, key=order)))
-
-
-def _number(text: str) -> float | None:
-  try:
-    value = float(text)
-  except ValueError:
-    return None
-  return value if math.isfinite(value) else None
+  found = task.label_type.complete(labels, f"{task.title}: {source}")
+  return dataclasses.replace(task, **found)
 
 
 def _fault(task: TextTask, row: _Cells, hidden: bool) -> str | None:
-  """Says what is wrong with a row, labels of classes apart."""
+  """Returns why a text or the label of a row is missing or empty, or None."""
   for column, text in ((task.text, row.text), (task.pair, row.pair)):
     if column is not None and (text is None or not (hidden or text.strip())):
       return f"{column!r} is {'missing' if text is None else 'empty'}"
-  if not row.label:
-    return None if hidden else f"{task.label!r} is empty"
-  if task.kind == "regression":
-    value, (low, high) = _number(row.label), task.limits or (-math.inf, math.inf)
-    if value is None or not low <= value <= high:
-      between = f" from {low:g} to {high:g}" if task.limits else ""
-      return f"the label is {row.label!r}, not a number{between}"
-  return None
+  return None if row.label or hidden else f"{task.label!r} is empty"
 
 
 def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) -> Iterator[_Row]:
@@ -232,21 +208,10 @@ def _wanted(task: TextTask, split: str, columns: Sequence[str], where: str) -> d
 
 
 def _lines(path: Path) -> list[str]:
-  """Returns the lines of a file, without a byte order mark and the ends of lines."""
-  try:
-    data = path.read_bytes()
-    data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
-    text = data.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    line = error.object.count(b"\n", 0, error.start) + 1
-    raise TaskError(f"{path}:{line}: no UTF-8 (byte 0x{error.object[error.start]:02x})") from None
-  except (OSError, EOFError, zlib.error) as error:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    raise TaskError(f"{path}: cannot be read ({reason})") from None
-  if not text.strip("\r\n"):
+  lines = read_lines(path)
+  if not any(lines):
     raise TaskError(f"{path}: the file is empty")
-  # Not splitlines: texts hold other characters that it takes for the end of a line.
-  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+  return lines
 
 
 def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
@@ -286,7 +251,7 @@ def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
     text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
     # Half a surrogate pair is JSON but no text.
     whole = all(not any("\ud800" <= c <= "\udfff" for c in x) for x in (text, pair, label) if x)
-    yield where, _Cells(text, pair, label and label.strip()) if whole else "no UTF-8"
+    yield where, _Cells(text, pair, label and label.strip()) if whole else "not UTF-8"
 
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:

@@ -1,6 +1,6 @@
-"""The training of a task: the pretraining step with another objective, several seeds at once.
+"""Trains several seeds on a task at once, by the step of pretraining with another objective.
 
-Every array that belongs to a seed has the seeds as its first axis, S.
+An array with one value a seed has the seeds as its first axis, S.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from electra_jax.core.optimizer import (
   scale_each,
 )
 from electra_jax.core.task_heads import Head
-from electra_jax.core.task_network import init_tower, make_objective, make_predict
+from electra_jax.core.task_network import init_backbone, make_objective, make_predict
 from electra_jax.data import finetune_batches as data
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.runtime import parallel
@@ -52,17 +52,17 @@ class Settings:
   pad: int
 
 
-def init_params(cfg: TransformerConfig, head: Head, tower: dict | None, seeds: Sequence[int]):
-  """Returns the weights before training, [S, ...]: a fresh head each, and the tower.
+def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds: Sequence[int]):
+  """Returns the weights before training, [S, ...]: the backbone, and a fresh head for each seed.
 
   Args:
-    tower: {"embeddings", "encoder"} for all seeds; None for a fresh one each.
+    backbone: {"embeddings", "encoder"} for all seeds; None for a fresh one each.
   """
 
   def of_seed(seed):
     key = jax.random.fold_in(jax.random.key(seed), 1)
-    mine = init_tower(cfg, jax.random.fold_in(key, 2)) if tower is None else tower
-    return {**mine, "head": head.init(cfg, key)}
+    weights = init_backbone(cfg, jax.random.fold_in(key, 2)) if backbone is None else backbone
+    return {**weights, "head": head.init(cfg, key)}
 
   return jax.jit(jax.vmap(of_seed))(jnp.asarray(seeds))
 
@@ -105,7 +105,7 @@ def make_step(
 def train(
   cfg: TransformerConfig,
   head: Head,
-  tower: dict | None,
+  backbone: dict | None,
   features: Sequence[Feature],
   settings: Settings,
   log: Callable[[int, int, dict], None] = lambda step, of, values: None,
@@ -125,7 +125,7 @@ def train(
   num_steps = data.steps_of(len(features), settings.batch_size, settings.epochs)
   if not num_steps:
     raise ValueError(f"{len(features)} examples in {settings.epochs} epochs make no step")
-  params = init_params(cfg, head, tower, settings.seeds)
+  params = init_params(cfg, head, backbone, settings.seeds)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
   tx, step = make_step(cfg, head, settings, num_steps, shapes)
   state = parallel.replicate(jax.vmap(lambda p: steps.init_state(p, tx))(params))
@@ -173,11 +173,11 @@ def _means(metrics: dict, count: int, settings: Settings) -> dict[str, list[floa
 def make_predictor(
   cfg: TransformerConfig, head: Head, *, batch_size: int, buckets: int, pad: int
 ) -> Callable[[dict, Sequence[Feature]], list[dict[str, np.ndarray | list[np.ndarray]]]]:
-  """Returns (weights [S, ...], features) -> what each seed's network says, in their order.
+  """Returns (weights [S, ...], features) -> the outputs of each seed, in the features' order.
 
-  Every feature is computed exactly once on any number of devices. What is returned is for each seed
-  {name: [n, ...]}; what is said of tokens is a list of arrays, each as long as its feature. A
-  length is compiled once for all calls.
+  Every feature is computed exactly once on any number of devices. The outputs of a seed are
+  {name: [n, ...]}; outputs of tokens are a list of arrays, each as long as its feature. A length is
+  compiled once for all calls.
   """
   parallel.check_divisible(batch_size, 1)
   of_seeds = parallel.over_seeds(make_predict(cfg, head), (True, False))
@@ -195,12 +195,12 @@ def make_predictor(
       batch = parallel.shard(data.collate(features, plan, batch_size, pad))
       for name, values in mapped(params, batch).items():
         for row, value in zip(plan.rows, values, strict=False):  # the rest is padding
-          value = value[:, : lengths[row]] if name in head.of_tokens else value
+          value = value[:, : lengths[row]] if name in head.token_outputs else value
           found.setdefault(name, [None] * len(features))[row] = value
     return [
       {
         name: [v[seed] for v in rows]
-        if name in head.of_tokens
+        if name in head.token_outputs
         else np.stack([v[seed] for v in rows])
         for name, rows in found.items()
       }

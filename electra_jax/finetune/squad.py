@@ -1,7 +1,7 @@
-"""Question answering data: files to windows, a head's outputs to text, and the official scores.
+"""Question answering: questions to windows, outputs to answers, and the official scores.
 
-Files are SQuAD 1.1, SQuAD 2.0 or MRQA. A context longer than the network is read in overlapping
-windows; a prediction is a slice of the context's own characters.
+A context longer than the network is read in overlapping windows; a predicted answer is a slice of
+the context's own characters.
 """
 
 import collections
@@ -18,11 +18,9 @@ import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune.squad_files import Question, Questions, SquadError, normalize
-from electra_jax.finetune.squad_files import read as read  # the first of a user's four calls
+from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.squad_files import Question, Questions, normalize
 
-# Null odds above which the original says that there is no answer.
-THRESHOLD = -2.75
 _CONTEXTS_AT_ONCE = 1024  # bounds what the tokenizer holds beside ids and offsets
 
 
@@ -30,10 +28,10 @@ class Window(NamedTuple):
   """A row of the network: [CLS] question [SEP] part of the context [SEP].
 
   Fields:
-    feature: targets as `qa.make_head` says; to predict there is only "allowed".
+    feature: its targets are those of `qa_head.make_head`; in prediction only "allowed".
     question: index of the question.
     spans: [n, 2] int32, each token's characters [start, end) in the context; 0, 0 outside of it.
-    max_context: [n] bool, whether of all windows with this token it has the most context here.
+    max_context: [n] bool, True where this window gives the token the most context.
   """
 
   feature: Feature
@@ -67,9 +65,9 @@ def windows(
   questions: Questions,
   tokenizer: Tokenizer,
   *,
-  max_length: int = 512,
-  stride: int = 128,
-  max_query: int = 64,
+  max_length: int,
+  stride: int,
+  max_query: int,
   train: bool,
 ) -> list[Window]:
   """Returns the rows of all questions, in their order; each context is tokenized once.
@@ -84,15 +82,15 @@ def windows(
     train: whether to add the targets; then lost questions are left out.
 
   Raises:
-    SquadError: the lengths leave no room, or the file has no labels to train on.
+    TaskError: the lengths leave no room, or the file has no labels to train on.
   """
   if stride < 1 or max_query < 1 or max_length < max_query + 4:
-    raise SquadError(
+    raise TaskError(
       f"windows of {max_length} tokens every {stride} do not hold a question of {max_query}, 3"
       " special tokens and a context"
     )
   if train and not questions.labelled:
-    raise SquadError(f"{questions.path} has questions without answers: nothing to train on")
+    raise TaskError(f"{questions.path} has questions without answers: nothing to train on")
   vocab, items = tokenizer.vocab, questions.items
   contexts = _encode_contexts(tokenizer, dict.fromkeys(q.context for q in items))
   heads = tokenizer.encode_batch([q.question for q in items])
@@ -143,7 +141,7 @@ def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
 
 
 class _Part(NamedTuple):
-  """A window's tokens [begin, end) of the context, and what is the same for windows like it."""
+  """A window's tokens [begin, end) of the context, and the arrays that depend on them alone."""
 
   begin: int
   end: int
@@ -207,17 +205,17 @@ def decode(
   windows: Sequence[Window],
   outputs: dict[str, np.ndarray],
   *,
-  n_best: int = 20,
-  max_answer_length: int = 30,
+  n_best: int,
+  max_answer_length: int,
 ) -> Decoded:
-  """Returns the answers of all questions from what the head predicts of their windows.
+  """Returns the answers of all questions from the head's outputs for their windows.
 
   A span counts if it lies in the context, starts where its window has the most context for the
   token, does not end before it starts, and has at most `max_answer_length` tokens.
 
   Args:
     windows: of `questions`.
-    outputs: of `qa.make_head`, [rows, ...] in the order of the windows.
+    outputs: of `qa_head.make_head`, [rows, ...] in the order of the windows.
     n_best: different texts kept of each question.
   """
   if len(windows) != len(outputs["null"]):
@@ -277,13 +275,17 @@ def write(folder: str | os.PathLike, decoded: Decoded, threshold: float | None =
     threshold: of the null odds, above which the prediction is written as ""; None for SQuAD 1.1 and
       MRQA, whose questions all have answers.
   """
-  said = {
+  predictions = {
     name: "" if threshold is not None and decoded.null_odds[name] > threshold else text
     for name, text in decoded.predictions.items()
   }
   nbest = {name: [a._asdict() for a in answers] for name, answers in decoded.nbest.items()}
   Path(folder).mkdir(parents=True, exist_ok=True)
-  for file, content in (("predictions", said), ("nbest", nbest), ("null_odds", decoded.null_odds)):
+  for file, content in (
+    ("predictions", predictions),
+    ("nbest", nbest),
+    ("null_odds", decoded.null_odds),
+  ):
     text = json.dumps(content, indent=1, ensure_ascii=False)
     (Path(folder) / f"{file}.json").write_text(text + "\n", encoding="utf-8")
 
@@ -291,71 +293,74 @@ def write(folder: str | os.PathLike, decoded: Decoded, threshold: float | None =
 # Scores.
 
 
-def token_f1(said: str, gold: str, empty_counts: bool) -> float:
+def token_f1(predicted: str, gold: str, empty_counts: bool) -> float:
   """Returns the F1 of two normalised answers as bags of words.
 
   Args:
     empty_counts: whether an empty answer agrees with an empty one, as in SQuAD 2.0 only.
   """
-  mine, theirs = said.split(), gold.split()
-  if not mine or not theirs:
-    return float(empty_counts and mine == theirs)
-  same = sum((collections.Counter(mine) & collections.Counter(theirs)).values())
-  return 2 * same / (len(mine) + len(theirs))
+  ours, theirs = predicted.split(), gold.split()
+  if not ours or not theirs:
+    return float(empty_counts and ours == theirs)
+  same = sum((collections.Counter(ours) & collections.Counter(theirs)).values())
+  return 2 * same / (len(ours) + len(theirs))
 
 
-def units(questions: Questions, decoded: Decoded) -> np.ndarray:
-  """Returns a row a question for `measure`: [n, 2] exact and F1, from 0 to 1.
+def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
+  """Returns a row a question for `compute_metrics`: [n, 2] exact and F1, from 0 to 1.
 
   For SQuAD 2.0 it is [n, 5]: also whether there is an answer, the null odds, and whether the
   prediction has any text. Exact and F1 are then those of the prediction whatever the odds.
 
   Raises:
-    SquadError: the file has no labels.
+    TaskError: the file has no labels.
   """
   if not questions.labelled:
-    raise SquadError(f"{questions.path} has questions without answers: nothing to score against")
-  is_version_2 = questions.form == "SQuAD 2.0"
+    raise TaskError(f"{questions.path} has questions without answers: nothing to score against")
   rows = []
   for question in questions.items:
     text = decoded.predictions[question.id]
-    said, golds = normalize(text), [normalize(gold) for gold in question.golds]
-    if is_version_2:
+    predicted, golds = normalize(text), [normalize(gold) for gold in question.golds]
+    if questions.may_be_impossible:
       golds = [gold for gold in golds if gold]
     golds = golds or [""]
-    row = [float(said in golds), max(token_f1(said, gold, is_version_2) for gold in golds)]
-    if is_version_2:
+    row = [
+      float(predicted in golds),
+      max(token_f1(predicted, gold, questions.may_be_impossible) for gold in golds),
+    ]
+    if questions.may_be_impossible:
       row += [float(bool(question.golds)), decoded.null_odds[question.id], float(text != "")]
     rows.append(row)
   return np.array(rows, np.float64)
 
 
-def measure(units: np.ndarray, threshold: float = THRESHOLD) -> dict[str, float]:
-  """Returns the official measures, in percent, by their official names; the main one first.
+def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
+  """Returns the official metrics, in percent, by their official names; the main one first.
 
   Of SQuAD 2.0, exact and f1 take null odds above `threshold` for "no answer"; best_* are those at
   the thresholds that are best for these questions. HasAns_* and NoAns_* are over the questions with
   and without an answer, nan where there are none.
 
   Args:
-    units: [n, 2] or [n, 5], from `units` or rows drawn from it.
+    scores: [n, 2] or [n, 5], of `example_scores` or rows drawn from it.
+    threshold: of the null odds.
   """
-  if units.shape[1] == 2:
-    exact, f1 = 100 * units.mean(0)
+  if scores.shape[1] == 2:
+    exact, f1 = 100 * scores.mean(0)
     return {"exact_match": float(exact), "f1": float(f1)}
-  raw, has_answer, odds = units[:, :2], units[:, 2] > 0, units[:, 3]
-  scores = np.where((odds > threshold)[:, None], ~has_answer[:, None], raw)
-  found = dict(zip(("exact", "f1"), (100 * scores.mean(0)).tolist(), strict=True))
+  raw, has_answer, odds = scores[:, :2], scores[:, 2] > 0, scores[:, 3]
+  decided = np.where((odds > threshold)[:, None], ~has_answer[:, None], raw)
+  found = dict(zip(("exact", "f1"), (100 * decided.mean(0)).tolist(), strict=True))
   for name, rows in (("HasAns", has_answer), ("NoAns", ~has_answer)):
-    means = 100 * scores[rows].mean(0) if rows.any() else np.full(2, np.nan)
+    means = 100 * decided[rows].mean(0) if rows.any() else np.full(2, np.nan)
     found |= {f"{name}_exact": float(means[0]), f"{name}_f1": float(means[1])}
   # Below every threshold all is "no answer"; each question that is added in the order of its odds
-  # then changes the sum.
+  # changes the sum.
   order = np.argsort(odds, kind="stable")
   for i, name in enumerate(("exact", "f1")):
-    change = np.where(has_answer, raw[:, i], -units[:, 4])[order]
+    change = np.where(has_answer, raw[:, i], -scores[:, 4])[order]
     sums = (~has_answer).sum() + np.concatenate([[0.0], np.cumsum(change)])
     best = int(sums.argmax())
-    found[f"best_{name}"] = float(100 * sums[best] / len(units))
+    found[f"best_{name}"] = float(100 * sums[best] / len(scores))
     found[f"best_{name}_thresh"] = float(odds[order[best - 1]]) if best else 0.0
   return found

@@ -1,25 +1,19 @@
-"""Question answering files: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines), plain or .gz."""
+"""Reads files of question answering: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines)."""
 
 import collections
 import dataclasses
-import gzip
 import json
 import os
 import re
 import string
-import zlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-MAX_LOST_FRAC = 0.01
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_text
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 cannot
-
-
-class SquadError(ValueError):
-  """Data that cannot be used; the message is one line that names the place."""
 
 
 class Question(NamedTuple):
@@ -41,7 +35,7 @@ class Question(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Questions:
-  """What was read.
+  """The questions of a file.
 
   Fields:
     form: "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA".
@@ -61,8 +55,13 @@ class Questions:
   empty: int
   duplicates: int
 
+  @property
+  def may_be_impossible(self) -> bool:
+    """Whether the file is of the form whose questions need not have an answer."""
+    return self.form == "SQuAD 2.0"
+
   def summary(self) -> str:
-    """Returns what was read in one line."""
+    """Returns the counts in one line."""
     impossible = sum(question.impossible for question in self.items)
     contexts = len({question.context for question in self.items})
     return (
@@ -83,7 +82,7 @@ def normalize(text: str) -> str:
 
 
 class _Row(NamedTuple):
-  """A question as it stands in a file; answers are None where the file has no labels."""
+  """A question as the file has it; answers are None where the file has no labels."""
 
   id: str
   question: str
@@ -99,11 +98,11 @@ def read(path: str | os.PathLike) -> Questions:
   An answer that is not where the file says is looked for elsewhere, the nearest occurrence first.
 
   Raises:
-    SquadError: the file is missing, damaged or neither of these, has no question, or more than 1 %
+    TaskError: the file is missing, damaged or neither of these, has no question, or more than 1 %
       of its questions have answers none of which is in the context.
   """
   path = str(path)
-  text = _text(path)
+  text = read_text(path)
   line, _, rest = text.partition("\n")
   try:
     first = json.loads(line)
@@ -113,25 +112,11 @@ def read(path: str | os.PathLike) -> Questions:
     return _collect(path, "MRQA", _mrqa(path, text))
   whole = first if first is not None and not rest.strip() else _parse(text, path)
   if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
-    raise SquadError(f"{path} is neither SQuAD (an object with 'data') nor MRQA (JSON lines)")
+    raise TaskError(f"{path} is neither SQuAD (an object with 'data') nor MRQA (JSON lines)")
   rows = list(_squad(path, whole["data"]))
   is_version_2 = any(flagged for flagged, _ in rows)
   is_version_2 = is_version_2 or str(whole.get("version", "")).startswith("v2")
   return _collect(path, f"SQuAD {'2.0' if is_version_2 else '1.1'}", (row for _, row in rows))
-
-
-def _text(path: str) -> str:
-  try:
-    data = Path(path).read_bytes()
-    if data[:2] == b"\x1f\x8b":
-      data = gzip.decompress(data)
-    return data.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    raise SquadError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from None
-  except FileNotFoundError:
-    raise SquadError(f"{path}: no such file") from None
-  except (EOFError, zlib.error, OSError) as error:
-    raise SquadError(f"{path} cannot be read: {error}") from None
 
 
 def _parse(text: str, where: str) -> Any:
@@ -139,9 +124,9 @@ def _parse(text: str, where: str) -> Any:
     return json.loads(text)
   except json.JSONDecodeError as error:
     place = f"line {error.lineno}, column {error.colno}"
-    raise SquadError(f"{where} is not JSON: {error.msg} at {place}") from None
+    raise TaskError(f"{where} is not JSON: {error.msg} at {place}") from None
   except (ValueError, RecursionError) as error:
-    raise SquadError(f"{where} is not JSON: {error}") from None
+    raise TaskError(f"{where} is not JSON: {error}") from None
 
 
 def _field(record: Any, name: str, kind: type, where: str, default: Any = None) -> Any:
@@ -149,7 +134,7 @@ def _field(record: Any, name: str, kind: type, where: str, default: Any = None) 
   value = record.get(name, default) if isinstance(record, dict) else None
   if not isinstance(value, kind):
     kinds = {str: "text", int: "an integer", list: "a list", bool: "true or false"}
-    raise SquadError(f"{where}: {name!r} is not {kinds[kind]}, or missing")
+    raise TaskError(f"{where}: {name!r} is not {kinds[kind]}, or missing")
   return _LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
 
 
@@ -200,7 +185,7 @@ def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
   try:
     start, last = map(int, spans[0])
   except (ValueError, TypeError, IndexError, OverflowError):
-    raise SquadError(f"{where}: 'char_spans' are not pairs of integers") from None
+    raise TaskError(f"{where}: 'char_spans' are not pairs of integers") from None
   there = context[max(start, 0) : last + 1]
   # Some of these texts are lower-cased or without punctuation; the context's is not.
   same = there.strip() and normalize(there) == normalize(text)
@@ -208,7 +193,7 @@ def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
 
 
 def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
-  """Puts each answer where it is in its context, and counts what is wrong."""
+  """Finds the place of each answer in its context, and counts repairs and faults."""
   items: dict[str, Question] = {}
   counts: collections.Counter[str] = collections.Counter()
   for row in rows:
@@ -227,11 +212,11 @@ def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
       row.id, row.question, row.context, tuple(placed), tuple(row.golds), row.impossible
     )
   if not items:
-    raise SquadError(f"{path}: there is no question in it")
-  if counts["lost"] > MAX_LOST_FRAC * len(items):
-    raise SquadError(
+    raise TaskError(f"{path}: there is no question in it")
+  if counts["lost"] > MAX_BAD_FRAC * len(items):
+    raise TaskError(
       f"{path}: {counts['lost']} of {len(items)} questions have no answer that is in its context,"
-      f" more than {MAX_LOST_FRAC:.0%}"
+      f" more than {MAX_BAD_FRAC:.0%}"
     )
   names = ("repaired", "lost", "empty", "duplicates")
   kept = {name: counts[name] for name in names}

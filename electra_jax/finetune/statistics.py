@@ -1,4 +1,4 @@
-"""What several seeds say: medians, differences with an interval, a table and a picture.
+"""Summarises several seeds: medians, bootstrap intervals of differences, a table and a picture.
 
 The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from electra_jax.finetune.tasks import TASKS
+from electra_jax.runtime.workdir import replacing
 
 LABELS = {
   "mcc": "MCC",
@@ -26,7 +27,7 @@ LABELS = {
 
 
 class Summary(NamedTuple):
-  """Of n seeds; `std` is that of a sample (n - 1), 0 of a single seed."""
+  """Statistics of n seeds; `std` is that of a sample (n - 1), 0 for a single seed."""
 
   median: float
   mean: float
@@ -35,14 +36,14 @@ class Summary(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """System a against system b.
+  """The difference between two systems.
 
   Fields:
     a, b: the metric, a mean over the system's seeds.
     difference: a - b.
-    low, high: the interval that holds the difference at this level.
+    low, high: percentile interval of the difference.
     level: share of resamplings inside of the interval.
-    p: how often, at either sign, resampling gives a difference at or beyond 0 (two-sided).
+    p: two-sided bootstrap p-value.
   """
 
   a: float
@@ -63,7 +64,7 @@ class Average(NamedTuple):
 
 
 def summary(values: Sequence[float]) -> Summary:
-  """Returns what is reported of the seeds of one task.
+  """Returns the statistics of one value a seed.
 
   >>> summary([61.0, 64.0, 63.0])
   Summary(median=63.0, mean=62.66..., std=1.52..., n=3)
@@ -76,38 +77,40 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def paired_bootstrap(
-  units_a: Sequence[np.ndarray],
-  units_b: Sequence[np.ndarray],
-  measure: Callable[[np.ndarray], Mapping[str, float]],
+  scores_a: Sequence[np.ndarray],
+  scores_b: Sequence[np.ndarray],
+  metrics: Callable[[np.ndarray], Mapping[str, float]],
   metric: str,
   *,
   samples: int = 2000,
   seed: int = 0,
   level: float = 0.95,
 ) -> Difference:
-  """Returns how far two systems differ on the same test units, with a percentile interval.
+  """Returns the difference of two systems on the same examples, with a percentile interval.
 
-  Each sample draws as many units as there are, with replacement and the same ones for both systems,
-  and as many seeds as each system has, with replacement. The interval so covers other test units
-  and other seeds; with one seed a system it says nothing about seeds.
+  Each sample draws as many examples as there are, with replacement and the same ones for both
+  systems, and as many seeds as each system has, with replacement. So the interval covers other test
+  examples and other seeds; with one seed a system it covers examples only.
 
   Args:
-    units_a, units_b: [S, n, m] and [S', n, m]; row i is the same example in both.
-    measure: units [n, m] -> {metric: value}.
-    metric: which of them is compared.
-    samples: resamplings; each measures once for every different seed it draws.
+    scores_a, scores_b: example scores [S, n, m] and [S', n, m]; row i is the same example in both.
+    metrics: example scores [n, m] -> {metric: value}.
+    metric: the one to compare.
+    samples: number of resamplings; each computes the metrics of every different seed it draws.
     seed: of the resampling.
 
   Raises:
-    ValueError: the systems, or two seeds of one, have different numbers of units; or none.
+    ValueError: the systems, or two seeds of one, have different numbers of examples; or none.
   """
-  systems = [[np.asarray(u) for u in units] for units in (units_a, units_b)]
-  sizes = sorted({len(units) for system in systems for units in system})
+  systems = [[np.asarray(s) for s in scores] for scores in (scores_a, scores_b)]
+  sizes = sorted({len(scores) for system in systems for scores in system})
   if not all(systems) or sizes[0] == 0:
-    raise ValueError("a comparison needs a seed and a unit of both systems")
+    raise ValueError("a comparison needs a seed and an example of both systems")
   if len(sizes) > 1:
-    raise ValueError(f"systems are compared on the same units: one has {sizes[0]}, one {sizes[-1]}")
-  a, b = (float(np.mean([measure(units)[metric] for units in system])) for system in systems)
+    raise ValueError(
+      f"systems are compared on the same examples: one has {sizes[0]}, one {sizes[-1]}"
+    )
+  a, b = (float(np.mean([metrics(scores)[metric] for scores in system])) for system in systems)
   rng = np.random.default_rng(seed)
   n, found = sizes[0], np.zeros(samples)
   for i in range(samples):
@@ -115,7 +118,7 @@ def paired_bootstrap(
     means = []
     for system in systems:
       drawn = np.bincount(rng.integers(len(system), size=len(system)), minlength=len(system))
-      values = [measure(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
+      values = [metrics(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
       means.append(sum(values) / len(system))
     found[i] = means[0] - means[1]
   low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
@@ -139,7 +142,7 @@ def glue_average(results: Mapping[str, float]) -> Average:
 
 
 def _title(task: str, split: str) -> str:
-  """Returns the name of a task as papers print it, and of its split where there are several."""
+  """Returns a task's name as papers print it, with the split's where there are several."""
   known = TASKS.get(task)
   if known is None:
     return task
@@ -156,7 +159,7 @@ def _grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping
 
 
 def table(rows: Sequence[Mapping]) -> Table:
-  """Returns results as a table: a line a metric, what the seeds say together, and each of them.
+  """Returns a table of results: a line a metric, with statistics over seeds and each seed's value.
 
   A seed that collapsed is marked and counts like the others, as in the paper's median.
   """
@@ -174,13 +177,13 @@ def table(rows: Sequence[Mapping]) -> Table:
   found.add_column(few if len(seeds) < 5 else f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}")
   for (task, split), group in groups.items():
     for place, metric in enumerate(next(iter(group.values()))["metrics"]):
-      said = summary([row["metrics"][metric] for row in group.values()])
+      stats = summary([row["metrics"][metric] for row in group.values()])
       found.add_row(
         "" if place else escape(_title(task, split)),
         LABELS.get(metric, metric),
-        f"[bold]{said.median:.2f}[/bold]",
-        f"{said.mean:.2f}",
-        f"{said.std:.2f}" if said.n > 1 else "",
+        f"[bold]{stats.median:.2f}[/bold]",
+        f"{stats.mean:.2f}",
+        f"{stats.std:.2f}" if stats.n > 1 else "",
         " ".join(_cell(group.get(seed), metric) for seed in seeds if seed <= max(group)),
       )
   return found
@@ -229,9 +232,8 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   if any(row["collapsed"] for row in results):
     axis.plot([], [], linestyle="none", marker="x", color="#b03030", label="collapsed")
     axis.legend(fontsize=8, frameon=False, loc="best")
-  temporary = Path(path).with_suffix(".tmp")
-  figure.savefig(temporary, format="png")
-  temporary.replace(path)
+  with replacing(Path(path)) as temporary:
+    figure.savefig(temporary, format="png")
 
 
 def _column(axis, x: float, seeds: Sequence[tuple[float, bool]]) -> None:

@@ -1,14 +1,12 @@
-"""Sequence tagging: CoNLL files to features, outputs back to tags, and their scores.
+"""Sequence tagging: CoNLL files to windows, outputs back to tags, and their scores.
 
 Entities (chunks, names) are read in IOB1, BIO or BIOES, trained in BIOES as in the original, scored
 and written in BIO. Tags of any other kind, such as parts of speech, stay as they are.
 """
 
-import gzip
 import itertools
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,13 +16,10 @@ import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune.files import TaskError, read_lines
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
 _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
-
-
-class TaggingError(ValueError):
-  """Data that cannot be read as tagged words; the message is one line that names the place."""
 
 
 class Sentence(NamedTuple):
@@ -45,11 +40,11 @@ class TagWindow(NamedTuple):
   """A sentence, or a window of a long one.
 
   Fields:
-    feature: its row; the target "tag" [n] int32 is -1 where no label stands. Only the first token
-      of a word carries its label, and only in the piece that answers for the word.
+    feature: its row; the target "tag" [n] int32 is -1 at tokens without a label. Only the first
+      token of a word has its label, and only in the window that tags the word.
     sentence: index of the sentence.
-    words: indices of the words it answers for; each word of a sentence has one such piece.
-    positions: [len(words)] int64, where in the feature the first token of each stands.
+    words: indices of the words that it tags; each word of a sentence is tagged in one window.
+    positions: [len(words)] int64, the place in the feature of each word's first token.
     cut: how many of these words are longer than a window, their ends cut off.
   """
 
@@ -72,7 +67,7 @@ def read(
       it is the word's column, as in a file of one column, there are no tags.
 
   Raises:
-    TaggingError: the file is missing, damaged, not UTF-8 or without a sentence, a row has another
+    TaskError: the file is missing, damaged, not UTF-8 or without a sentence, a row has another
       number of columns than the first one, or a column is asked for that is not there.
   """
   path, sentences = Path(path), []
@@ -85,7 +80,7 @@ def read(
       sentences.append(Sentence(words, tags if tagged else None, f"{path}:{first}"))
       rows.clear()
 
-  for number, line in enumerate(_lines(path), 1):
+  for number, line in enumerate(read_lines(path), 1):
     columns = re.findall(r"[^ \t]+", line)
     if not columns or DOCUMENT_START in columns:
       end()
@@ -95,39 +90,21 @@ def read(
       word, tag = _columns(f"{path}:{number}", width, word_column, tag_column)
       tagged, width_line = tag != word, number
     if len(columns) != width:
-      raise TaggingError(f"{path}:{number}: {len(columns)} columns, line {width_line} has {width}")
+      raise TaskError(f"{path}:{number}: {len(columns)} columns, line {width_line} has {width}")
     if not rows:
       first = number
     rows.append((columns[word], columns[tag] if tagged else None))
   end()
   if not sentences:
-    raise TaggingError(f"{path}: there is no sentence in it")
+    raise TaskError(f"{path}: there is no sentence in it")
   return sentences
-
-
-def _lines(path: Path) -> list[str]:
-  if not path.is_file():
-    raise TaggingError(f"{path}: no such file")
-  data = path.read_bytes()
-  if path.suffix == ".gz":
-    try:
-      data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-      raise TaggingError(f"{path}: damaged ({error})") from None
-  try:
-    text = data.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    number = data.count(b"\n", 0, error.start) + 1
-    raise TaggingError(f"{path}:{number}: not UTF-8 text ({error.reason})") from None
-  # Not `splitlines`: a word may hold a character that Unicode takes for the end of a line.
-  return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def _columns(place: str, width: int, word: int, tag: int | None) -> tuple[int, int]:
   """Returns both columns counted from the start; without tags the tag's is the word's."""
   for column in (word, tag):
     if column is not None and not -width <= column < width:
-      raise TaggingError(f"{place}: {width} columns, so there is no column {column}")
+      raise TaskError(f"{place}: {width} columns, so there is no column {column}")
   return word % width, (word if tag is None else tag) % width
 
 
@@ -135,7 +112,7 @@ def _columns(place: str, width: int, word: int, tag: int | None) -> tuple[int, i
 
 
 def is_entities(tags: Iterable[str]) -> bool:
-  """Says whether these tags are all of IOB1, BIO or BIOES, with or without a type.
+  """Returns whether these tags are all of IOB1, BIO or BIOES, with or without a type.
 
   >>> is_entities(["B-NP", "O"]), is_entities(["B-NP", "VBZ"])
   (True, False)
@@ -164,7 +141,7 @@ def to_bioes(tags: Sequence[str]) -> list[str]:
 def to_bio(tags: Sequence[str]) -> list[str]:
   """Returns tags of IOB1, BIO or BIOES in BIO; others are kept as they are.
 
-  What is inconsistent, as a network's tags may be, is read as conlleval does: an entity also begins
+  Inconsistent tags, which a network may predict, are read as conlleval does: an entity also begins
   where the type changes, and after an O, an E or an S.
 
   >>> to_bio(["I-NP", "E-NP", "E-NP", "O", "S-VP"])
@@ -196,7 +173,7 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   type's first entity of a single word.
 
   Raises:
-    TaggingError: the sentences have no tags.
+    TaskError: the sentences have no tags.
   """
   found = {tag for sentence in sentences for tag in _gold(sentence)}
   if not is_entities(found):
@@ -217,7 +194,7 @@ def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, in
 
 def _gold(sentence: Sentence) -> tuple[str, ...]:
   if sentence.tags is None:
-    raise TaggingError(f"{sentence.place}: there is no column of tags")
+    raise TaskError(f"{sentence.place}: there is no column of tags")
   return sentence.tags
 
 
@@ -228,62 +205,62 @@ def _as_scored(tags: Sequence[str], labels: Iterable[str]) -> list[str]:
 # Features.
 
 
-def features(
+def windows(
   sentences: Sequence[Sentence],
   tokenizer: Tokenizer,
   labels: Sequence[str],
   *,
-  max_length: int = 256,
+  max_length: int,
 ) -> list[TagWindow]:
-  """Returns a piece for each sentence, several where it has more than max_length - 2 tokens.
+  """Returns a window for each sentence, several where it has more than max_length - 2 tokens.
 
-  Windows overlap by about half. A word is answered in the window that shows most of its context, as
-  tokens to the nearer end. A word of no token becomes [UNK]; a gold tag that is no label gets -1.
+  Windows overlap by about half. A word is tagged in the window with the most context of it, counted
+  as tokens to the nearer end. A word of no token becomes [UNK]; a gold tag that is no label is -1.
 
   Args:
     sentences: with tags or without; then the features have no target.
     tokenizer: words are encoded one by one, each as if it stood alone.
-    labels: what `labels` returned; a target is an index into them.
+    labels: as `labels` returns them; a target is an index into them.
     max_length: tokens of a feature at most, [CLS] and [SEP] included.
 
   Raises:
-    TaggingError: max_length leaves no room, or the labels are of entities and a gold tag is not.
+    TaskError: max_length leaves no room, or the labels are of entities and a gold tag is not.
   """
   room = max_length - 2
   if room < 1:
-    raise TaggingError(f"max_length={max_length} leaves no room beside [CLS] and [SEP]")
+    raise TaskError(f"max_length={max_length} leaves no room beside [CLS] and [SEP]")
   words = sorted({word for sentence in sentences for word in sentence.words})
   encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
   index = {label: i for i, label in enumerate(labels)}
   entities, unk = is_entities(labels), [tokenizer.vocab.unk]
-  pieces = []
+  made = []
   for number, sentence in enumerate(sentences):
     tokens = [encoded[word] or unk for word in sentence.words]
     targets = None
     if sentence.tags is not None:
       if entities and not is_entities(sentence.tags):
         tag = next(tag for tag in sentence.tags if not is_entities([tag]))
-        raise TaggingError(f"{sentence.place}: the tag {tag!r} is not of BIO, unlike the labels")
+        raise TaskError(f"{sentence.place}: the tag {tag!r} is not of BIO, unlike the labels")
       tags = to_bioes(sentence.tags) if entities else sentence.tags
       targets = np.array([index.get(tag, -1) for tag in tags], np.int32)
-    pieces += _pieces(number, tokens, targets, tokenizer, room)
-  return pieces
+    made += _sentence_windows(number, tokens, targets, tokenizer, room)
+  return made
 
 
-def _pieces(
+def _sentence_windows(
   number: int,
   tokens: list[list[int]],
   targets: np.ndarray | None,
   tokenizer: Tokenizer,
   room: int,
 ) -> Iterator[TagWindow]:
-  """Yields the pieces of a sentence of these tokens a word, and targets [words] or None."""
+  """Yields the windows of sentence `number`: tokens of each word, targets [words] or None."""
   vocab = tokenizer.vocab
   whole = np.array([len(word) for word in tokens])
   sizes = np.minimum(whole, room)
   starts = np.concatenate([[0], np.cumsum(sizes)])
-  windows = _windows(starts, room)
-  for (begin, end), answered in zip(windows, _answered(starts, windows), strict=True):
+  bounds = _window_bounds(starts, room)
+  for (begin, end), answered in zip(bounds, _answered(starts, bounds), strict=True):
     if not answered:
       continue
     ids = [vocab.cls]
@@ -300,7 +277,7 @@ def _pieces(
     yield TagWindow(feature, number, answered, positions, int((whole[own] > room).sum()))
 
 
-def _windows(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
+def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
   """Returns (first word, end) of windows of at most `room` tokens that cover a sentence.
 
   Args:
@@ -308,25 +285,25 @@ def _windows(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
     room: tokens; no word has more.
   """
   last = len(starts) - 1
-  windows, begin = [], 0
+  bounds, begin = [], 0
   while True:
     end = int(np.searchsorted(starts, starts[begin] + room, "right")) - 1
     if end == last:  # as much as fits before the sentence's end
-      windows.append((int(np.searchsorted(starts, starts[last] - room)), last))
-      return windows
-    windows.append((begin, end))
+      bounds.append((int(np.searchsorted(starts, starts[last] - room)), last))
+      return bounds
+    bounds.append((begin, end))
     half = int(np.searchsorted(starts, starts[begin] + room // 2, "right")) - 1
     begin = max(half, begin + 1)
 
 
-def _answered(starts: np.ndarray, windows: list[tuple[int, int]]) -> list[range]:
-  """Returns the words that each window answers for.
+def _answered(starts: np.ndarray, bounds: list[tuple[int, int]]) -> list[range]:
+  """Returns the words that each window tags.
 
   Of two windows the later one shows more of a word's context when the word's middle lies behind the
   middle of their overlap.
   """
   middles = starts[:-1] + starts[1:]
-  overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(windows)]
+  overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(bounds)]
   ends = np.searchsorted(middles, overlaps, "right").tolist()
   return [range(a, b) for a, b in itertools.pairwise([0, *ends, len(middles)])]
 
@@ -336,27 +313,26 @@ def _answered(starts: np.ndarray, windows: list[tuple[int, int]]) -> list[range]
 
 def decode(
   sentences: Sequence[Sentence],
-  pieces: Sequence[TagWindow],
+  windows: Sequence[TagWindow],
   labels: Sequence[str],
   outputs: dict[str, Sequence[np.ndarray]],
 ) -> list[list[str]]:
   """Returns the most likely tag of each word, entities in BIO.
 
   Args:
-    sentences: those of `features`.
-    pieces: what `features` returned.
+    windows: of `sentences`.
     labels: the labels of the logits' last axis.
-    outputs: "logits", an array [n, labels] for each piece.
+    outputs: "logits", an array [n, labels] for each window.
   """
   names = np.array(labels, object)
   predicted = [[""] * len(sentence.words) for sentence in sentences]
-  for piece, logits in zip(pieces, outputs["logits"], strict=True):
-    own = slice(piece.words.start, piece.words.stop)
-    predicted[piece.sentence][own] = names[np.argmax(logits[piece.positions], -1)].tolist()
+  for window, logits in zip(windows, outputs["logits"], strict=True):
+    own = slice(window.words.start, window.words.stop)
+    predicted[window.sentence][own] = names[np.argmax(logits[window.positions], -1)].tolist()
   return [_as_scored(tags, labels) for tags in predicted]
 
 
-def units(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> np.ndarray:
+def example_scores(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> np.ndarray:
   """Returns the counts of each sentence, [sentences, 5] float64, or [sentences, 2].
 
   The five are entities found, entities predicted, entities in truth, words whose tag is right (in
@@ -364,15 +340,15 @@ def units(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> 
   have the last two only.
 
   Raises:
-    TaggingError: a sentence has no gold tags.
+    TaskError: a sentence has no gold tags.
   """
   pairs = [(_gold(sentence), tags) for sentence, tags in zip(sentences, predicted, strict=True)]
   if not is_entities({tag for pair in pairs for tags in pair for tag in tags}):
     return np.array([_right(gold, tags) for gold, tags in pairs], np.float64).reshape(-1, 2)
   rows = []
   for gold, tags in pairs:
-    true, said = set(_entities(gold)), set(_entities(tags))
-    rows.append((len(true & said), len(said), len(true), *_right(to_bio(gold), to_bio(tags))))
+    true, found = set(_entities(gold)), set(_entities(tags))
+    rows.append((len(true & found), len(found), len(true), *_right(to_bio(gold), to_bio(tags))))
   return np.array(rows, np.float64).reshape(-1, 5)
 
 
@@ -380,23 +356,23 @@ def _right(gold: Sequence[str], predicted: Sequence[str]) -> tuple[int, int]:
   return sum(a == b for a, b in zip(gold, predicted, strict=True)), len(gold)
 
 
-def measure(units: np.ndarray) -> dict[str, float]:
-  """Returns scores over all sentences, in percent, of the rows of `units`.
+def compute_metrics(scores: np.ndarray) -> dict[str, float]:
+  """Returns {metric: percent} over all sentences from the rows of `example_scores`.
 
   F1, precision and recall are of entities, the sums taken before the ratio (micro); accuracy is of
   words, and all there is where tags are not of entities. A ratio of nothing is 0.
 
-  >>> measure(np.array([[1.0, 2, 1, 5, 8], [1, 2, 1, 2, 2]]))
+  >>> compute_metrics(np.array([[1.0, 2, 1, 5, 8], [1, 2, 1, 2, 2]]))
   {'f1': 66.66666666666667, 'precision': 50.0, 'recall': 100.0, 'accuracy': 70.0}
   """
-  *entities, right, words = units.sum(0).tolist()
-  scores = {}
+  *entities, right, words = scores.sum(0).tolist()
+  metrics = {}
   if entities:
     found, predicted, true = entities
-    scores["f1"] = _percent(2 * found, predicted + true)
-    scores["precision"] = _percent(found, predicted)
-    scores["recall"] = _percent(found, true)
-  return {**scores, "accuracy": _percent(right, words)}
+    metrics["f1"] = _percent(2 * found, predicted + true)
+    metrics["precision"] = _percent(found, predicted)
+    metrics["recall"] = _percent(found, true)
+  return {**metrics, "accuracy": _percent(right, words)}
 
 
 def _percent(part: float, whole: float) -> float:

@@ -14,9 +14,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from electra_jax.config import specs
-from electra_jax.core import generators, networks, objectives
-from electra_jax.core import task_network as heads
+from electra_jax.core import generators, networks, objectives, task_network
 from electra_jax.core.encoder import Compute, TransformerConfig
+from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
@@ -49,11 +49,11 @@ class Finetuned:
   """What fine-tuning added to a discriminator.
 
   Fields:
-    facts: of the task, as JSON; `finetune.prepare.Facts` reads them.
+    info: of the task, as JSON; `finetune.task_data.TaskInfo` reads it.
     head: the head's weights, numpy float32.
   """
 
-  facts: Mapping
+  info: Mapping
   head: Mapping
 
 
@@ -173,7 +173,8 @@ def _run(path: Path) -> Source:
       heads[0],
     )
   }
-  left_out = [f"the discriminator's {n}" for n in params["discriminator"] if n == "copy_head"]
+  others = HEADS.keys() - huggingface.HEADS.keys()
+  left_out = [f"the discriminator's {name}" for name in params["discriminator"] if name in others]
   generator = objectives.generator_of(spec)
   if generator and generator.is_masked_lm:
     cfg, weights = generators.masked_language_model(spec, params)
@@ -255,7 +256,7 @@ def _tf1(path: Path) -> Source:
 
 
 def save_orbax(folder: Path, source: Source) -> None:
-  """Writes the discriminator, the tokenizer and what is known about them into a new folder."""
+  """Writes the discriminator, the tokenizer and their metadata into a new folder."""
   network, finetuned = source.networks["discriminator"], source.finetuned
   weights = {**network.weights, **({"head": finetuned.head} if finetuned else {})}
   with ocp.StandardCheckpointer() as checkpointer:
@@ -263,7 +264,7 @@ def save_orbax(folder: Path, source: Source) -> None:
   content = {
     "model": {k: v for k, v in vars(network.cfg).items() if k != "compute"},
     "head": network.head,
-    "finetuned": finetuned.facts if finetuned else None,
+    "finetuned": finetuned.info if finetuned else None,
     "vocab": dataclasses.asdict(source.tokenizer.vocab) if source.tokenizer else None,
     **source.card,
   }
@@ -278,12 +279,12 @@ def _orbax(path: Path) -> Source:
     how = {field.name for field in dataclasses.fields(Compute)}  # that earlier versions wrote too
     model = {name: value for name, value in content.pop("model").items() if name not in how}
     cfg, head = TransformerConfig(**model), content.pop("head")
-    facts, task = content.pop("vocab"), content.pop("finetuned", None)
-    head_spec = HeadSpec(**task["head"]) if task else None
+    vocab, info = content.pop("vocab"), content.pop("finetuned", None)
+    task_head = HeadSpec(**info["head"]).make() if info else None
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
-    shapes = heads.shapes(cfg, head_spec.make()) if task else huggingface.shapes(cfg, head)
+    shapes = task_network.shapes(cfg, task_head) if info else huggingface.shapes(cfg, head)
     # Each process by itself: orbax's Checkpointer would have them wait for each other.
     args = ocp.args.StandardRestore(shapes)
     weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)
@@ -291,9 +292,9 @@ def _orbax(path: Path) -> Source:
     raise ExchangeError(f"{path / 'params'} is damaged: {str(error).splitlines()[0]}") from error
   weights = jax.tree.map(np.asarray, weights)
   tokens = None
-  if facts:
-    tokens = tokenizer.load_from(path, Vocab.from_json(facts))
-  finetuned = Finetuned(task, weights.pop("head")) if task else None
+  if vocab:
+    tokens = tokenizer.load_from(path, Vocab.from_json(vocab))
+  finetuned = Finetuned(info, weights.pop("head")) if info else None
   return Source(
     {"discriminator": Network(cfg, weights, head)}, tokens, content, finetuned=finetuned
   )

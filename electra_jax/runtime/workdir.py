@@ -6,7 +6,9 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,25 @@ def replacing(path: Path) -> Iterator[Path]:
       os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+  """Yields a temporary folder to fill; it becomes `out` when the block ends without an error.
+
+  Raises:
+    ValueError: `out` exists.
+  """
+  if out.exists():
+    raise ValueError(f"{out} exists: nothing is overwritten")
+  out.parent.mkdir(parents=True, exist_ok=True)
+  temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+  try:
+    yield temporary
+    temporary.chmod(0o755)
+    os.rename(temporary, out)
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

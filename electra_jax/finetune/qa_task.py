@@ -1,0 +1,135 @@
+"""Extractive question answering as a kind of task; its data are files of SQuAD or MRQA."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from electra_jax.core.task_network import HeadSpec
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune import squad, squad_files
+from electra_jax.finetune.squad import Decoded, Window
+from electra_jax.finetune.squad_files import Question, Questions
+from electra_jax.finetune.task_data import (
+  EvalSplit,
+  Metrics,
+  Predictor,
+  TaskData,
+  TaskInfo,
+  TaskKind,
+  digest,
+  split_files,
+  training_subset,
+)
+
+# Fields of config.qa that are kept to make windows and to decode, and those that the head takes.
+OPTIONS = ("stride", "max_query", "n_best", "max_answer_length", "threshold")
+HEAD_ARGUMENTS = ("beam_size", "joint", "answerable_weight", "hidden", "max_answer_length")
+
+
+def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
+  q = config.qa
+  read = {split: squad_files.read(file) for split, file in split_files(config).items()}
+  notes = [questions.summary() for questions in read.values()]
+  for split, questions in read.items():
+    if cut := squad.cut_questions(questions, tokenizer, q.max_query):
+      total = len(questions.items)
+      notes.append(f"{split}: {cut} of {total} questions cut to {q.max_query} tokens")
+  train = read.pop("train")
+  options = {name: q[name] for name in OPTIONS} | {"impossible": train.may_be_impossible}
+  head = HeadSpec("qa", {name: q[name] for name in HEAD_ARGUMENTS})
+  info = TaskInfo("qa", name, head, max_length, options=options)
+  train = dataclasses.replace(train, items=tuple(training_subset(config, train.items)))
+  rows = [w.feature for w in _windows(info, train, tokenizer, train=True)]
+  splits = {
+    split: _eval_split(split, questions, _windows(info, questions, tokenizer), info)
+    for split, questions in read.items()
+  }
+  return TaskData(info, name, 2.0, rows, splits, _never_right, notes)
+
+
+def _windows(
+  info: TaskInfo, questions: Questions, tokenizer: Tokenizer, train: bool = False
+) -> list[Window]:
+  lengths = {name: info.options[name] for name in ("stride", "max_query")}
+  return squad.windows(questions, tokenizer, max_length=info.max_length, train=train, **lengths)
+
+
+def _decode(info: TaskInfo, questions: Questions, windows: list[Window], outputs: dict) -> Decoded:
+  lengths = {name: info.options[name] for name in ("n_best", "max_answer_length")}
+  return squad.decode(questions, windows, outputs, **lengths)
+
+
+def _eval_split(
+  split: str, questions: Questions, windows: list[Window], info: TaskInfo
+) -> EvalSplit:
+  def write(folder: Path, outputs: dict) -> None:
+    decoded = _decode(info, questions, windows, outputs)
+    squad.write(folder / split, decoded, _null_threshold(info))
+
+  def scores(outputs: dict) -> np.ndarray:
+    return squad.example_scores(questions, _decode(info, questions, windows, outputs))
+
+  examples_hash = digest((x.question, x.context, x.golds) for x in questions.items)
+  rows = [w.feature for w in windows]
+  return EvalSplit(rows, examples_hash, scores if questions.labelled else None, write)
+
+
+def _null_threshold(info: TaskInfo) -> float | None:
+  """Returns the null odds above which there is no answer; None where all questions have one."""
+  return info.options["threshold"] if info.options["impossible"] else None
+
+
+def _never_right(scores: np.ndarray) -> bool:
+  """Whether no prediction shares a word with an answer."""
+  return not scores[:, 1].any()
+
+
+def _metrics(info: TaskInfo) -> Metrics:
+  return lambda scores: squad.compute_metrics(scores, info.options["threshold"])
+
+
+def _predict(predictor: Predictor, questions: Questions) -> Decoded:
+  windows = _windows(predictor.info, questions, predictor.tokenizer)
+  outputs = predictor.outputs([w.feature for w in windows])
+  return _decode(predictor.info, questions, windows, outputs)
+
+
+def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
+  questions = tuple(
+    Question(str(i), question, context, (), (), False)
+    for i, (question, context) in enumerate(items)
+  )
+  decoded = _predict(predictor, Questions("the questions", "", questions, False, 0, 0, 0, 0))
+  threshold, answers = _null_threshold(predictor.info), []
+  for question in questions:
+    best = (decoded.nbest[question.id] or [None])[0]
+    answer = {"answer": "", "start": None, "end": None, "probability": 0.0}
+    odds = decoded.null_odds[question.id]
+    if best is not None and (threshold is None or odds <= threshold):
+      answer = {
+        "answer": best.text, "start": best.start, "end": best.end, "probability": best.probability
+      }  # fmt: skip
+    answers.append({**answer, "null_odds": odds})
+  return answers
+
+
+def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+  """Reads SQuAD or MRQA, with labels or without; `out` becomes a folder of JSON files."""
+  questions = squad_files.read(file)
+  squad.write(out, _predict(predictor, questions), _null_threshold(predictor.info))
+  return len(questions.items)
+
+
+KIND = TaskKind(
+  known_names=lambda config: None,
+  prepare=_prepare,
+  metrics=_metrics,
+  main_metric=_metrics,
+  answer=_answer,
+  predict_file=_predict_file,
+  file_ending="",
+  class_names=lambda info: (),
+)

@@ -1,0 +1,127 @@
+"""Sequence tagging as a kind of task; its data are files of words and tags in columns."""
+
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from electra_jax.core.task_network import HeadSpec
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune import tagging
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
+from electra_jax.finetune.tagging import Sentence, TagWindow
+from electra_jax.finetune.task_data import (
+  EvalSplit,
+  Predictor,
+  TaskData,
+  TaskInfo,
+  TaskKind,
+  digest,
+  split_files,
+  training_subset,
+)
+
+
+def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
+  options, notes = config.tagging.to_dict(), []
+  read = {split: tagging.read(file, **options) for split, file in split_files(config).items()}
+  train = training_subset(config, read.pop("train"))
+  labels = tagging.labels(train)
+  common = collections.Counter(tag for s in train for tag in s.tags).most_common(5)
+  words = _count_words(train)
+  shares = ", ".join(f"{tag} {100 * n / words:.1f} %" for tag, n in common)
+  notes.append(f"train: {len(train):,} sentences, {words:,} words, {len(labels)} labels: {shares}")
+
+  def windows(split: str, sentences: list[Sentence]) -> list[TagWindow]:
+    made = tagging.windows(sentences, tokenizer, labels, max_length=max_length)
+    if cut := sum(window.cut for window in made):
+      notes.append(f"{split}: {cut} tokens of words longer than {max_length} tokens cut")
+    if more := len(made) - len(sentences):
+      notes.append(
+        f"{split}: {more} more rows than sentences, for sentences above {max_length} tokens"
+      )
+    return made
+
+  splits = {}
+  for split, sentences in read.items():
+    splits[split] = _eval_split(split, sentences, windows(split, sentences), labels)
+    if splits[split].example_scores is not None:
+      notes += _check_unseen(split, sentences, labels)
+  head = HeadSpec("tagging", {"outputs": len(labels)})
+  info = TaskInfo("tagging", name, head, max_length, labels=labels, options=options)
+  rows = [window.feature for window in windows("train", train)]
+  return TaskData(info, name, 3.0, rows, splits, _found_nothing, notes)
+
+
+def _count_words(sentences: Sequence[Sentence]) -> int:
+  return sum(len(s.words) for s in sentences)
+
+
+def _check_unseen(split: str, sentences: list[Sentence], labels: tuple[str, ...]) -> list[str]:
+  """Returns a note on the tags that training lacks; raises TaskError where they are too many."""
+  unseen, words = tagging.unseen(sentences, labels), _count_words(sentences)
+  if not unseen:
+    return []
+  counted = ", ".join(f"{tag} ({count})" for tag, count in list(unseen.items())[:5])
+  note = f"{split}: tags never seen in training, always wrong: {counted}"
+  if sum(unseen.values()) > MAX_BAD_FRAC * words:
+    raise TaskError(f"{note}; above {MAX_BAD_FRAC:.0%} of {words} words")
+  return [note]
+
+
+def _eval_split(
+  split: str, sentences: list[Sentence], windows: list[TagWindow], labels: tuple[str, ...]
+) -> EvalSplit:
+  def decode(outputs: dict) -> list[list[str]]:
+    return tagging.decode(sentences, windows, labels, outputs)
+
+  def write(folder: Path, outputs: dict) -> None:
+    tagging.write(folder / f"{split}.txt", sentences, decode(outputs))
+
+  def scores(outputs: dict) -> np.ndarray:
+    return tagging.example_scores(sentences, decode(outputs))
+
+  labelled = all(sentence.tags is not None for sentence in sentences)
+  examples_hash = digest((s.words, s.tags) for s in sentences)
+  rows = [window.feature for window in windows]
+  return EvalSplit(rows, examples_hash, scores if labelled else None, write)
+
+
+def _found_nothing(scores: np.ndarray) -> bool:
+  """Whether no entity at all was predicted; False where tags are not of entities."""
+  return scores.shape[1] > 2 and not scores[:, 1].any()
+
+
+def _tags(predictor: Predictor, sentences: list[Sentence]) -> list[list[str]]:
+  """Returns the predicted tag of each word of each sentence."""
+  info = predictor.info
+  untagged = [s._replace(tags=None) for s in sentences]
+  windows = tagging.windows(untagged, predictor.tokenizer, info.labels, max_length=info.max_length)
+  outputs = predictor.outputs([window.feature for window in windows])
+  return tagging.decode(untagged, windows, info.labels, outputs)
+
+
+def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
+  sentences = [Sentence(tuple(words), None, f"sentence {i}") for i, words in enumerate(items)]
+  return [{"tags": tags} for tags in _tags(predictor, sentences)]
+
+
+def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+  """Reads a file of columns like those of training; `out` has the predicted tags as a last one."""
+  sentences = tagging.read(file, **predictor.info.options)
+  tagging.write(out, sentences, _tags(predictor, sentences))
+  return len(sentences)
+
+
+KIND = TaskKind(
+  known_names=lambda config: None,
+  prepare=_prepare,
+  metrics=lambda info: tagging.compute_metrics,
+  main_metric=lambda info: tagging.compute_metrics,
+  answer=_answer,
+  predict_file=_predict_file,
+  file_ending=".txt",
+  class_names=lambda info: info.labels,
+)

@@ -1,0 +1,161 @@
+"""Text classification and regression as a kind of task: GLUE's tasks and one's own."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from electra_jax.core.task_network import HeadSpec
+from electra_jax.data.finetune_batches import Feature
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune import glue, glue_files, tasks
+from electra_jax.finetune.glue_files import Example
+from electra_jax.finetune.labels import TextTask
+from electra_jax.finetune.task_data import (
+  EvalSplit,
+  Metrics,
+  Predictor,
+  TaskData,
+  TaskInfo,
+  TaskKind,
+  digest,
+  training_subset,
+)
+
+
+def _task(info: TaskInfo) -> TextTask:
+  fields = {k: tuple(v) if isinstance(v, list) else v for k, v in info.text.items()}
+  return TextTask(**fields)
+
+
+def _known_names(config: ConfigDict) -> tuple[str, ...] | None:
+  return tuple(tasks.TASKS) if config.own.text is None else None
+
+
+def _configured_task(config: ConfigDict, name: str) -> TextTask:
+  own = config.own
+  if own.text is None:
+    return tasks.TASKS[name]
+  metrics = tuple(m.strip() for m in own.metrics.split(",") if m.strip())
+  return tasks.own(
+    name, text=own.text, pair=own.pair, label=own.label, kind=own.kind, metrics=metrics
+  )
+
+
+def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
+  d = config.data
+  if d.dir is None:
+    raise ValueError("config.data.dir is not set: the folder with the task's files, or tfds:glue")
+  task = glue_files.complete(_configured_task(config, name), d.dir, data_dir=d.tfds_dir)
+  notes: list[str] = []
+
+  def read(split: str) -> list[Example]:
+    examples, bad = glue_files.read(task, d.dir, split, data_dir=d.tfds_dir)
+    labels = [e.label for e in examples if e.label is not None]
+    summary = task.label_type.summary(task, labels) if labels else ", no labels"
+    notes.append(f"{split}: {len(examples):,} examples{summary}")
+    if bad:
+      notes.append(f"{split}: {len(bad)} rows left out: {'; '.join(bad[:3])}")
+    return examples
+
+  def rows(split: str, examples: list[Example]) -> list[Feature]:
+    features, cut = glue.features(task, examples, tokenizer, max_length=max_length)
+    if cut:
+      notes.append(f"{split}: {100 * cut / len(examples):.1f} % cut to {max_length} tokens")
+    return features
+
+  train = training_subset(config, read("train"))
+  train = rows("train", glue.doubled(train) if task.doubled else train)
+  splits = {split: _eval_split(task, split, read(split), rows) for split in task.dev_splits}
+  for split in task.submission:
+    try:
+      splits[split] = _eval_split(task, split, read(split), rows)
+    except glue_files.MissingSplit as error:
+      notes.append(f"{split}: not predicted, {error}")
+  arguments = {**task.label_type.head_arguments(task), "layers": config.model.head}
+  head = HeadSpec(task.label_type.head, arguments)
+  info = TaskInfo("text", name, head, max_length, text=dataclasses.asdict(task))
+
+  def collapsed(scores: np.ndarray) -> bool:
+    return glue.collapsed(task, scores)
+
+  return TaskData(info, task.title, task.epochs, train, splits, collapsed, notes)
+
+
+def _eval_split(task: TextTask, split: str, examples: list[Example], rows: Callable) -> EvalSplit:
+  def write(folder: Path, outputs: dict) -> None:
+    name = task.submission.get(split, f"{split}.tsv")
+    glue.write_submission(folder / name, task, examples, outputs)
+
+  def scores(outputs: dict) -> np.ndarray:
+    return glue.example_scores(task, examples, outputs)
+
+  labelled = all(example.label is not None for example in examples)
+  examples_hash = digest((e.text, e.pair, e.label) for e in examples)
+  return EvalSplit(rows(split, examples), examples_hash, scores if labelled else None, write)
+
+
+def _metrics(info: TaskInfo) -> Metrics:
+  task = _task(info)
+  return lambda scores: glue.compute_metrics(task, scores)
+
+
+def _main_metric(info: TaskInfo) -> Metrics:
+  task = _task(info)
+  main = dataclasses.replace(task, metrics=task.metrics[:1])
+  return lambda scores: glue.compute_metrics(main, scores)
+
+
+def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
+  task = _task(predictor.info)
+  paired = task.pair is not None
+  for item in items:
+    if isinstance(item, str) == paired or (paired and len(item) != 2):
+      raise ValueError(f"{task.title} takes {'pairs of texts' if paired else 'texts'}: {item!r}")
+  pairs = [tuple(item) if paired else (item, None) for item in items]
+  examples = [Example(a, b, None, i) for i, (a, b) in enumerate(pairs)]
+  max_length = predictor.info.max_length
+  rows, _ = glue.features(task, examples, predictor.tokenizer, max_length=max_length)
+  outputs = glue.read_outputs(task, examples, predictor.outputs(rows))
+  return task.label_type.answers(task, outputs)
+
+
+def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+  """Reads a TSV with a header or JSON lines that has the task's text columns.
+
+  `out` gets the rows in their order: JSON lines if it ends in .jsonl, else TSV (index, prediction,
+  probability).
+  """
+  examples = glue_files.read_texts(_task(predictor.info), file)
+  answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])
+  if out.suffix == ".jsonl":
+    lines = [json.dumps({"index": i, **row}, ensure_ascii=False) for i, row in enumerate(answers)]
+  else:
+    lines = ["\t".join(("index", "prediction", *list(answers[0])[1:]))]
+    lines += ["\t".join((str(i), *map(_cell, row.values()))) for i, row in enumerate(answers)]
+  out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+  return len(answers)
+
+
+def _cell(value: str | float) -> str:
+  return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _class_names(info: TaskInfo) -> tuple[str, ...]:
+  task = _task(info)
+  return tuple(task.labels or (task.label_type.output,))
+
+
+KIND = TaskKind(
+  known_names=_known_names,
+  prepare=_prepare,
+  metrics=_metrics,
+  main_metric=_main_metric,
+  answer=_answer,
+  predict_file=_predict_file,
+  file_ending=".tsv",
+  class_names=_class_names,
+)
