@@ -61,7 +61,7 @@ def test_bert_small_takes_the_steps_that_match_electra_small():
 
 CASES = [
   ("electra", "transformer", {}),
-  ("electra", "frozen", {"tie": "none"}),
+  ("electra", "frozen", {"tying": "none"}),
   ("electra", "uniform", {}),
   ("electra", "transformer", {"sampling_dropout": False}),
   ("replace_mlm", "transformer", {}),
