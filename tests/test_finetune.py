@@ -169,10 +169,8 @@ def test_results_are_compared_on_the_same_examples_and_told_together(cola, sourc
     sources.open_source(folder / "cola")
   # Another task in the same folder: its file holds both.
   (tmp_path / "copy" / "cola").rename(tmp_path / "copy" / "rte")
-  for row in rows:
-    row["task"] = "rte"
   (tmp_path / "copy" / "rte" / "results.jsonl").write_text(
-    "".join(json.dumps(row) + "\n" for row in rows)
+    "".join(json.dumps(row | {"task": "rte"}) + "\n" for row in rows)
   )
   shutil.copytree(folder / "cola", tmp_path / "copy" / "cola")
   config = make_config("glue", "cola", source, data__dir=str(glue))
