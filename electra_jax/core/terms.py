@@ -69,13 +69,13 @@ def detection_terms(name: str, logits, label, mask, weight) -> dict[str, Term]:
   """
   mask = mask.astype(jnp.float32)
   loss = jax.nn.softplus(jnp.where(label, -logits, logits)) * mask
-  said = jax.lax.stop_gradient(logits) > 0
+  predicted = jax.lax.stop_gradient(logits) > 0
   tokens, positives = mask.sum(), (label * mask).sum()
-  found = (said & label & (mask > 0)).sum().astype(jnp.float32)
+  found = (predicted & label & (mask > 0)).sum().astype(jnp.float32)
   return {
     f"{name}_loss": Term(loss.sum(), tokens, weight),
-    f"{name}_accuracy": Term(((said == label) * mask).sum(), tokens),
+    f"{name}_accuracy": Term(((predicted == label) * mask).sum(), tokens),
     f"{name}_recall": Term(found, positives),
-    f"{name}_precision": Term(found, (said * mask).sum()),
+    f"{name}_precision": Term(found, (predicted * mask).sum()),
     f"{name}_scores": Term(score_histogram(jax.lax.stop_gradient(logits), label, mask), tokens),
   }

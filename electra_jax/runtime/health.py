@@ -66,8 +66,8 @@ class Health:
 
   def check(self, step: int, values: Mapping[str, float | None]) -> list[str]:
     """Takes a line of the log and returns a warning for every trouble that begins with it."""
-    told = [*self._spikes(values), *self._collapses(step, values)]
-    return [f"step {step:,}: {text}" for text in told]
+    warnings = [*self._spikes(values), *self._collapses(step, values)]
+    return [f"step {step:,}: {text}" for text in warnings]
 
   def _spikes(self, values: Mapping) -> Iterator[str]:
     if not self._limits.loss_spike:

@@ -144,8 +144,8 @@ def map_predict(step: Callable) -> Callable:
   mapped = jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=0)
 
   def predict(params, batch):
-    said = jax.device_get(mapped(params, batch))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), said)
+    outputs = jax.device_get(mapped(params, batch))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
   return predict
 

@@ -95,8 +95,8 @@ def abort_if_peer_lost() -> Iterator[None]:
 
 
 @abort_if_peer_lost()
-def _everyones(said: np.ndarray) -> np.ndarray:
-  return multihost_utils.process_allgather(said)
+def _everyones(own: np.ndarray) -> np.ndarray:
+  return multihost_utils.process_allgather(own)
 
 
 def run_on_all(action: Callable[[], T]) -> T:
@@ -116,14 +116,14 @@ def run_on_all(action: Callable[[], T]) -> T:
   except Exception as error:
     failure = error
   reason = repr(failure).encode()[:1000] if failure else b""
-  said = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
-  heard = [bytes(row).rstrip(b"\0") for row in _everyones(said)]
-  told = {i: text.decode(errors="replace") for i, text in enumerate(heard) if text}
-  if not told:
+  padded = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
+  gathered = [bytes(row).rstrip(b"\0") for row in _everyones(padded)]
+  errors = {i: text.decode(errors="replace") for i, text in enumerate(gathered) if text}
+  if not errors:
     return result
-  first = min(told)
-  error = failure or PeerError(f"process {first} stopped: {told[first]}")
-  error.kinds = {text.partition("(")[0] for text in told.values()}
+  first = min(errors)
+  error = failure or PeerError(f"process {first} stopped: {errors[first]}")
+  error.kinds = {text.partition("(")[0] for text in errors.values()}
   raise error
 
 
@@ -139,10 +139,10 @@ def assert_same(facts: dict[str, str]) -> None:
   if jax.process_count() == 1:
     return
   digests = [hashlib.sha256(fact.encode()).digest() for fact in facts.values()]
-  said = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
-  heard = _everyones(said)  # [processes, facts, 32]
+  own = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
+  gathered = _everyones(own)  # [processes, facts, 32]
   for i, (name, fact) in enumerate(facts.items()):
-    values = [bytes(row[i]) for row in heard]
+    values = [bytes(row[i]) for row in gathered]
     usual = collections.Counter(values).most_common(1)[0][0]
     odd = [str(process) for process, value in enumerate(values) if value != usual]
     if odd:
