@@ -1,4 +1,4 @@
-"""What a batch is: the one structure that travels from the data to the step."""
+"""The batch: the one structure that passes from the data to the step."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,13 @@ Array = jax.Array | np.ndarray
 
 
 class Batch(NamedTuple):
-  """A batch of token sequences; B sequences of L tokens.
+  """B token sequences of length L.
 
   Fields:
-    ids: [B, L] int32, token ids; padding carries the vocabulary's [PAD].
-    token_type_ids: [B, L] int32, 0 for the first segment and for padding, 1 for the second.
-    padding_mask: [B, L] bool, True on tokens, False on padding. A row that is all False counts for
-      nothing.
-    row: [B] int32, index of the sequence in the *global* batch. Randomness is keyed by it, so it
-      does not depend on how the batch is spread over hosts and devices.
+    ids: [B, L] int32 token ids; padding is the vocabulary's [PAD].
+    token_type_ids: [B, L] int32, 0 for the first segment and padding, 1 for the second.
+    padding_mask: [B, L] bool, True on tokens. A row that is all False is ignored.
+    row: [B] int32, index in the *global* batch. Random keys derive from it, not from the device.
   """
 
   ids: Array
@@ -27,12 +25,10 @@ class Batch(NamedTuple):
 
 
 class Examples(NamedTuple):
-  """A batch to fine-tune on or to predict: a `Batch` and what each row's answer is.
+  """A `Batch` for fine-tuning or prediction, with its labels.
 
   Fields:
-    ids, token_type_ids, padding_mask, row: as in `Batch`.
-    target: by name, [B] for what is one a row and [B, L] for what is one a token, padded with 0;
-      empty where there is only to predict.
+    target: {name: labels}, [B] per row or [B, L] per token, padded with 0; empty for prediction.
   """
 
   ids: Array

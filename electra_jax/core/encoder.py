@@ -1,9 +1,7 @@
-"""The encoder: embeddings and transformer blocks, as pure Linen modules.
+"""BERT's post-norm encoder as ELECTRA uses it (Clark et al. 2020, Section 3 and Appendix A).
 
-BERT's post-norm encoder as ELECTRA uses it (Clark et al. 2020, Section 3 and Appendix A). Every
-module is a pure function of (params, inputs, dropout_seeds); nothing draws its own randomness.
-Letters: B batch, L length, K masked positions, D width, E embedding width, H heads, V vocabulary, N
-layers.
+Modules are pure functions of (params, inputs, dropout_seeds). Letters: B batch, L length, K masked
+positions, D width, E embedding width, H heads, V vocabulary, N layers.
 """
 
 import dataclasses
@@ -16,13 +14,13 @@ from flax import linen as nn
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How a network is computed; its weights and, up to rounding, its outputs do not depend on it.
+  """How a network is computed; outputs differ by rounding only, weights not at all.
 
   Fields:
-    dtype: of activations and products.
+    dtype: of activations and matmuls.
     attention: "xla" or "cudnn".
-    unroll: layers compiled in a row: 1 compiles fastest, all run fastest where the loop costs.
-    remat: whether the backward pass computes a block again instead of keeping its activations.
+    unroll: layers per scan iteration; 1 compiles fastest, all may run fastest.
+    remat: recompute each block's activations in the backward pass.
   """
 
   dtype: str = "float32"
@@ -37,10 +35,9 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """The shape of a network, its dropout rates and initial weights, and how it is computed.
+  """A network's shape, dropout rates, initialisation and `Compute`.
 
-  `direction` names the tokens that a token attends to: "both", or those up to itself from the left
-  ("ltr") or from the right ("rtl").
+  `direction`: each token attends to "both" sides, or to itself and its left "ltr" or right "rtl".
   """
 
   vocab_size: int
@@ -66,12 +63,12 @@ class TransformerConfig:
       raise ValueError("attention in one direction is computed by xla")
 
   def computed(self, **changes) -> "TransformerConfig":
-    """Returns the same network, computed with changed fields of `Compute`."""
+    """Returns the config with some fields of `Compute` changed."""
     return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
 
 
 def take_fields(cls: type, group: Mapping, **others):
-  """Returns cls(...) with the fields of a mapping that it has, and others.
+  """Returns cls(...) from the entries of `group` that are fields of cls, and `others`.
 
   >>> take_fields(Compute, {"dtype": "bfloat16", "hidden_size": 8}, unroll=2)
   Compute(dtype='bfloat16', attention='xla', unroll=2, remat=False)
@@ -108,23 +105,18 @@ def generator_size(
 
 
 def in_direction(cfg: TransformerConfig, direction: str) -> TransformerConfig:
-  """Returns the same network looking "ltr" or "rtl" only."""
+  """Returns the config with attention in one direction, "ltr" or "rtl"."""
   return dataclasses.replace(cfg, direction=direction)
 
-
-# --- Dropout --------------------------------------------------------------------------------------
 
 SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
 
 
 def make_dropout_seeds(keys: jax.Array, num_layers: int) -> tuple[jax.Array, jax.Array]:
-  """Draws the two words each dropout site of an encoder mixes into its counters, for each row.
-
-  Args:
-    keys: [B] typed keys, one a sequence.
+  """Draws two uint32 seeds per dropout site and row, from keys [B].
 
   Returns:
-    [B, 2] uint32 for the embeddings and [N, B, 3, 2] uint32 for the layers.
+    [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
   """
   sites = 1 + SITES_PER_LAYER * num_layers
   words = jax.vmap(lambda key: jax.random.bits(key, (sites, 2), jnp.uint32))(keys)
@@ -133,7 +125,7 @@ def make_dropout_seeds(keys: jax.Array, num_layers: int) -> tuple[jax.Array, jax
 
 
 def _mix(h: jax.Array) -> jax.Array:
-  """A bijection of 32-bit words in which each bit of h moves about half the bits of the result."""
+  """A bijective 32-bit hash; flipping one input bit flips about half of the output bits."""
   h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
   h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
   return h ^ (h >> 16)
@@ -142,9 +134,8 @@ def _mix(h: jax.Array) -> jax.Array:
 def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
   """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate).
 
-  An element's fate is a hash of (its row's seeds, its place in the row). Threefry would give the
-  same guarantees for ten times the arithmetic: 8.5 ms against 0.8 ms for [32, 4, 128, 128] on two
-  cores, a tenth of a training step. Two rounds of a full-avalanche mix are ample for dropout.
+  The mask is a hash of the row's seeds and the element's index. Threefry costs ten times as much:
+  8.5 ms against 0.8 ms for [32, 4, 128, 128] on two cores, a tenth of a training step.
 
   Args:
     x: [B, ...].
@@ -160,15 +151,11 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
   return jnp.where(keep, x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
 
 
-# --- Layers ---------------------------------------------------------------------------------------
-
-
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-  """The exact GELU (erf form), as the original computes it everywhere.
+  """The exact (erf) GELU, as in the original.
 
-  Its gradient is written out so that x alone is kept for the backward pass; derived automatically,
-  it keeps two more arrays of the feed-forward width.
+  The custom gradient saves only x; autodiff would save two more arrays of the feed-forward width.
   """
   return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
@@ -183,10 +170,10 @@ gelu.defvjp(lambda x: (gelu(x), x), _gelu_gradient)
 
 @jax.custom_vjp
 def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-  """LayerNorm over the last axis, in float32 whatever the type of x.
+  """LayerNorm over the last axis, in float32.
 
-  By two passes: with eps 1e-12 a variance from one pass can come out negative. The gradient is
-  written out for the same reason as `gelu`'s.
+  The variance takes two passes: with eps 1e-12, one pass can make it negative. The gradient is
+  written by hand for the same reason as `gelu`'s.
   """
   return _normalize(x, scale, bias, eps)[0]
 
@@ -213,7 +200,7 @@ normalize.defvjp(_normalize, _normalize_gradient)
 
 
 class LayerNorm(nn.Module):
-  """`normalize` with its parameters, which start as ones and zeros."""
+  """`normalize` with parameters."""
 
   eps: float
 
@@ -226,17 +213,14 @@ class LayerNorm(nn.Module):
 
 
 def dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
-  """Returns a dense layer with the initial weights and the type of `cfg`."""
+  """Returns a dense layer with the initialisation and dtype of `cfg`."""
   kwargs.setdefault("kernel_init", nn.initializers.truncated_normal(cfg.init_stddev))
   kwargs.setdefault("dtype", cfg.compute.dtype)
   return nn.DenseGeneral(features, name=name, **kwargs)
 
 
 class Embeddings(nn.Module):
-  """Word + token type + position, then LayerNorm; both networks share the result.
-
-  The dropout and the projection E -> D that follow belong to each network's `Encoder`.
-  """
+  """Word + position + token type embeddings and LayerNorm; `Encoder` applies dropout."""
 
   cfg: TransformerConfig
 
@@ -248,7 +232,7 @@ class Embeddings(nn.Module):
     position = self.param("position", init, (cfg.max_positions, cfg.embedding_size))
     token_type = self.param("token_type", init, (2, cfg.embedding_size))
     x = word[ids] + position[: ids.shape[1]]
-    # Two rows: selecting is cheaper than looking up, and so is its gradient.
+    # With two rows, a select is cheaper than a gather, forward and backward.
     x = x + jnp.where((token_type_ids == 0)[..., None], token_type[0], token_type[1])
     return LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x)
 
@@ -256,18 +240,15 @@ class Embeddings(nn.Module):
 def attend(
   cfg: TransformerConfig, q: jax.Array, k: jax.Array, v: jax.Array, padding_mask: jax.Array, seeds
 ) -> jax.Array:
-  """Scaled dot-product attention in which no query looks at padding.
+  """Scaled dot-product attention; padding is never attended to.
 
   Args:
-    q, k, v: [B, L, H, D / H].
+    q, k, v: [B, L, H, D / H], as is the result.
     padding_mask: [B, L] bool, True on tokens; padding is at the end.
     seeds: [B, 2] uint32 for dropout on the probabilities, or None.
 
-  Returns:
-    [B, L, H, D / H].
-
   Raises:
-    ValueError: cuDNN was asked for dropout, which its public interface does not have.
+    ValueError: attention is cuDNN and dropout is on; JAX's cuDNN attention has none.
   """
   if cfg.compute.attention == "cudnn":
     if seeds is not None and cfg.attention_dropout:
@@ -275,8 +256,8 @@ def attend(
         f"cudnn attention has no dropout: set model.attention_dropout to 0 (it is "
         f"{cfg.attention_dropout}) or model.attention to xla"
       )
-    # As lengths, because a mask becomes a dense bias there, which is slow. A length of 0 would be
-    # 0 / 0, and its gradient would reach the weights.
+    # Lengths, because cuDNN turns a mask into a dense bias, which is slow. A length of 0 gives
+    # 0 / 0 = NaN, whose gradient would reach the weights.
     lengths = jnp.maximum(padding_mask.sum(-1, dtype=jnp.int32), 1)
     return jax.nn.dot_product_attention(
       q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn"
@@ -289,7 +270,7 @@ def attend(
 
 
 def _visible(cfg: TransformerConfig, padding_mask: jax.Array) -> jax.Array:
-  """Returns which key each query may look at: [B, 1, 1 or L, L] bool."""
+  """Returns the attention mask: [B, 1, 1 or L, L] bool, True where a query may attend."""
   padding_mask = padding_mask[:, None, None, :]
   if cfg.direction == "both":
     return padding_mask
@@ -298,7 +279,7 @@ def _visible(cfg: TransformerConfig, padding_mask: jax.Array) -> jax.Array:
 
 
 class Block(nn.Module):
-  """One post-norm layer: attention and feed-forward, each with a residual and a LayerNorm."""
+  """A post-norm layer: attention and feed-forward, each with a residual and a LayerNorm."""
 
   cfg: TransformerConfig
 
@@ -323,7 +304,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Dropout, the projection E -> D where they differ, and N blocks with stacked parameters."""
+  """Dropout, a projection E -> D if they differ, and N blocks with stacked parameters."""
 
   cfg: TransformerConfig
 
@@ -331,21 +312,12 @@ class Encoder(nn.Module):
   def __call__(
     self, x: jax.Array, padding_mask: jax.Array, dropout_seeds: tuple[jax.Array, jax.Array] | None
   ) -> jax.Array:
-    """Returns the last layer's states.
-
-    Args:
-      x: [B, L, E], from `Embeddings`.
-      padding_mask: [B, L] bool.
-      dropout_seeds: from `make_dropout_seeds`, or None for no dropout.
-
-    Returns:
-      [B, L, D] in the compute type.
-    """
+    """Returns the last hidden states, [B, L, D] in the compute dtype, for x [B, L, E]."""
     cfg = self.cfg
     embedding_seeds, layer_seeds = (None, None) if dropout_seeds is None else dropout_seeds
     x = dropout(x, cfg.dropout, embedding_seeds).astype(cfg.compute.dtype)
     if cfg.embedding_size != cfg.hidden_size:
-      # As in the original: Glorot here, unlike the rest.
+      # As in the original: Glorot, unlike the other layers.
       x = dense(cfg, cfg.hidden_size, "project", kernel_init=nn.initializers.glorot_uniform())(x)
     block = nn.remat(Block, prevent_cse=False) if cfg.compute.remat else Block
     layers = nn.scan(

@@ -1,7 +1,7 @@
-"""Where replaced tokens come from: the kinds of generator, and a batch corrupted by one.
+"""Generators of replaced tokens, and the corruption of a batch by one.
 
-A new kind is a function (spec, params, GeneratorInputs) -> GeneratorOutput and its entry in
-GENERATORS. Who uses a generator asks the entry and never the name.
+To add a generator, write a function (spec, params, GeneratorInputs) -> GeneratorOutput and an entry
+in GENERATORS. Other code reads the entry and never compares names.
 """
 
 import dataclasses
@@ -19,10 +19,7 @@ from electra_jax.core.terms import Term, token_terms
 
 
 class Streams(NamedTuple):
-  """The random keys of a batch by what they are for, [B] typed keys each.
-
-  Dropout keys are None in evaluation, which has no dropout.
-  """
+  """A batch's random keys by purpose, [B] typed keys each; dropout keys are None in evaluation."""
 
   positions: jax.Array
   mask_tokens: jax.Array
@@ -32,7 +29,7 @@ class Streams(NamedTuple):
 
 
 def split_streams(keys: jax.Array, training: bool) -> Streams:
-  """Returns the streams of keys [B], one a sequence."""
+  """Splits keys [B], one per sequence."""
   k = jax.vmap(lambda key: jax.random.split(key, len(Streams._fields)))(keys)
   streams = Streams(*(k[:, i] for i in range(len(Streams._fields))))
   if training:
@@ -41,13 +38,13 @@ def split_streams(keys: jax.Array, training: bool) -> Streams:
 
 
 class GeneratorInputs(NamedTuple):
-  """What a generator may look at.
+  """The inputs of a generator.
 
   Fields:
     batch: the original text.
     masked: the positions to predict and their labels.
     masked_ids: [B, L] int32, the text with [MASK].
-    dropout_seeds: of `encoder.make_dropout_seeds`; None for no dropout.
+    dropout_seeds: from `encoder.make_dropout_seeds`; None for no dropout.
   """
 
   batch: Batch
@@ -57,13 +54,13 @@ class GeneratorInputs(NamedTuple):
 
 
 class GeneratorOutput(NamedTuple):
-  """What a generator predicts for a batch.
+  """A generator's predictions for a batch.
 
   Fields:
-    logits: [B, K, V] float32 at the masked positions, with gradient where the generator is trained.
-    terms: its own losses and measures.
-    states: [B, K, D] its states at the masked positions; None for one without a network.
-    nll: [B, L] -log q of every token given the others, from a two-tower generator; else None.
+    logits: [B, K, V] float32 at the masked positions, differentiable if the generator is trained.
+    terms: its losses and metrics.
+    states: [B, K, D] at the masked positions; None if the generator has no network.
+    nll: [B, L] -log q(token | all others), from a two-tower generator; else None.
   """
 
   logits: jax.Array
@@ -73,15 +70,14 @@ class GeneratorOutput(NamedTuple):
 
 
 class Corruption(NamedTuple):
-  """A batch with generated tokens in it, and how it came about.
+  """A batch with generated tokens.
 
   Fields:
-    masked: `masking.MaskedPositions`, K a sequence.
-    output: the generator's `GeneratorOutput`.
-    sampled: [B, K] int32, the tokens drawn at the masked positions.
+    masked: K positions per sequence.
+    sampled: [B, K] int32, tokens sampled at the masked positions.
     ids: [B, L] int32, the corrupted text.
-    is_replaced: [B, L] bool; a sample that equals the original counts as original.
-    terms: the generator's, and what was replaced.
+    is_replaced: [B, L] bool; False where the sample equals the original.
+    terms: the generator's, plus statistics of the replacements.
   """
 
   masked: masking.MaskedPositions
@@ -107,22 +103,22 @@ def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Ge
 
 
 def frozen(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
-  """Another run's masked language model, not trained and without dropout (Fast-ELECTRA)."""
+  """Another run's masked language model, without training or dropout (Fast-ELECTRA)."""
   params = {**params, "generator": jax.lax.stop_gradient(params["generator"])}
   output = transformer(spec, params, inputs._replace(dropout_seeds=None))
   return output._replace(terms={k: Term(t.total, t.count) for k, t in output.terms.items()})
 
 
 def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_seeds) -> jax.Array:
-  """Returns the states [B, L, 2 D] that know each token's left and right, but not the token.
+  """Returns states [B, L, 2 D] of each token's left and right context without the token.
 
-  One tower reads from the left and one from the right (Clark et al. 2020b, Section 3); place t gets
-  the left one's state of t - 1 and the right one's of t + 1.
+  One tower reads left to right, one right to left (Clark et al. 2020b, Section 3). Position t joins
+  the left tower's state at t - 1 and the right tower's at t + 1.
 
-  Differs from the original: zeros stand beyond the edges and at padding, where it wraps around.
+  Differs from the original: 0 beyond the edges and at padding, where the original wraps around.
 
   Args:
-    dropout_seeds: a pair, of the left and of the right tower.
+    dropout_seeds: (left, right).
   """
   tables = networks.embeddings(spec, params, "generator")
   left, right = (
@@ -132,7 +128,7 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
     )
     for tower, seeds in zip(("ltr", "rtl"), dropout_seeds, strict=True)
   )  # fmt: skip
-  # A reader at padding has no token to look at and looks at all: the last would see itself in it.
+  # At padding, all scores of "rtl" are masked: its uniform attention would leak the last token.
   left, right = (x * batch.padding_mask[..., None] for x in (left, right))
   left = jnp.pad(left[:, :-1], ((0, 0), (1, 0), (0, 0)))
   right = jnp.pad(right[:, 1:], ((0, 0), (0, 1), (0, 0)))
@@ -140,12 +136,12 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
 
 
 def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
-  """Two causal towers on the clean text, trained on every ordinary token (the cloze loss)."""
+  """Two causal towers on the original text, trained on all non-special tokens (the cloze loss)."""
   cfg, network, batch = spec.generator, params["generator"], inputs.batch
   seeds = (None, None) if inputs.dropout_seeds is None else _two_seeds(inputs.dropout_seeds)
   states = two_tower_states(spec, params, batch, seeds)
   tables = networks.embeddings(spec, params, "generator")
-  # In chunks of K positions: no more memory than a masked language model takes.
+  # Chunks of K positions need no more memory than a masked language model.
   K = inputs.masked.positions.shape[1]
   loss, hit = networks.chunked_nll(cfg, network, tables, states, batch.ids, chunk_size=K)
   terms = token_terms("cloze", loss, hit, masking.maskable(batch, spec.masking), spec.mlm_weight)
@@ -155,33 +151,26 @@ def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Gene
 
 
 def _two_seeds(dropout_seeds):
-  # The same hash with other words is another mask.
   other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), dropout_seeds)
   return dropout_seeds, other
 
 
 def uniform(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
-  """Any token of the vocabulary but [MASK], the other special ones too, as in the original."""
+  """Uniform over all tokens but [MASK], other special tokens included, as in the original."""
   shape = inputs.masked.positions.shape
   return GeneratorOutput(jnp.zeros((*shape, spec.generator.vocab_size)), {})
 
 
 def unigram(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
-  """Tokens as frequent as in the training text (Clark et al. 2020, Section 3.4)."""
+  """Samples tokens by their frequency in the training text (Clark et al. 2020, Section 3.4)."""
   counts = jnp.array(spec.frequencies, jnp.float32)
   logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e4)
   shape = inputs.masked.positions.shape
   return GeneratorOutput(jnp.broadcast_to(logits, (*shape, counts.size)), {})
 
 
-# The probability of each token given all others.
-
-
 def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
-  """Returns a masked language model's log-probabilities [B, L], each token being the only [MASK].
-
-  As many passes as there are tokens, one after the other.
-  """
+  """Returns a masked LM's log-probabilities [B, L], masking one token per pass, in L passes."""
   cfg, weights = masked_language_model(spec, params)
   tables = weights["embeddings"]
 
@@ -206,19 +195,15 @@ def two_tower_log_q(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorDef:
-  """A kind of generator: what it computes and what it needs.
+  """The definition of a generator.
 
   Fields:
-    apply: (spec, params, GeneratorInputs) -> GeneratorOutput.
-    encoders: names of its encoders; () for a kind without weights. Its vocabulary layer reads
-      their states side by side.
-    trained: whether it learns with the main network, under dropout.
-    predicts_all: whether its loss is over all tokens and it reads the text unmasked, each encoder
-      in one direction.
-    from_run: whether its weights are those of another run (generator.init_from).
-    needs_frequencies: whether it needs those of the training text's tokens.
-    log_q: (spec, params, batch) -> log q of every token given the others [B, L]; None where it has
-      none.
+    encoders: names of its encoders, () if it has no weights; their states are concatenated.
+    trained: it is trained jointly, with dropout.
+    predicts_all: its loss covers all tokens; it reads the unmasked text with causal encoders.
+    from_run: its weights come from another run (generator.init_from).
+    needs_frequencies: it needs the token frequencies of the training text.
+    log_q: (spec, params, batch) -> log q(token | all others) [B, L], or None.
   """
 
   apply: Callable[[PretrainSpec, dict, GeneratorInputs], GeneratorOutput]
@@ -231,7 +216,7 @@ class GeneratorDef:
 
   @property
   def is_masked_lm(self) -> bool:
-    """Whether it is a masked language model, which others know too."""
+    """True if it is a masked language model."""
     return bool(self.encoders) and not self.predicts_all
 
 
@@ -249,11 +234,7 @@ GENERATORS = {
 def init_generator(
   spec: PretrainSpec, key: jax.Array, heads: tuple[str, ...], heads_key: jax.Array
 ) -> dict:
-  """Returns what the generator has for itself; {} where it has no weights.
-
-  Args:
-    heads: that an objective needs beside the vocabulary layer.
-  """
+  """Returns the generator's own parameters with the additional `heads`, {} if it has no weights."""
   names, tying = GENERATORS[spec.generator_kind].encoders, TIES[spec.tying]
   if not names:
     return {}
@@ -268,9 +249,9 @@ def init_generator(
 
 
 def groups(spec: PretrainSpec, params: dict) -> dict:
-  """Returns which network each weight is trained with: "generator", "discriminator" or "frozen".
+  """Returns "generator", "discriminator" or "frozen" for each weight: its optimizer group.
 
-  Shared embeddings go with the discriminator, which is kept; with gdes they are the generator's.
+  Shared embeddings belong to the discriminator, or with gdes to the generator.
   """
   own = "generator" if GENERATORS[spec.generator_kind].trained else "frozen"
   of = {"generator": own, "discriminator": "discriminator"}
@@ -279,12 +260,10 @@ def groups(spec: PretrainSpec, params: dict) -> dict:
 
 
 def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[TransformerConfig, dict]:
-  """Returns a run's masked language model by itself: its shape and {embeddings, encoder, mlm_head}.
-
-  The generator, or the discriminator of a run without one.
+  """Returns config and {embeddings, encoder, mlm_head} of the generator, else the discriminator.
 
   Raises:
-    ValueError: the run has none.
+    ValueError: the run has no masked language model.
   """
   if "generator" not in params and "mlm_head" in params["discriminator"]:
     cfg, network = spec.discriminator, "discriminator"
@@ -305,11 +284,7 @@ def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[Transformer
 def corrupt(
   spec: PretrainSpec, params: dict, batch: Batch, keys: Streams, step: jax.Array | None
 ) -> Corruption:
-  """Masks, asks the generator, samples, and writes the samples into the text.
-
-  Args:
-    step: [] int32 of a training step; None in evaluation.
-  """
+  """Masks the batch, runs the generator and replaces masked tokens by its samples."""
   m, generate = spec.masking, GENERATORS[spec.generator_kind].apply
   dropout_seeds = None
   if keys.generator_dropout is not None:
@@ -318,7 +293,7 @@ def corrupt(
   masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
   inputs = GeneratorInputs(batch, masked, masked_ids, dropout_seeds)
   output = generate(spec, params, inputs)
-  # Differs from the original: [MASK] is never sampled, so the main network never sees one.
+  # Differs from the original: [MASK] is never sampled, so the discriminator never sees it.
   mask_id = jnp.int32(m.mask_id)
   output = output._replace(logits=masking.disallow(output.logits, mask_id))
 
@@ -337,7 +312,7 @@ def corrupt(
   terms = {
     **output.terms,
     "sampled_accuracy": Term(hits.sum(), number),
-    # Of the distribution that is sampled, after temperature and `disallow_correct`, in nats.
+    # In nats, of the sampled distribution: after temperature and `disallow_correct`.
     "sample_entropy": Term((surprise * masked.weights).sum(), number),
     "replaced": Term(
       (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()

@@ -1,7 +1,4 @@
-"""Heads on the encoder's states: vocabulary logits, and one logit a token.
-
-Letters as in `encoder`. FLOPs of a head stand beside it.
-"""
+"""Pretraining heads and their FLOPs. Letters as in `encoder`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,10 +12,9 @@ from electra_jax.core.encoder import LayerNorm, TransformerConfig, dense, gelu
 
 @jax.custom_vjp
 def _add_vocabulary_bias(logits: jax.Array, bias: jax.Array) -> jax.Array:
-  """logits [B, K, V] + bias [V], whose gradient is a product with a row of ones.
+  """Returns logits [B, K, V] + bias [V]; the bias gradient is a matmul with a row of ones.
 
-  XLA's CPU sum over the rows of so large a matrix takes three times as long (143 ms of a 2.9 s step
-  at K = 19, B = 32, V = 30522).
+  XLA's row sum takes three times as long on CPU: 143 ms of a 2.9 s step at [32, 19, 30522].
   """
   return logits + bias
 
@@ -32,13 +28,13 @@ _add_vocabulary_bias.defvjp(lambda logits, bias: (logits + bias, None), _bias_gr
 
 
 class MlmHead(nn.Module):
-  """Vocabulary logits at the positions that were gathered: dense, GELU, LayerNorm, tied matrix."""
+  """Vocabulary logits at gathered positions: dense, GELU, LayerNorm, tied word table."""
 
   cfg: TransformerConfig
 
   @nn.compact
   def __call__(self, x: jax.Array, word: jax.Array) -> jax.Array:
-    """Returns [B, K, V] float32 logits for states [B, K, D] and the word table [V, E]."""
+    """Returns [B, K, V] float32 logits from states [B, K, D] and the word table [V, E]."""
     cfg = self.cfg
     x = gelu(dense(cfg, cfg.embedding_size, "dense")(x))
     x = LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x).astype(cfg.compute.dtype)
@@ -50,62 +46,62 @@ class MlmHead(nn.Module):
 
 
 def _logit(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
-  """Returns [...] of states [..., D], in float32: bfloat16 has steps of 1/16 at an energy of 10."""
-  # As in the original: Glorot here, unlike the rest.
+  """Returns logits [...] of states [..., D] in float32; near 10, bfloat16 has steps of 1/16."""
+  # As in the original: Glorot, unlike the other layers.
   init = nn.initializers.glorot_uniform()
   return dense(cfg, 1, "logit", kernel_init=init, dtype=jnp.float32)(x)[..., 0]
 
 
 class TokenLogit(nn.Module):
-  """One logit a token, by a single product: All-Tokens MLM's copy gate, REINFORCE's baseline."""
+  """One linear logit per token: All-Tokens MLM's copy gate, REINFORCE's baseline."""
 
   cfg: TransformerConfig
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [...] float32 logits for states [..., D]."""
+    """Returns [...] float32 logits from states [..., D]."""
     return _logit(self.cfg, x)
 
 
 class RtdHead(nn.Module):
-  """One logit a token, positive where the token looks replaced: dense, GELU, dense to one."""
+  """One logit per token, positive for replaced: dense, GELU, dense to 1."""
 
   cfg: TransformerConfig
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [B, L] float32 logits for states [B, L, D]."""
+    """Returns [B, L] float32 logits from states [B, L, D]."""
     cfg = self.cfg
     x = gelu(dense(cfg, cfg.hidden_size, "dense")(x))
     return _logit(cfg, x)
 
 
 def mlm_head_flops(cfg: TransformerConfig, positions: int) -> int:
-  """Returns the forward FLOPs of the vocabulary layer on `positions` states."""
+  """Returns the forward FLOPs of `MlmHead` at `positions` states."""
   return (
     2 * positions * (cfg.hidden_size * cfg.embedding_size + cfg.embedding_size * cfg.vocab_size)
   )
 
 
 def rtd_head_flops(cfg: TransformerConfig, positions: int) -> int:
-  """Returns the forward FLOPs of the discriminator's head on `positions` states."""
+  """Returns the forward FLOPs of `RtdHead` at `positions` states."""
   return 2 * positions * (cfg.hidden_size * cfg.hidden_size + cfg.hidden_size)
 
 
 def token_logit_flops(cfg: TransformerConfig, positions: int) -> int:
-  """Returns the forward FLOPs of one product a state."""
+  """Returns the forward FLOPs of `TokenLogit` at `positions` states."""
   return 2 * positions * cfg.hidden_size
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadDef:
-  """A head: its module, its FLOPs, and what it predicts.
+  """The definition of a head.
 
   Fields:
-    module: (cfg) -> a Linen module, applied to states [B, K or L, D].
+    module: (cfg) -> a Linen module for states [B, K or L, D].
     flops: (cfg, positions) -> forward FLOPs of one sequence.
-    predicts_words: whether its logits are over the vocabulary. Then the module takes the word table
-      too, and it is applied to the masked positions unless the objective predicts all.
+    predicts_words: the logits are over the vocabulary. The module then also takes the word table
+      and runs at the masked positions only, unless the objective predicts all.
   """
 
   module: Callable[[TransformerConfig], nn.Module]

@@ -1,7 +1,6 @@
-"""Choose, mask, gather, sample, corrupt: what happens to the tokens between the two networks.
+"""Masking, sampling and corruption of tokens (Clark et al. 2020, Section 3.1, Appendix A).
 
-Clark et al. 2020, Section 3.1 and Appendix A. Every random choice is drawn from one key a sequence,
-so it depends on the sequence's place in the global batch and not on devices or hosts.
+Each sequence has its own random key, so results do not depend on devices or hosts.
 """
 
 import dataclasses
@@ -16,13 +15,13 @@ from electra_jax.core.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-  """How tokens are masked and samples drawn, and the ids of the vocabulary's special tokens.
+  """Masking and sampling rates, and the ids of special tokens.
 
   Fields:
-    mask_prob: fraction of the tokens to predict, a `Schedule` or a number.
+    mask_prob: fraction of tokens to predict, a `Schedule` or a number.
     mask_token_prob: fraction of those shown as [MASK].
-    temperature: divides the generator's logits for sampling, a `Schedule` or a number.
-    special_ids: never masked: [PAD], [CLS], [SEP], [MASK].
+    temperature: divides the generator's logits in sampling, a `Schedule` or a number.
+    special_ids: ids never masked: [PAD], [CLS], [SEP], [MASK].
     disallow_correct: never sample the original token.
   """
 
@@ -46,17 +45,17 @@ class Masking:
         raise ValueError(f"temperature is above 0, got {temperature}")
 
   def num_masked(self, length: int, training: bool) -> int:
-    """Returns K: enough for the highest rate there is."""
+    """Returns K for the highest mask rate of training or of evaluation."""
     return num_masked(self.mask_prob.highest(training), length)
 
 
 class MaskedPositions(NamedTuple):
-  """The masked positions of a batch, K a sequence.
+  """K masked positions per sequence.
 
   Fields:
-    positions: [B, K] int32, distinct within a sequence, not sorted.
-    labels: [B, K] int32, the token at each position before masking.
-    weights: [B, K] float32, 1 on positions that count, 0 on those left over.
+    positions: [B, K] int32, distinct per sequence, not sorted.
+    labels: [B, K] int32, original tokens.
+    weights: [B, K] float32, 1 on masked positions, 0 on unused ones.
   """
 
   positions: jax.Array
@@ -65,7 +64,7 @@ class MaskedPositions(NamedTuple):
 
 
 def num_masked(mask_prob: float, length: int) -> int:
-  """Returns K, the masked positions of a sequence: the original's floor((p + 0.005) L), at least 1.
+  """Returns K, masked positions per sequence: max(1, floor((p + 0.005) L)), as in the original.
 
   >>> num_masked(0.15, 128), num_masked(0.15, 512), num_masked(0.25, 512)
   (19, 79, 130)
@@ -74,30 +73,29 @@ def num_masked(mask_prob: float, length: int) -> int:
 
 
 def maskable(batch: Batch, masking: Masking) -> jax.Array:
-  """Returns which tokens are neither padding nor special: [B, L] bool."""
+  """Returns [B, L] bool: True on tokens that are neither padding nor special."""
   return batch.padding_mask & ~jnp.isin(batch.ids, jnp.array(masking.special_ids, jnp.int32))
 
 
 def choose(
   batch: Batch, masking: Masking, keys: jax.Array, step: jax.Array | None = None
 ) -> MaskedPositions:
-  """Draws round(mask_prob x tokens) positions of each sequence, uniformly, without replacement.
+  """Draws round(mask_prob x tokens) positions per sequence, uniformly, without replacement.
 
-  Special tokens count as tokens but are never drawn. At least one position is drawn, at most K.
+  Special tokens count as tokens but are never drawn. The number is clipped to [1, K].
 
-  Differs from the original: it draws with replacement and, where two samples meet on one position,
-  writes the average of their ids.
+  Differs from the original: it draws with replacement and averages the ids of colliding samples.
 
   Args:
     keys: [B] typed keys.
-    step: [] int32 for the rate of that training step; None in evaluation.
+    step: [] int32 training step, which sets the rate; None in evaluation.
   """
   L = batch.ids.shape[1]
   K = masking.num_masked(L, step is not None)
   candidate = maskable(batch, masking)
   draw = jax.vmap(lambda key: jax.random.uniform(key, (L,)))(keys)
   score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), K)
-  # Rounds half to even, as tf.round does.
+  # Rounds half to even, as tf.round.
   wanted = jnp.clip(jnp.round(masking.mask_prob.at(step) * batch.padding_mask.sum(-1)), 1, K)
   weights = (jnp.arange(K) < wanted[:, None]) & (score >= 0)
   labels = jnp.take_along_axis(batch.ids, positions, axis=1)
@@ -105,7 +103,7 @@ def choose(
 
 
 def write(ids: jax.Array, masked: MaskedPositions, values: jax.Array) -> jax.Array:
-  """Returns ids [B, L] with values [B, K] written at the masked positions that count."""
+  """Returns ids [B, L] with values [B, K] at the positions of weight 1."""
   values = jnp.where(masked.weights > 0, values, masked.labels)
   return jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))(
     ids, masked.positions, values
@@ -113,9 +111,9 @@ def write(ids: jax.Array, masked: MaskedPositions, values: jax.Array) -> jax.Arr
 
 
 def mask(ids: jax.Array, masked: MaskedPositions, masking: Masking, keys: jax.Array) -> jax.Array:
-  """Writes [MASK] at a random `mask_token_prob` of the masked positions, leaves the others alone.
+  """Replaces a random `mask_token_prob` of the masked positions by [MASK].
 
-  As in the original: 85 % [MASK], 15 % unchanged, none random; the loss covers them all.
+  As in the original: 85 % [MASK], 15 % unchanged, none random; the loss covers all.
   """
   K = masked.positions.shape[1]
   draw = jax.vmap(lambda key: jax.random.uniform(key, (K,)))(keys)
@@ -124,20 +122,20 @@ def mask(ids: jax.Array, masked: MaskedPositions, masking: Masking, keys: jax.Ar
 
 
 def gather(states: jax.Array, masked: MaskedPositions) -> jax.Array:
-  """Returns the states [B, K, D] at the masked positions, from states [B, L, D]."""
+  """Returns states [B, K, D] at the masked positions of states [B, L, D]."""
   return jnp.take_along_axis(states, masked.positions[..., None], axis=1)
 
 
-_BLOCK = 256  # about the root of a vocabulary, so that both levels of the search are short
+_BLOCK = 256  # about sqrt(V), so that both levels of the search are short
 
 
 def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-  """Returns logits [B, K, V] that leave no chance to tokens, [B, K] or the same for all."""
+  """Sets the logits [B, K, V] of `tokens` ([B, K] or scalar) to -1e4: they are never sampled."""
   return jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], -1e4, logits)
 
 
 def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
-  """Returns which tokens are masked positions that count: [B, L] bool."""
+  """Returns [B, L] bool: True on masked positions of weight 1."""
   B = masked.positions.shape[0]
   return (
     write(
@@ -150,19 +148,17 @@ def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
 
 
 def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Draws one token a position from softmax(logits / temperature), without a gradient.
+  """Samples one token per position from softmax(logits / temperature), without gradient.
 
-  By inverting the cumulative distribution in two levels, first over blocks of the vocabulary and
-  then inside the block: one random number a position and one pass over the logits, where the Gumbel
-  trick draws V numbers and takes two logarithms of each.
+  It inverts the CDF in two levels: over blocks of the vocabulary, then within a block. This takes
+  one random number per position; the Gumbel trick takes V, with two logarithms each.
 
   Args:
     logits: [B, K, V] float32.
     keys: [B] typed keys.
 
   Returns:
-    The tokens, [B, K] int32, and -log of the probability that each had, [B, K] float32: an unbiased
-    estimate of the distribution's entropy, for which no further pass is needed.
+    tokens [B, K] int32, and their -log p [B, K] float32: an unbiased estimate of the entropy.
   """
   K, V = logits.shape[1:]
   z = jax.lax.stop_gradient(logits) / temperature
@@ -171,8 +167,8 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
   padded = jnp.pad(z, ((0, 0), (0, 0), (0, blocks * _BLOCK - V)), constant_values=-jnp.inf)
   sums = jnp.exp(padded).reshape(*z.shape[:2], blocks, _BLOCK).sum(-1)
   cdf = jnp.cumsum(sums, axis=-1)
-  # In (0, 1): 24 bits and a half, so neither end of the distribution is ever met exactly. Above 1/2
-  # float32 has no room for the half, and the last number would be rounded to 1.
+  # In the open interval (0, 1). The minimum is needed because float32 rounds the largest
+  # number, (2^24 - 0.5) / 2^24, to 1.
   bits = jax.vmap(lambda key: jax.random.bits(key, (K,), jnp.uint32))(keys)
   u = jnp.minimum(((bits >> 8).astype(jnp.float32) + 0.5) * 2.0**-24, 1 - 2.0**-24)
   target = u * cdf[..., -1]
@@ -182,7 +178,7 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
   near = jnp.take_along_axis(z, jnp.minimum(tokens, V - 1), axis=-1)
   inside = jnp.where(tokens < V, jnp.exp(near), 0.0)
   inner = jnp.cumsum(inside, axis=-1)
-  # The two levels round differently; the last token with any mass in the block is the limit.
+  # The two levels round differently: clip to the last token of the block with any mass.
   target = jnp.clip(target - before, 0.0, inner[..., -1] * (1 - 2.0**-23))
   offset = jnp.minimum((inner <= target[..., None]).sum(-1), _BLOCK - 1)
   drawn = jnp.minimum(block * _BLOCK + offset, V - 1).astype(jnp.int32)
@@ -193,11 +189,9 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
 def corrupt(
   ids: jax.Array, masked: MaskedPositions, sampled: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Writes the generator's samples into the text.
+  """Returns the corrupted ids [B, L] int32 and is_replaced [B, L] bool.
 
-  Returns:
-    The corrupted ids [B, L] int32 and is_replaced [B, L] bool: a sample that equals the original
-    counts as original (Section 3.1).
+  A sample equal to the original counts as original (Section 3.1).
   """
   corrupted = write(ids, masked, sampled)
   return corrupted, corrupted != ids

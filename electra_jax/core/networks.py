@@ -1,8 +1,7 @@
-"""The two networks together: their parameters, what they share, and their parts applied.
+"""The generator and the discriminator: parameters, weight sharing and forward passes.
 
-Parameters: {"embeddings", "generator": {...}, "discriminator": {"encoder", a head or more}}. The
-discriminator is the network that is kept, whatever it is trained for; its heads are an objective's.
-Letters as in `encoder`.
+Parameters: {"embeddings", "generator": {...}, "discriminator": {"encoder", one or more heads}}.
+"discriminator" is the network that is kept, whatever the objective. Letters as in `encoder`.
 """
 
 import dataclasses
@@ -20,16 +19,16 @@ from electra_jax.core.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSpec:
-  """What an objective is built from.
+  """The settings of an objective.
 
   Fields:
     objective: a key of `objectives.OBJECTIVES`.
     generator_kind: a key of `generators.GENERATORS`.
-    tying: what the networks share, a key of TIES (Clark et al. 2020, Section 3.2).
-    sampling_dropout: whether the generator's samples are drawn under its dropout.
-    frequencies: of the tokens, for the unigram generator; V numbers.
-    mlm_weight: of the generator's loss, or of a masked LM's without a generator.
-    discriminator_weight: of the main network's loss, a `Schedule` or a number.
+    tying: a key of TIES (Clark et al. 2020, Section 3.2).
+    sampling_dropout: whether the generator samples with dropout.
+    frequencies: V token frequencies, for the unigram generator.
+    mlm_weight: of the generator's loss, or of the masked LM's without a generator.
+    discriminator_weight: of the discriminator's loss, a `Schedule` or a number.
     adversarial_weight: of REINFORCE and its baseline.
   """
 
@@ -49,21 +48,17 @@ class PretrainSpec:
     object.__setattr__(self, "discriminator_weight", Schedule.of(self.discriminator_weight))
 
 
-# What is shared.
-
-
 @dataclasses.dataclass(frozen=True)
 class Tying:
-  """A way for the generator and the discriminator to share weights.
+  """A scheme of weight sharing between the networks.
 
   Fields:
-    lookup: (params, "generator" or "discriminator") -> the embeddings that the network looks up.
-    split: fresh tables -> those in params["embeddings"], and what the discriminator has beside
-      them.
-    own: fresh tables -> those that the generator has for itself, {} for none.
-    own_width: whether the generator's tables are as wide as the generator.
-    shares_encoder: whether there is one encoder, so that both networks have one size.
-    trained_with: the network with which params["embeddings"] are trained.
+    lookup: (params, "generator" or "discriminator") -> that network's embedding tables.
+    split: initial tables -> (params["embeddings"], the discriminator's additional tables).
+    own: initial tables -> the generator's own, or {}.
+    own_width: the generator's tables have the generator's width.
+    shares_encoder: the networks share one encoder, hence one size.
+    trained_with: the network whose optimizer group params["embeddings"] joins.
   """
 
   lookup: Callable[[dict, str], dict]
@@ -98,19 +93,19 @@ def _gdes(params: dict, network: str) -> dict:
 
 
 TIES = {
-  # Each has its own, the generator's as wide as itself.
+  # Separate tables; the generator's have its own width.
   "none": Tying(_none, own=lambda tables: tables, own_width=True),
-  # The word table; positions, token types and LayerNorm are each one's own.
+  # Only the word table is shared.
   "tokens": Tying(
     _tokens,
     split=lambda tables: ({"word": tables["word"]}, {"embeddings": _without_word(tables)}),
     own=_without_word,
   ),
-  # All tables and their LayerNorm: the paper's choice.
+  # All tables and their LayerNorm are shared: the paper's choice.
   "embeddings": Tying(_shared),
-  # The encoder too.
+  # The encoder is shared too.
   "all": Tying(_shared, shares_encoder=True),
-  # The discriminator adds its own change to embeddings that the generator trains (He et al. 2021).
+  # The discriminator adds a trained delta to the generator's embeddings (He et al. 2021).
   "gdes": Tying(
     _gdes,
     split=lambda tables: (tables, {"embedding_delta": jax.tree.map(jnp.zeros_like, tables)}),
@@ -120,16 +115,13 @@ TIES = {
 
 
 def embeddings(spec: PretrainSpec, params: dict, network: str) -> dict:
-  """Returns the embeddings of "generator" or "discriminator" as plain tables."""
+  """Returns the embedding tables of "generator" or "discriminator"."""
   return TIES[spec.tying].lookup(params, network)
 
 
 def encoder_weights(spec: PretrainSpec, params: dict, network: str) -> dict:
-  """Returns the encoder's weights of "generator" or "discriminator"."""
+  """Returns the encoder weights of "generator" or "discriminator"."""
   return params["discriminator" if TIES[spec.tying].shares_encoder else network]["encoder"]
-
-
-# Fresh parameters.
 
 
 def _init(module, key, *inputs) -> dict:
@@ -137,19 +129,19 @@ def _init(module, key, *inputs) -> dict:
 
 
 def init_embeddings(cfg: TransformerConfig, key: jax.Array) -> dict:
-  """Returns fresh embedding tables with their LayerNorm."""
+  """Initialises embedding tables and their LayerNorm."""
   ids = jnp.zeros((1, 2), jnp.int32)
   return _init(encoder.Embeddings(cfg), key, ids, ids)
 
 
 def init_encoder(cfg: TransformerConfig, key: jax.Array) -> dict:
-  """Returns a fresh encoder."""
+  """Initialises an encoder."""
   states, padding_mask = jnp.zeros((1, 2, cfg.embedding_size)), jnp.ones((1, 2), bool)
   return _init(encoder.Encoder(cfg), key, states, padding_mask, None)
 
 
 def init_head(name: str, cfg: TransformerConfig, width: int, key: jax.Array) -> dict:
-  """Returns a fresh head of HEADS on states of `width`."""
+  """Initialises a head of HEADS for states of `width`."""
   inputs = [jnp.zeros((1, 2, width))]
   if HEADS[name].predicts_words:
     inputs.append(jnp.zeros((cfg.vocab_size, cfg.embedding_size)))
@@ -159,7 +151,7 @@ def init_head(name: str, cfg: TransformerConfig, width: int, key: jax.Array) -> 
 def init_discriminator(
   spec: PretrainSpec, heads: tuple[str, ...], key: jax.Array
 ) -> tuple[dict, dict]:
-  """Returns the embeddings that are shared (or its own), and what the discriminator adds."""
+  """Returns initial params["embeddings"] and params["discriminator"]."""
   cfg, k = spec.discriminator, jax.random.split(key, 2 + len(heads))
   tables, weights = TIES[spec.tying].split(init_embeddings(cfg, k[0]))
   weights["encoder"] = init_encoder(cfg, k[1])
@@ -168,19 +160,16 @@ def init_discriminator(
   return tables, weights
 
 
-# The parts applied.
-
-
 def encode(
   cfg: TransformerConfig, tables: dict, weights: dict, ids: jax.Array, batch: Batch, dropout_seeds
 ) -> jax.Array:
-  """Returns an encoder's states [B, L, D] on ids [B, L]."""
+  """Returns the encoder's states [B, L, D] for ids [B, L]."""
   x = encoder.Embeddings(cfg).apply({"params": tables}, ids, batch.token_type_ids)
   return encoder.Encoder(cfg).apply({"params": weights}, x, batch.padding_mask, dropout_seeds)
 
 
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
-  """Returns the discriminator's states [B, L, D] on ids [B, L]; keys are for dropout, or None."""
+  """Returns the discriminator's states [B, L, D] for ids [B, L]; keys None means no dropout."""
   cfg = spec.discriminator
   dropout_seeds = None if keys is None else encoder.make_dropout_seeds(keys, cfg.num_layers)
   tables = embeddings(spec, params, "discriminator")
@@ -190,25 +179,25 @@ def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, 
 
 
 def token_logits(cfg: TransformerConfig, network: dict, name: str, states: jax.Array) -> jax.Array:
-  """Returns one logit [B, L] a state [B, L, D], by a network's head of that name."""
+  """Returns logits [B, L] of states [B, L, D] from the network's head `name`."""
   return HEADS[name].module(cfg).apply({"params": network[name]}, states)
 
 
 def vocabulary_logits(
   cfg: TransformerConfig, network: dict, tables: dict, states: jax.Array
 ) -> jax.Array:
-  """Returns the vocabulary logits [B, K, V] of states [B, K, D], gathered before."""
+  """Returns vocabulary logits [B, K, V] of gathered states [B, K, D]."""
   return (
     HEADS["mlm_head"].module(cfg).apply({"params": network["mlm_head"]}, states, tables["word"])
   )
 
 
 def nll(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns -log softmax(logits [B, K, V]) at tokens [B, K], and whether none scores higher."""
+  """Returns -log softmax(logits [B, K, V]) at tokens [B, K], and whether no logit is higher."""
   best = jax.lax.stop_gradient(logits.max(-1))
   picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
   loss = jnp.log(jnp.exp(logits - best[..., None]).sum(-1)) + best - picked
-  # Right when nothing scores above the token: no arg max, which is slow on CPUs.
+  # A hit if no logit is higher; argmax would be slow on CPUs.
   return loss, picked >= best
 
 
@@ -221,9 +210,9 @@ def chunked_nll(
   *,
   chunk_size: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns `nll` of the vocabulary layer at every position, in chunks of positions.
+  """Returns `nll` at every position, computed in chunks of `chunk_size` positions.
 
-  The logits [B, L, V] never exist at once: the backward pass computes each chunk's again.
+  The logits [B, L, V] never exist at once; the backward pass recomputes each chunk's.
 
   Args:
     states: [B, L, D].

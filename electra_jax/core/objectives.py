@@ -1,7 +1,7 @@
 """Pretraining objectives: functions from (params, batch, keys, step) to named terms.
 
-Clark et al. 2020 (ELECTRA) and 2020b (Electric). A new objective is a function here, its entry in
-OBJECTIVES, and a configuration that names it; the step never asks which one it runs.
+Clark et al. 2020 (ELECTRA) and 2020b (Electric). To add an objective, write a function, an entry in
+OBJECTIVES and a config; the training step does not change.
 """
 
 import dataclasses
@@ -22,24 +22,21 @@ from electra_jax.core.generators import (
 from electra_jax.core.networks import PretrainSpec, init_discriminator
 from electra_jax.core.terms import Term, detection_terms, token_terms
 
-# (params, batch, keys [B], step) -> terms. In evaluation step is None: no dropout, no schedules.
+# (params, batch, keys [B], step) -> terms; step None means evaluation: no dropout, no schedules.
 Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveDef:
-  """An objective, and the networks it is computed with.
+  """The definition of an objective and its networks.
 
   Fields:
-    make: (spec) -> the objective.
     heads: of the discriminator, keys of `heads.HEADS`.
-    uses_generator: False for one without a generator.
-    accepts: whether it works with a kind of generator.
-    generator_heads: what the generator needs beside its vocabulary layer.
-    predicts_all: whether the discriminator's vocabulary layer covers all tokens, not the masked.
-    exact_sampling: whether it computes with the probabilities that are sampled from, so that
-      nothing may change these on the way.
-    log_p: how likely its networks find a text, a function of `scoring`; None where they do not say.
+    accepts: whether it works with a given generator.
+    generator_heads: the generator's heads beside its vocabulary layer.
+    predicts_all: the discriminator's vocabulary layer covers all tokens, not just the masked.
+    exact_sampling: its loss uses the sampling probabilities, so settings must not distort them.
+    log_p: a function of `scoring`, or None if the networks give no likelihood.
   """
 
   make: Callable[[PretrainSpec], Objective]
@@ -53,12 +50,12 @@ class ObjectiveDef:
 
 
 def make(spec: PretrainSpec) -> Objective:
-  """Returns the objective that the spec names."""
+  """Builds the spec's objective."""
   return OBJECTIVES[spec.objective].make(spec)
 
 
 def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
-  """Returns fresh parameters of the objective's networks; see `networks`."""
+  """Initialises the parameters of the objective's networks; see `networks`."""
   definition, k = OBJECTIVES[spec.objective], jax.random.split(key, 3)
   tables, discriminator = init_discriminator(spec, definition.heads, k[0])
   params = {"embeddings": tables, "discriminator": discriminator}
@@ -68,18 +65,18 @@ def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
 
 
 def generator_of(spec: PretrainSpec) -> GeneratorDef | None:
-  """Returns the entry of the generator that the spec's objective has; None for none."""
+  """Returns the definition of the spec's generator, None if the objective uses none."""
   return GENERATORS[spec.generator_kind] if OBJECTIVES[spec.objective].uses_generator else None
 
 
 def token_scores(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
-  """Returns log p(token | all others) [B, L] of every token, in nats; 0 at padding and specials.
+  """Returns log p(token | all others) [B, L] in nats; 0 at padding and special tokens.
 
   Args:
-    step: the training step that the parameters are from; None for the constants of schedules.
+    step: training step of `params`, for schedules; None for their constants.
 
   Raises:
-    ValueError: the spec's networks give no such number.
+    ValueError: the networks give no likelihood.
   """
   batch = jax.tree.map(jnp.asarray, batch)
   log_p, generator = OBJECTIVES[spec.objective].log_p, generator_of(spec)
@@ -98,10 +95,10 @@ def _detect(spec: PretrainSpec, params, batch, ids, dropout_keys) -> jax.Array:
 
 
 def electra(spec: PretrainSpec) -> Objective:
-  """Joint training: the generator's loss + weight x replaced-token detection (Section 3).
+  """The generator's loss + weight x replaced-token detection, trained jointly (Section 3).
 
-  The discriminator's loss reaches what is shared but not the generator's own weights: the samples
-  carry no gradient.
+  Samples carry no gradient: the discriminator's loss reaches shared weights, not the generator's
+  own.
   """
 
   def objective(params, batch, keys, step):
@@ -115,7 +112,7 @@ def electra(spec: PretrainSpec) -> Objective:
 
 
 def electra_15(spec: PretrainSpec) -> Objective:
-  """ELECTRA whose discriminator learns from the masked positions only (Section 3.4)."""
+  """ELECTRA with the discriminator's loss on masked positions only (Section 3.4)."""
 
   def objective(params, batch, keys, step):
     keys = split_streams(keys, training=step is not None)
@@ -129,7 +126,7 @@ def electra_15(spec: PretrainSpec) -> Objective:
 
 
 def bert(spec: PretrainSpec) -> Objective:
-  """Masked language modelling with dynamic masking, no generator, no next-sentence loss."""
+  """Masked language modelling with dynamic masking; no generator, no next-sentence loss."""
   m = spec.masking
 
   def objective(params, batch, keys, step):
@@ -151,7 +148,7 @@ def _at_masked(spec: PretrainSpec, params, states, masked) -> jax.Array:
 
 
 def replace_mlm(spec: PretrainSpec) -> Objective:
-  """Predicts the masked tokens from the generator's text, which shows no [MASK] (Section 3.4)."""
+  """Masked language modelling on the generator's text, without [MASK] (Section 3.4)."""
 
   def objective(params, batch, keys, step):
     keys = split_streams(keys, training=step is not None)
@@ -175,7 +172,7 @@ def copy_nll(gate: jax.Array, nll: jax.Array, same: jax.Array) -> jax.Array:
 
 
 def all_tokens_mlm(spec: PretrainSpec) -> Objective:
-  """Predicts every token of the generator's text, through a gate that copies (Section 3.4)."""
+  """Predicts every original token from the generator's text, with a copy gate (Section 3.4)."""
   cfg = spec.discriminator
 
   def objective(params, batch, keys, step):
@@ -203,12 +200,12 @@ def all_tokens_mlm(spec: PretrainSpec) -> Objective:
 
 
 def adversarial(spec: PretrainSpec) -> Objective:
-  """The generator learns to fool the discriminator, by REINFORCE (Section 3.2 and Appendix F).
+  """Trains the generator to fool the discriminator, by REINFORCE (Section 3.2, Appendix F).
 
-  A masked position's reward is the discriminator's loss there. The discriminator's answer at a
-  token is taken to depend on that token and the unchanged ones alone, so the loss splits over the
-  masked positions. The baseline is -log sigmoid(w h), h the generator's state there; its sigmoid is
-  trained by cross-entropy towards the probability that the discriminator gives to the right answer.
+  A masked position's reward is the discriminator's loss there. The discriminator's output at a
+  token is assumed not to depend on other samples, so the loss splits over positions. The baseline
+  is -log sigmoid(w h), h being the generator's state; the sigmoid is trained by cross-entropy
+  towards the discriminator's probability of the right answer.
   """
   g, m = spec.generator, spec.masking
 
@@ -230,7 +227,7 @@ def adversarial(spec: PretrainSpec) -> Objective:
     w, count = c.masked.weights, c.masked.weights.sum()
     return {
       **c.terms,
-      # Of this number only the gradient means something.
+      # Only the gradient of this term is meaningful.
       "reinforce": Term(-(advantage * log_p * w).sum(), count, spec.adversarial_weight),
       "baseline_loss": Term((cross_entropy * w).sum(), count, spec.adversarial_weight),
       "slot_rtd_loss": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
@@ -245,9 +242,9 @@ def adversarial(spec: PretrainSpec) -> Objective:
 def electric(spec: PretrainSpec) -> Objective:
   """An energy for every token, by noise-contrastive estimation (Clark et al. 2020b).
 
-  The logit that a token is noise is its energy + log q + log(p / (1 - p)), q being the two-tower
-  generator's probability of it given the clean text and p the mask rate. All noised positions are
-  noise, also where the sample is the original.
+  The logit of "noise" is energy + log q + log(p / (1 - p)), with q the two-tower generator's
+  probability of the token given the original text and p the mask rate. All noised positions are
+  labelled noise, even if the sample equals the original.
   """
 
   def objective(params, batch, keys, step):

@@ -1,7 +1,6 @@
-"""The original's Adam and schedule, and optax's plain ones beside them.
+"""Optimizers and learning-rate schedules: the original's, and optax's plain ones.
 
-Facts: Clark et al. 2020, Appendix A, and the original's code. Each choice is a plain
-`optax.GradientTransformation`; nothing here knows about networks.
+Source: Clark et al. 2020, Appendix A, and the original's code.
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ class OptimizerConfig:
       )
 
   def for_generator(self) -> "OptimizerConfig":
-    """Returns the generator's own settings; where one is not set, the discriminator's holds."""
+    """Returns the generator's settings; unset ones default to the discriminator's."""
     own = {
       name: getattr(self, f"generator_{name}")
       for name in ("learning_rate", "weight_decay", "clip_norm")
@@ -81,7 +80,7 @@ SCHEDULES = {"product": product_schedule, "joined": joined_schedule}
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
-  """Returns the learning rate as a function of the step, for a run of `steps` steps."""
+  """Returns the learning rate as a function of the step."""
   make = SCHEDULES[cfg.schedule]
   return make(cfg.learning_rate, cfg.warmup_steps, steps, cfg.decay_power)
 
@@ -89,9 +88,9 @@ def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
 def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
   """m / (sqrt(v) + eps), without bias correction.
 
-  As in the original: eps is outside the root. Without the correction early updates are too large
-  (6.5 times near step 10, 3.2 times at step 100, 1.3 times at step 1000), which ten thousand steps
-  of warm-up hide and a short run does not: there, take adamw.
+  As in the original: eps is outside the root. Without the correction, early updates are too large
+  (6.5 times near step 10, 3.2 times at step 100, 1.3 times at step 1000). A long warm-up (10,000
+  steps) hides this; in short runs use adamw.
   """
 
   def init(params):
@@ -112,7 +111,7 @@ def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTra
 
 
 def decay_mask(params) -> dict:
-  """Returns True on the weights that decay: all but biases and LayerNorm's. Embeddings decay."""
+  """Returns True for weights that decay: all but biases and LayerNorm's. Embeddings decay."""
 
   def decays(path, _):
     names = [str(getattr(p, "key", p)) for p in path]
@@ -137,12 +136,11 @@ def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransforma
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerDef:
-  """An optimizer.
+  """The definition of an optimizer.
 
   Fields:
     make: (config, schedule) -> the transformation, without clipping.
-    elementwise: whether it updates each number by itself, so that devices may each update a part of
-      an array (ZeRO-1). One that works on whole matrices does not.
+    elementwise: each element's update depends on that element only, as ZeRO-1 requires.
   """
 
   make: Callable[[OptimizerConfig, Schedule], optax.GradientTransformation]
@@ -156,7 +154,7 @@ OPTIMIZERS = {
 
 
 def clip_by_norm(max_norm: float, norm: Callable) -> optax.GradientTransformation:
-  """Scales a gradient down to `max_norm` where norm(gradient) is above it."""
+  """Scales a gradient down to `max_norm` if norm(gradient) exceeds it."""
 
   def clip(grads, _):
     length = norm(grads)
@@ -173,17 +171,15 @@ def make_optimizer(
   groups: Callable | None = None,
   norm: Callable = optax.tree.norm,
 ) -> optax.GradientTransformation:
-  """Returns clip by global norm, then the optimizer of that name, with decoupled decay.
+  """Returns clipping by global norm, then `cfg.name` with decoupled weight decay.
 
-  The gradient given to it is that of the global batch: the original clips each core's share before
-  the mean on TPUs, this clips once after it. The norm is that of all weights, or, where
-  `cfg.separate_optimizers`, of each network's by itself, so that the one's loss weight does not
-  scale the other's gradient.
+  It clips the global batch's gradient once; on TPUs the original clips each core's share before the
+  mean. `cfg.separate_optimizers` clips each network by its own norm, so that loss weights do not
+  interact.
 
   Args:
-    groups: (params) -> a tree with "generator", "discriminator" or "frozen" for each weight; None
-      where all are trained alike.
-    norm: of a tree of gradients, where a device has only parts of them (`zero.norm`).
+    groups: (params) -> "generator", "discriminator" or "frozen" per weight; None for one group.
+    norm: of a gradient tree; `zero.norm` if it is sharded.
   """
 
   def trained(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
@@ -204,15 +200,14 @@ def make_optimizer(
 
 
 def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False) -> dict:
-  """Returns what the rate of each weight is multiplied by in fine-tuning.
+  """Returns a learning-rate multiplier for each weight in fine-tuning.
 
-  1 for the head, `decay` for the top layer, decay^2 for the next, and decay^(N + 1) for the
-  embeddings and their projection (Clark et al. 2020, Appendix B). The paper's text has it so; its
-  code skips the exponent 1, as its authors acknowledge.
+  1 for the head, `decay` for the top layer, decay^2 for the next, decay^(N + 1) for the embeddings
+  and their projection (Clark et al. 2020, Appendix B; the authors' code skips exponent 1).
 
   Args:
     params: {"embeddings", "encoder": {"layers": stacked [N, ...], ...}, "head"}.
-    skip: as the original's code: decay^2 for the top layer, decay^(N + 2) for the embeddings.
+    skip: as in the code: decay^2 for the top layer, decay^(N + 2) for the embeddings.
 
   >>> params = {"head": jnp.ones(3), "encoder": {"layers": jnp.ones((2, 5))}, "embeddings": 1.0}
   >>> rates = layer_rates(params, 2, 0.5)
@@ -233,5 +228,5 @@ def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False)
 
 
 def scale_each(rates: dict) -> optax.GradientTransformation:
-  """Multiplies each update by its own rate, a tree of numbers or of arrays that broadcast."""
+  """Multiplies each update by its rate, a number or a broadcastable array."""
   return optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, rates))

@@ -1,4 +1,4 @@
-"""Parameter trees: leaves by name, counting, splitting, and taking parts of one into another."""
+"""Parameter trees: names, counts, sharding axes, and initialisation from another run."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def named(tree) -> dict[str, Any]:
-  """Returns {name: leaf} of a tree.
+  """Returns {name: leaf}.
 
   >>> named({"params": {"word": 1, "layers": (2, 3)}})
   {'params/layers/0': 2, 'params/layers/1': 3, 'params/word': 1}
@@ -17,15 +17,14 @@ def named(tree) -> dict[str, Any]:
 
 
 def count(tree) -> int:
-  """Returns the number of scalars in a tree of arrays (or of shapes)."""
+  """Returns the number of scalars in a tree of arrays or shapes."""
   return sum(x.size for x in jax.tree.leaves(tree))
 
 
 def count_networks(params: dict) -> dict[str, int]:
-  """Returns the sizes a paper would quote.
+  """Returns the parameter counts of "discriminator", "generator" (its own only) and "total".
 
-  discriminator: embeddings, its encoder and head; generator: what it adds to that; total: what is
-  trained jointly. The paper's 14M, 110M and 335M are the discriminator's.
+  The paper's 14M, 110M and 335M are the discriminator's, with its embeddings.
   """
   return {
     "discriminator": count((params["embeddings"], params["discriminator"])),
@@ -35,9 +34,7 @@ def count_networks(params: dict) -> dict[str, int]:
 
 
 def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
-  """Returns the axis along which an array is split evenly over devices, None if it stays whole.
-
-  It is the first whose length the number of devices divides, so the last one only if no other is.
+  """Returns the first axis whose length `devices` divides, None (replicated) if there is none.
 
   >>> split_axis((24, 1024, 4096), 8), split_axis((12, 1024, 4096), 8), split_axis((3, 5), 8)
   (0, 1, None)
@@ -46,14 +43,12 @@ def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
 
 
 def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
-  """Returns params with the parts that another run has too taken from there, and both lists.
+  """Returns `params` with shared modules taken from `other`, the copied names and the fresh names.
 
-  A part is a module: "discriminator/encoder", "embeddings/word". Heads that only one of the two has
-  are left alone.
+  Modules are named as in "discriminator/encoder". Heads that only one run has are left alone.
 
   Raises:
-    ValueError: a part both have is of another shape, they have none in common, or the other's
-      embeddings are tied in another way, so that its networks would look up foreign tables.
+    ValueError: shapes differ, no module is shared, or the runs tie embeddings differently.
   """
   mine, theirs = _parts(params), _parts(other)
   both = [name for name in mine if name in theirs]

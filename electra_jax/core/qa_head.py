@@ -1,9 +1,8 @@
-"""Heads for question answering: start and end of the answer, and whether there is one.
+"""Question answering heads: start and end logits, and optionally an answerability classifier.
 
 The joint head is the original's (Clark et al. 2020, Appendix B, after XLNet): it predicts the end
-given the start, which is the gold one in training and each start of the beam in prediction. The
-other head is BERT's: two independent logits a token. Both may have a classifier that predicts
-whether the passage has no answer. Letters as in `model`; k is the width of the beam.
+given the start, the gold start in training and each start of the beam in prediction. The other head
+is BERT's: independent start and end logits. Letters as in `encoder`; k is the beam width.
 """
 
 import dataclasses
@@ -22,14 +21,14 @@ EXCLUDED = -1000.0
 
 @dataclasses.dataclass(frozen=True)
 class QASettings:
-  """The arguments of a question answering head; fields as in config.qa.
+  """The settings of a question answering head; fields as in config.qa.
 
   Fields:
-    beam_size: starts kept in prediction, and ends kept for each of them.
-    joint: whether the end depends on the start; if not, the head is BERT's.
-    answerable_weight: of the answerability loss; 0 leaves the classifier out.
-    hidden: width of the layer inside the end's predictor and of that in the classifier.
-    max_answer_length: tokens of the longest answer considered where BERT's null score is computed.
+    beam_size: starts kept in prediction, and ends kept per start.
+    joint: whether the end depends on the start; if False, the head is BERT's.
+    answerable_weight: of the answerability loss; 0 removes the classifier.
+    hidden: hidden width of the end predictor and of the classifier.
+    max_answer_length: in tokens, for BERT's null score.
   """
 
   beam_size: int
@@ -52,22 +51,20 @@ SPAN_FORM = ExportForm("span_head", lambda weights, x: dense(weights["qa_outputs
 
 
 def make_head(settings: QASettings) -> Head:
-  """Returns the head of `settings`.
+  """Builds the head.
 
-  Targets in training, besides allowed:
-    start, end: [B] int32, positions of the answer's first and last token; 0, [CLS], where the
-      window has no answer.
-    impossible: [B] float32, 1 where the window has no answer.
+  Targets in training:
+    start, end: [B] int32, the answer's first and last token; 0, [CLS], if there is no answer.
+    impossible: [B] float32, 1 if the window has no answer.
 
   Targets always:
-    allowed: [B, L] bool, the context's tokens and position 0.
+    allowed: [B, L] bool, True on the context's tokens and position 0.
 
-  Predictions, k being beam_size, in descending order of probability; where L is less than k, what
-  is missing is position 0 with a log-probability of EXCLUDED:
+  Predictions, most probable first, padded to k with position 0 and log-probability EXCLUDED:
     start, start_logp: [B, k] int32 positions and their log-probabilities.
-    end, end_logp: [B, k, k] the same of the end given each start.
-    null: [B] float32, positive where the window has no answer: the classifier's logit, or BERT's
-      score of [CLS] minus that of the best span in the beam where there is no classifier.
+    end, end_logp: [B, k, k], the same for the end given each start.
+    null: [B] float32, positive for no answer: the classifier's logit or, without a classifier,
+      BERT's score of [CLS] minus the best span's in the beam.
   """
   return Head(
     init=lambda cfg, key: _init(settings, cfg, key),
@@ -78,12 +75,12 @@ def make_head(settings: QASettings) -> Head:
 
 
 def _init(settings: QASettings, cfg: TransformerConfig, key: jax.Array) -> dict:
-  """Returns fresh parameters: Glorot-uniform kernels, as in the original, and zero biases."""
+  """Initialises Glorot-uniform kernels, as in the original, and zero biases."""
   width, hidden = cfg.hidden_size, settings.hidden
   if settings.joint:
     shapes = {"start": (width, 1), "end_dense": (2 * width, hidden), "end": (hidden, 1)}
   else:
-    # By the name and in the form of Hugging Face's ElectraForQuestionAnswering.
+    # Name and shape as in Hugging Face's ElectraForQuestionAnswering.
     shapes = {"qa_outputs": (width, 2)}
   if settings.answerable_weight:
     shapes |= {"answerable_dense": (2 * width, hidden), "answerable": (hidden, 1)}
@@ -94,10 +91,9 @@ def _init(settings: QASettings, cfg: TransformerConfig, key: jax.Array) -> dict:
 
 
 def _half(weights: dict, x: jax.Array, half: int) -> jax.Array:
-  """Returns [..., F] float32, what one half of a concatenated input adds to a dense layer.
+  """Returns [..., F] float32, one half of a concatenated input times its rows of the kernel.
 
-  The product of a concatenation is the sum of two products. With a beam this is done once a token
-  instead of once a token and start.
+  W [a; b] = W_a a + W_b b, so a beam needs one product per token, not one per token and start.
   """
   kernel = weights["kernel"][half * x.shape[-1] : (half + 1) * x.shape[-1]].astype(x.dtype)
   return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
@@ -108,13 +104,13 @@ def _exclude(logits: jax.Array, allowed: jax.Array) -> jax.Array:
 
 
 def _start_logits(settings: QASettings, weights: dict, states: jax.Array, allowed) -> jax.Array:
-  """Returns [B, L] float32 logits of the start."""
+  """Returns [B, L] float32 start logits."""
   name = "start" if settings.joint else "qa_outputs"
   return _exclude(dense(weights[name], states)[..., 0], allowed)
 
 
 def _end_logits(settings: QASettings, weights: dict, states: jax.Array, allowed):
-  """Returns a function from starts [B] to [B, L] float32 logits of the end given them."""
+  """Returns a function from starts [B] to end logits [B, L] float32."""
   if not settings.joint:
     logits = _exclude(dense(weights["qa_outputs"], states)[..., 1], allowed)
     return lambda start: logits
@@ -129,7 +125,7 @@ def _end_logits(settings: QASettings, weights: dict, states: jax.Array, allowed)
 
 
 def _answerable_logit(weights: dict, states: jax.Array, start_logits: jax.Array) -> jax.Array:
-  """Returns [B] float32, positive where there is no answer."""
+  """Returns [B] float32, positive for no answer."""
   probs = jax.nn.softmax(start_logits)
   expected = jnp.einsum("bl,bld->bd", probs, states.astype(jnp.float32)).astype(states.dtype)
   layer = weights["answerable_dense"]
@@ -138,14 +134,14 @@ def _answerable_logit(weights: dict, states: jax.Array, start_logits: jax.Array)
 
 
 def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
-  """Returns x[b, at[b]] of x [B, L]: [B]."""
+  """Returns x[b, at[b]]: [B] from x [B, L]."""
   return jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]
 
 
 def _loss(
   settings: QASettings, weights: dict, states: jax.Array, batch: Examples
 ) -> dict[str, Term]:
-  """Returns (start + end) / 2 + weight x answerable, all nats a row, and accuracies.
+  """Returns (start + end) / 2 + weight x answerable, in nats per row, and accuracies.
 
   As in the original, without dropout in the head.
   """
@@ -174,7 +170,7 @@ def _loss(
 
 
 def _top(logp: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the k largest of logp [B, L] and their places, [B, k] each, filled up where L < k."""
+  """Returns the k largest of logp [B, L] and their positions, [B, k] each, padded if L < k."""
   missing = max(0, k - logp.shape[1])
   best, place = jax.lax.top_k(logp, k - missing)
   pad = ((0, 0), (0, missing))
@@ -184,14 +180,13 @@ def _top(logp: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 def _predict(
   settings: QASettings, weights: dict, states: jax.Array, batch: Examples
 ) -> dict[str, jax.Array]:
-  """Returns the beams and the null scores; see `make_head`."""
+  """Returns the beams and null scores; see `make_head`."""
   allowed, beam = batch.target["allowed"], settings.beam_size
   start_logits = _start_logits(settings, weights, states, allowed)
   end_logits = _end_logits(settings, weights, states, allowed)
   all_starts = jax.nn.log_softmax(start_logits)
   start_logp, start = _top(all_starts, beam)
-  # One start at a time: all at once the hidden layer would be [B, k, L, 512], 670 MB at B = 32,
-  # L = 512.
+  # One start at a time: for all, the hidden layer [B, k, L, 512] takes 670 MB at B = 32, L = 512.
   end_logp, end = jax.lax.map(
     lambda at: _top(jax.nn.log_softmax(end_logits(at)), beam), start.swapaxes(0, 1)
   )

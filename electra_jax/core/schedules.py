@@ -1,7 +1,7 @@
-"""Numbers that may change during a run: constant, or piecewise linear in the step.
+"""Schedules: numbers that are constant or piecewise linear in the step.
 
-The mask rate, the sampling temperature and the discriminator's weight are `Schedule`s. Points are
-written "POSITION=VALUE,POSITION=VALUE,...", a position being a step or a percentage of the run.
+The mask rate, the temperature and the discriminator's weight are `Schedule`s. Points are written
+"POSITION=VALUE,POSITION=VALUE,...", with positions in steps or in percent of the run.
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Piecewise:
-  """A line through points (step, value), level before the first and after the last.
+  """Linear interpolation between points (step, value), constant outside.
 
-  Two points at one step make a jump, which counts from that step on.
+  Two points at one step make a jump, which takes effect at that step.
   """
 
   points: tuple[tuple[float, float], ...]
 
   def __call__(self, step: jax.Array | int) -> jax.Array | np.ndarray:
-    """Returns the value at a step, [] float32: by NumPy at an int, by JAX at an array."""
+    """Returns the value at a step, [] float32: NumPy for an int, JAX for an array."""
     xnp = jnp if isinstance(step, jax.Array) else np
     xs, ys = (xnp.array(column, xnp.float32) for column in zip(*self.points, strict=True))
     right = xnp.searchsorted(xs, xnp.asarray(step, xnp.float32), side="right")
@@ -33,12 +33,12 @@ class Piecewise:
 
   @property
   def values(self) -> tuple[float, ...]:
-    """The values of the points: the lowest and the highest of all are among them."""
+    """The values of the points, among them the minimum and maximum."""
     return tuple(value for _, value in self.points)
 
 
 def parse(text: str, steps: int) -> Piecewise | None:
-  """Reads points for a run of `steps` steps; None for an empty text.
+  """Parses the points of a schedule for a run of `steps` steps; None for an empty text.
 
   >>> parse("0%=0.3, 100%=0.15", 1000).points
   ((0.0, 0.3), (1000.0, 0.15))
@@ -47,7 +47,7 @@ def parse(text: str, steps: int) -> Piecewise | None:
   [0.0, 0.0, 50.0, 50.0]
 
   Raises:
-    ValueError: a point that is none, or positions that fall.
+    ValueError: a point is malformed, or positions fall.
   """
   points = []
   for point in filter(None, (part.strip() for part in text.split(","))):
@@ -64,9 +64,9 @@ def parse(text: str, steps: int) -> Piecewise | None:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """A number that training takes from `points`, if there are any, and evaluation from `constant`.
+  """A number: `points`, if any, in training; always `constant` in evaluation.
 
-  So evaluations at different steps compare with one another.
+  Evaluations at different steps are therefore comparable.
   """
 
   constant: float
@@ -74,7 +74,7 @@ class Schedule:
 
   @classmethod
   def of(cls, value: "Schedule | float") -> "Schedule":
-    """Returns a schedule as it is, and a number as a constant one."""
+    """Turns a number into a constant schedule."""
     return value if isinstance(value, Schedule) else cls(value)
 
   def at(self, step: jax.Array | int | None):
@@ -83,7 +83,7 @@ class Schedule:
 
   @property
   def values(self) -> tuple[float, ...]:
-    """The constant and the values of the points: the lowest and highest of all are among them."""
+    """The constant and the values of the points, among them the minimum and maximum."""
     return (self.constant, *(self.points.values if self.points else ()))
 
   def highest(self, training: bool) -> float:

@@ -1,11 +1,9 @@
-"""How likely a text is to a pretrained network: pseudo-log-likelihoods.
+"""Pseudo-log-likelihoods of a text: log p(token | all others).
 
-The sum over a sentence's tokens of log p(token | all others). Electric gives them up to a constant
-in one pass (Clark et al. 2020b, Section 2.3); ELECTRA's discriminator and generator imply them
-together; a masked language model is asked for one token at a time.
+Electric gives them in one pass, up to a constant (Clark et al. 2020b, Section 2.3). ELECTRA's
+discriminator and generator imply them together. A masked language model takes one pass per token.
 
-Every function here is (spec, params, batch, step) -> log p of every token [B, L], in nats, and an
-entry of `objectives.OBJECTIVES` names the one that holds for it.
+All functions are (spec, params, batch, step) -> log p [B, L] in nats, for `ObjectiveDef.log_p`.
 """
 
 import jax
@@ -17,31 +15,31 @@ from electra_jax.core.networks import PretrainSpec
 
 
 def masked_lm(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
-  """Returns a masked language model's, each token being the only [MASK]."""
+  """Returns a masked language model's log p, masking one token per pass."""
   return generators.one_at_a_time(spec, params, batch)
 
 
 def energy(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
-  """Returns Electric's, not normalised: noise-contrastive training makes them nearly so."""
+  """Returns Electric's log p; noise-contrastive training only nearly normalises it."""
   return -_logits(spec, params, batch)
 
 
 def original(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
-  """Returns the log-probability that a token is original, of a discriminator of masked positions.
+  """Returns a discriminator's log-probability of "original", for training on masked positions.
 
-  At its best that is the data's own probability of the token.
+  For an optimal discriminator this is the data's log p.
   """
   return jax.nn.log_sigmoid(-_logits(spec, params, batch))
 
 
 def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
-  """Returns what the discriminator and its generator imply (Clark et al. 2020, Appendix G).
+  """Returns the log p implied by discriminator and generator (Clark et al. 2020, Appendix G).
 
   Args:
-    step: the training step of the parameters, whose mask rate and temperature hold.
+    step: training step of the parameters, which sets the mask rate and temperature.
 
   Raises:
-    ValueError: samples were drawn from other probabilities than the generator's.
+    ValueError: sampling did not use the generator's own probabilities.
   """
   if spec.masking.temperature.at(step) != 1 or spec.masking.disallow_correct:
     raise ValueError("samples were not drawn from the generator's own probabilities")
@@ -55,15 +53,15 @@ def _logits(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
 
 
 def implied_log_p(score: jax.Array, log_q: jax.Array, mask_prob: float) -> jax.Array:
-  """Returns the log-probability that a discriminator and its generator imply.
+  """Returns the log p implied by a discriminator and its generator.
 
-  At its best the discriminator says "original" with probability D = p (a + q) / (a p + q), where p
-  is the data's probability, q the generator's and a = (1 - m) / m for mask rate m. Solved for p:
-  p = D q / (a (1 - D) + q) (Clark et al. 2020, Appendix G).
+  An optimal discriminator says "original" with probability D = p (a + q) / (a p + q), with p the
+  data's probability, q the generator's and a = (1 - m) / m for mask rate m.
+  So p = D q / (a (1 - D) + q).
 
   Args:
-    score: the discriminator's logit, positive where it says replaced.
-    log_q: the generator's log-probability of the same token.
+    score: the discriminator's logit, positive for replaced.
+    log_q: the generator's log-probability of the token.
 
   >>> p, q, a = 0.3, 0.2, 3.0
   >>> d = p * (a + q) / (a * p + q)

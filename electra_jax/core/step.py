@@ -1,7 +1,6 @@
-"""One training step and one evaluation step, for any objective and any number of devices.
+"""The training step and the evaluation step, for any objective and any number of devices.
 
-Both are written for one device of a mapped axis: they see that device's share of the batch and
-agree with the others by `psum`. `parallel` does the mapping.
+Each runs on one device's shard of the batch and combines results by `psum` over a mapped axis.
 """
 
 from collections.abc import Callable
@@ -17,12 +16,11 @@ from electra_jax.core.objectives import Objective
 
 @struct.dataclass
 class TrainState:
-  """All that changes in training.
+  """The state of training.
 
   Fields:
     step: [] int32, optimizer steps done.
-    params: the tree of weights, float32.
-    opt_state: optax's.
+    params: float32 weights.
   """
 
   step: jax.Array
@@ -36,25 +34,15 @@ def init_state(params: dict, tx: optax.GradientTransformation) -> TrainState:
 
 
 def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
-  """Returns a key for each sequence: a function of (seed, step, place in the global batch) alone.
-
-  Args:
-    step: [] int32.
-    row: [B] int32.
-
-  Returns:
-    [B] typed keys.
-  """
+  """Returns typed keys [B], a function of (seed, step, global row [B] int32) only."""
   key = jax.random.fold_in(jax.random.key(seed), step)
   return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
 
 
 def replicated_update(tx: optax.GradientTransformation, axis: str) -> Callable:
-  """Returns how every device adds up the whole gradient and updates every weight.
+  """Returns an update with all-reduced gradients and replicated optimizer state.
 
-  Returns:
-    (this device's share of the gradient, optimizer state, params) -> (updates, optimizer state, the
-    norm of the gradient).
+  It maps (this device's gradient, opt_state, params) to (updates, opt_state, gradient norm).
   """
 
   def update(grads, opt_state, params):
@@ -77,12 +65,11 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
   """Returns the step: (state, this device's batch) -> (new state, metrics).
 
-  The loss is the sum over terms of weight x total / count, both over the global batch. Counts are
-  summed over microbatches and devices before any gradient is taken, so uneven microbatches weigh
-  what they should and accumulation equals the large batch to rounding. `make_update(tx, axis)` says
-  how the devices turn their gradients into updates, as `replicated_update` does.
+  The loss is the sum over terms of weight x total / count over the global batch. Counts are summed
+  over microbatches and devices before differentiation, so accumulation equals the large batch up to
+  rounding, even with uneven microbatches. For `make_update` see `replicated_update`.
 
-  Metrics, equal on every device:
+  Metrics, replicated:
     terms: {name: (total, count)} over the global batch.
     loss, learning_rate, grad_norm (before clipping), update_norm, param_norm: scalars.
   """
@@ -95,7 +82,7 @@ def make_train_step(
       return objective(params, part, row_keys(seed, state.step, part.row), state.step)
 
     def count(part):
-      # Counts need no network, so the compiler drops the rest of the objective here.
+      # Counts do not depend on the network, so XLA removes the rest of the objective.
       terms = terms_of(state.params, part)
       zeros = {k: (jnp.zeros_like(t.total), jnp.zeros_like(t.count)) for k, t in terms.items()}
       return {k: t.count for k, t in terms.items() if t.in_loss}, zeros
@@ -105,7 +92,7 @@ def make_train_step(
 
     def loss_of(params, part):
       terms = terms_of(params, part)
-      # An empty batch has nothing to learn from: 0 rather than 0 / 0.
+      # An empty batch gives a loss of 0, not 0 / 0.
       shares = (
         t.weight * t.total / jnp.maximum(counts[k], 1) for k, t in terms.items() if t.in_loss
       )
@@ -141,12 +128,11 @@ def make_eval_step(
 ) -> Callable[[dict, Batch], dict]:
   """Returns the evaluation: (params, this device's batch) -> {name: (total, count)}.
 
-  The keys do not depend on the training step: every evaluation sees the same masks, and samples
-  from the same random numbers.
+  Keys do not depend on the training step, so all evaluations share masks and random numbers.
   """
 
   def evaluate(params: dict, batch: Batch) -> dict:
-    # No training step has this number, so evaluation shares no key with training.
+    # No training step has this number, so evaluation and training share no keys.
     terms = objective(params, batch, row_keys(seed, jnp.uint32(2**32 - 1), batch.row), None)
     return jax.lax.psum({k: (t.total, t.count) for k, t in terms.items()}, axis)
 

@@ -1,7 +1,7 @@
-"""Heads for fine-tuning: classification, regression and tagging, with their losses.
+"""Fine-tuning heads (classification, regression, tagging) and their losses.
 
-A head is a record of functions of plain weights. Source: the original's code and Clark et al. 2020,
-Appendix B. Letters as in `model`; C is the number of classes.
+A head is a tuple of functions of its weights. Source: the original's code and Clark et al. 2020,
+Appendix B. Letters as in `encoder`; C is the number of classes.
 """
 
 import functools
@@ -18,12 +18,12 @@ from electra_jax.core.terms import Term
 
 
 class ExportForm(NamedTuple):
-  """A head of Hugging Face.
+  """The equivalent head in Hugging Face.
 
   Fields:
     name: a key of `interop.huggingface.TASK_HEADS`.
-    logits: (weights, states [B, L, D]) -> its logits in float32, [B, L, C] or [B, C].
-    of_text: whether the logits are [B, C], of whole texts.
+    logits: (weights, states [B, L, D]) -> its float32 logits, [B, L, C] or [B, C].
+    of_text: the logits are [B, C], one row per text.
   """
 
   name: str
@@ -32,16 +32,14 @@ class ExportForm(NamedTuple):
 
 
 class Head(NamedTuple):
-  """A task's part of the network.
+  """A task head; its loss ignores padding rows.
 
   Fields:
-    init: (cfg, key) -> fresh weights.
-    loss: (cfg, weights, states [B, L, D], batch, keys [B] or None) -> {name: Term}; keys are for
-      dropout. Rows that are padding count for nothing.
+    init: (cfg, key) -> initial weights.
+    loss: (cfg, weights, states [B, L, D], batch, dropout keys [B] or None) -> {name: Term}.
     predict: (cfg, weights, states, batch) -> {name: [B, ...]}.
-    token_outputs: names of those predictions that are [B, L, ...].
-    export: the head of Hugging Face that computes the same from these weights; None where it has
-      none.
+    token_outputs: names of the predictions of shape [B, L, ...].
+    export: the equivalent Hugging Face head, or None.
   """
 
   init: Callable
@@ -52,13 +50,13 @@ class Head(NamedTuple):
 
 
 def glorot(key: jax.Array, inputs: int, outputs: int) -> dict:
-  """Returns a fresh dense layer. As in the original: Glorot, unlike the encoder."""
+  """Initialises a dense layer. As in the original: Glorot, unlike the encoder."""
   kernel = jax.nn.initializers.glorot_uniform()(key, (inputs, outputs), jnp.float32)
   return {"kernel": kernel, "bias": jnp.zeros(outputs)}
 
 
 def dense(weights: dict, x: jax.Array) -> jax.Array:
-  """Returns x [..., inputs] through a dense layer, in float32."""
+  """Applies a dense layer to x [..., inputs], in float32."""
   return x.astype(jnp.float32) @ weights["kernel"] + weights["bias"]
 
 
@@ -73,9 +71,9 @@ class Layers(NamedTuple):
   """The layers of a head, from states [..., D] to outputs.
 
   Fields:
-    init: (cfg, key, outputs) -> fresh weights.
+    init: (cfg, key, outputs) -> initial weights.
     apply: (cfg, weights, states, keys [B] or None) -> [..., outputs] float32.
-    text_form: the same layers on [CLS] in Hugging Face, where it has them.
+    text_form: the equivalent Hugging Face head on [CLS], or None.
   """
 
   init: Callable
@@ -100,7 +98,7 @@ TEXT_FORM = ExportForm(
   "text_head", lambda weights, x: _apply_two(None, weights, x[:, 0], None), of_text=True
 )
 LAYERS = {
-  # The paper's: dropout, dense. Hugging Face's for tokens is the same.
+  # The paper's, and Hugging Face's for tokens: dropout, dense.
   "linear": Layers(
     lambda cfg, key, outputs: {"classifier": glorot(key, cfg.hidden_size, outputs)},
     lambda cfg, weights, x, keys: dense(weights["classifier"], _drop(x, cfg, keys, 1)),
@@ -114,12 +112,12 @@ TOKEN_FORM = ExportForm(
 
 
 def _rows(batch: Examples) -> jax.Array:
-  """Returns 1 for each row that is an example, 0 for padding: [B]."""
+  """Returns [B] float32, 1 on examples and 0 on padding rows."""
   return batch.padding_mask[:, 0].astype(jnp.float32)
 
 
 def classification(outputs: int, layers: str) -> Head:
-  """Classes of a text or a pair, from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
+  """Classifies a text or pair from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
   init, apply, form = LAYERS[layers]
 
   def loss(cfg, weights, states, batch, keys):
@@ -137,9 +135,9 @@ def classification(outputs: int, layers: str) -> Head:
 
 
 def regression(layers: str) -> Head:
-  """A number for a text or a pair, from [CLS]; target "label" [B] float32, predicts "score" [B].
+  """Predicts a number from [CLS]; target "label" [B] float32, predicts "score" [B].
 
-  As in the original: squared error, nothing squashed.
+  As in the original: squared error, no output nonlinearity.
   """
   init, apply, form = LAYERS[layers]
 
@@ -155,7 +153,7 @@ def regression(layers: str) -> Head:
 
 
 def tagging(outputs: int) -> Head:
-  """A class a word; target "tag" [B, L] int32, -1 where none; predicts "logits" [B, L, C]."""
+  """Classifies each word; target "tag" [B, L] int32, -1 for none; predicts "logits" [B, L, C]."""
   init, apply, _ = LAYERS["linear"]
 
   def loss(cfg, weights, states, batch, keys):

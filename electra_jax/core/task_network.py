@@ -1,7 +1,6 @@
-"""A pretrained encoder with a head: fresh weights, the objective of the step, and predictions.
+"""A pretrained encoder with a task head: initialisation, objective and predictions.
 
-The parameters are one tree {"embeddings", "encoder", "head"}. A new head is a function that returns
-a `Head`, and an entry in HEAD_KINDS.
+Parameters: {"embeddings", "encoder", "head"}. A new head is a function and its entry in HEAD_KINDS.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ EXPORT_FORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class HeadSpec:
-  """A head as files keep it; `dataclasses.asdict` of it is JSON.
+  """A serialisable head: `dataclasses.asdict` of it is JSON.
 
   Fields:
     kind: a key of HEAD_KINDS.
@@ -38,12 +37,12 @@ class HeadSpec:
   arguments: dict
 
   def make(self) -> Head:
-    """Returns the head."""
+    """Builds the head."""
     return HEAD_KINDS[self.kind](**self.arguments)
 
 
 def init_backbone(cfg: TransformerConfig, key: jax.Array) -> dict:
-  """Returns a fresh {"embeddings", "encoder"}."""
+  """Initialises {"embeddings", "encoder"}."""
   first, second = jax.random.split(key)
   return {
     "embeddings": networks.init_embeddings(cfg, first),
@@ -52,7 +51,7 @@ def init_backbone(cfg: TransformerConfig, key: jax.Array) -> dict:
 
 
 def shapes(cfg: TransformerConfig, head: Head) -> dict:
-  """Returns the shapes of the parameters."""
+  """Returns the parameters' shapes."""
 
   def fresh(key):
     return {**init_backbone(cfg, key), "head": head.init(cfg, key)}
@@ -68,11 +67,11 @@ def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.
 
 
 def make_objective(cfg: TransformerConfig, head: Head, scale: float = 1.0) -> Callable:
-  """Returns the objective of the step: (params, batch, keys, step) -> {name: Term}.
+  """Returns the objective: (params, batch, keys, step) -> {name: Term}.
 
   Args:
-    scale: of the loss, which is a mean over the batch's rows (or words). As in the original, whose
-      loss is their sum, it is the batch size: clipping to a norm of 1 is then nearly always active.
+    scale: multiplies the loss, a mean over rows (or words). As in the original, whose loss is a
+      sum, it is the batch size, so clipping to a norm of 1 is nearly always active.
   """
 
   def objective(params, batch, keys, step):

@@ -1,25 +1,25 @@
-"""Named sums over a batch, and the measures that objectives share.
+"""Terms: named sums over a batch, and the metrics that objectives share.
 
-A term is a total and a count, so that a loss is total / count over the *global* batch however it is
-spread over devices and microbatches. An objective never normalises; the step does.
+A term is a total and a count; total / count over the *global* batch does not depend on sharding or
+microbatches. Objectives never normalise; the step does.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-SCORE_RANGE = (-16.0, 16.0)  # of the discriminator's logits in a score histogram; the ends clip
+SCORE_RANGE = (-16.0, 16.0)  # logits in a score histogram are clipped to it
 SCORE_BINS = 256
 
 
 @struct.dataclass
 class Term:
-  """A sum over the batch, what it is to be divided by, and its weight in the loss.
+  """A sum over the batch, its divisor, and its weight in the loss.
 
   Fields:
-    total: scalar, or an array for a quantity such as a histogram.
-    count: scalar, the number of things summed; it does not depend on the parameters.
-    weight: 0 for a term that is only reported; an array where it follows a schedule.
+    total: scalar, or an array such as a histogram.
+    count: scalar number of summands; independent of the parameters.
+    weight: 0 for a term that is only reported; an array if it follows a schedule.
   """
 
   total: jax.Array
@@ -28,16 +28,16 @@ class Term:
 
   @property
   def in_loss(self) -> bool:
-    """Whether it is part of the loss; one whose schedule gives 0 just now is."""
+    """True if it is part of the loss, even if its schedule is 0 at this step."""
     return isinstance(self.weight, jax.Array) or self.weight != 0
 
 
 def token_terms(name: str, loss, hit, counts: jax.Array, weight) -> dict[str, Term]:
-  """Returns {name}_loss (nats a token) and {name}_accuracy of tokens that were predicted.
+  """Returns {name}_loss (nats per token) and {name}_accuracy of predicted tokens.
 
   Args:
     loss, hit: [B, K] or [B, L], from `networks.nll`.
-    counts: the same shape, 1 on tokens that count, 0 elsewhere.
+    counts: the same shape, 1 on tokens that count, else 0.
   """
   counts = counts.astype(jnp.float32)
   number = counts.sum()
@@ -48,9 +48,9 @@ def token_terms(name: str, loss, hit, counts: jax.Array, weight) -> dict[str, Te
 
 
 def score_histogram(logits: jax.Array, label: jax.Array, weight: jax.Array) -> jax.Array:
-  """Counts logits [B, L] into [2, SCORE_BINS] bins, row 0 where label is False, 1 where True.
+  """Counts logits [B, L] in [2, SCORE_BINS] bins, row 0 for label False, row 1 for True.
 
-  As a product of one-hot matrices, because a scatter is serial on TPUs.
+  It multiplies one-hot matrices because a scatter is serial on TPUs.
   """
   low, high = SCORE_RANGE
   bins = jnp.clip((logits - low) * (SCORE_BINS / (high - low)), 0, SCORE_BINS - 1)
@@ -60,22 +60,22 @@ def score_histogram(logits: jax.Array, label: jax.Array, weight: jax.Array) -> j
 
 
 def detection_terms(name: str, logits, label, mask, weight) -> dict[str, Term]:
-  """Returns a binary classifier's loss (nats a token) and measures over the tokens in `mask`.
+  """Returns a binary classifier's loss (nats per token) and metrics over tokens in `mask`.
 
   Args:
-    name: prefix of the terms: "rtd" for replaced-token detection.
-    logits: [B, L] float32, positive where it says True.
+    name: prefix of the terms, "rtd" for replaced-token detection.
+    logits: [B, L] float32, positive for True.
     label, mask: [B, L] bool.
   """
   mask = mask.astype(jnp.float32)
   loss = jax.nn.softplus(jnp.where(label, -logits, logits)) * mask
-  said = jax.lax.stop_gradient(logits) > 0
+  predicted = jax.lax.stop_gradient(logits) > 0
   tokens, positives = mask.sum(), (label * mask).sum()
-  found = (said & label & (mask > 0)).sum().astype(jnp.float32)
+  found = (predicted & label & (mask > 0)).sum().astype(jnp.float32)
   return {
     f"{name}_loss": Term(loss.sum(), tokens, weight),
-    f"{name}_accuracy": Term(((said == label) * mask).sum(), tokens),
+    f"{name}_accuracy": Term(((predicted == label) * mask).sum(), tokens),
     f"{name}_recall": Term(found, positives),
-    f"{name}_precision": Term(found, (said * mask).sum()),
+    f"{name}_precision": Term(found, (predicted * mask).sum()),
     f"{name}_scores": Term(score_histogram(jax.lax.stop_gradient(logits), label, mask), tokens),
   }

@@ -1,8 +1,7 @@
-"""The optimizer's work and state shared out over the devices (ZeRO-1, Rajbhandari et al. 2020).
+"""ZeRO-1: optimizer state and updates sharded over devices (Rajbhandari et al. 2020).
 
-Each device adds up its part of the gradient (reduce-scatter), keeps and applies its part of the
-optimizer's state, and hears the rest of the update from the others (all-gather). For the inside of
-a mapped step; arrays that cannot be split evenly (`params.split_axis`) stay whole everywhere.
+Each device reduce-scatters the gradient, updates its shard, and all-gathers the updates. Arrays
+that no axis divides evenly (`params.split_axis`) stay replicated. For use in a mapped step.
 """
 
 from collections.abc import Callable
@@ -15,15 +14,15 @@ from electra_jax.core.params import split_axis
 
 
 def zero1_update(tx: optax.GradientTransformation, axis: str, devices: int) -> Callable:
-  """Returns what `step.replicated_update` does, with the optimizer's state in parts.
+  """Returns the equivalent of `step.replicated_update` with sharded optimizer state.
 
   Args:
-    tx: works on each number by itself, but for norms, which have to be `norm` of this module.
-    axis: of the map, over `devices` devices.
+    tx: elementwise, except for norms, which must be this module's `norm`.
+    axis: the mapped axis, of `devices` devices.
 
   Returns:
-    (this device's share of the gradient, its part of the state, params) -> (updates, whole; the new
-    part of the state; the norm of the gradient).
+    (this device's gradient, its optimizer shard, params) -> (updates, optimizer shard, gradient
+    norm).
   """
 
   def own(x: jax.Array) -> jax.Array:
@@ -53,10 +52,10 @@ def zero1_update(tx: optax.GradientTransformation, axis: str, devices: int) -> C
 
 
 def norm(whole: dict, axis: str, devices: int) -> Callable:
-  """Returns the global norm of trees whose arrays are in parts.
+  """Returns the global norm of trees of sharded arrays.
 
   Args:
-    whole: the tree of weights, of which trees may hold only some, or its shapes.
+    whole: the full tree of weights, or of shapes; the trees may be subtrees of it.
   """
   leaves = jax.tree_util.tree_leaves_with_path(whole)
   split = {path: split_axis(x.shape, devices) is not None for path, x in leaves}

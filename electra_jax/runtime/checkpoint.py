@@ -1,9 +1,8 @@
-"""Checkpoints: written in the background, whole or not at all, restored onto any devices.
+"""Asynchronous, atomic checkpoints that restore onto any devices.
 
-An orbax `CheckpointManager` keeps a folder a step. Each holds the state as plain arrays and, as
-JSON, what the run is, with a checksum of every array: orbax gives back a flipped bit without a
-word, so damage is found here when a checkpoint is read and not later by a strange loss. The caller
-of `save` waits for copies of the arrays only; these are checked while they are written.
+An orbax `CheckpointManager` keeps one folder per step: the state as arrays and, as JSON, metadata
+with a checksum per array, because orbax returns a flipped bit without an error. `save` blocks only
+to copy the arrays to the host; checks run in the background.
 """
 
 import contextlib
@@ -27,10 +26,10 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from electra_jax.core.params import named
 
-FOLDER = "checkpoints"  # inside a run's folder
-DELETING = "deleting"  # inside it: those no longer kept
-GRACE_SECS = 20  # for other processes, after a failure
-# What tensorstore says where a file cannot be read now, but may be whole.
+FOLDER = "checkpoints"  # in the run's folder
+DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
+GRACE_SECS = 20  # to wait for other processes after a failure
+# tensorstore's errors for a file that cannot be read now but may be intact.
 _NOT_NOW = re.compile("RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAVAILABLE|DEADLINE_EXCEEDED")
 
 
@@ -39,26 +38,25 @@ class CheckpointError(ValueError):
 
 
 class WriteError(CheckpointError):
-  """A checkpoint could not be written; those before it are whole."""
+  """A checkpoint could not be written; earlier ones are intact."""
 
 
 class DamagedError(CheckpointError):
-  """A checkpoint is not what was written."""
+  """A checkpoint's content differs from what was saved."""
 
 
 def _alone(action: Callable[[], Any]) -> Any:
-  """Is `processes.run_on_all` of one process: calls a function."""
+  """`processes.run_on_all` for one process."""
   return action()
 
 
 class Checkpoints:
-  """The checkpoints of one run; left with an error as a context, it is abandoned, else closed.
+  """The checkpoints of one run; as a context, abandoned after an error, else closed.
 
   Args:
-    workdir: the run's folder.
     keep: how many of the newest are kept.
-    keep_every_steps: those at multiples of this are kept for ever; 0 for none.
-    to_global: turns a state of this process into one over all processes, of ordinary shapes.
+    keep_every_steps: multiples of this are never deleted; 0 for none.
+    to_global: turns a process-local state into one over all processes, of unsharded shapes.
   """
 
   def __init__(
@@ -81,7 +79,7 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
-        save_decision_policy=policies.FixedIntervalPolicy(1),  # whoever calls `save` decides
+        save_decision_policy=policies.FixedIntervalPolicy(1),  # the caller of `save` decides
         preservation_policy=self._kept,
         todelete_subdir=DELETING,
         cleanup_tmp_directories=True,
@@ -92,34 +90,32 @@ class Checkpoints:
     self._delete(DELETING)
 
   def _delete(self, what: str) -> None:
-    # Those that are not kept are moved first: a run that is killed while it deletes would leave
-    # half a checkpoint among the whole ones. What cannot be deleted now is tried again.
+    # Checkpoints are moved to DELETING first, so that a run killed while deleting leaves no
+    # partial one among the others. Failed deletions are retried later.
     if jax.process_index() == 0:
       for path in self.folder.glob(what):
         shutil.rmtree(path, ignore_errors=True)
 
   def latest_step(self) -> int | None:
-    """Returns the step of the newest complete checkpoint, None where there is none."""
+    """Returns the step of the newest complete checkpoint, or None."""
     return self._manager.latest_step()
 
   def save(self, step: int, state, meta: Mapping[str, Any], run_on_all: Callable = _alone) -> None:
-    """Saves in the background; raises here if the save before this one failed.
-
-    A step that is there already is left alone. The state may be given away once this returns.
+    """Saves in the background, unless the step is saved already; the state may then be donated.
 
     Args:
-      run_on_all: calls a function, and raises on all processes what it raises on one.
+      run_on_all: calls a function and, if it raises on one process, raises on all.
 
     Raises:
-      WriteError: the save before this one failed, or there is no room. The next may succeed.
-      CheckpointError: the state of the save before this one is not finite; nothing was saved.
+      WriteError: the previous save failed, or the disk is full. The next save may succeed.
+      CheckpointError: the previous save's state was not finite; nothing was saved.
     """
     if step == self.latest_step():
       return
     state, meta = self._to_global(state), json.loads(json.dumps({**meta, "step": step}))
-    self._delete(f"{DELETING}/*")  # not the folder, the save under way may just be using it
+    self._delete(f"{DELETING}/*")  # not the folder itself, which a running save may use
     run_on_all(lambda: self._refuse_full_disk(state))
-    arrays = _on_host(state)  # all processes together, where it is in parts
+    arrays = _on_host(state)  # a collective if the state is sharded
 
     def describe() -> dict[str, Any]:
       known, bad = _inspect(arrays)
@@ -131,7 +127,7 @@ class Checkpoints:
     self._guarded(lambda: self._manager.save(step, args=items))
 
   def _refuse_full_disk(self, state) -> None:
-    # Before anything is written: a disk that fills up halfway fails many writes, each noisily.
+    # Checked first: a disk that fills up halfway fails many writes, with an error each.
     needed = sum(x.nbytes for x in jax.tree.leaves(state))
     free = shutil.disk_usage(self.folder).free
     if free < needed:
@@ -141,7 +137,7 @@ class Checkpoints:
       )
 
   def wait(self) -> None:
-    """Waits until what was saved is on disk, and deletes what is not kept; raises as `save`."""
+    """Waits for pending saves and deletions; raises as `save`."""
     self._guarded(self._manager.wait_until_finished)
     self._delete(DELETING)
 
@@ -155,21 +151,19 @@ class Checkpoints:
       self.close()
 
   def close(self) -> None:
-    """Waits, and lets the folder go."""
+    """Waits, then closes the manager."""
     self.wait()
     self._manager.close()
 
   def abandon(self) -> bool:
-    """Lets the folder go after a failure; what is being saved may still be finished.
+    """Closes the manager after a failure; a running save may still finish.
 
-    With several processes that takes all of them, so it is waited for `GRACE_SECS` only.
-
-    Returns:
-      Whether nothing is left that waits for others.
+    With several processes this needs all of them, so it waits at most `GRACE_SECS`. Returns True if
+    nothing is left that waits for other processes.
     """
 
     def close() -> None:
-      with contextlib.suppress(Exception):  # a manager that has failed once repeats its error
+      with contextlib.suppress(Exception):  # a failed manager repeats its error
         self._manager.close()
 
     thread = threading.Thread(target=close, daemon=True)
@@ -178,23 +172,20 @@ class Checkpoints:
     return not thread.is_alive()
 
   def set_aside(self, step: int) -> Path:
-    """Moves a checkpoint out of the way, from process 0, and returns where it is then."""
+    """Moves a checkpoint to damaged/, on process 0, and returns its new path."""
     place, again = self.folder.parent / "damaged" / str(step), 0
     if jax.process_index() == 0:
-      while place.exists():  # what was set aside before may be the better one
+      while place.exists():  # keep earlier ones: they may be the better
         place, again = place.with_name(f"{step}.{again + 1}"), again + 1
       place.parent.mkdir(exist_ok=True)
       (self.folder / str(step)).rename(place)
     return place
 
   def reopen(self, run_on_all: Callable = _alone) -> None:
-    """Starts anew with what is there; after a failed save too, which it lets go.
-
-    Args:
-      run_on_all: as of `save`.
+    """Reopens the folder, abandoning a failed save; `run_on_all` as in `save`.
 
     Raises:
-      WriteError: processes wait for each other to finish a save that failed on one of them.
+      WriteError: processes still wait for each other in a save that failed on one of them.
     """
 
     def let_go() -> None:
@@ -221,15 +212,15 @@ class Checkpoints:
     return f"the one of step {steps[-1]} is whole" if steps else "there is none before it"
 
   def restore(self, step: int, shapes, run_on_all: Callable = _alone) -> tuple[Any, dict[str, Any]]:
-    """Returns the state of a step, on whatever devices `shapes` names, and what is beside it.
+    """Returns the state of a step, on the devices of `shapes`, and its metadata.
 
     Args:
-      shapes: a tree of ShapeDtypeStruct with the sharding to restore to.
-      run_on_all: as of `save`.
+      shapes: a tree of ShapeDtypeStruct with the target sharding.
+      run_on_all: as in `save`.
 
     Raises:
-      DamagedError: it is damaged.
-      CheckpointError: it holds other arrays than `shapes`, or cannot be read now.
+      DamagedError: the checkpoint is damaged.
+      CheckpointError: its arrays do not match `shapes`, or it cannot be read now.
     """
 
     def read() -> tuple[Any, dict[str, Any]]:
@@ -238,21 +229,19 @@ class Checkpoints:
       return _read_state(self.folder, step, shapes), meta
 
     state, meta = run_on_all(read)
-    found, bad = _inspect(_on_host(state))  # all processes together, where it is in parts
+    found, bad = _inspect(_on_host(state))  # a collective if the state is sharded
     run_on_all(lambda: _compare(self.folder, step, found, bad, meta["arrays"]))
     return state, meta
 
 
 def restore_params(workdir: str | Path, shapes) -> tuple[Any, int]:
-  """Returns the parameters of another run's newest checkpoint, and its step.
+  """Returns the parameters and the step of another run's newest checkpoint, changing nothing there.
 
   Args:
-    workdir: the other run's folder; nothing in it is changed.
-    shapes: a tree of ShapeDtypeStruct with the sharding to restore to.
+    shapes: a tree of ShapeDtypeStruct with the target sharding.
 
   Raises:
-    CheckpointError: there is no checkpoint, it is damaged, or parameters are missing or have
-      another shape; they are listed.
+    CheckpointError: no checkpoint, damage, or missing or differently shaped parameters (listed).
   """
   folder = Path(workdir).resolve() / FOLDER
   steps = steps_on_disk(folder)
@@ -267,11 +256,11 @@ def restore_params(workdir: str | Path, shapes) -> tuple[Any, int]:
   return params["params"], step
 
 
-# Reading, by each process alone: orbax's manager would have them wait for each other.
+# Each process reads by itself: orbax's manager would synchronise them.
 
 
 def _read_meta(folder: Path, step: int) -> dict[str, Any]:
-  """Returns what was saved beside the state of a step."""
+  """Returns the metadata of a step."""
   with _reading(folder, step):
     meta = dict(ocp.JsonCheckpointHandler().restore(folder / str(step) / "meta"))
     digest = meta.pop("crc32", None)  # older checkpoints have none
@@ -283,7 +272,7 @@ def _read_meta(folder: Path, step: int) -> dict[str, Any]:
 
 
 def _read_state(folder: Path, step: int, shapes, **kwargs):
-  """Returns the arrays of a step, as `shapes` has them."""
+  """Returns the arrays of a step, with the shapes and sharding of `shapes`."""
   restore_args = ocp.checkpoint_utils.construct_restore_args(shapes)
   args = ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, **kwargs)
   with _reading(folder, step):
@@ -292,7 +281,7 @@ def _read_state(folder: Path, step: int, shapes, **kwargs):
 
 @contextlib.contextmanager
 def _reading(folder: Path, step: int) -> Iterator[None]:
-  """Says of which checkpoint an error is; damage is only what will be there tomorrow."""
+  """Adds the path; classifies errors as transient or permanent (damage)."""
   try:
     yield
   except Exception as error:
@@ -304,8 +293,8 @@ def _reading(folder: Path, step: int) -> Iterator[None]:
 
 
 def _state_handler() -> ocp.PyTreeCheckpointHandler:
-  # One replica is written whole. Writing a slice from each device would compile a slice for every
-  # shape on every device, which took 5 s at the first save on 8 devices, for a model of no size.
+  # Write one full replica. Slices from each device would be compiled per shape and device, which
+  # took 5 s in the first save of a tiny model on 8 devices.
   arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
   return ocp.PyTreeCheckpointHandler(
     type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
@@ -313,9 +302,9 @@ def _state_handler() -> ocp.PyTreeCheckpointHandler:
 
 
 class _CheckedState(ocp.AsyncCheckpointHandler):
-  """Writes a state and, beside it, what is found out about it meanwhile."""
+  """Writes a state and, meanwhile, computes the metadata."""
 
-  save = restore = None  # it is read by `_read_state`
+  save = restore = None  # `_read_state` reads it
 
   def __init__(self):
     self._arrays = _state_handler()
@@ -330,39 +319,35 @@ class _CheckedState(ocp.AsyncCheckpointHandler):
         (directory.parent / "meta").mkdir()
         (directory.parent / "meta" / "metadata").write_text(json.dumps(meta))
 
-    # Waited for as the last: where it fails, nothing is being written any more.
+    # Last, so that nothing is still being written when it fails.
     return [*written, ocp.future.CommitFutureAwaitingContractedSignals(describe())]
 
 
 @ocp.args.register_with_handler(_CheckedState, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _CheckedSave(ocp.args.CheckpointArgs):
-  """A state, and what returns, in a thread, the JSON beside it, or raises to save neither."""
+  """A state, and a function that returns its metadata in a thread, or raises to cancel the save."""
 
   state: Any
   describe: Callable[[], dict[str, Any]]
 
 
 def steps_on_disk(folder: Path) -> list[int]:
-  """Returns the steps that have a folder, in order; unfinished ones have another name."""
+  """Returns the saved steps in order; unfinished saves have non-numeric names."""
   if not folder.is_dir():
     return []
   return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
 
 
-# Arrays by name.
-
-
 def _on_host(state) -> dict[str, np.ndarray]:
-  """Returns {name: array} of a state on this host; they stay when the state is given away.
+  """Returns {name: array} on this host; the arrays outlive donation of the state.
 
-  Without a copy on a CPU where they are whole on every device: a step does not overwrite what NumPy
-  has a view of. From a GPU to pinned memory, as orbax's own copies: 1.3 GB take 25 ms from an H100,
-  and a second to memory of the ordinary kind.
+  On CPU, replicated arrays are not copied: a step does not overwrite memory that NumPy views. GPU
+  arrays go to pinned memory, as in orbax: 1.3 GB take 25 ms from an H100, 1 s to pageable memory.
   """
 
   def start(x: jax.Array) -> jax.Array | np.ndarray:
-    if not x.is_fully_replicated:  # its parts may be on other hosts
+    if not x.is_fully_replicated:  # its shards may be on other hosts
       return x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True)
     whole = x.addressable_data(0)
     if jax.default_backend() != "gpu":
@@ -375,7 +360,7 @@ def _on_host(state) -> dict[str, np.ndarray]:
 
 
 def _inspect(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, dict], list[str]]:
-  """Returns {name: {shape, dtype, crc32}} of arrays, and the names of what is not finite."""
+  """Returns {name: {shape, dtype, crc32}}, and the names of arrays that are not finite."""
 
   def facts(x: np.ndarray) -> tuple[dict, bool]:
     finite = not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
@@ -389,7 +374,7 @@ def _inspect(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, dict], list[st
 
 
 def _digest(meta: Mapping[str, Any]) -> int:
-  """Returns the CRC-32 of what is saved beside the state; the same once it went through JSON."""
+  """Returns the CRC-32 of the metadata; a JSON round trip does not change it."""
   return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
 
 
@@ -400,7 +385,7 @@ def _refuse_not_finite(bad: list[str]) -> None:
 
 
 def _compare(folder: Path, step: int, found: dict, bad: list[str], arrays: Mapping) -> None:
-  """Refuses arrays that are not the ones that were saved."""
+  """Raises DamagedError if checksums differ or arrays are not finite."""
   if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
     text = f"{len(wrong)} arrays do not match their checksums, {wrong[0]} among them"
     raise _damaged(folder, step, ValueError(text))
@@ -409,7 +394,7 @@ def _compare(folder: Path, step: int, found: dict, bad: list[str], arrays: Mappi
 
 
 def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:
-  """Refuses a checkpoint whose arrays have other names or shapes than the model's."""
+  """Raises CheckpointError if arrays have other names or shapes than the model's."""
   wanted = named(shapes)
   problems = [f"{name} is missing" for name in wanted if name not in arrays]
   problems += [f"{name} is unknown here" for name in arrays if name not in wanted]
@@ -431,10 +416,10 @@ def _damaged(folder: Path, step: int, error: Exception) -> DamagedError:
 
 
 def _cause(error: BaseException) -> str:
-  """Returns what the system said, else the first line of an error, shortened."""
+  """Returns the OS error text, else the first line of the message, shortened."""
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
-  # tensorstore ends with it, before details whose order varies.
+  # tensorstore's message ends with the OS error and then details of varying order.
   if match := re.search(r": ([^:\[]*) \[(?:os_error_code|tensorstore_spec)=", str(error)):
     return match[1]
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]

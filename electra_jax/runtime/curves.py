@@ -1,4 +1,4 @@
-"""A picture of a run: its metrics.jsonl as curves.png."""
+"""Plots of a run: metrics.jsonl as curves.png."""
 
 import math
 from collections.abc import Mapping
@@ -7,20 +7,19 @@ from pathlib import Path
 from electra_jax.runtime import metrics, terminal
 from electra_jax.runtime.workdir import replacing
 
-# Steps of a line's colour; held-out points have the colour of the training line they belong to.
+# One colour per metric, for its training line and its held-out points.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
 FRACTIONS = ("accuracy", "recall", "precision", "auc", "replaced", "copied")
 
 
 def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, float]]) -> None:
-  """Draws training as lines and held-out evaluations as points, and writes a PNG.
+  """Plots training as lines and held-out evaluations as points, and writes a PNG atomically.
 
   Args:
-    path: the picture; replaced only when the new one is complete.
     history: lines of metrics.jsonl.
-    references: {metric: (label, value)} drawn as dashed levels.
+    references: {metric: (label, value)}, drawn as dashed lines.
   """
-  # The figure's own canvas: no display is looked for, whatever matplotlib is configured to.
+  # A canvas of its own, so that matplotlib never looks for a display.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -41,10 +40,10 @@ def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, fl
 
 
 def layout(history: list[dict]) -> dict[str, list[str]]:
-  """Returns {title: names of the metrics}, a panel each, from whatever metrics there are.
+  """Returns {title: metric names}, one entry per panel.
 
-  Losses have a panel each. Fractions share one where their names begin alike, and those left alone
-  share another. What remains has a panel each; how fast it went is left out.
+  Each loss has a panel. Fractions with a common prefix share one, and single ones share another.
+  Other metrics have a panel each; timings are omitted.
   """
   skipped = {"step", "split", *metrics.TIMING, "param_norm", "update_norm"}
   names = [n for n in dict.fromkeys(k for line in history for k in line) if n not in skipped]
@@ -94,5 +93,5 @@ def _panel(axis, title: str, names: list[str], history: list[dict], references) 
 
 def _points(history: list[dict], split: str, name: str) -> tuple[list[int], list[float]]:
   lines = [x for x in history if x["split"] == split and name in x]
-  # None (nothing was counted) leaves a gap.
+  # None (a count of 0) leaves a gap.
   return [x["step"] for x in lines], [math.nan if x[name] is None else x[name] for x in lines]

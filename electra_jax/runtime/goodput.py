@@ -1,4 +1,4 @@
-"""Where the wall time of a run goes, and how fast its steps are."""
+"""Wall time of a run by activity, and the speed of its steps."""
 
 import collections
 import contextlib
@@ -10,9 +10,9 @@ ORDER = ("steps", "compile", "data", "save", "restore", "evaluation", "rest")
 
 
 class Goodput:
-  """Splits the time since it was made among what was done; every moment counts for one thing.
+  """Splits wall time since construction among activities; each moment counts once.
 
-  On accelerators the host is ahead of the device: waiting for data may hide behind steps under way.
+  On accelerators the host runs ahead of the device, so data waits may overlap with steps.
   """
 
   def __init__(self):
@@ -27,7 +27,7 @@ class Goodput:
 
   @contextlib.contextmanager
   def doing(self, activity: str) -> Iterator[None]:
-    """Counts the time inside for an activity; what it is inside of does not count it."""
+    """Counts the time inside for `activity`, and not for an enclosing one."""
     before = self._switch(activity)
     try:
       yield
@@ -53,12 +53,12 @@ class Goodput:
 
 
 class Speed:
-  """Speed between two lines of the log: of steps and of waiting for data, without all else.
+  """Speed between two log lines, counting only steps and data waits.
 
   Args:
-    goodput: in which both are counted as "steps" and "data".
-    flops_per_step: matmul FLOPs of a step, over all devices.
-    peak: FLOP/s of all devices together.
+    goodput: it counts these as "steps" and "data".
+    flops_per_step: matmul FLOPs over all devices.
+    peak: FLOP/s of all devices.
   """
 
   def __init__(
@@ -73,11 +73,11 @@ class Speed:
     return secs.get("steps", 0.0) + secs.get("data", 0.0)
 
   def restart(self, step: int) -> None:
-    """Leaves out what was before: `step` is done."""
+    """Starts a new interval after `step`."""
     self._first_step, self._first_secs = step, self._secs()
 
   def read(self, step: int, steps_left: int) -> dict[str, float | None]:
-    """Returns the speed since the last reading, and starts anew."""
+    """Returns the speed since the last reading, and starts a new interval."""
     secs, steps = self._secs() - self._first_secs, step - self._first_step
     self.restart(step)
     rate = steps / secs if steps and secs else math.nan

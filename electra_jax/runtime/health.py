@@ -1,8 +1,8 @@
-"""Judges the lines of a run's log: losses that spike, networks that collapse.
+"""Warnings from a run's log lines: loss spikes and collapsed networks.
 
-Nothing here knows an objective. Terms are judged by their names, as in metrics.jsonl: a loss with
-an accuracy beside it (`mlm_loss`, `mlm_accuracy`), a discriminator's `_auc` and `_recall`, and a
-generator's `sample_entropy`. What an objective does not report is not judged.
+Metrics are recognised by name, as in metrics.jsonl: a loss with an accuracy (`mlm_loss`,
+`mlm_accuracy`), a discriminator's `_auc` and `_recall`, a generator's `sample_entropy`. Metrics
+that an objective does not report are not checked.
 """
 
 import collections
@@ -11,24 +11,24 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 
-LEAST_LINES = 5  # of a loss, before there is a level that it can rise above
+LEAST_LINES = 5  # of a loss before it is checked for spikes
 LEAST_RISE = 0.1  # nats: a loss near 0 may double by chance
-# Median deviations from the median that noise does not reach, 4.7 standard deviations: lines of a
-# step each, of a few sequences, differ by more than a tenth.
+# Noise limit in median absolute deviations; 7 are 4.7 standard deviations. Lines of one step of a
+# few sequences differ by more than a tenth.
 NOISE = 7
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Where trouble begins; a limit of 0 switches that judgement off.
+  """Thresholds of the warnings; 0 disables a check.
 
   Fields:
-    window: lines that a collapse has to last, and whose median a loss is compared with.
-    loss_spike: a loss over that median, if it is beyond the window's noise too.
-    auc_margin: a discriminator's AUC is less than this from 0.5, which is guessing.
-    recall: it finds less than this share of the replaced tokens: it always says "original".
-    entropy_ratio: the generator's entropy is below this times its loss; calibrated, they are equal.
-    after_step: collapses are looked for after this step only: discriminators begin with "original".
+    window: lines that a collapse must last; also the window of a loss's median.
+    loss_spike: ratio of a loss to that median; the rise must also exceed the window's noise.
+    auc_margin: a discriminator's AUC closer than this to 0.5 is guessing.
+    recall: least fraction of replaced tokens found; below it, the answer is always "original".
+    entropy_ratio: least ratio of the generator's entropy to its loss; 1 if calibrated.
+    after_step: collapses are checked after this step; discriminators start with "original".
   """
 
   window: int
@@ -49,11 +49,10 @@ class Limits:
 
 
 class Health:
-  """What has been seen of a run so far, as far as the next line is judged by it.
+  """The state of the checks of a run.
 
   Args:
-    history: lines of metrics.jsonl that a resumed run continues: it judges as if it had not been
-      interrupted. Lines of evaluations are passed over.
+    history: lines of metrics.jsonl to replay, so that a resumed run warns as if uninterrupted.
   """
 
   def __init__(self, limits: Limits, history: Iterable[Mapping] = ()):
@@ -65,20 +64,20 @@ class Health:
         self.check(line["step"], line)
 
   def check(self, step: int, values: Mapping[str, float | None]) -> list[str]:
-    """Takes a line of the log and returns a warning for every trouble that begins with it."""
-    told = [*self._spikes(values), *self._collapses(step, values)]
-    return [f"step {step:,}: {text}" for text in told]
+    """Takes a log line and returns a warning for each problem that begins with it."""
+    warnings = [*self._spikes(values), *self._collapses(step, values)]
+    return [f"step {step:,}: {text}" for text in warnings]
 
   def _spikes(self, values: Mapping) -> Iterator[str]:
     if not self._limits.loss_spike:
       return
     for name, value in values.items():
       stem = name.removesuffix("_loss")
-      # Not the weighted sum `loss`: it jumps where a schedule changes a weight.
+      # Not the weighted sum `loss`: it jumps when a schedule changes a weight.
       if stem == name or value is None or f"{stem}_accuracy" not in values:
         continue
-      # A discriminator's task gets harder as its generator learns, and its loss rises, but to no
-      # more than log 2, which costs nothing but to know how many tokens are replaced.
+      # A discriminator's loss rises as its generator learns, but without a collapse only to log 2,
+      # the most that predicting the base rate can cost.
       least = math.log(2) if f"{stem}_auc" in values else 0.0
       level = self._levels.setdefault(name, _Level(self._limits, least))
       lines = len(level.usual)
@@ -105,38 +104,35 @@ class Health:
 
 
 class _Level:
-  """Where a loss usually is: its last lines without those of spikes."""
+  """The usual level of a loss: its last lines, without spikes."""
 
   def __init__(self, limits: Limits, least: float):
     self._ratio, self._least = limits.loss_spike, least
     self.usual = collections.deque(maxlen=max(limits.window, LEAST_LINES))
-    self._high: list[float] = []  # the lines of a spike that is going on
+    self._high: list[float] = []  # lines of the current spike
 
   def take(self, value: float) -> float | None:
-    """Takes a line's loss and returns the usual median if a spike begins here."""
+    """Takes a loss and returns the usual median if a spike begins here."""
     if len(self.usual) < LEAST_LINES:
       self.usual.append(value)
       return None
     median, begins = statistics.median(self.usual), not self._high
     noise = statistics.median(abs(x - median) for x in self.usual)
     rise = max((self._ratio - 1) * median, NOISE * noise, LEAST_RISE)
-    # A spike ends half way back, so that one loss that wavers at the limit is one spike.
+    # A spike ends half way back, so that a loss that wavers at the limit is one spike.
     if value <= max(median + (rise if begins else rise / 2), self._least):
       self.usual.append(value)
       self._high = []
       return None
     self._high.append(value)
-    if len(self._high) == self.usual.maxlen:  # it has come to stay
+    if len(self._high) == self.usual.maxlen:  # a new level, not a spike
       self.usual.extend(self._high)
       self._high = []
     return median if begins else None
 
 
 def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, str]]:
-  """Yields (name, whether it is as in a collapse, what is seen, what to do) for what is reported.
-
-  None says nothing: it was not counted.
-  """
+  """Yields (name, is_bad, observation, advice) for each metric that has a value."""
   for name, value in values.items():
     if value is None:
       continue

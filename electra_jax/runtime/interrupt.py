@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C, turned into a question that a loop asks after each step."""
+"""Stop signals (SIGTERM, SIGUSR1, Ctrl-C), which the training loop polls after each step."""
 
 import os
 import signal
@@ -6,17 +6,17 @@ import signal
 import jax
 from jax.experimental import multihost_utils
 
-# Exit code of a run that was stopped before its last step, as of a process that SIGTERM ended: what
-# keeps jobs running (SLURM, Kubernetes) starts it again, and takes only 0 for done.
+# Exit code of a run stopped before its last step, as of a process ended by SIGTERM. SLURM and
+# Kubernetes restart such a job; only 0 means done.
 STOPPED = 128 + signal.SIGTERM
 
 
 class StopSignals:
-  """While it is entered, a signal to stop is noted instead of obeyed; a second Ctrl-C interrupts.
+  """A context that records stop signals instead of obeying them; a second Ctrl-C interrupts.
 
-  SIGUSR1 is what SLURM can send before a time limit. With several processes a signal may reach only
-  one of them, or each at another step. There `jax.distributed` takes SIGTERM and the processes
-  agree on the step after which all stop.
+  SLURM can send SIGUSR1 before a time limit. With several processes, signals may reach only some,
+  at different steps. `jax.distributed` then handles SIGTERM, and all agree on the step to stop
+  after.
   """
 
   def __init__(self):
@@ -45,7 +45,7 @@ class StopSignals:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
   def requested(self, step: int) -> str | None:
-    """Returns the name of the signal to stop for after this step, None to go on."""
+    """Returns the signal to stop for after this step, or None."""
     if self._alone:
       return self._name
     return "SIGTERM" if multihost_utils.reached_preemption_sync_point(step) else None

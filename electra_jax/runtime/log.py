@@ -1,4 +1,4 @@
-"""What is told about a run, where it is kept: metrics.jsonl, event files, the screen."""
+"""The log of a run: metrics.jsonl, TensorBoard event files and the terminal."""
 
 import contextlib
 import errno
@@ -14,10 +14,9 @@ from electra_jax.runtime.workdir import naming, replacing
 
 
 class History:
-  """metrics.jsonl: one line a log step or evaluation, `{"step", "split", name: value...}`.
+  """metrics.jsonl: one line per log step or evaluation, `{"step", "split", name: value...}`.
 
-  A resumed run continues the same file: lines beyond the step it resumes from, and a line that was
-  cut off, are dropped first.
+  A resumed run first drops lines beyond its step and a truncated last line.
   """
 
   def __init__(self, path: Path, resumed_step: int | None):
@@ -30,7 +29,7 @@ class History:
     self._file = path.open("ab", buffering=0)
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Appends a line: the whole of it, or nothing where this raises.
+    """Appends a line completely, or not at all if it raises.
 
     Raises:
       OSError: naming the file.
@@ -47,7 +46,7 @@ class History:
         raise
 
   def sync(self) -> None:
-    """Returns when the lines are on the disk, or in the bucket. Raises OSError, naming the file."""
+    """Flushes the lines to disk or bucket. Raises OSError, naming the file."""
     with naming(self.path):
       os.fsync(self._file.fileno())
 
@@ -57,20 +56,19 @@ class History:
 
 
 class Events:
-  """Event files for TensorBoard.
+  """TensorBoard event files, written in the calling thread.
 
-  Written in the thread that calls: tensorboardX's own writer has another, which a full disk ends,
-  and then waits for it for ever.
+  tensorboardX's own writer uses a thread that a full disk ends, then waits for it forever.
   """
 
   def __init__(self, folder: Path, purge_step: int):
-    # Slow to import, and not needed without it.
+    # Slow imports, needed here only.
     from tensorboardX import event_file_writer, summary
     from tensorboardX.proto import event_pb2
 
     folder.mkdir(parents=True, exist_ok=True)
     self._folder, self._event, self._scalar = folder, event_pb2.Event, summary.scalar
-    # What an earlier part of the run wrote of steps that are trained again is hidden.
+    # START hides earlier events of steps that are now trained again.
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     with naming(folder):
       self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
@@ -92,14 +90,13 @@ class Events:
 
 
 class Log:
-  """Everything that is told about a run, told once.
+  """All outputs of a run.
 
   Args:
-    folder: the run's folder; metrics.jsonl and tensorboard/ are written there.
-    start_step: the step the run starts or resumes from.
-    resumed: whether there is a history to continue.
-    must_write: whether a line that cannot be written ends the run; else that is said.
-    enabled: False in all processes but one.
+    folder: the run's folder, for metrics.jsonl and tensorboard/.
+    start_step: the step from which the run starts or resumes.
+    must_write: raise if a line cannot be written; if False, warn.
+    enabled: True in one process only.
   """
 
   def __init__(
@@ -126,7 +123,7 @@ class Log:
 
   @contextlib.contextmanager
   def _writing(self, what: str) -> Iterator[None]:
-    """Raises, or only tells, what cannot be written."""
+    """Raises, or only warns, if `what` cannot be written."""
     try:
       yield
     except OSError as error:
@@ -135,7 +132,7 @@ class Log:
       self.warn([f"{what}: not written to {error.filename}: {error.strerror}"])
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Writes one line everywhere."""
+    """Writes one line to all outputs."""
     if not self._enabled:
       return
     self.display.show(step, split, values)
@@ -144,20 +141,20 @@ class Log:
         place.write(step, split, values)
 
   def sync(self) -> None:
-    """Returns when the history is where a power cut, or the loss of this machine, leaves it."""
+    """Flushes metrics.jsonl, so that it survives a power cut or the loss of the machine."""
     for place in self._places:
       if isinstance(place, History):
         with self._writing("the history"):
           place.sync()
 
   def warn(self, warnings: Iterable[str]) -> None:
-    """Prints a line for each."""
+    """Prints one line per warning."""
     for warning in warnings:
       self.display.console.print(f"warning: {warning}", style="bold")
 
   def close(self) -> None:
-    """Closes the files, whatever they say."""
+    """Closes the files, ignoring errors."""
     for place in self._places:
-      with contextlib.suppress(OSError):  # what could not be written was told then
+      with contextlib.suppress(OSError):  # failed writes were already reported
         place.close()
     self._places = []

@@ -1,9 +1,7 @@
 """Metrics of a run: sums over the steps of a window, and their means.
 
-Nothing here knows an objective: the terms that a step reports are added up and divided, whatever
-they are called. By their names, terms ending in `_scores` are histograms
-[2, bins] of a score for two classes and are shown as the area under the ROC curve (`_auc`), and
-terms ending in `_loss` are in nats.
+Terms of any name are summed and divided. Terms ending in `_scores` are histograms [2, bins] of two
+classes' scores, reported as the area under the ROC curve (`_auc`); `_loss` terms are in nats.
 """
 
 import collections
@@ -16,9 +14,9 @@ import numpy as np
 
 from electra_jax.runtime.parallel import Packed
 
-# Shown as they are at the last step of a window; every other number of a step is averaged over it.
+# Reported for the last step of a window; other scalars are averaged over it.
 LAST = ("learning_rate", "param_norm")
-# How fast it went: the numbers of a line that differ between two runs of the same thing.
+# Timings: the only numbers of a line that differ between two identical runs.
 TIMING = (
   "sequences_per_sec",
   "tokens_per_sec",
@@ -32,11 +30,7 @@ TIMING = (
 
 
 class NotFiniteError(ArithmeticError):
-  """A number is NaN or infinite.
-
-  Fields:
-    step: of training in which it came up; None where that was an evaluation.
-  """
+  """A number is NaN or infinite; `step` is the training step, or None in evaluation."""
 
   step: int | None = None
 
@@ -45,8 +39,7 @@ def auc(scores: np.ndarray) -> float | None:
   """Returns the area under the ROC curve of a histogram of scores; ties count half.
 
   Args:
-    scores: [2, bins], how many negatives (row 0) and positives (row 1) fall into each bin, bins in
-      the order of the score.
+    scores: [2, bins], counts of negatives (row 0) and positives (row 1), by ascending score.
 
   >>> auc(np.array([[3, 1], [1, 3]]))  # of 16 pairs, 9 are in order and 6 tie
   0.75
@@ -59,7 +52,7 @@ def auc(scores: np.ndarray) -> float | None:
 
 
 def means(terms: Mapping[str, tuple]) -> dict[str, float | None]:
-  """Returns total / count of each term, None where nothing was counted; histograms as `_auc`."""
+  """Returns total / count of each term, None for a count of 0; histograms as `_auc`."""
   values = {}
   for name, (total, count) in terms.items():
     if np.ndim(total) == 0:
@@ -70,13 +63,10 @@ def means(terms: Mapping[str, tuple]) -> dict[str, float | None]:
 
 
 class Window:
-  """Adds up what the steps report between two lines, in float64 and in the order of the steps.
+  """Sums the metrics of the steps between two log lines, in float64 and in step order.
 
-  Reading a number from the device waits for it, so the last `ahead` steps stay unread: the device
-  has the next step queued while the host reads an old one. Each is checked when it is read.
-
-  The sums are part of a checkpoint (`state_dict`), so that a line is the same bit for bit whether
-  or not the run was interrupted inside its window.
+  Reading a metric blocks on the device, so the last `ahead` steps stay unread to keep it busy.
+  Checkpoints save the sums (`state_dict`), so an interruption does not change a bit of a line.
   """
 
   def __init__(self, saved: dict | None = None, *, ahead: int = 2):
@@ -86,7 +76,7 @@ class Window:
     self.steps = saved["steps"] if saved else 0
 
   def add(self, step: int, metrics: Packed) -> None:
-    """Takes the metrics of a step (numbered from 1), still on the device."""
+    """Adds the on-device metrics of a step (numbered from 1)."""
     self._unread.append((step, metrics))
     while len(self._unread) > self._ahead:
       self._read()
@@ -105,12 +95,12 @@ class Window:
     self.steps += 1
 
   def drain(self) -> None:
-    """Waits for every step so far, and checks it."""
+    """Waits for all steps so far, and checks that they are finite."""
     while self._unread:
       self._read()
 
   def close(self) -> dict[str, float | None]:
-    """Returns the values of the window, which has had a step, and starts the next one."""
+    """Returns the values of the window, which must have a step, and starts the next window."""
     self.drain()
     sums, last = self._newest.unpack(self._sum), self._newest.unpack(self._numbers)
     terms = means(sums.pop("terms"))
@@ -119,13 +109,13 @@ class Window:
     return losses_first({**terms, **scalars})
 
   def state_dict(self) -> dict:
-    """Returns the sums so far as JSON; floats survive it exactly."""
+    """Returns the sums as JSON, which keeps floats exactly."""
     self.drain()
     return {"sum": self._sum.tolist(), "steps": self.steps}
 
 
 def check_finite(where: str, packed: Packed, numbers: np.ndarray) -> None:
-  """Stops with the place and the names if some of the numbers of `packed` are NaN or infinite."""
+  """Raises NotFiniteError with `where` and the names of metrics that are NaN or infinite."""
   if np.isfinite(numbers).all():
     return
   bad = {}
@@ -138,10 +128,10 @@ def check_finite(where: str, packed: Packed, numbers: np.ndarray) -> None:
 
 
 def evaluate(eval_step, params, batches, step: int) -> dict[str, float | None]:
-  """Returns the values of `eval_step(params, batch)`, its terms summed over the batches.
+  """Returns the metrics of `eval_step(params, batch)` over all batches.
 
   Raises:
-    NotFiniteError: naming `step`, the number of steps that the parameters have seen.
+    NotFiniteError: naming `step`, the number of steps trained.
   """
   sums = 0.0
   for batch in batches:
@@ -153,12 +143,12 @@ def evaluate(eval_step, params, batches, step: int) -> dict[str, float | None]:
 
 
 def losses_first(values: dict) -> dict:
-  """Returns the values in the order in which they are shown."""
+  """Returns the values in display order."""
   return dict(sorted(values.items(), key=lambda item: not item[0].endswith("loss")))
 
 
 def read_history(path: Path) -> list[dict]:
-  """Returns the lines of metrics.jsonl; a last line that was cut off is left out."""
+  """Returns the lines of metrics.jsonl, without a truncated last line."""
   lines = []
   for text in path.read_text().splitlines() if path.exists() else ():
     try:

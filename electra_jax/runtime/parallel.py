@@ -1,7 +1,7 @@
-"""Devices: the only home of pmap.
+"""Data parallelism over devices: the only module that uses pmap.
 
-Since JAX 0.8 `pmap` is `jit` of `shard_map`. Used with `in_axes=(None, 0)` the state keeps its
-ordinary shapes, replicated on every device, and only the batch has a leading device axis.
+Since JAX 0.8, `pmap` is `jit` of `shard_map`. With `in_axes=(None, 0)` a replicated state keeps its
+ordinary shapes, and only the batch has a leading device axis.
 """
 
 import collections
@@ -26,11 +26,10 @@ AXIS = "data"
 
 
 def keep_freed_memory() -> None:
-  """Has malloc keep what is freed instead of giving it back, where the device is the CPU.
+  """Makes glibc's malloc keep freed memory, if the device is the CPU.
 
-  XLA allocates a step's temporaries at every step. glibc maps blocks of more than 32 MB from the
-  system and unmaps them when freed, so each step waits for fresh, zeroed pages: 594 against 787
-  sequences/s in two layers of 128 (LOG.md). Does nothing with another C library or on accelerators.
+  XLA allocates temporaries at every step. glibc unmaps freed blocks above 32 MB, so each step waits
+  for fresh, zeroed pages: 594 against 787 sequences/s in two layers of 128 (LOG.md).
   """
   if jax.default_backend() != "cpu" or platform.libc_ver()[0] != "glibc":
     return
@@ -40,7 +39,7 @@ def keep_freed_memory() -> None:
 
 
 def check_divisible(batch_size: int, accumulation: int, devices: int | None = None) -> None:
-  """Refuses a global batch that the devices (at hand, for None) and microbatches do not divide.
+  """Refuses a global batch that devices (None: all) x microbatches do not divide.
 
   Raises:
     ValueError: with both numbers.
@@ -64,23 +63,18 @@ def _global(spec: PartitionSpec) -> NamedSharding:
 
 @struct.dataclass
 class Packed:
-  """A tree of small arrays as one on the device: two dozen read one by one take a millisecond.
-
-  Fields:
-    flat: [n] float32, all their elements.
-    structure, shapes: of the tree.
-  """
+  """A tree of small arrays packed into `flat` [n] float32; two dozen reads take a millisecond."""
 
   flat: jax.Array
   structure: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
   shapes: tuple[tuple[int, ...], ...] = struct.field(pytree_node=False)
 
   def read(self) -> np.ndarray:
-    """Waits for the numbers and returns them on the host: [n] float64."""
+    """Waits for the numbers and returns them as [n] float64 on the host."""
     return np.asarray(self.flat).astype(np.float64)
 
   def unpack(self, flat: np.ndarray):
-    """Returns the tree whose elements are `flat` [n]: this one's, or sums of several alike."""
+    """Returns a tree of this structure with the elements `flat` [n]."""
     ends = np.cumsum([math.prod(shape) for shape in self.shapes])
     parts = np.split(flat, ends[:-1])
     parts = [part.reshape(shape)[()] for part, shape in zip(parts, self.shapes, strict=True)]
@@ -88,7 +82,7 @@ class Packed:
 
 
 def pack(tree) -> Packed:
-  """Returns a tree of arrays as one, to be called on the device."""
+  """Packs a tree of arrays; call it in the mapped function."""
   leaves, structure = jax.tree.flatten(tree)
   flat = jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in leaves])
   return Packed(flat, structure, tuple(jnp.shape(x) for x in leaves))
@@ -97,13 +91,10 @@ def pack(tree) -> Packed:
 def map_train_step(step: Callable, axes=None, devices: Sequence[jax.Device] | None = None):
   """Maps (state, batch) -> (state, metrics) over all devices; the state is donated.
 
-  The mapped step returns its metrics `Packed`, and has pmap's `lower`.
-
-  Args:
-    axes: of the state, as `StateSharding.axes`; None where it is replicated.
-    devices: as of `StateSharding`.
+  The result returns its metrics `Packed` and has pmap's `lower`. For `axes` and `devices` see
+  `StateSharding`; axes None means replicated.
   """
-  # With several processes pmap has to hash its out_axes, so the state leaves it as a tuple.
+  # With several processes pmap hashes its out_axes, so it returns the state as a tuple.
   out_axes = axes and tuple(jax.tree.leaves(axes, is_leaf=lambda a: a is None))
 
   def packed(state, batch):
@@ -128,7 +119,7 @@ def map_train_step(step: Callable, axes=None, devices: Sequence[jax.Device] | No
 
 
 def map_eval_step(step: Callable) -> Callable:
-  """Maps (params, batch) -> metrics over all devices; the mapped step returns them `Packed`."""
+  """Maps (params, batch) -> metrics over all devices; the result returns them `Packed`."""
 
   def packed(params, batch):
     return pack(step(params, batch))
@@ -139,26 +130,26 @@ def map_eval_step(step: Callable) -> Callable:
 def map_predict(step: Callable) -> Callable:
   """Maps (params, batch) -> arrays [b, ...] over all devices.
 
-  The mapped function returns them on the host, [B, ...] numpy, in the order of the batch's rows.
+  The result returns NumPy arrays [B, ...] in the order of the batch's rows.
   """
   mapped = jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=0)
 
   def predict(params, batch):
-    said = jax.device_get(mapped(params, batch))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), said)
+    outputs = jax.device_get(mapped(params, batch))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
   return predict
 
 
 def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
-  """Maps a function of one seed's arguments over several, within one program.
+  """Maps a function over several seeds, within one program.
 
-  Their axis is the first of what belongs to a seed, and of what is returned. Accelerators take the
-  seeds together; a CPU one after the other, because together they need S times the memory for
-  about the same speed (1.3 times in two layers of 128, 0.9 in four of 256, LOG.md).
+  Seeds are the first axis of batched arguments and of results. Accelerators vmap; a CPU loops: vmap
+  takes S times the memory for 1.3 times the speed in two layers of 128, 0.9 in four of 256
+  (LOG.md).
 
   Args:
-    batched: of each argument, whether every seed has its own.
+    batched: for each argument, whether it has a seed axis.
   """
   if jax.default_backend() != "cpu":
     return jax.vmap(function, in_axes=tuple(0 if own else None for own in batched))
@@ -176,26 +167,23 @@ def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
 
 
 def replicate(tree):
-  """Places a tree, once, on every device of this host."""
+  """Places a tree on every device of this host."""
   return jax.device_put(tree, _local(PartitionSpec()))
 
 
 class StateSharding:
-  """Which arrays of a state are replicated over the devices, and which are sharded.
+  """The sharding of a state: which arrays are sharded over devices and which are replicated.
 
-  Between the steps a sharded array has a first axis of devices, [D, ...]; in a checkpoint it has
-  its ordinary shape. So runs with sharded arrays and without, on any number of devices, read each
-  other's checkpoints.
+  Between steps a sharded array has a leading device axis, [D, ...]; in a checkpoint it has its
+  ordinary shape. Checkpoints therefore do not depend on sharding or on the number of devices.
 
   Args:
-    shapes: of the state, ordinary: a tree of ShapeDtypeStruct.
-    sharded: a tree prefix of booleans. Arrays where it is True are sharded along
-      `params.split_axis`, or replicated if no axis divides evenly.
-    devices: None for all; they may be devices that are only described, to compile for them.
+    shapes: the state's ordinary shapes, a tree of ShapeDtypeStruct.
+    sharded: a boolean tree prefix; True leaves are sharded along `params.split_axis`, if any.
+    devices: None for all; may be described devices, to compile for them.
 
   Fields:
-    axes: the state's axes for `map_train_step`: 0 where sharded, None where replicated; None if all
-      are.
+    axes: for `map_train_step`: 0 if sharded, None if replicated; None if all are replicated.
   """
 
   def __init__(self, shapes, sharded, devices: Sequence[jax.Device] | None = None):
@@ -210,7 +198,7 @@ class StateSharding:
     self.axes = None
     if not self._all_replicated:
       self.axes = jax.tree.map(lambda a: None if a < 0 else 0, self._split_axes)
-    # Of the arrays between the steps, and in a checkpoint.
+    # Between steps, and in a checkpoint.
     self._step_specs = jax.tree.map(lambda a: PartitionSpec(*[AXIS] * (a >= 0)), self._split_axes)
     self._specs = jax.tree.map(
       lambda a: PartitionSpec(*[None] * a, *[AXIS] * (a >= 0)), self._split_axes
@@ -237,7 +225,7 @@ class StateSharding:
     return jax.jit(self._join, out_shardings=jax.tree.map(_global, self._specs))
 
   def shapes(self):
-    """Returns the state's shapes as a checkpoint restores it."""
+    """Returns the state's shapes and sharding in a checkpoint."""
     return jax.tree.map(
       lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_global(spec)),
       self._shapes,
@@ -245,11 +233,11 @@ class StateSharding:
     )
 
   def step_shapes(self):
-    """Returns the state's shapes between the steps."""
+    """Returns the state's shapes between steps."""
     return jax.eval_shape(self._split, self._shapes)
 
   def to_global(self, state):
-    """Turns a state between steps into one over all processes, as a checkpoint wants it."""
+    """Turns a state between steps into one over all processes, as checkpoints store it."""
     state = _to_global(state, self._step_specs)
     return state if self._all_replicated else self._joining(state)
 
@@ -258,10 +246,7 @@ class StateSharding:
     return _to_local(state if self._all_replicated else self._splitting(state), self._step_specs)
 
   def init_state(self, function: Callable) -> Callable:
-    """Maps (replicated tree) -> function(tree), sharded from the start.
-
-    No device ever holds all of the sharded arrays.
-    """
+    """Maps (replicated tree) -> function(tree), sharded; no device ever holds it in full."""
     made = jax.jit(
       lambda tree: self._split(function(tree)),
       out_shardings=jax.tree.map(_global, self._step_specs),
@@ -271,7 +256,7 @@ class StateSharding:
 
 
 def _to_global(tree, specs):
-  """Turns arrays of this process into arrays over all of them, without moving a byte."""
+  """Turns process-local arrays into global ones, without copying."""
   if jax.process_count() == 1:
     return tree
   mesh = _global(PartitionSpec()).mesh
@@ -287,14 +272,14 @@ def _to_local(tree, specs):
 
 
 def shard(batch: Batch) -> Batch:
-  """Spreads this host's rows over its devices: [b, ...] numpy to [D, b / D, ...] on devices."""
+  """Shards this host's rows over its devices: [b, ...] numpy to [D, b / D, ...] on devices."""
   D = jax.local_device_count()
   split = jax.tree.map(lambda x: x.reshape(D, -1, *x.shape[1:]), batch)
   return jax.device_put(split, _local(PartitionSpec(AXIS)))
 
 
 def prefetch(batches: Iterable[Batch], ahead: int = 1) -> Iterator[Batch]:
-  """Yields batches on the devices, the next `ahead` of them already placed by a thread."""
+  """Yields batches on the devices; a thread places the next `ahead`."""
   placed, end = map(shard, batches), object()
   with concurrent.futures.ThreadPoolExecutor(1, "prefetch") as thread:
     queue = collections.deque(thread.submit(next, placed, end) for _ in range(ahead + 1))

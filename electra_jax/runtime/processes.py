@@ -1,4 +1,4 @@
-"""Several processes of one run: they meet, run_on_all, and notice when one is gone."""
+"""Coordination of a run's processes: start-up, collective errors, lost peers."""
 
 import collections
 import contextlib
@@ -27,21 +27,21 @@ def only_raised(error: Exception, kind: type[Exception]) -> bool:
   return getattr(error, "kinds", {type(error).__name__}) == {kind.__name__}
 
 
-# What a collective or the coordination service says when it does not reach another process.
+# Errors of a collective or the coordination service that cannot reach another process.
 _LOST = re.compile("gloo|nccl|coordination|heartbeat|connection|socket|unavailable|deadline", re.I)
 
 
 def initialize(
   coordinator: str = "", num_processes: int = 0, process_id: int = -1, timeout_secs: int = 300
 ) -> None:
-  """Joins the other processes of this run, before anything touches a device.
+  """Joins the run's other processes; call it before using a device.
 
-  With no coordinator, asks JAX to detect a cluster (TPU pod, SLURM, MPI); outside of one this is a
-  run of one process. If not all are there in time, or one falls silent, JAX's runtime aborts the
-  others (exit code 134) with a trace of its own.
+  Without a coordinator, JAX detects a cluster (TPU pod, SLURM, MPI), else the run has one process.
+  If one is missing at the time-out or silent later, JAX's runtime aborts the others (exit code
+  134).
 
   Args:
-    timeout_secs: how long to wait for all to come; for one that falls silent at most 100 s.
+    timeout_secs: wait for all to join; a silent process is noticed after at most 100 s.
 
   Raises:
     ValueError: only some of the first three arguments are given.
@@ -78,11 +78,10 @@ def initialize(
 
 @contextlib.contextmanager
 def abort_if_peer_lost() -> Iterator[None]:
-  """Ends this process where what is inside fails because another one of the run is gone.
+  """Ends this process if the code inside fails because another process is gone.
 
-  At once, as a process that JAX's runtime aborts (exit code 134): everything that cleans up would
-  wait for the other. On accelerators a collective says nothing, and JAX's runtime ends the process
-  when no heartbeat has come for `initialize`'s time-out.
+  It exits at once, with code 134 like JAX's aborts: clean-up would wait for the lost process. On
+  accelerators collectives hang; there JAX's runtime ends the process when heartbeats stop.
   """
   try:
     yield
@@ -95,18 +94,18 @@ def abort_if_peer_lost() -> Iterator[None]:
 
 
 @abort_if_peer_lost()
-def _everyones(said: np.ndarray) -> np.ndarray:
-  return multihost_utils.process_allgather(said)
+def _everyones(own: np.ndarray) -> np.ndarray:
+  return multihost_utils.process_allgather(own)
 
 
 def run_on_all(action: Callable[[], T]) -> T:
-  """Returns action(), or raises on every process if it raised on one: none waits for the others.
+  """Returns action(), or raises on every process if it raised on one, so that none waits.
 
   Args:
-    action: what each does by itself: nothing in it may wait for another process without an end.
+    action: runs on each process; it must not wait for another without a time limit.
 
   Raises:
-    PeerError: on the processes where the action did not fail, naming the first where it did.
+    PeerError: on processes where the action succeeded, naming the first that failed.
   """
   if jax.process_count() == 1:
     return action()
@@ -116,22 +115,22 @@ def run_on_all(action: Callable[[], T]) -> T:
   except Exception as error:
     failure = error
   reason = repr(failure).encode()[:1000] if failure else b""
-  said = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
-  heard = [bytes(row).rstrip(b"\0") for row in _everyones(said)]
-  told = {i: text.decode(errors="replace") for i, text in enumerate(heard) if text}
-  if not told:
+  padded = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
+  gathered = [bytes(row).rstrip(b"\0") for row in _everyones(padded)]
+  errors = {i: text.decode(errors="replace") for i, text in enumerate(gathered) if text}
+  if not errors:
     return result
-  first = min(told)
-  error = failure or PeerError(f"process {first} stopped: {told[first]}")
-  error.kinds = {text.partition("(")[0] for text in told.values()}
+  first = min(errors)
+  error = failure or PeerError(f"process {first} stopped: {errors[first]}")
+  error.kinds = {text.partition("(")[0] for text in errors.values()}
   raise error
 
 
 def assert_same(facts: dict[str, str]) -> None:
-  """Refuses, on every process, to go on where one has other facts than the rest.
+  """Raises on every process if one has other facts than the rest.
 
   Args:
-    facts: by what they are of ("configuration", "code"); the same names on all processes.
+    facts: {name: value} ("configuration", "code"), the same names on all processes.
 
   Raises:
     ValueError: naming the odd process, or of two the second.
@@ -139,10 +138,10 @@ def assert_same(facts: dict[str, str]) -> None:
   if jax.process_count() == 1:
     return
   digests = [hashlib.sha256(fact.encode()).digest() for fact in facts.values()]
-  said = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
-  heard = _everyones(said)  # [processes, facts, 32]
+  own = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
+  gathered = _everyones(own)  # [processes, facts, 32]
   for i, (name, fact) in enumerate(facts.items()):
-    values = [bytes(row[i]) for row in heard]
+    values = [bytes(row[i]) for row in gathered]
     usual = collections.Counter(values).most_common(1)[0][0]
     odd = [str(process) for process, value in enumerate(values) if value != usual]
     if odd:

@@ -1,8 +1,7 @@
-"""Which process of a run holds the others up.
+"""Detection of slow processes.
 
-The steps of all processes take equally long, because each waits for the others in the sum of the
-gradients. So what a step would take each alone is estimated from what it does not wait in: its
-devices' time for a small computation of their own, and its time without data.
+Step times are equal on all processes, because each waits in the gradient all-reduce. Each one's own
+time is estimated from a local matmul and its data wait, neither of which waits for others.
 """
 
 import functools
@@ -23,7 +22,7 @@ TRIES = 3
 
 @functools.cache
 def _work():
-  # Long enough that a core which others want too shows it: the system lets short work pass.
+  # Long enough to show a shared core: the scheduler lets short work pass undisturbed.
   size = 512 if jax.default_backend() == "cpu" else 4096
   dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
   work = jax.jit(lambda x: jax.lax.fori_loop(0, 8, lambda _, y: y @ x, x))
@@ -31,7 +30,7 @@ def _work():
 
 
 def probe_secs() -> float:
-  """Returns how long the slowest of this process's devices takes for a small computation."""
+  """Returns the time of a small local computation on this process's slowest device."""
   work, places = _work()
   times = []
   for _ in range(TRIES):
@@ -42,12 +41,12 @@ def probe_secs() -> float:
 
 
 def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.ndarray:
-  """Returns how long a step would take each process if it waited for no other.
+  """Returns [processes], the estimated step time of each if it waited for no other.
 
   Args:
-    step_secs: of a step of all together, data included.
-    data_secs: [processes] of it, waiting for data.
-    probes: [processes] `probe_secs`.
+    step_secs: the common step time, data included.
+    data_secs: [processes], the part spent waiting for data.
+    probes: [processes], from `probe_secs`.
 
   >>> own_secs(1.0, np.array([0.0, 0.0]), np.array([1.0, 2.0])).tolist()
   [0.5, 1.0]
@@ -57,13 +56,12 @@ def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.
 
 
 class StragglerDetector:
-  """Compares the processes of a run; all have to ask together.
+  """Compares the processes of a run; all must call it together.
 
   Args:
-    slow_ratio: a process is named whose own step time is above this times the median of the others'
-      on two lines in a row.
-    batch_size: sequences in a step of all together.
-    step: that the run starts from.
+    slow_ratio: warn if own step time / the others' median exceeds it on two lines in a row.
+    batch_size: global.
+    step: the run's first step.
   """
 
   def __init__(self, slow_ratio: float, batch_size: int, step: int):
@@ -79,11 +77,11 @@ class StragglerDetector:
   def after(
     self, step: int, sequences_per_sec: float | None, data_secs: float, log: Log
   ) -> Mapping[str, float]:
-    """Returns numbers for a line of the log, and warns where a process begins to be slow.
+    """Returns numbers for a log line, and warns when a process becomes slow.
 
     Args:
-      sequences_per_sec: of the steps since the line before, None where there were none.
-      data_secs: spent waiting for data here, since the start.
+      sequences_per_sec: since the previous line; None if there were no steps.
+      data_secs: this process's total wait for data.
     """
     first = self._step == self._start  # its first batch opens the data
     steps, waited = step - self._step, data_secs - self._data_secs
@@ -99,7 +97,7 @@ class StragglerDetector:
     return values
 
   def check(self, own: np.ndarray, data_secs: np.ndarray) -> tuple[Mapping[str, float], list[str]]:
-    """Returns the numbers and the warnings that follow from those of all processes [processes]."""
+    """Returns the numbers and warnings from the step times and data waits of all [processes]."""
     slowest = int(own.argmax())
     others = float(np.median(np.delete(own, slowest)))
     values = {
@@ -112,7 +110,7 @@ class StragglerDetector:
       return values, []
     self._lines = self._lines + 1 if self._suspect == slowest else 1
     self._suspect = slowest
-    if self._lines != 2:  # one line may be chance, and what lasts is told once
+    if self._lines != 2:  # one line may be chance; later ones would repeat the warning
       return values, []
     return values, [
       f"process {slowest} ({self._names[slowest]}) is slow: alone its steps would take"

@@ -1,4 +1,4 @@
-"""Metrics on the terminal: numbers as text with their units, and a progress bar."""
+"""Terminal output: metrics with units, and a progress bar."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
 def shown(name: str, value: float | None) -> str:
-  """Returns a number as text, with its unit.
+  """Formats a metric with its unit.
 
   >>> shown("rtd_loss", 0.41234), shown("rtd_recall", 0.5), shown("rtd_auc", None)
   ('0.4123 nats', '50.0 %', '-')
@@ -31,15 +31,15 @@ def shown(name: str, value: float | None) -> str:
 
 
 def label(name: str) -> str:
-  """Returns a metric's name as shown: `tokens_per_sec` is tokens, its number says per second."""
+  """Returns a metric's display name: `tokens_per_sec` is tokens, as its value has the unit."""
   short = name.removesuffix("_per_sec").removesuffix("_secs")
   return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")
 
 
 class Display:
-  """A progress bar with the newest numbers on a terminal; one plain line each elsewhere.
+  """A progress bar with the newest metrics on a terminal; plain lines elsewhere.
 
-  Use as a context manager, so that the terminal is whole again whatever happens.
+  As a context manager it restores the terminal on any exit.
   """
 
   def __init__(self, start_step: int, steps: int, console: Console | None = None):
@@ -68,7 +68,7 @@ class Display:
       self._progress.update(self._task, completed=step)
 
   def show(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Shows the newest numbers of a split ("train", "heldout")."""
+    """Shows the newest metrics of a split ("train", "heldout")."""
     if not self._live:
       numbers = " | ".join(f"{label(k)} {shown(k, v)}" for k, v in values.items())
       self.console.print(f"{split} step {step}/{self._steps} | {numbers}")

@@ -1,4 +1,4 @@
-"""Traces of some steps, for xprof: which operations take how long, on the host and the devices."""
+"""Profiler traces of selected steps, for xprof."""
 
 import re
 import signal
@@ -8,10 +8,10 @@ import jax
 
 
 def parse_steps(text: str) -> range:
-  """Returns the steps that "FIRST:LAST" names, both counted in; "" names none.
+  """Returns the steps of "FIRST:LAST", inclusive; "" gives none.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: the text has another form.
 
   >>> parse_steps("100:102"), parse_steps("7"), parse_steps("")
   (range(100, 103), range(7, 8), range(0, 0))
@@ -26,13 +26,9 @@ def parse_steps(text: str) -> range:
 
 
 class Tracer:
-  """Traces the steps it is told to, and, on SIGUSR2, those that come next.
+  """A context that traces `steps` (from 1) and, on SIGUSR2, the next `signal_steps` steps.
 
-  While it is entered. Files: FOLDER/plugins/profile/TIME/HOST.xplane.pb.
-
-  Args:
-    steps: to trace, numbered from 1.
-    signal_steps: how many to trace on a signal.
+  Files: FOLDER/plugins/profile/TIME/HOST.xplane.pb.
   """
 
   def __init__(self, folder: Path, steps: range, signal_steps: int):
@@ -53,7 +49,7 @@ class Tracer:
     self._asked = True
 
   def begin(self, step: int) -> None:
-    """Starts a trace if the step is the first of one. Call it before the step."""
+    """Starts a trace if it begins at this step. Call it before the step."""
     if self._asked:
       self._asked, self._steps = False, range(step, step + self._signal_steps)
     if step in self._steps and not self._running:
@@ -61,11 +57,11 @@ class Tracer:
       self._running = True
 
   def ends(self, step: int) -> bool:
-    """Whether the step is the last of a trace; wait for its end and call `finish`."""
+    """True if a trace ends with this step; then wait for the step and call `finish`."""
     return self._running and step + 1 not in self._steps
 
   def finish(self) -> str | None:
-    """Ends a trace and writes it; returns where it is."""
+    """Ends and writes a trace; returns a message with its folder."""
     if not self._running:
       return None
     jax.profiler.stop_trace()

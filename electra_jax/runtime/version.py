@@ -1,4 +1,4 @@
-"""Which code runs: the version, the commit, and a digest of the package's files."""
+"""The version of the running code: package version, commit and a digest of its files."""
 
 import functools
 import hashlib
@@ -22,7 +22,7 @@ def code_digest() -> str:
 
 @functools.cache
 def code_version() -> str:
-  """Returns the version, with the commit of a clone and whether it has changes."""
+  """Returns the version and, in a clone, the commit and whether there are changes."""
   root = PACKAGE.parent
   if not (root / ".git").exists():
     return __version__

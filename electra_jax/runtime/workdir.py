@@ -1,4 +1,4 @@
-"""A run's folder: who may write there, and what configuration it is of."""
+"""A run's folder: its lock, its configuration file, and atomic writes."""
 
 import contextlib
 import errno
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
-NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # what a file system without them says
+NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems without locks
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-  """Adds a path to an error of the system, which does not say where it was writing."""
+  """Adds the path to an OSError, which may lack it."""
   try:
     yield
   except OSError as error:
@@ -29,7 +29,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-  """Gives a path to write to, which becomes `path` when all went well: it is whole or as it was.
+  """Yields a temporary path that atomically replaces `path` if the block succeeds.
 
   Raises:
     OSError: naming `path`.
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-  """Yields a temporary folder to fill; it becomes `out` when the block ends without an error.
+  """Yields a temporary folder that becomes `out` if the block succeeds.
 
   Raises:
     ValueError: `out` exists.
@@ -64,10 +64,9 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def claim(workdir: Path) -> Iterator[None]:
-  """Holds a folder for this process, and makes it where it is missing.
+  """Locks a folder for this process, creating it if needed; the lock ends with the process.
 
-  The system lets it go when the process ends, however it ends. Mounted buckets know no locks, or
-  none that another host sees: `check_claim` finds out later.
+  Mounted buckets may lack locks that other hosts see; `check_claim` covers these.
 
   Raises:
     ValueError: a live process holds it.
@@ -94,14 +93,14 @@ def claim(workdir: Path) -> Iterator[None]:
 
 
 def check_claim(workdir: Path) -> None:
-  """Refuses to go on where another process has claimed the folder since this one did.
+  """Refuses to continue if another process has claimed the folder since.
 
   Raises:
     ValueError: naming the other.
   """
   try:
     holder = (workdir / LOCK_FILE).read_text().strip()
-  except FileNotFoundError:  # somebody tidied up; who claims the folder next makes it again
+  except FileNotFoundError:  # deleted by somebody; the next claim recreates it
     return
   if holder != _holder():
     raise ValueError(f"{workdir} has been taken over by {holder}")
@@ -112,7 +111,7 @@ def _holder() -> str:
 
 
 def read_config(workdir: Path) -> dict | None:
-  """Returns what `write_config` wrote there; None for a folder that nothing has run in yet.
+  """Returns the configuration saved by `write_config`, None in an unused folder.
 
   Raises:
     ValueError: the file is damaged, or the folder holds something else.
@@ -123,7 +122,7 @@ def read_config(workdir: Path) -> dict | None:
       return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
       raise ValueError(f"{path} is damaged ({error}): use another --workdir") from error
-  # Folders are left out: shards may lie in one of them, and so may what was compiled.
+  # Other folders are allowed: they may hold shards or the compilation cache.
   known = {LOCK_FILE, f"{CONFIG_FILE}.tmp", "config.tmp"}
   files = (p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
   strangers = sorted(set(files) - known)
@@ -135,6 +134,6 @@ def read_config(workdir: Path) -> dict | None:
 
 
 def write_config(workdir: Path, config: dict) -> None:
-  """Writes the configuration, whole or not at all."""
+  """Writes the configuration atomically."""
   with replacing(workdir / CONFIG_FILE) as temporary:
     temporary.write_text(json.dumps(config, indent=2) + "\n")

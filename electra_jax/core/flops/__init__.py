@@ -1,8 +1,8 @@
-"""Matrix-product FLOPs of a step, and what a device could do at most.
+"""Matmul FLOPs of a training step, and the peak FLOP/s of a device.
 
-Only products of matrices count, as they are really done: positions gathered before the vocabulary
-layer, look-ups free. A multiply and an add are two operations; training is three times the forward
-pass. The share of the peak that a run reaches (MFU) is this number over time and peak.
+Only executed matmuls count: positions are gathered before the vocabulary layer, lookups are free. A
+multiply and an add are two operations; training costs three forward passes. MFU = FLOPs / time /
+peak.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from electra_jax.core.heads import HEADS, mlm_head_flops
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES, generator_of
 
-# Dense bfloat16 peak of one device as JAX counts devices, FLOP/s, from the vendors' data sheets.
+# Dense bfloat16 peak of one JAX device in FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
   "NVIDIA A100": 312e12,
   "NVIDIA H100": 989e12,
@@ -37,7 +37,7 @@ PEAK_FLOPS = {
 
 
 def encoder_flops(cfg: TransformerConfig, length: int) -> int:
-  """Returns the forward FLOPs of one sequence of `length` tokens through one encoder."""
+  """Returns an encoder's forward FLOPs for one sequence of `length` tokens."""
   L, D, F = length, cfg.hidden_size, cfg.ffn_size
   block = 2 * L * (3 * D * D + D * D + 2 * D * F) + 2 * 2 * L * L * D
   project = 2 * L * cfg.embedding_size * D if cfg.embedding_size != D else 0
@@ -45,16 +45,15 @@ def encoder_flops(cfg: TransformerConfig, length: int) -> int:
 
 
 def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
-  """Returns the FLOPs of one sequence through the generator in a training step, by part.
+  """Returns the generator's FLOPs for one sequence in a training step, by part.
 
-  Trained parts count three times, forward and backward; a frozen generator and a second pass for
-  sampling without dropout once.
+  Trained parts count three times; a frozen generator and a second sampling pass count once.
   """
   generator = generator_of(spec)
   if generator is None or not generator.encoders:
     return {}
   cfg, K, towers = spec.generator, spec.masking.num_masked(length, True), len(generator.encoders)
-  # The vocabulary layer reads all encoders' states.
+  # The vocabulary layer reads the concatenated states of all encoders.
   wide = dataclasses.replace(cfg, hidden_size=towers * cfg.hidden_size)
   encoders, at_masked = towers * encoder_flops(cfg, length), mlm_head_flops(wide, K)
   if not generator.trained:
@@ -69,7 +68,7 @@ def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
 
 
 def main_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
-  """Returns the FLOPs of one sequence through the network that is kept, in a training step."""
+  """Returns the discriminator's FLOPs for one sequence in a training step, by part."""
   cfg, definition = spec.discriminator, OBJECTIVES[spec.objective]
   parts = {"discriminator": 3 * encoder_flops(cfg, length)}
   for name in definition.heads:
@@ -80,9 +79,9 @@ def main_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
 
 
 def step_flops(spec: PretrainSpec, batch_size: int, length: int) -> int:
-  """Returns the matrix FLOPs of one training step on the global batch.
+  """Returns the matmul FLOPs of one training step on the global batch.
 
-  What is computed a second time to save memory (`remat`, the vocabulary in slices) counts once.
+  Recomputation to save memory (`remat`, the chunked vocabulary) is not counted.
 
   >>> from electra_jax.core import masking
   >>> from electra_jax.core.encoder import TransformerConfig, generator_size
@@ -96,10 +95,10 @@ def step_flops(spec: PretrainSpec, batch_size: int, length: int) -> int:
 
 
 def peak_flops(device: jax.Device) -> tuple[float, str]:
-  """Returns the peak of one device in FLOP/s, and where the number is from.
+  """Returns a device's peak FLOP/s and the source of the number.
 
-  Accelerators by their data sheet; where there is none, the best of a few large products: of
-  bfloat16 on an accelerator, of float32 on a CPU, shared by the devices that it is divided into.
+  Without a data sheet it measures matmuls: bfloat16 on an accelerator, float32 on a CPU, whose peak
+  is divided by its number of JAX devices.
   """
   for kind in sorted(PEAK_FLOPS, key=len, reverse=True):
     if kind.lower() in device.device_kind.lower():
@@ -111,7 +110,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
 
 
 def measure_matmul_peak(size: int = 2048, repeats: int = 5, dtype: str = "float32") -> float:
-  """Returns the FLOP/s of the fastest of `repeats` products of size x size matrices."""
+  """Returns the FLOP/s of the fastest of `repeats` size x size matmuls."""
   product = jax.jit(jnp.matmul)
   a = jnp.ones((size, size), dtype)
   product(a, a).block_until_ready()

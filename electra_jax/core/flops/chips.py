@@ -1,4 +1,4 @@
-"""What an accelerator's chip has, by its data sheet: memory, speed, links to its neighbours.
+"""Data sheets of TPU chips: memory, bandwidths and links.
 
 Peaks are in `flops.PEAK_FLOPS`. Links are as in "How to Scale Your Model" (2025), Section 2.
 """
@@ -13,12 +13,12 @@ class Chip:
 
   Fields:
     kind: its key in `flops.PEAK_FLOPS`.
-    memory: bytes of its HBM.
-    memory_rate: bytes/s of its HBM.
-    link_rate: bytes/s of one axis of the torus, both directions together.
-    wraps: an axis closes to a ring where its length is a multiple of this; in three dimensions
-      only if all axes do ("TPU v4", Google Cloud: smaller slices are meshes).
-    cores: of which it has two, they work as one.
+    memory: bytes of HBM.
+    memory_rate: bytes/s of HBM.
+    link_rate: bytes/s of one torus axis, both directions together.
+    wraps: an axis forms a ring if its length is a multiple of this; in three dimensions only if all
+      axes are ("TPU v4", Google Cloud: smaller slices are meshes).
+    cores: per chip; two work as one device.
   """
 
   kind: str
@@ -38,10 +38,10 @@ CHIPS = {
 
 
 def parse(topology: str) -> tuple[Chip, tuple[int, ...]]:
-  """Returns the chip of a slice and its chips along each axis.
+  """Parses a topology into its chip and the number of chips along each axis.
 
   Raises:
-    ValueError: it is none.
+    ValueError: the text is not a topology.
 
   >>> parse("v5e:4x8")[1]
   (4, 8)
@@ -57,10 +57,10 @@ def parse(topology: str) -> tuple[Chip, tuple[int, ...]]:
 
 
 def link_rate(chip: Chip, axes: tuple[int, ...]) -> float:
-  """Returns the bytes/s that reach the chip of a slice with the fewest links.
+  """Returns the bytes/s into the chip of a slice with the fewest links, infinity for one chip.
 
-  All axes work at once; at the end of an axis that is no ring half of its links are missing. One
-  chip has nobody to hear from, and need not wait.
+  All axes transfer at once. At the end of an axis that is not a ring, half of its links are
+  missing.
 
   >>> link_rate(CHIPS["v5e"], (16, 16)), link_rate(CHIPS["v5e"], (4, 8))
   (180000000000.0, 90000000000.0)

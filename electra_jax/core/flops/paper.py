@@ -1,9 +1,8 @@
 """Training FLOPs as the paper counts them (Clark et al. 2020, Section 3.3 and its script).
 
-Every mathematical operation counts, a multiply and an add as two; an embedding is looked up by a
-product with one-hot vectors, whole; the backward pass costs what the forward pass costs. So the
-numbers compare with the paper's and not with what a device does (`electra_jax.flops`). At small
-size two fifths of the count are look-ups.
+Every operation counts, a multiply and an add as two. Embedding lookups count as full matmuls with
+one-hot vectors: two fifths of the total at small size. The backward pass costs as much as the
+forward pass. Compare these numbers with the paper's; `electra_jax.core.flops` counts device work.
 """
 
 import dataclasses
@@ -13,17 +12,17 @@ from electra_jax.core.heads import HEADS
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES, generator_of
 
-# Operations an element.
+# Operations per element.
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
-OUTPUT_FRAC = 0.15625  # of the tokens have masked-LM output: 20 of 128, whatever the mask rate
+OUTPUT_FRAC = 0.15625  # fraction of tokens with masked-LM output: 20 of 128 at any mask rate
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """The sizes that the count depends on.
+  """The sizes that determine the count.
 
-  `output` is "masked" (a vocabulary layer on OUTPUT_FRAC of the tokens), "all" (on every token),
-  "binary" (replaced-token detection) or "none".
+  `output`: vocabulary layer on OUTPUT_FRAC of the tokens ("masked") or on "all", "binary"
+  (replaced-token detection), or "none".
   """
 
   hidden_size: int
@@ -32,9 +31,9 @@ class Network:
   embedding_size: int
   output: str
   vocab_size: int = 30522
-  num_heads: int = 0  # of 64 where it is not given
-  ffn_size: int = 0  # 4 x hidden_size where it is not given
-  output_size: int = 0  # width that the output reads; hidden_size where it is not given
+  num_heads: int = 0  # 0: heads of size 64
+  ffn_size: int = 0  # 0: 4 x hidden_size
+  output_size: int = 0  # input width of the output layer; 0: hidden_size
 
   @property
   def heads(self) -> int:
@@ -48,29 +47,29 @@ class Network:
 
 
 def block_flops(n: Network) -> float:
-  """Returns the forward operations of one layer on one token."""
+  """Returns the forward operations of one layer per token."""
   h, i, s, heads = n.hidden_size, n.inner, n.length, n.heads
   attention = (
     3 * (2 * h * h + h)  # query, key, value
     + 2 * h * s  # scores
-    + (SOFTMAX + DROPOUT + 1) * s * heads  # and their scaling
+    + (SOFTMAX + DROPOUT + 1) * s * heads  # softmax, dropout, scaling
     + 2 * h * s  # weighted sum
   )
-  # As in the original: this LayerNorm counts 5 a token, the other one 5 an element.
+  # As in the original: this LayerNorm counts 5 per token, the other one 5 per element.
   after = 2 * h * h + h + DROPOUT * h + h + LAYER_NORM
   feed_forward = 2 * h * i + (ACTIVATION + 1) * i + 2 * h * i + h
   return attention + after + feed_forward + DROPOUT * h + h + LAYER_NORM * h
 
 
 def embedding_flops(n: Network) -> float:
-  """Returns the forward operations of one token's embedding."""
+  """Returns the forward operations of the embedding per token."""
   e, h = n.embedding_size, n.hidden_size
   look_up = 2 * e * n.vocab_size + 2 * e * (n.length + 2)
   return look_up + (2 + LAYER_NORM + DROPOUT) * e + (2 * h * e + h if e != h else 0)
 
 
 def output_flops(n: Network) -> float:
-  """Returns the forward operations of the output, a token on average."""
+  """Returns the forward operations of the output layer per token, on average."""
   h, e, V = n.output_size or n.hidden_size, n.embedding_size, n.vocab_size
   if n.output == "binary":
     return 2 * h * h + h + ACTIVATION * h + 2 * h
@@ -80,7 +79,7 @@ def output_flops(n: Network) -> float:
 
 
 def forward_flops(n: Network) -> float:
-  """Returns the forward operations of one sequence."""
+  """Returns the forward operations per sequence."""
   return n.length * (n.num_layers * block_flops(n) + embedding_flops(n) + output_flops(n))
 
 
@@ -106,7 +105,7 @@ def _electra(hidden, layers, length, generator, embedding=None) -> list[Network]
   ]
 
 
-# Model: networks, batch, steps, the paper's figure (Tables 1, 2, 8).
+# model: (networks, batch size, steps, the paper's FLOPs in Tables 1, 2, 8)
 PAPER = {
   "GPT": ([Network(768, 12, 512, 768, "all", 40000)], 128, 960_800, 4.0e19),
   "BERT-Small": (_bert(256, 12, 128, 128), 128, 1_450_000, 1.4e18),
@@ -142,11 +141,10 @@ def _network(cfg: TransformerConfig, length: int, output: str, output_size: int 
 
 
 def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:
-  """Returns the operations of one sequence in a training step of any objective, by network.
+  """Returns the operations of one sequence in a training step, by network.
 
-  What the paper does not have is counted alike: a frozen generator and a second pass to sample
-  forward only, a two-tower generator's vocabulary layer on every token. Sampling, and the one logit
-  of a copy gate or a baseline, are left out.
+  Beyond the paper: a frozen generator and a second sampling pass count forward only; a two-tower
+  generator's vocabulary layer counts on every token. Sampling and single-logit heads do not count.
   """
   definition, generator, parts = OBJECTIVES[spec.objective], generator_of(spec), {}
   if generator and generator.encoders:
