@@ -42,9 +42,9 @@ def paper_table() -> Table:
   table = Table(title="training FLOPs by the paper's accounting", caption=caption)
   for title in ("model", "batch", "steps", "here", "paper"):
     table.add_column(title, justify="left" if title == "model" else "right")
-  for name, (nets, batch_size, steps, said) in paper.PAPER.items():
+  for name, (nets, batch_size, steps, published) in paper.PAPER.items():
     total = paper.train_flops(nets, batch_size, steps)
-    table.add_row(name, f"{batch_size:,}", f"{steps:,}", f"{total:.3e}", f"{said:.1e}")
+    table.add_row(name, f"{batch_size:,}", f"{steps:,}", f"{total:.3e}", f"{published:.1e}")
   return table
 
 

@@ -333,16 +333,16 @@ def _say_counts(splits: dict, data: ConfigDict) -> None:
   table = Table(title=f"examples of {data.seq_length} tokens ({data.examples})")
   for column in ("split", "examples", "tokens", "kept", "discarded", "padding"):
     table.add_column(column, justify="right")
-  for split, facts in splits.items():
-    lost = facts["discarded"] / max(facts["tokens"], 1)
-    padding = facts["padded"] / max(facts["examples"] * data.seq_length, 1)
+  for split, counts in splits.items():
+    lost = counts["discarded"] / max(counts["tokens"], 1)
+    padding = counts["padded"] / max(counts["examples"] * data.seq_length, 1)
     table.add_row(
       split,
-      f"{facts['examples']:,}",
-      f"{facts['tokens']:,}",
-      f"{facts['kept']:,}",
-      f"{facts['discarded']:,} ({lost:.1%})",
-      f"{facts['padded']:,} ({padding:.1%})",
+      f"{counts['examples']:,}",
+      f"{counts['tokens']:,}",
+      f"{counts['kept']:,}",
+      f"{counts['discarded']:,} ({lost:.1%})",
+      f"{counts['padded']:,} ({padding:.1%})",
     )
   Console(file=sys.stdout, width=100 if not sys.stdout.isatty() else None).print(table)
   if data.holdout_frac and not splits["heldout"]["examples"]:

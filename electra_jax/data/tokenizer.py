@@ -143,7 +143,7 @@ class _HuggingFace(Tokenizer):
       and all(token.special for token in added)  # others may contain spaces
     )
     ids = engine.get_vocab(with_added_tokens=True)
-    self.vocab = _facts(self.path, kind, lowercase, max(ids.values()) + 1, ids.get, special_ids)
+    self.vocab = _vocab(self.path, kind, lowercase, max(ids.values()) + 1, ids.get, special_ids)
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
@@ -244,7 +244,7 @@ class SentencePiece(Tokenizer):
     engine, size = self._engine, self._engine.get_piece_size()
     names = {engine.id_to_piece(i): i for i in range(size)}
     special = [i for i in range(size) if engine.is_control(i)]
-    self.vocab = _facts(path, "sentencepiece", None, size, names.get, special)
+    self.vocab = _vocab(path, "sentencepiece", None, size, names.get, special)
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     return self._engine.encode(list(texts), num_threads=1)
@@ -406,7 +406,7 @@ def _bert_engine(ids: dict[str, int], unk: str, lowercase: bool):
   return engine
 
 
-def _facts(path: Path, kind: str, lowercase: bool | None, size: int, find, special_ids) -> Vocab:
+def _vocab(path: Path, kind: str, lowercase: bool | None, size: int, find, special_ids) -> Vocab:
   """Returns the metadata; `find` maps a name to its id. Raises VocabError for a missing token."""
   special = {}
   for role, names in SPECIAL_NAMES.items():

@@ -379,11 +379,11 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   transformers.utils.logging.disable_progress_bar()
   network = getattr(transformers, CLASSES[head]).from_pretrained(folder).eval()
   with torch.no_grad():
-    said = network(
+    outputs = network(
       input_ids=torch.tensor(batch.ids).long(),
       attention_mask=torch.tensor(batch.padding_mask).long(),
       token_type_ids=torch.tensor(batch.token_type_ids).long(),
     )
   if head == "span_head":
-    return torch.stack([said.start_logits, said.end_logits], -1).float().numpy()
-  return (said.last_hidden_state if head is None else said.logits).float().numpy()
+    return torch.stack([outputs.start_logits, outputs.end_logits], -1).float().numpy()
+  return (outputs.last_hidden_state if head is None else outputs.logits).float().numpy()

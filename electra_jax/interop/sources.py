@@ -192,14 +192,14 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
   A vocab.txt alone is BERT's tokenizer, lower-casing unless tokenizer_config.json differs. If that
   file changes another of BERT's rules, the tokenizer.json is needed.
   """
-  path, said = folder / "tokenizer_config.json", {}
+  path, content = folder / "tokenizer_config.json", {}
   if path.is_file():
     try:
-      said = dict(json.loads(path.read_text()))
+      content = dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
       raise ExchangeError(f"{path} is damaged: {error}") from None
-  lowercase = said.get("do_lower_case", True)
-  is_berts = said.get("strip_accents") in (None, lowercase) and said.get(
+  lowercase = content.get("do_lower_case", True)
+  is_berts = content.get("strip_accents") in (None, lowercase) and content.get(
     "tokenize_chinese_chars", True
   )
   names = [huggingface.ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]

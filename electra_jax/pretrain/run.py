@@ -105,9 +105,9 @@ class Run:
   @property
   def record(self) -> dict:
     """The configuration and the hashes of the data, as saved with the run."""
-    facts = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
+    hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
-    return {**nested, "data": {**nested["data"], **facts}}
+    return {**nested, "data": {**nested["data"], **hashes}}
 
   @property
   def fingerprint(self) -> dict[str, str]:
