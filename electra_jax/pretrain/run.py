@@ -155,7 +155,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   )
 
 
-_peak_flops = functools.cache(flops.peak_flops)  # half a second where it is measured
+_peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second
 
 
 def start_or_continue(run: Run) -> list[str]:
