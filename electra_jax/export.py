@@ -1,16 +1,16 @@
 """Exports networks: python -m electra_jax.export SOURCE --to hf|orbax OUT
 
-SOURCE is a run, an orbax export, a folder of Hugging Face or a TF1 checkpoint of the original,
-recognised by what is in it. OUT must not exist, and appears whole or not at all.
+SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
+recognised by its files. OUT must not exist; it is written completely or not at all.
 
-orbax  the discriminator's weights, its shape and the tokenizer: what fine-tuning reads.
-hf     OUT/discriminator and, where there is one, OUT/generator, each with config.json,
+orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
+hf     OUT/discriminator and, if there is one, OUT/generator, each with config.json,
        model.safetensors, the tokenizer's files and a model card. They load with AutoModel,
-       AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network is exported
-       with its head where Hugging Face has the same one (tagging; text with model.head=two_layers;
-       question answering with qa.joint=False and qa.answerable_weight=0), else without. Where torch
-       and transformers are installed, the largest difference of logits on real text is printed, and
-       above 1e-4 (float32) nothing is exported.
+       AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network keeps its
+       head if Hugging Face has the same one (tagging; text with model.head=two_layers; question
+       answering with qa.joint=False and qa.answerable_weight=0). If torch and transformers are
+       installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
+       nothing is exported.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.runtime.workdir import new_folder
 
-TOLERANCE = 1e-4  # of logits in float32: the two libraries add up in different orders
+TOLERANCE = 1e-4  # of float32 logits: the two libraries sum in different orders
 
 
 def logits(network: Network, batch: Batch) -> np.ndarray:
-  """Returns the logits of a network's head, float32: [B, L], [B, L, V or C] or, of texts, [B, C].
+  """Returns the float32 logits of a network's head, [B, L], [B, L, V or C] or, for texts, [B, C].
 
-  Without a head these are the states [B, L, D].
+  Without a head, returns the states [B, L, D].
   """
   cfg, weights, name = network.cfg, network.weights, network.head
   states = nets.encode(cfg, weights["embeddings"], weights["encoder"], batch.ids, batch, None)
@@ -56,9 +56,9 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
 
 
 def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
-  """Returns a fine-tuned network in the form of Hugging Face, and the names of its classes.
+  """Returns a fine-tuned network and the names of its classes.
 
-  The network has no head where Hugging Face has no such head.
+  The head is dropped if Hugging Face has no equivalent.
   """
   network, finetuned = source.networks["discriminator"], source.finetuned
   info = TaskInfo.from_json(finetuned.info)
@@ -71,28 +71,28 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
 
 
 def real_text(source: Source, count: int = 8) -> Batch:
-  """Returns a batch of Python's own documentation, as long as the networks take at most."""
+  """Returns a batch of Python's own documentation, of at most 128 tokens."""
   vocab = source.tokenizer.vocab
   longest = min(128, *(n.cfg.max_positions for n in source.networks.values()))
   topics = sorted(pydoc_data.topics.topics.values(), key=len)[-count:]
   encoded = source.tokenizer.encode_batch([topic[:2000] for topic in topics])
   ids = np.full((count, longest), vocab.pad, np.int32)
   padding_mask = np.zeros(ids.shape, bool)
-  for row, tokens in enumerate(encoded):  # of different lengths, for the padding
+  for row, tokens in enumerate(encoded):  # different lengths, to test padding
     tokens = [vocab.cls, *tokens[: longest - 2 - 3 * row % (longest // 2)], vocab.sep]
     ids[row, : len(tokens)], padding_mask[row, : len(tokens)] = tokens, True
   return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(count, dtype=np.int32))
 
 
 def check_parity(folder: Path, network: Network, batch: Batch) -> float:
-  """Returns the largest difference of logits on real tokens.
+  """Returns the largest difference of logits from transformers, padding excluded.
 
   Raises:
     ExchangeError: it is above TOLERANCE.
   """
   ours, theirs = logits(network, batch), huggingface.torch_outputs(folder, network.head, batch)
   form = EXPORT_FORMS.get(network.head)
-  of_text = form is not None and form.of_text  # the others have logits for each token
+  of_text = form is not None and form.of_text  # other heads have logits per token
   difference = float(np.abs(ours - theirs)[... if of_text else batch.padding_mask].max())
   if not difference <= TOLERANCE:
     raise ExchangeError(
@@ -103,7 +103,7 @@ def check_parity(folder: Path, network: Network, batch: Batch) -> float:
 
 
 def export_hf(source: Source, out: Path, console: Console) -> None:
-  """Writes a folder for each network, checks them, and says how."""
+  """Writes a folder for each network, checks its logits and prints a summary."""
   can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
   with new_folder(out) as folder:
     for role, network in source.networks.items():

@@ -1,8 +1,8 @@
 """Prints FLOPs: python -m electra_jax.flops [--config=FILE [--match=FILE]]
 
-Without a configuration, the paper's models beside the paper's figures. With one, what a step and
-the whole run cost, as the paper counts and in matrix products. With --match, how many steps of the
-configuration cost what the other's whole run costs: for comparisons at equal compute.
+Without --config: the paper's models beside the paper's figures. With --config: the cost of a step
+and of the whole run, by the paper's accounting and in matrix products. With --match: the number of
+steps that cost as much as the other configuration's whole run, for comparisons at equal compute.
 """
 
 from absl import flags
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
 
 
 def paper_table() -> Table:
-  """Returns the paper's models: counted here, and as the paper prints them."""
+  """Returns a table of the paper's models: FLOPs counted here and printed in the paper."""
   caption = (
     "ELECTRA-Small and its fractions: the paper's tables say 1.4e18, its own script 1.294e18, as"
     " here. ELMo, XLNet and T5 are fixed numbers in that script and are left out."
@@ -42,14 +42,14 @@ def paper_table() -> Table:
   table = Table(title="training FLOPs by the paper's accounting", caption=caption)
   for title in ("model", "batch", "steps", "here", "paper"):
     table.add_column(title, justify="left" if title == "model" else "right")
-  for name, (nets, batch_size, steps, said) in paper.PAPER.items():
+  for name, (nets, batch_size, steps, published) in paper.PAPER.items():
     total = paper.train_flops(nets, batch_size, steps)
-    table.add_row(name, f"{batch_size:,}", f"{steps:,}", f"{total:.3e}", f"{said:.1e}")
+    table.add_row(name, f"{batch_size:,}", f"{steps:,}", f"{total:.3e}", f"{published:.1e}")
   return table
 
 
 def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
-  """Returns the cost of one step by part: as the paper counts, and in matrix products."""
+  """Returns the FLOPs of one step by part: by the paper's accounting and in matrix products."""
   validate.check_fields(config)
   spec, B, L = specs.spec_without_data(config), config.train.batch_size, config.data.seq_length
   products = flops.generator_flops(spec, L) | flops.main_flops(spec, L)
@@ -58,7 +58,7 @@ def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def config_table(config: ConfigDict) -> Table:
-  """Returns what a step and the whole run of a configuration cost."""
+  """Returns a table of the FLOPs of a step and of the whole run."""
   steps, objective = config.train.steps, config.objective.name
   table = Table(title=f"{objective}, {config.train.batch_size:,} x {config.data.seq_length} tokens")
   for title in ("FLOPs", "a step", f"in all, {steps:,} steps"):
@@ -73,7 +73,7 @@ def config_table(config: ConfigDict) -> Table:
 
 
 def matching_steps(config: ConfigDict, other: ConfigDict) -> dict[str, int]:
-  """Returns how many steps of config cost what all of other's cost, by both accountings."""
+  """Returns the steps of `config` that cost as much as all of `other`'s, by both accountings."""
   mine, theirs = step_costs(config), step_costs(other)
   titles = ("as the paper counts", "in matrix products")
   return {

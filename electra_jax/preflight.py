@@ -1,11 +1,11 @@
-"""Compiles the real training step for accelerators that are not here, and says what it costs there.
+"""Estimates the cost of a training step by compiling it for accelerators, present or not.
 
   python -m electra_jax.preflight --config=configs/large.py --topology=v5e:16x16[,v4:2x2x4,...]
   python -m electra_jax.preflight --config=configs/large.py --topology=here
 
-A slice of TPUs needs no TPU, only its compiler (the extra `tpu`). What the compiler knows is exact:
-memory, and what the chips send each other. Times are bounds: products at the peak of the data
-sheet, memory and links at their full rate. With `here` the devices are those of this machine.
+A TPU slice needs only the TPU compiler (the extra `tpu`). Memory and communicated bytes come from
+the compiler and are exact. Times are lower bounds: products at the data sheet's peak, memory and
+links at their full rate. `here` means the devices of this machine.
 """
 
 import dataclasses
@@ -34,89 +34,66 @@ _SIZE = re.compile(r"([\d.]+)([KMG])\b")
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
 _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
 _CHAIN = re.compile(r'chain_id="(\d+)"')
-_SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; of a bool a byte
+_SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; pred is one byte
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-  """What a step needs and takes on one kind of device; bytes and FLOPs are of one device.
+  """The memory, communication and time of a step; bytes and FLOPs are per device.
 
-  Fields:
-    devices, chips: how many there are.
-    accumulation: microbatches that a device splits its share of the batch into.
-    fits: whether the step has room, None where that is not known; where it has not, only `memory`
-      is known and what at least is `used`.
-    memory: of the device; None where it is not known.
-    used: of it, by the step.
-    parameters, optimizer, temporaries: what that is, mostly; temporaries hold the activations.
-    optimizer_sharded: what the optimizer takes if its state is shared out (optimizer.sharded).
-    all_reduce_bytes, reduce_scatter_bytes, all_gather_bytes: whole size of the arrays that are
-      added up in a step and known to all then, or in parts (reduce-scatter), and of those put
-      together from parts (all-gather).
-    sent_bytes: by one device for that, in a ring.
-    flops: of matrix products in a step.
-    product_secs, memory_secs, link_secs: the least time for the products, for the bytes of memory
-      and for `sent_bytes`; None where it is not known.
-    secs: of a step at least: the longer of the first two, then the third.
-    mfu: of the peak at most.
+  If the step does not fit, only `memory` and a lower bound of `used` are known. The sizes of the
+  three collectives are the unsharded bytes of the arrays handled per step. None means unknown.
   """
 
   topology: str
   devices: int
   chips: int
-  accumulation: int
+  accumulation: int  # microbatches of a device's share of the batch
   fits: bool | None
-  memory: float | None
-  used: float
+  memory: float | None  # bytes of the device
+  used: float  # bytes of it, mostly parameters, optimizer state and temporaries
   parameters: float = 0.0
   optimizer: float = 0.0
-  optimizer_sharded: float = 0.0
-  temporaries: float = 0.0
+  optimizer_sharded: float = 0.0  # bytes of the optimizer with optimizer.sharded
+  temporaries: float = 0.0  # bytes, with the activations
   all_reduce_bytes: float = 0.0
   reduce_scatter_bytes: float = 0.0
   all_gather_bytes: float = 0.0
-  sent_bytes: float = 0.0
-  flops: float = 0.0
-  product_secs: float = 0.0
-  memory_secs: float | None = None
-  link_secs: float | None = None
-  secs: float = 0.0
-  mfu: float = 0.0
+  sent_bytes: float = 0.0  # by the device for these collectives, in a ring
+  flops: float = 0.0  # of matrix products
+  product_secs: float = 0.0  # least time of the products
+  memory_secs: float | None = None  # least time of the memory traffic
+  link_secs: float | None = None  # least time of `sent_bytes`
+  secs: float = 0.0  # lower bound: max(product_secs, memory_secs) + link_secs
+  mfu: float = 0.0  # upper bound
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """Where a step is compiled for; rates are of one device, infinite where they are not known.
-
-  Fields:
-    chips: how many chips the devices are.
-    memory, memory_rate, link_rate: bytes, bytes/s, bytes/s of its links.
-    peak: FLOP/s.
-    unknown: what is not known of it, in words.
-  """
+  """The devices to compile a step for; sizes and rates are per device, infinite if unknown."""
 
   devices: tuple
   chips: int
-  memory: float
-  memory_rate: float
-  link_rate: float
-  peak: float
-  unknown: str = ""
+  memory: float  # bytes
+  memory_rate: float  # bytes/s
+  link_rate: float  # bytes/s
+  peak: float  # FLOP/s
+  unknown: str = ""  # description of the unknown values
 
 
 def tpu_slice(topology: str) -> Target:
-  """Returns a slice of TPUs as its compiler sees it.
+  """Returns a TPU slice as seen by its compiler.
 
   Raises:
     ValueError: there is no such slice, or no compiler for it.
   """
   from jax.experimental import topologies
 
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # this is no TPU machine: nobody would answer
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there one to fight for
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server: this is no TPU machine
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there a TPU to lock
   chip, axes = chips.parse(topology)
   count = math.prod(axes)
-  # The two cores of a chip are one device in training too: the compiler would see two in a v4.
+  # Training uses the two cores of a chip as one device; by default the compiler sees two in a v4.
   options = {"chip_config_name": "megacore"} if chip.cores == 2 else {}
   if count == 1:
     options["chips_per_host_bounds"] = (1, 1, 1)
@@ -137,7 +114,7 @@ def tpu_slice(topology: str) -> Target:
 
 
 def local_target() -> Target:
-  """Returns this machine's devices; what they do not tell of themselves is unknown."""
+  """Returns this machine's devices, with the memory and peak that they report."""
   devices = jax.devices()
   peak, source = flops.peak_flops(devices[0])
   limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
@@ -155,7 +132,7 @@ def local_target() -> Target:
 
 
 def compile_step(config: ConfigDict, devices: tuple):
-  """Returns the training step of a configuration, compiled for devices, and the state's shapes."""
+  """Returns the training step compiled for devices, and the state's shapes."""
   D, c, spec = len(devices), config.train, specs.spec_without_data(config)
   validate.check_devices(config, D)
   validate.check_attention(config.model)
@@ -177,11 +154,11 @@ def compile_step(config: ConfigDict, devices: tuple):
 
 
 def collective_bytes(text: str, devices: int) -> dict[str, int]:
-  """Returns the whole size of the arrays that a compiled program's devices put together, by how.
+  """Returns the unsharded bytes that each kind of collective handles in a compiled program.
 
-  All devices take part in each. The result of a reduce-scatter is a device's part; what an
-  operation that only starts there returns holds the part beside the whole. The compiler writes what
-  it spreads over several operations once in each, with one chain_id.
+  Every collective spans all devices. A reduce-scatter returns one device's part; an asynchronous
+  "-start" returns both the part and the whole. A collective that the compiler splits into several
+  operations appears in each, with the same chain_id.
 
   >>> collective_bytes("  %x = (f32[2,3]{1,0}, bf16[4]{0}) all-reduce(%a, %b), channel_id=1", 2)
   {'all-reduce': 32, 'reduce-scatter': 0, 'all-gather': 0}
@@ -211,7 +188,7 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
 
 
 def ring_bytes(collectives: dict[str, int], devices: int) -> float:
-  """Returns what each device of a ring sends: of n parts of an array n - 1, twice if all add it up.
+  """Returns the bytes that each of n devices sends in a ring: (n - 1) / n, doubled for all-reduce.
 
   >>> ring_bytes({"all-reduce": 800, "reduce-scatter": 0, "all-gather": 80}, 8)
   1470.0
@@ -221,17 +198,17 @@ def ring_bytes(collectives: dict[str, int], devices: int) -> float:
 
 
 def refused_size(message: str) -> float:
-  """Returns the bytes that the compiler says are needed where they are too many.
+  """Returns the bytes needed, from the compiler's out-of-memory message.
 
   >>> refused_size("required for HLO temporaries (20.50G) exceeds available HBM (15.75G).") / 2**30
   20.5
   """
-  found = _SIZE.search(message)  # the first is what is needed, the second what there is
+  found = _SIZE.search(message)  # the first size is needed, the second available
   return float(found[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[found[2]] if found else math.inf
 
 
 def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
-  """Returns what a step of a configuration needs at a target."""
+  """Compiles a step of a configuration for a target and returns its cost."""
   D = len(target.devices)
   known = {
     "topology": name,
@@ -257,9 +234,9 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   )
   collectives = collective_bytes(compiled.as_text(), D)
   sent_bytes = ring_bytes(collectives, D)
-  # State is read and written once; what is temporary is written and read once.
+  # State is read once and written once, and so are temporaries.
   memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
-  # The devices add up once they have the whole gradient, and the optimizer waits for the sum.
+  # Communication overlaps with nothing: it needs the whole gradient, and the optimizer its sum.
   secs = max(work / target.peak, memory_secs) + sent_bytes / target.link_rate
   return StepCost(
     **known,
@@ -287,7 +264,7 @@ def _known(x: float) -> float | None:
 
 
 def _size(tree, devices: int = 1) -> float:
-  """Returns the bytes of arrays, or those on one of the devices that they are split over."""
+  """Returns the bytes of a tree of arrays on each of the devices that they are sharded over."""
   parts = (
     x.size * x.dtype.itemsize / (1 if split_axis(x.shape, devices) is None else devices)
     for x in jax.tree.leaves(tree)
@@ -296,13 +273,13 @@ def _size(tree, devices: int = 1) -> float:
 
 
 def more_microbatches(config: ConfigDict, devices: int) -> int | None:
-  """Returns the next larger number of microbatches that a device's sequences can be split into."""
+  """Returns the next larger number of microbatches that divides a device's sequences."""
   sequences, now = config.train.batch_size // devices, config.train.accumulation
   return next((n for n in range(now + 1, sequences + 1) if sequences % n == 0), None)
 
 
 def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
-  """Returns the configuration's cost and, where it does not fit, those of more microbatches."""
+  """Returns the cost of the configuration and, until one fits, of more microbatches."""
   costs = [estimate_step(config, name, target)]
   while costs[-1].fits is False and (more := more_microbatches(config, len(target.devices))):
     config = config.copy_and_resolve_references()
@@ -312,7 +289,7 @@ def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
 
 
 def table(config: ConfigDict, costs: list[StepCost]) -> Table:
-  """Returns costs as a table, a column each."""
+  """Returns a table with a column for each cost."""
   c = config.train
   found = Table(
     title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
@@ -342,7 +319,7 @@ def _hours(f: StepCost, steps: int) -> float:
 
 
 _FITS = {True: "fits", False: "does not fit", None: "not known"}
-# Rows of the table: title, cell of a cost and config.train, whether also where it does not fit.
+# Rows of the table: title, cell of (cost, config.train), whether to show it if a step does not fit.
 ROWS = (
   ("microbatches", lambda f, c: f"{f.accumulation}", True),
   ("memory, GiB", lambda f, c: _gib(f.memory), True),
@@ -368,7 +345,7 @@ ROWS = (
 
 
 def verdict(costs: list[StepCost]) -> str:
-  """Returns in words whether a step fits, and how: what `fit` found out."""
+  """Returns a line on whether a step fits, and with how many microbatches, from `fit`'s costs."""
   *tried, last = costs
   refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else costs))
   if last.fits is None:
@@ -383,7 +360,7 @@ def verdict(costs: list[StepCost]) -> str:
 
 
 def for_tpu(config: ConfigDict) -> ConfigDict:
-  """Returns the configuration with what `auto` means on a TPU."""
+  """Returns the configuration with `auto` fields set for a TPU."""
   config = config.copy_and_resolve_references()
   for name, choice in (("dtype", "bfloat16"), ("attention", "xla")):
     if config.model[name] == "auto":

@@ -1,12 +1,12 @@
 """Scores sentences: python -m electra_jax.score --checkpoint=WORKDIR < sentences.txt
 
 Prints for each line its pseudo-log-likelihood in nats (the sum over its tokens of log p of each
-given all others), how many tokens that are, and the line. One pass a sentence for Electric and for
-ELECTRA with a two-tower generator; one a token where a masked language model is asked.
+given all others), its number of tokens, and the line. Electric and ELECTRA with a two-tower
+generator need one pass per sentence, a masked language model one per token.
 
-With --nbest the lines are ID, score and hypothesis, separated by tabs, and of each ID the
-hypothesis with the best score + weight x likelihood is printed in the same form
-(Clark et al. 2020b, Section 4.2: weights from 0.05 to 1).
+With --nbest the lines are ID, score and hypothesis, separated by tabs. For each ID, the hypothesis
+with the highest score + weight x likelihood is printed in the same form (Clark et al. 2020b,
+Section 4.2: weights from 0.05 to 1).
 """
 
 import sys
@@ -26,7 +26,7 @@ from electra_jax.runtime.workdir import read_config
 
 
 class Scorer:
-  """A run's newest checkpoint, ready to score sentences."""
+  """Scores sentences with a run's newest checkpoint."""
 
   def __init__(self, workdir: str, data_dir: str | None = None, batch_size: int = 32):
     saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
@@ -37,7 +37,7 @@ class Scorer:
     self.tokenizer = tokenizer.load_from(folder, vocab)
     self.spec, params, step = sources.read_run(workdir, vocab)
     self.batch_size = batch_size
-    # Without a generator of its own the spec has the discriminator in its place.
+    # Without a generator, `spec.generator` is the discriminator's config.
     both = self.spec.discriminator, self.spec.generator
     self.longest = min(cfg.max_positions for cfg in both) - 2
     score = jax.jit(
@@ -49,13 +49,13 @@ class Scorer:
     """Returns (pseudo-log-likelihood in nats, tokens) of each sentence.
 
     Raises:
-      ValueError: a sentence is longer than the networks take.
+      ValueError: a sentence is longer than the networks' positions.
     """
     encoded = self.tokenizer.encode_batch(sentences)
     for number, ids in enumerate(encoded, 1):
       if len(ids) > self.longest:
         raise ValueError(f"line {number} has {len(ids)} tokens, the networks take {self.longest}")
-    # Alike lengths together, padded to a power of two: few shapes to compile, little padding.
+    # Sorted by length and padded to a power of two: few shapes to compile, little padding.
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     scores = np.zeros(len(encoded))
     for start in range(0, len(order), self.batch_size):
@@ -75,7 +75,7 @@ class Scorer:
 
 
 def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:
-  """Yields for each ID, in order, the (ID, score, hypothesis) of the highest combined score.
+  """Yields the (ID, score, hypothesis) with the highest combined score of each ID, in order.
 
   >>> list(best([("a", -1.0, "x"), ("a", -2.0, "y"), ("b", -3.0, "z")], [-9.0, -1.0, -5.0], 0.5))
   [('a', -2.5, 'y'), ('b', -5.5, 'z')]
@@ -89,7 +89,7 @@ def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) ->
 
 
 def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
-  """Splits lines of ID, score and hypothesis."""
+  """Parses lines of ID, score and hypothesis."""
   hypotheses = []
   for number, line in enumerate(lines, 1):
     try:

@@ -1,10 +1,10 @@
 """Pretrains: python -m electra_jax.train --config=configs/base.py --workdir=DIR
 
-How a run starts: (1) the configuration is checked; (2) the workdir is claimed, so that no other
-process writes there; (3) the shards are opened and compared with what the run was started on;
-(4) the run is described; (5) the state is restored, or made from the seed or from another run's
-parameters; (6) the steps go by, with lines, evaluations and checkpoints between them. Started again
-with the same command, a run goes on from its newest checkpoint, bit for bit.
+A run (1) checks the configuration; (2) locks the workdir, so that no other process writes there;
+(3) opens the shards and compares them with those saved with the run; (4) prints its description;
+(5) restores the state, or initialises it from the seed or another run's parameters; (6) trains,
+with log lines, evaluations and checkpoints. The same command resumes from the newest checkpoint,
+bit for bit.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.workdir import CONFIG_FILE, claim
 
-# Losses that a model of token frequencies alone brings to the unigram entropy.
+# Losses that equal the unigram entropy for a model of token frequencies alone.
 PREDICTIONS = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
 
 
@@ -49,17 +49,16 @@ def main(argv: list[str]) -> int:
     args.coordinator, args.num_processes, args.process_id, args.config.hosts.timeout_secs
   )
   parallel.keep_freed_memory()
-  signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a trace asked for before there are steps
+  signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
   done = train(args.config, args.workdir, verify=args.verify)
   return 0 if done == args.config.train.steps else STOPPED
 
 
 def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> int:
-  """Trains until the last step or until it is told to stop, and returns the steps done.
+  """Trains until the last step or a stop signal, and returns the steps done.
 
   Raises:
-    ValueError, OSError: with one clear line, for whatever is wrong with the configuration, the
-      data, the workdir or a checkpoint.
+    ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
   _use_compilation_cache(Path(workdir))
@@ -70,7 +69,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     processes.assert_same(run.fingerprint | {"workdir": shared_or_not(run.workdir)})
     describe(run, console, allowed)
     k = config.checkpoint
-    with processes.abort_if_peer_lost():  # orbax has the processes meet there
+    with processes.abort_if_peer_lost():  # orbax synchronises the processes here
       checkpoints = Checkpoints(
         workdir,
         keep=k.keep,
@@ -86,7 +85,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     with display, StopSignals() as stop, tracer, processes.abort_if_peer_lost():
       monitors = Monitors(checkpoints, stop, tracer, goodput)
       state = train_with_rollback(run, state, meta, display, monitors)
-      with goodput.doing("save"):  # a second signal does not end it either
+      with goodput.doing("save"):  # a second signal does not interrupt this
         checkpoints.wait()
     if first:
       finish(run, int(state.step), console)
@@ -99,7 +98,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
 def train_with_rollback(
   run: Run, state, meta: dict | None, display: terminal.Display, monitors: Monitors
 ):
-  """Trains to the end; goes back and leaves a batch out where that is how NaN is met."""
+  """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN."""
   limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
   skipped = tuple(meta.get("skipped", ())) if meta else ()
   while True:
@@ -121,7 +120,7 @@ def train_with_rollback(
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
         log.warn([f"{error}: going back to leave batch {skipped[-1]:,} out ({which})"])
-    del state  # given away to the step that failed
+    del state  # donated to the failed step
     with monitors.goodput.doing("restore"):
       monitors.checkpoints.wait()
       state, meta = make_state(run, monitors.checkpoints, display.console)
@@ -131,19 +130,15 @@ def train_with_rollback(
 
 
 def _use_compilation_cache(workdir: Path) -> None:
-  """Keeps compiled steps in the workdir, so that a resumed run starts at once.
-
-  JAX_COMPILATION_CACHE_DIR names another place. Nothing that is computed depends on it.
-  """
+  """Caches compiled steps in the workdir, or in JAX_COMPILATION_CACHE_DIR, for resumed runs."""
   if jax.config.jax_compilation_cache_dir is None:
     jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
 
 
 def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.ExitStack):
-  """Checks everything and claims the workdir until the stack is closed.
+  """Checks the configuration and locks the workdir until the stack is closed.
 
-  Returns:
-    The run, and the fields that differ from the run's and were allowed to.
+  Returns the run and the allowed changes of fields.
   """
   validate.check(config)
   validate.check_devices(config)
@@ -155,12 +150,12 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
 
 
 def shared_or_not(workdir: Path) -> str:
-  """Says whether the folder is the one where process 0 has just written the configuration."""
+  """Returns, in words, whether this process sees the configuration just written by process 0."""
   return "the run's" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
 
 
 def describe(run: Run, console: Console, allowed: list[str]) -> None:
-  """Prints what is about to run."""
+  """Prints a summary of the run."""
   c, sizes = run.config, params.count_networks(run.fns.shapes.params)
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
@@ -191,14 +186,14 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
 
 
 def newest(checkpoints: Checkpoints) -> int | None:
-  """Returns the step to go on from; raises where a process sees another one than the rest."""
+  """Returns the newest checkpoint's step; raises if the processes see different ones."""
   latest = checkpoints.latest_step()
   processes.assert_same({"newest checkpoint": "none" if latest is None else f"of step {latest}"})
   return latest
 
 
 def make_state(run: Run, checkpoints: Checkpoints, console: Console):
-  """Returns the state to start from, and what was saved beside it (None at the beginning)."""
+  """Returns the initial or restored state and the metadata saved with it (None at step 0)."""
   sharding, fallback = run.fns.sharding, run.config.checkpoint.fallback
   while (latest := newest(checkpoints)) is not None:
     started = time.perf_counter()
@@ -242,7 +237,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
 
 
 def finish(run: Run, done: int, console: Console) -> None:
-  """Draws the curves; says what came of the run, and where it is or how to resume it."""
+  """Draws the curves; prints the final metrics and the paths of the results."""
   history = metrics.read_history(run.workdir / "metrics.jsonl")
   level = ("held-out unigram entropy", run.entropy)
   references = dict.fromkeys(PREDICTIONS, level) if run.entropy else {}

@@ -1,3 +1,3 @@
-"""Configurations: found and read, compared, checked, and turned into the objects of `core`."""
+"""Finds, reads, compares and checks configurations, and builds the objects of `core` from them."""
 
-from electra_jax.config.files import load as load  # what a configuration file starts with
+from electra_jax.config.files import load as load  # used by configuration files

@@ -1,6 +1,6 @@
-"""The command line of the programs: --config and its fields, and errors in one line.
+"""Runs the programs: parses --config and its overrides, and prints user errors in one line.
 
-What a user can cause is a ValueError or an OSError; `run` prints it in one line.
+A user error is a ValueError or an OSError.
 """
 
 import atexit
@@ -21,8 +21,7 @@ from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
 SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
-# What text needs on its way to the device: the extra `data`.
-DATA_PACKAGES = (
+DATA_PACKAGES = (  # the extra `data`
   "sentencepiece",
   "tensorflow",
   "tensorflow_datasets",
@@ -40,11 +39,10 @@ def define_config_flag() -> flags.FlagHolder:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-  """Runs a program: parses the flags, calls main(argv), exits with what it returns.
+  """Runs a program: parses the flags, calls main(argv), exits with its result.
 
-  What a user can cause is told in one line on stderr and ends with exit code 2 (command line) or 1
-  (anything else). A bug still shows its traceback, and so does everything where the environment
-  variable ELECTRA_JAX_DEBUG is set.
+  A user error prints one line on stderr and exits with code 2 (command line) or 1 (any other). A
+  bug prints its traceback; if the environment variable ELECTRA_JAX_DEBUG is set, so does any error.
   """
 
   def run_and_leave(argv):
@@ -60,26 +58,25 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def _tell_unless_known(error) -> None:
-  """Is Python's own hook but for what tensorstore prints by the page after a failed write."""
+  """Acts as Python's own hook, but drops tensorstore's many messages after a failed write."""
   if str(error.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(error)
 
 
 def _leave(code: int) -> None:
-  """Ends the program as Python does, but for collecting what the system frees anyway.
+  """Runs the exit handlers, then ends the process without freeing memory or joining threads.
 
-  After a training that takes half a minute of one core: compiled programs and what they were traced
-  from are millions of small objects. After an error, threads of libraries may still wait for what
-  does not come.
+  Freeing the millions of small objects of traced and compiled programs takes half a minute after
+  training. After an error, threads of libraries may block forever.
   """
-  atexit._run_exitfuncs()  # jax.distributed says goodbye there
+  atexit._run_exitfuncs()  # jax.distributed shuts down there
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)
 
 
 def report(program: Callable[[], None]) -> None:
-  """Runs a program that has parsed its command line itself; tells errors as `run` does."""
+  """Runs a program that parses its command line itself; prints errors as `run` does."""
   try:
     program()
   except flags.Error as error:
@@ -91,10 +88,10 @@ def report(program: Callable[[], None]) -> None:
 
 
 def explain(error: BaseException) -> str | None:
-  """Says in one line what went wrong, or returns None where that needs a traceback.
+  """Returns an error message of one line, or None if the error needs a traceback.
 
-  A ValueError or ArithmeticError raised by this package's own lines is meant for the user; one
-  raised inside a library is a bug of ours that a user cannot read.
+  A ValueError or ArithmeticError raised by this package is meant for the user; one raised inside a
+  library is a bug of ours.
   """
   if isinstance(error, OSError):
     return one_line(error)
@@ -114,12 +111,12 @@ def explain(error: BaseException) -> str | None:
 
 
 def _fail(error: BaseException, line: str | None, code: int) -> None:
-  """Ends the program with one line, or with the traceback where there is no line for it."""
+  """Prints the line, or the traceback if it is None, and ends the program."""
   if line is None or os.environ.get(DEBUG_VARIABLE):
     traceback.print_exception(error)
   else:
     print(f"error: {line}", file=sys.stderr, flush=True)
-  # A goodbye waits for all processes of a run, and the others may not know yet.
+  # The exit handlers wait for all processes of a run, and the others may still be running.
   timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
   timer.daemon = True
   timer.start()
@@ -127,10 +124,10 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
-  """Parses the flags; refuses arguments that are none."""
+  """Parses the flags; raises flags.Error for any other argument."""
   rest = flags.FLAGS(argv)
-  # What libraries log through absl (orbax: pages of it) is for their developers; their errors reach
-  # the user as exceptions. --verbosity=0 shows it.
+  # Libraries (mainly orbax) log for their developers through absl; their errors are raised as
+  # exceptions. --verbosity=0 shows the log.
   if flags.FLAGS["verbosity"].using_default_value:
     flags.FLAGS.verbosity = logging.FATAL
   if len(rest) > 1:
@@ -139,7 +136,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _resolve_argv(argv: list[str]) -> list[str]:
-  """Returns argv with --config's path resolved; refuses a field that the file does not have."""
+  """Returns argv with --config's path resolved; raises ValueError for an unknown field."""
   argv = list(argv)
   for i, arg in enumerate(argv):
     if arg in ("--config", "-config") and i + 1 < len(argv):
@@ -156,14 +153,14 @@ def _resolve_argv(argv: list[str]) -> list[str]:
 
 
 def _overridden(argv: list[str]) -> Iterator[str]:
-  """Yields the fields that the command line changes."""
+  """Yields the fields that the command line overrides."""
   for arg in argv:
     if match := re.match(r"--?(?:no)?config\.([^=]*)", arg):
       yield match[1]
 
 
 def check_field(config: ConfigDict, field: str) -> None:
-  """Refuses the name of a field that the configuration does not have, naming the nearest."""
+  """Raises ValueError for an unknown field, naming the nearest one."""
   known = flatten(config)
   if field in known:
     return

@@ -1,4 +1,4 @@
-"""What differs between two configurations, and which differences make another run of it."""
+"""Compares configurations and refuses to resume a run whose defining fields have changed."""
 
 import difflib
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from electra_jax.config.files import load
 
-# Groups whose fields make a run what it is: a checkpoint is only continued with the same values.
+# Groups whose fields define a run: it resumes only with the same values.
 DEFINING = ("seed", "init_from", "model", "generator", "objective", "optimizer", "train")
-# Exceptions: how the same thing is computed, which may change with the machine.
+# Exceptions: fields of these groups that may change with the machine.
 FREE = (
   "model.attention",
   "model.unroll",
@@ -19,17 +19,17 @@ FREE = (
   "train.accumulation",
   "optimizer.sharded",
 )
-# Facts about the shards that are compared like fields; they are not in the configuration.
+# Hashes of the shards, compared like fields although they are not in the configuration.
 DATA_FACTS = ("data.manifest", "data.vocab_hash")
 
-# Fields by the names that earlier versions had for them.
+# {name in earlier versions: name of the field}.
 RENAMED = {
   "objective.rtd_weight": "objective.discriminator_weight",
   "objective.rtd_weight_schedule": "objective.discriminator_weight_schedule",
   "optimizer.decoupled": "optimizer.separate_optimizers",
 }
-# Fields that earlier versions did not have, with the value that describes what those computed. A
-# new field of base.py belongs here; `tests/test_earlier_versions.py` finds one that is missing.
+# Fields that earlier versions lacked, with the value that reproduces them. A new field of base.py
+# belongs here; `tests/test_earlier_versions.py` finds a missing one.
 ADDED: dict[str, Any] = {}
 
 
@@ -49,7 +49,7 @@ def flatten(config: ConfigDict | dict) -> dict[str, Any]:
 
 
 def upgrade(saved: dict[str, Any]) -> dict[str, Any]:
-  """Returns a flat configuration that an earlier version saved, in the fields of this version.
+  """Converts a flat configuration saved by an earlier version to the fields of this version.
 
   >>> upgrade({"objective.rtd_weight": 50.0})
   {'objective.discriminator_weight': 50.0}
@@ -64,10 +64,9 @@ def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:
 
 
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """Returns {field: (saved, current)} where two runs differ in what makes them what they are.
+  """Returns {field: (saved, current)} of the defining fields that differ between two runs.
 
-  Args:
-    saved, current: flat configurations, with the facts about the shards (DATA_FACTS) among them.
+  `saved` and `current` are flat configurations with DATA_FACTS.
   """
   fields = [*saved, *(k for k in current if k not in saved)]
   found = {}
@@ -79,7 +78,7 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tup
 
 
 def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
-  """Returns a message about a field that does not exist, with its new or the nearest name."""
+  """Returns the message for an unknown field, with its new or the nearest name."""
   if field in RENAMED:
     return f"{prefix}{field} is called {prefix}{RENAMED[field]} now"
   last = field.rsplit(".", 1)[-1]
@@ -91,14 +90,11 @@ def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
 
 
 def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Path) -> list[str]:
-  """Refuses to continue a run under a configuration that makes it another one.
+  """Raises ValueError if a defining field of a run has changed; returns the allowed changes.
 
   Args:
     saved, current: flat configurations with DATA_FACTS.
-    allowed: comma-separated fields, or groups of them, that may differ.
-
-  Returns:
-    The differing fields that were allowed.
+    allowed: comma-separated fields, or groups of fields, that may differ.
   """
   names = [name.strip() for name in allowed.split(",") if name.strip()]
   for name in names:

@@ -1,4 +1,4 @@
-"""Configuration files: found by path and read.
+"""Finds and reads configuration files.
 
 A configuration file is Python with `get_config(arg)`; `configs/base.py` holds every field and the
 others are deltas to it.
@@ -13,7 +13,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# Where the project's own configurations are: inside an installed package, or beside it in a clone.
+# Folders of the project's configurations: inside an installed package, or beside it in a clone.
 FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 
 
@@ -25,7 +25,7 @@ def _own(path: Path) -> Path | None:
 
 
 def resolve(path: str | Path) -> Path:
-  """Finds a configuration file: as given, else among the project's own."""
+  """Finds a configuration file by path, else among the project's own."""
   path = Path(path)
   if path.is_file():
     return path.resolve()
@@ -38,10 +38,10 @@ def resolve(path: str | Path) -> Path:
 
 
 def load(path: str | Path, arg: str | None = None) -> ConfigDict:
-  """Returns what `get_config(arg)` of a configuration file returns, locked: no field can be added.
+  """Returns the result of a file's `get_config(arg)`, locked: no field can be added.
 
-  "base.py" and "finetune/base.py" mean the project's own files, so that a delta, wherever it lives,
-  starts with them.
+  "base.py" and "finetune/base.py" are the project's own files, so that a delta in any folder can
+  start with them.
   """
   path = Path(path)
   own = _own(path) if path.parent in (Path("."), Path("finetune")) else None
@@ -61,7 +61,7 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
 
 
 def one_line(error: BaseException) -> str:
-  """Returns an error's message with its line breaks folded."""
+  """Returns an error's message with its line breaks removed."""
   if isinstance(error, OSError) and error.strerror:
     name = f": {error.filename}" if error.filename is not None else ""
     return f"{error.strerror}{name}"

@@ -1,7 +1,7 @@
-"""Builds the plain objects of `core` and `runtime` from a configuration that was checked.
+"""Builds the plain objects of `core` and `runtime` from a checked configuration.
 
-Those never see a ConfigDict. What does not fit together is refused by the objects themselves, as a
-ValueError of one line, before anything is compiled.
+They never see a ConfigDict. The objects refuse inconsistent values with a ValueError of one line,
+before compilation.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from electra_jax.runtime.workdir import read_config
 
 
 def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
-  """Returns the two networks, the masking and the weights of the losses.
+  """Returns the two networks, the masking and the loss weights.
 
   Args:
-    vocab: facts about the vocabulary: `size`, the ids `mask` and `special_ids`, its `hash`.
-    frequencies: [V] how often each token is in the training text; the unigram generator needs it.
+    vocab: has `size`, the ids `mask` and `special_ids`, and `hash`.
+    frequencies: [V] token counts of the training text, for the unigram generator.
   """
   g, o = config.generator, config.objective
   discriminator = take_fields(
@@ -60,7 +60,7 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
 
 
 def make_schedule(config: ConfigDict, field: str) -> schedules.Schedule:
-  """Returns a number of config.objective with its schedule, the field NAME_schedule."""
+  """Returns the value NAME of config.objective with its schedule; `field` is NAME_schedule."""
   try:
     points = schedules.parse(config.objective[field], config.train.steps)
   except ValueError as error:
@@ -69,13 +69,13 @@ def make_schedule(config: ConfigDict, field: str) -> schedules.Schedule:
 
 
 def has_generator_weights(config: ConfigDict) -> bool:
-  """Whether there is a generator, and one that is a network."""
+  """True if there is a generator with weights."""
   uses_generator = objectives.OBJECTIVES[config.objective.name].uses_generator
   return uses_generator and bool(GENERATORS[config.generator.kind].encoders)
 
 
 def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> TransformerConfig:
-  """Returns the generator's shape; the discriminator's where it has no weights of its own."""
+  """Returns the generator's config, or the discriminator's if it has no weights of its own."""
   g, tying, definition = (
     config.generator,
     TIES[config.generator.tie],
@@ -88,7 +88,7 @@ def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> T
   cfg = generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
   if tying.own_width:  # as in the original
     cfg = dataclasses.replace(cfg, embedding_size=cfg.hidden_size)
-  # Towers that read in one direction are computed by XLA.
+  # Unidirectional towers use XLA's attention.
   fits = _cudnn_takes(cfg.hidden_size // cfg.num_heads) and not definition.predicts_all
   return cfg if fits else cfg.computed(attention="xla")
 
@@ -96,7 +96,7 @@ def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> T
 def _generator_from_run(
   config: ConfigDict, discriminator: TransformerConfig, vocab
 ) -> TransformerConfig:
-  """Returns the shape of another run's masked language model, computed as this run computes."""
+  """Returns the config of another run's masked language model, with this run's compute settings."""
   spec = read_spec(config.generator.init_from, vocab)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   cfg, _ = masked_language_model(spec, shapes)
@@ -109,10 +109,10 @@ def _generator_from_run(
 
 
 def read_spec(workdir: str, vocab) -> PretrainSpec:
-  """Returns the spec of another run, from the configuration saved with it.
+  """Returns the spec of another run, from its saved configuration.
 
   Raises:
-    ValueError: it holds no run, or one of another vocabulary.
+    ValueError: the folder holds no run, or its vocabulary differs.
   """
   saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
   if saved is None:
@@ -124,21 +124,21 @@ def read_spec(workdir: str, vocab) -> PretrainSpec:
     )
   known = flatten(config)
   config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
-  config.model.attention = "auto"  # another machine's choice may not be there on this one
+  config.model.attention = "auto"  # this machine may not support the saved value
   return make_spec(config, vocab)
 
 
 def spec_without_data(config: ConfigDict) -> PretrainSpec:
-  """Returns the networks of a configuration; of the vocabulary only its size is needed."""
+  """Returns the networks of a configuration from the size of the vocabulary alone."""
   size = config.data.vocab_size
   vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4), hash=None)
   return make_spec(config, vocab, frequencies=(1,) * size)
 
 
 def make_compute(m: ConfigDict, head_width: int) -> Compute:
-  """Returns how config.model is computed; "auto" is what this machine does best.
+  """Returns the compute settings of config.model; "auto" is the best choice on this machine.
 
-  What cuDNN cannot do is left to XLA.
+  Attention that cuDNN does not support uses XLA.
   """
   platform, dtype, attention = jax.default_backend(), m.dtype, m.attention
   if dtype == "auto":
@@ -154,10 +154,10 @@ def _cudnn_takes(head_width: int) -> bool:
 
 
 def make_limits(config: ConfigDict) -> health.Limits:
-  """Returns where trouble begins."""
+  """Returns the thresholds of the health checks."""
   return take_fields(health.Limits, config.health)
 
 
 def make_optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:
-  """Returns the optimizer's fields as the plain object that `optimizer` takes."""
+  """Returns config.optimizer as a plain object."""
   return optimizer.OptimizerConfig(**config.optimizer)

@@ -1,6 +1,6 @@
-"""Refuses a configuration that cannot work, before any data or device is touched.
+"""Checks a configuration before any data or device is touched.
 
-Each refusal is a ValueError of one line that names the field and the numbers.
+Each error is a ValueError of one line that names the field and the numbers.
 """
 
 import jax
@@ -17,7 +17,7 @@ from electra_jax.config.specs import (
 from electra_jax.core import generators, networks, objectives, optimizer
 from electra_jax.runtime import parallel, tracing
 
-# Ranges of single fields; what depends on several is in `check_combination` and in the objects.
+# Single-field ranges; cross-field checks are in `check_combination` and in the objects.
 _ABOVE_0 = (
   "model.hidden_size model.num_layers model.num_heads model.ffn_size model.embedding_size "
   "model.max_positions model.init_stddev model.layer_norm_eps model.unroll "
@@ -35,7 +35,7 @@ _FROM_0_BELOW_1 = ("model.dropout", "model.attention_dropout", "optimizer.b1", "
 
 
 def check(config: ConfigDict) -> None:
-  """Refuses a training configuration that cannot work, before any data or device is touched."""
+  """Raises ValueError if a training configuration is invalid on this machine."""
   check_fields(config)
   check_attention(config.model)
   if config.data.dir is None:
@@ -45,7 +45,7 @@ def check(config: ConfigDict) -> None:
 
 
 def check_fields(config: ConfigDict) -> None:
-  """Refuses a training configuration that cannot work on any machine, with any data."""
+  """Raises ValueError if a training configuration is invalid on every machine."""
   flat = flatten(config)
   check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (
@@ -85,7 +85,7 @@ def check_fields(config: ConfigDict) -> None:
 
 
 def check_numbers(flat: dict, above_0: list, from_0: list, from_0_below_1: list) -> None:
-  """Refuses fields of a flat configuration that are out of their range; None is in any."""
+  """Raises ValueError if a field of a flat configuration is out of range; None is allowed."""
   for fields, right, wanted in (
     (above_0, lambda x: x > 0, "above 0"),
     (from_0, lambda x: x >= 0, "at least 0"),
@@ -97,7 +97,7 @@ def check_numbers(flat: dict, above_0: list, from_0: list, from_0_below_1: list)
 
 
 def check_devices(config: ConfigDict, devices: int | None = None) -> None:
-  """Refuses batches that so many devices, or those at hand, do not divide."""
+  """Raises ValueError if `devices` (default: all present) do not divide the batches."""
   for field, size, parts in (
     ("train.batch_size", config.train.batch_size, config.train.accumulation),
     ("eval.batch_size", config.eval.batch_size, 1),
@@ -109,7 +109,7 @@ def check_devices(config: ConfigDict, devices: int | None = None) -> None:
 
 
 def check_combination(config: ConfigDict) -> None:
-  """Refuses an objective, a generator and an optimizer that mean nothing together."""
+  """Raises ValueError if the objective, the generator and the optimizer are inconsistent."""
   o, g, p, base = config.objective, config.generator, config.optimizer, load("base.py")
   objective, tying = objectives.OBJECTIVES[o.name], networks.TIES[g.tie]
   generator, kinds = generators.GENERATORS[g.kind], generators.GENERATORS
@@ -173,7 +173,7 @@ def check_combination(config: ConfigDict) -> None:
 
 
 def check_attention(m: ConfigDict) -> None:
-  """Refuses cuDNN's attention where it cannot be."""
+  """Raises ValueError if cuDNN's attention is requested but unsupported."""
   if m.attention == "cudnn" and (jax.default_backend() != "gpu" or m.attention_dropout):
     raise ValueError(
       "config.model.attention=cudnn needs a GPU and model.attention_dropout=0, here are"

@@ -1,11 +1,11 @@
-"""Text to shards.
+"""Builds shards of training examples from text.
 
   python -m electra_jax.data.build --config=configs/quickstart.py --config.data.dir=DIR
 
 Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length examples on all
-cores and writes them to `config.data.dir` (electra_jax.data.shards says what is there). A finished
-build of the same configuration is used as it is; one that differs is left alone unless --overwrite
-is given. The same input and configuration give the same bytes on any number of cores.
+cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). A finished build of
+the same configuration is reused; one that differs is replaced only with --overwrite. The same input
+and configuration give the same bytes on any number of cores.
 """
 
 import dataclasses
@@ -32,20 +32,19 @@ from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import SourceStats, TextChunk, TextSource
 from electra_jax.data.status import Status, say
 
-# Fields of config.data that do not change what is built.
+# Fields of config.data that do not change the shards.
 FREE_FIELDS = ("dir", "tfds_dir", "workers", "max_bad_frac")
 
 
 def build(config: ConfigDict, *, overwrite: bool = False) -> dict:
-  """Builds `config.data.dir`, or finds it built, and returns its manifest.
+  """Builds `config.data.dir` unless it is built already, and returns its manifest.
 
-  Args:
-    config: a whole configuration; `config.data` and `config.seed` are read.
-    overwrite: replace a finished build that differs; it stays whole until the new one is.
+  Reads `config.data` and `config.seed`. With `overwrite`, a finished build that differs stays
+  intact until the new one is complete.
 
   Raises:
-    ValueError: the configuration, a source or the vocabulary is wrong, the folder holds another
-      build, or nothing came of the text. The message is one line.
+    ValueError: the configuration, a source or the vocabulary is invalid, the folder holds another
+      build, or the text gave no example. The message is one line.
     OSError: the folder cannot be written.
   """
   check(config)
@@ -62,7 +61,7 @@ def build(config: ConfigDict, *, overwrite: bool = False) -> dict:
 
 
 def check(config: ConfigDict) -> None:
-  """Refuses values of config.data that make no sense, before anything is read."""
+  """Raises ValueError if a value of config.data is out of range."""
   data = config.data
   if not data.dir:
     raise ValueError("config.data.dir is not set: the folder to write shards to")
@@ -87,13 +86,13 @@ def check(config: ConfigDict) -> None:
 
 
 def settings(config: ConfigDict) -> dict:
-  """Returns the fields that decide what is built, as {name: value}."""
+  """Returns the fields that determine the shards, as {name: value}."""
   data = config.data.to_dict()
   return {"seed": config.seed} | {k: v for k, v in data.items() if k not in FREE_FIELDS}
 
 
 def _finished(config: ConfigDict, folder: Path) -> dict:
-  """Returns the manifest of a finished build. Raises DataError where it is not this build."""
+  """Returns the manifest of a finished build. Raises DataError if it is another build."""
   manifest = shards.read_manifest(folder)
   built = manifest["build"]
   wanted = settings(config)
@@ -118,14 +117,14 @@ def _finished(config: ConfigDict, folder: Path) -> dict:
 
 
 def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
-  """Yields a line for each source whose files are still here but have changed in number or size."""
+  """Yields a line for each source whose files still exist but changed in number or size."""
   for source, built in zip(sources.parse(spec), manifest["sources"], strict=True):
     if source.kind not in ("text", "jsonl"):
       continue
     try:
       paths = sources.files(source)
     except sources.SourceError:
-      continue  # shards may well outlive the text they were made of
+      continue  # the text may have been deleted after the build
     found = (len(paths), sum(map(os.path.getsize, paths)))
     if found != (built["files"], built["file_bytes"]):
       yield (
@@ -135,7 +134,7 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
 
 
 def _build(config: ConfigDict, temporary: Path) -> dict:
-  """Writes vocabulary and shards into `temporary` and returns the manifest."""
+  """Writes vocabulary and shards into `temporary`; returns the manifest."""
   data = config.data
   workers = data.workers or _cores()
   reader = _Reader(config, temporary, workers)
@@ -177,12 +176,12 @@ def _build(config: ConfigDict, temporary: Path) -> dict:
 
 
 def _cores() -> int:
-  """Returns the number of cores that this process may use."""
+  """Returns the number of cores available to this process."""
   return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: int) -> dict:
-  """Closes the shards and returns what is to be known about them."""
+  """Closes the shards and returns their manifest."""
   reader.close()
   if not writers["train"].examples:
     raise DataError(f"config.data.sources={config.data.sources!r} gave no example to train on")
@@ -226,7 +225,7 @@ def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: i
 
 
 class _Reader:
-  """Reads all sources, as often as needed; `tallies` count the newest reading."""
+  """Reads all sources, repeatedly if needed; `tallies` count the latest pass."""
 
   def __init__(self, config: ConfigDict, temporary: Path, workers: int):
     self._data = config.data
@@ -234,7 +233,7 @@ class _Reader:
     self._harvest = temporary / "python-docs.txt"
     for source in self._sources:
       if source.kind in ("text", "jsonl"):
-        sources.files(source)  # raises where there is none, before the others are read
+        sources.files(source)  # raises if no file matches, before any source is read
     if any(source.kind == "python-docs" for source in self._sources):
       self._write_harvest(workers)
     self._start()
@@ -256,13 +255,13 @@ class _Reader:
         tally.file_bytes = sum(map(os.path.getsize, paths))
 
   def _as_file(self, source: TextSource) -> TextSource:
-    """Harvested text is read from a file from then on."""
+    """Replaces a python-docs source by the file of harvested text."""
     if source.kind != "python-docs":
       return source
     return dataclasses.replace(source, kind="text", target=str(self._harvest))
 
   def pieces(self) -> Iterator[TextChunk]:
-    """Yields everything, from the start."""
+    """Yields the chunks of all sources from the start."""
     self._start()
     for tally in self.tallies:
       yield from sources.documents(
@@ -273,19 +272,19 @@ class _Reader:
       )
 
   def done(self) -> float | None:
-    """Returns how much of the text has been read, 0 to 1, or None where that is not known."""
+    """Returns the fraction of the text read so far, 0 to 1, or None if unknown."""
     if not all(tally.file_bytes for tally in self.tallies):
       return None
     total = sum(tally.total_bytes for tally in self.tallies)
     return min(1.0, sum(tally.done_bytes for tally in self.tallies) / total)
 
   def close(self) -> None:
-    """Removes what was kept between readings."""
+    """Deletes the harvested text."""
     self._harvest.unlink(missing_ok=True)
 
 
 def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokenizer.Vocab:
-  """Puts the vocabulary file into `temporary`: a copy of the one given, or a trained one."""
+  """Writes the vocabulary file to `temporary`: a copy of the given file, or a newly trained one."""
   data = config.data
   if data.vocab not in tokenizer.KINDS:
     loaded = tokenizer.load(data.vocab, data.lowercase)
@@ -315,9 +314,9 @@ def _train_pieces(pieces: Iterable[TextChunk], holdout_frac: float, status) -> I
 
 
 def sample(pieces: Iterable[TextChunk], most_bytes: int) -> list[str]:
-  """Returns texts of at most `most_bytes` in all, spread evenly over a stream of unknown length.
+  """Returns texts of at most `most_bytes` in total, sampled evenly from the stream.
 
-  Each text draws a number by its hash, and those with the smallest ones stay.
+  Each text gets a number from its hash; the texts with the smallest numbers are kept.
   """
   heap: list[tuple[float, int, int, str]] = []  # the largest draw on top
   size = 0
@@ -334,16 +333,16 @@ def _say_counts(splits: dict, data: ConfigDict) -> None:
   table = Table(title=f"examples of {data.seq_length} tokens ({data.examples})")
   for column in ("split", "examples", "tokens", "kept", "discarded", "padding"):
     table.add_column(column, justify="right")
-  for split, facts in splits.items():
-    lost = facts["discarded"] / max(facts["tokens"], 1)
-    padding = facts["padded"] / max(facts["examples"] * data.seq_length, 1)
+  for split, counts in splits.items():
+    lost = counts["discarded"] / max(counts["tokens"], 1)
+    padding = counts["padded"] / max(counts["examples"] * data.seq_length, 1)
     table.add_row(
       split,
-      f"{facts['examples']:,}",
-      f"{facts['tokens']:,}",
-      f"{facts['kept']:,}",
-      f"{facts['discarded']:,} ({lost:.1%})",
-      f"{facts['padded']:,} ({padding:.1%})",
+      f"{counts['examples']:,}",
+      f"{counts['tokens']:,}",
+      f"{counts['kept']:,}",
+      f"{counts['discarded']:,} ({lost:.1%})",
+      f"{counts['padded']:,} ({padding:.1%})",
     )
   Console(file=sys.stdout, width=100 if not sys.stdout.isatty() else None).print(table)
   if data.holdout_frac and not splits["heldout"]["examples"]:
@@ -351,7 +350,7 @@ def _say_counts(splits: dict, data: ConfigDict) -> None:
 
 
 def main(_: list[str]) -> None:
-  """Runs the build that the command line asks for."""
+  """Runs from the command line."""
   build(_CONFIG.value, overwrite=_OVERWRITE.value)
 
 

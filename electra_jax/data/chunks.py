@@ -1,8 +1,8 @@
-"""Documents in, records out, on many cores: the same bytes for any number of them.
+"""Turns documents into records on many cores; the bytes do not depend on the number of cores.
 
-The text is cut into chunks of about `CHUNK_BYTES` at ends of documents. A chunk's records depend
-on its text, its number and the seed, and results are taken in order, so which process worked on it
-does not show. A bounded number of chunks is under way, so memory does not grow with the corpus.
+Text is cut into chunks of about `CHUNK_BYTES` at ends of documents. A chunk's records depend only
+on its text, index and the seed, and results are collected in order. The number of pending chunks is
+bounded, so memory does not grow with the corpus.
 """
 
 import dataclasses
@@ -18,12 +18,11 @@ from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.shards import SPLITS
 
 CHUNK_BYTES = 1 << 20
-# Chunks under way per process: one at work, one waiting.
-IN_FLIGHT = 2
+IN_FLIGHT = 2  # chunks per process: one running, one queued
 
 
 class Chunk(NamedTuple):
-  """Documents that one process works on; `texts[split]` holds those of a split, in order."""
+  """Documents for one process; `texts[split]` holds those of a split, in order."""
 
   index: int
   texts: dict[str, list[str]]
@@ -31,31 +30,25 @@ class Chunk(NamedTuple):
 
 
 class EncodedSplit(NamedTuple):
-  """What became of one split of a chunk.
+  """The encoded documents of one split of a chunk."""
 
-  Fields:
-    data: records [n], or the packed stream of ids [n].
-    tokens: ids of the text, before anything is discarded.
-    discarded: ids that are in no record.
-  """
-
-  data: np.ndarray
-  tokens: int
-  discarded: int
+  data: np.ndarray  # records [n], or the packed stream of ids [n]
+  tokens: int  # ids of the text, before any are discarded
+  discarded: int  # ids in no record
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSpec:
-  """All that a process needs: it is started fresh and knows nothing else."""
+  """The settings sent to each worker process, which is spawned and inherits no state."""
 
-  folder: str  # where the vocabulary file is
+  folder: str  # of the vocabulary file
   vocab: tokenizers.Vocab
   spec: ExampleSpec
   seed: int
 
 
 def chunks(pieces: Iterable[sources.TextChunk], holdout_frac: float) -> Iterator[Chunk]:
-  """Yields chunks; a document is held out by its hash alone, and then only once."""
+  """Yields chunks; held-out documents are chosen by hash alone and never repeated."""
   index, size = 0, 0
   texts: dict[str, list[str]] = {split: [] for split in SPLITS}
   for piece in pieces:
@@ -72,7 +65,7 @@ def chunks(pieces: Iterable[sources.TextChunk], holdout_frac: float) -> Iterator
 
 
 def is_held_out(key: bytes, holdout_frac: float) -> bool:
-  """Says whether the document with this key is kept for evaluation."""
+  """Returns True if the document with this key is held out for evaluation."""
   return sources.fraction(key, "heldout") < holdout_frac
 
 
@@ -85,7 +78,7 @@ class Worker:
     self._dtype = examples.record_dtype(work.spec.seq_length, work.vocab.size)
 
   def __call__(self, chunk: Chunk) -> tuple[int, dict[str, EncodedSplit]]:
-    """Returns the size of a chunk in bytes and what became of each split."""
+    """Returns the size of a chunk in bytes and its encoded splits."""
     return chunk.size, {
       split: self._part(texts, random.Random(f"{self._work.seed} {chunk.index} {split}"))
       for split, texts in chunk.texts.items()
@@ -125,7 +118,7 @@ def _run(chunk: Chunk) -> tuple[int, dict[str, EncodedSplit]]:
 
 
 def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[tuple[int, dict]]:
-  """Yields what `Worker` returns for each chunk, in order, computed by `workers` processes."""
+  """Yields the result of `Worker` for each chunk, in order, computed by `workers` processes."""
   if workers == 1:
     yield from map(Worker(work), items)
     return

@@ -1,11 +1,11 @@
-"""Tokenized text to fixed-size records: the paper's two-segment examples, or plain packing.
+"""Turns tokenized text into fixed-size records: the paper's two-segment examples, or packing.
 
-A record is one example, little-endian and without any header, so that record i of a shard starts
-at byte i x `record_dtype(...).itemsize`:
+A record is one example, little-endian and without a header; record i of a shard starts at byte
+i x `record_dtype(...).itemsize`:
 
-  length  uint16        tokens, special ones included; what follows them is padding
+  length  uint16        tokens, special tokens included; the rest is padding
   first   uint16        tokens of the first segment with its [CLS] and [SEP]
-  ids     uint16 [L]    or uint32 where the vocabulary has more than 65,536 entries
+  ids     uint16 [L]    uint32 if the vocabulary has more than 65,536 entries
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-# A space after the end of a sentence and before what can start one.
+# A space after the end of a sentence and before a possible start.
 _SENTENCE_END = re.compile(
   r"""(?:(?<=[.!?])|(?<=[.!?]["')\]’”])) +(?=["'(\[‘“]?[^\W_a-z])""",
 )
@@ -23,7 +23,7 @@ _SENTENCE_END = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ExampleSpec:
-  """How examples are made; the fields are those of config.data, plus the special ids."""
+  """The example fields of config.data, plus the special ids."""
 
   seq_length: int
   examples: str
@@ -48,7 +48,7 @@ def record_dtype(seq_length: int, vocab_size: int) -> np.dtype:
 
 
 def sentences(line: str) -> list[str]:
-  """Splits a paragraph at the ends of its sentences, as far as punctuation shows them.
+  """Splits a paragraph into sentences by punctuation.
 
   >>> sentences('It rains. "Does it?" Yes, 3.5 mm.')
   ['It rains.', '"Does it?"', 'Yes, 3.5 mm.']
@@ -61,14 +61,9 @@ def two_segment(
 ) -> Iterator[tuple[list[int], list[int], int]]:
   """Yields (first segment, second segment, tokens discarded) of each example.
 
-  The algorithm is the original's: sentences gather until they reach a target length or the
-  document ends; some example targets are short and some examples have one segment; what
-  overflows is discarded.
-
-  Args:
-    documents: of each document the ids of its sentences.
-    spec: the sizes and probabilities.
-    rng: the only source of chance.
+  `documents` holds the ids of the sentences of each document. As in the original: sentences
+  accumulate until they reach a target length or the document ends; some targets are short, some
+  examples have one segment, and overflowing tokens are discarded.
   """
   target = spec.seq_length
   for document in documents:
@@ -94,13 +89,13 @@ def _next_target(spec: ExampleSpec, rng: random.Random) -> int:
 def _segments(
   held: list[list[int]], size: int, target: int, spec: ExampleSpec, rng: random.Random
 ) -> tuple[list[int], list[int], int]:
-  """Distributes sentences over the two segments and cuts them to the sequence length."""
+  """Distributes sentences over the two segments and truncates to the sequence length."""
   single = rng.random() < spec.single_segment_prob
   first_target = 100_000 if single else (target - 3) // 2
   first: list[int] = []
   second: list[int] = []
   for sentence in held:
-    # As in the original: a short sentence can still join the first segment after others went on.
+    # As in the original: a short sentence can join the first segment after the second has begun.
     if (
       not first
       or len(first) + len(sentence) < first_target
@@ -117,7 +112,7 @@ def _segments(
 def to_records(
   examples: Iterable[tuple[list[int], list[int], int]], spec: ExampleSpec, dtype: np.dtype
 ) -> tuple[np.ndarray, int]:
-  """Returns the records [n] of examples and the number of tokens that were discarded."""
+  """Returns the records [n] of examples and the number of discarded tokens."""
   lengths, firsts, flat, discarded = [], [], [], 0
   for first, second, lost in examples:
     start = len(flat)
@@ -146,7 +141,7 @@ def _filled(lengths, firsts, flat, spec: ExampleSpec, dtype: np.dtype) -> np.nda
 
 
 def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: np.dtype):
-  """Returns [n] ids of documents one after another, a [SEP] after each."""
+  """Returns the ids [n] of all documents, with a [SEP] after each."""
   flat: list[int] = []
   for document in documents:
     start = len(flat)
@@ -158,16 +153,10 @@ def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: n
 
 
 def pack(ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False):
-  """Packs a stream into records of one segment.
+  """Packs a stream [n] of ids into records of one segment.
 
-  Args:
-    ids: [n], what `stream` returned, after the rest of the packing before.
-    spec: the sizes and special ids.
-    dtype: the layout of a record.
-    last: whether nothing follows; then the rest becomes a padded record of its own.
-
-  Returns:
-    The records and the rest of the stream, at most L - 2 tokens that did not fill a record.
+  Returns the records and the rest, fewer than L - 2 ids, to be prepended to the next stream. If
+  `last`, the rest becomes a padded record.
   """
   room = spec.seq_length - 2
   full = len(ids) // room * room
@@ -185,7 +174,7 @@ def pack(ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False
 
 
 def cut(sentence: list[int], spec: ExampleSpec) -> Iterator[list[int]]:
-  """Yields a sentence in parts that fit a segment, so that a long one does not lose its rest."""
+  """Splits a sentence into parts that fit a segment, so that a long one is not truncated."""
   most = (spec.seq_length - 3) // 2
   for start in range(0, len(sentence), most):
     yield sentence[start : start + most]

@@ -1,8 +1,7 @@
-"""Batches for fine-tuning, from examples in memory, padded to one of a few lengths.
+"""Makes fine-tuning batches from examples in memory, padded to one of a few lengths.
 
-A batch holds examples of similar lengths, so that short texts are padded little. The examples of a
-batch depend on the seed; the length of the batch at a step does not, so several seeds can take
-their steps together.
+A batch holds examples of similar length, to limit padding. Its rows depend on the seed; its padded
+length does not, so several seeds can be stacked in one batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,23 +15,17 @@ ROUND = 8  # lengths are multiples of this
 
 
 class Feature(NamedTuple):
-  """One row of a batch.
+  """One row of a batch."""
 
-  Fields:
-    ids: [n] int32, with [CLS] and [SEP].
-    second: where the second segment begins; n where there is only one.
-    target: by name, a number for the row or [n] for its tokens; empty to predict.
-  """
-
-  ids: np.ndarray
-  second: int
-  target: dict[str, np.ndarray]
+  ids: np.ndarray  # [n] int32, with [CLS] and [SEP]
+  second: int  # start of the second segment; n if there is only one
+  target: dict[str, np.ndarray]  # a number for the row or [n] for its tokens; {} to predict
 
 
 class Plan(NamedTuple):
-  """The rows of a batch (indices of features, [<= batch size]) and its padded length."""
+  """The rows of a batch and its padded length."""
 
-  rows: np.ndarray
+  rows: np.ndarray  # indices of features, [<= batch size]
   length: int
 
 
@@ -47,7 +40,7 @@ def bucket_lengths(lengths: np.ndarray, most: int) -> tuple[int, ...]:
   steps, counts = np.unique(-(-np.asarray(lengths) // ROUND), return_counts=True)
   below = np.concatenate([[0], np.cumsum(counts)])
   n = len(steps)
-  # cost[j]: tokens when the first j of the distinct lengths fill the buckets so far; their ends.
+  # cost[j]: tokens if the buckets so far hold the first j distinct lengths; ends[j]: their ends.
   cost, ends = [0.0] + [np.inf] * n, [()] * (n + 1)
   best = (np.inf, ())
   for _ in range(min(most, n)):
@@ -65,12 +58,9 @@ def plan_epoch(
 ) -> list[Plan]:
   """Returns an epoch's batches in order: every example once, all batches full but one.
 
-  Rows depend on (seed, epoch); padded lengths on the epoch only. The rest of a bucket that does not
-  fill a batch goes into the next longer bucket.
-
-  Args:
-    lengths: [n], of the examples.
-    buckets: increasing; the last is at least as long as any example.
+  Rows depend on (seed, epoch); padded lengths on the epoch only. Examples that do not fill a batch
+  move to the next longer bucket. `lengths` [n] are those of the examples; `buckets` increase, and
+  the last is at least the longest.
   """
   rng = np.random.default_rng((seed, epoch))
   bucket_of = np.searchsorted(buckets, lengths)
@@ -87,7 +77,7 @@ def plan_epoch(
 
 
 def plan_once(lengths: np.ndarray, buckets: Sequence[int], batch_size: int) -> list[Plan]:
-  """Returns batches that hold every example exactly once, the shortest first."""
+  """Returns batches with every example exactly once, the shortest first."""
   order = np.argsort(lengths, kind="stable")
   groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
   return [Plan(g, int(buckets[np.searchsorted(buckets, lengths[g].max())])) for g in groups]
@@ -121,10 +111,7 @@ def batches(
   seeds: Sequence[int],
   pad: int,
 ) -> Iterator[Examples]:
-  """Yields the training batches of all seeds together: [B, S, L], [B, S].
-
-  Where `epochs` is not whole, the last epoch is cut short.
-  """
+  """Yields the batches of all seeds, stacked: [B, S, L], [B, S]; `epochs` may be fractional."""
   lengths = np.array([len(f.ids) for f in features])
   left = steps_of(len(features), batch_size, epochs)
   epoch = 0
@@ -144,5 +131,5 @@ def _stack(parts: list):
 
 
 def steps_of(examples: int, batch_size: int, epochs: float) -> int:
-  """Returns the number of steps: an epoch's last batch may be smaller than the others."""
+  """Returns the number of steps; an epoch's last batch may be smaller than the others."""
   return round(-(-examples // batch_size) * epochs)

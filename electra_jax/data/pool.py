@@ -1,4 +1,4 @@
-"""Tasks spread over processes, results in order, a bounded number of tasks under way."""
+"""Runs tasks on a pool of processes, with ordered results and a bounded number of pending tasks."""
 
 import collections
 import concurrent.futures
@@ -19,10 +19,10 @@ class WorkerError(ValueError):
 
 @contextlib.contextmanager
 def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[ProcessPoolExecutor]:
-  """Starts fresh processes, each of which calls prepare(*args) first.
+  """Starts processes, each of which first calls prepare(*args).
 
-  They end with this process, also where it is killed. Fresh ones (not forked) because this
-  process may run threads of TensorFlow, which a fork would break.
+  They end with this process, even if it is killed. They are spawned, not forked: this process may
+  run TensorFlow threads, which a fork would break.
   """
   context = multiprocessing.get_context("spawn")
   pool = ProcessPoolExecutor(
@@ -35,26 +35,25 @@ def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[Proc
 
 
 def _start_worker(prepare: Callable | None, args: tuple) -> None:
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
   threading.Thread(target=_end_with_parent, daemon=True).start()
-  # Each process is one of many: the library's own threads would only get in the way.
-  os.environ["TOKENIZERS_PARALLELISM"] = "false"
-  gc.disable()  # the work leaves no cycles, and looking for some takes a seventh of the time
+  os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes use all cores already
+  gc.disable()  # the work leaves no cycles, and collection takes a seventh of the time
   if prepare:
     prepare(*args)
 
 
 def _end_with_parent() -> None:
-  """Ends this process when the one that started it is gone: killed, it could not say so."""
+  """Ends this process when its parent is gone: a killed parent cannot end it."""
   multiprocessing.parent_process().join()
   os._exit(1)
 
 
 def in_order(pool: ProcessPoolExecutor, function: Callable, items: Iterable, most: int) -> Iterator:
-  """Yields function(item) for each item, in order, at most `most` of them under way.
+  """Yields function(item) for each item, in order, with about `most` items pending.
 
   Raises:
-    WorkerError: a process died, most likely for want of memory.
+    WorkerError: a process died, most likely from lack of memory.
   """
   waiting: collections.deque[concurrent.futures.Future] = collections.deque()
   try:

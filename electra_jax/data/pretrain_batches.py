@@ -1,9 +1,9 @@
-"""Shards to batches, through tf.data.
+"""Reads batches from shards, in an order computed by tf.data.
 
-The example at (seed, epoch, position) is a pure function, so there is no shuffle buffer and no
-iterator to save: to resume is to start at another step, and the first step costs what the millionth
-does. Every epoch is a full shuffle, and host h of H reads its rows of the same global batch for
-any H. TensorFlow is kept off accelerators and is not imported before the first training batch.
+The example is a pure function of (seed, epoch, position), so there is no shuffle buffer and no
+iterator state: resuming starts at another step, and a seek costs the same at any step. Every epoch
+is a full shuffle, and the global batch does not depend on the number of hosts. TensorFlow is kept
+off accelerators and imported only with the first training batch.
 """
 
 import collections
@@ -25,32 +25,21 @@ from electra_jax.data.tokenizer import Vocab
 
 __all__ = ["DataError", "Shards", "eval_batches", "train_batches"]
 
-# Batches read ahead of the one in use, and the threads that read them: for a disk that is slow.
-READ_AHEAD = 4
-READERS = 2
+READ_AHEAD = 4  # batches read ahead of the current one, for slow disks
+READERS = 2  # threads
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-  """The examples of one split of a folder that electra_jax.data.build wrote.
-
-  Fields:
-    folder: where the files are.
-    split: 'train' or 'heldout'.
-    manifest: the whole manifest.
-    vocab: facts about the vocabulary.
-    seq_length: tokens of an example, L.
-    num_examples: records of this split, N.
-    digest: SHA-256 of the manifest, which holds the sums of all shards: it names the data.
-  """
+  """The examples of one split in a folder written by electra_jax.data.build."""
 
   folder: Path
-  split: str
+  split: str  # 'train' or 'heldout'
   manifest: dict
   vocab: Vocab
-  seq_length: int
-  num_examples: int
-  digest: str
+  seq_length: int  # tokens of an example, L
+  num_examples: int  # records of this split, N
+  digest: str  # SHA-256 of the manifest, which holds the checksums of all shards
 
   @classmethod
   def open(
@@ -61,17 +50,15 @@ class Shards:
     seq_length: int | None = None,
     verify: bool = False,
   ) -> "Shards":
-    """Opens a split after checking that its files are what the manifest says.
+    """Opens a split after checking its files against the manifest.
 
     Args:
-      folder: config.data.dir.
-      split: 'train' or 'heldout'.
-      seq_length: the sequence length that is expected, or None for any.
-      verify: read every byte and check the SHA-256 sums, not the sizes only.
+      seq_length: the expected sequence length, or None for any.
+      verify: check the SHA-256 sum of every file, not only the sizes.
 
     Raises:
       DataError: there is no finished build, a file is missing, damaged or not the manifest's, the
-        vocabulary is another one, the length differs, or the split is empty.
+        vocabulary or the length differs, or the split is empty.
     """
     manifest = shards.read_manifest(folder)
     folder = Path(folder)
@@ -92,14 +79,14 @@ class Shards:
 
   @property
   def frequencies(self) -> np.ndarray:
-    """How often each id occurs in this split, [V] int64; special tokens count nothing."""
+    """The count of each id in this split, [V] int64; 0 for special tokens."""
     return np.array(self.manifest["splits"][self.split]["frequencies"], np.int64)
 
   @property
   def unigram_entropy(self) -> float:
-    """The entropy of the ordinary tokens' frequencies, in nats a token.
+    """The entropy of the ordinary tokens' frequencies, in nats per token.
 
-    What a model that knows how frequent each token is, and nothing else, gets as masked-LM loss.
+    It is the masked-LM loss of a model that knows only the token frequencies.
     """
     counts = self.frequencies
     p = counts[counts > 0] / counts.sum()
@@ -107,7 +94,7 @@ class Shards:
 
   @functools.cached_property
   def _maps(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The first record's number of each shard, and the shards, mapped into memory."""
+    """The index of each shard's first record, and the memory-mapped shards."""
     files = self.manifest["splits"][self.split]["shards"]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = len(files) + 512  # a map keeps its file open
@@ -119,13 +106,10 @@ class Shards:
     return np.cumsum([0] + [len(records) for records in maps[:-1]]), maps
 
   def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns examples by number.
-
-    Args:
-      index: [n] numbers below `num_examples`.
+    """Returns the examples at `index` [n], each below `num_examples`, as in `Batch`.
 
     Returns:
-      ids [n, L] int32, token_type_ids [n, L] int32 and mask [n, L] bool, as in `Batch`.
+      ids [n, L] int32, token_type_ids [n, L] int32 and padding_mask [n, L] bool.
     """
     starts, maps = self._maps
     if len(maps) == 1:
@@ -143,7 +127,7 @@ class Shards:
 
 
 def batch_number(step: int, skipped: Sequence[int]) -> int:
-  """Returns which batch a step trains on, both from 0, where some batches are left out.
+  """Returns the batch that a step trains on, both from 0, when some batches are skipped.
 
   >>> [batch_number(step, [2, 3]) for step in range(5)]
   [0, 1, 4, 5, 6]
@@ -165,11 +149,9 @@ def train_batches(
 ) -> Iterator[Batch]:
   """Yields this host's rows of the global batches of steps start_step, start_step + 1, ...
 
-  Row r of step s is position p = s x batch_size + r of an endless sequence of epochs; the example
-  there is index_shuffle(p mod N, seed=(seed, p div N)).
-
-  Args:
-    skipped: numbers of batches that are left out; the steps after them take the next ones.
+  Row r of step s is position p = s x batch_size + r of an endless sequence of epochs; its example
+  is index_shuffle(p mod N, seed=(seed, p div N)). The `skipped` batches are left out, and the steps
+  after them take the next ones.
 
   Raises:
     DataError: the corpus is smaller than one batch.
@@ -200,10 +182,10 @@ def _indices(
   start_step: int,
   skipped: Sequence[int],
 ) -> Iterator[np.ndarray]:
-  """Yields [b] numbers of the examples in `rows` of each step, from tf.data, for ever.
+  """Yields the example indices [b] of `rows` for each step, from an endless tf.data pipeline.
 
-  Nothing in this pipeline is Python: a `numpy_function` under way when an iterator is deleted waits
-  for the interpreter, which waits for it (seen to hang at exit with TensorFlow 2.21).
+  The pipeline runs no Python: a `numpy_function` running when an iterator is deleted deadlocks with
+  the interpreter (seen to hang at exit with TensorFlow 2.21).
   """
   tf = _tensorflow()
   count = tf.constant(num_examples, tf.int64)
@@ -216,8 +198,8 @@ def _indices(
       seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
       return tf.random.experimental.index_shuffle(position % count, seeds, count - 1)
 
-    # A batch touches two epochs at most, mostly one. index_shuffle takes one seed for all of its
-    # indices only: a seed for each, as documented, fails in TensorFlow 2.21.
+    # A batch spans at most two epochs, usually one. index_shuffle takes a single seed for all
+    # indices: a seed per index, as documented, fails in TensorFlow 2.21.
     return tf.cond(
       first == last,
       lambda: shuffled(first),
@@ -231,8 +213,8 @@ def _indices(
   dataset = numbers.map(indices).prefetch(READ_AHEAD)
   options = tf.data.Options()
   options.threading.private_threadpool_size = 1
-  # There is nothing to tune, and who drops an iterator waits for its tuner, which in time looks up
-  # once a minute only: a run of an hour took that long to stop (TensorFlow 2.21).
+  # There is nothing to tune, and dropping an iterator waits for its tuner, which after a while
+  # wakes only once a minute: a run of an hour took that long to stop (TensorFlow 2.21).
   options.autotune.enabled = False
   yield from dataset.with_options(options).as_numpy_iterator()
 
@@ -240,10 +222,10 @@ def _indices(
 def eval_batches(
   data: Shards, *, batch_size: int, max_examples: int, host: int = 0, hosts: int = 1
 ) -> Iterator[Batch]:
-  """Yields this host's rows of batches over at most `max_examples` examples, spread evenly.
+  """Yields this host's rows of batches over at most `max_examples` examples, evenly spaced.
 
-  The same examples in the same order for any number of hosts. The last batch is filled up with rows
-  that are all padding. `row` is the number of the example within the evaluation.
+  Examples and order do not depend on the number of hosts. The last batch is filled with rows of
+  padding. `row` is the index of the example within the evaluation.
 
   Raises:
     ValueError: the batch does not divide over the hosts.
@@ -267,9 +249,9 @@ def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:
 
 
 def _tensorflow():
-  """Imports TensorFlow and hides every accelerator from it: it would take all of their memory."""
+  """Imports TensorFlow and hides the accelerators from it: it would take all of their memory."""
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it says that it is on, twice, on stderr
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # if on, it logs two lines to stderr
   import tensorflow as tf
 
   for kind in ("GPU", "TPU"):

@@ -1,9 +1,8 @@
-"""English prose that every Python installation carries: its documentation strings.
+"""Extracts English prose from the docstrings of the local Python installation.
 
-Docstrings of the standard library and of all installed packages are read with `ast` (nothing is
-imported or run), with the language reference in `pydoc_data.topics`, and cleaned to paragraphs.
-One module is one document. Nothing is downloaded and nothing is redistributed: the text is on the
-user's machine already.
+The docstrings of the standard library and of all installed packages, and the language reference in
+`pydoc_data.topics`, are read with `ast` (no module is imported or run) and cleaned to paragraphs.
+One module is one document. Nothing is downloaded or redistributed.
 """
 
 import ast
@@ -17,19 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from electra_jax.data import pool
 
-# Less quoted text than this is not worth parsing the module for.
-MIN_QUOTED_BYTES = 200
-# A paragraph of prose has at least this many words ...
-MIN_WORDS = 6
-# ... and at least this share of letters and spaces among its characters.
-MIN_LETTERS_FRAC = 0.82
-# Modules of one task for a worker.
-BATCH_FILES = 40
+MIN_QUOTED_BYTES = 200  # a module with less quoted text is not parsed
+MIN_WORDS = 6  # of a paragraph of prose
+MIN_LETTERS_FRAC = 0.82  # letters and spaces among its characters
+BATCH_FILES = 40  # modules per task of a worker
 
 _SKIPPED_FOLDERS = {"site-packages", "test", "tests", "__pycache__", "idle_test"}
 _QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
-# Lines that are no prose: fields, arguments with their types (numpydoc), directives, examples,
-# rulers, tables, headings of sections.
+# Lines that are not prose: fields, typed arguments (numpydoc), directives, examples, rulers,
+# tables, section headings.
 _NOISE = re.compile(
   r":(param|type|arg|return|raise|rtype|keyword|var|ivar|cvar)\w*\b|@\w+ |\*{0,2}[\w.*, ]{1,40} : "
   r"|\.\. |>>> |\.\.\. |[-=~^*+#|]{3,}|\||[A-Z][A-Za-z ]{2,24}:?$"
@@ -44,13 +39,10 @@ _TYPED = re.compile(r"\*{0,2}[\w.*, ]{1,40} ?(\([^)]*\))?: ")
 
 
 def harvest(workers: int = 1, done: Callable[[float], None] = lambda _: None) -> Iterator[str]:
-  """Yields a document, one paragraph a line, per module; the order depends on the files only.
+  """Yields one document per module, one paragraph per line; the order depends on the files only.
 
-  A paragraph that was seen before is left out.
-
-  Args:
-    workers: processes that read; 1 is this one.
-    done: is told now and then how much has been read, 0 to 1.
+  A repeated paragraph is dropped. With `workers` = 1 this process reads. `done` is called for each
+  module with the fraction read so far, 0 to 1.
   """
   seen: set[bytes] = set()
   paths = modules()
@@ -79,7 +71,7 @@ def modules() -> list[str]:
 
 
 def _cleaned(paths: list[str], workers: int) -> Iterator[list[str]]:
-  """Yields what `clean_files` returns for each path, in order."""
+  """Yields the result of `clean_files` for each path, in order."""
   batches = [paths[i : i + BATCH_FILES] for i in range(0, len(paths), BATCH_FILES)]
   if workers == 1:
     for batch in batches:
@@ -91,12 +83,12 @@ def _cleaned(paths: list[str], workers: int) -> Iterator[list[str]]:
 
 
 def clean_files(paths: Iterable[str]) -> list[list[str]]:
-  """Returns the paragraphs of prose of each module; of one that cannot be read or parsed, none."""
+  """Returns the paragraphs of prose of each module; [] if it cannot be read or parsed."""
   return [[p for text in _docstrings(path) for p in prose(text)] for path in paths]
 
 
 def _docstrings(path: str) -> Iterator[str]:
-  """Yields the docstrings of a module in the order of the source, nested ones included."""
+  """Yields the docstrings of a module in source order, nested ones included."""
   try:
     with open(path, "rb") as file:
       source = file.read()
@@ -126,7 +118,7 @@ def _docstrings(path: str) -> Iterator[str]:
 
 
 def prose(text: str) -> Iterator[str]:
-  """Yields the paragraphs of running English in a docstring, each as one line without markup.
+  """Yields the paragraphs of English prose in a docstring, each as one line without markup.
 
   >>> list(prose('''Return the `first` item of the list, or None if the list is empty.
   ...
@@ -144,7 +136,7 @@ def prose(text: str) -> Iterator[str]:
 
 
 def _items(lines: list[str]) -> Iterator[list[str]]:
-  """Yields a block's paragraphs: the block, or each entry of a list or a table of arguments."""
+  """Yields a block's paragraphs: the block, or each entry of a list or table of arguments."""
   current: list[str] = []
   indent = None
   for line in lines:
@@ -160,7 +152,7 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
       current, indent = [], None
       bare = bare[item.end() :] if item else bare
     elif indent is not None and depth > indent and len(current) == 1 and len(current[0]) < 40:
-      current, indent = [], None  # the type of what a function returns, say, and its description
+      current, indent = [], None  # for example a return type above its description
     if indent is None and not item:
       indent = depth
     current.append(bare)
@@ -168,7 +160,7 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _strip_markup(text: str) -> str:
-  """Returns reStructuredText or Markdown as plain text, where that is simple."""
+  """Removes simple reStructuredText and Markdown markup."""
   text = _ROLE.sub(r"\1", text)
   text = _QUOTES.sub(r"\1", text)
   text = _LINK.sub(r"\1", text)
@@ -177,7 +169,7 @@ def _strip_markup(text: str) -> str:
 
 
 def _is_prose(text: str) -> bool:
-  """Says whether a paragraph is sentences rather than code, a table or a signature."""
+  """Returns True if a paragraph is sentences, not code, a table or a signature."""
   if text.count(" ") < MIN_WORDS - 1 or text[-1] not in ".!?:)\"'" or not text[0].isalpha():
     return False
   letters = sum(map(str.isalpha, text)) + text.count(" ")

@@ -1,10 +1,10 @@
-"""A folder of shards: what its files are called, how they are written whole, what is refused.
+"""Writes and checks folders of shards.
 
-manifest.json                what the folder holds; written last, so a folder without is not whole
+manifest.json                written last: a folder without it is incomplete
 vocab.txt, tokenizer.json or spm.model
-train-00000-of-00007.bin     records of electra_jax.data.examples, one after another
-heldout-00000-of-00001.bin   the same, from documents that training never sees
-.building/                   what a running build has written so far; .lock while it runs
+train-00000-of-00007.bin     records of electra_jax.data.examples, without separators
+heldout-00000-of-00001.bin   the same, from documents excluded from training
+.building/                   the unfinished files of a running build, which locks .lock
 """
 
 import contextlib
@@ -33,11 +33,11 @@ _SHARD = re.compile(rf"({'|'.join(SPLITS)})-\d{{5,}}-of-\d{{5,}}\.bin")
 
 
 class DataError(ValueError):
-  """Shards that cannot be written or used; the message is one line that names the path."""
+  """Shards cannot be written or used; the message is one line that names the path."""
 
 
 class ShardWriter:
-  """Writes the records of one split to files of `per_shard` records, and counts their tokens."""
+  """Writes the records of one split to files of `per_shard` records and counts their tokens."""
 
   def __init__(self, folder: Path, split: str, dtype: np.dtype, per_shard: int, vocab_size: int):
     self._folder, self._split, self._per_shard = folder, split, per_shard
@@ -48,7 +48,7 @@ class ShardWriter:
     self._shards: list[dict] = []
     self.examples = 0
     self.length = 0  # sum of the lengths, special tokens included
-    self.frequencies = np.zeros(vocab_size, np.int64)  # of every id that is not padding
+    self.frequencies = np.zeros(vocab_size, np.int64)  # of each id, padding excluded
 
   def append(self, records: np.ndarray) -> None:
     """Writes records [n]; full files are closed and synced."""
@@ -79,8 +79,8 @@ class ShardWriter:
     self._shards.append({"file": path.name, "examples": 0})
 
   def _at(self, error: OSError) -> OSError:
-    """Returns a failed write's error, which does not say where, with the path."""
-    with contextlib.suppress(OSError):  # what could not be written once cannot be flushed either
+    """Closes the file and returns the error of a failed write with its path."""
+    with contextlib.suppress(OSError):  # closing flushes, which fails again
       self._file.close()
     return OSError(error.errno, error.strerror, str(self._file.name))
 
@@ -98,7 +98,7 @@ class ShardWriter:
     self._left = 0
 
   def finish(self) -> list[dict]:
-    """Closes the last file, gives all files their final names, returns what the manifest says."""
+    """Closes the last file, gives the files their final names, returns their manifest entries."""
     if self._file:
       self._close()
     for i, shard in enumerate(self._shards):
@@ -110,12 +110,12 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
-  """Gives a build its own empty subfolder; removes it in the end, whatever happens.
+  """Locks the folder and provides an empty subfolder for a build, removed at the end.
 
-  The lock goes with the process: what a killed build leaves behind stops nobody.
+  The lock ends with the process, so a killed build does not block the next.
 
   Raises:
-    DataError: another build works in the folder now.
+    DataError: another build is writing to the folder.
   """
   folder.mkdir(parents=True, exist_ok=True)
   with open(folder / LOCK, "w") as lock:
@@ -125,7 +125,7 @@ def building(folder: Path) -> Iterator[Path]:
       raise DataError(f"{folder}: another build is writing here now") from None
     except OSError as error:
       if error.errno not in NO_LOCKS:
-        raise  # a mounted bucket may know no locks: there the user has to take care
+        raise  # a mounted bucket may not support locks: there the user prevents conflicts
     temporary = folder / BUILDING
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -136,7 +136,7 @@ def building(folder: Path) -> Iterator[Path]:
 
 
 def publish(temporary: Path, folder: Path, manifest: dict) -> None:
-  """Moves everything in `temporary` to `folder`, in place of an older build, manifest last."""
+  """Moves the files of `temporary` to `folder`, replacing an older build; the manifest is last."""
   (folder / MANIFEST).unlink(missing_ok=True)
   for path in folder.iterdir():
     if _SHARD.fullmatch(path.name):
@@ -161,7 +161,7 @@ def _sync(folder: Path) -> None:
 
 
 def dump(manifest: dict) -> str:
-  """Returns the manifest as JSON, a line per field, long lists on one line each."""
+  """Returns the manifest as JSON, one line per field, each list of numbers on one line."""
   text = json.dumps(manifest, indent=1, ensure_ascii=False)
   return re.sub(r"\[[\d,\s]*\]", lambda m: re.sub(r"\s+", "", m[0]), text) + "\n"
 
@@ -170,7 +170,7 @@ def read_manifest(folder: str | os.PathLike) -> dict:
   """Returns the manifest of a folder of shards.
 
   Raises:
-    DataError: there is none, it is damaged, or another version of the format.
+    DataError: it is missing, damaged, or of another version of the format.
   """
   if "://" in str(folder):
     raise DataError(f"{folder}: shards are mapped into memory from mounted paths only")
@@ -193,16 +193,10 @@ def read_manifest(folder: str | os.PathLike) -> dict:
 
 
 def check_files(folder: str | os.PathLike, manifest: dict, splits=SPLITS, verify: bool = False):
-  """Checks that the shard files of some splits have the sizes of the manifest.
-
-  Args:
-    folder: where the files are.
-    manifest: what they should be.
-    splits: the splits to check.
-    verify: also reads every byte and checks the SHA-256 sums.
+  """Checks the sizes of the shard files against the manifest; with `verify`, also the SHA-256 sums.
 
   Raises:
-    DataError: a file is missing, has another size or another sum.
+    DataError: a file is missing or differs.
   """
   for split in splits:
     for shard in manifest["splits"][split]["shards"]:
@@ -223,7 +217,7 @@ def check_files(folder: str | os.PathLike, manifest: dict, splits=SPLITS, verify
 
 
 def check_vocab(folder: str | os.PathLike, vocab: Vocab) -> None:
-  """Checks that the vocabulary file of a folder is `vocab`. Raises DataError where it is not."""
+  """Raises DataError if the vocabulary file of a folder is not that of `vocab`."""
   path = Path(folder) / vocab.file
   try:
     found = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,17 +1,17 @@
-"""Where text comes from: files, JSON lines, TFDS datasets, the docs of this Python.
+"""Reads text from files, JSON lines, TFDS datasets and the docs of the local Python.
 
 A specification is a comma-separated list; each entry may end in `@weight`:
 
   text:GLOB             lines of text, a blank line ends a document; plain, .gz, .xz or .zst
-  jsonl:GLOB#field      one JSON object a line, the document is the string under `field`
-  tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; 'train' and 'text' unless said
+  jsonl:GLOB#field      one JSON object per line, the document is the string under `field`
+  tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; default 'train' and 'text'
   python-docs           docstrings of the standard library and of every installed package
 
-With weight w every document appears floor(w) times, and once more for a fraction w - floor(w) of
-the documents, chosen by hash. Repetitions follow one another as passes over the whole source.
+With weight w every document appears floor(w) times, and a fraction w - floor(w) of the documents,
+chosen by hash, once more. Each repetition is a pass over the whole source.
 
-Text is streamed: neither a file nor a document (JSON lines apart) is ever held in memory whole. A
-document beyond `PIECE_BYTES` comes in several pieces, a line beyond `LINE_BYTES` in several lines.
+Text is streamed: no file or document (except in JSON lines) is held in memory whole. A document
+above `PIECE_BYTES` is split into several chunks, a line above `LINE_BYTES` into several lines.
 """
 
 import dataclasses
@@ -30,14 +30,13 @@ from typing import BinaryIO, NamedTuple
 
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
-# A share of undecodable documents means little before this many.
-EARLY_STOP_DOCUMENTS = 10_000
+EARLY_STOP_DOCUMENTS = 10_000  # with fewer, the share of undecodable documents is unreliable
 
 _TFDS = re.compile(r"(?P<name>[^:#]+(:\d+\.\d+\.\d+)?)(:(?P<split>[^#]+))?(#(?P<field>.+))?")
 
 
 class SourceError(ValueError):
-  """A source that cannot be read; the message is one line that names it."""
+  """A source cannot be read; the message is one line that names it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,28 +52,21 @@ class TextSource:
 
 
 class TextChunk(NamedTuple):
-  """A document, or a bounded part of one.
+  """A document, or a bounded part of one."""
 
-  Fields:
-    key: 16 bytes, hash of the document's (first) text: the same for all of its pieces.
-    repeat: how many times the source has been read before.
-    text: lines separated by a line feed, none of them blank.
-    size: UTF-8 bytes of the text.
-  """
-
-  key: bytes
-  repeat: int
-  text: str
-  size: int
+  key: bytes  # [16] hash of the document's first chunk, shared by all of its chunks
+  repeat: int  # number of earlier passes over the source
+  text: str  # non-blank lines separated by line feeds
+  size: int  # UTF-8 bytes of the text
 
 
 @dataclasses.dataclass
 class SourceStats:
-  """What has been read of one source so far, over all of its passes."""
+  """Counts of the text read from one source so far, over all passes."""
 
   source: TextSource
   files: int = 0
-  file_bytes: int = 0  # on disk, of one pass; 0 where unknown
+  file_bytes: int = 0  # on disk, of one pass; 0 if unknown
   done_bytes: float = 0.0  # of file_bytes x passes
   documents: int = 0
   undecodable: int = 0
@@ -86,7 +78,7 @@ class SourceStats:
 
 
 def parse(spec: str) -> tuple[TextSource, ...]:
-  """Returns the sources of a specification. Raises SourceError naming the entry that is wrong."""
+  """Returns the sources of a specification. Raises SourceError naming the invalid entry."""
   sources = tuple(_parse_entry(entry.strip()) for entry in spec.split(",") if entry.strip())
   if not sources:
     raise SourceError("data.sources is empty")
@@ -122,7 +114,7 @@ def _parse_entry(entry: str) -> TextSource:
 
 
 def files(source: TextSource) -> list[str]:
-  """Returns the files of a text or jsonl source, sorted. Raises SourceError where there is none."""
+  """Returns the sorted files of a text or jsonl source. Raises SourceError if there are none."""
   if "://" in source.target:
     raise SourceError(
       f"source {source.text!r}: files are read from mounted paths only; mount the bucket (gcsfuse)"
@@ -134,7 +126,7 @@ def files(source: TextSource) -> list[str]:
 
 
 def fraction(key: bytes, purpose: str) -> float:
-  """Returns a number in [0, 1) that depends on a document's key and on the purpose only."""
+  """Returns a hash in [0, 1) of a document's key and the purpose."""
   digest = hashlib.blake2b(key, digest_size=8, person=purpose.encode()).digest()
   return int.from_bytes(digest, "little") / 2**64
 
@@ -147,14 +139,13 @@ def documents(
   workers: int = 1,
   max_bad_frac: float = 0.0,
 ) -> Iterator[TextChunk]:
-  """Yields the pieces of a source as often as its weight says, and counts them in `tally`.
+  """Yields the chunks of a source, repeated by its weight, and counts them in `tally`.
 
   Args:
-    source: what to read.
-    tally: counts; `undecodable` documents (no UTF-8, no JSON) are skipped.
+    tally: counts; `undecodable` documents (not UTF-8 or not JSON) are skipped.
     tfds_dir: data_dir of tensorflow_datasets.
-    workers: processes for harvesting 'python-docs'; they never change what is yielded.
-    max_bad_frac: largest share of undecodable documents.
+    workers: processes for harvesting 'python-docs'; the output does not depend on it.
+    max_bad_frac: largest allowed share of undecodable documents.
 
   Raises:
     SourceError: nothing matches, a file is damaged, or too many documents are undecodable.
@@ -180,7 +171,7 @@ def _check_bad(tally: SourceStats, max_bad_frac: float, at_least: int) -> None:
 def _assemble(
   lines: Iterator[bytes | None], tally: SourceStats, repeat: int
 ) -> Iterator[TextChunk]:
-  """Yields pieces of documents, given their lines; None ends a document."""
+  """Yields chunks of documents from their lines; None ends a document."""
   held: list[bytes] = []
   size, key, skip = 0, None, False
 
@@ -213,7 +204,7 @@ def _assemble(
 def _lines_of(
   source: TextSource, tally: SourceStats, repeat: int, tfds_dir: str | None, workers: int
 ) -> Iterator[bytes | None]:
-  """Yields the lines of each document, None after each; keeps `tally.done_bytes` up to date."""
+  """Yields the lines of each document, None after each; updates `tally.done_bytes`."""
   if source.kind == "python-docs":
     from electra_jax.data import python_docs
 
@@ -258,14 +249,14 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
     try:
       value = json.loads(line)
     except ValueError:
-      yield b"\xff"  # counted as undecodable: it is no UTF-8 either
+      yield b"\xff"  # invalid UTF-8, so that it counts as undecodable
       yield None
       continue
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):
       has = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
       raise SourceError(f"{path}: line {number} has no string {field!r} (it has: {has:.200})")
-    # Half a surrogate pair passes here and is undecodable later.
+    # A lone surrogate passes here and is undecodable later.
     yield from _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
     yield None
 
@@ -297,7 +288,7 @@ def _tfds_lines(
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-  """Yields lines; one beyond `LINE_BYTES` is cut at a space, or else between characters."""
+  """Yields lines; one above `LINE_BYTES` is split at a space, or else between characters."""
   rest = b""
   while line := stream.readline(LINE_BYTES):
     line, rest = rest + line, b""
@@ -323,7 +314,7 @@ def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
 
 
 class _ZstdFile(io.RawIOBase):
-  """Decompressed .zst, of any number of frames; unlike the library's reader it notices a cut."""
+  """Decompressed .zst of any number of frames; unlike the library's, it detects truncation."""
 
   def __init__(self, raw: BinaryIO):
     import zstandard

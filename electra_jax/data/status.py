@@ -1,4 +1,4 @@
-"""How far a long reading is: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of reading: a bar on a terminal, occasional log lines elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -6,21 +6,15 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-# Seconds between two lines, and between two drawings of a bar.
-LINE_SECS = 15.0
-BAR_SECS = 0.2
+LINE_SECS = 15.0  # between two log lines
+BAR_SECS = 0.2  # between two updates of the bar
 
 
 class Status:
   """Shows MB of text, MB/s, tokens and ETA; a context manager that ends with one line."""
 
   def __init__(self, label: str, done: Callable[[], float | None]):
-    """Starts the clock.
-
-    Args:
-      label: what is being done.
-      done: says how much of it is done, 0 to 1, or None where that cannot be known.
-    """
+    """Starts the clock; `done` returns the finished fraction, 0 to 1, or None if unknown."""
     self._label, self._done = label, done
     self._bytes, self._tokens = 0, 0
     self._start = self._last = time.monotonic()
@@ -66,5 +60,5 @@ class Status:
 
 
 def say(line: str) -> None:
-  """Prints a line at once, also into a pipe."""
+  """Prints a line and flushes it, for pipes."""
   print(line, flush=True)

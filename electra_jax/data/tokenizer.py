@@ -1,8 +1,8 @@
-"""Subword vocabularies: train one or load one, turn text into ids and back.
+"""Trains and loads subword vocabularies; encodes and decodes text.
 
-WordPiece goes through `tokenizers` with BERT's normaliser and splitting, unigram and BPE through
+WordPiece uses `tokenizers` with BERT's normaliser and splitting; unigram and BPE use
 `sentencepiece`. Text never produces a special id: a literal "[MASK]" in a document is punctuation
-and a word. Special ids are found by their names in the vocabulary, never by constants.
+and a word. Special ids are looked up by name in the vocabulary.
 """
 
 import abc
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from electra_jax.runtime.workdir import replacing
 
-# Names under which vocabularies carry the five tokens that pretraining needs, BERT's first.
+# Names of the five tokens that pretraining needs, BERT's first.
 SPECIAL_NAMES = {
   "pad": ("[PAD]", "<pad>"),
   "unk": ("[UNK]", "<unk>"),
@@ -27,15 +27,13 @@ SPECIAL_NAMES = {
   "sep": ("[SEP]", "</s>", "<sep>"),
   "mask": ("[MASK]", "<mask>"),
 }
-KINDS = ("wordpiece", "unigram", "bpe")  # what `train` can train
+KINDS = ("wordpiece", "unigram", "bpe")  # of `train`
 FILES = {"wordpiece": "vocab.txt", "tokenizer.json": "tokenizer.json", "sentencepiece": "spm.model"}
 
-# As Hugging Face's BERT; the original code gives up on a word at 200 characters.
-MAX_WORD_CHARS = 100
-# Distinct units whose ids are remembered, about 10 MB, and the longest of them.
-CACHE_ENTRIES = 1 << 16
-CACHE_CHARS = 40
-# A unit: one ASCII punctuation character, or a run of anything else but spaces.
+MAX_WORD_CHARS = 100  # as in Hugging Face's BERT; 200 in the original
+CACHE_ENTRIES = 1 << 16  # units with cached ids, about 10 MB
+CACHE_CHARS = 40  # of the longest cached unit
+# A unit: one ASCII punctuation character, or a run of other characters except spaces.
 _UNITS = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
 # The alphabet of a trained WordPiece vocabulary (BERT's has about 1000 characters, in two forms).
 MAX_ALPHABET = 1000
@@ -43,30 +41,22 @@ MIN_ALPHABET = 64
 
 
 class VocabError(ValueError):
-  """A vocabulary that cannot be used; the message is one line that names the file."""
+  """A vocabulary cannot be used; the message is one line that names the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocab:
-  """What is known about a vocabulary; `dataclasses.asdict` of it is JSON.
+  """The metadata of a vocabulary; `dataclasses.asdict` of it is JSON.
 
-  Fields:
-    kind: 'wordpiece' (vocab.txt), 'tokenizer.json' or 'sentencepiece'.
-    file: name of its file inside the folder of shards.
-    lowercase: whether text is lower-cased and stripped of accents first; for the other kinds the
-      file itself decides and this is None.
-    size: number of ids; every id is below it.
-    hash: SHA-256 of the file, in hexadecimal.
-    pad, unk, cls, sep, mask: ids of the special tokens.
-    special_ids: ids that text never produces and that are never masked: pad, cls, sep, mask and
-      whatever else the file marks as special, sorted. [UNK] stands for text and is not among them.
+  Text never produces the `special_ids`, and they are never masked: pad, cls, sep, mask and all
+  others that the file marks as special, sorted. [UNK] stands for text and is not among them.
   """
 
-  kind: str
-  file: str
-  lowercase: bool | None
-  size: int
-  hash: str
+  kind: str  # 'wordpiece' (vocab.txt), 'tokenizer.json' or 'sentencepiece'
+  file: str  # its name in the folder of shards
+  lowercase: bool | None  # also strips accents; None for other kinds: the file decides
+  size: int  # number of ids; every id is below it
+  hash: str  # SHA-256 of the file, hexadecimal
   pad: int
   unk: int
   cls: int
@@ -76,12 +66,12 @@ class Vocab:
 
   @classmethod
   def from_json(cls, content: Mapping) -> "Vocab":
-    """Returns the vocabulary whose `dataclasses.asdict` went through JSON."""
+    """Returns the vocabulary from the JSON of its `dataclasses.asdict`."""
     return cls(**content | {"special_ids": tuple(content["special_ids"])})
 
 
 def load(path: str | os.PathLike, lowercase: bool = True) -> "Tokenizer":
-  """Returns the tokenizer of a vocab.txt, a tokenizer.json or a SentencePiece .model.
+  """Loads the tokenizer of a vocab.txt, a tokenizer.json or a SentencePiece .model.
 
   Raises:
     VocabError: the file cannot be read, is none of the three, or lacks a special token.
@@ -99,10 +89,10 @@ def load(path: str | os.PathLike, lowercase: bool = True) -> "Tokenizer":
 
 
 def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
-  """Returns the tokenizer kept in a folder of shards, after checking that it is `vocab`.
+  """Loads the tokenizer in a folder of shards.
 
   Raises:
-    VocabError: the file is missing or is not the one that `vocab` describes.
+    VocabError: the file is missing or does not match `vocab`.
   """
   tokenizer = load(Path(folder) / vocab.file, bool(vocab.lowercase))
   if tokenizer.vocab != vocab:
@@ -114,22 +104,22 @@ def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
 
 
 class Tokenizer(abc.ABC):
-  """Text to ids and back; `vocab` holds the facts."""
+  """Encodes text to ids and decodes ids; `vocab` holds the metadata."""
 
   vocab: Vocab
   path: Path
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each text; no special token is added."""
+    """Returns the ids of each text, without special tokens."""
 
   @abc.abstractmethod
   def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """Returns of each text its ids and their characters [start, end), no spaces at the ends."""
+    """Returns the ids of each text and their characters [start, end) without outer spaces."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int]) -> str:
-    """Returns readable text; special tokens are shown by name."""
+    """Returns readable text, with the names of special tokens."""
 
   def save(self, folder: str | os.PathLike) -> Path:
     """Copies the vocabulary file, byte for byte, into `folder` under its standard name."""
@@ -139,28 +129,26 @@ class Tokenizer(abc.ABC):
 
 
 class _HuggingFace(Tokenizer):
-  """What the two kinds that run on the `tokenizers` library share."""
+  """Shared code of the two kinds that use the `tokenizers` library."""
 
   def _finish(self, engine, kind: str, lowercase: bool | None, special_ids: Iterable[int]):
     self._engine = engine
     self._cache: dict[str, tuple[int, ...]] = {}
-    # Taking units one by one changes nothing where BERT's rules apply: its normaliser works on
-    # single characters, and its pre-tokenizer always splits at a space and around punctuation.
+    # Under BERT's rules, units can be encoded one by one: the normaliser works on single
+    # characters, and the pre-tokenizer always splits at a space and around punctuation.
     added = engine.get_added_tokens_decoder().values()
     self._by_word = (
       type(engine.pre_tokenizer).__name__ == "BertPreTokenizer"
       and type(engine.normalizer).__name__ == "BertNormalizer"
-      and all(token.special for token in added)  # others may have spaces inside
+      and all(token.special for token in added)  # others may contain spaces
     )
     ids = engine.get_vocab(with_added_tokens=True)
-    self.vocab = _facts(self.path, kind, lowercase, max(ids.values()) + 1, ids.get, special_ids)
+    self.vocab = _vocab(self.path, kind, lowercase, max(ids.values()) + 1, ids.get, special_ids)
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
       return self._encode(texts)
-    # Most words of running text have been seen before; remembering their ids is three times
-    # faster than the library alone.
-    cache = self._cache
+    cache = self._cache  # most words repeat: caching their ids is three times faster
     if len(cache) > CACHE_ENTRIES:
       cache.clear()
     split = list(map(_UNITS.findall, texts))
@@ -177,7 +165,7 @@ class _HuggingFace(Tokenizer):
     return result
 
   def _encode_words(self, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Yields the ids of each ASCII word; a call per word would cost more than the work."""
+    """Yields the ids of each ASCII word, encoded in batches because a call is slow."""
     groups = [words[i : i + 256] for i in range(0, len(words), 256)]
     lines = [" ".join(group) for group in groups]
     for encoding in self._engine.encode_batch(lines, add_special_tokens=False):
@@ -191,7 +179,7 @@ class _HuggingFace(Tokenizer):
 
   def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
     found = self._engine.encode_batch(list(texts), add_special_tokens=False)
-    if self._by_word:  # no token has a space in it
+    if self._by_word:  # no token contains a space
       return [(e.ids, e.offsets) for e in found]
     return [(e.ids, _trimmed(text, e.offsets)) for text, e in zip(texts, found, strict=True)]
 
@@ -199,17 +187,17 @@ class _HuggingFace(Tokenizer):
     return self._engine.decode(list(ids), skip_special_tokens=False)
 
   def engine_json(self) -> str:
-    """Returns a tokenizer.json of the `tokenizers` library."""
+    """Returns the content of a tokenizer.json."""
     return self._engine.to_str()
 
 
 class WordPiece(_HuggingFace):
-  """BERT's tokenizer over a vocab.txt: one piece a line, its id the number of the line."""
+  """BERT's tokenizer over a vocab.txt: one piece per line, its id is the line number from 0."""
 
   def __init__(self, path: Path, lowercase: bool):
     self.path = path
     try:
-      # As BERT, not `splitlines`: a piece may be a character that Unicode takes for a line end.
+      # Not `splitlines`, as in BERT: a piece may be a character that Unicode treats as a line end.
       pieces = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
       raise VocabError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
@@ -225,7 +213,7 @@ class WordPiece(_HuggingFace):
 
 
 class TokenizerJson(_HuggingFace):
-  """A tokenizer.json of the `tokenizers` library; the file says how text is normalised."""
+  """A tokenizer.json of the `tokenizers` library; the file defines the normalisation."""
 
   def __init__(self, path: Path):
     from tokenizers import Tokenizer as Engine
@@ -237,8 +225,7 @@ class TokenizerJson(_HuggingFace):
       raise VocabError(f"{path}: not a tokenizer.json ({_line(error)})") from None
     engine.no_padding()
     engine.no_truncation()
-    # A special token's name in a text is text, not the token.
-    engine.encode_special_tokens = True
+    engine.encode_special_tokens = True  # the name of a special token in a text is plain text
     special = (i for i, token in engine.get_added_tokens_decoder().items() if token.special)
     self._finish(engine, "tokenizer.json", None, special)
 
@@ -252,12 +239,12 @@ class SentencePiece(Tokenizer):
     self.path = path
     try:
       self._engine = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except Exception as error:  # RuntimeError or OSError, by the kind of damage
+    except Exception as error:  # RuntimeError or OSError, depending on the damage
       raise VocabError(f"{path}: not a SentencePiece model ({_line(error)})") from None
     engine, size = self._engine, self._engine.get_piece_size()
     names = {engine.id_to_piece(i): i for i in range(size)}
     special = [i for i in range(size) if engine.is_control(i)]
-    self.vocab = _facts(path, "sentencepiece", None, size, names.get, special)
+    self.vocab = _vocab(path, "sentencepiece", None, size, names.get, special)
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     return self._engine.encode(list(texts), num_threads=1)
@@ -267,7 +254,7 @@ class SentencePiece(Tokenizer):
     return [(e["ids"], _trimmed(t, e["offsets"])) for t, e in zip(texts, found, strict=True)]
 
   def decode(self, ids: Sequence[int]) -> str:
-    # The library shows control tokens as nothing: they are put back between the runs of text.
+    # The library drops control tokens: they are put back between the runs of text.
     special = set(self.vocab.special_ids)
     parts = []
     for is_special, run in itertools.groupby(map(int, ids), special.__contains__):
@@ -288,17 +275,17 @@ def train(
 ) -> Tokenizer:
   """Trains a vocabulary of at most `size` ids, writes it to `path`, returns its tokenizer.
 
-  The same texts in the same order give the same file, byte for byte, on any number of cores.
+  The same texts in the same order give the same bytes on any number of cores.
 
   Args:
     kind: 'wordpiece' (merges by count, as `tokenizers` does), 'unigram' or 'bpe' (SentencePiece).
-    texts: lines of text. WordPiece holds the distinct words; SentencePiece holds all of it.
+    texts: lines. WordPiece keeps the distinct words in memory; SentencePiece keeps all text.
     size: ids, special tokens included. SentencePiece reaches it exactly or raises.
-    path: the file; its name is that of `FILES`.
+    path: the file, named as in `FILES`.
     lowercase: also strips accents (wordpiece) or folds case with NFKC (unigram, bpe).
 
   Raises:
-    VocabError: the kind is unknown, or the text is too little for the size.
+    VocabError: the kind is unknown, or there is too little text for the size.
   """
   path = Path(path)
   if kind == "wordpiece":
@@ -326,7 +313,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, lowercase: boo
       f"characters with their {len(inner)} word-internal forms"
     )
   # The trainer numbers word-internal characters in the order of a randomly seeded hash map, and
-  # ties between merges are broken by number. Naming them beforehand makes training repeatable.
+  # breaks ties between merges by number. Listing them makes training deterministic.
   trainer = trainers.WordPieceTrainer(
     vocab_size=size,
     special_tokens=names + inner,
@@ -334,7 +321,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, lowercase: boo
     limit_alphabet=len(alphabet),
     show_progress=False,
   )
-  # The count of a word is what matters, not where it stood: each word, as often as it was seen.
+  # Only the counts of words matter, so each word is repeated by its count.
   repeated = (" ".join(itertools.repeat(word, count)) for word, count in _split_counts(words))
   engine.train_from_iterator(repeated, trainer)
   ids = engine.get_vocab(with_added_tokens=True)
@@ -342,7 +329,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, lowercase: boo
 
 
 def _split_counts(words: Counter[str], most: int = 10_000) -> Iterator[tuple[str, int]]:
-  """Yields (word, count) in pieces of at most `most`, so that no joined text is huge."""
+  """Yields (word, count) with counts of at most `most`, to limit the joined text."""
   for word in sorted(words):
     for start in range(0, words[word], most):
       yield word, min(most, words[word] - start)
@@ -359,7 +346,7 @@ def _alphabet(words: Counter[str], engine, most: int) -> list[str]:
 
 
 def _is_inside_words(char: str, engine) -> bool:
-  """Says whether BERT's splitting ever leaves `char` inside a word."""
+  """Returns True if BERT's splitting can leave `char` inside a word."""
   text = engine.normalizer.normalize_str(f"a{char}a")
   return len(engine.pre_tokenizer.pre_tokenize_str(text)) == 1
 
@@ -385,7 +372,7 @@ def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path,
         eos_piece="</s>",
         control_symbols=["<mask>"],  # control: the text "<mask>" never becomes the token
         character_coverage=0.9995,
-        num_threads=4,  # fixed: sums over threads round by their number
+        num_threads=4,  # fixed: rounding depends on the number of threads
         minloglevel=2,
       )
   except (RuntimeError, OSError) as error:
@@ -395,7 +382,7 @@ def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path,
 
 
 def _bounded(text: str, most: int = 1000) -> Iterator[str]:
-  """Yields `text` in parts cut at spaces: the trainer drops lines above 4192 bytes."""
+  """Splits `text` at spaces: the trainer drops lines above 4192 bytes."""
   while len(text) > most:
     cut = text.rfind(" ", 1, most)
     cut = most if cut < 0 else cut
@@ -406,7 +393,7 @@ def _bounded(text: str, most: int = 1000) -> Iterator[str]:
 
 
 def _bert_engine(ids: dict[str, int], unk: str, lowercase: bool):
-  """Returns BERT's tokenizer over `ids`, accents stripped where lower-cased."""
+  """Returns BERT's tokenizer over `ids`; lower-casing also strips accents."""
   from tokenizers import Tokenizer as Engine
   from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -419,8 +406,8 @@ def _bert_engine(ids: dict[str, int], unk: str, lowercase: bool):
   return engine
 
 
-def _facts(path: Path, kind: str, lowercase: bool | None, size: int, find, special_ids) -> Vocab:
-  """Returns the facts; `find` maps a name to its id or None. Raises VocabError on a missing one."""
+def _vocab(path: Path, kind: str, lowercase: bool | None, size: int, find, special_ids) -> Vocab:
+  """Returns the metadata; `find` maps a name to its id. Raises VocabError for a missing token."""
   special = {}
   for role, names in SPECIAL_NAMES.items():
     found = [i for i in map(find, names) if i is not None]

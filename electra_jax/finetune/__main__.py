@@ -1,13 +1,13 @@
-"""Fine-tunes on tasks, compares results, predicts.
+"""Fine-tunes on tasks, compares results and predicts.
 
   python -m electra_jax.finetune --config=configs/finetune/glue.py:mrpc --config.init=RUN_OR_EXPORT
                                  --config.data.dir=GLUE --workdir=DIR
   python -m electra_jax.finetune --compare DIR_A DIR_B
   python -m electra_jax.finetune --predict FILE --model=DIR [--out=FILE]
 
-The first trains several seeds and writes into DIR: results.jsonl, results.png, and for each task a
-folder with the kept networks, their predictions and the files that --compare needs. A task that is
-finished is not trained again.
+The first trains several seeds and writes to DIR: results.jsonl, results.png, and for each task a
+folder with the kept networks, their predictions and the files for --compare. A finished task is not
+trained again.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from electra_jax.runtime import parallel, workdir
 def run_task(
   config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
 ) -> list[dict]:
-  """Trains and measures a task, fills its folder, and returns its rows of results."""
+  """Trains and evaluates a task, fills its folder and returns its rows of results."""
   cfg = pretrained.cfg
   task = prepare.prepare(config, name, pretrained.tokenizer, cfg.max_positions)
   for note in task.notes:
@@ -97,7 +97,7 @@ def run_task(
 
 
 def measure(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
-  """Returns a row of results a split and seed, and each split's example scores [S, n, m]."""
+  """Returns a row of results per split and seed, and each split's example scores [S, n, m]."""
   metrics = prepare.TASK_KINDS[task.info.kind].metrics(task.info)
   rows, scores = [], {}
   for name, split in task.splits.items():
@@ -118,7 +118,7 @@ def measure(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list
 
 
 def choose(rows: list[dict]) -> int:
-  """Returns the place of the seed with the best main metric on the first split; 0 without rows."""
+  """Returns the index of the seed with the best main metric on the first split; 0 without rows."""
   values = [next(iter(r["metrics"].values())) for r in rows if r["split"] == rows[0]["split"]]
   return int(np.argmax(values)) if values else 0
 
@@ -139,10 +139,10 @@ def save(
 
 
 def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
-  """Returns the results of a task that this configuration has finished there; None if not begun.
+  """Returns the saved results of a task with this configuration; None if there is no folder.
 
   Raises:
-    ValueError: the folder holds something else.
+    ValueError: the folder holds no results, or those of another configuration.
   """
   if not folder.exists():
     return None
@@ -161,10 +161,10 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
 
 
 def run(config: ConfigDict, root: Path, console: Console) -> None:
-  """Trains and measures all tasks of a configuration that are not finished in a folder.
+  """Trains and evaluates all unfinished tasks of a configuration.
 
   Raises:
-    ValueError: the configuration or a file is not in order; finished tasks stay.
+    ValueError: the configuration or a file is invalid; finished tasks are kept.
   """
   check(config)
   names = prepare.task_names(config)
@@ -198,7 +198,7 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
 
 
 def main(argv: list[str]) -> int:
-  """Trains, as --config and --workdir say."""
+  """Trains according to --config and --workdir."""
   del argv
   config, root = flags.FLAGS.config, flags.FLAGS.workdir
   if config is None or root is None:

@@ -5,7 +5,7 @@ import os
 import zlib
 from pathlib import Path
 
-MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is refused
+MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
 
 
 class TaskError(ValueError):
@@ -13,7 +13,7 @@ class TaskError(ValueError):
 
 
 def read_text(path: str | os.PathLike) -> str:
-  """Returns a file's text without a byte order mark; gzip is known by its name or its first bytes.
+  """Returns a file's text without a byte order mark; gzip is detected by name or first bytes.
 
   Raises:
     TaskError: the file is missing, damaged or not UTF-8.
@@ -35,6 +35,6 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:
-  """Returns the lines of a file without their ends; raises as `read_text` does."""
-  # Not splitlines: a text may hold characters that Unicode takes for the end of a line.
+  """Returns the lines of a file without line ends; raises as `read_text` does."""
+  # Not splitlines: a text may contain characters that Unicode treats as line ends.
   return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]

@@ -1,4 +1,4 @@
-"""Checks a fine-tuning configuration and makes the objects of the layers below from it."""
+"""Checks a fine-tuning configuration and builds the encoder and the settings from it."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from electra_jax.interop import sources
 from electra_jax.runtime import parallel
 
 RANDOM = "random"
-# Numbers that have to be above 0, from 0, or from 0 to below 1.
+# Single-field ranges: above 0, at least 0, at least 0 and below 1.
 _ABOVE_0 = (
   "seeds data.max_length data.buckets data.train_examples qa.stride qa.max_query qa.beam_size "
   "qa.hidden qa.n_best qa.max_answer_length model.unroll optimizer.learning_rate "
@@ -30,22 +30,16 @@ _FROM_0_BELOW_1 = (
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedEncoder:
-  """The network that is fine-tuned, without its head.
+  """The network to fine-tune, without a head."""
 
-  Fields:
-    cfg: its shape, with the configuration's dropout and way of computing.
-    weights: {"embeddings", "encoder"}; None for fresh ones of each seed.
-    left_out: the other parts of its source, described in words.
-  """
-
-  cfg: TransformerConfig
-  weights: dict | None
+  cfg: TransformerConfig  # with the configuration's dropout and compute settings
+  weights: dict | None  # {"embeddings", "encoder"}; None: initialised for each seed
   tokenizer: Tokenizer
-  left_out: tuple[str, ...]
+  left_out: tuple[str, ...]  # descriptions of the unused parts of the source
 
 
 def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
-  """Returns the encoder that the configuration starts from.
+  """Returns the configuration's pretrained encoder.
 
   Raises:
     ValueError: the source cannot be read, has no discriminator, or has another vocabulary.
@@ -98,7 +92,7 @@ def configure(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
 def make_settings(
   config: ConfigDict, pretrained: PretrainedEncoder, epochs: float
 ) -> loop.Settings:
-  """Returns the settings of a task; unset fields are the paper's for the network's width."""
+  """Returns the settings of a task; unset fields get the paper's values for the network's width."""
   p, width = config.optimizer, pretrained.cfg.hidden_size
   large = width > 768
   rate = p.learning_rate or (3e-4 if width <= 256 else 5e-5 if large else 1e-4)
@@ -130,7 +124,7 @@ def make_settings(
 
 
 def check(config: ConfigDict) -> None:
-  """Refuses a configuration that cannot work, before any file or device is touched."""
+  """Raises ValueError if a configuration is invalid, before any file is read."""
   flat = compare.flatten(config)
   validate.check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (

@@ -1,4 +1,4 @@
-"""Text tasks: examples to features, outputs to metrics and to files for GLUE's server."""
+"""Makes features for text tasks; turns outputs into metrics and GLUE submissions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ from electra_jax.finetune.labels import METRICS, TextTask
 
 
 def doubled(examples: Sequence[Example]) -> list[Example]:
-  """Returns the examples and then each with its texts in the other order.
+  """Returns the examples, followed by each with its texts swapped.
 
-  As in the original for MRPC and STS-B (`double_unordered`), of the training split only.
+  As in the original for the training splits of MRPC and STS-B (`double_unordered`).
   """
   if any(example.pair is None for example in examples):
     raise TaskError("examples of one text cannot be doubled: there is no pair to swap")
@@ -25,14 +25,13 @@ def doubled(examples: Sequence[Example]) -> list[Example]:
 def features(
   task: TextTask, examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int
 ) -> tuple[list[Feature], int]:
-  """Returns [CLS] text [SEP] or [CLS] text [SEP] pair [SEP] of each example; how many were cut.
+  """Returns [CLS] text [SEP] or [CLS] text [SEP] pair [SEP] per example, and the number truncated.
 
-  A text that is too long loses tokens at its end; of a pair the longer one first, as in the
-  original. The target "label" is an int32 class, or a float32 label divided by the scale; there is
-  none where the label is hidden.
+  Texts are truncated at the end; in a pair the longer one first, as in the original. The target
+  "label" is an int32 class, or a float32 label divided by the scale; hidden labels have no target.
 
   Raises:
-    TaskError: max_length has no room for a token of each text.
+    TaskError: max_length is below 5, too short for a token of each text.
   """
   if max_length < 5:
     raise TaskError(f"a pair needs 5 tokens or more with [CLS] and [SEP], got {max_length}")
@@ -53,7 +52,7 @@ def features(
 
 
 def _cut(first: int, second: int, room: int) -> tuple[int, int]:
-  """Returns the lengths of a pair that fit: tokens go from the longer one, the second where alike.
+  """Returns the truncated lengths of a pair: the longer text loses tokens, the second in a tie.
 
   >>> _cut(9, 3, 8), _cut(9, 9, 7), _cut(2, 9, 7)
   ((5, 3), (4, 3), (2, 5))
@@ -70,10 +69,10 @@ def _cut(first: int, second: int, room: int) -> tuple[int, int]:
 def read_outputs(
   task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
 ) -> np.ndarray:
-  """Returns the output that the task's type of label reads, [n, C] or [n] float64.
+  """Returns the head's logits [n, C] or scores [n] for the task's label type, float64.
 
   Raises:
-    TaskError: there is not one for each example, or one is not finite.
+    TaskError: there is not one output per example, or one is not finite.
   """
   values = np.asarray(outputs[task.label_type.output], np.float64)
   if len(values) != len(examples):
@@ -97,9 +96,8 @@ def example_scores(
 ) -> np.ndarray:
   """Returns [n, 2] float64, the label and the prediction of each example.
 
-  Args:
-    outputs: "logits" [n, C], of which the largest is the class; "score" [n] of a regression, which
-      is multiplied by the task's scale.
+  The class is the argmax of outputs["logits"] [n, C]; a regression multiplies outputs["score"] [n]
+  by the task's scale.
 
   Raises:
     TaskError: as `read_outputs`; or an example has no label.
@@ -124,10 +122,9 @@ def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
 
 
 def collapsed(task: TextTask, scores: np.ndarray) -> bool:
-  """Returns whether training failed: the same prediction for all of scores [n, 2].
+  """Returns True if training failed: predictions in scores [n, 2] are constant, labels are not.
 
-  That is one class where the labels are of several; or numbers whose standard deviation is below
-  1 % of that of the labels.
+  For a regression: their standard deviation is below 1 % of that of the labels.
   """
   labels, predictions = scores.T
   return np.ptp(labels) > 0 and task.label_type.collapsed(labels, predictions)
@@ -136,13 +133,10 @@ def collapsed(task: TextTask, scores: np.ndarray) -> bool:
 def write_submission(
   path: str | Path, task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
 ) -> None:
-  """Writes predictions in GLUE's format: index, tab, label, one example a row, in their order.
+  """Writes predictions in GLUE's format: one row of index, tab, label per example, in order.
 
-  A score is clipped to the limits of its task and has three decimals.
-
-  Args:
-    path: the file; `task.submission` has the name that GLUE wants for each split.
-    examples, outputs: as for `example_scores`, with or without labels.
+  Scores are clipped to the limits of the task and have three decimals. `task.submission` has the
+  file names that GLUE requires. `outputs` are as for `example_scores`; labels are not needed.
   """
   written = task.label_type.written(task, _predictions(task, examples, outputs))
   rows = [f"{e.place}\t{value}\n" for e, value in zip(examples, written, strict=True)]

@@ -1,8 +1,7 @@
-"""Reads the files of text tasks: GLUE's and one's own.
+"""Reads the files of text tasks: GLUE's and custom ones.
 
-GLUE's files are lines of cells between tabs. Nothing is quoted: a quote is text. The first line
-names the columns, but for CoLA's training and dev splits. A task of one's own (`tasks.own`) may
-also come as JSON lines. Either may be compressed (.gz).
+GLUE's files are tab-separated, without quoting. The first line names the columns, except in CoLA's
+training and dev splits. A custom task (`tasks.own`) may also use JSON lines. Both may be .gz.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
 SUFFIXES = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
-# The split and the folder of GLUE's diagnostic set have had both names.
+# Releases of GLUE use either name for the split and the folder of its diagnostic set.
 _DIAGNOSTIC = ("diagnostic", "ax")
 
 
@@ -27,48 +26,38 @@ class MissingSplit(TaskError):
 
 
 class Example(NamedTuple):
-  """One text or pair.
-
-  Fields:
-    text, pair: pair is None where the task has one text.
-    label: index of the class, or the number; None where it is hidden.
-    place: row of its split from 0, which a submission calls its index.
-  """
+  """One text or pair."""
 
   text: str
-  pair: str | None
-  label: int | float | None
-  place: int
+  pair: str | None  # None if the task has one text
+  label: int | float | None  # index of the class, or the number; None if hidden
+  place: int  # row of its split from 0, the index in a submission
 
 
 class SplitExamples(NamedTuple):
-  """The examples of a split, and "file:line: why" of each row that was left out."""
+  """The examples of a split, and "file:line: reason" of each row left out."""
 
   examples: list[Example]
   bad: list[str]
 
 
 class _Cells(NamedTuple):
-  """The cells of a row that matter, as they are written; None where the row has no such cell."""
+  """The relevant cells of a row, as in the file; None if missing."""
 
   text: str | None
   pair: str | None
   label: str | None
 
 
-# The place of a row, and its cells or why it cannot be used.
+# The place of a row, and its cells or the reason it cannot be used.
 _Row = tuple[str, _Cells | str]
 
 
 def find_split(task: TextTask, source: str | Path, split: str) -> Path:
-  """Returns the file of a split.
-
-  Args:
-    source: the task's folder, or one that holds the folders of several tasks.
-    split: one of `task.splits`.
+  """Returns the file of a split; `source` is the task's folder or its parent.
 
   Raises:
-    TaskError: there is no such split, no file of it or more than one.
+    TaskError: there is no such split, or not exactly one file of it.
   """
   if split not in task.splits:
     raise TaskError(f"{task.title} has no split {split!r}; it has {', '.join(task.splits)}")
@@ -96,17 +85,16 @@ def read(
 ) -> SplitExamples:
   """Returns the examples of a split, in the order of its rows.
 
-  A row with a wrong number of columns, an empty text or a label the task does not have is left out.
-  Of splits without labels none may be: a submission needs every row, and an empty text is kept.
+  A row with a wrong number of columns, an empty text or an unknown label is left out. In splits
+  without labels empty texts are kept and a bad row is an error: a submission needs every row.
 
   Args:
-    source: as for `find_split`, or "tfds:NAME" for tensorflow_datasets; "tfds:glue" for any task.
-    split: one of `task.splits`.
+    source: as for `find_split`, or "tfds:NAME" for tensorflow_datasets ("tfds:glue" for GLUE).
     data_dir: the folder of tensorflow_datasets; None for its default.
 
   Raises:
     TaskError: a file is missing, unreadable, not UTF-8 or lacks a column; more than 1 % of its rows
-      are left out; a label of one's own task never occurs in the training split.
+      are left out; a label of a custom task does not occur in the training split.
   """
   if not task.is_complete:
     raise TaskError(f"task {task.name!r}: its labels are not known yet, glue.complete finds them")
@@ -140,12 +128,12 @@ def read(
 
 
 def read_texts(task: TextTask, path: Path) -> list[Example]:
-  """Returns the rows of any file with the task's text columns, to predict them; labels are ignored.
+  """Returns the rows of a file with the task's text columns for prediction; labels are ignored.
 
-  A TSV has a header; what does not end in .tsv or .tsv.gz is JSON lines.
+  A TSV (.tsv or .tsv.gz) has a header; any other file is JSON lines.
 
   Raises:
-    TaskError: the file cannot be read, lacks a column, or a row is not in order.
+    TaskError: the file cannot be read, lacks a column, or has an invalid row.
   """
   headed = dataclasses.replace(task, unheaded=(), submission={"file": ""})
   columns = path.name.lower().removesuffix(".gz").endswith(".tsv")
@@ -163,13 +151,13 @@ def read_texts(task: TextTask, path: Path) -> list[Example]:
 
 
 def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None) -> TextTask:
-  """Returns the task with the labels or the scale that its training split has.
+  """Returns the task with the labels or the scale of its training split.
 
-  Labels are sorted, as numbers where all are; the scale of a regression is the largest absolute
-  label. A task that has both already, as GLUE's, is returned unchanged.
+  Labels are sorted, as numbers if all are numbers; the scale of a regression is the largest
+  absolute label. A complete task, such as GLUE's, is returned unchanged.
 
   Raises:
-    TaskError: as `read`; or there are not two classes to tell apart.
+    TaskError: as `read`; or there are fewer than two classes.
   """
   if task.is_complete:
     return task
@@ -180,7 +168,7 @@ def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None)
 
 
 def _fault(task: TextTask, row: _Cells, hidden: bool) -> str | None:
-  """Returns why a text or the label of a row is missing or empty, or None."""
+  """Returns an error message if a text or the label of a row is missing or empty, or None."""
   for column, text in ((task.text, row.text), (task.pair, row.pair)):
     if column is not None and (text is None or not (hidden or text.strip())):
       return f"{column!r} is {'missing' if text is None else 'empty'}"
@@ -196,10 +184,10 @@ def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) 
 
 
 def _wanted(task: TextTask, split: str, columns: Sequence[str], where: str) -> dict[str, str]:
-  """Returns {field of _Cells: column}; refuses columns that lack one."""
+  """Returns {field of _Cells: column}; raises TaskError if a column is missing."""
   wanted = {"text": task.text, "pair": task.pair, "label": task.label}
   if split in task.submission and (task.name in TASKS or task.label not in columns):
-    del wanted["label"]  # GLUE hides them; one's own test split may have them
+    del wanted["label"]  # GLUE hides them; a custom test split may have them
   wanted = {field: column for field, column in wanted.items() if column is not None}
   for column in wanted.values():
     if column not in columns:
@@ -218,7 +206,7 @@ def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
   lines = _lines(path)
   headed = not task.unheaded or split in task.submission
   columns = lines[0].split("\t") if headed else list(task.unheaded)
-  while len(columns) > 1 and not lines[-1]:  # with a single column it is an empty text
+  while len(columns) > 1 and not lines[-1]:  # with a single column, an empty line is a text
     lines.pop()
   wanted = _wanted(task, split, columns, f"{path}:1" if headed else str(path))
   places = [columns.index(wanted[f]) if f in wanted else None for f in _Cells._fields]
@@ -249,13 +237,13 @@ def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
     if isinstance(label, bool | int | float):
       label = json.dumps(label)  # 1 and "1" are the same class
     text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
-    # Half a surrogate pair is JSON but no text.
+    # A lone surrogate is valid JSON but not valid text.
     whole = all(not any("\ud800" <= c <= "\udfff" for c in x) for x in (text, pair, label) if x)
     yield where, _Cells(text, pair, label and label.strip()) if whole else "not UTF-8"
 
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:
-  """Yields the rows of a TFDS dataset, those of a GLUE task in the order of its index."""
+  """Yields the rows of a TFDS dataset; those of a GLUE task by their index."""
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
@@ -291,11 +279,11 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
 
 
 def _tfds_label(task: TextTask, value: np.ndarray, classes: Sequence[str] | None) -> str:
-  """Returns a label as GLUE's files write it, or nothing where TFDS hides it."""
+  """Returns a label as in GLUE's files, or "" if TFDS hides it."""
   if classes is None:
     return repr(value.item())
   if value < 0:
     return ""
-  # Some classes that TFDS gives names (as "acceptable") are 0 and 1 in the files.
+  # Some classes with names in TFDS (such as "acceptable") are 0 and 1 in the files.
   name = classes[value]
   return name if not task.labels or name in task.labels else str(value)

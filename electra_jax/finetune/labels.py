@@ -1,7 +1,6 @@
-"""Text tasks and the two types of label they have: a class, or a number.
+"""Defines text tasks and their two label types: a class, or a number.
 
-Whatever depends on the type of label is a field of its entry in LABEL_TYPES; the rest of the
-package asks `task.label_type`.
+All behaviour that depends on the label type is in its entry of LABEL_TYPES (`task.label_type`).
 """
 
 import collections
@@ -20,97 +19,68 @@ from electra_jax.finetune.files import TaskError
 class TextTask:
   """A task on a text or a pair of texts.
 
-  Fields:
-    name: its key.
-    title: its name as papers print it.
-    text, pair, label: columns, by the names in the header; no pair where there is one text.
-    labels: the classes as files write them, in the order of their indices; None for regression;
-      empty for a task of one's own until `glue_files.complete` finds them in the training split.
-    metrics: keys of METRICS, the main one first.
-    folders: names of the folder with its files, whatever their case.
-    scale: training targets of a regression are labels divided by it; None until it is found.
-    limits: smallest and largest label of a regression, where they are known.
-    epochs: passes over the training split in the paper.
-    doubled: whether training also sees every pair in the other order.
-    average: whether the paper's average over GLUE includes it (Table 1: all but WNLI).
-    dev_splits: splits with labels to measure on, the paper's first.
-    submission: {split without labels: name of its file in a submission to GLUE}.
-    unheaded: columns of the splits that have labels where these have no header row.
-    tfds_columns: {column: its name in tensorflow_datasets}, where that differs.
+  The text, pair and label are columns of the header. `labels` are the classes in the order of their
+  indices: None for regression; empty for a custom task until `glue_files.complete` sets them.
   """
 
   name: str
-  title: str
+  title: str  # as printed in papers
   text: str
   label: str
   pair: str | None = None
   labels: tuple[str, ...] | None = ("0", "1")
-  metrics: tuple[str, ...] = ("accuracy",)
-  folders: tuple[str, ...] = ()
-  scale: float | None = 1.0
-  limits: tuple[float, float] | None = None
-  epochs: int = 3
-  doubled: bool = False
-  average: bool = True
-  dev_splits: tuple[str, ...] = ("dev",)
+  metrics: tuple[str, ...] = ("accuracy",)  # keys of METRICS, the main one first
+  folders: tuple[str, ...] = ()  # names of the folder with the files, lower-cased
+  scale: float | None = 1.0  # divides the labels of a regression; None until complete
+  limits: tuple[float, float] | None = None  # smallest and largest label of a regression
+  epochs: int = 3  # in the paper
+  doubled: bool = False  # whether to train on every pair in both orders
+  average: bool = True  # in the paper's GLUE average (Table 1: all but WNLI)
+  dev_splits: tuple[str, ...] = ("dev",)  # labelled splits for evaluation, the paper's first
+  # {split without labels: file name in a GLUE submission}
   submission: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  unheaded: tuple[str, ...] = ()
+  unheaded: tuple[str, ...] = ()  # columns of the labelled splits if they have no header
+  # {column: its name in tensorflow_datasets, if different}
   tfds_columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def label_type(self) -> "LabelType":
-    """The entry of LABEL_TYPES; files name it by `labels` alone."""
+    """The entry of LABEL_TYPES: regression if `labels` is None."""
     return LABEL_TYPES["regression" if self.labels is None else "classification"]
 
   @property
   def is_complete(self) -> bool:
-    """Whether the labels and the scale are known."""
+    """True if the labels and the scale are known."""
     return self.labels != () and self.scale is not None
 
   @property
   def splits(self) -> tuple[str, ...]:
-    """All splits: of training, with labels to measure on, without labels."""
+    """All splits: for training, with labels for evaluation, without labels."""
     return ("train", *self.dev_splits, *self.submission)
 
 
 class LabelType(NamedTuple):
-  """The type of a text task's labels; `task` below is a TextTask.
+  """The type of a text task's labels.
 
-  Fields:
-    head: the kind of head, a key of `task_network.HEAD_KINDS`.
-    output: the prediction of that head which is read.
-    dtype: of the training target.
-    metrics: keys of METRICS that a task may name.
-    default_metrics: those of a task that names none.
-    incomplete: fields of a TextTask whose labels or scale are not known yet.
-    complete: (labels as files write them, where) -> the fields that replace `incomplete`. Raises
-      TaskError, its message beginning with `where`.
-    head_arguments: (task) -> arguments of the head that follow from its labels.
-    fault: (task, text) -> why this is no label of the task, or None.
-    parse: (task, text) -> the label: the index of the class, or the number.
-    predictions: (task, outputs [n, C] or [n] float64) -> [n] float64, in the form of `parse`.
-    answers: (task, outputs) -> a dict for each, as `model.Model` returns them.
-    written: (task, predictions [n]) -> text of each in a submission.
-    collapsed: (labels [n], predictions [n]) -> whether training failed: the predictions hardly
-      differ although the labels do.
-    summary: (task, labels) -> how often each label occurs, or how numbers are spread.
+  `complete` takes the labels in the files and the place that begins the message of a TaskError.
+  `predictions` takes outputs [n, C] or [n] float64 and returns [n] float64, as `parse` does.
   """
 
-  head: str
-  output: str
-  dtype: type
-  metrics: tuple[str, ...]
+  head: str  # a key of `task_network.HEAD_KINDS`
+  output: str  # name of the head's prediction to read
+  dtype: type  # of the training target
+  metrics: tuple[str, ...]  # allowed keys of METRICS
   default_metrics: tuple[str, ...]
-  incomplete: dict
-  complete: Callable[[set[str], str], dict]
-  head_arguments: Callable[[TextTask], dict]
-  fault: Callable[[TextTask, str], str | None]
-  parse: Callable[[TextTask, str], int | float]
+  incomplete: dict  # fields of a TextTask with unknown labels or scale
+  complete: Callable[[set[str], str], dict]  # -> the fields that replace `incomplete`
+  head_arguments: Callable[[TextTask], dict]  # that depend on the labels
+  fault: Callable[[TextTask, str], str | None]  # the reason that a text is no label, or None
+  parse: Callable[[TextTask, str], int | float]  # -> the index of the class, or the number
   predictions: Callable[[TextTask, np.ndarray], np.ndarray]
-  answers: Callable[[TextTask, np.ndarray], list[dict]]
-  written: Callable[[TextTask, np.ndarray], list[str]]
-  collapsed: Callable[[np.ndarray, np.ndarray], bool]
-  summary: Callable[[TextTask, Sequence], str]
+  answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
+  written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> text in a submission
+  collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n]), see `glue`
+  summary: Callable[[TextTask, Sequence], str]  # frequencies or distribution of the labels
 
 
 def _number(text: str) -> float | None:
@@ -125,7 +95,7 @@ def _number(text: str) -> float | None:
 
 
 def _complete_classes(labels: set[str], where: str) -> dict:
-  """Sorts the classes, as numbers where all are."""
+  """Sorts the classes, as numbers if all are numbers."""
   if len(labels) < 2:
     has = ", ".join(map(repr, labels)) or "none"
     raise TaskError(f"{where}: the training split has 1 label or none: {has}")
@@ -176,7 +146,7 @@ def _number_fault(task: TextTask, text: str) -> str | None:
 
 
 def _written_numbers(task: TextTask, predictions: np.ndarray) -> list[str]:
-  """Clips to the limits of the task; three decimals."""
+  """Clips predictions to the limits of the task; formats three decimals."""
   low, high = task.limits or (-np.inf, np.inf)
   return [f"{value:.3f}" for value in np.clip(predictions, low, high) + 0.0]
 
@@ -226,7 +196,7 @@ LABEL_TYPES = {
 def _agreement(rows: np.ndarray, classes: int) -> dict[str, np.ndarray]:
   """Returns the arguments of scikit-learn's metrics for (label, prediction) rows [n, 2].
 
-  They are the distinct rows with counts as weights: thousands of resamplings stay cheap.
+  Distinct rows with counts as weights keep thousands of resamplings cheap.
   """
   codes = (rows[:, 0] * classes + rows[:, 1]).astype(np.int64)
   counts = np.bincount(codes, minlength=classes**2)
@@ -242,7 +212,7 @@ def _sklearn(name: str, rows: np.ndarray, classes: int, **options) -> float:
 
 
 def _f1(rows: np.ndarray, classes: int) -> float:
-  """Of class 1 where there are two, the mean over the classes where there are more."""
+  """Returns the F1 of class 1 of two classes, or the mean over more classes."""
   average = "binary" if classes == 2 else "macro"
   return _sklearn("f1_score", rows, classes, average=average, zero_division=0.0)
 
@@ -253,13 +223,13 @@ def _correlation(name: str, rows: np.ndarray) -> float:
   if (np.ptp(rows, axis=0) == 0).any():
     return 0.0
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of predictions that are nearly alike
+    warnings.simplefilter("ignore")  # about nearly constant predictions
     value = getattr(stats, name)(rows[:, 0], rows[:, 1]).statistic
   return value if math.isfinite(value) else 0.0
 
 
-# (rows [n, 2] of label and prediction, number of classes or 0) -> from -1 to 1. Where labels or
-# predictions are all alike, MCC and the correlations are 0.
+# (rows [n, 2] of label and prediction, number of classes or 0) -> from -1 to 1. MCC and the
+# correlations of constant labels or predictions are 0.
 METRICS = {
   "accuracy": lambda rows, classes: _sklearn("accuracy_score", rows, classes),
   "f1": _f1,

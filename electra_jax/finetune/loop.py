@@ -1,6 +1,6 @@
-"""Trains several seeds on a task at once, by the step of pretraining with another objective.
+"""Trains several seeds on a task at once, with the step of pretraining and another objective.
 
-An array with one value a seed has the seeds as its first axis, S.
+Arrays with one value per seed have the seeds as their first axis, S.
 """
 
 import dataclasses
@@ -31,15 +31,10 @@ from electra_jax.runtime import parallel
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How a task is trained; fields as in configs/finetune/base.py.
-
-  Fields:
-    optimizer: its warmup_steps follow from warmup_frac and the number of steps.
-    pad: id of [PAD].
-  """
+  """The hyperparameters of a task; fields as in configs/finetune/base.py."""
 
   seeds: tuple[int, ...]
-  optimizer: OptimizerConfig
+  optimizer: OptimizerConfig  # warmup_steps are set from warmup_frac
   warmup_frac: float
   layer_decay: float
   layer_decay_skip: bool
@@ -49,14 +44,13 @@ class Settings:
   eval_batch_size: int
   buckets: int
   log_every: int
-  pad: int
+  pad: int  # id of [PAD]
 
 
 def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds: Sequence[int]):
-  """Returns the weights before training, [S, ...]: the backbone, and a fresh head for each seed.
+  """Returns the initial weights [S, ...]: the backbone, and a fresh head for each seed.
 
-  Args:
-    backbone: {"embeddings", "encoder"} for all seeds; None for a fresh one each.
+  `backbone` is {"embeddings", "encoder"} for all seeds; None initialises one per seed.
   """
 
   def of_seed(seed):
@@ -72,8 +66,7 @@ def make_step(
 ) -> tuple[optax.GradientTransformation, Callable]:
   """Returns the optimizer and the step on all seeds: (state [S, ...], batch [b, S, ...]).
 
-  Args:
-    shapes: of one seed's weights.
+  `shapes` are those of one seed's weights.
   """
   opt = dataclasses.replace(
     settings.optimizer, warmup_steps=round(num_steps * settings.warmup_frac)
@@ -112,12 +105,11 @@ def train(
 ) -> dict:
   """Returns the weights after training, [S, ...].
 
-  Args:
-    log: called every `log_every` steps and after the last with (steps done, of how many, {name: a
-      value a seed, or a number}).
+  Every `log_every` steps and after the last, calls log(steps done, total steps, {name: one value
+  per seed, or a number}).
 
   Raises:
-    ValueError: the devices do not divide the batch, or there is nothing to train on.
+    ValueError: the devices do not divide the batch, or there are no steps.
     ArithmeticError: the loss of a seed is not finite.
   """
   parallel.check_divisible(settings.batch_size, settings.accumulation)
@@ -160,7 +152,7 @@ def train(
 
 
 def _means(metrics: dict, count: int, settings: Settings) -> dict[str, list[float]]:
-  """Returns the means over some steps, a value a seed: of the terms, the loss, its gradient."""
+  """Returns the means over `count` steps, per seed: the terms, the loss and the gradient norm."""
   terms = {
     name: (total / np.maximum(number, 1)).tolist()
     for name, (total, number) in metrics["terms"].items()
@@ -176,8 +168,8 @@ def make_predictor(
   """Returns (weights [S, ...], features) -> the outputs of each seed, in the features' order.
 
   Every feature is computed exactly once on any number of devices. The outputs of a seed are
-  {name: [n, ...]}; outputs of tokens are a list of arrays, each as long as its feature. A length is
-  compiled once for all calls.
+  {name: [n, ...]}; token outputs are a list of arrays, each as long as its feature. Each length
+  compiles once for all calls.
   """
   parallel.check_divisible(batch_size, 1)
   of_seeds = parallel.over_seeds(make_predict(cfg, head), (True, False))

@@ -1,6 +1,6 @@
-"""Loads fine-tuned networks and asks them for predictions.
+"""Loads fine-tuned networks and predicts with them.
 
-In three lines:
+Example:
 
   from electra_jax.finetune import model
   paraphrase = model.load("runs/mrpc")
@@ -26,22 +26,17 @@ from electra_jax.interop.sources import EXPORT_FILE, ExchangeError, Source
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A fine-tuned network.
-
-  Fields:
-    weights: {"embeddings", "encoder", "head"}, with a first axis of one seed.
-    batch_size: rows a device computes at once.
-  """
+  """A fine-tuned network."""
 
   info: TaskInfo
   cfg: TransformerConfig
   tokenizer: Tokenizer
-  weights: dict
-  batch_size: int = 32
+  weights: dict  # {"embeddings", "encoder", "head"}, [1, ...]
+  batch_size: int = 32  # rows per device
 
   @property
   def kind(self) -> TaskKind:
-    """The kind of task that the network was trained on."""
+    """The kind of the task."""
     return TASK_KINDS[self.info.kind]
 
   @functools.cached_property
@@ -61,24 +56,21 @@ class Model:
   def __call__(self, items: Sequence) -> list[dict]:
     """Returns the prediction for each item.
 
-    Args:
-      items: of a text task texts, or pairs of them; of tagging sentences as sequences of words; of
-        question answering (question, context).
-
-    Returns:
-      {"label", "probability"} or {"score"}; {"tags"}; {"answer", "start", "end", "probability",
+    - Text: a text or a pair -> {"label", "probability"} or {"score"}.
+    - Tagging: a sequence of words -> {"tags"}.
+    - Question answering: (question, context) -> {"answer", "start", "end", "probability",
       "null_odds"}, start and end in characters of the context (None without an answer).
 
     Raises:
-      ValueError: an item does not have the form that the task needs.
+      ValueError: an item does not have the form of the task.
     """
     return self.kind.answer(self, items) if items else []
 
   def predict_file(self, file: Path, out: Path) -> int:
-    """Writes the predictions for a file in the format of the task; returns how many rows they are.
+    """Writes the predictions for a file in the format of the task; returns the number of rows.
 
     Raises:
-      ValueError: `out` exists, or the file is not in order.
+      ValueError: `out` exists, or the file is invalid.
     """
     if out.exists():
       raise ValueError(f"{out} exists: nothing is overwritten")
@@ -86,7 +78,7 @@ class Model:
 
 
 def find(path: str | Path) -> Path:
-  """Returns the folder of a fine-tuned network: `path`, or the only one in a folder of results.
+  """Returns the folder of a fine-tuned network: `path`, or the only network below it.
 
   Raises:
     ExchangeError: there is none, or there are several.
@@ -104,10 +96,10 @@ def find(path: str | Path) -> Path:
 
 
 def from_source(source: Source, path: str | Path) -> Model:
-  """Returns the fine-tuned network of a source that was opened at `path`.
+  """Returns the fine-tuned network of a source opened at `path`.
 
   Raises:
-    ExchangeError: the source was not fine-tuned.
+    ExchangeError: the source is not fine-tuned.
   """
   if source.finetuned is None:
     raise ExchangeError(f"{path} is not fine-tuned: python -m electra_jax.finetune does that")
@@ -122,7 +114,7 @@ def from_source(source: Source, path: str | Path) -> Model:
 
 
 def load(path: str | Path) -> Model:
-  """Returns the fine-tuned network in a folder, or in a folder of its results.
+  """Returns the fine-tuned network at `path` or, if it is the only one, below it.
 
   Raises:
     ExchangeError: there is none, or it is damaged.

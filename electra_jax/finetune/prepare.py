@@ -1,4 +1,4 @@
-"""The kinds of task, and the data of a configuration's tasks."""
+"""Registers the kinds of task and prepares the data of a configuration's tasks."""
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ def task_names(config: ConfigDict) -> list[str]:
   """Returns the names of the configuration's tasks.
 
   Raises:
-    ValueError: there is none, or one is not known.
+    ValueError: there is none, or one is unknown.
   """
   names = [name.strip() for name in config.task.split(",") if name.strip()]
   if config.kind not in TASK_KINDS:
@@ -36,13 +36,10 @@ def task_names(config: ConfigDict) -> list[str]:
 
 
 def prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_positions: int) -> TaskData:
-  """Returns the data of one of the configuration's tasks.
-
-  Args:
-    max_positions: of the network; rows are not longer.
+  """Returns the data of a task; rows have at most `max_positions` tokens.
 
   Raises:
-    ValueError: a file is missing or not in order, or `data.max_length` is too small.
+    ValueError: a file is missing or invalid, or `data.max_length` is too small.
   """
   if not 8 <= config.data.max_length:
     raise ValueError(f"config.data.max_length is at least 8, got {config.data.max_length}")
@@ -56,7 +53,7 @@ def prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_positions: 
 
 
 def _count_tokens(split: str, features: list[Feature], tokenizer: Tokenizer) -> str:
-  """Returns a line with the numbers of rows, of tokens, and of tokens unknown to the vocabulary."""
+  """Returns a line with the number of rows, their lengths and the share of unknown tokens."""
   ids = np.concatenate([f.ids for f in features]) if features else np.zeros(0, np.int32)
   unknown = 100 * np.mean(ids == tokenizer.vocab.unk) if len(ids) else 0.0
   longest = max((len(f.ids) for f in features), default=0)

@@ -1,4 +1,4 @@
-"""Extractive question answering as a kind of task; its data are files of SQuAD or MRQA."""
+"""Defines the task kind of extractive question answering, on files of SQuAD or MRQA."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from electra_jax.finetune.task_data import (
   training_subset,
 )
 
-# Fields of config.qa that are kept to make windows and to decode, and those that the head takes.
+# Fields of config.qa saved for windows and decoding, and arguments of the head.
 OPTIONS = ("stride", "max_query", "n_best", "max_answer_length", "threshold")
 HEAD_ARGUMENTS = ("beam_size", "joint", "answerable_weight", "hidden", "max_answer_length")
 
@@ -78,12 +78,12 @@ def _eval_split(
 
 
 def _null_threshold(info: TaskInfo) -> float | None:
-  """Returns the null odds above which there is no answer; None where all questions have one."""
+  """Returns the null odds above which there is no answer; None if all questions have one."""
   return info.options["threshold"] if info.options["impossible"] else None
 
 
 def _never_right(scores: np.ndarray) -> bool:
-  """Whether no prediction shares a word with an answer."""
+  """True if no prediction shares a word with an answer."""
   return not scores[:, 1].any()
 
 
@@ -117,7 +117,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
-  """Reads SQuAD or MRQA, with labels or without; `out` becomes a folder of JSON files."""
+  """Reads SQuAD or MRQA, labels optional; writes a folder `out` of JSON files."""
   questions = squad_files.read(file)
   squad.write(out, _predict(predictor, questions), _null_threshold(predictor.info))
   return len(questions.items)

@@ -22,13 +22,13 @@ def read_results(folder: Path) -> list[dict]:
 
 
 def write_results(folder: Path, rows: list[dict]) -> None:
-  """Writes rows of results into a folder, whole or not at all."""
+  """Writes rows of results to a folder atomically."""
   with replacing(folder / RESULTS) as temporary:
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def print_average(rows: list[dict], console: Console) -> None:
-  """Prints the paper's average over GLUE, if more than one of its tasks is there."""
+  """Prints the paper's average over GLUE if more than one of its tasks is present."""
   medians: dict[str, list[float]] = {}
   for row in rows:
     if row["split"] in ("dev", "dev_matched"):
@@ -55,14 +55,14 @@ def find_tasks(root: Path) -> dict[str, Path]:
 
 
 def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
-  """Prints the difference A − B on each task that both have, with a paired bootstrap interval.
+  """Prints the difference A − B on each common task, with a paired bootstrap interval.
 
   Args:
     a, b: folders of results.
     samples: number of resamplings.
 
   Raises:
-    ValueError: they have no task in common, or were measured on other examples.
+    ValueError: they have no task in common, or their examples differ.
   """
   ours, theirs = find_tasks(a), find_tasks(b)
   both = [name for name in ours if name in theirs]

@@ -1,7 +1,6 @@
-"""Question answering: questions to windows, outputs to answers, and the official scores.
+"""Makes windows from questions, decodes answers from outputs and computes the official scores.
 
-A context longer than the network is read in overlapping windows; a predicted answer is a slice of
-the context's own characters.
+A long context is split into overlapping windows; a predicted answer is a slice of the context.
 """
 
 import collections
@@ -21,37 +20,30 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.squad_files import Question, Questions, normalize
 
-_CONTEXTS_AT_ONCE = 1024  # bounds what the tokenizer holds beside ids and offsets
+_CONTEXTS_AT_ONCE = 1024  # bounds the tokenizer's memory
 
 
 class Window(NamedTuple):
-  """A row of the network: [CLS] question [SEP] part of the context [SEP].
+  """An input row: [CLS] question [SEP] part of the context [SEP]."""
 
-  Fields:
-    feature: its targets are those of `qa_head.make_head`; in prediction only "allowed".
-    question: index of the question.
-    spans: [n, 2] int32, each token's characters [start, end) in the context; 0, 0 outside of it.
-    max_context: [n] bool, True where this window gives the token the most context.
-  """
-
-  feature: Feature
-  question: int
-  spans: np.ndarray
-  max_context: np.ndarray
+  feature: Feature  # with the targets of `qa_head.make_head`; in prediction only "allowed"
+  question: int  # index of the question
+  spans: np.ndarray  # [n, 2] int32, each token's characters [start, end) in the context, else 0, 0
+  max_context: np.ndarray  # [n] bool, True where this window gives the token the most context
 
 
 class Answer(NamedTuple):
-  """A predicted answer: context[start:end], its log-probability and its share of the n best."""
+  """A predicted answer, context[start:end]; `probability` is normalised over the n best."""
 
   text: str
   start: int
   end: int
-  score: float
+  score: float  # log-probability
   probability: float
 
 
 class Decoded(NamedTuple):
-  """Predictions by id: the best text ("" where there is no span), the n best, the null odds."""
+  """Predictions by question id: the best text ("" without a span), the n best, the null odds."""
 
   predictions: dict[str, str]
   nbest: dict[str, list[Answer]]
@@ -70,19 +62,19 @@ def windows(
   max_query: int,
   train: bool,
 ) -> list[Window]:
-  """Returns the rows of all questions, in their order; each context is tokenized once.
+  """Returns the windows of all questions, in order.
 
-  Windows of a context begin every `stride` tokens. In training the answer is the first one, and a
-  window that does not hold it whole has no answer: its target is [CLS] and it is impossible.
+  In training, the target is the first answer; a window that does not contain all of it is
+  impossible, with target [CLS].
 
   Args:
-    max_length: tokens of a row at most, special ones included.
-    stride: tokens from the beginning of a window to that of the next.
-    max_query: tokens of a question at most; the rest is cut off.
-    train: whether to add the targets; then lost questions are left out.
+    max_length: maximum tokens of a row, special tokens included.
+    stride: tokens between the starts of two windows.
+    max_query: maximum tokens of a question; the rest is truncated.
+    train: whether to add the targets and drop lost questions.
 
   Raises:
-    TaskError: the lengths leave no room, or the file has no labels to train on.
+    TaskError: the lengths leave no room for the context, or the file has no labels to train on.
   """
   if stride < 1 or max_query < 1 or max_length < max_query + 4:
     raise TaskError(
@@ -114,13 +106,13 @@ def windows(
 
 
 def cut_questions(questions: Questions, tokenizer: Tokenizer, max_query: int) -> int:
-  """Returns how many questions are longer than `max_query` tokens."""
+  """Returns the number of questions longer than `max_query` tokens."""
   encoded = tokenizer.encode_batch([question.question for question in questions.items])
   return sum(len(ids) > max_query for ids in encoded)
 
 
 def _encode_contexts(tokenizer: Tokenizer, contexts: Iterable[str]) -> dict:
-  """Returns of each context its ids [m] and the characters [m, 2] of each token."""
+  """Returns {context: (ids [m], characters [m, 2] of each token)}."""
   encoded, left = {}, iter(contexts)
   while texts := list(itertools.islice(left, _CONTEXTS_AT_ONCE)):
     for text, (ids, spans) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
@@ -130,7 +122,7 @@ def _encode_contexts(tokenizer: Tokenizer, contexts: Iterable[str]) -> dict:
 
 
 def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
-  """Returns spans [m, 2] with the combining marks that follow, which BERT's normaliser drops."""
+  """Extends spans [m, 2] by the combining marks that follow, which BERT's normaliser drops."""
   if text.isascii() or not any(unicodedata.category(char) == "Mn" for char in set(text)):
     return spans
   is_mark = np.array([unicodedata.category(char) == "Mn" for char in text] + [False])
@@ -141,7 +133,7 @@ def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
 
 
 class _Part(NamedTuple):
-  """A window's tokens [begin, end) of the context, and the arrays that depend on them alone."""
+  """A window's tokens [begin, end) of the context, and its masks."""
 
   begin: int
   end: int
@@ -151,10 +143,10 @@ class _Part(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)
 def _parts(tokens: int, head: int, max_length: int, stride: int) -> tuple[_Part, ...]:
-  """Returns the windows of a context of so many tokens behind a head of `head`.
+  """Returns the windows of a context of `tokens` tokens after `head` other tokens.
 
-  A token has the most context where the smaller of its distances to the window's ends is largest,
-  after a hundredth of the window's length is added; of equals the first window wins. As in BERT.
+  A token has the most context in the window with the largest min(distance to either end) + 0.01 x
+  window length; ties go to the first window. As in BERT.
   """
   room, begins = max_length - head - 1, [0]
   while begins[-1] + room < tokens:
@@ -170,13 +162,13 @@ def _parts(tokens: int, head: int, max_length: int, stride: int) -> tuple[_Part,
     allowed, most = np.zeros((2, head + end - begin + 1), bool)
     allowed[0] = allowed[head:-1] = True
     most[head:-1] = best[begin:end] == i
-    allowed.flags.writeable = most.flags.writeable = False  # many windows have the same arrays
+    allowed.flags.writeable = most.flags.writeable = False  # many windows share them
     parts.append(_Part(begin, end, allowed, most))
   return tuple(parts)
 
 
 def _token_span(question: Question, places: np.ndarray) -> tuple[int, int] | None:
-  """Returns the context's first and last token that overlap the first answer."""
+  """Returns the context's first and last token that overlap the first answer, or None."""
   if question.impossible or not question.answers:
     return None
   text, start = question.answers[0]
@@ -186,8 +178,8 @@ def _token_span(question: Question, places: np.ndarray) -> tuple[int, int] | Non
 
 
 def _targets(gold: tuple[int, int] | None, begin: int, end: int, head: int) -> dict:
-  # Differs from the original: there a window without the answer is still labelled answerable, so
-  # that the classifier learns from the question alone.
+  # Differs from the original: there, a window without the answer is still labelled answerable, so
+  # the classifier learns from the question alone.
   inside = gold is not None and begin <= gold[0] and gold[1] < end
   first, last = (place - begin + head for place in gold) if inside else (0, 0)
   return {
@@ -210,13 +202,12 @@ def decode(
 ) -> Decoded:
   """Returns the answers of all questions from the head's outputs for their windows.
 
-  A span counts if it lies in the context, starts where its window has the most context for the
-  token, does not end before it starts, and has at most `max_answer_length` tokens.
+  A span is valid if it lies in the context, starts at a token with the most context in its window,
+  does not end before it starts, and has at most `max_answer_length` tokens.
 
   Args:
-    windows: of `questions`.
-    outputs: of `qa_head.make_head`, [rows, ...] in the order of the windows.
-    n_best: different texts kept of each question.
+    outputs: of `qa_head.make_head`, [rows, ...] in the order of `windows`.
+    n_best: number of distinct texts kept per question.
   """
   if len(windows) != len(outputs["null"]):
     raise ValueError(f"{len(windows)} windows have outputs of {len(outputs['null'])}")
@@ -236,19 +227,19 @@ def decode(
 
 
 def _candidates(window: Window, one: dict, longest: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the scores [m] and characters [m, 2] of a window's spans that count."""
+  """Returns the scores [m] and characters [m, 2] of a window's valid spans."""
   n = len(window.spans)
   start = np.broadcast_to(one["start"][:, None], one["end"].shape)
   end, score = one["end"], one["start_logp"][:, None] + one["end_logp"]
   keep = (start > 0) & (start <= end) & (end < np.minimum(start + longest, n))
   start, end, score = start[keep], end[keep], score[keep]
-  keep = window.max_context[start]  # true in the context only; an end outside of it has no text
+  keep = window.max_context[start]  # False outside the context; an end outside gives an empty text
   start, end = start[keep], end[keep]
   return score[keep], np.stack([window.spans[start, 0], window.spans[end, 1]], 1)
 
 
 def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int) -> list[Answer]:
-  """Returns the n best different texts with their probabilities among themselves."""
+  """Returns the n best distinct texts with their normalised probabilities."""
   if not found:
     return []
   scores = np.concatenate([score for score, _ in found]).astype(np.float64)
@@ -271,9 +262,8 @@ def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int)
 def write(folder: str | os.PathLike, decoded: Decoded, threshold: float | None = None) -> None:
   """Writes predictions.json and null_odds.json for the official scripts, and nbest.json.
 
-  Args:
-    threshold: of the null odds, above which the prediction is written as ""; None for SQuAD 1.1 and
-      MRQA, whose questions all have answers.
+  A prediction with null odds above `threshold` becomes ""; the threshold is None for SQuAD 1.1 and
+  MRQA, whose questions all have answers.
   """
   predictions = {
     name: "" if threshold is not None and decoded.null_odds[name] > threshold else text
@@ -296,8 +286,7 @@ def write(folder: str | os.PathLike, decoded: Decoded, threshold: float | None =
 def token_f1(predicted: str, gold: str, empty_counts: bool) -> float:
   """Returns the F1 of two normalised answers as bags of words.
 
-  Args:
-    empty_counts: whether an empty answer agrees with an empty one, as in SQuAD 2.0 only.
+  If `empty_counts`, two empty answers agree, as in SQuAD 2.0 only.
   """
   ours, theirs = predicted.split(), gold.split()
   if not ours or not theirs:
@@ -307,10 +296,10 @@ def token_f1(predicted: str, gold: str, empty_counts: bool) -> float:
 
 
 def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
-  """Returns a row a question for `compute_metrics`: [n, 2] exact and F1, from 0 to 1.
+  """Returns a row per question for `compute_metrics`: [n, 2] exact and F1, from 0 to 1.
 
   For SQuAD 2.0 it is [n, 5]: also whether there is an answer, the null odds, and whether the
-  prediction has any text. Exact and F1 are then those of the prediction whatever the odds.
+  predicted text is not empty. Exact and F1 then ignore the null odds.
 
   Raises:
     TaskError: the file has no labels.
@@ -335,15 +324,11 @@ def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
 
 
 def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
-  """Returns the official metrics, in percent, by their official names; the main one first.
+  """Returns {official name: percent}, the main metric first, from rows of `example_scores`.
 
-  Of SQuAD 2.0, exact and f1 take null odds above `threshold` for "no answer"; best_* are those at
-  the thresholds that are best for these questions. HasAns_* and NoAns_* are over the questions with
-  and without an answer, nan where there are none.
-
-  Args:
-    scores: [n, 2] or [n, 5], of `example_scores` or rows drawn from it.
-    threshold: of the null odds.
+  For SQuAD 2.0 [n, 5], null odds above `threshold` mean "no answer"; best_* use the thresholds that
+  are best for these questions. HasAns_* and NoAns_* are over the questions with and without an
+  answer, nan if there are none.
   """
   if scores.shape[1] == 2:
     exact, f1 = 100 * scores.mean(0)
@@ -354,8 +339,8 @@ def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
   for name, rows in (("HasAns", has_answer), ("NoAns", ~has_answer)):
     means = 100 * decided[rows].mean(0) if rows.any() else np.full(2, np.nan)
     found |= {f"{name}_exact": float(means[0]), f"{name}_f1": float(means[1])}
-  # Below every threshold all is "no answer"; each question that is added in the order of its odds
-  # changes the sum.
+  # At the lowest threshold every prediction is "no answer"; raising it answers the questions one by
+  # one in the order of their odds.
   order = np.argsort(odds, kind="stable")
   for i, name in enumerate(("exact", "f1")):
     change = np.where(has_answer, raw[:, i], -scores[:, 4])[order]

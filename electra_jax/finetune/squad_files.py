@@ -1,4 +1,4 @@
-"""Reads files of question answering: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines)."""
+"""Reads question answering files: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines)."""
 
 import collections
 import dataclasses
@@ -17,47 +17,32 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 ca
 
 
 class Question(NamedTuple):
-  """A question on a context.
-
-  Fields:
-    answers: (text, index of its first character) of each answer that is in the context.
-    golds: texts that a prediction is scored against, in the context or not.
-    impossible: whether the context is known not to answer it.
-  """
+  """A question on a context."""
 
   id: str
   question: str
   context: str
-  answers: tuple[tuple[str, int], ...]
-  golds: tuple[str, ...]
-  impossible: bool
+  answers: tuple[tuple[str, int], ...]  # (text, its first character) of answers in the context
+  golds: tuple[str, ...]  # reference texts for scoring, in the context or not
+  impossible: bool  # labelled as not answered by the context
 
 
 @dataclasses.dataclass(frozen=True)
 class Questions:
-  """The questions of a file.
-
-  Fields:
-    form: "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA".
-    labelled: whether every question comes with answers, or as impossible.
-    repaired: answers that stood elsewhere in the context than the file says.
-    lost: questions none of whose answers is in the context; they are not trained on.
-    empty: questions whose text or context is blank.
-    duplicates: questions left out because their id had come before.
-  """
+  """The questions of a file."""
 
   path: str
-  form: str
+  form: str  # "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA"
   items: tuple[Question, ...]
-  labelled: bool
-  repaired: int
-  lost: int
-  empty: int
-  duplicates: int
+  labelled: bool  # whether every question has answers or is labelled impossible
+  repaired: int  # answers with a wrong position in the file
+  lost: int  # questions without an answer in the context, not trained on
+  empty: int  # questions with a blank text or context
+  duplicates: int  # questions dropped for a repeated id
 
   @property
   def may_be_impossible(self) -> bool:
-    """Whether the file is of the form whose questions need not have an answer."""
+    """True for SQuAD 2.0."""
     return self.form == "SQuAD 2.0"
 
   def summary(self) -> str:
@@ -73,7 +58,7 @@ class Questions:
 
 
 def normalize(text: str) -> str:
-  """Returns an answer as the official scripts compare it.
+  """Normalises an answer as the official scripts do.
 
   >>> normalize("The  Cat's, an apple!")
   'cats apple'
@@ -82,7 +67,7 @@ def normalize(text: str) -> str:
 
 
 class _Row(NamedTuple):
-  """A question as the file has it; answers are None where the file has no labels."""
+  """A question as in the file; answers are None if it has no labels."""
 
   id: str
   question: str
@@ -95,11 +80,11 @@ class _Row(NamedTuple):
 def read(path: str | os.PathLike) -> Questions:
   """Reads a file of SQuAD 1.1, SQuAD 2.0 or MRQA, with or without labels.
 
-  An answer that is not where the file says is looked for elsewhere, the nearest occurrence first.
+  An answer at a wrong position is moved to its nearest occurrence.
 
   Raises:
-    TaskError: the file is missing, damaged or neither of these, has no question, or more than 1 %
-      of its questions have answers none of which is in the context.
+    TaskError: the file is missing, damaged or of another format, has no question, or more than 1 %
+      of its questions have answers but none in the context.
   """
   path = str(path)
   text = read_text(path)
@@ -130,7 +115,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _field(record: Any, name: str, kind: type, where: str, default: Any = None) -> Any:
-  """Returns a field of a JSON object, checked."""
+  """Returns a field of a JSON object; raises TaskError unless it has type `kind`."""
   value = record.get(name, default) if isinstance(record, dict) else None
   if not isinstance(value, kind):
     kinds = {str: "text", int: "an integer", list: "a list", bool: "true or false"}
@@ -139,7 +124,7 @@ def _field(record: Any, name: str, kind: type, where: str, default: Any = None) 
 
 
 def _squad(path: str, data: list) -> Iterator[tuple[bool, _Row]]:
-  """Yields the questions, and of each whether it says if it is impossible."""
+  """Yields (whether "is_impossible" is present, question)."""
   for a, article in enumerate(data, 1):
     at = f"{path}: article {a}"
     for p, paragraph in enumerate(_field(article, "paragraphs", list, at), 1):
@@ -153,7 +138,7 @@ def _squad(path: str, data: list) -> Iterator[tuple[bool, _Row]]:
           (_field(x, "text", str, where), _field(x, "answer_start", int, where))
           for x in _field(qa, "answers", list, where, [])
         ]
-        # Files to predict have no lists, or empty ones.
+        # Files without labels have no answer lists, or empty ones.
         is_labelled = answers or impossible or {"is_impossible", "answers"} <= qa.keys()
         golds = [answer for answer, _ in answers]
         impossible = impossible or bool(is_labelled and not answers)
@@ -187,13 +172,13 @@ def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
   except (ValueError, TypeError, IndexError, OverflowError):
     raise TaskError(f"{where}: 'char_spans' are not pairs of integers") from None
   there = context[max(start, 0) : last + 1]
-  # Some of these texts are lower-cased or without punctuation; the context's is not.
+  # Some answer texts are lower-cased or lack punctuation: the context's text is used instead.
   same = there.strip() and normalize(there) == normalize(text)
   return (there if same else text), start
 
 
 def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
-  """Finds the place of each answer in its context, and counts repairs and faults."""
+  """Locates each answer in its context; counts repairs and faults."""
   items: dict[str, Question] = {}
   counts: collections.Counter[str] = collections.Counter()
   for row in rows:
@@ -224,7 +209,7 @@ def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
 
 
 def _place(context: str, text: str, start: int) -> tuple[str, int] | None:
-  """Returns an answer and where it is: at `start`, or where it occurs nearest to that."""
+  """Returns an answer and its position: `start`, or the nearest occurrence, or None."""
   if text.strip() and start >= 0 and context.startswith(text, start):
     return text, start
   text = text.strip()

@@ -1,4 +1,4 @@
-"""Summarises several seeds: medians, bootstrap intervals of differences, a table and a picture.
+"""Summarises several seeds: medians, bootstrap intervals of differences, a table and a plot.
 
 The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
@@ -27,7 +27,7 @@ LABELS = {
 
 
 class Summary(NamedTuple):
-  """Statistics of n seeds; `std` is that of a sample (n - 1), 0 for a single seed."""
+  """Statistics of n seeds; `std` is the sample deviation (n - 1), 0 for a single seed."""
 
   median: float
   mean: float
@@ -36,27 +36,19 @@ class Summary(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """The difference between two systems.
+  """The difference between two systems, with a percentile interval."""
 
-  Fields:
-    a, b: the metric, a mean over the system's seeds.
-    difference: a - b.
-    low, high: percentile interval of the difference.
-    level: share of resamplings inside of the interval.
-    p: two-sided bootstrap p-value.
-  """
-
-  a: float
+  a: float  # the metric, a mean over the system's seeds
   b: float
-  difference: float
+  difference: float  # a - b
   low: float
   high: float
-  level: float
-  p: float
+  level: float  # share of resamplings inside the interval
+  p: float  # two-sided bootstrap p-value
 
 
 class Average(NamedTuple):
-  """A mean over tasks; `value` is NaN where none is present."""
+  """A mean over tasks; `value` is NaN if none is present."""
 
   value: float
   present: tuple[str, ...]
@@ -64,7 +56,7 @@ class Average(NamedTuple):
 
 
 def summary(values: Sequence[float]) -> Summary:
-  """Returns the statistics of one value a seed.
+  """Returns the statistics of one value per seed.
 
   >>> summary([61.0, 64.0, 63.0])
   Summary(median=63.0, mean=62.66..., std=1.52..., n=3)
@@ -88,19 +80,19 @@ def paired_bootstrap(
 ) -> Difference:
   """Returns the difference of two systems on the same examples, with a percentile interval.
 
-  Each sample draws as many examples as there are, with replacement and the same ones for both
-  systems, and as many seeds as each system has, with replacement. So the interval covers other test
-  examples and other seeds; with one seed a system it covers examples only.
+  Each resampling draws n examples, the same for both systems, and each system's number of seeds,
+  all with replacement. So the interval covers the choice of test examples and seeds; with one seed
+  per system it covers examples only.
 
   Args:
     scores_a, scores_b: example scores [S, n, m] and [S', n, m]; row i is the same example in both.
     metrics: example scores [n, m] -> {metric: value}.
     metric: the one to compare.
-    samples: number of resamplings; each computes the metrics of every different seed it draws.
+    samples: number of resamplings.
     seed: of the resampling.
 
   Raises:
-    ValueError: the systems, or two seeds of one, have different numbers of examples; or none.
+    ValueError: there is no seed or no example, or the numbers of examples differ.
   """
   systems = [[np.asarray(s) for s in scores] for scores in (scores_a, scores_b)]
   sizes = sorted({len(scores) for system in systems for scores in system})
@@ -122,15 +114,15 @@ def paired_bootstrap(
       means.append(sum(values) / len(system))
     found[i] = means[0] - means[1]
   low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-  # One is added to both: no number of samples shows that a chance is 0.
+  # One is added to both counts: a finite sample cannot show that p is 0.
   tail = (1 + min((found <= 0).sum(), (found >= 0).sum())) / (1 + samples)
   return Difference(a, b, a - b, float(low), float(high), level, float(min(1.0, 2 * tail)))
 
 
 def glue_average(results: Mapping[str, float]) -> Average:
-  """Returns the mean over the tasks of the paper's GLUE average, and which of them it has.
+  """Returns the mean over the present tasks of the paper's GLUE average.
 
-  These are 8, without WNLI (Clark et al. 2020, Table 1). Other tasks are left out.
+  It has 8 tasks, without WNLI (Clark et al. 2020, Table 1). Other tasks are ignored.
 
   >>> glue_average({"cola": 60.0, "rte": 70.0, "wnli": 50.0})[:2]
   (65.0, ('cola', 'rte'))
@@ -142,7 +134,7 @@ def glue_average(results: Mapping[str, float]) -> Average:
 
 
 def _title(task: str, split: str) -> str:
-  """Returns a task's name as papers print it, with the split's where there are several."""
+  """Returns a task's name as printed in papers, with the split's if there are several."""
   known = TASKS.get(task)
   if known is None:
     return task
@@ -159,9 +151,9 @@ def _grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping
 
 
 def table(rows: Sequence[Mapping]) -> Table:
-  """Returns a table of results: a line a metric, with statistics over seeds and each seed's value.
+  """Returns a table of results: a line per metric, with statistics over seeds and all values.
 
-  A seed that collapsed is marked and counts like the others, as in the paper's median.
+  A collapsed seed is marked but counts, as in the paper's median.
   """
   groups = _grouped(rows)
   seeds = sorted({seed for group in groups.values() for seed in group})
@@ -172,7 +164,7 @@ def table(rows: Sequence[Mapping]) -> Table:
   found.add_column("metric, %", no_wrap=True)
   for name in ("median", "mean", "σ"):
     found.add_column(name, justify="right", no_wrap=True)
-  # One column for all seeds: ten of them wrap where the terminal ends and nothing is cut off.
+  # One column for all seeds wraps in a narrow terminal, so that no value is cut off.
   few = "seed " + " ".join(map(str, seeds))
   found.add_column(few if len(seeds) < 5 else f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}")
   for (task, split), group in groups.items():
@@ -197,13 +189,11 @@ def _cell(row: Mapping | None, metric: str) -> str:
 
 
 def picture(path: str | Path, results: Sequence[Mapping]) -> None:
-  """Draws the main metric of each task, a dot a seed and a line at the median, as a PNG.
+  """Draws the main metric of each task as a PNG, a dot per seed and a line at the median.
 
-  Args:
-    path: the picture; replaced only when the new one is complete.
-    results: rows of results.
+  An existing file is replaced only when the new one is complete.
   """
-  # The figure's own canvas: no display is looked for, whatever matplotlib is configured to.
+  # The Agg canvas needs no display, whatever matplotlib's configuration.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -237,7 +227,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
 
 
 def _column(axis, x: float, seeds: Sequence[tuple[float, bool]]) -> None:
-  """Draws one task: (value, collapsed) of each seed, spread a little so that none hides."""
+  """Draws one task: (value, collapsed) of each seed, spread sideways to avoid overlap."""
   values = [value for value, _ in seeds]
   median = summary(values).median
   axis.hlines(median, x - 0.28, x + 0.28, color="#d1602c", linewidth=2, zorder=2)

@@ -1,7 +1,7 @@
-"""Sequence tagging: CoNLL files to windows, outputs back to tags, and their scores.
+"""Reads CoNLL files for sequence tagging, makes windows, decodes tags and scores them.
 
 Entities (chunks, names) are read in IOB1, BIO or BIOES, trained in BIOES as in the original, scored
-and written in BIO. Tags of any other kind, such as parts of speech, stay as they are.
+and written in BIO. Other tags, such as parts of speech, are not changed.
 """
 
 import itertools
@@ -23,52 +23,38 @@ _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
 
 
 class Sentence(NamedTuple):
-  """A sentence as it stands in a file.
-
-  Fields:
-    words: its words.
-    tags: a tag a word, in the file's own scheme; None where the file has words only.
-    place: "file:line" of its first word.
-  """
+  """A sentence of a file."""
 
   words: tuple[str, ...]
-  tags: tuple[str, ...] | None
-  place: str
+  tags: tuple[str, ...] | None  # one per word, in the file's scheme; None without tags
+  place: str  # "file:line" of its first word
 
 
 class TagWindow(NamedTuple):
   """A sentence, or a window of a long one.
 
-  Fields:
-    feature: its row; the target "tag" [n] int32 is -1 at tokens without a label. Only the first
-      token of a word has its label, and only in the window that tags the word.
-    sentence: index of the sentence.
-    words: indices of the words that it tags; each word of a sentence is tagged in one window.
-    positions: [len(words)] int64, the place in the feature of each word's first token.
-    cut: how many of these words are longer than a window, their ends cut off.
+  The feature's target "tag" [n] int32 is -1 except at the first token of each word in `words`. Each
+  word of a sentence is tagged in one window.
   """
 
   feature: Feature
-  sentence: int
-  words: range
-  positions: np.ndarray
-  cut: int
+  sentence: int  # index of the sentence
+  words: range  # indices of the words that the window tags
+  positions: np.ndarray  # [len(words)] int64, of each word's first token in the feature
+  cut: int  # number of these words truncated to a window
 
 
 def read(
   path: str | os.PathLike, *, word_column: int = 0, tag_column: int | None = -1
 ) -> list[Sentence]:
-  """Reads a file of CoNLL's form: a word a line, columns at spaces or tabs, blank lines between.
+  """Reads a CoNLL file: a word per line, columns at spaces or tabs, blank lines between sentences.
 
-  Args:
-    path: the file, UTF-8, plain or .gz.
-    word_column: the word's column.
-    tag_column: the tag's column, counted from the end where negative; None for words only. Where
-      it is the word's column, as in a file of one column, there are no tags.
+  The file is UTF-8, plain or .gz. Columns count from 0, or from the end if negative. There are no
+  tags if `tag_column` is None or the word's column, as in a file of one column.
 
   Raises:
-    TaskError: the file is missing, damaged, not UTF-8 or without a sentence, a row has another
-      number of columns than the first one, or a column is asked for that is not there.
+    TaskError: the file is missing, damaged, not UTF-8 or without a sentence, the number of columns
+      varies, or a column does not exist.
   """
   path, sentences = Path(path), []
   rows: list[tuple[str, str | None]] = []
@@ -101,7 +87,7 @@ def read(
 
 
 def _columns(place: str, width: int, word: int, tag: int | None) -> tuple[int, int]:
-  """Returns both columns counted from the start; without tags the tag's is the word's."""
+  """Returns both columns counted from the start; without tags, both are the word's."""
   for column in (word, tag):
     if column is not None and not -width <= column < width:
       raise TaskError(f"{place}: {width} columns, so there is no column {column}")
@@ -112,7 +98,7 @@ def _columns(place: str, width: int, word: int, tag: int | None) -> tuple[int, i
 
 
 def is_entities(tags: Iterable[str]) -> bool:
-  """Returns whether these tags are all of IOB1, BIO or BIOES, with or without a type.
+  """Returns True if all tags are of IOB1, BIO or BIOES, with or without a type.
 
   >>> is_entities(["B-NP", "O"]), is_entities(["B-NP", "VBZ"])
   (True, False)
@@ -121,16 +107,16 @@ def is_entities(tags: Iterable[str]) -> bool:
 
 
 def _entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-  """Returns (type, first, last) of each entity, as conlleval finds them; "_" is no type."""
+  """Returns (type, first, last) of each entity, as in conlleval; "_" means no type."""
   from seqeval.metrics.sequence_labeling import get_entities
 
   return get_entities(list(tags))
 
 
 def to_bioes(tags: Sequence[str]) -> list[str]:
-  """Returns tags of IOB1, BIO or BIOES in BIOES (B first, I inside, E last, S single, O outside).
+  """Converts IOB1, BIO or BIOES to BIOES (B first, I inside, E last, S single, O outside).
 
-  Tags of which one is of none of the three are kept as they are.
+  If any tag is of another scheme, all are kept.
 
   >>> to_bioes(["B-NP", "I-NP", "O", "B-VP"])
   ['B-NP', 'E-NP', 'O', 'S-VP']
@@ -139,10 +125,10 @@ def to_bioes(tags: Sequence[str]) -> list[str]:
 
 
 def to_bio(tags: Sequence[str]) -> list[str]:
-  """Returns tags of IOB1, BIO or BIOES in BIO; others are kept as they are.
+  """Converts IOB1, BIO or BIOES to BIO; keeps other tags.
 
-  Inconsistent tags, which a network may predict, are read as conlleval does: an entity also begins
-  where the type changes, and after an O, an E or an S.
+  Inconsistent predictions are read as in conlleval: an entity also begins where the type changes,
+  and after an O, an E or an S.
 
   >>> to_bio(["I-NP", "E-NP", "E-NP", "O", "S-VP"])
   ['B-NP', 'I-NP', 'B-NP', 'O', 'B-VP']
@@ -151,7 +137,7 @@ def to_bio(tags: Sequence[str]) -> list[str]:
 
 
 def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
-  """Writes entities with the prefixes of the only word, the first, those inside, the last."""
+  """Rewrites entities with four prefixes: of a single word, the first, those inside, the last."""
   if not is_entities(tags):
     return list(tags)
   single, begin, inside, end = prefixes
@@ -167,10 +153,10 @@ def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
 
 
 def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
-  """Returns the labels that a network tells apart: those of the training split, sorted.
+  """Returns the sorted labels of the training split.
 
-  Of entities these are O and, for each type found, all four of BIOES: another split may have the
-  type's first entity of a single word.
+  For entities these are O and all four of BIES for each type: another split may have the type's
+  first entity of a single word.
 
   Raises:
     TaskError: the sentences have no tags.
@@ -183,9 +169,9 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
 
 
 def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, int]:
-  """Returns the gold tags that are no label, in BIO, and how many words have each.
+  """Returns {gold tag, in BIO for entities, that is not a label: number of words}.
 
-  No prediction can be right about such a word: its tag, or its entity's type, was not trained.
+  Predictions for these words are always wrong: the tag or the entity's type was not trained.
   """
   known = set(labels)
   counts = Counter(tag for sentence in sentences for tag in _as_scored(_gold(sentence), labels))
@@ -212,19 +198,15 @@ def windows(
   *,
   max_length: int,
 ) -> list[TagWindow]:
-  """Returns a window for each sentence, several where it has more than max_length - 2 tokens.
+  """Returns one window per sentence, several if it has more than max_length - 2 tokens.
 
-  Windows overlap by about half. A word is tagged in the window with the most context of it, counted
-  as tokens to the nearer end. A word of no token becomes [UNK]; a gold tag that is no label is -1.
-
-  Args:
-    sentences: with tags or without; then the features have no target.
-    tokenizer: words are encoded one by one, each as if it stood alone.
-    labels: as `labels` returns them; a target is an index into them.
-    max_length: tokens of a feature at most, [CLS] and [SEP] included.
+  Windows overlap by about half. A word is tagged in the window that gives it the most context,
+  counted as tokens to the nearer end. A word without tokens becomes [UNK]. Words are encoded
+  separately. Targets are indices into `labels`, -1 for an unknown tag; sentences without tags have
+  no target. `max_length` includes [CLS] and [SEP].
 
   Raises:
-    TaskError: max_length leaves no room, or the labels are of entities and a gold tag is not.
+    TaskError: max_length is below 3, or the labels are of entities and a gold tag is not.
   """
   room = max_length - 2
   if room < 1:
@@ -254,7 +236,7 @@ def _sentence_windows(
   tokenizer: Tokenizer,
   room: int,
 ) -> Iterator[TagWindow]:
-  """Yields the windows of sentence `number`: tokens of each word, targets [words] or None."""
+  """Yields the windows of sentence `number` from the tokens of each word and targets [words]."""
   vocab = tokenizer.vocab
   whole = np.array([len(word) for word in tokens])
   sizes = np.minimum(whole, room)
@@ -280,15 +262,14 @@ def _sentence_windows(
 def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
   """Returns (first word, end) of windows of at most `room` tokens that cover a sentence.
 
-  Args:
-    starts: [words + 1], where each word's tokens begin, and where the last one's end.
-    room: tokens; no word has more.
+  `starts` [words + 1] are the first tokens of the words and the end of the last word, which have at
+  most `room` tokens.
   """
   last = len(starts) - 1
   bounds, begin = [], 0
   while True:
     end = int(np.searchsorted(starts, starts[begin] + room, "right")) - 1
-    if end == last:  # as much as fits before the sentence's end
+    if end == last:  # the last window is extended backwards to its full size
       bounds.append((int(np.searchsorted(starts, starts[last] - room)), last))
       return bounds
     bounds.append((begin, end))
@@ -299,8 +280,7 @@ def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
 def _answered(starts: np.ndarray, bounds: list[tuple[int, int]]) -> list[range]:
   """Returns the words that each window tags.
 
-  Of two windows the later one shows more of a word's context when the word's middle lies behind the
-  middle of their overlap.
+  The later of two windows gives a word more context if its middle is after that of their overlap.
   """
   middles = starts[:-1] + starts[1:]
   overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(bounds)]
@@ -319,10 +299,7 @@ def decode(
 ) -> list[list[str]]:
   """Returns the most likely tag of each word, entities in BIO.
 
-  Args:
-    windows: of `sentences`.
-    labels: the labels of the logits' last axis.
-    outputs: "logits", an array [n, labels] for each window.
+  outputs["logits"] has an array [n, labels] for each window.
   """
   names = np.array(labels, object)
   predicted = [[""] * len(sentence.words) for sentence in sentences]
@@ -335,9 +312,8 @@ def decode(
 def example_scores(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> np.ndarray:
   """Returns the counts of each sentence, [sentences, 5] float64, or [sentences, 2].
 
-  The five are entities found, entities predicted, entities in truth, words whose tag is right (in
-  BIO), words. An entity is found if its words and its type are right. Tags that are not of entities
-  have the last two only.
+  The columns are correct, predicted and gold entities, correct words (in BIO), words. An entity is
+  correct if its words and its type are. Tags that are not of entities have only the last two.
 
   Raises:
     TaskError: a sentence has no gold tags.
@@ -359,8 +335,8 @@ def _right(gold: Sequence[str], predicted: Sequence[str]) -> tuple[int, int]:
 def compute_metrics(scores: np.ndarray) -> dict[str, float]:
   """Returns {metric: percent} over all sentences from the rows of `example_scores`.
 
-  F1, precision and recall are of entities, the sums taken before the ratio (micro); accuracy is of
-  words, and all there is where tags are not of entities. A ratio of nothing is 0.
+  F1, precision and recall are micro-averaged over entities; accuracy is over words and is the only
+  metric if tags are not of entities. A ratio with denominator 0 is 0.
 
   >>> compute_metrics(np.array([[1.0, 2, 1, 5, 8], [1, 2, 1, 2, 2]]))
   {'f1': 66.66666666666667, 'precision': 50.0, 'recall': 100.0, 'accuracy': 70.0}
@@ -382,10 +358,10 @@ def _percent(part: float, whole: float) -> float:
 def write(
   path: str | os.PathLike, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]
 ) -> None:
-  """Writes a word a line with its gold tag, where known, and its predicted tag after it.
+  """Writes one line per word: the word, its gold tag if known, and its predicted tag.
 
-  Columns are parted by a space and sentences by a blank line, as conlleval reads them; the gold
-  tags of entities are written in BIO, like the predicted ones.
+  As read by conlleval: columns are separated by a space, sentences by a blank line; entities are in
+  BIO.
   """
   gold = (tag for sentence in sentences for tag in sentence.tags or ())
   entities = is_entities(itertools.chain(gold, *predicted))

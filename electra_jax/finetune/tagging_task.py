@@ -1,4 +1,4 @@
-"""Sequence tagging as a kind of task; its data are files of words and tags in columns."""
+"""Defines the task kind of sequence tagging, on files of words and tags in columns."""
 
 import collections
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def _count_words(sentences: Sequence[Sentence]) -> int:
 
 
 def _check_unseen(split: str, sentences: list[Sentence], labels: tuple[str, ...]) -> list[str]:
-  """Returns a note on the tags that training lacks; raises TaskError where they are too many."""
+  """Returns a note on the tags missing in training; raises TaskError if there are too many."""
   unseen, words = tagging.unseen(sentences, labels), _count_words(sentences)
   if not unseen:
     return []
@@ -90,7 +90,7 @@ def _eval_split(
 
 
 def _found_nothing(scores: np.ndarray) -> bool:
-  """Whether no entity at all was predicted; False where tags are not of entities."""
+  """True if no entity was predicted; False if tags are not of entities."""
   return scores.shape[1] > 2 and not scores[:, 1].any()
 
 
@@ -109,7 +109,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
-  """Reads a file of columns like those of training; `out` has the predicted tags as a last one."""
+  """Reads a file with the columns of the training file; `out` has a last column of predictions."""
   sentences = tagging.read(file, **predictor.info.options)
   tagging.write(out, sentences, _tags(predictor, sentences))
   return len(sentences)

@@ -1,7 +1,7 @@
-"""The records that the kinds of task fill in, and what they have in common.
+"""Defines the records and helpers shared by the kinds of task.
 
-A kind of task (text, tagging, question answering) is a module with a `TaskKind`; `prepare.py` lists
-them. All of them put a task's data into `TaskData`.
+A kind of task (text, tagging, question answering) is a module with a `TaskKind`, listed in
+`prepare.py`. All kinds return a task's data as `TaskData`.
 """
 
 import dataclasses
@@ -20,73 +20,54 @@ from electra_jax.data.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class TaskInfo:
-  """What is kept with a fine-tuned network; `dataclasses.asdict` of it is JSON.
+  """The task metadata saved with a fine-tuned network; `dataclasses.asdict` of it is JSON.
 
-  Fields:
-    kind: a key of `prepare.TASK_KINDS`.
-    name: of the task.
-    head: the spec of the head.
-    max_length: tokens of a row at most.
-    labels: of tagging, in the order of the logits.
-    text: the fields of a TextTask; None for other kinds.
-    options: how rows are made and decoded, by fields of config.qa or config.tagging; of questions
-      also "impossible", whether some of the training questions have no answer.
+  `options` are fields of config.qa or config.tagging for making and decoding rows; for questions
+  also "impossible", whether some training questions have no answer.
   """
 
-  kind: str
+  kind: str  # a key of `prepare.TASK_KINDS`
   name: str
   head: HeadSpec
-  max_length: int
-  labels: tuple[str, ...] = ()
-  text: dict | None = None
+  max_length: int  # maximum tokens of a row
+  labels: tuple[str, ...] = ()  # of tagging, in the order of the logits
+  text: dict | None = None  # the fields of a TextTask
   options: dict = dataclasses.field(default_factory=dict)
 
   @classmethod
   def from_json(cls, content: dict) -> "TaskInfo":
-    """Returns the info that `dataclasses.asdict` gave."""
+    """Returns the info from its `dataclasses.asdict`."""
     head = HeadSpec(**content["head"])
     return cls(**content | {"head": head, "labels": tuple(content["labels"])})
 
 
 class EvalSplit(NamedTuple):
-  """A split that is predicted.
+  """A split to predict.
 
-  Fields:
-    examples: SHA-256 of the inputs and labels; only results on equal examples are compared.
-    example_scores: outputs of `loop.make_predictor` -> [n, m] float64, a row of numbers an example,
-      of which the task's metrics are a function; None where labels are hidden.
-    write: (folder, outputs); writes predictions in the file format of the task.
+  `example_scores` maps the outputs of `loop.make_predictor` to [n, m] float64, one row per example,
+  from which the task's metrics are computed; None if labels are hidden.
   """
 
   features: list[Feature]
-  examples: str
+  examples: str  # SHA-256 of the inputs and labels: comparisons need equal examples
   example_scores: Callable[[dict], np.ndarray] | None
-  write: Callable[[Path, dict], None]
+  write: Callable[[Path, dict], None]  # writes outputs to a folder in the task's file format
 
 
 class TaskData(NamedTuple):
-  """A task's data, ready to train on.
-
-  Fields:
-    title: for people.
-    epochs: of the paper.
-    train: rows to train on.
-    splits: those to measure and to predict; the first one chooses the best seed.
-    collapsed: example scores [n, m] -> whether training failed: the predictions are all alike.
-    notes: counts and warnings, a line each.
-  """
+  """A task's data, ready for training."""
 
   info: TaskInfo
-  title: str
-  epochs: float
+  title: str  # for display
+  epochs: float  # default of the task
   train: list[Feature]
-  splits: dict[str, EvalSplit]
-  collapsed: Callable[[np.ndarray], bool]
-  notes: list[str]
+  splits: dict[str, EvalSplit]  # to evaluate and predict; the first one selects the best seed
+  collapsed: Callable[[np.ndarray], bool]  # example scores [n, m] -> whether training failed
+  notes: list[str]  # lines to print: counts and warnings
 
 
 class Predictor(Protocol):
-  """A fine-tuned network, as the kinds of task use it; `model.Model` is one."""
+  """The interface of a fine-tuned network for the kinds of task; see `model.Model`."""
 
   info: TaskInfo
   tokenizer: Tokenizer
@@ -95,33 +76,25 @@ class Predictor(Protocol):
     """Returns the head's predictions of each row; see `loop.make_predictor`."""
 
 
+# Example scores [n, m] -> {metric: percent}, the main metric first.
 Metrics = Callable[[np.ndarray], dict[str, float]]
 
 
 class TaskKind(NamedTuple):
-  """A kind of task.
+  """The functions of a kind of task.
 
-  Fields:
-    known_names: (config) -> the names of the tasks it has; None where any one name is allowed.
-    prepare: (config, name, tokenizer, max_length) -> TaskData. Raises ValueError where a file is
-      missing or not in order.
-    metrics: (info) -> a function from example scores [n, m] to {metric: percent}, the main one
-      first.
-    main_metric: (info) -> the same with the main metric alone, which is cheaper to resample.
-    answer: (predictor, items) -> a dict for each item; see `model.Model`.
-    predict_file: (predictor, file, out) -> how many rows were predicted and written to `out`.
-    file_ending: of `out`, where the user names none.
-    class_names: (info) -> names of the head's classes, where it has classes.
+  `prepare` takes (config, name, tokenizer, max_length) and raises ValueError if a file is missing
+  or invalid. `predict_file` takes (predictor, file, out) and returns the number of rows written.
   """
 
-  known_names: Callable[[ConfigDict], tuple[str, ...] | None]
+  known_names: Callable[[ConfigDict], tuple[str, ...] | None]  # of tasks; None allows any one name
   prepare: Callable[[ConfigDict, str, Tokenizer, int], TaskData]
   metrics: Callable[[TaskInfo], Metrics]
-  main_metric: Callable[[TaskInfo], Metrics]
-  answer: Callable[[Predictor, Sequence], list[dict]]
+  main_metric: Callable[[TaskInfo], Metrics]  # the main metric alone, cheaper to resample
+  answer: Callable[[Predictor, Sequence], list[dict]]  # a dict per item; see `model.Model`
   predict_file: Callable[[Predictor, Path, Path], int]
-  file_ending: str
-  class_names: Callable[[TaskInfo], tuple[str, ...]]
+  file_ending: str  # default of `out`
+  class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
 
 
 def digest(examples: Iterable) -> str:
@@ -130,7 +103,7 @@ def digest(examples: Iterable) -> str:
 
 
 def training_subset(config: ConfigDict, examples: Sequence) -> list:
-  """Returns `data.train_examples` of the examples, spread evenly: their order may matter."""
+  """Returns `data.train_examples` examples, evenly spaced, as their order may matter."""
   most = config.data.train_examples
   if most is None or most >= len(examples):
     return list(examples)
@@ -140,7 +113,7 @@ def training_subset(config: ConfigDict, examples: Sequence) -> list:
 
 
 def split_files(config: ConfigDict) -> dict[str, str]:
-  """Returns {split: file} of a task that is given as files."""
+  """Returns {split: file} from config.data."""
   files = {"train": config.data.train, "dev": config.data.dev, "test": config.data.test}
   for split in ("train", "dev"):
     if files[split] is None:

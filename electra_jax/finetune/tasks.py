@@ -1,8 +1,8 @@
-"""GLUE's nine tasks, and tasks of one's own.
+"""Defines GLUE's nine tasks and custom tasks.
 
-A row of TASKS says where a task's text and labels are in GLUE's files, its metrics (Clark et al.
-2020, Section 3.1: MCC for CoLA, Spearman correlation for STS-B, accuracy otherwise), and its epochs
-(Appendix B: 10 for RTE and STS-B, otherwise 3).
+TASKS has the columns in GLUE's files, the metrics (Clark et al. 2020, Section 3.1: MCC for CoLA,
+Spearman correlation for STS-B, accuracy otherwise) and the epochs (Appendix B: 10 for RTE and
+STS-B, otherwise 3).
 """
 
 from electra_jax.finetune.files import TaskError
@@ -12,7 +12,7 @@ _ENTAILMENT = ("entailment", "not_entailment")
 
 
 def _glue(name: str, title: str, text: str, pair: str | None = None, **fields) -> TextTask:
-  """Returns a task whose folder and file of a submission are named by its title."""
+  """Returns a task whose folder and submission file are named after its title."""
   named = {
     "label": "label",
     "folders": tuple(dict.fromkeys((title.lower(), name))),
@@ -95,17 +95,17 @@ def own(
   kind: str = "classification",
   metrics: tuple[str, ...] = (),
 ) -> TextTask:
-  """Returns a task on one's own files; `glue_files.complete` then finds its labels or its scale.
+  """Returns a custom task, without its labels or scale, which `glue_files.complete` sets.
 
   Args:
-    name: its key, and the name of its folder where that stands beside others.
+    name: its key and the name of its folder.
     text, label, pair: columns of a TSV with a header, or fields of JSON lines.
-    kind: a key of LABEL_TYPES; labels that are numbers do not make it a regression.
-    metrics: the main one first; none takes the default ones of the kind.
+    kind: a key of LABEL_TYPES; numeric labels do not imply a regression.
+    metrics: the main one first; () for the defaults of the kind.
 
   Raises:
-    TaskError: the name is that of a GLUE task, the kind is none, a metric is not of this kind, or
-      two columns are the same.
+    TaskError: the name is that of a GLUE task, the kind is unknown, a metric is not of this kind,
+      or two columns are the same.
 
   >>> own("reviews", text="body", label="stars", metrics=("accuracy", "f1")).labels
   ()

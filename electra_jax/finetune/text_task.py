@@ -1,4 +1,4 @@
-"""Text classification and regression as a kind of task: GLUE's tasks and one's own."""
+"""Defines the task kind of text classification and regression, for GLUE and custom tasks."""
 
 import dataclasses
 import json
@@ -124,10 +124,9 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
-  """Reads a TSV with a header or JSON lines that has the task's text columns.
+  """Reads a TSV with a header or JSON lines with the task's text columns.
 
-  `out` gets the rows in their order: JSON lines if it ends in .jsonl, else TSV (index, prediction,
-  probability).
+  Writes JSON lines if `out` ends in .jsonl, else a TSV (index, prediction, probability).
   """
   examples = glue_files.read_texts(_task(predictor.info), file)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])

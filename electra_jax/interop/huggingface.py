@@ -1,7 +1,7 @@
-"""Networks to and from Hugging Face's ELECTRA and the original's TF1 checkpoints, by one table.
+"""Converts networks to and from Hugging Face's ELECTRA; one table maps all weights, TF1's too.
 
-A network here is one tree: {"embeddings", "encoder"} and its heads "rtd_head" or "mlm_head", as
-plain float32 arrays. Only layouts change on the way, so a round trip is exact to the bit.
+A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such as "rtd_head" or
+"mlm_head". Conversion changes only layouts, so a round trip is bit-exact.
 """
 
 import dataclasses
@@ -25,22 +25,16 @@ from electra_jax.interop import sentencepiece_model
 
 
 class ExchangeError(ValueError):
-  """Weights that cannot be exchanged; the message is one line that names them."""
+  """Weights cannot be converted; the message is one line that names them."""
 
 
 class Row(NamedTuple):
-  """One weight. In `hf` and `tf`, {i} is the number of a layer.
+  """The names of one weight. In `hf` and `tf`, {i} is the index of a layer."""
 
-  Fields:
-    ours: its path in a network; layers are stacked along the first axis.
-    hf, tf: its names there. A kernel is [in, out] in TF1 and [out, in] in Hugging Face.
-    part: for query, key, value, which of the three of our array [..., 3, heads, width] it is.
-  """
-
-  ours: str
-  hf: str
-  tf: str
-  part: int | None = None
+  ours: str  # path in a network; layers are stacked along the first axis
+  hf: str  # a kernel is [out, in]
+  tf: str  # a kernel is [in, out]
+  part: int | None = None  # of query, key, value: the index in our array [..., 3, heads, width]
 
 
 def _dense(ours: str, hf: str, tf: str, part: int | None = None) -> list[Row]:
@@ -102,13 +96,13 @@ TABLE: list[Row] = [
     "mlm_head/layer_norm", "generator_predictions.LayerNorm", "generator_predictions/LayerNorm"
   ),
   Row("mlm_head/bias", "generator_lm_head.bias", "generator_predictions/output_bias"),
-  # Heads of fine-tuning; the original names them by the task, so they have no name there.
+  # Fine-tuning heads have no fixed name in the original, which names them after the task.
   *_dense("text_head/dense", "classifier.dense", ""),
   *_dense("text_head/out_proj", "classifier.out_proj", ""),
   *_dense("token_head/classifier", "classifier", ""),
   *_dense("span_head/qa_outputs", "qa_outputs", ""),
 ]
-# In Hugging Face's files and not weights of their own: a tied matrix, constants of older versions.
+# Tensors in Hugging Face's files that are no weights: a tied matrix, constants of older versions.
 TIED = "generator_lm_head.weight"
 IGNORED = {"electra.embeddings.position_ids", "electra.embeddings.token_type_ids"}
 HEADS = {"rtd_head": "ElectraForPreTraining", "mlm_head": "ElectraForMaskedLM"}
@@ -118,13 +112,12 @@ TASK_HEADS = {
   "span_head": "ElectraForQuestionAnswering",
 }
 TASK_PREFIXES = ("classifier.", "qa_outputs.")
-# Beside a tokenizer.json that was written for AutoTokenizer: the file it was made from.
-ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"
+ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
 CLASSES = {**HEADS, **TASK_HEADS, None: "ElectraModel"}
 
 
 def shapes(cfg: TransformerConfig, head: str | None) -> dict:
-  """Returns the shapes of a network with a head of HEADS, or with none."""
+  """Returns the shapes of a network with a head of HEADS or None."""
 
   def fresh():
     key = jax.random.key(0)
@@ -140,7 +133,7 @@ def shapes(cfg: TransformerConfig, head: str | None) -> dict:
 
 
 def _walk(cfg: TransformerConfig, ours: dict) -> Iterator[tuple[Row, int | None, tuple, tuple]]:
-  """Yields (row, layer, where in our array, shape in TF1) of each tensor that the others have."""
+  """Yields (row, layer, index into our array, shape in TF1) of each tensor of the other formats."""
   for row in TABLE:
     if row.ours not in ours:
       continue
@@ -200,12 +193,12 @@ def from_hf(cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.n
   """Returns the network of Hugging Face's tensors.
 
   Raises:
-    ExchangeError: tensors are missing, of another shape, or known to no network of this kind.
+    ExchangeError: tensors are missing, of another shape, or unknown.
   """
   wanted, left = shapes(cfg, head), dict(tensors)
-  if not any(name.startswith("electra.") for name in left):  # saved from ElectraModel by itself
+  if not any(name.startswith("electra.") for name in left):  # saved from a bare ElectraModel
     left = {f"electra.{name}": x for name, x in left.items()}
-  if head is None:  # what a task put on it is not asked for
+  if head is None:  # drop the task's head
     left = {name: x for name, x in left.items() if not name.startswith(TASK_PREFIXES)}
   network = fill(
     cfg, wanted, lambda row, i: row.hf.format(i=i), lambda n: left.pop(n, None), transposed=True
@@ -220,7 +213,7 @@ def from_hf(cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.n
 
 # Folders of Hugging Face.
 
-# Fields of a network by their names in config.json; it has no place for others.
+# Fields of a network and their names in config.json, which has no others.
 FIELDS = {
   "vocab_size": "vocab_size",
   "embedding_size": "embedding_size",
@@ -239,14 +232,14 @@ FIELDS = {
 def config_json(
   cfg: TransformerConfig, head: str | None, pad_id: int, labels: tuple[str, ...] = ()
 ) -> dict:
-  """Returns the content of config.json, with this network's own width and heads.
+  """Returns the content of config.json.
 
   Args:
     head: a key of CLASSES.
     labels: of a task's classes, in the order of the logits.
 
   Raises:
-    ExchangeError: the network has a form that Hugging Face's ELECTRA cannot express.
+    ExchangeError: Hugging Face's ELECTRA does not support a field of the network.
   """
   named = {"id2label": dict(enumerate(labels)), "label2id": {x: i for i, x in enumerate(labels)}}
   for field in dataclasses.fields(cfg):
@@ -271,10 +264,10 @@ def config_json(
 
 
 def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
-  """Returns the shape of the network in a folder, and which head it has.
+  """Returns the config of the network in a folder, and its head.
 
   Raises:
-    ExchangeError: it is no ELECTRA, or one that is computed in another way.
+    ExchangeError: the model is not ELECTRA, or an unsupported variant.
   """
   path = Path(folder) / "config.json"
   try:
@@ -284,7 +277,7 @@ def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
     for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
       if c.get(field, right) != right:
         raise ExchangeError(f"{path}: {field} is {c[field]!r}, here it is {right!r}")
-    # What a config.json leaves out has ELECTRA's default, here as there.
+    # Missing fields have ELECTRA's defaults, as in Hugging Face.
     cfg = TransformerConfig(**{ours: c[theirs] for ours, theirs in FIELDS.items() if theirs in c})
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path} is no ELECTRA's: {type(error).__name__} {error}") from None
@@ -300,17 +293,17 @@ def save(
   pad_id: int,
   labels: tuple[str, ...] = (),
 ) -> None:
-  """Writes config.json and model.safetensors into a folder that exists; as `config_json`."""
+  """Writes config.json and model.safetensors to an existing folder; raises as `config_json`."""
   text = json.dumps(config_json(cfg, head, pad_id, labels), indent=2) + "\n"
   (folder / "config.json").write_text(text)
   save_file(to_hf(cfg, network), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
-  """Writes the files from which AutoTokenizer makes the same ids; False where there are none.
+  """Writes the files with which AutoTokenizer gives the same ids; returns False if unsupported.
 
-  A special token's name in a text becomes that token there, as Hugging Face has it. `spm` says for
-  which SentencePiece models there are such files, and how rarely their ids differ.
+  As usual in Hugging Face, a special token's name in a text becomes that token. `to_engine` lists
+  the supported SentencePiece models.
   """
   from tokenizers import AddedToken, processors
   from tokenizers import Tokenizer as Engine
@@ -337,7 +330,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
   }
-  if vocab.kind == "tokenizer.json":  # its own bytes, by which shards and runs know it again
+  if vocab.kind == "tokenizer.json":  # the original bytes: shards and runs compare their hash
     shutil.copyfile(tokenizer.path, folder / ORIGINAL_TOKENIZER)
   else:
     tokenizer.save(folder)
@@ -349,7 +342,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
 
 
 def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
-  """Returns the shape, the head and the weights of the network in a folder.
+  """Returns the config, the head and the weights of the network in a folder.
 
   Raises:
     ExchangeError: a file is missing, damaged, or does not fit; FileNotFoundError: no such folder.
@@ -360,7 +353,7 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
     raise ExchangeError(f"{path} is missing")
   try:
     tensors = load_file(path)
-  except (SafetensorError, TypeError) as error:  # TypeError: numbers of a kind that NumPy lacks
+  except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
     raise ExchangeError(f"{path} is damaged: {error}") from None
   try:
     return cfg, head, from_hf(cfg, head, tensors)
@@ -369,15 +362,15 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
 
 
 def task_tensors(folder: str | Path) -> list[str]:
-  """Returns the tensors in a folder that `load` leaves out: a task's head."""
+  """Returns the names of a task head's tensors, which `load` drops."""
   with safe_open(Path(folder) / "model.safetensors", "np") as file:
     return sorted(n for n in file.keys() if n.removeprefix("electra.").startswith(TASK_PREFIXES))
 
 
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
-  """Returns what transformers computes with a folder's network.
+  """Returns the logits that transformers computes with a folder's network.
 
-  The head's logits, for spans start and end in the last axis, or without a head the states.
+  Span logits have start and end in the last axis; without a head, the result is the states.
   """
   import torch
   import transformers
@@ -386,11 +379,11 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   transformers.utils.logging.disable_progress_bar()
   network = getattr(transformers, CLASSES[head]).from_pretrained(folder).eval()
   with torch.no_grad():
-    said = network(
+    outputs = network(
       input_ids=torch.tensor(batch.ids).long(),
       attention_mask=torch.tensor(batch.padding_mask).long(),
       token_type_ids=torch.tensor(batch.token_type_ids).long(),
     )
   if head == "span_head":
-    return torch.stack([said.start_logits, said.end_logits], -1).float().numpy()
-  return (said.last_hidden_state if head is None else said.logits).float().numpy()
+    return torch.stack([outputs.start_logits, outputs.end_logits], -1).float().numpy()
+  return (outputs.last_hidden_state if head is None else outputs.logits).float().numpy()

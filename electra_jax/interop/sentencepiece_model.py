@@ -1,41 +1,39 @@
-"""SentencePiece models as tokenizers of the `tokenizers` library, for Hugging Face.
+"""Converts SentencePiece models to the `tokenizers` library, for Hugging Face.
 
-A unigram model's pieces keep their scores, a BPE model's become merges in the order of theirs. Both
-libraries cut a text into ids by the same rules. Two things differ:
+Unigram pieces keep their scores; BPE pieces become merges in the order of their scores. Both
+libraries tokenize by the same rules, with two differences:
 
-- SentencePiece replaces the longest match in its table of characters. `tokenizers` looks up what a
-  reader sees as one character, a letter with its marks, and loses the marks where the table has the
-  letter alone. Here each character is looked up alone and NFC puts letters and marks together,
-  which gives the same for 225,998 of the 226,684 entries of nmt_nfkc_cf (the others are letters of
-  Unicode 16 and of compatibility, such as a circled I, before a mark of their own) and for every
-  single character between two letters but U+0344 and U+FDD0, which no text should have. Marks out
-  of Unicode's canonical order are put into it.
-- SentencePiece adds up a unigram model's scores over a whole text in float32, `tokenizers` over a
-  word in float64. Where the same pieces have the same sum in another order ("8" "00" "0" and "8"
-  "0" "00"), rounding decides there, and the two may differ.
+- SentencePiece replaces the longest match in its character table. `tokenizers` looks up grapheme
+  clusters (a letter with its marks) and loses the marks if the table has only the letter. Here each
+  character is looked up alone and NFC recombines letters and marks. The result is the same for
+  225,998 of the 226,684 entries of nmt_nfkc_cf (the others are letters of Unicode 16 and of
+  compatibility, such as a circled I, before a mark of their own) and for every single character
+  between two letters except U+0344 and U+FDD0, which no text should have. Marks are put into
+  Unicode's canonical order.
+- SentencePiece sums unigram scores over a whole text in float32, `tokenizers` over a word in
+  float64. If the same pieces occur in another order ("8" "00" "0" and "8" "0" "00"), the sums tie
+  up to rounding, and the results may differ.
 
-Of 33,128 paragraphs (4.2 to 4.5 million tokens), vocabularies of 4000 pieces gave other ids in 2
-(unigram, lower-cased), 8 (unigram) and 0 (BPE, both), all by such ties, two tokens in each.
+On 33,128 paragraphs (4.2 to 4.5 million tokens), vocabularies of 4000 pieces gave other ids in 2
+(unigram, lower-cased), 8 (unigram) and 0 (BPE, both) paragraphs, two tokens each, from such ties.
 """
 
 from pathlib import Path
 
-SPACE = "▁"  # how pieces write a space
-# Normalisations that end in NFC, or that do nothing.
+SPACE = "▁"  # a space in a piece
+# Normalisations that end in NFC, or are the identity.
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity")
-# Before a character that joins the one before it: marks, joiners, half-width voicing, skin tones.
+# Before a character that joins the previous one: marks, joiners, half-width voicing, skin tones.
 _JOINING = "(?=[\\p{M}\u200c\u200d\uff9e\uff9f\U0001f3fb-\U0001f3ff])"
-_APART = "\ufdd0"  # in no text: Unicode keeps it free for programs
+_APART = "\ufdd0"  # a noncharacter, which Unicode reserves for programs
 
 
 def to_engine(path: Path):
-  """Returns the tokenizer of a SentencePiece model in the `tokenizers` library, or None.
+  """Converts a SentencePiece model to a tokenizer of the `tokenizers` library.
 
-  Names of control pieces in a text become those pieces, as Hugging Face has it.
-
-  None is for models that work in a way with no exact counterpart: byte fallback, pieces that are
-  users' symbols, spaces that are kept or stand at the ends of words, tables of one's own, and
-  models of words or characters.
+  As usual in Hugging Face, names of control pieces in a text become those pieces. Returns None for
+  models without an exact counterpart: byte fallback, user-defined symbols, spaces kept or placed at
+  the ends of words, custom tables, and models of words or characters.
   """
   from sentencepiece import sentencepiece_model_pb2 as proto
   from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -74,7 +72,7 @@ def _unigram(model):
 
 
 def _bpe(model, proto):
-  """Returns the model of merges: each way to put a piece together, the best-scored piece first."""
+  """Returns the BPE model; its merges are all splits of each piece, the best-scored piece first."""
   from tokenizers import models
 
   ids = {piece.piece: i for i, piece in enumerate(model.pieces)}
@@ -101,7 +99,7 @@ def _normalizer(spec):
   if spec.precompiled_charsmap:
     steps += [
       normalizers.NFC(),
-      normalizers.Prepend(_APART),  # the library panics where the next step puts it at the start
+      normalizers.Prepend(_APART),  # the library panics if the next step inserts at the start
       normalizers.Replace(Regex(_JOINING), _APART),
       normalizers.Precompiled(spec.precompiled_charsmap),
       normalizers.Replace(_APART, ""),

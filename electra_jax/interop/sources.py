@@ -1,6 +1,6 @@
-"""What networks can come from: a run, an orbax export, a folder of Hugging Face, a TF1 checkpoint.
+"""Reads networks from a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
 
-Each is recognised by what is in it and read into one structure.
+The format is recognised by the files.
 """
 
 import dataclasses
@@ -26,62 +26,42 @@ from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import restore_params
 from electra_jax.runtime.workdir import CONFIG_FILE, read_config
 
-EXPORT_FILE = "export.json"  # what an orbax export is
+EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """One network by itself.
-
-  Fields:
-    cfg: its shape.
-    weights: {"embeddings", "encoder"} and the head, numpy float32.
-    head: "rtd_head", "mlm_head" or None.
-  """
+  """The config and the weights of one network."""
 
   cfg: TransformerConfig
-  weights: Mapping
-  head: str | None
+  weights: Mapping  # {"embeddings", "encoder"} and the head, numpy float32
+  head: str | None  # "rtd_head", "mlm_head" or None
 
 
 @dataclasses.dataclass(frozen=True)
 class Finetuned:
-  """What fine-tuning added to a discriminator.
+  """The task and the head that fine-tuning added to a discriminator."""
 
-  Fields:
-    info: of the task, as JSON; `finetune.task_data.TaskInfo` reads it.
-    head: the head's weights, numpy float32.
-  """
-
-  info: Mapping
-  head: Mapping
+  info: Mapping  # of the task, as JSON; read by `finetune.task_data.TaskInfo`
+  head: Mapping  # weights, numpy float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Networks, and what is known about where they are from.
+  """Networks with their tokenizer and metadata."""
 
-  Fields:
-    networks: by role, "discriminator" (what is kept) and "generator".
-    tokenizer: None where the source has none (TF1 without a vocab.txt beside it).
-    card: the configuration and sources they were trained with, their last metrics and steps, as
-      JSON.
-    left_out: what the source has and this cannot hold, in words.
-    finetuned: what was fine-tuned on the discriminator, if anything was.
-  """
-
-  networks: dict[str, Network]
-  tokenizer: Tokenizer | None
-  card: dict
-  left_out: tuple[str, ...] = ()
+  networks: dict[str, Network]  # by role, "discriminator" and "generator"
+  tokenizer: Tokenizer | None  # None for TF1 without a vocab.txt
+  card: dict  # JSON: the configuration and text of their training, last metrics and steps
+  left_out: tuple[str, ...] = ()  # descriptions of the parts that were not read
   finetuned: Finetuned | None = None
 
 
 def open_source(path: str | Path) -> Source:
-  """Returns the networks at a path, whichever of the four it is.
+  """Reads the networks at a path in any of the four formats.
 
   Raises:
-    ExchangeError, ValueError: it is none of them, or damaged.
+    ExchangeError, ValueError: the format is unknown, or a file is damaged.
   """
   path = Path(path).resolve()
   if (path / EXPORT_FILE).is_file():
@@ -101,10 +81,10 @@ def open_source(path: str | Path) -> Source:
 
 
 def read_params(path: str | Path, vocab: Vocab) -> dict:
-  """Returns what a source has as parameters to start from, named as in `networks`.
+  """Returns the initial parameters from a source, named as in `networks`.
 
   Raises:
-    ExchangeError, ValueError: as `open_source`; or it is of another vocabulary.
+    ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
   if (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir():
     return read_run(path, vocab).params
@@ -126,7 +106,7 @@ def read_params(path: str | Path, vocab: Vocab) -> dict:
 
 
 class RunParams(NamedTuple):
-  """The networks of a run's newest checkpoint and the training step that it is of."""
+  """The networks of a run's newest checkpoint and its training step."""
 
   spec: networks.PretrainSpec
   params: dict
@@ -134,10 +114,10 @@ class RunParams(NamedTuple):
 
 
 def read_run(workdir: str | Path, vocab: Vocab) -> RunParams:
-  """Returns a run's newest checkpoint, placed on the devices.
+  """Returns a run's newest checkpoint, replicated on the devices.
 
   Raises:
-    ValueError: it is no run, of another vocabulary, or its checkpoint is damaged.
+    ValueError: the folder is no run, its vocabulary differs, or its checkpoint is damaged.
   """
   spec = specs.read_spec(workdir, vocab)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
@@ -147,12 +127,12 @@ def read_run(workdir: str | Path, vocab: Vocab) -> RunParams:
 
 
 def vocab_of(folder: str | Path) -> Vocab:
-  """Returns the facts about the vocabulary of a folder of shards."""
+  """Returns the vocabulary of a folder of shards."""
   return Vocab.from_json(shards.read_manifest(folder)["vocab"])
 
 
 def plain(cfg: TransformerConfig) -> TransformerConfig:
-  """Returns the shape without how this machine computes it, which is not exchanged."""
+  """Returns the config with default compute settings, which are not exported."""
   return dataclasses.replace(cfg, compute=Compute())
 
 
@@ -198,7 +178,7 @@ def _hugging_face(path: Path) -> Source:
     if (folder / "config.json").is_file():
       cfg, head, weights = huggingface.load(folder)
       left_out += [f"{folder.name}'s {name}" for name in huggingface.task_tensors(folder)]
-      # A discriminator that was trained as a masked language model is in a folder of that name.
+      # A discriminator trained as a masked language model is in the folder "discriminator".
       mlm = head == "mlm_head" and folder.name != "discriminator"
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
       found[role] = Network(cfg, weights, head)
@@ -207,19 +187,19 @@ def _hugging_face(path: Path) -> Source:
 
 
 def _hf_tokenizer(folder: Path) -> Tokenizer | None:
-  """Returns the tokenizer of a folder of Hugging Face; None where it has none.
+  """Returns the tokenizer of a Hugging Face folder, or None.
 
-  A vocab.txt alone is BERT's tokenizer, lower-casing unless the folder says otherwise. Where the
-  folder changes another of BERT's rules, only its tokenizer.json has them.
+  A vocab.txt alone is BERT's tokenizer, lower-casing unless tokenizer_config.json differs. If that
+  file changes another of BERT's rules, the tokenizer.json is needed.
   """
-  path, said = folder / "tokenizer_config.json", {}
+  path, content = folder / "tokenizer_config.json", {}
   if path.is_file():
     try:
-      said = dict(json.loads(path.read_text()))
+      content = dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
       raise ExchangeError(f"{path} is damaged: {error}") from None
-  lowercase = said.get("do_lower_case", True)
-  is_berts = said.get("strip_accents") in (None, lowercase) and said.get(
+  lowercase = content.get("do_lower_case", True)
+  is_berts = content.get("strip_accents") in (None, lowercase) and content.get(
     "tokenize_chinese_chars", True
   )
   names = [huggingface.ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
@@ -234,7 +214,7 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _tf1(path: Path) -> Source:
-  """Reads the shapes from the variables themselves: a checkpoint of the original has no config."""
+  """Reads a checkpoint of the original; it has no config, so shapes come from the variables."""
   if (path / "checkpoint").is_file():
     path = tf1.newest(path)
   found = {}
@@ -246,7 +226,7 @@ def _tf1(path: Path) -> Source:
   if not found:
     raise ExchangeError(f"{path} holds neither of ELECTRA's networks")
   left_out = () if "generator" in found else tf1.left_out(path)
-  # The released archives hold their vocabulary, of lower-cased text.
+  # The released archives contain their lower-cased vocabulary.
   vocab = path.with_name("vocab.txt")
   tokens = tokenizer.load(vocab, True) if vocab.is_file() else None
   return Source(found, tokens, {}, left_out)
@@ -276,7 +256,7 @@ def save_orbax(folder: Path, source: Source) -> None:
 def _orbax(path: Path) -> Source:
   try:
     content = json.loads((path / EXPORT_FILE).read_text())
-    how = {field.name for field in dataclasses.fields(Compute)}  # that earlier versions wrote too
+    how = {field.name for field in dataclasses.fields(Compute)}  # earlier versions wrote these too
     model = {name: value for name, value in content.pop("model").items() if name not in how}
     cfg, head = TransformerConfig(**model), content.pop("head")
     vocab, info = content.pop("vocab"), content.pop("finetuned", None)
@@ -285,7 +265,7 @@ def _orbax(path: Path) -> Source:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
     shapes = task_network.shapes(cfg, task_head) if info else huggingface.shapes(cfg, head)
-    # Each process by itself: orbax's Checkpointer would have them wait for each other.
+    # Unlike orbax's Checkpointer, the handler does not synchronise the processes.
     args = ocp.args.StandardRestore(shapes)
     weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)
   except Exception as error:

@@ -1,4 +1,4 @@
-"""Checkpoints of the original, google-research/electra, by the path table of `hf`."""
+"""Reads checkpoints of the original, google-research/electra, by the table of `huggingface`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 from electra_jax.core.encoder import TransformerConfig
 from electra_jax.interop.huggingface import ExchangeError, fill, shapes
 
-# A number that the original keeps beside the generator's head and its converters drop.
+# A scalar beside the generator's head, which the original's converters drop.
 IGNORED = {"generator_predictions/temperature"}
 _SCOPES = {
   "discriminator": {"embeddings": "electra", "encoder": "electra"},
@@ -16,12 +16,12 @@ _SCOPES = {
 
 
 def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
-  """Returns "discriminator" or "generator" of a checkpoint of google-research/electra.
+  """Returns the "discriminator" or the "generator" of a checkpoint of google-research/electra.
 
-  Adam's slots and the step are left alone. A generator with embeddings of its own is found.
+  Adam's slots and the step are ignored. The generator may have its own embeddings.
 
   Raises:
-    ExchangeError: variables are missing, of another shape, or unknown in that network's scope.
+    ExchangeError: variables are missing, of another shape, or unknown in the network's scope.
   """
   import tensorflow as tf
 
@@ -54,7 +54,7 @@ def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
 
 
 def newest(folder: Path) -> Path:
-  """Returns the prefix of the newest checkpoint that a folder of the original names."""
+  """Returns the prefix of the newest checkpoint in a folder of the original."""
   import tensorflow as tf
 
   prefix = tf.train.latest_checkpoint(str(folder))
@@ -64,12 +64,12 @@ def newest(folder: Path) -> Path:
 
 
 def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
-  """Returns the shape of a network in a checkpoint of the original; None where it is not there.
+  """Returns the config of a network in a checkpoint of the original; None if it is not there.
 
-  Its variables say all but the number of heads, which is that of the original's rule: of 64.
+  Sizes come from the variables; heads have a width of 64, as in the original.
 
   Raises:
-    ExchangeError: it cannot be read, or its sizes are not to be found.
+    ExchangeError: the checkpoint cannot be read, or a size cannot be determined.
   """
   import tensorflow as tf
 
@@ -108,7 +108,7 @@ def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
 
 
 def left_out(prefix: str | Path) -> tuple[str, ...]:
-  """Returns the generators of a checkpoint, in words, where `read_config` finds none."""
+  """Returns descriptions of the generators of a checkpoint that `read_config` cannot read."""
   import tensorflow as tf
 
   names = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()

@@ -1,4 +1,4 @@
-"""The steps of a run, with lines, evaluations and checkpoints between them."""
+"""Runs the training loop of a run, with its log lines, evaluations and checkpoints."""
 
 import dataclasses
 
@@ -18,12 +18,12 @@ from electra_jax.runtime.workdir import check_claim
 
 
 class UnhealthyError(ValueError):
-  """Training was stopped because of a warning (`config.health.on_warning`)."""
+  """Training stopped because of a warning (`config.health.on_warning`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Monitors:
-  """What the steps are watched and kept with."""
+  """The checkpoints, stop signals, traces and time accounting of the loop."""
 
   checkpoints: Checkpoints
   stop: StopSignals
@@ -37,12 +37,12 @@ def loop(
   """Trains from the state's step to the last, or until stopped, and returns the state.
 
   Args:
-    meta: what was saved beside the state, None at the beginning.
-    skipped: numbers of the batches that are left out.
+    meta: the metadata saved with the state, None at step 0.
+    skipped: indices of the batches to leave out.
 
   Raises:
     metrics.NotFiniteError: a number is NaN or infinite.
-    UnhealthyError, WriteError, OSError: as the configuration says that these end a run.
+    UnhealthyError, WriteError, OSError: if the configuration makes them end the run.
   """
   c, n, hosts = run.config, run.config.train.steps, jax.process_count()
   start, goodput, tracer = int(state.step), monitors.goodput, monitors.tracer
@@ -56,10 +56,10 @@ def loop(
   health = Health(run.limits, [line for line in history if line["step"] <= start])
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
-    with goodput.doing("compile"):  # of the evaluation, mostly
+    with goodput.doing("compile"):  # mostly compiles the evaluation
       evaluate(run, state.params, 0, log)
   for done in range(start + 1, n + 1):
-    first = done == start + 1  # it compiles, which is not the speed of training
+    first = done == start + 1  # the first step compiles and is not timed
     with goodput.doing("data"):
       batch = next(batches)
     tracer.begin(done)
@@ -78,7 +78,7 @@ def loop(
     logging = last or done % c.log.every_steps == 0
     with goodput.doing("steps"):
       if logging or evaluating or saving or tracer.ends(done):
-        window.drain()  # the steps under way are training too
+        window.drain()  # count pending steps as training time
     if tracer.ends(done):
       log.display.console.print(tracer.finish())
     if logging:
@@ -101,7 +101,7 @@ def loop(
 
 
 def batches_from(run: Run, start: int, skipped: tuple[int, ...]):
-  """Yields the batches of the steps after `start`, on this process's devices."""
+  """Yields the batches of the steps after `start`, placed on this process's devices."""
   batches = pretrain_batches.train_batches(
     run.shards,
     seed=run.config.seed,
@@ -115,7 +115,7 @@ def batches_from(run: Run, start: int, skipped: tuple[int, ...]):
 
 
 def check_health(run: Run, health: Health, done: int, values: dict, log: Log) -> None:
-  """Warns of what a line shows; stops, on all processes, if that is to end the run."""
+  """Logs warnings about a log line; stops all processes if `health.on_warning` is "stop"."""
 
   def warn():
     warnings = health.check(done, values)
@@ -127,7 +127,7 @@ def check_health(run: Run, health: Health, done: int, values: dict, log: Log) ->
 
 
 def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
-  """Writes a line about the held-out documents, if there are any."""
+  """Evaluates on the held-out documents, if there are any, and writes a log line."""
   if run.heldout is None:
     return
   batches = pretrain_batches.eval_batches(
@@ -144,11 +144,11 @@ def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
 def save(
   run: Run, state, done: int, sums: dict, log: Log, checkpoints: Checkpoints, final: bool
 ) -> None:
-  """Starts a save of the state, with all that is needed to go on from it.
+  """Starts saving the state with the metadata needed to resume.
 
   Args:
-    sums: what else belongs to the state of the run; its steps have been checked.
-    final: whether no other save will follow, so that this one has to succeed.
+    sums: the window sums and the skipped batches; the sums are known to be finite.
+    final: True for the last save, whose failure is always raised.
   """
   sequences = pretrain_batches.batch_number(done, sums["skipped"]) * run.config.train.batch_size
   meta = {
@@ -170,7 +170,7 @@ def save(
   def ready() -> None:
     if jax.process_index() == 0:
       check_claim(run.workdir)
-      log.sync()  # a history that ends before its checkpoint would have a hole
+      log.sync()  # metrics.jsonl must reach the checkpoint's step
 
   processes.run_on_all(ready)
   if first := failure():
@@ -180,7 +180,7 @@ def save(
       checkpoints.reopen(processes.run_on_all)
     except ValueError as error:
       raise WriteError(f"{first}; {error}") from None
-    again = failure()  # None if what failed was the one before
+    again = failure()  # None if the first error came from the previous save
     if again and final:
       raise again
     log.warn([f"{first}; training goes on"])

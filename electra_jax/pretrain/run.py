@@ -1,4 +1,4 @@
-"""What a run is made of: its functions, its data, and the facts that make it this run."""
+"""Builds a run: its functions, its data and the record that identifies it."""
 
 import dataclasses
 import functools
@@ -24,9 +24,9 @@ class TrainFns(NamedTuple):
   """The functions of a run, traced and compiled at their first call."""
 
   init_params: Callable  # () -> fresh parameters
-  init_state: Callable  # (params) -> the state of step 0 with these parameters
-  shapes: step.TrainState  # of a state: ShapeDtypeStruct
-  sharding: parallel.StateSharding  # of a state
+  init_state: Callable  # (params) -> the state of step 0
+  shapes: step.TrainState  # of ShapeDtypeStruct
+  sharding: parallel.StateSharding
   train_step: Callable
   eval_step: Callable
 
@@ -40,10 +40,9 @@ def make_train_fns(
   accumulation: int,
   devices: tuple[jax.Device, ...] | None = None,
 ) -> TrainFns:
-  """Returns the functions that a run is made of; they do not depend on its data or workdir.
+  """Returns the functions of a run, which do not depend on its data or workdir.
 
-  Args:
-    devices: to compile the training step for; None for those that are here.
+  The training step is compiled for `devices`, by default those of this machine.
   """
   objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
@@ -53,7 +52,7 @@ def make_train_fns(
   groups = functools.partial(generators.groups, spec) if apart else None
 
   def init_params() -> dict:
-    # Step keys are folded in from 0 up and evaluation has the last number: this one is its own.
+    # Steps fold in 0, 1, ... and evaluation 2**32 - 1, so 2**32 - 2 is unused.
     return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
 
   norm, make_update = optax.tree.norm, step.replicated_update
@@ -90,29 +89,29 @@ def make_train_fns(
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What a run is made of; nothing here changes while it runs."""
+  """The constant parts of a run."""
 
   config: ConfigDict
   workdir: Path
   shards: pretrain_batches.Shards
-  heldout: pretrain_batches.Shards | None  # None where no document is held out: no evaluation
+  heldout: pretrain_batches.Shards | None  # None without held-out documents: no evaluation
   spec: networks.PretrainSpec
   fns: TrainFns
   flops_per_step: int
-  peak: tuple[float, str]  # FLOP/s of one device, and where that number is from
+  peak: tuple[float, str]  # FLOP/s of one device and the source of the number
   entropy: float | None  # of the held-out unigrams, nats
-  limits: Limits  # of what is healthy
+  limits: Limits  # of the health checks
 
   @property
   def record(self) -> dict:
-    """The configuration and the facts about the data, as saved with the run."""
-    facts = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
+    """The configuration and the hashes of the data, as saved with the run."""
+    hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
-    return {**nested, "data": {**nested["data"], **facts}}
+    return {**nested, "data": {**nested["data"], **hashes}}
 
   @property
   def fingerprint(self) -> dict[str, str]:
-    """What every process of a run has to have alike, in words; paths may differ."""
+    """Descriptions that must be equal in all processes of a run; paths may differ."""
     fields = compare.flatten(self.record)
     fields.pop("data.dir")
     text = json.dumps(fields, sort_keys=True, default=str)
@@ -124,7 +123,7 @@ class Run:
 
 
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
-  """Opens the data and makes everything that does not change while the run goes on."""
+  """Opens the data and builds the constant parts of the run."""
   d, batch_size = config.data, config.train.batch_size
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
@@ -156,14 +155,13 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   )
 
 
-_peak_flops = functools.cache(flops.peak_flops)  # half a second where it is measured
+_peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second
 
 
 def start_or_continue(run: Run) -> list[str]:
-  """Saves the configuration with the run; refuses a workdir of another run.
+  """Saves the configuration in the workdir; raises ValueError if it holds another run.
 
-  Returns:
-    The fields that differ from the run's and were allowed to.
+  Returns the allowed changes of fields.
   """
   allowed, saved = [], read_config(run.workdir)
   if saved is not None:
