@@ -1,5 +1,7 @@
 """The step: devices, microbatches and order change nothing; keys are functions of the row alone."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,18 +34,29 @@ def make_batch(t):
   return Batch(ids, np.zeros_like(ids), mask, np.arange(B, dtype=np.int32))
 
 
-def train(devices, accumulation=1, dropout=0.0, order=None):
-  spec = make_spec(dropout)
+@functools.cache
+def first_params():
+  """The same with any dropout."""
+  return jax.jit(lambda: objectives.init_params(make_spec(0.0), jax.random.key(1)))()
+
+
+@functools.cache
+def program(devices, accumulation, dropout):
   cfg = optimizer.OptimizerConfig("electra_adam", 1e-2, "product", 0, 1, 0.01, 0.9, 0.999, 1e-6, 1)
   schedule = optimizer.make_schedule(cfg, 100)
   tx = optimizer.make_optimizer(cfg, schedule)
-  objective = objectives.electra(spec)
+  objective = objectives.electra(make_spec(dropout))
   one = step.make_train_step(objective, tx, schedule, seed=7, accumulation=accumulation)
   mapped = jax.pmap(
     one, axis_name="data", in_axes=(None, 0), out_axes=(None, None),
     devices=jax.devices()[:devices],
   )  # fmt: skip
-  state = step.init_state(jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))(), tx)
+  return mapped, tx
+
+
+def train(devices, accumulation=1, dropout=0.0, order=None):
+  mapped, tx = program(devices, accumulation, dropout)
+  state = step.init_state(first_params(), tx)
   history = []
   for t in range(STEPS):
     batch = make_batch(t)
@@ -98,7 +111,7 @@ def test_dropout_too_is_the_same_on_any_devices_and_microbatches():
 def test_gradient_is_that_of_totals_over_global_counts(reference):
   # By hand, without psum, scan or pmap.
   spec, batch = make_spec(0.0), make_batch(0)
-  params = jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
+  params = first_params()
   keys = step.row_keys(7, jnp.int32(0), batch.row)
 
   def loss(params):
@@ -116,7 +129,7 @@ def test_a_batch_of_padding_only_leaves_finite_parameters():
   spec = make_spec(0.0)
   tx = optax.sgd(1.0)
   one = step.make_train_step(objectives.electra(spec), tx, lambda _: 1.0, seed=0)
-  params = jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
+  params = first_params()
   empty = jax.tree.map(lambda x: np.zeros_like(x)[None], make_batch(0))
   mapped = jax.pmap(
     one, axis_name="data", in_axes=(None, 0), out_axes=(None, None), devices=jax.devices()[:1]
@@ -137,7 +150,7 @@ def test_keys_differ_by_seed_step_and_row_and_by_nothing_else():
 
 def test_evaluation_is_the_same_at_every_step_and_on_any_devices():
   spec = make_spec(0.1)
-  params = jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
+  params = first_params()
   evaluate = step.make_eval_step(objectives.electra(spec), seed=7)
   batch, results = make_batch(0), []
   for devices in (1, 4):
