@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 
-.PHONY: quickstart test lint test-long test-faults test-slurm test-hf test-tpu lock clean
+.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
@@ -11,6 +11,10 @@ quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: te
 
 test: lint  ## lint, the examples in docstrings and the default tests
 	$(RUN) -m pytest
+
+test-core: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
+test-core: lint  ## lint and the tests of the pure layer; the second time, nothing is compiled anew
+	$(RUN) -m pytest -m "core and not long" tests
 
 lint: .venv/ready
 	$(RUN) -m ruff check .

@@ -1,8 +1,11 @@
 """Before JAX starts: eight CPU devices on any machine, and one cache of compiled steps."""
 
+import ast
+import functools
 import os
 import random
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +23,34 @@ os.environ.setdefault(
 # Tests that start a run again, here or in another process, compile its step once.
 _compiled = tempfile.TemporaryDirectory(prefix="electra_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+
+def pytest_collection_modifyitems(items):
+  """Marks the tests of the pure layer as `core`, and the rules of the house with them."""
+  for item in items:
+    if item.path.stem == "test_house" or needs_only_core(item.path):
+      item.add_marker("core")
+
+
+@functools.cache
+def needs_only_core(path: Path) -> bool:
+  """Whether a file of tests imports `core` and, of the rest, `runtime.parallel` at most."""
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      names |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      names |= {f"{node.module}.{alias.name}" for alias in node.names}
+  ours = {name for name in names if name.partition(".")[0] == "electra_jax"}
+  pure = {name for name in ours if name.startswith("electra_jax.core.")}
+  others = {name.partition(".")[0] for name in names if name.startswith("test_")}
+  return (
+    bool(pure)
+    and ours - pure <= {"electra_jax.runtime.parallel"}
+    and all(needs_only_core(path.parent / f"{other}.py") for other in others)
+  )
+
 
 # A vocabulary in which nearly every letter is a token.
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789éü"
