@@ -311,7 +311,8 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path):
 
 def test_another_runs_parameters_are_taken_without_its_optimizer(tmp_path):
   state = save_all(tmp_path, [1, 2])
-  params = restore_params(tmp_path, shapes_of(state.params, 8))
+  params, step = restore_params(tmp_path, shapes_of(state.params, 8))
+  assert step == 2
   assert_same(params, state.params)
   assert all(len(x.sharding.device_set) == 8 for x in jax.tree.leaves(params))
 
@@ -354,8 +355,10 @@ def test_no_kind_of_number_that_is_not_finite_is_saved_or_restored(tmp_path, mon
   state = save_all(tmp_path, [1])
   broken = state.replace(params={**state.params, "head": state.params["head"].at[3].set(bad)})
   run = open_run(tmp_path)
+  run.save(2, broken, {})
   with pytest.raises(CheckpointError, match="nothing was saved: params/head is not finite"):
-    run.save(2, broken, {})
+    run.wait()
+  run = open_run(tmp_path)
   monkeypatch.setattr(checkpoint, "_refuse_not_finite", lambda bad: None)  # as one that had a bug
   run.save(2, broken, {})
   run.wait()

