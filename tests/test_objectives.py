@@ -186,11 +186,11 @@ def test_a_padding_row_changes_nothing(params):
 
 
 def test_no_two_random_choices_of_a_row_share_a_key():
-  corruption, dropout = objectives._keys(keys_of(make_batch()), jnp.int32(0))
-  every = jnp.concatenate([corruption, dropout[:, None]], axis=1)  # [B, 4 and the dropout's]
-  words = np.asarray(jax.random.key_data(every)).reshape(4 * 5, -1)
+  streams = generators.split_streams(keys_of(make_batch()), training=True)
+  words = np.concatenate([np.asarray(jax.random.key_data(keys)) for keys in streams])
   assert len(np.unique(words, axis=0)) == 4 * 5
-  assert objectives._keys(keys_of(make_batch()), None)[1] is None  # no dropout in evaluation
+  evaluation = generators.split_streams(keys_of(make_batch()), training=False)
+  assert evaluation.generator_dropout is evaluation.discriminator_dropout is None
 
 
 def test_a_logit_of_zero_says_original():
