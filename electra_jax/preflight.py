@@ -137,12 +137,7 @@ def compile_step(config: ConfigDict, devices: tuple):
   validate.check_devices(config, D)
   validate.check_attention(config.model)
   programs = make_train_fns(
-    spec,
-    specs.make_optimizer_config(config),
-    c.steps,
-    config.seed,
-    c.accumulation,
-    devices,
+    spec, specs.make_optimizer_config(config), c.steps, config.seed, c.accumulation, devices
   )
   rows, length = (D, c.batch_size // D), config.data.seq_length
   ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)

@@ -135,11 +135,7 @@ def test_checksums_are_computed_while_training_goes_on(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
   "told_by",
-  [
-    lambda run: run.wait(),
-    lambda run: run.close(),
-    lambda run: run.save(3, make_state(), {}),
-  ],
+  [lambda run: run.wait(), lambda run: run.close(), lambda run: run.save(3, make_state(), {})],
   ids=["wait", "close", "the next save"],
 )
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path, told_by):

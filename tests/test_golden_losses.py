@@ -11,8 +11,7 @@ QUICK = ("small", "gdes")
 
 
 @pytest.mark.parametrize(
-  "case",
-  [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in losses.CASES],
+  "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in losses.CASES]
 )
 def test_the_first_five_losses_are_those_on_record(case):
   # Bit for bit on the processor that wrote them; others, and other levels of the compiler's

@@ -387,13 +387,7 @@ def test_training_starts_from_an_export(run, to, tiny_shards, tmp_path, monkeypa
 WORDS45 = ["the", "of", "and", "a", "to", "in", "is", "##s", "that", "it", ".", ",", "(", ")"]
 WORDS45 += [chr(ord("a") + i) for i in range(1, 26)] + ["##e"]
 TEXT = {"name": "x", "title": "x", "text": "a", "label": "b"}
-QA = {
-  "beam_size": 4,
-  "joint": True,
-  "answerable_weight": 0.5,
-  "hidden": 8,
-  "max_answer_length": 5,
-}
+QA = {"beam_size": 4, "joint": True, "answerable_weight": 0.5, "hidden": 8, "max_answer_length": 5}
 TASK_HEADS = {  # kind, arguments, text task; what Hugging Face calls it, None where it has no such
   "tagging": ("tagging", {"outputs": 3}, None, "ElectraForTokenClassification"),
   "classes": (

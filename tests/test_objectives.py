@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_score, recall_score
 
-from electra_jax.core import encoder, heads, masking, networks, objectives, step, terms
+from electra_jax.core import encoder, generators, heads, masking, networks, objectives, step, terms
 from electra_jax.core.batch import Batch
 
 D = encoder.TransformerConfig(60, 8, 16, 2, 2, 32, 16)
@@ -59,11 +59,7 @@ def test_losses_equal_a_hand_worked_example():
   t = terms.detection_terms("rtd", scores, replaced, mask, 50.0)
   assert float(t["rtd_loss"].total) == pytest.approx(2 * math.log(4) + 2 * math.log(4 / 3))
   assert (float(t["rtd_loss"].count), t["rtd_loss"].weight) == (4.0, 50.0)
-  for name, total, count in (
-    ("rtd_accuracy", 2, 4),
-    ("rtd_recall", 1, 2),
-    ("rtd_precision", 1, 2),
-  ):
+  for name, total, count in (("rtd_accuracy", 2, 4), ("rtd_recall", 1, 2), ("rtd_precision", 1, 2)):
     assert (float(t[name].total), float(t[name].count)) == (total, count), name
   assert t["rtd_scores"].total.sum(1).tolist() == [2.0, 2.0]
   assert t["rtd_scores"].count == 4.0

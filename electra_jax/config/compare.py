@@ -12,13 +12,7 @@ from electra_jax.config.files import load
 # Groups whose fields define a run: it resumes only with the same values.
 DEFINING = ("seed", "init_from", "model", "generator", "objective", "optimizer", "train")
 # Exceptions: fields of these groups that may change with the machine.
-FREE = (
-  "model.attention",
-  "model.unroll",
-  "model.remat",
-  "train.accumulation",
-  "optimizer.sharded",
-)
+FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation", "optimizer.sharded")
 # Hashes of the shards, compared like fields although they are not in the configuration.
 DATA_FACTS = ("data.manifest", "data.vocab_hash")
 

@@ -200,10 +200,4 @@ def _predict(
     is_span = (first > 0) & (end >= first) & (end - first < settings.max_answer_length)
     spans = jnp.where(is_span, start_logp[..., None] + end_logp, 2 * EXCLUDED)
     null = of_cls - spans.max((1, 2))
-  return {
-    "start": start,
-    "start_logp": start_logp,
-    "end": end,
-    "end_logp": end_logp,
-    "null": null,
-  }
+  return {"start": start, "start_logp": start_logp, "end": end, "end_logp": end_logp, "null": null}

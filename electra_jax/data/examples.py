@@ -16,9 +16,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 # A space after the end of a sentence and before a possible start.
-_SENTENCE_END = re.compile(
-  r"""(?:(?<=[.!?])|(?<=[.!?]["')\]’”])) +(?=["'(\[‘“]?[^\W_a-z])""",
-)
+_SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')\]’”])) +(?=["'(\[‘“]?[^\W_a-z])""")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -266,12 +266,7 @@ class SentencePiece(Tokenizer):
 
 
 def train(
-  kind: str,
-  texts: Iterable[str],
-  *,
-  size: int,
-  path: str | os.PathLike,
-  lowercase: bool = True,
+  kind: str, texts: Iterable[str], *, size: int, path: str | os.PathLike, lowercase: bool = True
 ) -> Tokenizer:
   """Trains a vocabulary of at most `size` ids, writes it to `path`, returns its tokenizer.
 

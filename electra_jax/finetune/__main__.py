@@ -62,11 +62,7 @@ def run_task(
   weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
   trained = time.perf_counter()
   predict = loop.make_predictor(
-    cfg,
-    head,
-    batch_size=settings.eval_batch_size,
-    buckets=settings.buckets,
-    pad=settings.pad,
+    cfg, head, batch_size=settings.eval_batch_size, buckets=settings.buckets, pad=settings.pad
   )
   outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
   rows, scores = measure(task, settings.seeds, outputs)

@@ -182,11 +182,7 @@ def _targets(gold: tuple[int, int] | None, begin: int, end: int, head: int) -> d
   # the classifier learns from the question alone.
   inside = gold is not None and begin <= gold[0] and gold[1] < end
   first, last = (place - begin + head for place in gold) if inside else (0, 0)
-  return {
-    "start": np.int32(first),
-    "end": np.int32(last),
-    "impossible": np.float32(not inside),
-  }
+  return {"start": np.int32(first), "end": np.int32(last), "impossible": np.float32(not inside)}
 
 
 # Predictions.

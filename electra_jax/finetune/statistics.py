@@ -17,13 +17,7 @@ from rich.table import Table
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.runtime.workdir import replacing
 
-LABELS = {
-  "mcc": "MCC",
-  "f1": "F1",
-  "spearman": "Spearman",
-  "pearson": "Pearson",
-  "exact": "EM",
-}
+LABELS = {"mcc": "MCC", "f1": "F1", "spearman": "Spearman", "pearson": "Pearson", "exact": "EM"}
 
 
 class Summary(NamedTuple):

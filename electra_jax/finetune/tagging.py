@@ -192,11 +192,7 @@ def _as_scored(tags: Sequence[str], labels: Iterable[str]) -> list[str]:
 
 
 def windows(
-  sentences: Sequence[Sentence],
-  tokenizer: Tokenizer,
-  labels: Sequence[str],
-  *,
-  max_length: int,
+  sentences: Sequence[Sentence], tokenizer: Tokenizer, labels: Sequence[str], *, max_length: int
 ) -> list[TagWindow]:
   """Returns one window per sentence, several if it has more than max_length - 2 tokens.
 
@@ -230,11 +226,7 @@ def windows(
 
 
 def _sentence_windows(
-  number: int,
-  tokens: list[list[int]],
-  targets: np.ndarray | None,
-  tokenizer: Tokenizer,
-  room: int,
+  number: int, tokens: list[list[int]], targets: np.ndarray | None, tokenizer: Tokenizer, room: int
 ) -> Iterator[TagWindow]:
   """Yields the windows of sentence `number` from the tokens of each word and targets [words]."""
   vocab = tokenizer.vocab
