@@ -133,6 +133,7 @@ def local_target() -> Target:
 
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step compiled for devices, and the state's shapes."""
+  validate.check_fields(config)
   D, c, spec = len(devices), config.train, specs.spec_without_data(config)
   validate.check_devices(config, D)
   validate.check_attention(config.model)

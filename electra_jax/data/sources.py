@@ -136,7 +136,6 @@ def documents(
   tally: SourceStats,
   *,
   tfds_dir: str | None = None,
-  workers: int = 1,
   max_bad_frac: float = 0.0,
 ) -> Iterator[TextChunk]:
   """Yields the chunks of a source, repeated by its weight, and counts them in `tally`.
@@ -144,7 +143,6 @@ def documents(
   Args:
     tally: counts; `undecodable` documents (not UTF-8 or not JSON) are skipped.
     tfds_dir: data_dir of tensorflow_datasets.
-    workers: processes for harvesting 'python-docs'; the output does not depend on it.
     max_bad_frac: largest allowed share of undecodable documents.
 
   Raises:
@@ -152,7 +150,7 @@ def documents(
   """
   for repeat in range(math.ceil(source.weight)):
     share = min(1.0, source.weight - repeat)
-    for piece in _assemble(_lines_of(source, tally, repeat, tfds_dir, workers), tally, repeat):
+    for piece in _assemble(_lines_of(source, tally, repeat, tfds_dir), tally, repeat):
       _check_bad(tally, max_bad_frac, EARLY_STOP_DOCUMENTS)
       if share == 1.0 or fraction(piece.key, "weight") < share:
         yield piece
@@ -202,16 +200,10 @@ def _assemble(
 
 
 def _lines_of(
-  source: TextSource, tally: SourceStats, repeat: int, tfds_dir: str | None, workers: int
+  source: TextSource, tally: SourceStats, repeat: int, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
   """Yields the lines of each document, None after each; updates `tally.done_bytes`."""
-  if source.kind == "python-docs":
-    from electra_jax.data import python_docs
-
-    for document in python_docs.harvest(workers):
-      yield from _lines(io.BytesIO(document.encode("utf-8")))
-      yield None
-  elif source.kind == "tfds":
+  if source.kind == "tfds":
     yield from _tfds_lines(source, tally, repeat, tfds_dir)
   else:
     yield from _file_lines(source, tally, repeat)
