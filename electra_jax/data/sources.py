@@ -132,11 +132,7 @@ def fraction(key: bytes, purpose: str) -> float:
 
 
 def documents(
-  source: TextSource,
-  tally: SourceStats,
-  *,
-  tfds_dir: str | None = None,
-  max_bad_frac: float = 0.0,
+  source: TextSource, tally: SourceStats, *, tfds_dir: str | None = None, max_bad_frac: float = 0.0
 ) -> Iterator[TextChunk]:
   """Yields the chunks of a source, repeated by its weight, and counts them in `tally`.
 
