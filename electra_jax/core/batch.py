@@ -9,30 +9,21 @@ Array = jax.Array | np.ndarray
 
 
 class Batch(NamedTuple):
-  """B token sequences of length L.
+  """B token sequences of length L."""
 
-  Fields:
-    ids: [B, L] int32 token ids; padding is the vocabulary's [PAD].
-    token_type_ids: [B, L] int32, 0 for the first segment and padding, 1 for the second.
-    padding_mask: [B, L] bool, True on tokens. A row that is all False is ignored.
-    row: [B] int32, index in the *global* batch. Random keys derive from it, not from the device.
-  """
-
-  ids: Array
-  token_type_ids: Array
-  padding_mask: Array
+  ids: Array  # [B, L] int32 token ids; padding is the vocabulary's [PAD]
+  token_type_ids: Array  # [B, L] int32, 0 for the first segment and padding, 1 for the second
+  padding_mask: Array  # [B, L] bool, True on tokens. A row that is all False is ignored
+  # [B] int32, index in the *global* batch. Random keys derive from it, not from the device
   row: Array
 
 
 class Examples(NamedTuple):
-  """A `Batch` for fine-tuning or prediction, with its labels.
-
-  Fields:
-    target: {name: labels}, [B] per row or [B, L] per token, padded with 0; empty for prediction.
-  """
+  """A `Batch` for fine-tuning or prediction, with its labels."""
 
   ids: Array
   token_type_ids: Array
   padding_mask: Array
   row: Array
+  # {name: labels}, [B] per row or [B, L] per token, padded with 0; empty for prediction
   target: dict[str, Array]

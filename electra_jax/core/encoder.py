@@ -14,19 +14,12 @@ from flax import linen as nn
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How a network is computed; outputs differ by rounding only, weights not at all.
+  """How a network is computed; outputs differ by rounding only, weights not at all."""
 
-  Fields:
-    dtype: of activations and matmuls.
-    attention: "xla" or "cudnn".
-    unroll: layers per scan iteration; 1 compiles fastest, all may run fastest.
-    remat: recompute each block's activations in the backward pass.
-  """
-
-  dtype: str = "float32"
-  attention: str = "xla"
-  unroll: int = 1
-  remat: bool = False
+  dtype: str = "float32"  # of activations and matmuls
+  attention: str = "xla"  # "xla" or "cudnn"
+  unroll: int = 1  # layers per scan iteration; 1 compiles fastest, all may run fastest
+  remat: bool = False  # recompute each block's activations in the backward pass
 
   def __post_init__(self):
     if self.attention not in ("xla", "cudnn"):

@@ -38,54 +38,36 @@ def split_streams(keys: jax.Array, training: bool) -> Streams:
 
 
 class GeneratorInputs(NamedTuple):
-  """The inputs of a generator.
+  """The inputs of a generator."""
 
-  Fields:
-    batch: the original text.
-    masked: the positions to predict and their labels.
-    masked_ids: [B, L] int32, the text with [MASK].
-    dropout_seeds: from `encoder.make_dropout_seeds`; None for no dropout.
-  """
-
-  batch: Batch
-  masked: masking.MaskedPositions
-  masked_ids: jax.Array
+  batch: Batch  # the original text
+  masked: masking.MaskedPositions  # the positions to predict and their labels
+  masked_ids: jax.Array  # [B, L] int32, the text with [MASK]
+  # from `encoder.make_dropout_seeds`; None for no dropout
   dropout_seeds: tuple[jax.Array, jax.Array] | None
 
 
 class GeneratorOutput(NamedTuple):
-  """A generator's predictions for a batch.
+  """A generator's predictions for a batch."""
 
-  Fields:
-    logits: [B, K, V] float32 at the masked positions, differentiable if the generator is trained.
-    terms: its losses and metrics.
-    states: [B, K, D] at the masked positions; None if the generator has no network.
-    nll: [B, L] -log q(token | all others), from a two-tower generator; else None.
-  """
-
+  # [B, K, V] float32 at the masked positions, differentiable if the generator is trained
   logits: jax.Array
-  terms: dict[str, Term]
+  terms: dict[str, Term]  # its losses and metrics
+  # [B, K, D] at the masked positions; None if the generator has no network
   states: jax.Array | None = None
+  # [B, L] -log q(token | all others), from a two-tower generator; else None
   nll: jax.Array | None = None
 
 
 class Corruption(NamedTuple):
-  """A batch with generated tokens.
+  """A batch with generated tokens."""
 
-  Fields:
-    masked: K positions per sequence.
-    sampled: [B, K] int32, tokens sampled at the masked positions.
-    ids: [B, L] int32, the corrupted text.
-    is_replaced: [B, L] bool; False where the sample equals the original.
-    terms: the generator's, plus statistics of the replacements.
-  """
-
-  masked: masking.MaskedPositions
+  masked: masking.MaskedPositions  # K positions per sequence
   output: GeneratorOutput
-  sampled: jax.Array
-  ids: jax.Array
-  is_replaced: jax.Array
-  terms: dict[str, Term]
+  sampled: jax.Array  # [B, K] int32, tokens sampled at the masked positions
+  ids: jax.Array  # [B, L] int32, the corrupted text
+  is_replaced: jax.Array  # [B, L] bool; False where the sample equals the original
+  terms: dict[str, Term]  # the generator's, plus statistics of the replacements
 
 
 def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
@@ -195,23 +177,17 @@ def two_tower_log_q(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorDef:
-  """The definition of a generator.
-
-  Fields:
-    encoders: names of its encoders, () if it has no weights; their states are concatenated.
-    trained: it is trained jointly, with dropout.
-    predicts_all: its loss covers all tokens; it reads the unmasked text with causal encoders.
-    from_run: its weights come from another run (generator.init_from).
-    needs_frequencies: it needs the token frequencies of the training text.
-    log_q: (spec, params, batch) -> log q(token | all others) [B, L], or None.
-  """
+  """The definition of a generator."""
 
   apply: Callable[[PretrainSpec, dict, GeneratorInputs], GeneratorOutput]
+  # names of its encoders, () if it has no weights; their states are concatenated
   encoders: tuple[str, ...] = ()
-  trained: bool = False
+  trained: bool = False  # it is trained jointly, with dropout
+  # its loss covers all tokens; it reads the unmasked text with causal encoders
   predicts_all: bool = False
-  from_run: bool = False
-  needs_frequencies: bool = False
+  from_run: bool = False  # its weights come from another run (generator.init_from)
+  needs_frequencies: bool = False  # it needs the token frequencies of the training text
+  # (spec, params, batch) -> log q(token | all others) [B, L], or None
   log_q: Callable[[PretrainSpec, dict, Batch], jax.Array] | None = None
 
   @property

@@ -95,17 +95,14 @@ def token_logit_flops(cfg: TransformerConfig, positions: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HeadDef:
-  """The definition of a head.
+  """The definition of a head."""
 
-  Fields:
-    module: (cfg) -> a Linen module for states [B, K or L, D].
-    flops: (cfg, positions) -> forward FLOPs of one sequence.
-    predicts_words: the logits are over the vocabulary. The module then also takes the word table
-      and runs at the masked positions only, unless the objective predicts all.
-  """
-
+  # (cfg) -> a Linen module for states [B, K or L, D]
   module: Callable[[TransformerConfig], nn.Module]
+  # (cfg, positions) -> forward FLOPs of one sequence
   flops: Callable[[TransformerConfig, int], int]
+  # the logits are over the vocabulary. The module then also takes the word table and runs at the
+  # masked positions only, unless the objective predicts all
   predicts_words: bool = False
 
 

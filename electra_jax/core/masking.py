@@ -15,22 +15,14 @@ from electra_jax.core.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-  """Masking and sampling rates, and the ids of special tokens.
+  """Masking and sampling rates, and the ids of special tokens."""
 
-  Fields:
-    mask_prob: fraction of tokens to predict, a `Schedule` or a number.
-    mask_token_prob: fraction of those shown as [MASK].
-    temperature: divides the generator's logits in sampling, a `Schedule` or a number.
-    special_ids: ids never masked: [PAD], [CLS], [SEP], [MASK].
-    disallow_correct: never sample the original token.
-  """
-
-  mask_prob: Schedule
-  mask_token_prob: float
-  temperature: Schedule
+  mask_prob: Schedule  # fraction of tokens to predict, a `Schedule` or a number
+  mask_token_prob: float  # fraction of those shown as [MASK]
+  temperature: Schedule  # divides the generator's logits in sampling, a `Schedule` or a number
   mask_id: int
-  special_ids: tuple[int, ...]
-  disallow_correct: bool = False
+  special_ids: tuple[int, ...]  # ids never masked: [PAD], [CLS], [SEP], [MASK]
+  disallow_correct: bool = False  # never sample the original token
 
   def __post_init__(self):
     for name in ("mask_prob", "temperature"):
@@ -50,17 +42,11 @@ class Masking:
 
 
 class MaskedPositions(NamedTuple):
-  """K masked positions per sequence.
+  """K masked positions per sequence."""
 
-  Fields:
-    positions: [B, K] int32, distinct per sequence, not sorted.
-    labels: [B, K] int32, original tokens.
-    weights: [B, K] float32, 1 on masked positions, 0 on unused ones.
-  """
-
-  positions: jax.Array
-  labels: jax.Array
-  weights: jax.Array
+  positions: jax.Array  # [B, K] int32, distinct per sequence, not sorted
+  labels: jax.Array  # [B, K] int32, original tokens
+  weights: jax.Array  # [B, K] float32, 1 on masked positions, 0 on unused ones
 
 
 def num_masked(mask_prob: float, length: int) -> int:

@@ -19,30 +19,20 @@ from electra_jax.core.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSpec:
-  """The settings of an objective.
-
-  Fields:
-    objective: a key of `objectives.OBJECTIVES`.
-    generator_kind: a key of `generators.GENERATORS`.
-    tying: a key of TIES (Clark et al. 2020, Section 3.2).
-    sampling_dropout: whether the generator samples with dropout.
-    frequencies: V token frequencies, for the unigram generator.
-    mlm_weight: of the generator's loss, or of the masked LM's without a generator.
-    discriminator_weight: of the discriminator's loss, a `Schedule` or a number.
-    adversarial_weight: of REINFORCE and its baseline.
-  """
+  """The settings of an objective."""
 
   generator: TransformerConfig
   discriminator: TransformerConfig
   masking: masking.Masking
-  mlm_weight: float = 1.0
+  mlm_weight: float = 1.0  # of the generator's loss, or of the masked LM's without a generator
+  # of the discriminator's loss, a `Schedule` or a number
   discriminator_weight: Schedule = Schedule(50.0)
-  objective: str = "electra"
-  generator_kind: str = "transformer"
-  tying: str = "embeddings"
-  sampling_dropout: bool = True
-  frequencies: tuple[float, ...] = ()
-  adversarial_weight: float = 1.0
+  objective: str = "electra"  # a key of `objectives.OBJECTIVES`
+  generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
+  tying: str = "embeddings"  # a key of TIES (Clark et al. 2020, Section 3.2)
+  sampling_dropout: bool = True  # whether the generator samples with dropout
+  frequencies: tuple[float, ...] = ()  # V token frequencies, for the unigram generator
+  adversarial_weight: float = 1.0  # of REINFORCE and its baseline
 
   def __post_init__(self):
     object.__setattr__(self, "discriminator_weight", Schedule.of(self.discriminator_weight))
@@ -50,22 +40,16 @@ class PretrainSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Tying:
-  """A scheme of weight sharing between the networks.
+  """A scheme of weight sharing between the networks."""
 
-  Fields:
-    lookup: (params, "generator" or "discriminator") -> that network's embedding tables.
-    split: initial tables -> (params["embeddings"], the discriminator's additional tables).
-    own: initial tables -> the generator's own, or {}.
-    own_width: the generator's tables have the generator's width.
-    shares_encoder: the networks share one encoder, hence one size.
-    trained_with: the network whose optimizer group params["embeddings"] joins.
-  """
-
+  # (params, "generator" or "discriminator") -> that network's embedding tables
   lookup: Callable[[dict, str], dict]
+  # initial tables -> (params["embeddings"], the discriminator's additional tables)
   split: Callable[[dict], tuple[dict, dict]] = lambda tables: (tables, {})
-  own: Callable[[dict], dict] = lambda tables: {}
-  own_width: bool = False
-  shares_encoder: bool = False
+  own: Callable[[dict], dict] = lambda tables: {}  # initial tables -> the generator's own, or {}
+  own_width: bool = False  # the generator's tables have the generator's width
+  shares_encoder: bool = False  # the networks share one encoder, hence one size
+  # the network whose optimizer group params["embeddings"] joins
   trained_with: str = "discriminator"
 
 

@@ -28,24 +28,19 @@ Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveDef:
-  """The definition of an objective and its networks.
-
-  Fields:
-    heads: of the discriminator, keys of `heads.HEADS`.
-    accepts: whether it works with a given generator.
-    generator_heads: the generator's heads beside its vocabulary layer.
-    predicts_all: the discriminator's vocabulary layer covers all tokens, not just the masked.
-    exact_sampling: its loss uses the sampling probabilities, so settings must not distort them.
-    log_p: a function of `scoring`, or None if the networks give no likelihood.
-  """
+  """The definition of an objective and its networks."""
 
   make: Callable[[PretrainSpec], Objective]
-  heads: tuple[str, ...] = ("rtd_head",)
+  heads: tuple[str, ...] = ("rtd_head",)  # of the discriminator, keys of `heads.HEADS`
   uses_generator: bool = True
+  # whether it works with a given generator
   accepts: Callable[[GeneratorDef], bool] = lambda generator: True
-  generator_heads: tuple[str, ...] = ()
+  generator_heads: tuple[str, ...] = ()  # the generator's heads beside its vocabulary layer
+  # the discriminator's vocabulary layer covers all tokens, not just the masked
   predicts_all: bool = False
+  # its loss uses the sampling probabilities, so settings must not distort them
   exact_sampling: bool = False
+  # a function of `scoring`, or None if the networks give no likelihood
   log_p: Callable[..., jax.Array] | None = None
 
 

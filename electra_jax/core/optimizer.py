@@ -136,15 +136,11 @@ def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransforma
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerDef:
-  """The definition of an optimizer.
+  """The definition of an optimizer."""
 
-  Fields:
-    make: (config, schedule) -> the transformation, without clipping.
-    elementwise: each element's update depends on that element only, as ZeRO-1 requires.
-  """
-
+  # (config, schedule) -> the transformation, without clipping
   make: Callable[[OptimizerConfig, Schedule], optax.GradientTransformation]
-  elementwise: bool
+  elementwise: bool  # each element's update depends on that element only, as ZeRO-1 requires
 
 
 OPTIMIZERS = {

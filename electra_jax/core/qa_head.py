@@ -21,21 +21,13 @@ EXCLUDED = -1000.0
 
 @dataclasses.dataclass(frozen=True)
 class QASettings:
-  """The settings of a question answering head; fields as in config.qa.
+  """The settings of a question answering head; fields as in config.qa."""
 
-  Fields:
-    beam_size: starts kept in prediction, and ends kept per start.
-    joint: whether the end depends on the start; if False, the head is BERT's.
-    answerable_weight: of the answerability loss; 0 removes the classifier.
-    hidden: hidden width of the end predictor and of the classifier.
-    max_answer_length: in tokens, for BERT's null score.
-  """
-
-  beam_size: int
-  joint: bool
-  answerable_weight: float
-  hidden: int
-  max_answer_length: int
+  beam_size: int  # starts kept in prediction, and ends kept per start
+  joint: bool  # whether the end depends on the start; if False, the head is BERT's
+  answerable_weight: float  # of the answerability loss; 0 removes the classifier
+  hidden: int  # hidden width of the end predictor and of the classifier
+  max_answer_length: int  # in tokens, for BERT's null score
 
   def __post_init__(self):
     if self.beam_size < 1 or self.max_answer_length < 1 or self.hidden < 1:

@@ -16,15 +16,10 @@ from electra_jax.core.objectives import Objective
 
 @struct.dataclass
 class TrainState:
-  """The state of training.
+  """The state of training."""
 
-  Fields:
-    step: [] int32, optimizer steps done.
-    params: float32 weights.
-  """
-
-  step: jax.Array
-  params: dict
+  step: jax.Array  # [] int32, optimizer steps done
+  params: dict  # float32 weights
   opt_state: optax.OptState
 
 

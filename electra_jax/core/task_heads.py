@@ -18,35 +18,22 @@ from electra_jax.core.terms import Term
 
 
 class ExportForm(NamedTuple):
-  """The equivalent head in Hugging Face.
+  """The equivalent head in Hugging Face."""
 
-  Fields:
-    name: a key of `interop.huggingface.TASK_HEADS`.
-    logits: (weights, states [B, L, D]) -> its float32 logits, [B, L, C] or [B, C].
-    of_text: the logits are [B, C], one row per text.
-  """
-
-  name: str
-  logits: Callable
-  of_text: bool = False
+  name: str  # a key of `interop.huggingface.TASK_HEADS`
+  logits: Callable  # (weights, states [B, L, D]) -> its float32 logits, [B, L, C] or [B, C]
+  of_text: bool = False  # the logits are [B, C], one row per text
 
 
 class Head(NamedTuple):
-  """A task head; its loss ignores padding rows.
+  """A task head; its loss ignores padding rows."""
 
-  Fields:
-    init: (cfg, key) -> initial weights.
-    loss: (cfg, weights, states [B, L, D], batch, dropout keys [B] or None) -> {name: Term}.
-    predict: (cfg, weights, states, batch) -> {name: [B, ...]}.
-    token_outputs: names of the predictions of shape [B, L, ...].
-    export: the equivalent Hugging Face head, or None.
-  """
-
-  init: Callable
+  init: Callable  # (cfg, key) -> initial weights
+  # (cfg, weights, states [B, L, D], batch, dropout keys [B] or None) -> {name: Term}
   loss: Callable
-  predict: Callable
-  token_outputs: tuple[str, ...] = ()
-  export: ExportForm | None = None
+  predict: Callable  # (cfg, weights, states, batch) -> {name: [B, ...]}
+  token_outputs: tuple[str, ...] = ()  # names of the predictions of shape [B, L, ...]
+  export: ExportForm | None = None  # the equivalent Hugging Face head, or None
 
 
 def glorot(key: jax.Array, inputs: int, outputs: int) -> dict:
@@ -68,17 +55,11 @@ def _drop(x: jax.Array, cfg: TransformerConfig, keys: jax.Array | None, site: in
 
 
 class Layers(NamedTuple):
-  """The layers of a head, from states [..., D] to outputs.
+  """The layers of a head, from states [..., D] to outputs."""
 
-  Fields:
-    init: (cfg, key, outputs) -> initial weights.
-    apply: (cfg, weights, states, keys [B] or None) -> [..., outputs] float32.
-    text_form: the equivalent Hugging Face head on [CLS], or None.
-  """
-
-  init: Callable
-  apply: Callable
-  text_form: ExportForm | None = None
+  init: Callable  # (cfg, key, outputs) -> initial weights
+  apply: Callable  # (cfg, weights, states, keys [B] or None) -> [..., outputs] float32
+  text_form: ExportForm | None = None  # the equivalent Hugging Face head on [CLS], or None
 
 
 def _init_two(cfg: TransformerConfig, key: jax.Array, outputs: int) -> dict:

@@ -26,15 +26,10 @@ EXPORT_FORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class HeadSpec:
-  """A serialisable head: `dataclasses.asdict` of it is JSON.
+  """A serialisable head: `dataclasses.asdict` of it is JSON."""
 
-  Fields:
-    kind: a key of HEAD_KINDS.
-    arguments: of its function.
-  """
-
-  kind: str
-  arguments: dict
+  kind: str  # a key of HEAD_KINDS
+  arguments: dict  # of its function
 
   def make(self) -> Head:
     """Builds the head."""

@@ -14,16 +14,11 @@ SCORE_BINS = 256
 
 @struct.dataclass
 class Term:
-  """A sum over the batch, its divisor, and its weight in the loss.
+  """A sum over the batch, its divisor, and its weight in the loss."""
 
-  Fields:
-    total: scalar, or an array such as a histogram.
-    count: scalar number of summands; independent of the parameters.
-    weight: 0 for a term that is only reported; an array if it follows a schedule.
-  """
-
-  total: jax.Array
-  count: jax.Array
+  total: jax.Array  # scalar, or an array such as a histogram
+  count: jax.Array  # scalar number of summands; independent of the parameters
+  # 0 for a term that is only reported; an array if it follows a schedule
   weight: float | jax.Array = 0.0
 
   @property

@@ -20,23 +20,15 @@ NOISE = 7
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Thresholds of the warnings; 0 disables a check.
+  """Thresholds of the warnings; 0 disables a check."""
 
-  Fields:
-    window: lines that a collapse must last; also the window of a loss's median.
-    loss_spike: ratio of a loss to that median; the rise must also exceed the window's noise.
-    auc_margin: a discriminator's AUC closer than this to 0.5 is guessing.
-    recall: least fraction of replaced tokens found; below it, the answer is always "original".
-    entropy_ratio: least ratio of the generator's entropy to its loss; 1 if calibrated.
-    after_step: collapses are checked after this step; discriminators start with "original".
-  """
-
-  window: int
-  loss_spike: float
-  auc_margin: float
+  window: int  # lines that a collapse must last; also the window of a loss's median
+  loss_spike: float  # ratio of a loss to that median; the rise must also exceed the window's noise
+  auc_margin: float  # a discriminator's AUC closer than this to 0.5 is guessing
+  # least fraction of replaced tokens found; below it, the answer is always "original"
   recall: float
-  entropy_ratio: float
-  after_step: int
+  entropy_ratio: float  # least ratio of the generator's entropy to its loss; 1 if calibrated
+  after_step: int  # collapses are checked after this step; discriminators start with "original"
 
   def __post_init__(self):
     if self.window < 1:

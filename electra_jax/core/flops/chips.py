@@ -9,24 +9,16 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A kind of chip.
+  """A kind of chip."""
 
-  Fields:
-    kind: its key in `flops.PEAK_FLOPS`.
-    memory: bytes of HBM.
-    memory_rate: bytes/s of HBM.
-    link_rate: bytes/s of one torus axis, both directions together.
-    wraps: an axis forms a ring if its length is a multiple of this; in three dimensions only if all
-      axes are ("TPU v4", Google Cloud: smaller slices are meshes).
-    cores: per chip; two work as one device.
-  """
-
-  kind: str
-  memory: float
-  memory_rate: float
-  link_rate: float
+  kind: str  # its key in `flops.PEAK_FLOPS`
+  memory: float  # bytes of HBM
+  memory_rate: float  # bytes/s of HBM
+  link_rate: float  # bytes/s of one torus axis, both directions together
+  # an axis forms a ring if its length is a multiple of this; in three dimensions only if all axes
+  # are ("TPU v4", Google Cloud: smaller slices are meshes)
   wraps: int
-  cores: int = 1
+  cores: int = 1  # per chip; two work as one device
 
 
 CHIPS = {
