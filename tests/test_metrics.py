@@ -155,7 +155,8 @@ def test_lines_say_their_units_and_new_terms_appear_by_themselves():
   )
 
 
-def test_a_terminal_gets_a_bar_and_is_left_whole():
+def test_a_terminal_gets_a_bar_and_is_left_whole(monkeypatch):
+  monkeypatch.setenv("TERM", "xterm")  # a dumb one has no cursor to hide
   out = io.StringIO()
   display = terminal.Display(0, 100, Console(file=out, width=80, height=30, force_terminal=True))
   with pytest.raises(KeyError), display:

@@ -93,9 +93,9 @@ def check_slices() -> str:
     # Adam's two moments and a counter; a float32 of each weight, and numbers for the metrics.
     assert 0 <= cost["optimizer"] - 2 * cost["parameters"] < 100, cost
     assert 0 <= cost["all_reduce_bytes"] - cost["parameters"] < 8000, cost
-    assert cost["sent"] == 2 * cost["all_reduce_bytes"] * 3 / 4 and not cost["all_gather_bytes"], (
-      cost
-    )
+    assert (
+      cost["sent_bytes"] == 2 * cost["all_reduce_bytes"] * 3 / 4 and not cost["all_gather_bytes"]
+    ), cost
     assert cost["used"] > 3 * cost["parameters"], cost
     slower = max(cost["product_secs"], cost["memory_secs"])
     assert cost["secs"] == slower + cost["link_secs"], cost
