@@ -1,10 +1,10 @@
-"""How long does a checkpoint save hold the training thread up, and what are the parts of that?
+"""The pause of the training thread at a checkpoint save, and its parts.
 
   python benchmarks/save_pause.py --name=before [--json benchmarks/results/save_pause.json]
 
 The state is ELECTRA-Base's, weights and both moments of Adam, and the steps are its own, on one
 short sequence. Each round is some steps alone, a save with steps until it is on disk, and then each
-part of a save by itself. Tells medians of
+part of a save by itself. Prints medians of
   save       how long `Checkpoints.save` blocks, nothing else being under way
   next step  how much longer than alone the first step after it takes: it cannot overwrite arrays
              that are being written, and takes new memory
@@ -32,13 +32,13 @@ import jax
 import machine
 import numpy as np
 import orbax.checkpoint as ocp
-from electra_jax.checkpoint import Checkpoints
 from rich.console import Console
 from rich.table import Table
 from train_step import Ours, synthetic_batch
 
-from electra_jax import config as configs
-from electra_jax import parallel
+from electra_jax.config import files
+from electra_jax.runtime import parallel
+from electra_jax.runtime.checkpoint import Checkpoints
 
 
 def secs(action: Callable[[], object]) -> float:
@@ -49,11 +49,11 @@ def secs(action: Callable[[], object]) -> float:
 
 
 def parts_of_a_save(
-  state, layout: parallel.StateSharding, manager, number: int
+  state, sharding: parallel.StateSharding, manager, number: int
 ) -> dict[str, float]:
   """Returns how long each thing that a save may have to do takes by itself."""
   found, arrays = {}, []
-  found["to_global"] = secs(lambda: layout.to_global(state))
+  found["to_global"] = secs(lambda: sharding.to_global(state))
   found["host"] = secs(
     lambda: arrays.extend(np.asarray(x.addressable_data(0)) for x in jax.tree.leaves(state))
   )
@@ -101,18 +101,18 @@ def main() -> None:
   parser.add_argument("--json", help="file for the results")
   args = parser.parse_args()
   parallel.keep_freed_memory()
-  ours = Ours(configs.load(args.config), synthetic_batch(1, args.length))
-  layout = parallel.StateSharding(jax.eval_shape(lambda: ours.state), False)
+  ours = Ours(files.load(args.config), synthetic_batch(1, args.length))
+  sharding = parallel.StateSharding(jax.eval_shape(lambda: ours.state), False)
   rounds = []
   with tempfile.TemporaryDirectory(dir=".") as folder:
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     with (
-      Checkpoints(folder, keep=1, keep_every_steps=0, to_global=layout.to_global) as checkpoints,
+      Checkpoints(folder, keep=1, keep_every_steps=0, to_global=sharding.to_global) as checkpoints,
       ocp.CheckpointManager(Path(folder).absolute() / "by itself", options=options) as manager,
     ):
       for i in range(args.rounds + 1):
         found = cost_of_a_save(ours, checkpoints, i) | parts_of_a_save(
-          ours.state, layout, manager, i
+          ours.state, sharding, manager, i
         )
         if i:  # the first one compiles and opens things
           rounds.append(found)
