@@ -71,7 +71,10 @@ def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_pat
 @pytest.mark.parametrize(
   ("fields", "told"),
   [
-    ({"objective__discriminator_weight": 0, "health__auc_margin": 0.2}, "the discriminator tells nothing"),
+    (
+      {"objective__discriminator_weight": 0, "health__auc_margin": 0.2},
+      "the discriminator tells nothing",
+    ),
     ({"objective__temperature": 0.01}, "the generator samples the same few tokens"),
   ],
   ids=["discriminator is not trained", "generator draws its first choice"],
