@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -422,51 +421,3 @@ def test_rates_that_are_not_set_are_the_papers_for_the_size(source, width, rate,
   config.optimizer.learning_rate, config.optimizer.layer_decay = 0.25, 0.5
   settings = from_config.make_settings(config, tower, 3.0)
   assert (settings.optimizer.learning_rate, settings.layer_decay) == (0.25, 0.5)
-
-
-def train_little(config, workdir: Path) -> tuple[dict, list[float]]:
-  """Returns the one row of results and the losses on the way."""
-  config.seeds, config.train.epochs, config.log.every_steps = 1, 3.0, 1
-  console = Console(record=True, width=200, file=io.StringIO())
-  program.run(config, workdir, console)
-  (row,) = results.read_results(workdir)
-  return row, [float(x) for x in re.findall(r"\| loss (\S+) \|", console.export_text())]
-
-
-@pytest.mark.slow
-def test_a_few_steps_of_tagging_lower_the_loss_and_its_f1_is_counted_by_hand(source, tmp_path):
-  for split, n in (("train", 24), ("dev", 6)):
-    write_conll(tmp_path / f"{split}.txt", n)
-  files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
-  row, losses = train_little(make_config("tagging", "words", source, **files), tmp_path / "results")
-  assert len(losses) == 9 and np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
-  written = tmp_path / "results" / "words" / "predictions" / "dev.txt"
-  right = found = there = 0
-  for line in filter(None, written.read_text().splitlines()):
-    *_, gold, said = line.split()
-    assert said in ("B-A", "O")  # so that every entity is one word
-    right += gold == said == "B-A"
-    found += said == "B-A"
-    there += gold == "B-A"
-  assert row["metrics"]["f1"] == pytest.approx(100 * 2 * right / (found + there))
-
-
-@pytest.mark.slow
-def test_a_few_steps_of_answering_lower_the_loss_and_exact_match_is_counted_by_hand(
-  source, tmp_path
-):
-  for split, n in (("train", 24), ("dev", 6)):
-    squad_file(tmp_path / f"{split}.json", n)
-  files = {f"data__{split}": str(tmp_path / f"{split}.json") for split in ("train", "dev")}
-  small = {"qa__beam_size": 2, "qa__hidden": 8, "qa__max_query": 8}
-  row, losses = train_little(
-    make_config("squad", None, source, **small, **files), tmp_path / "results"
-  )
-  assert len(losses) == 9 and np.mean(losses[-3:]) < 0.95 * np.mean(losses[:3])
-  written = tmp_path / "results" / "squad" / "predictions" / "dev" / "predictions.json"
-  paragraphs = json.loads((tmp_path / "dev.json").read_text())["data"][0]["paragraphs"]
-  predictions = list(json.loads(written.read_text()).values())
-  assert all(said in p["context"] for said, p in zip(predictions, paragraphs, strict=True))
-  golds = [p["qas"][0]["answers"][0]["text"] for p in paragraphs]
-  right = np.mean([said == gold for said, gold in zip(predictions, golds, strict=True)])
-  assert row["metrics"]["exact_match"] == pytest.approx(100 * right)
