@@ -18,6 +18,7 @@ os.environ.setdefault(
   "XLA_FLAGS",
   "--xla_backend_optimization_level=0"
   " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+  " --xla_cpu_parallel_codegen_split_count=1"
   " --xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
 # Tests that start a run again, here or in another process, compile its step once.

@@ -6,15 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_objectives import SPEC, keys_of, make_batch
+from test_objectives import SPEC, fresh, keys_of, make_batch
 
 from electra_jax.core import encoder, generators, masking, objectives, schedules
 
 TOWERS = dataclasses.replace(SPEC, generator_kind="two_tower")
-
-
-def fresh(spec):
-  return jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
 
 
 def corrupt(spec, weights, batch, training=True):
@@ -142,7 +138,7 @@ def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
     assert not c.terms["mlm_loss"].in_loss
     return c.output.logits.sum()
 
-  assert not any(map(np.any, jax.tree.leaves(jax.grad(loss)(weights))))
+  assert not any(map(np.any, jax.tree.leaves(jax.jit(jax.grad(loss))(weights))))
   a, b = corrupt(spec, weights, batch), corrupt(spec, weights, batch, False)
   np.testing.assert_array_equal(a.output.logits, b.output.logits)
 

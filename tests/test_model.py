@@ -1,6 +1,7 @@
 """The networks: sizes, initial weights, padding, dropout, and an encoder written out in NumPy."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -58,7 +59,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
 @pytest.fixture(scope="module")
 def weights():
   spec = objectives.PretrainSpec(encoder.generator_size(TINY, 0.5, 1.0), TINY, RATES)
-  return objectives.init_params(spec, jax.random.key(1))
+  return jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
 
 
 def test_initial_weights_are_truncated_normal_except_where_the_original_uses_glorot():
@@ -141,6 +142,12 @@ def inputs(seed=0):
   return np.where(mask, ids, 0), segments, mask
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def encode(cfg, embeddings, network, ids, segments, mask):
+  x = encoder.Embeddings(cfg).apply({"params": embeddings}, ids, segments)
+  return encoder.Encoder(cfg).apply({"params": network}, x, mask, None)
+
+
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
 @pytest.mark.parametrize("how", [{}, {"unroll": 2}, {"remat": True}])
 def test_encoder_equals_one_written_out_in_numpy(weights, network, how):
@@ -151,8 +158,7 @@ def test_encoder_equals_one_written_out_in_numpy(weights, network, how):
   expected = np_encoder(cfg, big["embeddings"], big[network]["encoder"], ids, segments, mask)
   small = jax.tree.map(jnp.float32, big)
   cfg = cfg.computed(**how)
-  x = encoder.Embeddings(cfg).apply({"params": small["embeddings"]}, ids, segments)
-  got = encoder.Encoder(cfg).apply({"params": small[network]["encoder"]}, x, mask, None)
+  got = encode(cfg, small["embeddings"], small[network]["encoder"], ids, segments, mask)
   # Rounding of float32 through two layers: about 30 operations deep, eps 6e-8, values up to 10.
   np.testing.assert_allclose(got[mask], expected[mask], atol=2e-4)
 
@@ -163,14 +169,16 @@ def test_heads_equal_ones_written_out_in_numpy(weights):
   x = np.random.default_rng(0).normal(size=(2, 5, 8))
   head = w["discriminator"]["rtd_head"]
   expected = np_dense(np_gelu(np_dense(x, head["dense"])), head["logit"])[..., 0]
-  got = heads.RtdHead(TINY).apply({"params": small["discriminator"]["rtd_head"]}, jnp.float32(x))
+  got = jax.jit(heads.RtdHead(TINY).apply)(
+    {"params": small["discriminator"]["rtd_head"]}, jnp.float32(x)
+  )
   np.testing.assert_allclose(got, expected, atol=1e-5)
 
   cfg, x = encoder.generator_size(TINY, 0.5, 1.0), x[..., :4]
   head = w["generator"]["mlm_head"] | {"bias": np.arange(50.0)}
   hidden = np_layer_norm(np_gelu(np_dense(x, head["dense"])), head["layer_norm"])
   expected = hidden @ w["embeddings"]["word"].T + head["bias"]
-  got = heads.MlmHead(cfg).apply(
+  got = jax.jit(heads.MlmHead(cfg).apply)(
     {"params": jax.tree.map(jnp.float32, head)}, jnp.float32(x), small["embeddings"]["word"]
   )
   np.testing.assert_allclose(got, expected, atol=1e-4)  # the bias reaches 49: eps 6e-8 x 49 x 30
@@ -186,8 +194,11 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
     x = x.astype(jnp.float32)
     return jax.nn.standardize(x, epsilon=1e-12) * scale + bias
 
-  got = jax.vjp(lambda *a: encoder.normalize(*a, 1e-12), x, scale, bias)[1](jnp.float32(g))
-  expected = jax.vjp(formula, x, scale, bias)[1](jnp.float32(g))
+  def pull(f, g, *args):
+    return jax.jit(lambda g, *args: jax.vjp(f, *args)[1](g))(g, *args)
+
+  got = pull(lambda *a: encoder.normalize(*a, 1e-12), jnp.float32(g), x, scale, bias)
+  expected = pull(formula, jnp.float32(g), x, scale, bias)
   # Sums of a dozen float32 products of size 10; bfloat16 keeps 8 bits of the result.
   tolerance = (
     {"rtol": 1e-5, "atol": 1e-5} if dtype == jnp.float32 else {"rtol": 2**-7, "atol": 0.02}
@@ -196,8 +207,8 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
     assert a.dtype == b.dtype
     np.testing.assert_allclose(np.float32(a), np.float32(b), **tolerance)
 
-  (got,) = jax.vjp(encoder.gelu, x)[1](g)
-  (expected,) = jax.vjp(lambda x: jax.nn.gelu(x, approximate=False), x)[1](g)
+  (got,) = pull(encoder.gelu, g, x)
+  (expected,) = pull(lambda x: jax.nn.gelu(x, approximate=False), g, x)
   assert got.dtype == expected.dtype == dtype
   np.testing.assert_allclose(np.float32(got), np.float32(expected), **tolerance)
 
@@ -214,10 +225,10 @@ def test_padding_never_changes_the_logits_of_real_tokens(weights):
   ids, segments, mask = inputs()
   rng = np.random.default_rng(1)
 
+  @jax.jit
   def logits(ids, segments):
-    x = encoder.Embeddings(TINY).apply({"params": weights["embeddings"]}, ids, segments)
     tower = weights["discriminator"]
-    x = encoder.Encoder(TINY).apply({"params": tower["encoder"]}, x, mask, None)
+    x = encode(TINY, weights["embeddings"], tower["encoder"], ids, segments, mask)
     return heads.RtdHead(TINY).apply({"params": tower["rtd_head"]}, x)
 
   noise = np.where(mask, ids, rng.integers(0, 50, ids.shape)).astype(np.int32)
@@ -228,9 +239,11 @@ def test_padding_never_changes_the_logits_of_real_tokens(weights):
 
 # Dropout.
 
+make_dropout_seeds = jax.jit(encoder.make_dropout_seeds, static_argnums=1)
+
 
 def test_dropout_drops_the_rate_and_keeps_the_mean():
-  seeds, _ = encoder.make_dropout_seeds(jax.random.split(jax.random.key(0), 64), 1)
+  seeds, _ = make_dropout_seeds(jax.random.split(jax.random.key(0), 64), 1)
   x = jnp.ones((64, 100, 100))
   for rate in (0.1, 0.5):
     y = np.asarray(encoder.dropout(x, rate, seeds))
@@ -242,7 +255,7 @@ def test_dropout_drops_the_rate_and_keeps_the_mean():
 
 def test_dropout_sites_rows_layers_and_neighbours_are_independent():
   keys = jax.random.split(jax.random.key(3), 8)
-  first, layers = encoder.make_dropout_seeds(keys, 2)
+  first, layers = make_dropout_seeds(keys, 2)
   dropout_seeds = [first, *layers[0].swapaxes(0, 1), *layers[1].swapaxes(0, 1)]
   kept = np.stack(
     [np.asarray(encoder.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in dropout_seeds]
@@ -260,8 +273,8 @@ def test_dropout_sites_rows_layers_and_neighbours_are_independent():
 def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
   keys = jax.random.split(jax.random.key(0), 4)
   x = jax.random.normal(jax.random.key(1), (4, 6, 8))
-  whole, _ = encoder.make_dropout_seeds(keys, 3)
-  alone, _ = encoder.make_dropout_seeds(keys[2:3], 3)
+  whole, _ = make_dropout_seeds(keys, 3)
+  alone, _ = make_dropout_seeds(keys[2:3], 3)
   np.testing.assert_array_equal(
     encoder.dropout(x, 0.3, whole)[2:3], encoder.dropout(x[2:3], 0.3, alone)
   )
@@ -279,11 +292,8 @@ def test_bfloat16_states_stay_near_float32(weights):
   half = TINY.computed(dtype="bfloat16")
   out = {}
   for cfg in (TINY, half):
-    x = encoder.Embeddings(cfg).apply({"params": weights["embeddings"]}, ids, segments)
-    network = {"params": weights["discriminator"]["encoder"]}
-    out[cfg.compute.dtype] = np.asarray(
-      encoder.Encoder(cfg).apply(network, x, mask, None), np.float32
-    )
+    x = encode(cfg, weights["embeddings"], weights["discriminator"]["encoder"], ids, segments, mask)
+    out[cfg.compute.dtype] = np.asarray(x, np.float32)
   assert not np.array_equal(out["float32"], out["bfloat16"])
   # States are normalised to spread 1; bfloat16 keeps 8 bits, and rounding adds up over two layers.
   assert np.abs(out["float32"] - out["bfloat16"])[mask].max() < 0.05

@@ -1,12 +1,23 @@
 """The paper's other objectives: by hand, by exact gradients, and what each must not touch."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_objectives import RATES, SPEC, D, evaluate, keys_of, make_batch
+from test_objectives import (
+  RATES,
+  SPEC,
+  D,
+  evaluate,
+  fresh,
+  keys_of,
+  make_batch,
+  moved,
+  term_gradients,
+)
 
 from electra_jax.core import encoder, generators, masking, networks, objectives
 from electra_jax.core.batch import Batch
@@ -14,19 +25,21 @@ from electra_jax.core.batch import Batch
 
 def make(name, **changes):
   spec = dataclasses.replace(SPEC, objective=name, **changes)
-  return spec, jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+  return spec, fresh(spec)
 
 
-def corruption(spec, weights, batch, step=None):
+@functools.partial(jax.jit, static_argnums=0)
+def corruption(spec, weights, batch):
   """What the objective's own keys corrupt the batch to."""
-  keys = generators.split_streams(keys_of(batch), training=step is not None)
-  return generators.corrupt(spec, weights, batch, keys, step)
+  keys = generators.split_streams(keys_of(batch), training=False)
+  return generators.corrupt(spec, weights, batch, keys, None)
 
 
 def sigmoid(x):
   return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 4))
 def main(spec, weights, ids, batch, head):
   states = networks.main_states(spec, weights, ids, batch, None)
   return networks.token_logits(spec.discriminator, weights["discriminator"], head, states)
@@ -34,11 +47,15 @@ def main(spec, weights, ids, batch, head):
 
 def vocabulary(spec, weights, ids, batch):
   """The discriminator's probabilities [B, L, V] at every position, in float64."""
-  states = networks.main_states(spec, weights, ids, batch, None)
-  logits = networks.vocabulary_logits(
-    spec.discriminator, weights["discriminator"], weights["embeddings"], states
-  )
-  z = np.exp(np.asarray(logits, np.float64))
+
+  @jax.jit
+  def logits(weights):
+    states = networks.main_states(spec, weights, ids, batch, None)
+    return networks.vocabulary_logits(
+      spec.discriminator, weights["discriminator"], weights["embeddings"], states
+    )
+
+  z = np.exp(np.asarray(logits(weights), np.float64))
   return z / z.sum(-1, keepdims=True)
 
 
@@ -65,7 +82,7 @@ def test_electra_15_gives_unmasked_logits_exactly_zero_gradient(monkeypatch):
     monkeypatch.setattr(networks, "token_logits", lambda *args: original(*args) + nudge)
     return objectives.make(spec)(weights, batch, keys_of(batch), None)["rtd_loss"].total
 
-  gradient = np.asarray(jax.grad(loss)(jnp.zeros((4, 16))))
+  gradient = np.asarray(jax.jit(jax.grad(loss))(jnp.zeros((4, 16))))
   assert not gradient[~chosen].any()
   assert gradient[chosen].all()
 
@@ -76,19 +93,25 @@ def test_no_mask_token_enters_the_main_network(name, monkeypatch):
   spec, weights = make(name, generator_kind=kind)
   # To the generator [MASK] is the likeliest token of all, by far.
   weights["generator"]["mlm_head"]["bias"] += 50.0 * (jnp.arange(60) == RATES.mask_id)
-  batch, seen = make_batch(), []
+  batch = make_batch()
   original = networks.main_states
 
-  def spy(spec, weights, ids, *rest):
-    seen.append(np.asarray(ids))
-    return original(spec, weights, ids, *rest)
+  @jax.jit
+  def inputs(weights):
+    seen = []
 
-  monkeypatch.setattr(networks, "main_states", spy)
-  objectives.make(spec)(weights, batch, keys_of(batch), None)
+    def spy(spec, weights, ids, *rest):
+      seen.append(ids)
+      return original(spec, weights, ids, *rest)
+
+    monkeypatch.setattr(networks, "main_states", spy)
+    objectives.make(spec)(weights, batch, keys_of(batch), None)
+    return seen
+
+  (seen,) = inputs(weights)
   c = corruption(spec, weights, batch)
-  assert len(seen) == 1
-  np.testing.assert_array_equal(seen[0], c.ids)
-  assert not (seen[0] == RATES.mask_id).any()
+  np.testing.assert_array_equal(seen, c.ids)
+  assert not (seen == RATES.mask_id).any()
   shown = masking.mask(batch.ids, c.masked, RATES, keys_of(batch))
   assert (np.asarray(shown) == RATES.mask_id).sum() > 5  # the generator sees some
 
@@ -146,8 +169,8 @@ def test_bert_is_plain_masked_language_modelling():
   assert "generator" not in weights and set(weights["discriminator"]) == {"encoder", "mlm_head"}
   batch = make_batch()
   k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))
-  masked = masking.choose(batch, RATES, k[:, 0])
-  shown = masking.mask(batch.ids, masked, RATES, k[:, 1])
+  masked = jax.jit(masking.choose, static_argnums=1)(batch, RATES, k[:, 0])
+  shown = jax.jit(masking.mask, static_argnums=2)(batch.ids, masked, RATES, k[:, 1])
   p = vocabulary(spec, weights, shown, batch)
   chosen = np.asarray(masking.is_masked(masked, 16))
   nll = -np.log(np.take_along_axis(p, batch.ids[..., None], -1)[..., 0])
@@ -160,10 +183,14 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
   spec, weights = make("electric", generator_kind="two_tower")
   batch = make_batch()
   c = corruption(spec, weights, batch)
-  states = generators.two_tower_states(spec, weights, batch, (None, None))
-  logits = networks.vocabulary_logits(
-    spec.generator, weights["generator"], weights["embeddings"], states
-  )
+
+  @jax.jit
+  def predict(weights):
+    states = generators.two_tower_states(spec, weights, batch, (None, None))
+    network, tables = weights["generator"], weights["embeddings"]
+    return networks.vocabulary_logits(spec.generator, network, tables, states)
+
+  logits = predict(weights)
   noised = np.asarray(masking.is_masked(c.masked, 16))
   sampled = jnp.where(jnp.arange(60) == RATES.mask_id, -jnp.inf, logits)  # never [MASK]
   log_q = jax.nn.log_softmax(jnp.where(noised[..., None], sampled, logits))
@@ -192,12 +219,7 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
 )
 def test_the_main_loss_gives_the_generators_own_weights_exactly_zero_gradient(name, kind, loss):
   spec, weights = make(name, generator_kind=kind)
-  batch = make_batch()
-
-  def total(weights):
-    return objectives.make(spec)(weights, batch, keys_of(batch), jnp.int32(0))[loss].total
-
-  gradient = jax.jit(jax.grad(total))(weights)
+  (gradient,) = term_gradients(spec, weights, loss)
   assert not any(map(np.any, jax.tree.leaves(gradient["generator"])))
   for tree in (gradient["embeddings"]["word"], gradient["discriminator"]):
     assert all(map(np.any, jax.tree.leaves(tree)))
@@ -244,22 +266,17 @@ def test_reinforce_agrees_with_the_exact_gradient():
   keys = jax.random.split(jax.random.key(7), 20_000)
 
   # Which of the two words is masked is random too, so the exact gradient is the mean over both.
+  @jax.jit
+  def predict(weights, ids):
+    network, tables = weights["generator"], weights["embeddings"]
+    states = networks.encode(TINY.generator, tables, network["encoder"], ids, batch, None)
+    return jax.nn.softmax(networks.vocabulary_logits(TINY.generator, network, tables, states))
+
   exact = np.zeros(9)
   for at in (1, 2):
     masked_ids = ids.copy()
     masked_ids[0, at] = 3
-    states = networks.encode(
-      TINY.generator,
-      weights["embeddings"],
-      weights["generator"]["encoder"],
-      masked_ids,
-      batch,
-      None,
-    )
-    logits = networks.vocabulary_logits(
-      TINY.generator, weights["generator"], weights["embeddings"], states[:, at : at + 1]
-    )
-    q = np.asarray(jax.nn.softmax(logits[0, 0]), np.float64)
+    q = np.asarray(predict(weights, masked_ids)[0, at], np.float64)
     reward = np.zeros(9)
     for word in range(4, 9):
       text = ids.copy()
@@ -279,33 +296,19 @@ def test_reinforce_agrees_with_the_exact_gradient():
 
 def test_the_baseline_learns_from_its_cross_entropy_alone_and_the_generator_only_from_reinforce():
   spec = dataclasses.replace(SPEC, objective="adversarial", mlm_weight=0.0)
-  weights = jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
-  batch = make_batch()
-
-  def total(weights, name):
-    return objectives.make(spec)(weights, batch, keys_of(batch), None)[name].total
-
-  def moved(name):
-    tree = jax.jit(jax.grad(total), static_argnums=1)(weights, name)
-    return {
-      f"{n}/{m}"
-      for n, ms in tree.items()
-      for m, t in ms.items()
-      if any(map(np.any, jax.tree.leaves(t)))
-    }
-
-  assert moved("baseline_loss") == {"generator/baseline_head"}
-  reached = moved("reinforce")
+  weights = fresh(spec)
+  baseline, reinforce = term_gradients(spec, weights, "baseline_loss", "reinforce")
+  assert moved(baseline) == {"generator/baseline_head"}
+  reached = moved(reinforce)
   assert "generator/encoder" in reached and "generator/mlm_head" in reached
   assert not any(name.startswith("discriminator") for name in reached)
   assert "generator/baseline_head" not in reached
-  terms = evaluate(spec, weights, batch)
-  assert not terms["mlm_loss"].weight
+  assert not evaluate(spec, weights, make_batch())["mlm_loss"].weight
 
 
 def test_the_baselines_cross_entropy_is_lowest_where_it_equals_the_reward():
   spec = dataclasses.replace(SPEC, objective="adversarial")
-  weights = jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+  weights = fresh(spec)
   head = weights["generator"]["baseline_head"]["logit"]
   head["kernel"] = jnp.zeros_like(head["kernel"])
   batch = make_batch()
