@@ -225,7 +225,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     if fresh:
       console.print(f"not in it, so new: {', '.join(fresh)}")
   generator = objectives.generator_of(run.spec)
-  if generator and generator.from_run:
+  if generator and generator.pretrained:
     source = run.config.generator.init_from
     other = processes.run_on_all(lambda: sources.read_run(source, run.shards.vocab))
     weights = {

@@ -48,7 +48,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   def run_and_leave(argv):
     _leave(main(argv) or 0)
 
-  sys.unraisablehook = _tell_unless_known
+  sys.unraisablehook = _drop_event_loop_errors
 
   def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
@@ -57,7 +57,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   report(parse_and_run)
 
 
-def _tell_unless_known(error) -> None:
+def _drop_event_loop_errors(error) -> None:
   """Acts as Python's own hook, but drops tensorstore's many messages after a failed write."""
   if str(error.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(error)

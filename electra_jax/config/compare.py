@@ -14,7 +14,7 @@ DEFINING = ("seed", "init_from", "model", "generator", "objective", "optimizer",
 # Exceptions: fields of these groups that may change with the machine.
 FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation", "optimizer.sharded")
 # Hashes of the shards, compared like fields although they are not in the configuration.
-DATA_FACTS = ("data.manifest", "data.vocab_hash")
+DATA_HASHES = ("data.manifest", "data.vocab_hash")
 
 # {name in earlier versions: name of the field}.
 RENAMED = {
@@ -60,12 +60,12 @@ def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Returns {field: (saved, current)} of the defining fields that differ between two runs.
 
-  `saved` and `current` are flat configurations with DATA_FACTS.
+  `saved` and `current` are flat configurations with DATA_HASHES.
   """
   fields = [*saved, *(k for k in current if k not in saved)]
   found = {}
   for field in fields:
-    matters = field in DATA_FACTS or field.split(".", 1)[0] in DEFINING
+    matters = field in DATA_HASHES or field.split(".", 1)[0] in DEFINING
     if matters and field not in FREE and saved.get(field) != current.get(field):
       found[field] = (saved.get(field), current.get(field))
   return found
@@ -87,7 +87,7 @@ def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Pa
   """Raises ValueError if a defining field of a run has changed; returns the allowed changes.
 
   Args:
-    saved, current: flat configurations with DATA_FACTS.
+    saved, current: flat configurations with DATA_HASHES.
     allowed: comma-separated fields, or groups of fields, that may differ.
   """
   names = [name.strip() for name in allowed.split(",") if name.strip()]

@@ -81,8 +81,8 @@ def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> T
     TIES[config.generator.tie],
     GENERATORS[config.generator.kind],
   )
-  if definition.from_run:
-    return _generator_from_run(config, discriminator, vocab)
+  if definition.pretrained:
+    return _pretrained_generator(config, discriminator, vocab)
   if tying.shares_encoder or not has_generator_weights(config):
     return discriminator
   cfg = generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
@@ -93,7 +93,7 @@ def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> T
   return cfg if fits else cfg.computed(attention="xla")
 
 
-def _generator_from_run(
+def _pretrained_generator(
   config: ConfigDict, discriminator: TransformerConfig, vocab
 ) -> TransformerConfig:
   """Returns the config of another run's masked language model, with this run's compute settings."""

@@ -135,11 +135,11 @@ def check_combination(config: ConfigDict) -> None:
       f" {base.generator.tie}",
     ),
     (
-      generator.from_run and not tying.own_width,
+      generator.pretrained and not tying.own_width,
       f"a {g.kind} generator brings its own embeddings: set generator.tie=none, got {g.tie}",
     ),
     (
-      generator.from_run != (g.init_from is not None),
+      generator.pretrained != (g.init_from is not None),
       "generator.init_from names the run of a generator of kind frozen, which needs it: got kind"
       f" {g.kind} and {g.init_from}",
     ),

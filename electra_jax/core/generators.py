@@ -185,7 +185,7 @@ class GeneratorDef:
   trained: bool = False  # it is trained jointly, with dropout
   # its loss covers all tokens; it reads the unmasked text with causal encoders
   predicts_all: bool = False
-  from_run: bool = False  # its weights come from another run (generator.init_from)
+  pretrained: bool = False  # its weights come from another run (generator.init_from)
   needs_frequencies: bool = False  # it needs the token frequencies of the training text
   # (spec, params, batch) -> log q(token | all others) [B, L], or None
   log_q: Callable[[PretrainSpec, dict, Batch], jax.Array] | None = None
@@ -203,7 +203,7 @@ GENERATORS = {
   ),
   "uniform": GeneratorDef(uniform),
   "unigram": GeneratorDef(unigram, needs_frequencies=True),
-  "frozen": GeneratorDef(frozen, ("encoder",), from_run=True, log_q=one_at_a_time),
+  "frozen": GeneratorDef(frozen, ("encoder",), pretrained=True, log_q=one_at_a_time),
 }
 
 

@@ -208,15 +208,15 @@ def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: i
     "splits": splits,
     "sources": [
       {
-        "source": tally.source.text,
-        "weight": tally.source.weight,
-        "files": tally.files,
-        "file_bytes": tally.file_bytes,
-        "documents": tally.documents,
-        "undecodable": tally.undecodable,
-        "text_bytes": tally.text_bytes,
+        "source": stats.source.text,
+        "weight": stats.source.weight,
+        "files": stats.files,
+        "file_bytes": stats.file_bytes,
+        "documents": stats.documents,
+        "undecodable": stats.undecodable,
+        "text_bytes": stats.text_bytes,
       }
-      for tally in reader.tallies
+      for stats in reader.stats
     ],
     "build": settings(config),
     "versions": {"electra_jax": __version__, "python": platform.python_version()}
@@ -225,7 +225,7 @@ def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: i
 
 
 class _Reader:
-  """Reads all sources, repeatedly if needed; `tallies` count the latest pass."""
+  """Reads all sources, repeatedly if needed; `stats` counts the latest pass."""
 
   def __init__(self, config: ConfigDict, temporary: Path, workers: int):
     self._data = config.data
@@ -248,11 +248,11 @@ class _Reader:
         status.update(len(data))
 
   def _start(self) -> None:
-    self.tallies = [SourceStats(source) for source in self._sources]
-    for tally in self.tallies:
-      if tally.source.kind != "tfds":
-        paths = sources.files(self._as_file(tally.source))
-        tally.file_bytes = sum(map(os.path.getsize, paths))
+    self.stats = [SourceStats(source) for source in self._sources]
+    for stats in self.stats:
+      if stats.source.kind != "tfds":
+        paths = sources.files(self._as_file(stats.source))
+        stats.file_bytes = sum(map(os.path.getsize, paths))
 
   def _as_file(self, source: TextSource) -> TextSource:
     """Replaces a python-docs source by the file of harvested text."""
@@ -263,20 +263,20 @@ class _Reader:
   def pieces(self) -> Iterator[TextChunk]:
     """Yields the chunks of all sources from the start."""
     self._start()
-    for tally in self.tallies:
+    for stats in self.stats:
       yield from sources.documents(
-        self._as_file(tally.source),
-        tally,
+        self._as_file(stats.source),
+        stats,
         tfds_dir=self._data.tfds_dir,
         max_bad_frac=self._data.max_bad_frac,
       )
 
   def done(self) -> float | None:
     """Returns the fraction of the text read so far, 0 to 1, or None if unknown."""
-    if not all(tally.file_bytes for tally in self.tallies):
+    if not all(stats.file_bytes for stats in self.stats):
       return None
-    total = sum(tally.total_bytes for tally in self.tallies)
-    return min(1.0, sum(tally.done_bytes for tally in self.tallies) / total)
+    total = sum(stats.total_bytes for stats in self.stats)
+    return min(1.0, sum(stats.done_bytes for stats in self.stats) / total)
 
   def close(self) -> None:
     """Deletes the harvested text."""

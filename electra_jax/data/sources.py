@@ -132,12 +132,12 @@ def fraction(key: bytes, purpose: str) -> float:
 
 
 def documents(
-  source: TextSource, tally: SourceStats, *, tfds_dir: str | None = None, max_bad_frac: float = 0.0
+  source: TextSource, stats: SourceStats, *, tfds_dir: str | None = None, max_bad_frac: float = 0.0
 ) -> Iterator[TextChunk]:
-  """Yields the chunks of a source, repeated by its weight, and counts them in `tally`.
+  """Yields the chunks of a source, repeated by its weight, and counts them in `stats`.
 
   Args:
-    tally: counts; `undecodable` documents (not UTF-8 or not JSON) are skipped.
+    stats: counts; `undecodable` documents (not UTF-8 or not JSON) are skipped.
     tfds_dir: data_dir of tensorflow_datasets.
     max_bad_frac: largest allowed share of undecodable documents.
 
@@ -146,24 +146,24 @@ def documents(
   """
   for repeat in range(math.ceil(source.weight)):
     share = min(1.0, source.weight - repeat)
-    for piece in _assemble(_lines_of(source, tally, repeat, tfds_dir), tally, repeat):
-      _check_bad(tally, max_bad_frac, EARLY_STOP_DOCUMENTS)
+    for piece in _assemble(_lines_of(source, stats, repeat, tfds_dir), stats, repeat):
+      _check_bad(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
       if share == 1.0 or fraction(piece.key, "weight") < share:
         yield piece
-  _check_bad(tally, max_bad_frac, 1)
+  _check_bad(stats, max_bad_frac, 1)
 
 
-def _check_bad(tally: SourceStats, max_bad_frac: float, at_least: int) -> None:
-  seen = tally.documents + tally.undecodable
-  if tally.undecodable > max_bad_frac * max(seen, at_least):
+def _check_bad(stats: SourceStats, max_bad_frac: float, at_least: int) -> None:
+  seen = stats.documents + stats.undecodable
+  if stats.undecodable > max_bad_frac * max(seen, at_least):
     raise SourceError(
-      f"source {tally.source.text!r}: {tally.undecodable} of {seen} documents are undecodable, "
+      f"source {stats.source.text!r}: {stats.undecodable} of {seen} documents are undecodable, "
       f"above data.max_bad_frac={max_bad_frac}"
     )
 
 
 def _assemble(
-  lines: Iterator[bytes | None], tally: SourceStats, repeat: int
+  lines: Iterator[bytes | None], stats: SourceStats, repeat: int
 ) -> Iterator[TextChunk]:
   """Yields chunks of documents from their lines; None ends a document."""
   held: list[bytes] = []
@@ -183,40 +183,40 @@ def _assemble(
       try:
         text = data.decode("utf-8")
       except UnicodeDecodeError:
-        tally.undecodable += 1
+        stats.undecodable += 1
         skip = True  # the rest of this document
       else:
         if key is None:
           key = hashlib.blake2b(data, digest_size=16).digest()
-          tally.documents += 1
-        tally.text_bytes += len(data)
+          stats.documents += 1
+        stats.text_bytes += len(data)
         yield TextChunk(key, repeat, text, len(data))
     if line is None:
       key, skip = None, False
 
 
 def _lines_of(
-  source: TextSource, tally: SourceStats, repeat: int, tfds_dir: str | None
+  source: TextSource, stats: SourceStats, repeat: int, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
-  """Yields the lines of each document, None after each; updates `tally.done_bytes`."""
+  """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
   if source.kind == "tfds":
-    yield from _tfds_lines(source, tally, repeat, tfds_dir)
+    yield from _tfds_lines(source, stats, repeat, tfds_dir)
   else:
-    yield from _file_lines(source, tally, repeat)
+    yield from _file_lines(source, stats, repeat)
 
 
-def _file_lines(source: TextSource, tally: SourceStats, repeat: int) -> Iterator[bytes | None]:
+def _file_lines(source: TextSource, stats: SourceStats, repeat: int) -> Iterator[bytes | None]:
   paths = files(source)
   sizes = [os.path.getsize(path) for path in paths]
-  tally.files, tally.file_bytes = len(paths), sum(sizes)
-  before = repeat * tally.file_bytes
+  stats.files, stats.file_bytes = len(paths), sum(sizes)
+  before = repeat * stats.file_bytes
   read = _text_lines if source.kind == "text" else _json_lines
   for path, size in zip(paths, sizes, strict=True):
     try:
       with open(path, "rb") as raw:
         for line in read(_decompressed(raw, path), path, source.field):
           if line is None:
-            tally.done_bytes = before + raw.tell()
+            stats.done_bytes = before + raw.tell()
           yield line
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
       reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -250,7 +250,7 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
 
 
 def _tfds_lines(
-  source: TextSource, tally: SourceStats, repeat: int, tfds_dir: str | None
+  source: TextSource, stats: SourceStats, repeat: int, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
   import tensorflow as tf
   import tensorflow_datasets as tfds
@@ -268,11 +268,11 @@ def _tfds_lines(
     has = ", ".join(dataset.element_spec)
     raise SourceError(f"source {source.text!r} has no field {source.field!r} (it has: {has})")
   count, size = info.num_examples, info.num_bytes or 0
-  tally.files, tally.file_bytes = info.num_shards, size
+  stats.files, stats.file_bytes = info.num_shards, size
   for i, value in enumerate(dataset.map(lambda x: x[source.field]).as_numpy_iterator()):
     yield from _lines(io.BytesIO(value))
     yield None
-    tally.done_bytes = size * (repeat + (i + 1) / count)
+    stats.done_bytes = size * (repeat + (i + 1) / count)
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:

@@ -249,7 +249,7 @@ def restore_params(workdir: str | Path, shapes) -> tuple[Any, int]:
     raise CheckpointError(f"init_from: {folder} holds no checkpoint")
   wanted, step = {"params": shapes}, steps[-1]
   arrays = _read_meta(folder, step)["arrays"]
-  arrays = {name: facts for name, facts in arrays.items() if name.startswith("params/")}
+  arrays = {name: entry for name, entry in arrays.items() if name.startswith("params/")}
   _refuse_other_arrays(arrays, wanted, f"init_from: the checkpoint {folder / str(step)}")
   params = _read_state(folder, step, wanted, partial_restore=True)
   _compare(folder, step, *_inspect(_on_host(params)), arrays)
@@ -362,13 +362,13 @@ def _on_host(state) -> dict[str, np.ndarray]:
 def _inspect(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, dict], list[str]]:
   """Returns {name: {shape, dtype, crc32}}, and the names of arrays that are not finite."""
 
-  def facts(x: np.ndarray) -> tuple[dict, bool]:
+  def describe(x: np.ndarray) -> tuple[dict, bool]:
     finite = not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
     crc = zlib.crc32(np.ascontiguousarray(x))
     return {"shape": list(x.shape), "dtype": str(x.dtype), "crc32": crc}, finite
 
   with ThreadPoolExecutor() as pool:  # both passes release the GIL
-    results = dict(zip(arrays, pool.map(facts, arrays.values()), strict=True))
+    results = dict(zip(arrays, pool.map(describe, arrays.values()), strict=True))
   bad = [name for name, (_, finite) in results.items() if not finite]
   return {name: known for name, (known, _) in results.items()}, bad
 

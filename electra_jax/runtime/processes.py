@@ -126,26 +126,26 @@ def run_on_all(action: Callable[[], T]) -> T:
   raise error
 
 
-def assert_same(facts: dict[str, str]) -> None:
-  """Raises on every process if one has other facts than the rest.
+def assert_same(values: dict[str, str]) -> None:
+  """Raises on every process if one has other values than the rest.
 
   Args:
-    facts: {name: value} ("configuration", "code"), the same names on all processes.
+    values: {name: value} ("configuration", "code"), the same names on all processes.
 
   Raises:
     ValueError: naming the odd process, or of two the second.
   """
   if jax.process_count() == 1:
     return
-  digests = [hashlib.sha256(fact.encode()).digest() for fact in facts.values()]
+  digests = [hashlib.sha256(value.encode()).digest() for value in values.values()]
   own = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
-  gathered = _everyones(own)  # [processes, facts, 32]
-  for i, (name, fact) in enumerate(facts.items()):
-    values = [bytes(row[i]) for row in gathered]
-    usual = collections.Counter(values).most_common(1)[0][0]
-    odd = [str(process) for process, value in enumerate(values) if value != usual]
+  gathered = _everyones(own)  # [processes, values, 32]
+  for i, (name, value) in enumerate(values.items()):
+    hashes = [bytes(row[i]) for row in gathered]
+    usual = collections.Counter(hashes).most_common(1)[0][0]
+    odd = [str(process) for process, digest in enumerate(hashes) if digest != usual]
     if odd:
       raise ValueError(
-        f"{name}: process {', '.join(odd)} of {len(values)} has another than the others; here, in"
-        f" process {jax.process_index()}, it is {fact}"
+        f"{name}: process {', '.join(odd)} of {len(hashes)} has another than the others; here, in"
+        f" process {jax.process_index()}, it is {value}"
       )
