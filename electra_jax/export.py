@@ -96,8 +96,8 @@ def check_parity(folder: Path, network: Network, batch: Batch) -> float:
   difference = float(np.abs(ours - theirs)[... if of_text else batch.padding_mask].max())
   if not difference <= TOLERANCE:
     raise ExchangeError(
-      f"transformers computes other logits from {folder.name}: up to {difference:.2g} apart,"
-      f" allowed are {TOLERANCE}; nothing was exported"
+      f"logits of {folder.name} differ from transformers' by up to {difference:.2g}, above the"
+      f" tolerance {TOLERANCE}; nothing was exported"
     )
   return difference
 
@@ -122,7 +122,7 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         )
         if not has_tokenizer:
           source.tokenizer.save(mine)
-          console.print(f"{role}: AutoTokenizer has no form of {vocab.kind}, {vocab.file} is there")
+          console.print(f"{role}: no AutoTokenizer for this {vocab.kind}, exported {vocab.file}")
       (mine / "README.md").write_text(model_card(role, network, source, has_tokenizer))
       line = (
         f"{role}: {huggingface.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
@@ -135,10 +135,10 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       console.print(line)
       if source.finetuned and network.head is None:
         console.print(
-          f"{role}: Hugging Face has another head for {_task(source)}: the encoder alone"
+          f"{role}: Hugging Face has no such head for {_task(source)}: exported only the encoder"
         )
   for what in source.left_out:
-    console.print(f"left out: {what}: Hugging Face's ELECTRA has no place for it")
+    console.print(f"not exported: {what}: Hugging Face's ELECTRA has no equivalent")
 
 
 def _task(source: Source) -> str:

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     name, _, arg = args.match.partition(":")
     other = files.load(files.resolve(name), arg or None)
     for title, steps in matching_steps(args.config, other).items():
-      console.print(f"{steps:,} steps cost what {args.match} costs in all, {title}")
+      console.print(f"{steps:,} steps cost as much as all of {args.match}, {title}")
   return 0
 
 
@@ -61,9 +61,9 @@ def config_table(config: ConfigDict) -> Table:
   """Returns a table of the FLOPs of a step and of the whole run."""
   steps, objective = config.train.steps, config.objective.name
   table = Table(title=f"{objective}, {config.train.batch_size:,} x {config.data.seq_length} tokens")
-  for title in ("FLOPs", "a step", f"in all, {steps:,} steps"):
+  for title in ("FLOPs", "per step", f"total, {steps:,} steps"):
     table.add_column(title, justify="left" if title == "FLOPs" else "right")
-  counts = zip(("as the paper counts", "matrix products"), step_costs(config), strict=True)
+  counts = zip(("by the paper's accounting", "matrix products"), step_costs(config), strict=True)
   for title, parts in counts:
     for name, value in {**parts, title: sum(parts.values())}.items():
       last = name == title
@@ -75,7 +75,7 @@ def config_table(config: ConfigDict) -> Table:
 def matching_steps(config: ConfigDict, other: ConfigDict) -> dict[str, int]:
   """Returns the steps of `config` that cost as much as all of `other`'s, by both accountings."""
   mine, theirs = step_costs(config), step_costs(other)
-  titles = ("as the paper counts", "in matrix products")
+  titles = ("by the paper's accounting", "in matrix products")
   return {
     title: round(other.train.steps * sum(b.values()) / sum(a.values()))
     for title, a, b in zip(titles, mine, theirs, strict=True)

@@ -54,7 +54,7 @@ class Scorer:
     encoded = self.tokenizer.encode_batch(sentences)
     for number, ids in enumerate(encoded, 1):
       if len(ids) > self.longest:
-        raise ValueError(f"line {number} has {len(ids)} tokens, the networks take {self.longest}")
+        raise ValueError(f"line {number} has {len(ids)} tokens, the limit is {self.longest}")
     # Sorted by length and padded to a power of two: few shapes to compile, little padding.
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     scores = np.zeros(len(encoded))
@@ -96,7 +96,7 @@ def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
       name, score, text = line.split("\t", 2)
       hypotheses.append((name, float(score), text))
     except ValueError:
-      raise ValueError(f"line {number} is not ID, score, hypothesis with tabs: {line!r}") from None
+      raise ValueError(f"line {number} is not ID, TAB, score, TAB, hypothesis: {line!r}") from None
   return hypotheses
 
 
@@ -122,11 +122,11 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("checkpoint", None, "folder of a run; its newest checkpoint is taken")
+  flags.DEFINE_string("checkpoint", None, "folder of a run; its newest checkpoint is used")
   flags.DEFINE_string(
-    "data_dir", None, "folder with its vocabulary; else the one it was trained on"
+    "data_dir", None, "folder of shards with its vocabulary; default: those of the run"
   )
-  flags.DEFINE_integer("batch_size", 32, "sentences at a time")
+  flags.DEFINE_integer("batch_size", 32, "sentences per batch")
   flags.DEFINE_bool("nbest", False, "read ID, score, hypothesis; print the best hypothesis of each")
-  flags.DEFINE_float("weight", 0.5, "of the likelihood beside the score, with --nbest")
+  flags.DEFINE_float("weight", 0.5, "with --nbest: weight of the likelihood added to the score")
   cli.run(main)

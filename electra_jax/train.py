@@ -119,7 +119,7 @@ def train_with_rollback(
           raise
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
-        log.warn([f"{error}: going back to leave batch {skipped[-1]:,} out ({which})"])
+        log.warn([f"{error}: rolling back to skip batch {skipped[-1]:,} ({which})"])
     del state  # donated to the failed step
     with monitors.goodput.doing("restore"):
       monitors.checkpoints.wait()
@@ -151,7 +151,7 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
 
 def shared_or_not(workdir: Path) -> str:
   """Returns, in words, whether this process sees the configuration just written by process 0."""
-  return "the run's" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
+  return "a shared folder" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
 
 
 def describe(run: Run, console: Console, allowed: list[str]) -> None:
@@ -163,20 +163,20 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   lines = {
     "electra_jax": f"{version.code_version()}, jax {jax.__version__}",
     "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
-    f" {len(devices) * run.peak[0] / 1e12:,.3g} TFLOP/s at most ({run.peak[1]})",
+    f" peak {len(devices) * run.peak[0] / 1e12:,.3g} TFLOP/s ({run.peak[1]})",
     "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
     f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['total'] / 1e6:,.2f} M trained,"
     f" {run.spec.discriminator.compute.dtype},"
     f" attention {run.spec.discriminator.compute.attention}",
-    "FLOPs": f"{run.flops_per_step:.3g} a step in matrix products,"
-    f" {run.flops_per_step * c.train.steps:.3g} in all",
+    "FLOPs": f"{run.flops_per_step:.3g} per step in matrix products,"
+    f" {run.flops_per_step * c.train.steps:.3g} in total",
     "data": f"{c.data.dir}: {run.shards.num_examples:,} sequences of {run.shards.seq_length}"
     f" tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
     "training": f"{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
     f" {sequences * run.shards.seq_length:,} tokens ="
     f" {sequences / run.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {terminal.shown('loss', run.entropy)} a token",
+    f" held-out unigram entropy {terminal.shown('loss', run.entropy)} per token",
     "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
   }
   if allowed:
@@ -188,7 +188,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
 def newest(checkpoints: Checkpoints) -> int | None:
   """Returns the newest checkpoint's step; raises if the processes see different ones."""
   latest = checkpoints.latest_step()
-  processes.assert_same({"newest checkpoint": "none" if latest is None else f"of step {latest}"})
+  processes.assert_same({"newest checkpoint": "none" if latest is None else f"step {latest}"})
   return latest
 
 
@@ -204,12 +204,12 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
         raise
       if not fallback:
         raise DamagedError(
-          f"{error}; --config.checkpoint.fallback=true does so by itself"
+          f"{error}; --config.checkpoint.fallback=true does this automatically"
         ) from None
       place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
       checkpoints.reopen()
       found = str(error).partition("; delete that folder")[0]
-      console.print(f"warning: {found}; it is in {place} now", style="bold")
+      console.print(f"warning: {found}; moved to {place}", style="bold")
       continue
     took = time.perf_counter() - started
     console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
@@ -223,7 +223,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {run.config.init_from}: {', '.join(taken)}")
     if fresh:
-      console.print(f"not in it, so new: {', '.join(fresh)}")
+      console.print(f"newly initialised: {', '.join(fresh)}")
   generator = objectives.generator_of(run.spec)
   if generator and generator.pretrained:
     source = run.config.generator.init_from
@@ -262,9 +262,9 @@ def define_flags() -> None:
   cli.define_config_flag()
   flags.DEFINE_string("workdir", None, "folder of the run: checkpoints, metrics, curves")
   flags.DEFINE_bool("verify", False, "check the checksum of every shard before training")
-  flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, where there are several")
-  flags.DEFINE_integer("num_processes", 0, "how many processes there are")
-  flags.DEFINE_integer("process_id", -1, "which of them this is, from 0")
+  flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, if there are several")
+  flags.DEFINE_integer("num_processes", 0, "number of processes")
+  flags.DEFINE_integer("process_id", -1, "index of this process, from 0")
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def test_a_finished_build_is_reused_and_a_different_one_is_left_alone(tmp_path, 
   config.data.workers = 3
   assert build.build(config) == manifest and "built already" in capsys.readouterr().out
   config.data.seq_length = 32
-  with pytest.raises(DataError, match="seq_length is 16 there, 32 now.*--overwrite"):
+  with pytest.raises(DataError, match="seq_length is 16 there, 32 in this.*--overwrite"):
     build.build(config)
   assert contents(config.data.dir) == before
   assert build.build(config, overwrite=True)["seq_length"] == 32
@@ -341,7 +341,7 @@ def test_a_folder_without_permission_is_refused(tmp_path):
 def test_text_without_any_example_is_refused(tmp_path):
   make_config(tmp_path)
   (tmp_path / "text.txt").write_text("\n\n \n")
-  with pytest.raises(DataError, match="no example"):
+  with pytest.raises(DataError, match="no training example"):
     build.build(make_config(tmp_path))
   assert not (tmp_path / "shards" / shards.MANIFEST).exists()
 

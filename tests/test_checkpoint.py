@@ -287,7 +287,7 @@ def test_a_save_that_cannot_be_written_leaves_the_one_before_it(tmp_path):
   done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
   assert done.stdout == (
     f"could not write a checkpoint to {tmp_path}/checkpoints (File too large);"
-    " the one of step 1 is whole\n"
+    " the checkpoint of step 1 is intact\n"
   )
   assert os.listdir(tmp_path / "checkpoints") == ["1"]
   assert_same(open_run(tmp_path).restore(1, shapes_of(make_state()))[0], make_state())
@@ -299,7 +299,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path):
   run.wait()
   # Four times the free space, as one number that is repeated: it takes no memory.
   huge = np.broadcast_to(np.float32(0), (shutil.disk_usage(tmp_path).free,))
-  with pytest.raises(CheckpointError, match=r"needs .* MB are free; the one of step 1 is whole"):
+  with pytest.raises(CheckpointError, match=r"needs .* free; the checkpoint of step 1 is intact"):
     run.save(2, {"x": huge}, {})
   run.close()
   assert os.listdir(tmp_path / "checkpoints") == ["1"]
@@ -321,7 +321,7 @@ def test_parameters_that_do_not_fit_are_listed_by_name(tmp_path):
     restore_params(tmp_path, other)
   for part in (
     "params/new is missing",
-    "params/head is unknown here",
+    "params/head is not in the model",
     "params/embeddings/word is (500, 64), the model's is (500, 32)",
   ):
     assert part in str(error.value)
@@ -366,7 +366,7 @@ def test_no_kind_of_number_that_is_not_finite_is_saved_or_restored(tmp_path, mon
 def test_a_checkpoint_under_the_number_of_another_step_is_damage(tmp_path):
   state = save_all(tmp_path, [1, 2])
   (tmp_path / "checkpoints" / "2").rename(tmp_path / "checkpoints" / "7")
-  with pytest.raises(DamagedError, match="7 is damaged .it says that it is of step 2"):
+  with pytest.raises(DamagedError, match="7 is damaged .its metadata says step 2"):
     open_run(tmp_path).restore(7, shapes_of(state))
 
 

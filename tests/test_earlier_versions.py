@@ -68,7 +68,7 @@ def test_a_new_field_refuses_an_earlier_run_only_where_it_changes_what_is_comput
 
 
 def test_a_field_by_its_old_name_is_told_its_new_one():
-  with pytest.raises(ValueError, match="config.optimizer.decoupled is called config.optimizer.sep"):
+  with pytest.raises(ValueError, match="decoupled was renamed to config.optimizer.sep"):
     cli.check_field(files.load("base.py"), "optimizer.decoupled")
 
 

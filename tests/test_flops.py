@@ -56,7 +56,7 @@ def test_a_config_of_the_paper_costs_what_its_model_does(name, model):
 def test_bert_small_takes_the_steps_that_match_electra_small():
   config = files.load("bert_small.py")
   found = program.matching_steps(config, files.load("small.py"))
-  assert found["as the paper counts"] == config.train.steps
+  assert found["by the paper's accounting"] == config.train.steps
 
 
 CASES = [

@@ -62,9 +62,9 @@ def test_a_missing_split_is_refused_with_what_there_is(tmp_path):
   write(tmp_path / "MNLI", "train.tsv", ["x"])
   write(tmp_path / "MNLI", "dev_matched.tsv", ["x"])
   message = refused(TASKS["mnli"], tmp_path, "dev_mismatched")
-  assert "'dev_mismatched' (there is: dev_matched.tsv, train.tsv)" in message
+  assert "'dev_mismatched' (found: dev_matched.tsv, train.tsv)" in message
   assert "no split 'dev'; it has train, dev_matched" in refused(TASKS["mnli"], tmp_path, "dev")
-  assert "no folder" in refused(TASKS["mnli"], tmp_path / "nowhere", "train")
+  assert "not a folder" in refused(TASKS["mnli"], tmp_path / "nowhere", "train")
 
 
 def test_two_files_for_one_split_are_refused(tmp_path):
@@ -126,7 +126,7 @@ def test_columns_are_found_by_their_names_and_labels_by_the_order_of_the_task(tm
 def test_a_header_without_a_wanted_column_is_refused_with_those_it_has(tmp_path):
   source = write(tmp_path / "RTE", "dev.tsv", ["index\tsentence1\tlabel", "0\tA\tentailment"])
   message = refused(TASKS["rte"], source, "dev")
-  assert f"{source / 'dev.tsv'}:1 has no column 'sentence2' (it has: index, sentence1" in message
+  assert f"{source / 'dev.tsv'}:1 has no column 'sentence2' (columns: index, sentence1" in message
 
 
 def test_bad_rows_are_left_out_and_counted_up_to_one_percent(tmp_path):
@@ -180,7 +180,7 @@ def test_empty_texts_at_the_end_of_a_file_to_predict_are_kept(tmp_path):
   write(tmp_path, "pairs.tsv", ["id\tbody", "1\ta", "", ""])  # an editor's last lines
   assert [e.text for e in glue_files.read_texts(REVIEWS, tmp_path / "pairs.tsv")] == ["a"]
   write(tmp_path, "none.tsv", ["body"])
-  with pytest.raises(TaskError, match="there is no row in it"):
+  with pytest.raises(TaskError, match="the file has no rows"):
     glue_files.read_texts(REVIEWS, tmp_path / "none.tsv")
 
 
@@ -258,13 +258,13 @@ def test_bad_json_is_a_bad_row(tmp_path):
   task = dataclasses.replace(REVIEWS, labels=("true", "false"))
   split = glue_files.read(task, tmp_path, "train")
   assert [line.partition("train.jsonl:")[2] for line in split.bad] == [
-    "401: no JSON object",
-    "402: no JSON object",
+    "401: not a JSON object",
+    "402: not a JSON object",
     "403: 'body' is missing",
     "404: not UTF-8",
   ]
   write(tmp_path, "dev.jsonl", ['{"text": "fine", "stars": true}'])
-  assert "dev.jsonl:1 has no column 'body' (it has: text, stars)" in refused(task, tmp_path, "dev")
+  assert "dev.jsonl:1 has no column 'body' (columns: text, stars)" in refused(task, tmp_path, "dev")
 
 
 def test_impossible_own_tasks_are_refused(tmp_path):
@@ -278,7 +278,7 @@ def test_impossible_own_tasks_are_refused(tmp_path):
     with pytest.raises(TaskError):
       tasks.own(**{"name": "reviews", "text": "body", "label": "stars"} | options)
   write(tmp_path, "train.tsv", ["body\tstars", "fine\t1", "good\t1"])
-  with pytest.raises(TaskError, match="1 label or none: '1'"):
+  with pytest.raises(TaskError, match="fewer than 2 labels: '1'"):
     glue_files.complete(REVIEWS, tmp_path)
   with pytest.raises(TaskError, match="no label of the training split is a number"):
     glue_files.complete(

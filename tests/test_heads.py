@@ -225,7 +225,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_seed():
 
 def test_nothing_to_train_on_and_batches_that_do_not_divide_are_refused():
   head = task_heads.classification(2, "linear")
-  with pytest.raises(ValueError, match="make no step"):
+  with pytest.raises(ValueError, match="give no training step"):
     loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, epochs=0.05))
   with pytest.raises(ValueError, match="12 is not divisible by 8 devices"):
     loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, batch_size=12))

@@ -191,7 +191,7 @@ def test_a_sample_that_equals_the_original_is_not_replaced():
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5])
 def test_a_mask_rate_outside_0_and_1_is_refused(rate):
-  with pytest.raises(ValueError, match=f"mask_prob is between 0 and 1, got {rate}"):
+  with pytest.raises(ValueError, match=f"mask_prob must be between 0 and 1, got {rate}"):
     masking.Masking(rate, 0.85, 1.0, MASK, ())
 
 

@@ -85,7 +85,7 @@ def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, t
   said = [process.communicate(timeout=300)[1].strip() for process in processes]
   assert [process.returncode for process in processes] == [1, 1]
   assert said[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), said[0]
-  assert said[1].startswith("error: process 0 stopped: ValueError("), said[1]
+  assert said[1].startswith("error: process 0 failed: ValueError("), said[1]
   assert all("\n" not in line for line in said), said
 
 
@@ -96,7 +96,7 @@ def test_a_process_whose_others_do_not_come_says_so_and_ends(tiny_shards, tmp_pa
   process = start(config, tmp_path, *joined)
   said = process.communicate(timeout=120)[1]
   assert process.returncode == -signal.SIGABRT
-  assert "error: not all processes of this run came within 4 s (config.hosts.timeout_secs)" in said
+  assert "not all processes of this run joined within 4 s (config.hosts.timeout_secs)" in said
 
 
 @pytest.mark.slow
@@ -105,8 +105,8 @@ def test_processes_that_are_not_alike_all_stop_and_name_the_odd_one(tiny_shards,
   said = [process.communicate(timeout=300)[1].strip() for process in processes]
   assert [process.returncode for process in processes] == [1, 1]
   for i, line in enumerate(said):
-    start = "error: configuration: process 1 of 2 has another than the others; here, in process "
-    assert line.startswith(f"{start}{i}, it is of SHA-256 ") and "\n" not in line, line
+    start = "error: configuration: process 1 of 2 differs from the others; process "
+    assert line.startswith(f"{start}{i} has SHA-256 ") and "\n" not in line, line
 
 
 def assert_close(one: Path, two: Path) -> None:

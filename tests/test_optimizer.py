@@ -185,5 +185,5 @@ def test_zero_1_refuses_an_optimizer_that_works_on_whole_arrays(monkeypatch):
   whole = optimizer.OptimizerDef(optimizer.OPTIMIZERS["adamw"].make, elementwise=False)
   monkeypatch.setitem(optimizer.OPTIMIZERS, "whole", whole)
   cfg = dataclasses.replace(PAPER, name="whole")
-  with pytest.raises(ValueError, match="optimizer.sharded .* but whole works on whole arrays"):
+  with pytest.raises(ValueError, match="optimizer.sharded .* but whole needs whole arrays"):
     dataclasses.replace(cfg, sharded=True)

@@ -233,7 +233,7 @@ def test_a_flipped_bit_is_found_by_verify(copy):
 def test_another_vocabulary_is_refused(copy):
   with open(copy / "vocab.txt", "a") as file:
     file.write("more\n")
-  with pytest.raises(DataError, match="vocab.txt is another vocabulary"):
+  with pytest.raises(DataError, match="vocab.txt has SHA-256"):
     Shards.open(copy)
 
 
@@ -247,7 +247,7 @@ def test_another_sequence_length_is_refused_with_both_numbers(folder):
   "change, message",
   [
     ({"version": 99}, "format version 99, this program reads 1"),
-    ({"format": "other"}, "no manifest of shards"),
+    ({"format": "other"}, "not a manifest of shards"),
     ({"vocab": {}}, "is damaged"),
     ({"splits": {}}, "is damaged"),
   ],

@@ -72,7 +72,7 @@ def test_with_fallback_a_damaged_newest_checkpoint_is_set_aside_for_the_one_befo
   tiny_config.checkpoint.fallback = True
   assert train.train(tiny_config, workdir) == STEPS
   said = capsys.readouterr().out
-  assert "checkpoints/12 is damaged" in said and f"it is in {workdir}/damaged/12 now" in said
+  assert "checkpoints/12 is damaged" in said and f"moved to {workdir}/damaged/12" in said
   assert "resuming from step 8" in said
   assert [p.name for p in (workdir / "damaged").iterdir()] == ["12"]
   assert saved(workdir) == saved(straight)
@@ -113,7 +113,7 @@ def test_with_rollback_nan_leaves_the_batch_out_and_the_run_ends(
   tiny_config.health.on_nan = "rollback"
   assert train.train(tiny_config, begun) == STEPS
   said = capsys.readouterr().out
-  assert "step 10: " in said and "going back to leave batch 9 out (1 of at most" in said
+  assert "step 10: " in said and "rolling back to skip batch 9 (1 of at most" in said
   meta = json.loads((begun / "checkpoints" / "12" / "meta" / "metadata").read_text())
   assert meta["skipped"] == [9]
   assert meta["position"]["sequences"] == 8 * (STEPS + 1)  # one batch of 8 further
@@ -128,7 +128,7 @@ def test_going_back_ends_after_as_many_times_as_allowed(begun, tiny_config, monk
   tiny_config.health.on_nan, tiny_config.health.max_rollbacks = "rollback", 2
   with pytest.raises(metrics.NotFiniteError, match="^step 10: "):
     train.train(tiny_config, begun)
-  assert capsys.readouterr().out.count("going back to leave batch") == 2
+  assert capsys.readouterr().out.count("rolling back to skip batch") == 2
   assert steps_of(begun) == [4, 8]
 
 
@@ -159,11 +159,11 @@ def test_a_full_disk_ends_a_run_unless_it_may_go_on_and_saves_at_last(
     assert train.train(tiny_config, begun) == STEPS
     assert steps_of(begun)[-2:] == [8, 12]
     assert saved(begun) == saved(straight) and lines(begun) == lines(straight)
-    assert "step 8 is whole; training goes on" in capsys.readouterr().out
+    assert "step 8 is intact; training continues" in capsys.readouterr().out
     return
-  with pytest.raises(checkpoint.WriteError, match="no space .* the one of step 8 is whole"):
+  with pytest.raises(checkpoint.WriteError, match="no space .* the checkpoint of step 8 is intact"):
     train.train(tiny_config, begun)
-  told = "training goes on" in capsys.readouterr().out
+  told = "training continues" in capsys.readouterr().out
   assert told == (on_error == "continue")  # over step 10, but not over the last
   assert steps_of(begun) == [4, 8]
 

@@ -76,7 +76,7 @@ def test_electra_15s_discriminator_is_the_likelihood_itself():
   expected = np.where(maskable(batch), expected, 0)
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
   spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=2.0))
-  with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
+  with pytest.raises(ValueError, match="scoring needs temperature 1"):
     objectives.token_scores(spec, weights, batch, None)
 
 
@@ -98,7 +98,7 @@ def test_electra_with_two_towers_needs_one_pass():
 )
 def test_networks_without_likelihoods_are_refused(objective, kind):
   spec, weights = make(objective, kind)
-  with pytest.raises(ValueError, match=f"{objective} with a {kind} generator gives no likelihood"):
+  with pytest.raises(ValueError, match=f"{objective} with a {kind} generator cannot score text"):
     objectives.token_scores(spec, weights, make_batch(), None)
 
 
@@ -119,7 +119,7 @@ def test_sentences_score_alike_in_any_batch_and_order(electric_run):
   np.testing.assert_allclose(together[:2], alone, rtol=1e-5)
   assert together[0] == together[4] and together[1] == (0.0, 0)
   assert [n > 0 for _, n in together] == [True, False, True, True, True]
-  with pytest.raises(ValueError, match=r"line 2 has \d+ tokens, the networks take 14"):
+  with pytest.raises(ValueError, match=r"line 2 has \d+ tokens, the limit is 14"):
     score.Scorer(electric_run)(["a", "abcdefgh " * 20])
 
 
@@ -142,14 +142,14 @@ def test_the_command_prints_scores_and_picks_the_best_of_n(electric_run):
   assert done.stdout.splitlines() == ["u1\t-1.0000\tgh", "u2\t-3.0000\tab"]
   done = run(electric_run, "u1 -1 abc\n", "--nbest")
   assert done.returncode == 1
-  assert done.stderr == "error: line 1 is not ID, score, hypothesis with tabs: 'u1 -1 abc'\n"
+  assert done.stderr == "error: line 1 is not ID, TAB, score, TAB, hypothesis: 'u1 -1 abc'\n"
 
 
 def test_electra_gives_no_likelihood_where_its_samples_are_never_right():
   masking = dataclasses.replace(RATES, disallow_correct=True)
   spec = dataclasses.replace(SPEC, masking=masking)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
+  with pytest.raises(ValueError, match="scoring needs temperature 1"):
     jax.eval_shape(
       lambda weights: objectives.token_scores(spec, weights, make_batch(), None), shapes
     )
@@ -168,6 +168,6 @@ def test_likelihoods_take_the_mask_rate_of_the_checkpoints_step():
 def test_samples_at_another_temperature_by_schedule_give_no_likelihood():
   falling = schedules.Schedule(1.0, schedules.parse("0=2,10=1", 10))
   spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=falling))
-  with pytest.raises(ValueError, match="not drawn from the generator's own probabilities"):
+  with pytest.raises(ValueError, match="scoring needs temperature 1"):
     objectives.token_scores(spec, weights, make_batch(), 5)
   assert np.isfinite(objectives.token_scores(spec, weights, make_batch(), 10)).all()

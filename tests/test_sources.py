@@ -71,7 +71,7 @@ def test_jsonl_takes_the_field_and_counts_bad_json(tmp_path):
 
 def test_a_missing_jsonl_field_is_refused_with_the_fields_there_are(tmp_path):
   (tmp_path / "a.jsonl").write_text('{"text": "x", "url": "y"}\n')
-  with pytest.raises(SourceError, match="line 1 has no string 'body'.*text, url"):
+  with pytest.raises(SourceError, match="line 1 has no string field 'body'.*text, url"):
     read(f"jsonl:{tmp_path}/a.jsonl#body")
 
 

@@ -220,7 +220,7 @@ def test_each_context_is_tokenized_once(words, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"max_length": 67}, {"stride": 0}, {"max_query": 0}])
 def test_lengths_that_leave_no_room_are_refused(words, wrong):
-  with pytest.raises(TaskError, match="do not hold a question"):
+  with pytest.raises(TaskError, match="are too short for a question"):
     make_windows(questions_of(("a", "b", ["a"])), words, train=True, **wrong)
 
 
@@ -314,7 +314,7 @@ def test_the_best_window_answers_and_the_smallest_null_odds_count(words):
   decoded = decode(found, made, outputs)
   assert [a.text for a in decoded.nbest["q0"]] == ["h", "j", "b"]
   assert decoded.null_odds == {"q0": -1.5}
-  with pytest.raises(ValueError, match="2 windows have outputs of 3"):
+  with pytest.raises(ValueError, match="2 windows, but outputs of 3"):
     decode(found, made[:2], outputs)
 
 

@@ -95,9 +95,9 @@ def test_questions_without_answers_are_read_but_neither_trained_on_nor_scored(tm
   assert not found.labelled and not found.items[0].impossible
   made = squad.windows(found, words, **LENGTHS, train=False)
   assert len(made) == 1 and list(made[0].feature.target) == ["allowed"]
-  with pytest.raises(TaskError, match="nothing to train on"):
+  with pytest.raises(TaskError, match="cannot be used for training"):
     squad.windows(found, words, **LENGTHS, train=True)
-  with pytest.raises(TaskError, match="nothing to score"):
+  with pytest.raises(TaskError, match="cannot be scored"):
     squad.example_scores(found, squad.Decoded({"a": "Berlin"}, {}, {}))
 
 

@@ -103,7 +103,7 @@ def test_systems_on_different_units_are_refused_with_both_numbers():
     with pytest.raises(ValueError, match="one has 49, one 50"):
       statistics.paired_bootstrap(first, second, accuracy, "accuracy")
   for empty in ([], np.zeros((1, 0, 2))):
-    with pytest.raises(ValueError, match="a seed and an example"):
+    with pytest.raises(ValueError, match="one seed and one example"):
       statistics.paired_bootstrap(empty, empty, accuracy, "accuracy")
 
 

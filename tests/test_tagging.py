@@ -78,7 +78,7 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   path = tmp_path / "a.txt"
   path.write_text("a\nb\n\nc", encoding="utf-8-sig")
   assert [s[:2] for s in tagging.read(path)] == [(("a", "b"), None), (("c",), None)]
-  with pytest.raises(TaskError, match="a.txt:1: there is no column of tags"):
+  with pytest.raises(TaskError, match="a.txt:1: the file has no tag column"):
     tagging.labels(tagging.read(path))
 
 
@@ -88,8 +88,8 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
     (b"a B-X\n\nb\n", r"a.txt:3: 1 columns, line 1 has 2$"),
     (b"a\nb\n\nc O\n", r"a.txt:4: 2 columns, line 1 has 1$"),
     (b"a O\nb\xff O\n", r"a.txt:2: not UTF-8 \(byte 0xff\)"),
-    (b"", r"a.txt: there is no sentence in it$"),
-    (b"-DOCSTART- O\n \t\n", r"a.txt: there is no sentence in it$"),
+    (b"", r"a.txt: the file has no sentences$"),
+    (b"-DOCSTART- O\n \t\n", r"a.txt: the file has no sentences$"),
   ],
 )
 def test_a_file_that_is_no_table_of_words_is_refused_in_one_line(data, message, tmp_path):
@@ -239,9 +239,9 @@ def test_neighbouring_windows_overlap_by_about_half(tok):
 
 
 def test_what_cannot_be_made_into_features_is_refused(tok):
-  with pytest.raises(TaskError, match="max_length=2 leaves no room"):
+  with pytest.raises(TaskError, match="max_length must be at least 3, got 2"):
     tagging.windows([sentence("a")], tok, ("O",), max_length=2)
-  with pytest.raises(TaskError, match="file:1: the tag 'NN' is not of BIO"):
+  with pytest.raises(TaskError, match="file:1: the tag 'NN' is not BIO"):
     tagging.windows([sentence("a b", "O NN")], tok, ("B-X", "O"), max_length=256)
 
 

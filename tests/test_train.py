@@ -254,7 +254,7 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   config.optimizer.weight_decay = 0.5  # would shrink what is not frozen
   assert train.train(config, two) == STEPS
   said = capsys.readouterr().out
-  assert "not in it, so new: discriminator/rtd_head" in said
+  assert "newly initialised: discriminator/rtd_head" in said
   vocab = pretrain_batches.Shards.open(tiny_shards).vocab
   first = sources.read_run(one, vocab).params
   second = sources.read_run(two, vocab).params

@@ -46,7 +46,7 @@ def test_every_moment_counts_for_one_thing(monkeypatch):
 
 @pytest.mark.parametrize("text", ["x", "5:3", "0:2", "1:2:3", "-1", "3:"])
 def test_steps_to_trace_that_mean_nothing_are_refused(text):
-  with pytest.raises(ValueError, match="config.profile.steps is FIRST:LAST"):
+  with pytest.raises(ValueError, match="config.profile.steps must be FIRST:LAST"):
     tracing.parse_steps(text)
 
 
@@ -57,8 +57,8 @@ def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   said = [found.check(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
   assert [len(x) for x in said] == [0, 0, 1, 0, 0, 0, 1]
   assert said[2] == [
-    "process 2 (c) is slow: alone its steps would take 1.5e+03 ms, 0 of them waiting for data,"
-    " those of the others 1e+03 ms"
+    "process 2 (c) is slow: its own step time is 1.5e+03 ms, 0 ms of it waiting for data;"
+    " the others' is 1e+03 ms"
   ]
   values, _ = found.check(slow, np.zeros(3))
   assert values == {
@@ -157,5 +157,5 @@ def test_only_one_kind_of_error_on_all_processes_is_that_kind():
 
 @pytest.mark.parametrize("given", [("host:1", 2, -1), ("host:1", 0, 0), ("", 2, 1), ("", 0, 0)])
 def test_a_process_that_is_told_only_part_of_where_it_is_refuses(given):
-  with pytest.raises(ValueError, match="are given together or not at all"):
+  with pytest.raises(ValueError, match="set all of coordinator, num_processes"):
     processes.initialize(*given)

@@ -131,7 +131,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
   if flags.FLAGS["verbosity"].using_default_value:
     flags.FLAGS.verbosity = logging.FATAL
   if len(rest) > 1:
-    raise flags.Error(f"{rest[1]!r} is no flag; a flag looks like --config=configs/base.py")
+    raise flags.Error(f"{rest[1]!r} is not a flag; flags look like --config=configs/base.py")
   return rest
 
 
@@ -166,6 +166,6 @@ def check_field(config: ConfigDict, field: str) -> None:
     return
   if any(name.startswith(f"{field}.") for name in known):
     raise ValueError(
-      f"config.{field} is a group of fields: name one, as --config.{field}.NAME=VALUE"
+      f"config.{field} is a group of fields: set one of them, e.g. --config.{field}.NAME=VALUE"
     )
   raise ValueError(unknown_field(field, list(known), "config."))

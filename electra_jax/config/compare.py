@@ -74,13 +74,13 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tup
 def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
   """Returns the message for an unknown field, with its new or the nearest name."""
   if field in RENAMED:
-    return f"{prefix}{field} is called {prefix}{RENAMED[field]} now"
+    return f"{prefix}{field} was renamed to {prefix}{RENAMED[field]}"
   last = field.rsplit(".", 1)[-1]
   close = difflib.get_close_matches(field, known, n=1, cutoff=0.7)
   alike = [name for name in known if name.rsplit(".", 1)[-1] == last]
   close = close or difflib.get_close_matches(field, alike, n=1, cutoff=0.0)
   close = close or difflib.get_close_matches(field, known, n=1, cutoff=0.0)
-  return f"there is no field {prefix}{field}; the nearest is {prefix}{close[0]}"
+  return f"unknown field {prefix}{field}; did you mean {prefix}{close[0]}?"
 
 
 def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Path) -> list[str]:
@@ -100,7 +100,7 @@ def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Pa
   if refused:
     listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused)
     raise ValueError(
-      f"{workdir} holds another run: {listed}; use another --workdir, or to go on all the same"
+      f"{workdir} holds another run: {listed}; use another --workdir, or resume anyway with"
       f" --config.allow_config_change={','.join(refused)}"
     )
   return list(found)

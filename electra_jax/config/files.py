@@ -33,7 +33,7 @@ def resolve(path: str | Path) -> Path:
     return own
   known = sorted({str(p.relative_to(folder)) for folder in FOLDERS for p in folder.glob("**/*.py")})
   close = difflib.get_close_matches(str(path).removeprefix("configs/"), known, n=1)
-  hint = f"; did you mean configs/{close[0]}?" if close else f"; there are {', '.join(known)}"
+  hint = f"; did you mean configs/{close[0]}?" if close else f"; available: {', '.join(known)}"
   raise FileNotFoundError(errno.ENOENT, f"no such configuration{hint}", str(path))
 
 
@@ -51,9 +51,9 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   try:
     spec.loader.exec_module(module)
   except (SyntaxError, NameError, ImportError, AttributeError, KeyError) as error:
-    raise ValueError(f"{path} is no configuration: {type(error).__name__}: {error}") from error
+    raise ValueError(f"{path} is not a configuration: {type(error).__name__}: {error}") from error
   if not hasattr(module, "get_config"):
-    raise ValueError(f"{path} is no configuration: it has no get_config(arg)")
+    raise ValueError(f"{path} is not a configuration file: it has no get_config(arg)")
   try:
     return module.get_config(arg).lock()
   except (AttributeError, KeyError, TypeError) as error:  # e.g. a delta that sets an unknown field

@@ -102,7 +102,7 @@ def _pretrained_generator(
   cfg, _ = masked_language_model(spec, shapes)
   if cfg.max_positions < config.data.seq_length:
     raise ValueError(
-      f"the frozen generator takes {cfg.max_positions} tokens at most, config.data.seq_length is"
+      f"the frozen generator takes at most {cfg.max_positions} tokens, but data.seq_length is"
       f" {config.data.seq_length}"
     )
   return dataclasses.replace(cfg, compute=discriminator.compute).computed(attention="xla")
@@ -120,7 +120,7 @@ def read_spec(workdir: str, vocab) -> PretrainSpec:
   config, saved = load("base.py"), upgrade(flatten(saved))
   if vocab.hash is not None and saved["data.vocab_hash"] != vocab.hash:
     raise ValueError(
-      f"{workdir} is of another vocabulary than {vocab.size} entries of {vocab.hash}"
+      f"{workdir} has another vocabulary than {vocab.size} entries, SHA-256 {vocab.hash}"
     )
   known = flatten(config)
   config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})

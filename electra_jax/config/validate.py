@@ -39,9 +39,7 @@ def check(config: ConfigDict) -> None:
   check_fields(config)
   check_attention(config.model)
   if config.data.dir is None:
-    raise ValueError(
-      "config.data.dir is not set: the folder of shards, made by electra_jax.data.build"
-    )
+    raise ValueError("config.data.dir is not set: the folder written by electra_jax.data.build")
 
 
 def check_fields(config: ConfigDict) -> None:
@@ -61,7 +59,7 @@ def check_fields(config: ConfigDict) -> None:
     ("health.on_warning", ("warn", "stop")),
   ):
     if flat[field] not in known:
-      raise ValueError(f"config.{field} is one of {', '.join(known)}, got {flat[field]!r}")
+      raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
   check_combination(config)
   tracing.parse_steps(config.profile.steps)
   make_limits(config)
@@ -71,15 +69,15 @@ def check_fields(config: ConfigDict) -> None:
     if flat[field] is not None and not config.optimizer.separate_optimizers:
       raise ValueError(f"{field} needs optimizer.separate_optimizers")
     if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
-      raise ValueError(f"config.{field} is above 0, got {flat[field]}")
+      raise ValueError(f"config.{field} must be above 0, got {flat[field]}")
   weights = make_schedule(config, "discriminator_weight_schedule").values
   if min(weights) < 0:
     raise ValueError(
-      f"config.objective.discriminator_weight_schedule: weights are from 0, got {weights}"
+      f"config.objective.discriminator_weight_schedule: weights must be at least 0, got {weights}"
     )
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
-      f"config.data.seq_length {config.data.seq_length} does not fit"
+      f"config.data.seq_length {config.data.seq_length} is above"
       f" config.model.max_positions {config.model.max_positions}"
     )
 
@@ -93,7 +91,7 @@ def check_numbers(flat: dict, above_0: list, from_0: list, from_0_below_1: list)
   ):
     for field in fields:
       if flat[field] is not None and not right(flat[field]):
-        raise ValueError(f"config.{field} is {wanted}, got {flat[field]}")
+        raise ValueError(f"config.{field} must be {wanted}, got {flat[field]}")
 
 
 def check_devices(config: ConfigDict, devices: int | None = None) -> None:
@@ -122,8 +120,8 @@ def check_combination(config: ConfigDict) -> None:
     (
       not objective.uses_generator
       and (g.kind != base.generator.kind or sampling or o.discriminator_weight_schedule),
-      f"objective {o.name} has no generator and one loss: leave generator.kind, its sampling and"
-      " discriminator_weight_schedule as they are",
+      f"objective {o.name} has no generator and one loss: do not change generator.kind, the"
+      " sampling fields or discriminator_weight_schedule",
     ),
     (
       g.kind not in accepted,
@@ -131,44 +129,43 @@ def check_combination(config: ConfigDict) -> None:
     ),
     (
       weightless and g.tie != base.generator.tie,
-      f"generator.tie={g.tie} shares with a generator that has no weights: leave it at"
-      f" {base.generator.tie}",
+      f"generator.tie={g.tie} needs a generator with weights: set it to {base.generator.tie}",
     ),
     (
       generator.pretrained and not tying.own_width,
-      f"a {g.kind} generator brings its own embeddings: set generator.tie=none, got {g.tie}",
+      f"a {g.kind} generator has its own embeddings: set generator.tie=none, got {g.tie}",
     ),
     (
       generator.pretrained != (g.init_from is not None),
-      "generator.init_from names the run of a generator of kind frozen, which needs it: got kind"
-      f" {g.kind} and {g.init_from}",
+      "generator.init_from and generator.kind=frozen need each other: got kind"
+      f" {g.kind} and init_from {g.init_from}",
     ),
     (
       tying.shares_encoder and (g.width_multiplier != 1 or g.depth_multiplier != 1),
-      f"generator.tie={g.tie} shares the encoder, so both networks have one size: set"
+      f"generator.tie={g.tie} shares the encoder, so both networks have the same size: set"
       f" generator.width_multiplier and depth_multiplier to 1, got {g.width_multiplier} and"
       f" {g.depth_multiplier}",
     ),
     (
       tying.shares_encoder and len(generator.encoders) > 1,
-      f"generator.tie={g.tie} shares one encoder, a {g.kind} generator has"
-      f" {len(generator.encoders)} of its own",
+      f"generator.tie={g.tie} shares one encoder, but a {g.kind} generator has"
+      f" {len(generator.encoders)}",
     ),
     (
       objective.exact_sampling and sampling,
-      f"objective {o.name} computes with the probabilities that are sampled from: leave temperature"
+      f"objective {o.name} needs the exact probabilities of its samples: keep temperature"
       " at 1 without a schedule, disallow_correct off and sampling_dropout on",
     ),
     (
       not generator.trained and not g.sampling_dropout,
-      f"a generator of kind {g.kind} samples without dropout anyway: leave sampling_dropout on",
+      f"a generator of kind {g.kind} always samples without dropout: keep sampling_dropout on",
     ),
   ):
     if wrong:
       raise ValueError(reason)
   if p.separate_optimizers and (weightless or not generator.trained):
     raise ValueError(
-      "optimizer.separate_optimizers separates two networks that are trained; here only one is"
+      "optimizer.separate_optimizers needs two trained networks; here only one is trained"
     )
 
 
@@ -176,6 +173,6 @@ def check_attention(m: ConfigDict) -> None:
   """Raises ValueError if cuDNN's attention is requested but unsupported."""
   if m.attention == "cudnn" and (jax.default_backend() != "gpu" or m.attention_dropout):
     raise ValueError(
-      "config.model.attention=cudnn needs a GPU and model.attention_dropout=0, here are"
-      f" {jax.default_backend()} and {m.attention_dropout}: auto takes it where it can"
+      "config.model.attention=cudnn needs a GPU and model.attention_dropout=0, got"
+      f" {jax.default_backend()} and {m.attention_dropout}; auto uses cudnn where it is supported"
     )

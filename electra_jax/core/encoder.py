@@ -23,7 +23,7 @@ class Compute:
 
   def __post_init__(self):
     if self.attention not in ("xla", "cudnn"):
-      raise ValueError(f"attention is 'xla' or 'cudnn', got {self.attention!r}")
+      raise ValueError(f"attention must be 'xla' or 'cudnn', got {self.attention!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,9 @@ class TransformerConfig:
     if self.hidden_size % self.num_heads:
       raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
     if self.direction not in ("both", "ltr", "rtl"):
-      raise ValueError(f"direction is both, ltr or rtl, got {self.direction!r}")
+      raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
     if self.direction != "both" and self.compute.attention == "cudnn":
-      raise ValueError("attention in one direction is computed by xla")
+      raise ValueError("cudnn attention needs direction=both: set attention=xla")
 
   def computed(self, **changes) -> "TransformerConfig":
     """Returns the config with some fields of `Compute` changed."""

@@ -29,12 +29,12 @@ class Masking:
       object.__setattr__(self, name, Schedule.of(getattr(self, name)))
     for rate in self.mask_prob.values:
       if not 0 < rate < 1:
-        raise ValueError(f"mask_prob is between 0 and 1, got {rate}")
+        raise ValueError(f"mask_prob must be between 0 and 1, got {rate}")
     if not 0 <= self.mask_token_prob <= 1:
-      raise ValueError(f"mask_token_prob is from 0 to 1, got {self.mask_token_prob}")
+      raise ValueError(f"mask_token_prob must be from 0 to 1, got {self.mask_token_prob}")
     for temperature in self.temperature.values:
       if not temperature > 0:
-        raise ValueError(f"temperature is above 0, got {temperature}")
+        raise ValueError(f"temperature must be above 0, got {temperature}")
 
   def num_masked(self, length: int, training: bool) -> int:
     """Returns K for the highest mask rate of training or of evaluation."""

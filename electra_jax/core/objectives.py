@@ -77,8 +77,7 @@ def token_scores(spec: PretrainSpec, params: dict, batch: Batch, step: int | Non
   log_p, generator = OBJECTIVES[spec.objective].log_p, generator_of(spec)
   if log_p is None or (generator and generator.log_q is None):
     raise ValueError(
-      f"objective {spec.objective} with a {spec.generator_kind} generator gives no likelihood of"
-      " a text"
+      f"objective {spec.objective} with a {spec.generator_kind} generator cannot score text"
     )
   scores = log_p(spec, params, batch, step)
   return jnp.where(masking.maskable(batch, spec.masking), scores, 0.0)

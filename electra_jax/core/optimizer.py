@@ -35,8 +35,8 @@ class OptimizerConfig:
   def __post_init__(self):
     if self.sharded and not OPTIMIZERS[self.name].elementwise:
       raise ValueError(
-        f"optimizer.sharded has each device update a part of every array, but {self.name} works on"
-        " whole arrays: leave it off"
+        f"optimizer.sharded updates a shard of every array on each device, but {self.name} needs"
+        " whole arrays: set it to False"
       )
 
   def for_generator(self) -> "OptimizerConfig":

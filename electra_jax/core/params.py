@@ -64,11 +64,11 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
   tables = ("embeddings", "embedding_delta")
   if lost := [name for name in theirs if name not in mine and name.endswith(tables)]:
     raise ValueError(
-      f"init_from: {', '.join(lost)} of there has no place here: its networks look up other"
-      " embeddings, set generator.tie alike"
+      f"init_from: this model has no {', '.join(lost)}: the source ties its embeddings"
+      " differently, set the same generator.tie"
     )
   if not both:
-    raise ValueError(f"init_from: nothing in common: there {list(theirs)}, here {list(mine)}")
+    raise ValueError(f"init_from: no common module: source {list(theirs)}, model {list(mine)}")
   taken = {group: dict(modules) for group, modules in params.items()}
   for name in both:
     group, module = name.split("/")

@@ -32,11 +32,11 @@ class QASettings:
   def __post_init__(self):
     if self.beam_size < 1 or self.max_answer_length < 1 or self.hidden < 1:
       raise ValueError(
-        "qa.beam_size, qa.max_answer_length and qa.hidden are at least 1, got "
+        "qa.beam_size, qa.max_answer_length and qa.hidden must be at least 1, got "
         f"{self.beam_size}, {self.max_answer_length} and {self.hidden}"
       )
     if self.answerable_weight < 0:
-      raise ValueError(f"qa.answerable_weight is at least 0, got {self.answerable_weight}")
+      raise ValueError(f"qa.answerable_weight must be at least 0, got {self.answerable_weight}")
 
 
 SPAN_FORM = ExportForm("span_head", lambda weights, x: dense(weights["qa_outputs"], x))

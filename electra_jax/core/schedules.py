@@ -56,9 +56,9 @@ def parse(text: str, steps: int) -> Piecewise | None:
       position, percent, value = match.groups()
       points.append((float(position) * (steps / 100 if percent else 1), float(value)))
     except (AttributeError, ValueError):
-      raise ValueError(f"a schedule is POSITION=VALUE,... (as 0%=0.3), got {point!r}") from None
+      raise ValueError(f"a schedule needs POSITION=VALUE (e.g. 0%=0.3), got {point!r}") from None
   if any(a[0] > b[0] for a, b in zip(points, points[1:], strict=False)):
-    raise ValueError(f"the positions of a schedule rise, got {text!r} in a run of {steps} steps")
+    raise ValueError(f"positions of a schedule must increase, got {text!r} for {steps} steps")
   return Piecewise(tuple(points)) if points else None
 
 

@@ -42,7 +42,7 @@ def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) ->
     ValueError: sampling did not use the generator's own probabilities.
   """
   if spec.masking.temperature.at(step) != 1 or spec.masking.disallow_correct:
-    raise ValueError("samples were not drawn from the generator's own probabilities")
+    raise ValueError("scoring needs temperature 1 and disallow_correct off")
   log_q = generators.GENERATORS[spec.generator_kind].log_q(spec, params, batch)
   return implied_log_p(_logits(spec, params, batch), log_q, spec.masking.mask_prob.at(step))
 

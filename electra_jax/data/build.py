@@ -97,7 +97,7 @@ def _finished(config: ConfigDict, folder: Path) -> dict:
   built = manifest["build"]
   wanted = settings(config)
   differing = [
-    f"{name} is {built.get(name)!r} there, {value!r} now"
+    f"{name} is {built.get(name)!r} there, {value!r} in this configuration"
     for name, value in wanted.items()
     if built.get(name) != value
   ]
@@ -129,7 +129,7 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
     if found != (built["files"], built["file_bytes"]):
       yield (
         f"{source.text} was {built['files']} files of {built['file_bytes']} bytes, "
-        f"is {found[0]} of {found[1]}"
+        f"is now {found[0]} of {found[1]}"
       )
 
 
@@ -184,7 +184,7 @@ def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: i
   """Closes the shards and returns their manifest."""
   reader.close()
   if not writers["train"].examples:
-    raise DataError(f"config.data.sources={config.data.sources!r} gave no example to train on")
+    raise DataError(f"config.data.sources={config.data.sources!r} gave no training example")
   splits = {}
   for split, writer in writers.items():
     writer.frequencies[list(vocab.special_ids)] = 0
@@ -239,7 +239,7 @@ class _Reader:
     self._start()
 
   def _write_harvest(self, workers: int) -> None:
-    label = "harvesting the documentation of this Python's packages"
+    label = "collecting the documentation of the installed Python packages"
     done = [0.0]
     with Status(label, lambda: done[-1]) as status, open(self._harvest, "wb") as file:
       for document in python_docs.harvest(workers, done.append):
@@ -291,7 +291,7 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
     loaded.save(temporary)
     return loaded.vocab
   kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
-  with Status("reading for the vocabulary", reader.done) as status:
+  with Status("reading text for the vocabulary", reader.done) as status:
     train_only = _train_pieces(reader.pieces(), data.holdout_frac, status)
     texts = sample(train_only, int(data.vocab_train_mb * 1e6))
   size = sum(map(len, texts))
@@ -346,7 +346,7 @@ def _say_counts(splits: dict, data: ConfigDict) -> None:
     )
   Console(file=sys.stdout, width=100 if not sys.stdout.isatty() else None).print(table)
   if data.holdout_frac and not splits["heldout"]["examples"]:
-    say(f"note: no document fell to the held-out {data.holdout_frac:.2%}; there is no evaluation")
+    say(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
 
 
 def main(_: list[str]) -> None:

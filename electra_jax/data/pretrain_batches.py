@@ -243,7 +243,7 @@ def eval_batches(
 
 def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:
   if batch_size % hosts:
-    raise ValueError(f"a batch of {batch_size} does not divide over {hosts} hosts")
+    raise ValueError(f"a batch of {batch_size} is not divisible by {hosts} hosts")
   share = batch_size // hosts
   return np.arange(host * share, (host + 1) * share)
 

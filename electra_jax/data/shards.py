@@ -183,7 +183,7 @@ def read_manifest(folder: str | os.PathLike) -> dict:
   except (OSError, ValueError) as error:
     raise DataError(f"{path} cannot be read: {error}") from None
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-    raise DataError(f"{path} is no manifest of shards")
+    raise DataError(f"{path} is not a manifest of shards")
   if manifest.get("version") != FORMAT_VERSION:
     raise DataError(
       f"{path} has format version {manifest.get('version')}, this program reads {FORMAT_VERSION}: "
@@ -225,5 +225,5 @@ def check_vocab(folder: str | os.PathLike, vocab: Vocab) -> None:
     raise DataError(f"{path} cannot be read: {error.strerror}") from None
   if found != vocab.hash:
     raise DataError(
-      f"{path} is another vocabulary: SHA-256 {found[:12]}, the shards have {vocab.hash[:12]}"
+      f"{path} has SHA-256 {found[:12]}, but the vocabulary of the shards has {vocab.hash[:12]}"
     )

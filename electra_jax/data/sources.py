@@ -102,7 +102,7 @@ def _parse_entry(entry: str) -> TextSource:
   if kind == "jsonl" and target:
     pattern, _, field = target.rpartition("#")
     if not pattern or not field:
-      raise SourceError(f"source {text!r}: name the field, as in jsonl:GLOB#text")
+      raise SourceError(f"source {text!r}: name the field, e.g. jsonl:GLOB#text")
     return TextSource(text, kind, pattern, field=field, weight=value)
   if kind == "tfds" and (match := _TFDS.fullmatch(target)):
     split, field = match["split"] or "train", match["field"] or "text"
@@ -243,7 +243,7 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):
       has = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
-      raise SourceError(f"{path}: line {number} has no string {field!r} (it has: {has:.200})")
+      raise SourceError(f"{path}: line {number} has no string field {field!r} (found: {has:.200})")
     # A lone surrogate passes here and is undecodable later.
     yield from _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
     yield None
@@ -266,7 +266,7 @@ def _tfds_lines(
     raise SourceError(f"source {source.text!r}: {type(error).__name__}: {reason}") from None
   if source.field not in dataset.element_spec:
     has = ", ".join(dataset.element_spec)
-    raise SourceError(f"source {source.text!r} has no field {source.field!r} (it has: {has})")
+    raise SourceError(f"source {source.text!r} has no field {source.field!r} (found: {has})")
   count, size = info.num_examples, info.num_bytes or 0
   stats.files, stats.file_bytes = info.num_shards, size
   for i, value in enumerate(dataset.map(lambda x: x[source.field]).as_numpy_iterator()):

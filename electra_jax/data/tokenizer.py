@@ -85,7 +85,7 @@ def load(path: str | os.PathLike, lowercase: bool = True) -> "Tokenizer":
     return TokenizerJson(path)
   if path.suffix == ".model":
     return SentencePiece(path)
-  raise VocabError(f"{path}: a vocabulary is a .txt, a .json or a .model file")
+  raise VocabError(f"{path}: a vocabulary must be a .txt, .json or .model file")
 
 
 def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
@@ -288,7 +288,7 @@ def train(
   elif kind in ("unigram", "bpe"):
     _train_sentencepiece(kind, texts, size, path, lowercase)
   else:
-    raise VocabError(f"data.vocab={kind!r} is no file and none of {', '.join(KINDS)}")
+    raise VocabError(f"data.vocab={kind!r} is neither a file nor one of {', '.join(KINDS)}")
   return load(path, lowercase)
 
 
@@ -304,7 +304,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, lowercase: boo
   inner = [f"##{char}" for char in alphabet if _is_inside_words(char, engine)]
   if size < len(names) + len(alphabet) + len(inner):
     raise VocabError(
-      f"data.vocab_size={size} does not hold {len(names)} special tokens and {len(alphabet)} "
+      f"data.vocab_size={size} is too small for {len(names)} special tokens and {len(alphabet)} "
       f"characters with their {len(inner)} word-internal forms"
     )
   # The trainer numbers word-internal characters in the order of a randomly seeded hash map, and

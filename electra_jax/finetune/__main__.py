@@ -146,13 +146,13 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
     saved = json.loads((folder / CONFIG).read_text())["config"]
     rows = results.read_results(folder)
   except (OSError, ValueError, KeyError):
-    raise ValueError(f"{folder} is no result: use another --workdir") from None
+    raise ValueError(f"{folder} has no readable results: use another --workdir") from None
   old, new = compare.upgrade(compare.flatten(saved)), compare.flatten(config.to_dict())
   free = ("task", "log.every_steps")
   changed = [k for k in new if k not in free and old.get(k) != new[k]]
   if changed:
     listed = ", ".join(f"{k} was {old.get(k)!r}, is {new[k]!r}" for k in changed)
-    raise ValueError(f"{folder} holds other results: {listed}; use another --workdir")
+    raise ValueError(f"{folder} has another configuration: {listed}; use another --workdir")
   return rows
 
 
@@ -175,11 +175,11 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
         if pretrained is None:
           pretrained = load_pretrained(config)
           for part in pretrained.left_out:
-            console.print(f"left out: {part}")
+            console.print(f"not used: {part}")
         with workdir.new_folder(root / name) as folder:
           done = run_task(config, name, pretrained, folder, console)
       else:
-        console.print(f"{name}: finished before, {root / name}")
+        console.print(f"{name}: already finished, see {root / name}")
       rows += done
       results.write_results(root, [*before, *rows])
       if before or rows:
@@ -208,11 +208,11 @@ def report() -> None:
   parser = argparse.ArgumentParser(prog="python -m electra_jax.finetune")
   one_of = parser.add_mutually_exclusive_group(required=True)
   one_of.add_argument(
-    "--compare", nargs=2, metavar=("A", "B"), type=Path, help="folders of results"
+    "--compare", nargs=2, metavar=("A", "B"), type=Path, help="two folders of results"
   )
   one_of.add_argument("--predict", metavar="FILE", type=Path, help="file to predict")
-  parser.add_argument("--model", metavar="DIR", type=Path, help="with --predict: the network")
-  parser.add_argument("--out", metavar="FILE", type=Path, help="with --predict: where to write")
+  parser.add_argument("--model", metavar="DIR", type=Path, help="network folder, for --predict")
+  parser.add_argument("--out", metavar="FILE", type=Path, help="output path, for --predict")
   args = parser.parse_args()
   console = Console(highlight=False, soft_wrap=True)
   if args.compare:

@@ -48,16 +48,16 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
   path = config.like if fresh else config.init
   if path is None:
     raise ValueError(
-      "config.init=random needs config.like: a run or export whose shape and vocabulary it takes"
+      "config.init=random needs config.like: a run or export that defines the sizes and vocabulary"
       if fresh
-      else "config.init is not set: a run, an export, a folder of Hugging Face, a TF1 checkpoint,"
+      else "config.init is not set: a run, an export, a Hugging Face folder, a TF1 checkpoint,"
       " or random with config.like"
     )
   if config.like is not None and not fresh:
-    raise ValueError("config.like is for config.init=random alone")
+    raise ValueError("config.like is only for config.init=random")
   source = sources.open_source(path)
   if "discriminator" not in source.networks:
-    raise ValueError(f"{path} has no discriminator, it is the generator: give the discriminator's")
+    raise ValueError(f"{path} has no discriminator: set config.init to the discriminator's folder")
   network, found = source.networks["discriminator"], source.tokenizer
   if config.data.vocab is not None:
     given = tokenizer.load(config.data.vocab, config.data.lowercase)
@@ -66,13 +66,13 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
     elif found.vocab.hash != given.vocab.hash:
       raise ValueError(
         f"{config.data.vocab} is not the vocabulary of {path}: {given.vocab.size} entries, SHA-256"
-        f" {given.vocab.hash[:12]}, there {found.vocab.size}, {found.vocab.hash[:12]}"
+        f" {given.vocab.hash[:12]}, expected {found.vocab.size}, {found.vocab.hash[:12]}"
       )
   if found is None:
-    raise ValueError(f"{path} has no vocabulary: give it with config.data.vocab")
+    raise ValueError(f"{path} has no vocabulary: set config.data.vocab")
   if found.vocab.size != network.cfg.vocab_size:
     raise ValueError(
-      f"the vocabulary has {found.vocab.size} entries, the network of {path} takes"
+      f"the vocabulary has {found.vocab.size} entries, but the network of {path} has"
       f" {network.cfg.vocab_size}"
     )
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
@@ -136,7 +136,7 @@ def check(config: ConfigDict) -> None:
     ("optimizer.schedule", SCHEDULES),
   ):
     if flat[field] not in known:
-      raise ValueError(f"config.{field} is one of {', '.join(known)}, got {flat[field]!r}")
+      raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
   validate.check_attention(config.model)
   for field in ("train.batch_size", "eval.batch_size"):
     parallel.check_divisible(flat[field], config.train.accumulation if "train" in field else 1)

@@ -34,7 +34,7 @@ def features(
     TaskError: max_length is below 5, too short for a token of each text.
   """
   if max_length < 5:
-    raise TaskError(f"a pair needs 5 tokens or more with [CLS] and [SEP], got {max_length}")
+    raise TaskError(f"max_length must be at least 5, got {max_length}")
   cls, sep = tokenizer.vocab.cls, tokenizer.vocab.sep
   firsts = tokenizer.encode_batch([example.text for example in examples])
   paired = task.pair is not None
@@ -82,7 +82,7 @@ def read_outputs(
     row = examples[int(np.argmin(finite))].place
     raise TaskError(
       f"{task.title}: {(~finite).sum()} of {len(finite)} outputs are not finite, "
-      f"that of row {row} among them"
+      f"e.g. that of row {row}"
     )
   return values
 
@@ -106,8 +106,7 @@ def example_scores(
   hidden = [example.place for example in examples if example.label is None]
   if hidden:
     raise TaskError(
-      f"{task.title}: {len(hidden)} of {len(examples)} examples have no label to "
-      f"measure by, row {hidden[0]} among them"
+      f"{task.title}: {len(hidden)} of {len(examples)} examples have no label, e.g. row {hidden[0]}"
     )
   labels = np.array([example.label for example in examples], np.float64)
   return np.stack([labels, predictions], 1)
@@ -116,7 +115,7 @@ def example_scores(
 def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
   """Returns {metric: percent} of example scores [n, 2], the main metric first."""
   if not len(scores):
-    raise TaskError(f"{task.title}: there is no example to measure")
+    raise TaskError(f"{task.title}: there are no examples to evaluate")
   classes = len(task.labels or ())
   return {name: 100 * float(METRICS[name](scores, classes)) for name in task.metrics}
 

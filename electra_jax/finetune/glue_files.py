@@ -63,7 +63,7 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
     raise TaskError(f"{task.title} has no split {split!r}; it has {', '.join(task.splits)}")
   root = Path(source)
   if not root.is_dir():
-    raise TaskError(f"{task.title}: {source} is no folder")
+    raise TaskError(f"{task.title}: {source} is not a folder")
   other = _DIAGNOSTIC if split == "diagnostic" else ()
   inside = sorted(path for path in root.iterdir() if path.is_dir())
   folders = [path for path in inside if path.name.lower() in (*task.folders, *other)] or [root]
@@ -76,7 +76,7 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
       return found[0]
   has = ", ".join(sorted(path.name for path in folders[0].iterdir())) or "nothing"
   raise MissingSplit(
-    f"{task.title}: {folders[0]} holds no file of the split {split!r} (there is: {has:.200})"
+    f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {has:.200})"
   )
 
 
@@ -97,7 +97,7 @@ def read(
       are left out; a label of a custom task does not occur in the training split.
   """
   if not task.is_complete:
-    raise TaskError(f"task {task.name!r}: its labels are not known yet, glue.complete finds them")
+    raise TaskError(f"task {task.name!r}: its labels are not known yet: call glue_files.complete")
   hidden = split in task.submission
   examples, bad, unknown, count = [], [], {}, 0
   for place, (where, row) in enumerate(_rows(task, source, split, data_dir)):
@@ -119,11 +119,11 @@ def read(
       f"it has {', '.join(task.labels):.200}"
     )
   if bad and hidden:
-    raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows; to predict them, all must be whole)")
+    raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows; prediction needs all rows to be valid)")
   if len(bad) > MAX_BAD_FRAC * count:
     raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows are bad, above {MAX_BAD_FRAC:.0%})")
   if not examples:
-    raise TaskError(f"{task.title}: the split {split!r} in {source} has no row")
+    raise TaskError(f"{task.title}: the split {split!r} in {source} has no rows")
   return SplitExamples(examples, bad)
 
 
@@ -146,7 +146,7 @@ def read_texts(task: TextTask, path: Path) -> list[Example]:
       raise TaskError(f"{where}: {why}")
     examples.append(Example(row.text, row.pair, None, place))
   if not examples:
-    raise TaskError(f"{path}: there is no row in it")
+    raise TaskError(f"{path}: the file has no rows")
   return examples
 
 
@@ -191,7 +191,7 @@ def _wanted(task: TextTask, split: str, columns: Sequence[str], where: str) -> d
   wanted = {field: column for field, column in wanted.items() if column is not None}
   for column in wanted.values():
     if column not in columns:
-      raise TaskError(f"{where} has no column {column!r} (it has: {', '.join(columns):.200})")
+      raise TaskError(f"{where} has no column {column!r} (columns: {', '.join(columns):.200})")
   return wanted
 
 
@@ -230,7 +230,7 @@ def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
     except (ValueError, RecursionError):
       value = None
     if not isinstance(value, dict):
-      yield where, "no JSON object"
+      yield where, "not a JSON object"
       continue
     wanted = wanted or _wanted(task, split, list(value), where)
     text, pair, label = (value.get(wanted[f]) if f in wanted else None for f in _Cells._fields)

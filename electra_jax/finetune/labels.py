@@ -98,7 +98,7 @@ def _complete_classes(labels: set[str], where: str) -> dict:
   """Sorts the classes, as numbers if all are numbers."""
   if len(labels) < 2:
     has = ", ".join(map(repr, labels)) or "none"
-    raise TaskError(f"{where}: the training split has 1 label or none: {has}")
+    raise TaskError(f"{where}: the training split has fewer than 2 labels: {has}")
   numbers = all(_number(label) is not None for label in labels)
   order = (lambda label: (float(label), label)) if numbers else str
   return {"labels": tuple(sorted(labels, key=order))}

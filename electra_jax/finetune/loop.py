@@ -111,7 +111,7 @@ def train(
   lengths = np.array([len(f.ids) for f in features])
   num_steps = data.steps_of(len(features), settings.batch_size, settings.epochs)
   if not num_steps:
-    raise ValueError(f"{len(features)} examples in {settings.epochs} epochs make no step")
+    raise ValueError(f"{len(features)} examples in {settings.epochs} epochs give no training step")
   params = init_params(cfg, head, backbone, settings.seeds)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
   tx, step = make_step(cfg, head, settings, num_steps, shapes)

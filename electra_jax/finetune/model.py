@@ -102,7 +102,7 @@ def from_source(source: Source, path: str | Path) -> Model:
     ExchangeError: the source is not fine-tuned.
   """
   if source.finetuned is None:
-    raise ExchangeError(f"{path} is not fine-tuned: python -m electra_jax.finetune does that")
+    raise ExchangeError(f"{path} is not fine-tuned: run python -m electra_jax.finetune first")
   network = source.networks["discriminator"]
   weights = {**network.weights, "head": source.finetuned.head}
   return Model(

@@ -23,14 +23,14 @@ def task_names(config: ConfigDict) -> list[str]:
   """
   names = [name.strip() for name in config.task.split(",") if name.strip()]
   if config.kind not in TASK_KINDS:
-    raise ValueError(f"config.kind is one of {', '.join(TASK_KINDS)}, got {config.kind!r}")
+    raise ValueError(f"config.kind must be one of {', '.join(TASK_KINDS)}, got {config.kind!r}")
   known = TASK_KINDS[config.kind].known_names(config)
   if known is None and len(names) != 1:
-    raise ValueError(f"config.task={config.task!r}: one name")
+    raise ValueError(f"config.task={config.task!r}: expected one name")
   if not names or (known is not None and set(names) - set(known)):
     raise ValueError(
-      f"config.task={config.task!r}: GLUE's tasks are {', '.join(tasks.TASKS)}; a task of your"
-      " own is started with configs/finetune/own.py"
+      f"config.task={config.task!r}: GLUE's tasks are {', '.join(tasks.TASKS)}; for a task of"
+      " your own, use configs/finetune/own.py"
     )
   return names
 
@@ -42,11 +42,11 @@ def prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_positions: 
     ValueError: a file is missing or invalid, or `data.max_length` is too small.
   """
   if not 8 <= config.data.max_length:
-    raise ValueError(f"config.data.max_length is at least 8, got {config.data.max_length}")
+    raise ValueError(f"config.data.max_length must be at least 8, got {config.data.max_length}")
   longest = min(config.data.max_length, max_positions)
   task = TASK_KINDS[config.kind].prepare(config, name, tokenizer, longest)
   if longest < config.data.max_length:
-    task.notes.insert(0, f"rows of {longest} tokens at most: the network has no more positions")
+    task.notes.insert(0, f"rows are limited to {longest} tokens, the positions of the network")
   task.notes.append(_count_tokens("train", task.train, tokenizer))
   task.notes.extend(_count_tokens(k, s.features, tokenizer) for k, s in task.splits.items())
   return task
@@ -58,6 +58,6 @@ def _count_tokens(split: str, features: list[Feature], tokenizer: Tokenizer) -> 
   unknown = 100 * np.mean(ids == tokenizer.vocab.unk) if len(ids) else 0.0
   longest = max((len(f.ids) for f in features), default=0)
   return (
-    f"{split}: {len(features):,} rows of {len(ids) / max(len(features), 1):.1f} tokens, at most"
-    f" {longest}; {unknown:.2f} % unknown to the vocabulary"
+    f"{split}: {len(features):,} rows of {len(ids) / max(len(features), 1):.1f} tokens on average,"
+    f" at most {longest}; {unknown:.2f} % unknown tokens"
   )

@@ -36,7 +36,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   for split, questions in read.items():
     if cut := squad.cut_questions(questions, tokenizer, q.max_query):
       total = len(questions.items)
-      notes.append(f"{split}: {cut} of {total} questions cut to {q.max_query} tokens")
+      notes.append(f"{split}: {cut} of {total} questions truncated to {q.max_query} tokens")
   train = read.pop("train")
   options = {name: q[name] for name in OPTIONS} | {"impossible": train.may_be_impossible}
   head = HeadSpec("qa", {name: q[name] for name in HEAD_ARGUMENTS})

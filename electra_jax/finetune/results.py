@@ -79,7 +79,7 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
       first, second = scores[split], other_scores[split]
       if config["examples"][split] != other_config["examples"][split]:
         raise ValueError(
-          f"{name}, {split}: not the same examples, {first.shape[1]} and {second.shape[1]} of them"
+          f"{name}, {split}: A and B differ in examples, {first.shape[1]} and {second.shape[1]}"
         )
       metric = next(iter(kind.metrics(info)(first[0])))
       main = kind.main_metric(info)

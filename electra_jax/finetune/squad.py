@@ -78,11 +78,11 @@ def windows(
   """
   if stride < 1 or max_query < 1 or max_length < max_query + 4:
     raise TaskError(
-      f"windows of {max_length} tokens every {stride} do not hold a question of {max_query}, 3"
-      " special tokens and a context"
+      f"windows of {max_length} tokens with stride {stride} are too short for a question of"
+      f" {max_query}, 3 special tokens and a context"
     )
   if train and not questions.labelled:
-    raise TaskError(f"{questions.path} has questions without answers: nothing to train on")
+    raise TaskError(f"{questions.path} has unlabelled questions: it cannot be used for training")
   vocab, items = tokenizer.vocab, questions.items
   contexts = _encode_contexts(tokenizer, dict.fromkeys(q.context for q in items))
   heads = tokenizer.encode_batch([q.question for q in items])
@@ -206,7 +206,7 @@ def decode(
     n_best: number of distinct texts kept per question.
   """
   if len(windows) != len(outputs["null"]):
-    raise ValueError(f"{len(windows)} windows have outputs of {len(outputs['null'])}")
+    raise ValueError(f"{len(windows)} windows, but outputs of {len(outputs['null'])}")
   found: list[list] = [[] for _ in questions.items]
   odds: list[list[float]] = [[] for _ in questions.items]
   for i, window in enumerate(windows):
@@ -301,7 +301,7 @@ def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
     TaskError: the file has no labels.
   """
   if not questions.labelled:
-    raise TaskError(f"{questions.path} has questions without answers: nothing to score against")
+    raise TaskError(f"{questions.path} has unlabelled questions: it cannot be scored")
   rows = []
   for question in questions.items:
     text = decoded.predictions[question.id]

@@ -51,8 +51,8 @@ class Questions:
     contexts = len({question.context for question in self.items})
     return (
       f"{self.path}: {self.form}, {len(self.items)} questions on {contexts} contexts, {impossible}"
-      f" impossible; answers moved to where their text is: {self.repaired}; questions none of whose"
-      f" answers is in the context: {self.lost}; blank: {self.empty}; left out for a repeated id:"
+      f" impossible; answers with a corrected position: {self.repaired}; questions without an"
+      f" answer in the context: {self.lost}; blank: {self.empty}; duplicate ids dropped:"
       f" {self.duplicates}"
     )
 
@@ -119,7 +119,7 @@ def _field(record: Any, name: str, kind: type, where: str, default: Any = None) 
   value = record.get(name, default) if isinstance(record, dict) else None
   if not isinstance(value, kind):
     kinds = {str: "text", int: "an integer", list: "a list", bool: "true or false"}
-    raise TaskError(f"{where}: {name!r} is not {kinds[kind]}, or missing")
+    raise TaskError(f"{where}: {name!r} is missing or not {kinds[kind]}")
   return _LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
 
 
@@ -170,7 +170,7 @@ def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
   try:
     start, last = map(int, spans[0])
   except (ValueError, TypeError, IndexError, OverflowError):
-    raise TaskError(f"{where}: 'char_spans' are not pairs of integers") from None
+    raise TaskError(f"{where}: 'char_spans' must be pairs of integers") from None
   there = context[max(start, 0) : last + 1]
   # Some answer texts are lower-cased or lack punctuation: the context's text is used instead.
   same = there.strip() and normalize(there) == normalize(text)
@@ -197,10 +197,10 @@ def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
       row.id, row.question, row.context, tuple(placed), tuple(row.golds), row.impossible
     )
   if not items:
-    raise TaskError(f"{path}: there is no question in it")
+    raise TaskError(f"{path}: the file has no questions")
   if counts["lost"] > MAX_BAD_FRAC * len(items):
     raise TaskError(
-      f"{path}: {counts['lost']} of {len(items)} questions have no answer that is in its context,"
+      f"{path}: {counts['lost']} of {len(items)} questions have no answer in their context,"
       f" more than {MAX_BAD_FRAC:.0%}"
     )
   names = ("repaired", "lost", "empty", "duplicates")

@@ -91,7 +91,7 @@ def paired_bootstrap(
   systems = [[np.asarray(s) for s in scores] for scores in (scores_a, scores_b)]
   sizes = sorted({len(scores) for system in systems for scores in system})
   if not all(systems) or sizes[0] == 0:
-    raise ValueError("a comparison needs a seed and an example of both systems")
+    raise ValueError("a comparison needs at least one seed and one example of each system")
   if len(sizes) > 1:
     raise ValueError(
       f"systems are compared on the same examples: one has {sizes[0]}, one {sizes[-1]}"

@@ -82,7 +82,7 @@ def read(
     rows.append((columns[word], columns[tag] if tagged else None))
   end()
   if not sentences:
-    raise TaskError(f"{path}: there is no sentence in it")
+    raise TaskError(f"{path}: the file has no sentences")
   return sentences
 
 
@@ -180,7 +180,7 @@ def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, in
 
 def _gold(sentence: Sentence) -> tuple[str, ...]:
   if sentence.tags is None:
-    raise TaskError(f"{sentence.place}: there is no column of tags")
+    raise TaskError(f"{sentence.place}: the file has no tag column")
   return sentence.tags
 
 
@@ -206,7 +206,7 @@ def windows(
   """
   room = max_length - 2
   if room < 1:
-    raise TaskError(f"max_length={max_length} leaves no room beside [CLS] and [SEP]")
+    raise TaskError(f"max_length must be at least 3, got {max_length}")
   words = sorted({word for sentence in sentences for word in sentence.words})
   encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
   index = {label: i for i, label in enumerate(labels)}
@@ -218,7 +218,7 @@ def windows(
     if sentence.tags is not None:
       if entities and not is_entities(sentence.tags):
         tag = next(tag for tag in sentence.tags if not is_entities([tag]))
-        raise TaskError(f"{sentence.place}: the tag {tag!r} is not of BIO, unlike the labels")
+        raise TaskError(f"{sentence.place}: the tag {tag!r} is not BIO, but the labels are")
       tags = to_bioes(sentence.tags) if entities else sentence.tags
       targets = np.array([index.get(tag, -1) for tag in tags], np.int32)
     made += _sentence_windows(number, tokens, targets, tokenizer, room)

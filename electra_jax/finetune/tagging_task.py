@@ -37,11 +37,9 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   def windows(split: str, sentences: list[Sentence]) -> list[TagWindow]:
     made = tagging.windows(sentences, tokenizer, labels, max_length=max_length)
     if cut := sum(window.cut for window in made):
-      notes.append(f"{split}: {cut} tokens of words longer than {max_length} tokens cut")
+      notes.append(f"{split}: {cut} tokens cut from words longer than {max_length} tokens")
     if more := len(made) - len(sentences):
-      notes.append(
-        f"{split}: {more} more rows than sentences, for sentences above {max_length} tokens"
-      )
+      notes.append(f"{split}: {more} rows added by splitting sentences above {max_length} tokens")
     return made
 
   splits = {}
@@ -65,7 +63,7 @@ def _check_unseen(split: str, sentences: list[Sentence], labels: tuple[str, ...]
   if not unseen:
     return []
   counted = ", ".join(f"{tag} ({count})" for tag, count in list(unseen.items())[:5])
-  note = f"{split}: tags never seen in training, always wrong: {counted}"
+  note = f"{split}: tags missing in training, counted as errors: {counted}"
   if sum(unseen.values()) > MAX_BAD_FRAC * words:
     raise TaskError(f"{note}; above {MAX_BAD_FRAC:.0%} of {words} words")
   return [note]

@@ -108,7 +108,7 @@ def training_subset(config: ConfigDict, examples: Sequence) -> list:
   if most is None or most >= len(examples):
     return list(examples)
   if most < 1:
-    raise ValueError(f"config.data.train_examples is at least 1, got {most}")
+    raise ValueError(f"config.data.train_examples must be at least 1, got {most}")
   return [examples[i * len(examples) // most] for i in range(most)]
 
 

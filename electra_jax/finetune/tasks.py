@@ -111,17 +111,17 @@ def own(
   ()
   """
   if name in TASKS:
-    raise TaskError(f"task {name!r}: this is the name of a GLUE task, take another")
+    raise TaskError(f"task {name!r}: this is the name of a GLUE task, choose another")
   if kind not in LABEL_TYPES:
-    raise TaskError(f"task {name!r}: its kind is {' or '.join(LABEL_TYPES)}, got {kind!r}")
+    raise TaskError(f"task {name!r}: its kind must be {' or '.join(LABEL_TYPES)}, got {kind!r}")
   label_type = LABEL_TYPES[kind]
   wrong = [metric for metric in metrics if metric not in label_type.metrics]
   if wrong:
     has = ", ".join(label_type.metrics)
-    raise TaskError(f"task {name!r}: {wrong[0]!r} is no metric of a {kind}, there are {has}")
+    raise TaskError(f"task {name!r}: {wrong[0]!r} is not a metric of a {kind}; available: {has}")
   columns = [column for column in (text, pair, label) if column is not None]
   if len(set(columns)) < len(columns):
-    raise TaskError(f"task {name!r}: text, pair and label are different columns, got {columns}")
+    raise TaskError(f"task {name!r}: text, pair and label must be different columns, got {columns}")
   return TextTask(
     name,
     name,

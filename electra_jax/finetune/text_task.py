@@ -64,7 +64,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   def rows(split: str, examples: list[Example]) -> list[Feature]:
     features, cut = glue.features(task, examples, tokenizer, max_length=max_length)
     if cut:
-      notes.append(f"{split}: {100 * cut / len(examples):.1f} % cut to {max_length} tokens")
+      notes.append(f"{split}: {100 * cut / len(examples):.1f} % truncated to {max_length} tokens")
     return features
 
   train = training_subset(config, read("train"))
@@ -114,7 +114,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   paired = task.pair is not None
   for item in items:
     if isinstance(item, str) == paired or (paired and len(item) != 2):
-      raise ValueError(f"{task.title} takes {'pairs of texts' if paired else 'texts'}: {item!r}")
+      raise ValueError(f"{task.title} expects {'pairs of texts' if paired else 'texts'}: {item!r}")
   pairs = [tuple(item) if paired else (item, None) for item in items]
   examples = [Example(a, b, None, i) for i, (a, b) in enumerate(pairs)]
   max_length = predictor.info.max_length

@@ -205,9 +205,9 @@ def from_hf(cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.n
   )
   tied = left.pop(TIED, None)
   if tied is not None and not np.array_equal(tied, network["embeddings"]["word"]):
-    raise ExchangeError(f"{TIED} is not the word embeddings: an untied matrix has no place here")
+    raise ExchangeError(f"{TIED} differs from the word embeddings: it must be tied")
   if extra := sorted(left.keys() - IGNORED):
-    raise ExchangeError(f"unknown here: {', '.join(extra[:8])}")
+    raise ExchangeError(f"unknown tensors: {', '.join(extra[:8])}")
   return network
 
 
@@ -245,7 +245,7 @@ def config_json(
   for field in dataclasses.fields(cfg):
     value = getattr(cfg, field.name)
     if field.name not in (*FIELDS, "compute") and value != field.default:
-      raise ExchangeError(f"Hugging Face's ELECTRA has no {field.name}={value!r}")
+      raise ExchangeError(f"Hugging Face's ELECTRA does not support {field.name}={value!r}")
   return {
     "architectures": [CLASSES[head]],
     "model_type": "electra",
@@ -276,11 +276,11 @@ def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
       raise ExchangeError(f"{path}: model type {c['model_type']!r} is not electra")
     for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
       if c.get(field, right) != right:
-        raise ExchangeError(f"{path}: {field} is {c[field]!r}, here it is {right!r}")
+        raise ExchangeError(f"{path}: {field} is {c[field]!r}, expected {right!r}")
     # Missing fields have ELECTRA's defaults, as in Hugging Face.
     cfg = TransformerConfig(**{ours: c[theirs] for ours, theirs in FIELDS.items() if theirs in c})
   except (KeyError, TypeError, json.JSONDecodeError) as error:
-    raise ExchangeError(f"{path} is no ELECTRA's: {type(error).__name__} {error}") from None
+    raise ExchangeError(f"{path}: no ELECTRA config: {type(error).__name__} {error}") from None
   named = [head for head, kind in HEADS.items() if kind in (c.get("architectures") or [])]
   return cfg, named[0] if named else None
 

@@ -76,7 +76,7 @@ def open_source(path: str | Path) -> Source:
   if path.with_name(path.name + ".index").is_file() or (path / "checkpoint").is_file():
     return _tf1(path)
   raise ExchangeError(
-    f"{path} is neither a run, an orbax export, a folder of Hugging Face nor a TF1 checkpoint"
+    f"{path} is neither a run, an orbax export, a Hugging Face folder nor a TF1 checkpoint"
   )
 
 
@@ -92,7 +92,7 @@ def read_params(path: str | Path, vocab: Vocab) -> dict:
   if source.tokenizer and source.tokenizer.vocab.hash != vocab.hash:
     theirs = source.tokenizer.vocab
     raise ExchangeError(
-      f"{path} is of another vocabulary: {theirs.size} entries, SHA-256 {theirs.hash[:12]}, here"
+      f"{path} has another vocabulary: {theirs.size} entries, SHA-256 {theirs.hash[:12]}; expected"
       f" {vocab.size}, {vocab.hash[:12]}"
     )
   found = source.networks
@@ -160,7 +160,7 @@ def _run(path: Path) -> Source:
     cfg, weights = generators.masked_language_model(spec, params)
     found["generator"] = Network(cfg, jax.tree.map(np.asarray, weights), "mlm_head")
   elif params.get("generator"):
-    left_out.append(f"the {spec.generator_kind} generator, which nothing else has")
+    left_out.append(f"the {spec.generator_kind} generator, specific to electra_jax")
   history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
   text = [source["source"] for source in shards.read_manifest(saved["data"]["dir"])["sources"]]
   card = {"config": saved, "text": text, "steps": steps, "heldout": (history or [{}])[-1]}
@@ -209,7 +209,7 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
     if (folder / name).is_file():
       return tokenizer.load(folder / name, lowercase)
   if (folder / "vocab.txt").is_file():
-    raise ExchangeError(f"{path} changes BERT's rules for vocab.txt, tokenizer.json is missing")
+    raise ExchangeError(f"{path} changes BERT's tokenization, which needs a tokenizer.json")
   return None
 
 
@@ -224,7 +224,7 @@ def _tf1(path: Path) -> Source:
       head = "rtd_head" if role == "discriminator" else "mlm_head"
       found[role] = Network(cfg, tf1.load(path, cfg, role), head)
   if not found:
-    raise ExchangeError(f"{path} holds neither of ELECTRA's networks")
+    raise ExchangeError(f"{path} has neither a discriminator nor a generator")
   left_out = () if "generator" in found else tf1.left_out(path)
   # The released archives contain their lower-cased vocabulary.
   vocab = path.with_name("vocab.txt")

@@ -49,7 +49,7 @@ def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
   slots = {n for n in names if n.endswith(("/adam_m", "/adam_v"))}
   mine = (f"{scopes['embeddings']}/embeddings/", f"{scopes['encoder']}/", f"{which}_predictions/")
   if extra := sorted(n for n in names - slots - seen - IGNORED if n.startswith(mine)):
-    raise ExchangeError(f"{prefix}: unknown here: {', '.join(extra[:8])}")
+    raise ExchangeError(f"{prefix}: unknown variables: {', '.join(extra[:8])}")
   return network
 
 
@@ -76,7 +76,7 @@ def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
   try:
     found = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
   except (tf.errors.OpError, ValueError) as error:
-    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
+    raise ExchangeError(f"{prefix} is not a readable TF1 checkpoint: {error}") from None
   scopes = dict(_SCOPES[which])
   if which == "generator" and "generator/embeddings/word_embeddings" in found:
     scopes["embeddings"] = "generator"
@@ -90,11 +90,11 @@ def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
     max_positions, _ = found[f"{tables}position_embeddings"]
     hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
   except (KeyError, ValueError) as error:
-    raise ExchangeError(f"{prefix}: no matrix {error}, which says a size") from None
+    raise ExchangeError(f"{prefix}: cannot infer the sizes, no matrix {error}") from None
   if hidden_size > 64 and hidden_size % 64:
     raise ExchangeError(
-      f"{prefix}: the {which} is {hidden_size} wide, no multiple of 64: its number of heads is not"
-      " in the checkpoint and cannot be guessed"
+      f"{prefix}: the {which}'s width {hidden_size} is not a multiple of 64, so its number of"
+      " attention heads cannot be inferred"
     )
   return TransformerConfig(
     vocab_size=vocab_size,

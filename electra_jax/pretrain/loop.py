@@ -183,4 +183,4 @@ def save(
     again = failure()  # None if the first error came from the previous save
     if again and final:
       raise again
-    log.warn([f"{first}; training goes on"])
+    log.warn([f"{first}; training continues"])

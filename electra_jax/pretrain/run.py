@@ -116,9 +116,9 @@ class Run:
     fields.pop("data.dir")
     text = json.dumps(fields, sort_keys=True, default=str)
     return {
-      "code": f"of SHA-256 {version.code_digest()[:12]}, jax {jax.__version__}",
-      "data": f"of the manifest {self.shards.digest[:12]}",
-      "configuration": f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
+      "code": f"SHA-256 {version.code_digest()[:12]}, jax {jax.__version__}",
+      "data": f"manifest {self.shards.digest[:12]}",
+      "configuration": f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
     }
 
 

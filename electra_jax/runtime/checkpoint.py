@@ -190,7 +190,7 @@ class Checkpoints:
 
     def let_go() -> None:
       if not self.abandon():
-        raise WriteError("the save before it could not be finished by all processes")
+        raise WriteError("not all processes finished the previous save")
 
     run_on_all(let_go)
     self._open()
@@ -209,7 +209,7 @@ class Checkpoints:
 
   def _what_is_left(self) -> str:
     steps = steps_on_disk(self.folder)
-    return f"the one of step {steps[-1]} is whole" if steps else "there is none before it"
+    return f"the checkpoint of step {steps[-1]} is intact" if steps else "no earlier checkpoint"
 
   def restore(self, step: int, shapes, run_on_all: Callable = _alone) -> tuple[Any, dict[str, Any]]:
     """Returns the state of a step, on the devices of `shapes`, and its metadata.
@@ -265,9 +265,9 @@ def _read_meta(folder: Path, step: int) -> dict[str, Any]:
     meta = dict(ocp.JsonCheckpointHandler().restore(folder / str(step) / "meta"))
     digest = meta.pop("crc32", None)  # older checkpoints have none
     if digest is not None and digest != _digest(meta):
-      raise ValueError("what is saved beside the arrays does not match its checksum")
+      raise ValueError("the metadata does not match its checksum")
     if meta["step"] != step or "step" not in meta["arrays"]:
-      raise ValueError(f"it says that it is of step {meta['step']}")
+      raise ValueError(f"its metadata says step {meta['step']}")
   return meta
 
 
@@ -387,7 +387,7 @@ def _refuse_not_finite(bad: list[str]) -> None:
 def _compare(folder: Path, step: int, found: dict, bad: list[str], arrays: Mapping) -> None:
   """Raises DamagedError if checksums differ or arrays are not finite."""
   if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
-    text = f"{len(wrong)} arrays do not match their checksums, {wrong[0]} among them"
+    text = f"{len(wrong)} arrays do not match their checksums, e.g. {wrong[0]}"
     raise _damaged(folder, step, ValueError(text))
   if bad:
     raise _damaged(folder, step, ValueError(f"{bad[0]} is not finite"))
@@ -397,7 +397,7 @@ def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None
   """Raises CheckpointError if arrays have other names or shapes than the model's."""
   wanted = named(shapes)
   problems = [f"{name} is missing" for name in wanted if name not in arrays]
-  problems += [f"{name} is unknown here" for name in arrays if name not in wanted]
+  problems += [f"{name} is not in the model" for name in arrays if name not in wanted]
   for name, x in wanted.items():
     if name in arrays and tuple(arrays[name]["shape"]) != x.shape:
       problems.append(f"{name} is {tuple(arrays[name]['shape'])}, the model's is {x.shape}")

@@ -32,12 +32,12 @@ class Limits:
 
   def __post_init__(self):
     if self.window < 1:
-      raise ValueError(f"health.window is at least 1 line, got {self.window}")
+      raise ValueError(f"health.window must be at least 1 line, got {self.window}")
     if self.loss_spike and self.loss_spike <= 1:
-      raise ValueError(f"health.loss_spike is above 1, or 0 for off, got {self.loss_spike}")
+      raise ValueError(f"health.loss_spike must be above 1, or 0 for off, got {self.loss_spike}")
     for name, most in (("auc_margin", 0.5), ("recall", 1.0), ("entropy_ratio", 1.0)):
       if not 0 <= getattr(self, name) <= most:
-        raise ValueError(f"health.{name} is from 0 to {most}, got {getattr(self, name)}")
+        raise ValueError(f"health.{name} must be from 0 to {most}, got {getattr(self, name)}")
 
 
 class Health:
@@ -77,9 +77,9 @@ class Health:
       if median is not None:
         yield (
           f"{name} {value:.3f} nats is {value / max(median, 1e-9):.3g} times the median"
-          f" {median:.3f} of the {lines} lines before (limit {self._limits.loss_spike:g}). Unless a"
-          " schedule jumps here: lower optimizer.learning_rate or optimizer.clip_norm, raise"
-          " optimizer.warmup_steps, or resume with these from an earlier checkpoint"
+          f" {median:.3f} of the previous {lines} log lines (limit {self._limits.loss_spike:g})."
+          " Unless a schedule jumps here: lower optimizer.learning_rate or optimizer.clip_norm,"
+          " raise optimizer.warmup_steps, or resume with these from an earlier checkpoint"
         )
 
   def _collapses(self, step: int, values: Mapping) -> Iterator[str]:
@@ -92,7 +92,7 @@ class Health:
       first, lines = self._since.get(name, (step, 0))
       self._since[name] = first, lines + 1
       if lines + 1 == self._limits.window:
-        yield f"{seen}, on {lines + 1} lines from step {first:,}: {advice}"
+        yield f"{seen}, on {lines + 1} log lines since step {first:,}: {advice}"
 
 
 class _Level:
@@ -132,8 +132,8 @@ def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, st
       yield (
         name,
         abs(value - 0.5) < limits.auc_margin,
-        f"{name} {value:.3f} is within {limits.auc_margin:g} of guessing (0.5)",
-        "the discriminator tells nothing. A generator that is not as strong"
+        f"{name} {value:.3f} is within {limits.auc_margin:g} of chance (0.5)",
+        "the discriminator does not learn. Try a weaker generator"
         " (generator.width_multiplier), a lower optimizer.learning_rate, or"
         " optimizer.separate_optimizers",
       )
@@ -144,9 +144,9 @@ def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, st
         name,
         value < limits.recall,
         f"{name} {100 * value:.3g} % is below {100 * limits.recall:g} %{of}",
-        "the discriminator says 'original' of every token. More to find (raise"
-        " objective.mask_prob), a generator that is not as strong (generator.width_multiplier), a"
-        " lower optimizer.learning_rate, or a higher objective.discriminator_weight",
+        "the discriminator predicts 'original' for every token. Try a higher objective.mask_prob,"
+        " a weaker generator (generator.width_multiplier), a lower optimizer.learning_rate, or a"
+        " higher objective.discriminator_weight",
       )
     elif name == "sample_entropy":
       loss = next((k for k in ("mlm_loss", "cloze_loss") if values.get(k) is not None), None)

@@ -115,10 +115,10 @@ class Log:
     self._places: list[History | Events] = []
     self._enabled = enabled
     if enabled:
-      with self._writing("all that follows"):
+      with self._writing("all log lines"):
         self._places.append(History(folder / "metrics.jsonl", start_step if resumed else None))
     if enabled and tensorboard:
-      with self._writing("all that follows"):
+      with self._writing("all log lines"):
         self._places.append(Events(folder / "tensorboard", start_step + 1))
 
   @contextlib.contextmanager
@@ -144,7 +144,7 @@ class Log:
     """Flushes metrics.jsonl, so that it survives a power cut or the loss of the machine."""
     for place in self._places:
       if isinstance(place, History):
-        with self._writing("the history"):
+        with self._writing("buffered lines"):
           place.sync()
 
   def warn(self, warnings: Iterable[str]) -> None:

@@ -48,12 +48,12 @@ def initialize(
   """
   given = bool(coordinator), num_processes > 0, process_id >= 0
   if any(given) and not all(given):
-    raise ValueError("coordinator, num_processes and process_id are given together or not at all")
+    raise ValueError("set all of coordinator, num_processes and process_id, or none")
 
   def explain():
     print(
-      f"error: not all processes of this run came within {timeout_secs} s"
-      f" (config.hosts.timeout_secs); coordinator: {coordinator or 'as the cluster says'}",
+      f"error: not all processes of this run joined within {timeout_secs} s"
+      f" (config.hosts.timeout_secs); coordinator: {coordinator or 'set by the cluster'}",
       file=sys.stderr,
       flush=True,
     )
@@ -89,7 +89,7 @@ def abort_if_peer_lost() -> Iterator[None]:
     if jax.process_count() == 1 or not _LOST.search(str(error)):
       raise
     reason = str(error).strip().splitlines()[0]
-    print(f"error: another process of this run is gone: {reason:.200}", file=sys.stderr, flush=True)
+    print(f"error: lost another process of this run: {reason:.200}", file=sys.stderr, flush=True)
     os._exit(128 + signal.SIGABRT)
 
 
@@ -121,7 +121,7 @@ def run_on_all(action: Callable[[], T]) -> T:
   if not errors:
     return result
   first = min(errors)
-  error = failure or PeerError(f"process {first} stopped: {errors[first]}")
+  error = failure or PeerError(f"process {first} failed: {errors[first]}")
   error.kinds = {text.partition("(")[0] for text in errors.values()}
   raise error
 
@@ -146,6 +146,6 @@ def assert_same(values: dict[str, str]) -> None:
     odd = [str(process) for process, digest in enumerate(hashes) if digest != usual]
     if odd:
       raise ValueError(
-        f"{name}: process {', '.join(odd)} of {len(hashes)} has another than the others; here, in"
-        f" process {jax.process_index()}, it is {value}"
+        f"{name}: process {', '.join(odd)} of {len(hashes)} differs from the others;"
+        f" process {jax.process_index()} has {value}"
       )

@@ -113,7 +113,7 @@ class StragglerDetector:
     if self._lines != 2:  # one line may be chance; later ones would repeat the warning
       return values, []
     return values, [
-      f"process {slowest} ({self._names[slowest]}) is slow: alone its steps would take"
-      f" {1000 * own[slowest]:.3g} ms, {1000 * data_secs[slowest]:.3g} of them waiting for data,"
-      f" those of the others {1000 * others:.3g} ms"
+      f"process {slowest} ({self._names[slowest]}) is slow: its own step time is"
+      f" {1000 * own[slowest]:.3g} ms, {1000 * data_secs[slowest]:.3g} ms of it waiting for data;"
+      f" the others' is {1000 * others:.3g} ms"
     ]

@@ -21,7 +21,7 @@ def parse_steps(text: str) -> range:
   match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
   first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
   if not 0 < first <= last:
-    raise ValueError(f"config.profile.steps is FIRST:LAST, as 100:105, got {text!r}")
+    raise ValueError(f"config.profile.steps must be FIRST:LAST, e.g. 100:105, got {text!r}")
   return range(first, last + 1)
 
 

@@ -128,7 +128,7 @@ def read_config(workdir: Path) -> dict | None:
   strangers = sorted(set(files) - known)
   if strangers:
     raise ValueError(
-      f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}, so it is no run: use another --workdir"
+      f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}, it is not a run: use another --workdir"
     )
   return None
 

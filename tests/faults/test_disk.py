@@ -77,7 +77,7 @@ def test_a_save_that_fails_while_training_goes_on_is_told_at_the_next(data, alon
     (disk / "filler").unlink()  # before the next save, and any line
     (disk / "most").unlink()
     error = run.error()
-    assert "could not write a checkpoint" in error and "there is none before it" in error, error
+    assert "could not write a checkpoint" in error and "no earlier checkpoint" in error, error
     assert harness.last_line(workdir) == 22 and not harness.checkpoints(workdir)
     harness.Run(data, workdir, STEPS, log__tensorboard=False, **fields).finish()
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
@@ -89,7 +89,7 @@ def test_a_run_goes_on_over_a_full_disk_if_told_to(data, alone, tmp_path):
     reached = harness.reaches(workdir, 6)
     run = harness.Run(data, workdir, STEPS, checkpoint__on_error="continue").when(reached)
     fill(disk)
-    run.when(lambda: "training goes on" in run.said and "not written to" in run.said)
+    run.when(lambda: "training continues" in run.said and "not written to" in run.said)
     (disk / "filler").unlink()
     run.finish()
     harness.check_readable(workdir)
@@ -128,7 +128,7 @@ def test_two_processes_go_on_over_a_full_disk(data, tmp_path):
     runs = harness.pair(data, workdir, STEPS, head=harness.program(harness.PACED), **fields)
     runs[0].when(reached)
     fill(disk)
-    runs[0].when(lambda: "training goes on" in runs[0].said)
+    runs[0].when(lambda: "training continues" in runs[0].said)
     (disk / "filler").unlink()
     for run in runs:
       run.finish()
@@ -142,12 +142,12 @@ def test_a_run_told_to_stop_over_a_full_disk_does_not_claim_to_have_saved(data, 
     run = harness.Run(data, workdir, 10_000, checkpoint__on_error="continue")
     run.when(lambda: harness.newest(workdir) >= 5)
     fill(disk)
-    run.when(lambda: "training goes on" in run.said)
+    run.when(lambda: "training continues" in run.said)
     fill(disk)  # what a save that failed halfway gave back
     left = harness.newest(workdir)
     run.send(signal.SIGTERM)
     error = run.error()
-    assert "space" in error and f"the one of step {left} is whole" in error, error
+    assert "space" in error and f"the checkpoint of step {left} is intact" in error, error
     harness.check_readable(workdir)
 
 
@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_refused_or_the_one_before_is_taken(data, alone,
   assert harness.newest(workdir) == STEPS  # nothing was changed
   said = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
   place = workdir / "damaged" / str(STEPS)
-  assert "is damaged" in said and f"it is in {place} now" in said
+  assert "is damaged" in said and f"moved to {place}" in said
   assert f"resuming from step {STEPS - STEPS % harness.EVERY}" in said and place.is_dir()
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 

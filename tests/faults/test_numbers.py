@@ -29,7 +29,7 @@ def test_nan_stops_the_run_and_names_step_and_term(data, alone, tmp_path):
 def test_nan_is_met_by_going_back_and_leaving_the_batch_out(data, tmp_path):
   workdir = tmp_path / "run"
   said = poisoned(data, workdir, 12, health__on_nan="rollback").finish()
-  assert "going back to leave batch 12 out" in said and "resuming from step 10" in said
+  assert "rolling back to skip batch 12" in said and "resuming from step 10" in said
   meta = harness.meta(workdir, STEPS)
   assert meta["skipped"] == [12] and meta["position"]["sequences"] == 16 * (STEPS + 1)
   # The same when it is killed after that: what was left out is part of the checkpoint.
@@ -37,7 +37,7 @@ def test_nan_is_met_by_going_back_and_leaving_the_batch_out(data, tmp_path):
   run = poisoned(data, again, 12, health__on_nan="rollback")
   run.when(lambda: harness.newest(again) >= 15).kill()
   said = poisoned(data, again, 12, health__on_nan="rollback").finish()
-  assert "resuming from step" in said and "going back" not in said
+  assert "resuming from step" in said and "rolling back" not in said
   assert harness.outcome(again, STEPS) == harness.outcome(workdir, STEPS)
 
 
@@ -46,7 +46,7 @@ def test_going_back_ends_after_as_many_times_as_allowed(data, tmp_path):
   fields = {"health__on_nan": "rollback", "health__max_rollbacks": 2}
   run = poisoned(data, workdir, 12, every=True, **fields)
   error = run.error()
-  assert run.said.count("going back") == 2 and error.startswith("error: step 13: "), run.said
+  assert run.said.count("rolling back") == 2 and error.startswith("error: step 13: "), run.said
   assert harness.newest(workdir) == 10
 
 
@@ -73,7 +73,7 @@ def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_pat
   [
     (
       {"objective__discriminator_weight": 0, "health__auc_margin": 0.2},
-      "the discriminator tells nothing",
+      "the discriminator does not learn",
     ),
     ({"objective__temperature": 0.01}, "the generator samples the same few tokens"),
   ],

@@ -56,7 +56,7 @@ def test_where_one_of_two_dies_the_other_ends_with_a_message(
   assert other.wait(60) in (134, -signal.SIGABRT)
   assert time.monotonic() - started < 10
   # Ours, or that of JAX's runtime where its thread was faster.
-  assert re.search("error: another process of this run is gone|another task died", other.said)
+  assert re.search("error: lost another process of this run|another task died", other.said)
   harness.check_readable(workdir)
   first, _ = (run.finish() for run in harness.pair(data, workdir, STEPS))
   assert "resuming from step" in first
@@ -153,7 +153,7 @@ def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
   reached = harness.reaches(workdir, 4)
   runs = harness.pair(data, workdir, 10_000, log__every_steps=4, log__tensorboard="false")
   runs[0].when(reached)
-  slow = re.compile(r"warning: process 1 \(.+\) is slow: alone its steps would take \d")
+  slow = re.compile(r"warning: process 1 \(.+\) is slow: its own step time is \d")
   assert not slow.search(runs[0].said)
   with slowed(runs[1]):
     runs[0].when(lambda: bool(slow.search(runs[0].said)), 120)
@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone,
     assert f"checkpoints/{STEPS} is damaged" in error
   runs = harness.pair(data, workdir, STEPS, checkpoint__fallback="true", **fields)
   first, _ = (run.finish() for run in runs)
-  assert f"it is in {workdir / 'damaged' / str(STEPS)} now" in first
+  assert f"moved to {workdir / 'damaged' / str(STEPS)}" in first
   assert harness.outcome(workdir, STEPS) == harness.outcome(whole, STEPS)
 
 
@@ -218,10 +218,10 @@ def odd_checkpoints(data, workdir) -> dict:
 @pytest.mark.parametrize(
   ("odd", "what", "of"),
   [
-    (odd_code, "code", "of SHA-256 "),
-    (odd_data, "data", "of the manifest "),
+    (odd_code, "code", "SHA-256 "),
+    (odd_data, "data", "manifest "),
     (odd_folder, "workdir", "a folder that is not shared"),
-    (odd_checkpoints, "newest checkpoint", f"of step {STEPS - STEPS % harness.EVERY}"),
+    (odd_checkpoints, "newest checkpoint", f"step {STEPS - STEPS % harness.EVERY}"),
   ],
   ids=["code", "data", "folder", "checkpoints"],
 )
@@ -232,8 +232,8 @@ def test_a_process_that_has_something_else_is_named_by_all(
     shutil.copytree(two_alone, tmp_path / "run")
   runs = harness.pair(data, tmp_path / "run", STEPS, odd=odd(data, tmp_path))
   errors = [run.error() for run in runs]
-  start = f"error: {what}: process 1 of 2 has another than the others; here, in process "
-  assert errors[0].startswith(f"{start}0, it is ") and errors[1].startswith(f"{start}1, it is {of}")
+  start = f"error: {what}: process 1 of 2 differs from the others; process "
+  assert errors[0].startswith(f"{start}0 has ") and errors[1].startswith(f"{start}1 has {of}")
 
 
 def test_two_processes_share_the_optimizers_state(data, two_alone, tmp_path):

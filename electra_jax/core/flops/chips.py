@@ -42,8 +42,8 @@ def parse(topology: str) -> tuple[Chip, tuple[int, ...]]:
   axes = shape.split("x")
   if name not in CHIPS or not all(axis.isdecimal() and int(axis) for axis in axes):
     raise ValueError(
-      f"topology {topology!r}: the chip ({', '.join(CHIPS)}) and its numbers along the axes, as"
-      " v5e:4x8 or v4:2x2x4"
+      f"topology {topology!r}: expected a chip ({', '.join(CHIPS)}) and its number along each"
+      " axis, e.g. v5e:4x8 or v4:2x2x4"
     )
   return CHIPS[name], tuple(map(int, axes))
 
