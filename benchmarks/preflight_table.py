@@ -137,7 +137,7 @@ def main() -> None:
     for future in concurrent.futures.as_completed(pool.submit(in_time, x) for x in todo):
       if (found := future.result()) is None:
         continue
-      if "extra electra_jax[tpu]" in found.get("error", ""):
+      if "comes with electra_jax[tpu]" in found.get("error", ""):
         console.print(found["error"])
         pool.shutdown(cancel_futures=True)
         break

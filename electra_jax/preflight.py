@@ -101,7 +101,7 @@ def tpu_slice(topology: str) -> Target:
     found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
   except (ImportError, RuntimeError) as error:
     reason = str(error).strip().splitlines()[0]
-    hint = "" if "INVALID_ARGUMENT" in reason else "; its compiler is the extra electra_jax[tpu]"
+    hint = "" if "INVALID_ARGUMENT" in reason else "; the TPU compiler comes with electra_jax[tpu]"
     raise ValueError(f"topology {topology}: {reason}{hint}") from None
   return Target(
     tuple(found.devices),
@@ -118,8 +118,8 @@ def local_target() -> Target:
   devices = jax.devices()
   peak, source = flops.peak_flops(devices[0])
   limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
-  unknown = ["how much memory there is"] if limit == math.inf else []
-  unknown += ["the speed of memory", *(["that of the links"] if len(devices) > 1 else [])]
+  unknown = ["memory size"] if limit == math.inf else []
+  unknown += ["memory bandwidth", *(["link bandwidth"] if len(devices) > 1 else [])]
   return Target(
     tuple(devices),
     len(devices),
@@ -127,7 +127,7 @@ def local_target() -> Target:
     math.inf,
     math.inf,
     peak,
-    f"{', '.join(unknown)}; times are of the products alone, peak: {source}",
+    f"{', '.join(unknown)}; times count matrix products only, peak: {source}",
   )
 
 
@@ -290,9 +290,9 @@ def table(config: ConfigDict, costs: list[StepCost]) -> Table:
   found = Table(
     title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
     f" {c.steps:,} steps",
-    caption="bytes are the compiler's; times are bounds from below, MFU and sequences/s from above",
+    caption="bytes: by the compiler; times: lower bounds; MFU and sequences/s: upper bounds",
   )
-  found.add_column("of one device" if any(f.devices > 1 for f in costs) else "")
+  found.add_column("per device" if any(f.devices > 1 for f in costs) else "")
   for f in costs:
     found.add_column(f.topology, justify="right", no_wrap=True)
   for title, cell, always in ROWS:
@@ -314,28 +314,28 @@ def _hours(f: StepCost, steps: int) -> float:
   return f.secs * steps / 3600
 
 
-_FITS = {True: "fits", False: "does not fit", None: "not known"}
+_FITS = {True: "fits", False: "does not fit", None: "unknown"}
 # Rows of the table: title, cell of (cost, config.train), whether to show it if a step does not fit.
 ROWS = (
   ("microbatches", lambda f, c: f"{f.accumulation}", True),
-  ("memory, GiB", lambda f, c: _gib(f.memory), True),
-  ("used", lambda f, c: _gib(f.used), True),
-  ("fits or not", lambda f, c: _FITS[f.fits], True),
+  ("device memory, GiB", lambda f, c: _gib(f.memory), True),
+  ("memory used, GiB", lambda f, c: _gib(f.used), True),
+  ("fits", lambda f, c: _FITS[f.fits], True),
   ("  parameters", lambda f, c: _gib(f.parameters), False),
   ("  optimizer", lambda f, c: _gib(f.optimizer), False),
   ("  optimizer, if sharded (ZeRO-1)", lambda f, c: _gib(f.optimizer_sharded), False),
   ("  activations, gradients", lambda f, c: _gib(f.temporaries), False),
-  ("all-reduced, GiB a step", lambda f, c: _gib(f.all_reduce_bytes), False),
-  ("reduce-scattered", lambda f, c: _gib(f.reduce_scatter_bytes), False),
-  ("all-gathered", lambda f, c: _gib(f.all_gather_bytes), False),
-  ("ms of these at the links' speed", lambda f, c: _ms(f.link_secs), False),
-  ("TFLOP a step", lambda f, c: f"{f.flops / 1e12:.3g}", False),
-  ("ms of these at the peak", lambda f, c: _ms(f.product_secs), False),
-  ("ms of memory at its speed", lambda f, c: _ms(f.memory_secs), False),
-  ("ms a step", lambda f, c: _ms(f.secs), False),
+  ("all-reduce, GiB per step", lambda f, c: _gib(f.all_reduce_bytes), False),
+  ("reduce-scatter, GiB per step", lambda f, c: _gib(f.reduce_scatter_bytes), False),
+  ("all-gather, GiB per step", lambda f, c: _gib(f.all_gather_bytes), False),
+  ("communication, ms per step", lambda f, c: _ms(f.link_secs), False),
+  ("TFLOP per step", lambda f, c: f"{f.flops / 1e12:.3g}", False),
+  ("compute at peak, ms per step", lambda f, c: _ms(f.product_secs), False),
+  ("memory traffic, ms per step", lambda f, c: _ms(f.memory_secs), False),
+  ("step, ms", lambda f, c: _ms(f.secs), False),
   ("sequences/s, all devices", lambda f, c: f"{c.batch_size / f.secs:,.0f}", False),
   ("MFU, %", lambda f, c: f"{100 * f.mfu:.0f}", False),
-  ("hours of the whole run", lambda f, c: f"{_hours(f, c.steps):,.3g}", False),
+  ("whole run, hours", lambda f, c: f"{_hours(f, c.steps):,.3g}", False),
   ("chip-hours", lambda f, c: f"{_hours(f, c.steps) * f.chips:,.4g}", False),
 )
 
@@ -345,13 +345,13 @@ def verdict(costs: list[StepCost]) -> str:
   *tried, last = costs
   refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else costs))
   if last.fits is None:
-    return f"{last.topology}: whether it fits is not known, it needs {_gib(last.used)} GiB a device"
+    return f"{last.topology}: unknown whether it fits; it needs {_gib(last.used)} GiB per device"
   if not last.fits:
     return (
-      f"{last.topology}: does not fit, in {refused} microbatches; model.remat=True,"
-      " optimizer.sharded=True or more devices need less"
+      f"{last.topology}: does not fit with {refused} microbatches; try model.remat=True,"
+      " optimizer.sharded=True or more devices"
     )
-  fewest = f"; does not fit in {refused}" if tried else ""
+  fewest = f"; does not fit with {refused}" if tried else ""
   return f"{last.topology}: fits, microbatches: {last.accumulation}{fewest}"
 
 
@@ -375,7 +375,7 @@ def main(argv: list[str]) -> int:
   if args.topology == [HERE]:
     target = local_target()
     found.append(fit(config, HERE, target))
-    console.print(f"not known: {target.unknown}")
+    console.print(f"unknown: {target.unknown}")
   else:
     jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
     config = for_tpu(config)
@@ -394,8 +394,8 @@ def main(argv: list[str]) -> int:
 def define_flags() -> None:
   """Defines the command line."""
   cli.define_config_flag()
-  flags.DEFINE_list("topology", None, "slices, as v5e:16x16,v4:2x2x4; or here")
-  flags.DEFINE_string("json", None, "file for the same numbers, a line a cost")
+  flags.DEFINE_list("topology", None, "TPU slices, e.g. v5e:16x16,v4:2x2x4; or here")
+  flags.DEFINE_string("json", None, "output file for the same numbers, one JSON line per column")
 
 
 if __name__ == "__main__":

@@ -47,15 +47,15 @@ def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
 
 def test_what_a_cpu_does_not_tell_is_said_to_be_unknown(tiny):
   config, target = tiny
-  for word in ("memory there is", "speed of memory", "of the links", "peak: measured"):
+  for word in ("memory size", "memory bandwidth", "link bandwidth", "peak: measured"):
     assert word in target.unknown
   cost = preflight.estimate_step(config, preflight.HERE, target)
   assert cost.fits is cost.memory is cost.memory_secs is cost.link_secs is None
   assert json.loads(json.dumps(dataclasses.asdict(cost)))["memory"] is None
   said = shown(config, [cost])
-  assert said["memory, GiB"] == said["ms of these at the links' speed"] == ["?"]
-  assert said["ms of memory at its speed"] == ["?"] and said["fits or not"] == ["not known"]
-  assert "whether it fits is not known" in preflight.verdict([cost])
+  assert said["device memory, GiB"] == said["communication, ms per step"] == ["?"]
+  assert said["memory traffic, ms per step"] == ["?"] and said["fits"] == ["unknown"]
+  assert "unknown whether it fits" in preflight.verdict([cost])
 
 
 def shown(config, costs):
@@ -121,13 +121,13 @@ def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny
   assert [f.accumulation for f in costs] == [1, 2, 3, 6]
   assert not any(f.fits for f in costs) and costs[3].temporaries < costs[0].temporaries
   said = shown(config, costs)
-  assert said["fits or not"] == 4 * ["does not fit"] and said["hours of the whole run"] == 4 * [""]
-  assert preflight.verdict(costs).startswith("x: does not fit, in 1, 2, 3, 6 microbatches")
+  assert said["fits"] == 4 * ["does not fit"] and said["whole run, hours"] == 4 * [""]
+  assert preflight.verdict(costs).startswith("x: does not fit with 1, 2, 3, 6 microbatches")
   enough = (costs[1].used + costs[2].used) / 2
   found = preflight.fit(config, "x", dataclasses.replace(target, memory=enough))
   assert [(f.accumulation, f.fits) for f in found] == [(1, False), (2, False), (3, True)]
-  assert preflight.verdict(found) == "x: fits, microbatches: 3; does not fit in 1, 2"
-  assert shown(config, found)["fits or not"] == ["does not fit", "does not fit", "fits"]
+  assert preflight.verdict(found) == "x: fits, microbatches: 3; does not fit with 1, 2"
+  assert shown(config, found)["fits"] == ["does not fit", "does not fit", "fits"]
 
 
 def test_a_slice_that_is_none_is_refused():
@@ -181,5 +181,5 @@ def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
   assert cost.mfu == pytest.approx(cost.product_secs / cost.secs)
   hours = cost.secs * config.train.steps / 3600
   said = shown(config, [cost])
-  assert said["fits or not"] == ["fits"] and said["hours of the whole run"] == [f"{hours:.3g}"]
+  assert said["fits"] == ["fits"] and said["whole run, hours"] == [f"{hours:.3g}"]
   assert said["chip-hours"] == [f"{8 * hours:.4g}"]

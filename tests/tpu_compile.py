@@ -33,18 +33,18 @@ FIELDS = {
 }
 ROWS = (
   "microbatches",
-  "memory, GiB",
-  "fits or not",
+  "device memory, GiB",
+  "fits",
   "optimizer",
   "optimizer, if sharded (ZeRO-1)",
   "activations, gradients",
-  "all-reduced, GiB a step",
-  "ms of these at the links' speed",
-  "TFLOP a step",
-  "ms a step",
+  "all-reduce, GiB per step",
+  "communication, ms per step",
+  "TFLOP per step",
+  "step, ms",
   "sequences/s, all devices",
   "MFU, %",
-  "hours of the whole run",
+  "whole run, hours",
   "chip-hours",
 )
 GIB = 2**30
@@ -126,7 +126,7 @@ def check_refusal() -> str:
   assert tried == [(1, False), (2, False), (3, True)], costs
   used = [cost["used"] for cost in costs]
   assert used[0] > used[1] > 15 * GIB > used[2], used
-  assert "fits, microbatches: 3; does not fit in 1, 2" in said, said
+  assert "fits, microbatches: 3; does not fit with 1, 2" in said, said
   return "what is too much for a chip fits in 3 microbatches, not in 1 or 2"
 
 
