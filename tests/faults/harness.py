@@ -4,14 +4,17 @@ All train the same little thing on a little generated text; what one leaves is c
 one that was left alone leaves, bit for bit.
 """
 
+import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +62,10 @@ def programs(*args):
 run.make_train_fns = programs
 """
 
+PROGRAM = """
+import runpy
+runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)
+"""
 
 # Runs the program with a training step that breaks on one batch, or on all from it on.
 POISON = """
@@ -91,9 +98,7 @@ run.make_train_fns, pretrain_batches.train_batches = programs, batches
 
 def program(code: str, *arguments: str) -> list[str]:
   """Returns a head of a `Run`: the program, after some lines of Python that take the arguments."""
-  code += "from electra_jax import train\nfrom electra_jax.config import cli\n"
-  code += "train.define_flags()\ncli.run(train.main)\n"
-  return [sys.executable, "-c", code, *arguments]
+  return [code + PROGRAM, *arguments]
 
 
 def poison(number: int, every: bool = False) -> list[str]:
@@ -133,13 +138,35 @@ def build(folder: Path) -> None:
   )
 
 
+# Half of a start is the import of TensorFlow: a process that has done that forks into the runs.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.faults.preload"])
+
+
+def become(code: str, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+  """Runs the code as `python -c` does, to the end of the process."""
+  os.setsid()
+  output = os.open(log, os.O_WRONLY | os.O_APPEND)
+  for stream in (sys.stdout, sys.stderr):
+    os.dup2(output, stream.fileno())
+  os.chdir(ROOT)
+  os.environ.clear()
+  os.environ.update(environment)
+  sys.argv, sys.path[:0] = ["-c", *arguments], [str(ROOT)]
+  try:
+    exec(code, {"__name__": "__main__"})
+  finally:
+    threading._shutdown()
+    atexit._run_exitfuncs()  # which multiprocessing leaves out
+
+
 class Run:
   """A run of the program in its own session, so that nothing of it survives a kill.
 
   Args:
     data: the folder with data/.
     workdir: the run's; what it says goes to a file of that name beside it, and is `said`.
-    head: a program to run it with, instead of `python -m electra_jax.train`.
+    head: Python to run instead of `python -m electra_jax.train`, and its first arguments.
   """
 
   def __init__(
@@ -156,18 +183,16 @@ class Run:
     place = workdir.parent  # not on a disk that is to be full
     self.log = (place.parent if place.is_mount() else place) / f"{workdir.name}.{log}"
     arguments = command("electra_jax.train", data, steps, f"--workdir={workdir}", *args, **fields)
-    if head:
-      arguments = [*head, *arguments[3:]]
+    code, *first = head or [PROGRAM]
     with self.log.open("a") as log:
       self.begin = log.tell()
-      self.process = subprocess.Popen(
-        arguments,
-        cwd=ROOT,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT)},
-      )
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
+    self.process = SERVER.Process(
+      target=become, args=(code, [*first, *arguments[3:]], self.log, environment), daemon=True
+    )
+    self.process.start()
+    while os.getpgid(self.process.pid) != self.process.pid:  # until `become` has begun
+      time.sleep(0.001)
 
   @property
   def said(self) -> str:
@@ -178,11 +203,11 @@ class Run:
 
   def wait(self, timeout_secs: float = 300) -> int:
     """Waits for the end and returns the exit code; kills what does not end."""
-    try:
-      return self.process.wait(timeout_secs)
-    except subprocess.TimeoutExpired:
+    self.process.join(timeout_secs)
+    if self.process.is_alive():
       self.send(signal.SIGKILL)
-      raise AssertionError(f"still running after {timeout_secs} s: {self.said[-3000:]}") from None
+      raise AssertionError(f"still running after {timeout_secs} s: {self.said[-3000:]}")
+    return self.process.exitcode
 
   def send(self, number: int) -> None:
     """Sends a signal to it and all it started."""
@@ -192,7 +217,7 @@ class Run:
     """Waits until the condition holds, while it runs."""
     deadline = time.monotonic() + timeout_secs
     while not condition():
-      assert self.process.poll() is None, f"it was over before: {self.said[-3000:]}"
+      assert self.process.is_alive(), f"it was over before: {self.said[-3000:]}"
       assert time.monotonic() < deadline, f"not within {timeout_secs} s: {self.said[-3000:]}"
       time.sleep(0.001)
     return self
@@ -200,7 +225,7 @@ class Run:
   def kill(self) -> None:
     """Ends it as a power cut does."""
     self.send(signal.SIGKILL)
-    self.process.wait()
+    self.process.join()
 
   def finish(self) -> str:
     """Waits for its success and returns what it said."""

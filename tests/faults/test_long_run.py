@@ -59,6 +59,6 @@ def test_a_trace_is_taken_on_a_signal(data, alone, tmp_path):
   workdir = tmp_path / "run"
   reached = harness.reaches(workdir, 5)
   run = harness.Run(data, workdir, STEPS, profile__signal_steps=2).when(reached)
-  run.process.send_signal(signal.SIGUSR2)
+  os.kill(run.process.pid, signal.SIGUSR2)
   trace_of(workdir, run.finish())
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)

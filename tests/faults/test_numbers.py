@@ -105,9 +105,9 @@ def test_jumps_of_the_clock_corrupt_nothing(data, alone, tmp_path):
 
   while not harness.checkpoints(workdir):
     reached, run = harness.reaches(workdir, 12), start()
-    while run.process.poll() is None and not reached():
+    while run.process.is_alive() and not reached():
       time.sleep(0.001)
-    if run.process.poll() is None:
+    if run.process.is_alive():
       run.kill()
     else:
       check_time_out(run)
