@@ -32,7 +32,7 @@ class Scorer:
     saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
     if saved is None:
       raise ValueError(f"{workdir} holds no run")
-    folder = data_dir or saved["data"]["dir"]
+    folder = data_dir or sources.data_folder(Path(workdir), saved)
     vocab = sources.vocab_of(folder)
     self.tokenizer = tokenizer.load_from(folder, vocab)
     self.spec, params, step = sources.read_run(workdir, vocab)

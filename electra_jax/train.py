@@ -116,7 +116,11 @@ def train_with_rollback(
         return loop(run, state, meta, skipped, log, monitors)
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
-          raise
+          o = run.config.optimizer
+          raise metrics.NotFiniteError(
+            f"{error}; try a lower optimizer.learning_rate (now {o.learning_rate:g}) or more"
+            f" optimizer.warmup_steps (now {o.warmup_steps:,})"
+          ) from None
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
         log.warn([f"{error}: rolling back to skip batch {skipped[-1]:,} ({which})"])
@@ -170,8 +174,8 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" attention {run.spec.discriminator.compute.attention}",
     "FLOPs": f"{run.flops_per_step:.3g} per step in matrix products,"
     f" {run.flops_per_step * c.train.steps:.3g} in total",
-    "data": f"{c.data.dir}: {run.shards.num_examples:,} sequences of {run.shards.seq_length}"
-    f" tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
+    "data": f"{run.shards.folder.absolute()}: {run.shards.num_examples:,} sequences of"
+    f" {run.shards.seq_length} tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
     "training": f"{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
     f" {sequences * run.shards.seq_length:,} tokens ="
     f" {sequences / run.shards.num_examples:,.2f} epochs",
@@ -183,6 +187,12 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
     console.print(f"{name + ':':<19}{text}")
+  if (warmup := c.optimizer.warmup_steps) > c.train.steps:
+    console.print(
+      f"warning: optimizer.warmup_steps={warmup:,} is above train.steps={c.train.steps:,}: the"
+      f" learning rate ends at {c.train.steps / warmup:.1%} of optimizer.learning_rate",
+      style="bold",
+    )
 
 
 def newest(checkpoints: Checkpoints) -> int | None:
@@ -196,6 +206,11 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
   """Returns the initial or restored state and the metadata saved with it (None at step 0)."""
   sharding, fallback = run.fns.sharding, run.config.checkpoint.fallback
   while (latest := newest(checkpoints)) is not None:
+    if latest > (steps := run.config.train.steps):
+      raise ValueError(
+        f"{run.workdir} is at step {latest:,}, beyond config.train.steps={steps:,}: raise it, or"
+        " use another --workdir"
+      )
     started = time.perf_counter()
     try:
       state, meta = checkpoints.restore(latest, sharding.shapes(), processes.run_on_all)
@@ -212,7 +227,8 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
       console.print(f"warning: {found}; moved to {place}", style="bold")
       continue
     took = time.perf_counter() - started
-    console.print(f"resuming from step {latest:,} (restored in {took:.1f} s)")
+    what = "already at" if latest == steps else "resuming from"
+    console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
   weights = parallel.replicate(run.fns.init_params())
   if run.config.init_from is not None:
@@ -238,7 +254,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
 
 def finish(run: Run, done: int, console: Console) -> None:
   """Draws the curves; prints the final metrics and the paths of the results."""
-  history = metrics.read_history(run.workdir / "metrics.jsonl")
+  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   level = ("held-out unigram entropy", run.entropy)
   references = dict.fromkeys(PREDICTIONS, level) if run.entropy else {}
   curves.draw(run.workdir / "curves.png", history, references)

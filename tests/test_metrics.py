@@ -229,8 +229,10 @@ def test_event_files_of_a_resumed_run_hide_what_comes_after_its_step(tmp_path):
 
 def test_a_history_ends_before_a_damaged_line_and_has_no_hole(tmp_path):
   path = tmp_path / "metrics.jsonl"
-  path.write_text('{"step": 1}\n{"step": 2\n{"step": 3}\n')
-  assert metrics.read_history(path) == [{"step": 1}]
+  whole = [{"step": step, "split": "train"} for step in (1, 3)]
+  damaged = '{"step": 2\n3\n{"step": 2}\n'
+  path.write_text(json.dumps(whole[0]) + "\n" + damaged + json.dumps(whole[1]) + '\n{"step": 4, "s')
+  assert metrics.read_history(path) == whole
 
 
 def test_speed_is_that_of_steps_and_data_without_all_else(monkeypatch):

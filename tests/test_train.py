@@ -66,6 +66,7 @@ def test_a_run_leaves_everything_it_promises(straight):
     "config.json",
     "curves.png",
     "metrics.jsonl",
+    "vocab",
   ]
   history = lines(straight)
   assert [(x["split"], x["step"]) for x in history] == [
@@ -196,8 +197,13 @@ def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
   state, meta = run.restore(8, parallel.StateSharding(shapes, sharded=False).shapes())
   run.save(9, state.replace(step=state.step + 1, params=explode(state.params)), meta)
   run.close()
-  with pytest.raises(metrics.NotFiniteError, match=r"^step 10: .*= (nan|inf)"):
+  with pytest.raises(
+    metrics.NotFiniteError, match=r"^step 10: .*= (nan|inf); try a lower"
+  ) as error:
     train.train(tiny_config, workdir)
+  assert "optimizer.learning_rate (now 0.01) or more optimizer.warmup_steps (now 3)" in str(
+    error.value
+  )
   assert sorted(os.listdir(workdir / "checkpoints")) == ["4", "8", "9"]
   shutil.rmtree(workdir / "checkpoints" / "9")
   assert train.train(tiny_config, workdir) == STEPS

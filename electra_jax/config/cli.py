@@ -142,6 +142,8 @@ def _resolve_argv(argv: list[str]) -> list[str]:
     if arg in ("--config", "-config") and i + 1 < len(argv):
       argv[i : i + 2] = [f"--config={argv[i + 1]}", ""]
   argv = [argv[0], *(arg for arg in argv[1:] if arg)]
+  if len(given := [arg for arg in argv if re.match("--?config=", arg)]) > 1:
+    raise flags.Error(f"--config is given twice: {' and '.join(given)}")
   for i, arg in enumerate(argv):
     if match := re.match(r"--?config=([^:]*)(:.*)?$", arg):
       path, colon_arg = resolve(match[1]), match[2] or ""

@@ -13,6 +13,13 @@ from electra_jax.config.files import load
 DEFINING = ("seed", "init_from", "model", "generator", "objective", "optimizer", "train")
 # Exceptions: fields of these groups that may change with the machine.
 FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation", "optimizer.sharded")
+# Fields that set the names and shapes of arrays: with other values no checkpoint can be restored.
+SHAPES = (
+  *(f"model.{x}" for x in ("hidden_size", "num_layers", "num_heads", "ffn_size")),
+  *("model.embedding_size", "model.max_positions", "generator.kind", "generator.tie"),
+  *("generator.width_multiplier", "generator.depth_multiplier", "objective.name"),
+  *("optimizer.name", "optimizer.separate_optimizers", "data.vocab_hash"),
+)
 # Hashes of the shards, compared like fields although they are not in the configuration.
 DATA_HASHES = ("data.manifest", "data.vocab_hash")
 
@@ -99,8 +106,7 @@ def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Pa
   refused = [f for f in found if not any(f == n or f.startswith(f"{n}.") for n in names)]
   if refused:
     listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused)
-    raise ValueError(
-      f"{workdir} holds another run: {listed}; use another --workdir, or resume anyway with"
-      f" --config.allow_config_change={','.join(refused)}"
-    )
+    anyway = f", or resume anyway with --config.allow_config_change={','.join(refused)}"
+    hint = "" if set(refused) & set(SHAPES) else anyway
+    raise ValueError(f"{workdir} holds another run: {listed}; use another --workdir{hint}")
   return list(found)

@@ -47,6 +47,8 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   own = _own(path) if path.parent in (Path("."), Path("finetune")) else None
   path = own or resolve(path)
   spec = importlib.util.spec_from_file_location(f"electra_jax_config_{path.stem}", path)
+  if spec is None:
+    raise ValueError(f"{path} is not a configuration file: its name must end in .py")
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)

@@ -60,7 +60,8 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
     if there[name].get(leaf) != here[name].get(leaf)
   ]
   if wrong:
-    raise ValueError(f"init_from: {', '.join(wrong)}")
+    more = f", and {len(wrong) - 3} more arrays differ" if len(wrong) > 3 else ""
+    raise ValueError(f"init_from: {', '.join(wrong[:3])}{more}")
   tables = ("embeddings", "embedding_delta")
   if lost := [name for name in theirs if name not in mine and name.endswith(tables)]:
     raise ValueError(

@@ -63,6 +63,11 @@ def build(config: ConfigDict, *, overwrite: bool = False) -> dict:
 def check(config: ConfigDict) -> None:
   """Raises ValueError if a value of config.data is out of range."""
   data = config.data
+  if "model" in config and data.seq_length > config.model.max_positions:
+    raise ValueError(
+      f"config.data.seq_length {data.seq_length} is above config.model.max_positions"
+      f" {config.model.max_positions}: no network of this configuration could read the shards"
+    )
   if not data.dir:
     raise ValueError("config.data.dir is not set: the folder to write shards to")
   if "://" in data.dir:

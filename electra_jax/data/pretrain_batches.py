@@ -70,6 +70,15 @@ class Shards:
       raise DataError(f"{path} is damaged: {error}") from None
     if seq_length not in (None, length):
       raise DataError(f"{path}: shards of {length} tokens, but data.seq_length is {seq_length}")
+    itemsize = examples.record_dtype(length, vocab.size).itemsize
+    for shard in manifest["splits"][split]["shards"]:
+      if shard["bytes"] != shard["examples"] * itemsize:
+        raise DataError(
+          f"{path} is damaged: {shard['file']} has {shard['examples']:,} examples of {itemsize}"
+          f" bytes, but {shard['bytes']:,} bytes"
+        )
+    if count != (held := sum(x["examples"] for x in manifest["splits"][split]["shards"])):
+      raise DataError(f"{path} is damaged: {split} has {count:,} examples, its files {held:,}")
     shards.check_vocab(folder, vocab)
     shards.check_files(folder, manifest, (split,), verify)
     if not count:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.data.tokenizer import Vocab
-from electra_jax.runtime.workdir import NO_LOCKS
+from electra_jax.runtime.workdir import NO_LOCKS, replacing
 
 FORMAT = "electra_jax shards"
 FORMAT_VERSION = 1
@@ -214,6 +214,14 @@ def check_files(folder: str | os.PathLike, manifest: dict, splits=SPLITS, verify
             )
       except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def copy_vocab(folder: str | os.PathLike, vocab: Vocab, to: Path) -> None:
+  """Copies the vocabulary file and the manifest of a folder of shards."""
+  to.mkdir(exist_ok=True)
+  for name in (vocab.file, MANIFEST):
+    with replacing(to / name) as temporary:
+      shutil.copyfile(Path(folder) / name, temporary)
 
 
 def check_vocab(folder: str | os.PathLike, vocab: Vocab) -> None:

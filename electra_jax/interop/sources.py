@@ -24,7 +24,7 @@ from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.huggingface import ExchangeError
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import restore_params
-from electra_jax.runtime.workdir import CONFIG_FILE, read_config
+from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
 
@@ -131,6 +131,12 @@ def vocab_of(folder: str | Path) -> Vocab:
   return Vocab.from_json(shards.read_manifest(folder)["vocab"])
 
 
+def data_folder(workdir: Path, saved: Mapping) -> Path:
+  """Returns the folder with a run's vocabulary and manifest: its own copy, else its shards."""
+  copy = workdir / VOCAB_FOLDER
+  return copy if (copy / shards.MANIFEST).is_file() else Path(saved["data"]["dir"])
+
+
 def plain(cfg: TransformerConfig) -> TransformerConfig:
   """Returns the config with default compute settings, which are not exported."""
   return dataclasses.replace(cfg, compute=Compute())
@@ -138,7 +144,8 @@ def plain(cfg: TransformerConfig) -> TransformerConfig:
 
 def _run(path: Path) -> Source:
   saved = read_config(path)
-  vocab = vocab_of(saved["data"]["dir"])
+  folder = data_folder(path, saved)
+  vocab = vocab_of(folder)
   spec, params, steps = read_run(path, vocab)
   params = jax.tree.map(np.asarray, params)
   heads = [name for name in huggingface.HEADS if name in params["discriminator"]]
@@ -162,10 +169,10 @@ def _run(path: Path) -> Source:
   elif params.get("generator"):
     left_out.append(f"the {spec.generator_kind} generator, specific to electra_jax")
   history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
-  text = [source["source"] for source in shards.read_manifest(saved["data"]["dir"])["sources"]]
+  text = [source["source"] for source in shards.read_manifest(folder)["sources"]]
   card = {"config": saved, "text": text, "steps": steps, "heldout": (history or [{}])[-1]}
   found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}
-  return Source(found, tokenizer.load_from(saved["data"]["dir"], vocab), card, tuple(left_out))
+  return Source(found, tokenizer.load_from(folder, vocab), card, tuple(left_out))
 
 
 def _hf_folders(path: Path) -> list[Path]:

@@ -1,12 +1,14 @@
 """Runs the training loop of a run, with its log lines, evaluations and checkpoints."""
 
 import dataclasses
+import itertools
 
 import jax
+import numpy as np
 
 from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.run import Run
-from electra_jax.runtime import metrics, parallel, processes, version
+from electra_jax.runtime import memory, metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput, Speed
 from electra_jax.runtime.health import Health
@@ -47,6 +49,12 @@ def loop(
   c, n, hosts = run.config, run.config.train.steps, jax.process_count()
   start, goodput, tracer = int(state.step), monitors.goodput, monitors.tracer
   batches = batches_from(run, start, skipped)
+  if start < n:
+    with goodput.doing("data"):
+      batch = next(batches)
+    with goodput.doing("compile"):
+      processes.run_on_all(lambda: check_memory(run, state, batch))
+    batches = itertools.chain([batch], batches)
   # Two CPU processes deadlock in their collectives when many steps are in flight.
   lockstep = hosts > 1 and jax.default_backend() == "cpu"
   window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
@@ -114,6 +122,17 @@ def batches_from(run: Run, start: int, skipped: tuple[int, ...]):
   return parallel.prefetch(batches)
 
 
+def check_memory(run: Run, state, batch) -> None:
+  """Compiles the step and the evaluation; raises ValueError if memory is too short for one."""
+  step = run.fns.train_step.lower(state, batch).compile()
+  memory.check("the training step", step, "train.accumulation, or lower train.batch_size")
+  if run.heldout is not None:
+    rows = run.eval_batch_size // jax.device_count()
+    empty = jax.tree.map(lambda x: np.zeros((len(x), rows, *x.shape[2:]), x.dtype), batch)
+    evaluation = run.fns.eval_step.lower(state.params, empty).compile()
+    memory.check("evaluation", evaluation, "the number of devices, or lower eval.batch_size")
+
+
 def check_health(run: Run, health: Health, done: int, values: dict, log: Log) -> None:
   """Logs warnings about a log line; stops all processes if `health.on_warning` is "stop"."""
 
@@ -132,7 +151,7 @@ def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
     return
   batches = pretrain_batches.eval_batches(
     run.heldout,
-    batch_size=run.config.eval.batch_size,
+    batch_size=run.eval_batch_size,
     max_examples=run.config.eval.max_examples,
     host=jax.process_index(),
     hosts=jax.process_count(),

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.data import pretrain_batches
-from electra_jax.runtime import parallel, version
+from electra_jax.data.shards import copy_vocab
+from electra_jax.runtime import checkpoint, metrics, parallel, version
 from electra_jax.runtime.health import Limits
-from electra_jax.runtime.workdir import read_config, write_config
+from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
 
 
 class TrainFns(NamedTuple):
@@ -103,11 +104,19 @@ class Run:
   limits: Limits  # of the health checks
 
   @property
+  def eval_batch_size(self) -> int:
+    """config.eval.batch_size, at most the evaluated examples in whole rows per device."""
+    devices, count = jax.device_count(), self.heldout.num_examples
+    count = min(count, self.config.eval.max_examples)
+    return min(self.config.eval.batch_size, -(-count // devices) * devices)
+
+  @property
   def record(self) -> dict:
     """The configuration and the hashes of the data, as saved with the run."""
     hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
-    return {**nested, "data": {**nested["data"], **hashes}}
+    folder = str(Path(nested["data"]["dir"]).absolute())
+    return {**nested, "data": {**nested["data"], "dir": folder, **hashes}}
 
   @property
   def fingerprint(self) -> dict[str, str]:
@@ -159,12 +168,23 @@ _peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second
 
 
 def start_or_continue(run: Run) -> list[str]:
-  """Saves the configuration in the workdir; raises ValueError if it holds another run.
+  """Saves the configuration and the vocabulary in the workdir.
+
+  A run without any checkpoint starts over, so its configuration may differ.
 
   Returns the allowed changes of fields.
+
+  Raises:
+    ValueError: the workdir holds another run, or its checkpoints are missing.
   """
   allowed, saved = [], read_config(run.workdir)
-  if saved is not None:
+  checkpoints, history = run.workdir / checkpoint.FOLDER, run.workdir / metrics.HISTORY_FILE
+  if not checkpoints.exists() and metrics.read_history(history):
+    raise ValueError(
+      f"{checkpoints} is missing, but {history.name} has lines: restore the folder to resume, or"
+      " start over in another --workdir"
+    )
+  if saved is not None and checkpoint.steps_on_disk(checkpoints):
     allowed = compare.refuse_other_run(
       compare.flatten(saved),
       compare.flatten(run.record),
@@ -172,4 +192,5 @@ def start_or_continue(run: Run) -> list[str]:
       run.workdir,
     )
   write_config(run.workdir, run.record)
+  copy_vocab(run.shards.folder, run.shards.vocab, run.workdir / VOCAB_FOLDER)
   return allowed

@@ -2,13 +2,14 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from electra_jax.runtime.metrics import read_history
+from electra_jax.runtime.metrics import HISTORY_FILE, parse_line, read_history
 from electra_jax.runtime.terminal import Display
 from electra_jax.runtime.workdir import naming, replacing
 
@@ -16,14 +17,27 @@ from electra_jax.runtime.workdir import naming, replacing
 class History:
   """metrics.jsonl: one line per log step or evaluation, `{"step", "split", name: value...}`.
 
-  A resumed run first drops lines beyond its step and a truncated last line.
+  A resumed run first drops the lines beyond its step, which it writes again, and damaged lines.
+  Where training starts over, the earlier file is renamed.
+
+  Fields:
+    notes: what became of an earlier file.
   """
 
   def __init__(self, path: Path, resumed_step: int | None):
-    self.path = path
-    kept = (
-      [] if resumed_step is None else [x for x in read_history(path) if x["step"] <= resumed_step]
-    )
+    self.path, self.notes, kept = path, [], []
+    found = read_history(path)
+    if resumed_step is not None:
+      kept = [line for line in found if line["step"] <= resumed_step]
+      texts = path.read_bytes().splitlines() if path.exists() else []
+      if bad := [str(n) for n, text in enumerate(texts[:-1], 1) if parse_line(text) is None]:
+        self.notes = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
+    elif found:
+      number = next(
+        n for n in itertools.count(1) if not path.with_name(f"{path.name}.{n}").exists()
+      )
+      aside = path.rename(path.with_name(f"{path.name}.{number}"))
+      self.notes = [f"training starts over: the earlier {path.name} is now {aside}"]
     with replacing(path) as temporary:
       temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
     self._file = path.open("ab", buffering=0)
@@ -116,7 +130,9 @@ class Log:
     self._enabled = enabled
     if enabled:
       with self._writing("all log lines"):
-        self._places.append(History(folder / "metrics.jsonl", start_step if resumed else None))
+        history = History(folder / HISTORY_FILE, start_step if resumed else None)
+        self._places.append(history)
+        self.warn(history.notes)
     if enabled and tensorboard:
       with self._writing("all log lines"):
         self._places.append(Events(folder / "tensorboard", start_step + 1))

@@ -14,6 +14,7 @@ import numpy as np
 
 from electra_jax.runtime.parallel import Packed
 
+HISTORY_FILE = "metrics.jsonl"  # in the run's folder
 # Reported for the last step of a window; other scalars are averaged over it.
 LAST = ("learning_rate", "param_norm")
 # Timings: the only numbers of a line that differ between two identical runs.
@@ -148,11 +149,15 @@ def losses_first(values: dict) -> dict:
 
 
 def read_history(path: Path) -> list[dict]:
-  """Returns the lines of metrics.jsonl, without a truncated last line."""
-  lines = []
-  for text in path.read_text().splitlines() if path.exists() else ():
-    try:
-      lines.append(json.loads(text))
-    except json.JSONDecodeError:
-      break
-  return lines
+  """Returns the lines of metrics.jsonl, without damaged ones."""
+  found = map(parse_line, path.read_bytes().splitlines() if path.exists() else ())
+  return [line for line in found if line is not None]
+
+
+def parse_line(text: bytes) -> dict | None:
+  """Returns a line of metrics.jsonl, None if it is damaged."""
+  try:
+    line = json.loads(text)
+  except ValueError:
+    return None
+  return line if isinstance(line, dict) and {"step", "split"} <= line.keys() else None

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
+VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
 NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems without locks
 
 

@@ -1,0 +1,237 @@
+"""Nothing of a run is lost in silence: its folder stands alone, and a resume erases nothing."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import make_tiny_config
+from rich.console import Console
+from test_train import STEPS, lines, saved
+
+from electra_jax import train
+from electra_jax.config import cli, compare, files
+from electra_jax.core import params
+from electra_jax.data import build, pretrain_batches, shards
+from electra_jax.interop import sources
+from electra_jax.pretrain.run import prepare
+from electra_jax.runtime import memory
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_shards, tmp_path_factory):
+  """A run of its own copy of the shards, which are deleted at its end."""
+  folder = tmp_path_factory.mktemp("finished")
+  shutil.copytree(tiny_shards, folder / "shards")
+  assert train.train(make_tiny_config(str(folder / "shards")), folder / "run") == STEPS
+  shutil.rmtree(folder / "shards")
+  return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+  """A copy of that run."""
+  return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_a_run_is_read_without_its_shards(finished, tiny_shards):
+  source = sources.open_source(finished)
+  assert source.networks.keys() == {"discriminator", "generator"}
+  assert source.card["text"] and source.tokenizer.vocab == sources.vocab_of(tiny_shards)
+  assert not (finished.parent / "shards").exists()
+
+
+def test_a_relative_folder_of_shards_is_the_one_where_the_run_was_started(
+  tiny_shards, tiny_config, tmp_path, monkeypatch, capsys
+):
+  shutil.copytree(tiny_shards, tmp_path / "here" / "shards")
+  monkeypatch.chdir(tmp_path / "here")
+  tiny_config.data.dir = "shards"
+  train.train(tiny_config, "run")
+  assert f"{tmp_path}/here/shards: " in capsys.readouterr().out
+  shutil.rmtree("run/vocab")  # as in a run of an earlier version
+  monkeypatch.chdir(tmp_path)
+  assert sources.open_source("here/run").tokenizer is not None
+
+
+def test_a_finished_run_says_at_which_step_it_is(run, tiny_config, capsys):
+  assert train.train(tiny_config, run) == STEPS
+  assert f"already at step {STEPS}" in capsys.readouterr().out
+
+
+def test_fewer_steps_than_are_done_are_refused_with_both_numbers(run, tiny_config):
+  tiny_config.train.steps, tiny_config.allow_config_change = 8, "train.steps"
+  with pytest.raises(ValueError, match=r"is at step 12, beyond config.train.steps=8: raise it"):
+    train.train(tiny_config, run)
+
+
+def test_a_damaged_line_is_named_and_those_after_it_are_kept(run, tiny_config, capsys):
+  path, before = run / "metrics.jsonl", lines(run)
+  texts = path.read_text().splitlines()
+  texts[2] = texts[2][:40]
+  path.write_text("\n".join([*texts, '{"step": 13, "spl']))
+  train.train(tiny_config, run)
+  assert lines(run) == before[:2] + before[3:]
+  assert f"{path}: dropped damaged lines: 3\n" in capsys.readouterr().out
+
+
+def test_a_history_without_its_checkpoints_is_refused_and_left_as_it_is(run, tiny_config):
+  (run / "checkpoints").rename(run.parent / "elsewhere")
+  before = (run / "metrics.jsonl").read_bytes()
+  with pytest.raises(ValueError, match="checkpoints is missing.*restore the folder to resume"):
+    train.train(tiny_config, run)
+  assert (run / "metrics.jsonl").read_bytes() == before
+  (run.parent / "elsewhere").rename(run / "checkpoints")
+  assert train.train(tiny_config, run) == STEPS
+
+
+def test_training_that_starts_over_keeps_the_earlier_history(run, tiny_config, capsys):
+  before = (run / "metrics.jsonl").read_bytes()
+  for step in (run / "checkpoints").glob("[0-9]*"):
+    shutil.rmtree(step)
+  for number in (1, 2):
+    train.train(tiny_config, run)
+    for step in (run / "checkpoints").glob("[0-9]*"):
+      shutil.rmtree(step)
+    assert f"the earlier metrics.jsonl is now {run}/metrics.jsonl.{number}" in (
+      capsys.readouterr().out
+    )
+  assert (run / "metrics.jsonl.1").read_bytes() == before
+
+
+def test_a_first_try_without_a_checkpoint_does_not_block_the_corrected_command(
+  tiny_config, tmp_path, finished
+):
+  wrong = tiny_config.copy_and_resolve_references()
+  wrong.init_from = str(tmp_path / "typo")
+  with pytest.raises(ValueError, match="typo"):
+    train.train(wrong, tmp_path / "run")
+  assert train.train(tiny_config, tmp_path / "run") == STEPS
+  assert saved(tmp_path / "run") == saved(finished)
+
+
+def test_an_evaluation_is_no_larger_than_what_is_evaluated(tiny_config, tmp_path, finished):
+  tiny_config.eval.batch_size = 1 << 20
+  assert train.train(tiny_config, tmp_path) == STEPS
+  for ours, theirs in zip(lines(tmp_path), lines(finished), strict=True):
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+      # 20 examples in 24 rows instead of three times 8: sums in another order.
+      same = ours[name] == value or ours[name] == pytest.approx(value, rel=1e-5)
+      assert same, name
+
+
+def test_a_step_that_needs_more_memory_than_is_free_is_refused_with_both_numbers(
+  tiny_config, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(memory, "available", lambda: 1000)
+  with pytest.raises(
+    ValueError, match=r"training step needs 0.\d\d GB of memory, 0.00 GB are free: raise train.acc"
+  ):
+    train.train(tiny_config, tmp_path)
+  assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
+
+
+def test_the_memory_of_a_program_is_that_of_its_temporaries_and_results():
+  n = 1 << 20
+  program = jax.jit(lambda x: jnp.outer(x, x)[:, :1] @ jnp.ones((1, 2)))
+  compiled = program.lower(jax.ShapeDtypeStruct((1 << 11,), jnp.float32)).compile()
+  stats = compiled.memory_analysis()
+  needed = stats.temp_size_in_bytes + stats.output_size_in_bytes
+  assert needed >= (1 << 11) * 2 * 4
+  assert memory.available() > n
+  memory.check("it", compiled, "")
+
+
+def test_memory_is_no_more_than_a_container_may_take(tmp_path, monkeypatch):
+  (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+  (tmp_path / "memory.max").write_text("max\n")
+  (tmp_path / "memory.current").write_text("1000\n")
+  monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+  monkeypatch.setattr(memory, "CGROUPS", (tmp_path,))
+  assert memory.available() == 4000 * 1024
+  (tmp_path / "memory.max").write_text("3000\n")
+  assert memory.available() == 2000
+
+
+def test_a_warm_up_longer_than_the_run_is_a_warning_with_both_numbers(
+  tiny_config, tmp_path, capsys
+):
+  for steps in (5, 12):
+    tiny_config.optimizer.warmup_steps, tiny_config.train.steps = 10, steps
+    train.describe(prepare(tiny_config, tmp_path, False), Console(soft_wrap=True), [])
+    out = capsys.readouterr().out
+    assert ("optimizer.warmup_steps=10 is above train.steps=5: " in out) == (steps == 5)
+
+
+def test_a_configuration_that_is_no_python_file_is_one_line(tmp_path):
+  (tmp_path / "notes.txt").write_text("text")
+  with pytest.raises(ValueError, match=r"notes.txt is not a configuration file: its name must end"):
+    files.load(tmp_path / "notes.txt")
+
+
+def test_two_configurations_are_refused_by_name():
+  argv = ["train", "--config=configs/base.py", "--config", "configs/small.py"]
+  with pytest.raises(
+    cli.flags.Error, match="--config is given twice: --config=configs/base.py and"
+  ):
+    cli._resolve_argv(argv)
+
+
+def test_a_changed_shape_is_refused_without_the_hint_to_resume_anyway():
+  def refuse(**changed):
+    fields = {"model.num_layers": 2, "train.steps": 5}
+    compare.refuse_other_run(fields, fields | changed, "", "run")
+
+  with pytest.raises(ValueError, match=r"was 2, is 4; use another --workdir$"):
+    refuse(**{"model.num_layers": 4})
+  with pytest.raises(ValueError, match=r"resume anyway with --config.allow_config_change=train.st"):
+    refuse(**{"train.steps": 6})
+
+
+def test_many_arrays_of_other_shapes_are_three_and_a_number():
+  def tree(n):
+    return {"discriminator": {"encoder": {f"w{i}": np.ones((n, n)) for i in range(40)}}}
+
+  with pytest.raises(ValueError, match="and 37 more arrays differ") as error:
+    params.inherit(tree(2), tree(3))
+  assert len(str(error.value)) < 300
+
+
+def test_a_build_refuses_sequences_that_its_networks_cannot_read(tiny_config):
+  tiny_config.data.seq_length = 32
+  with pytest.raises(ValueError, match="seq_length 32 is above config.model.max_positions 16"):
+    build.check(tiny_config)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda split: split.update(examples=split["examples"] + 1), "train has .* its files"),
+    (lambda split: split["shards"][0].update(examples=1), "has 1 examples of .* bytes, but"),
+  ],
+)
+def test_a_count_of_examples_that_the_files_do_not_hold_is_refused(
+  tiny_shards, tmp_path, change, message
+):
+  shutil.copytree(tiny_shards, tmp_path, dirs_exist_ok=True)
+  manifest = shards.read_manifest(tmp_path)
+  change(manifest["splits"]["train"])
+  (tmp_path / shards.MANIFEST).write_text(shards.dump(manifest))
+  with pytest.raises(shards.DataError, match=message):
+    pretrain_batches.Shards.open(tmp_path)
+
+
+def test_checking_memory_compiles_nothing_twice(tiny_config, tmp_path):
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda event, secs, **kw: (
+      compiled.append(kw.get("fun_name", event))
+      if event.endswith("backend_compile_duration")
+      else None
+    )
+  )
+  tiny_config.seed = 99  # a step that no other test has compiled
+  train.train(tiny_config, tmp_path)
+  assert len(compiled) == 5  # parameters, state, their placement, the step, the evaluation
