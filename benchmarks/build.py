@@ -111,7 +111,7 @@ def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dic
     lines = (line for piece in pieces for line in piece.text.split("\n"))
     start = time.perf_counter()
     vocab = str(folder / "vocab.txt")
-    tokenizer.train("wordpiece", lines, size=30_522, path=vocab)
+    tokenizer.train("wordpiece", lines, size=30_522, path=Path(vocab))
     extra["vocabulary_secs"] = round(time.perf_counter() - start, 1)
   return source, vocab, extra
 

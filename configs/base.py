@@ -75,7 +75,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.vocab = "wordpiece"  # train wordpiece, unigram or bpe; or a vocab.txt, tokenizer.json, .model
   d.vocab_size = 30522  # entries when it is trained (BERT's size)
   d.vocab_train_mb = 200.0  # MB of text, spread over the corpus, that a vocabulary is trained on
-  d.lowercase = True  # also strips accents, as BERT-uncased; a vocabulary file may say otherwise
+  d.lowercase = True  # of a trained vocabulary or a vocab.txt; other files have their own rules
+  # Remove accents, and with them vowels of Hindi and tones of Vietnamese. Not set: not if the
+  # vocabulary is trained; with a vocab.txt as BERT, which strips where it lower-cases
+  d.strip_accents = placeholder(bool)
   d.seq_length = 512  # tokens of an example L, special ones included (Table 6; small: 128)
   d.examples = "segments"  # segments = the paper's two-segment examples, packed = no token wasted
   d.split_lines = True  # segments: cut lines at ends of sentences; else long paragraphs lose tokens

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from electra_jax.config import files
-from electra_jax.data import build, chunks, examples, pool, shards, sources
+from electra_jax.data import build, chunks, examples, pool, shards, sources, tokenizer
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
 
@@ -210,6 +210,36 @@ def test_a_finished_build_is_reused_and_a_different_one_is_left_alone(tmp_path, 
   assert build.build(config, overwrite=True)["seq_length"] == 32
 
 
+@pytest.mark.parametrize("vocab", ["wordpiece", None])
+def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, capsys, vocab):
+  fields = {"vocab": vocab, "vocab_size": 200} if vocab else {}
+  config = make_config(tmp_path, strip_accents=True, **fields)
+  build.build(config)
+  path = Path(config.data.dir) / shards.MANIFEST
+  manifest = json.loads(path.read_text())
+  del manifest["build"]["strip_accents"], manifest["vocab"]["strip_accents"]
+  path.write_text(json.dumps(manifest))
+  assert Shards.open(config.data.dir).vocab.strip_accents is True
+  for asked in (None, True):
+    config.data.strip_accents = asked
+    assert build.build(config) == manifest
+  assert ("note: its vocabulary is of version 0.1" in capsys.readouterr().out) == bool(vocab)
+  config.data.strip_accents = False
+  with pytest.raises(DataError, match="strip_accents is True there, False now"):
+    build.build(config)
+
+
+def test_accents_of_a_vocabulary_with_its_own_rules_are_refused(tmp_path):
+  config = make_config(tmp_path)
+  tokenizer.load(config.data.vocab)._engine.save(str(tmp_path / "tokenizer.json"))
+  config = make_config(tmp_path, vocab=str(tmp_path / "tokenizer.json"), strip_accents=False)
+  with pytest.raises(ValueError, match="strip_accents=False: .*tokenizer.json has its own rules"):
+    build.build(config)
+  config = make_config(tmp_path, vocab="bpe", vocab_size=40, strip_accents=True)
+  with pytest.raises(ValueError, match="strip_accents=True is for wordpiece"):
+    build.build(config)
+
+
 @pytest.mark.parametrize("changed", ["text.txt", "vocab.txt"])
 def test_a_build_of_files_that_have_changed_is_not_reused(tmp_path, changed):
   config = make_config(tmp_path)
@@ -294,7 +324,8 @@ def test_two_builds_of_one_folder_are_refused(tmp_path):
 
 
 def run_build(config, **options) -> subprocess.CompletedProcess:
-  flags = [f"--config.data.{k}={v}" for k, v in build.settings(config).items() if k != "seed"]
+  fields = {k: v for k, v in build.settings(config).items() if k != "seed" and v is not None}
+  flags = [f"--config.data.{k}={v}" for k, v in fields.items()]
   flags += [f"--config.data.dir={config.data.dir}", "--config.data.workers=1"]
   command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
   return subprocess.run(command, capture_output=True, text=True, check=False, **options)

@@ -15,7 +15,9 @@ from electra_jax.data.tokenizer import Vocab
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
-VOCAB = Vocab("wordpiece", "vocab.txt", True, 30522, "0" * 64, 0, 100, 101, 102, 103, (0, 101, 102))
+VOCAB = Vocab(
+  "wordpiece", "vocab.txt", True, True, 30522, "0" * 64, 0, 100, 101, 102, 103, (0, 101, 102)
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

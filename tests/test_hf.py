@@ -19,7 +19,7 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network
-from electra_jax.runtime import metrics
+from electra_jax.runtime import metrics, workdir
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/said.npz"))
@@ -286,6 +286,36 @@ def test_a_tokenizer_json_comes_back_with_its_own_bytes(tmp_path):
   )
   left_out = sources.open_source(tmp_path / "out").left_out
   assert left_out == ("discriminator's classifier.dense.kernel",)
+
+
+@pytest.mark.parametrize("strip_accents", [True, False])
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_an_export_keeps_its_vocabularys_rule_for_accents(tmp_path, lowercase, strip_accents):
+  from tokenizers import BertWordPieceTokenizer, Tokenizer
+
+  texts = ["अच्छा है।", "Tiếng Việt", "今天很好。", "CAFÉ cafe\u0301"]
+  path = tmp_path / "vocab.txt"
+  tokenizer.train("wordpiece", texts, size=200, path=path, lowercase=False)
+  own = tokenizer.load(path, lowercase, strip_accents)
+  cfg = dataclasses.replace(SIZES["projected"], vocab_size=own.vocab.size)
+  source = sources.Source({"discriminator": Network(cfg, random_network(cfg, None), None)}, own, {})
+  export.export_hf(source, tmp_path / "hf", Console(quiet=True))
+  with workdir.new_folder(tmp_path / "orbax") as folder:
+    sources.save_orbax(folder, source)
+  folder = next((tmp_path / "hf").rglob("tokenizer.json")).parent
+  theirs = [
+    Tokenizer.from_file(str(folder / "tokenizer.json")),
+    BertWordPieceTokenizer(str(path), lowercase=lowercase, strip_accents=strip_accents),
+  ]
+  again = [sources.open_source(tmp_path / form).tokenizer for form in ("hf", "orbax")]
+  assert [x.vocab for x in again] == [own.vocab] * 2
+  for text, ids in zip(texts, own.encode_batch(texts), strict=True):
+    assert all(x.encode(text, add_special_tokens=False).ids == ids for x in theirs)
+    assert all(x.encode_batch([text]) == [ids] for x in again)
+  written = json.loads((folder / "tokenizer_config.json").read_text())
+  # BERT's rule is not spelled out: exports of before have the same bytes.
+  assert written.get("strip_accents", lowercase) == strip_accents
+  assert ("strip_accents" in written) == (lowercase != strip_accents)
 
 
 def test_what_is_no_source_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Vocabularies: ids as BERT's, special ids by name, training that repeats itself."""
 
+import dataclasses
 import random
 import unicodedata
 
@@ -226,3 +227,62 @@ def test_another_vocabulary_in_the_folder_is_refused(vocab_file, tmp_path):
     file.write("more\n")
   with pytest.raises(VocabError, match=f"{own.vocab.size + 1} entries.*{own.vocab.size} entries"):
     tokenizer.load_from(tmp_path / "copy", own.vocab)
+
+
+# Any language.
+
+LINES = {
+  "hindi": "अच्छा लिखा है। क्या यह ठीक है? हाँ, ठीक है।",
+  "vietnamese": "Tiếng Việt có dấu. Bạn có khỏe không? Vâng, tôi khỏe.",
+  "chinese": "他说：“今天很好。”我们走吧！好的。",
+  "arabic": "هل أنتَ بخير؟ نعم، أنا بخير.",
+}
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_marks_survive_a_trained_vocabulary(tmp_path, kind):
+  path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
+  size = {"wordpiece": 800, "unigram": 83, "bpe": 115}[kind]
+  own = tokenizer.train(kind, [*LINES.values()] * 20, size=size, path=path)
+  for line, ids in zip(LINES.values(), own.encode_batch([*LINES.values()]), strict=True):
+    assert own.vocab.unk not in ids
+    expected = line if kind == "wordpiece" else unicodedata.normalize("NFKC", line)
+    assert own.decode(ids).replace(" ", "") == expected.lower().replace(" ", "")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("strip_accents", [True, False, None])
+def test_ids_are_hugging_faces_with_and_without_accents(tmp_path, lowercase, strip_accents):
+  from tokenizers import BertWordPieceTokenizer
+
+  texts = [*LINES.values(), *ODD_MARKS]
+  path = tmp_path / "vocab.txt"
+  tokenizer.train("wordpiece", texts, size=400, path=path, lowercase=False)
+  theirs = BertWordPieceTokenizer(str(path), lowercase=lowercase, strip_accents=strip_accents)
+  own = tokenizer.load(path, lowercase, strip_accents)
+  for text in texts:
+    assert own.encode_batch([text])[0] == theirs.encode(text, add_special_tokens=False).ids
+  assert own.vocab.strip_accents == (lowercase if strip_accents is None else strip_accents)
+
+
+ODD_MARKS = [
+  "cafe\u0301 CAFÉ İ ẞ",
+  "e\u0301\u0323 क\u093c क़",
+  "ก็ ที่ נְקֻדָּה",
+  "가\u1100\u1161 が か\u3099",
+]
+
+
+def test_accents_are_stripped_where_asked_and_where_sentencepiece_cannot_it_says_so(tmp_path):
+  line = LINES["vietnamese"]
+  own = tokenizer.train("wordpiece", [line], size=90, path=tmp_path / "v.txt", strip_accents=True)
+  assert own.decode(own.encode_batch(["Tiếng Việt"])[0]) == "tieng viet"
+  with pytest.raises(VocabError, match="strip_accents=True is for wordpiece.*unigram"):
+    tokenizer.train("unigram", [line], size=90, path=tmp_path / "v.model", strip_accents=True)
+
+
+@pytest.mark.parametrize("lowercase", [True, False, None])
+def test_a_vocabulary_of_version_0_1_strips_accents_where_it_lower_cases(vocab_file, lowercase):
+  saved = dataclasses.asdict(tokenizer.load(vocab_file).vocab) | {"lowercase": lowercase}
+  del saved["strip_accents"]
+  assert tokenizer.Vocab.from_json(saved).strip_accents is lowercase

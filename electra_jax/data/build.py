@@ -99,8 +99,8 @@ def settings(config: ConfigDict) -> dict:
 def _finished(config: ConfigDict, folder: Path) -> dict:
   """Returns the manifest of a finished build. Raises DataError if it is another build."""
   manifest = shards.read_manifest(folder)
-  built = manifest["build"]
   wanted = settings(config)
+  built = _settings_of(manifest, wanted)
   differing = [
     f"{name} is {built.get(name)!r} there, {value!r} in this configuration"
     for name, value in wanted.items()
@@ -119,6 +119,18 @@ def _finished(config: ConfigDict, folder: Path) -> dict:
     )
   shards.check_files(folder, manifest)
   return manifest
+
+
+def _settings_of(manifest: dict, wanted: dict) -> dict:
+  """Returns the fields of a finished build; those that version 0.1 lacked as it computed."""
+  built = dict(manifest["build"])
+  if "strip_accents" not in built:
+    found = tokenizer.Vocab.from_json(manifest["vocab"]).strip_accents
+    asked = wanted["strip_accents"]
+    built["strip_accents"] = None if asked is None else found
+    if asked is None and found and built["vocab"] in tokenizer.KINDS:
+      say("note: its vocabulary is of version 0.1 and strips accents; --overwrite to keep them")
+  return built
 
 
 def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
@@ -292,14 +304,18 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
   """Writes the vocabulary file to `temporary`: a copy of the given file, or a newly trained one."""
   data = config.data
   if data.vocab not in tokenizer.KINDS:
-    loaded = tokenizer.load(data.vocab, data.lowercase)
+    loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents)
+    if data.strip_accents is not None and loaded.vocab.kind != "wordpiece":
+      raise tokenizer.VocabError(
+        f"config.data.strip_accents={data.strip_accents}: {data.vocab} has its own rules, leave it"
+      )
     loaded.save(temporary)
     return loaded.vocab
   kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
   with Status("reading text for the vocabulary", reader.done) as status:
     train_only = _train_pieces(reader.pieces(), data.holdout_frac, status)
     texts = sample(train_only, int(data.vocab_train_mb * 1e6))
-  size = sum(map(len, texts))
+  size = sum(len(text.encode()) for text in texts)
   say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
   trained = tokenizer.train(
     data.vocab,
@@ -307,6 +323,7 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
     size=data.vocab_size,
     path=temporary / tokenizer.FILES[kind],
     lowercase=data.lowercase,
+    strip_accents=bool(data.strip_accents),
   )
   return trained.vocab
 

@@ -54,7 +54,8 @@ class Vocab:
 
   kind: str  # 'wordpiece' (vocab.txt), 'tokenizer.json' or 'sentencepiece'
   file: str  # its name in the folder of shards
-  lowercase: bool | None  # also strips accents; None for other kinds: the file decides
+  lowercase: bool | None  # None for other kinds: the file decides
+  strip_accents: bool | None  # removes marks, as BERT does where it lower-cases; None likewise
   size: int  # number of ids; every id is below it
   hash: str  # SHA-256 of the file, hexadecimal
   pad: int
@@ -67,11 +68,16 @@ class Vocab:
   @classmethod
   def from_json(cls, content: Mapping) -> "Vocab":
     """Returns the vocabulary from the JSON of its `dataclasses.asdict`."""
-    return cls(**content | {"special_ids": tuple(content["special_ids"])})
+    earlier = {"strip_accents": content.get("lowercase")}  # version 0.1 knew one rule for both
+    return cls(**earlier | content | {"special_ids": tuple(content["special_ids"])})
 
 
-def load(path: str | os.PathLike, lowercase: bool = True) -> "Tokenizer":
+def load(
+  path: str | os.PathLike, lowercase: bool = True, strip_accents: bool | None = None
+) -> "Tokenizer":
   """Loads the tokenizer of a vocab.txt, a tokenizer.json or a SentencePiece .model.
+
+  The rules are for a vocab.txt; strip_accents=None is BERT's: where it lower-cases.
 
   Raises:
     VocabError: the file cannot be read, is none of the three, or lacks a special token.
@@ -80,7 +86,7 @@ def load(path: str | os.PathLike, lowercase: bool = True) -> "Tokenizer":
   if not path.is_file():
     raise VocabError(f"{path}: no such vocabulary file")
   if path.suffix == ".txt":
-    return WordPiece(path, lowercase)
+    return WordPiece(path, lowercase, lowercase if strip_accents is None else strip_accents)
   if path.suffix == ".json":
     return TokenizerJson(path)
   if path.suffix == ".model":
@@ -94,7 +100,7 @@ def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
   Raises:
     VocabError: the file is missing or does not match `vocab`.
   """
-  tokenizer = load(Path(folder) / vocab.file, bool(vocab.lowercase))
+  tokenizer = load(Path(folder) / vocab.file, bool(vocab.lowercase), vocab.strip_accents)
   if tokenizer.vocab != vocab:
     raise VocabError(
       f"{Path(folder) / vocab.file}: SHA-256 {tokenizer.vocab.hash[:12]}, {tokenizer.vocab.size} "
@@ -131,7 +137,7 @@ class Tokenizer(abc.ABC):
 class _HuggingFace(Tokenizer):
   """Shared code of the two kinds that use the `tokenizers` library."""
 
-  def _finish(self, engine, kind: str, lowercase: bool | None, special_ids: Iterable[int]):
+  def _finish(self, engine, kind: str, special_ids: Iterable[int], rules=(None, None)):
     self._engine = engine
     self._cache: dict[str, tuple[int, ...]] = {}
     # Under BERT's rules, units can be encoded one by one: the normaliser works on single
@@ -143,7 +149,7 @@ class _HuggingFace(Tokenizer):
       and all(token.special for token in added)  # others may contain spaces
     )
     ids = engine.get_vocab(with_added_tokens=True)
-    self.vocab = _vocab(self.path, kind, lowercase, max(ids.values()) + 1, ids.get, special_ids)
+    self.vocab = _vocab(self.path, kind, rules, max(ids.values()) + 1, ids.get, special_ids)
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
@@ -194,7 +200,7 @@ class _HuggingFace(Tokenizer):
 class WordPiece(_HuggingFace):
   """BERT's tokenizer over a vocab.txt: one piece per line, its id is the line number from 0."""
 
-  def __init__(self, path: Path, lowercase: bool):
+  def __init__(self, path: Path, lowercase: bool, strip_accents: bool):
     self.path = path
     try:
       # Not `splitlines`, as in BERT: a piece may be a character that Unicode treats as a line end.
@@ -208,8 +214,8 @@ class WordPiece(_HuggingFace):
       raise VocabError(f"{path}: the vocabulary is empty")
     ids = {piece: i for i, piece in enumerate(pieces)}
     unk = next((name for name in SPECIAL_NAMES["unk"] if name in ids), None)
-    engine = _bert_engine(ids, unk or "[UNK]", lowercase)
-    self._finish(engine, "wordpiece", lowercase, ())
+    engine = _bert_engine(ids, unk or "[UNK]", lowercase, strip_accents)
+    self._finish(engine, "wordpiece", (), (lowercase, strip_accents))
 
 
 class TokenizerJson(_HuggingFace):
@@ -227,7 +233,7 @@ class TokenizerJson(_HuggingFace):
     engine.no_truncation()
     engine.encode_special_tokens = True  # the name of a special token in a text is plain text
     special = (i for i, token in engine.get_added_tokens_decoder().items() if token.special)
-    self._finish(engine, "tokenizer.json", None, special)
+    self._finish(engine, "tokenizer.json", special)
 
 
 class SentencePiece(Tokenizer):
@@ -244,7 +250,7 @@ class SentencePiece(Tokenizer):
     engine, size = self._engine, self._engine.get_piece_size()
     names = {engine.id_to_piece(i): i for i in range(size)}
     special = [i for i in range(size) if engine.is_control(i)]
-    self.vocab = _vocab(path, "sentencepiece", None, size, names.get, special)
+    self.vocab = _vocab(path, "sentencepiece", (None, None), size, names.get, special)
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     return self._engine.encode(list(texts), num_threads=1)
@@ -266,7 +272,7 @@ class SentencePiece(Tokenizer):
 
 
 def train(
-  kind: str, texts: Iterable[str], *, size: int, path: str | os.PathLike, lowercase: bool = True
+  kind: str, texts: Iterable[str], *, size: int, path: Path, lowercase=True, strip_accents=False
 ) -> Tokenizer:
   """Trains a vocabulary of at most `size` ids, writes it to `path`, returns its tokenizer.
 
@@ -277,29 +283,30 @@ def train(
     texts: lines. WordPiece keeps the distinct words in memory; SentencePiece keeps all text.
     size: ids, special tokens included. SentencePiece reaches it exactly or raises.
     path: the file, named as in `FILES`.
-    lowercase: also strips accents (wordpiece) or folds case with NFKC (unigram, bpe).
+    lowercase: lower-cases (wordpiece) or folds case with NFKC (unigram, bpe).
+    strip_accents: wordpiece alone: removes all nonspacing marks, the vowels of Hindi among them.
 
   Raises:
-    VocabError: the kind is unknown, or there is too little text for the size.
+    VocabError: the kind is unknown or keeps accents, or there is too little text for the size.
   """
-  path = Path(path)
   if kind == "wordpiece":
-    _train_wordpiece(texts, size, path, lowercase)
-  elif kind in ("unigram", "bpe"):
+    _train_wordpiece(texts, size, path, _bert_engine({}, "[UNK]", lowercase, strip_accents))
+  elif kind in KINDS and strip_accents:
+    raise VocabError(f"data.strip_accents=True is for wordpiece: SentencePiece keeps them ({kind})")
+  elif kind in KINDS:
     _train_sentencepiece(kind, texts, size, path, lowercase)
   else:
     raise VocabError(f"data.vocab={kind!r} is neither a file nor one of {', '.join(KINDS)}")
-  return load(path, lowercase)
+  return load(path, lowercase, strip_accents)
 
 
-def _train_wordpiece(texts: Iterable[str], size: int, path: Path, lowercase: bool):
+def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
   from tokenizers import trainers
 
   names = [aliases[0] for aliases in SPECIAL_NAMES.values()]
   words: Counter[str] = Counter()
   for text in texts:
     words.update(text.split(" "))
-  engine = _bert_engine({}, "[UNK]", lowercase)
   alphabet = _alphabet(words, engine, min(MAX_ALPHABET, max(MIN_ALPHABET, size // 8)))
   inner = [f"##{char}" for char in alphabet if _is_inside_words(char, engine)]
   if size < len(names) + len(alphabet) + len(inner):
@@ -387,23 +394,25 @@ def _bounded(text: str, most: int = 1000) -> Iterator[str]:
     yield text
 
 
-def _bert_engine(ids: dict[str, int], unk: str, lowercase: bool):
-  """Returns BERT's tokenizer over `ids`; lower-casing also strips accents."""
+def _bert_engine(ids: dict[str, int], unk: str, lowercase: bool, strip_accents: bool):
+  """Returns BERT's tokenizer over `ids`."""
   from tokenizers import Tokenizer as Engine
   from tokenizers import decoders, models, normalizers, pre_tokenizers
 
   engine = Engine(
     models.WordPiece(vocab=ids, unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARS)
   )
-  engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+  strips = None if strip_accents == lowercase else strip_accents  # None: BERT's, as files say it
+  engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips)
   engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   engine.decoder = decoders.WordPiece()
   return engine
 
 
-def _vocab(path: Path, kind: str, lowercase: bool | None, size: int, find, special_ids) -> Vocab:
+def _vocab(path: Path, kind: str, rules, size: int, find, special_ids) -> Vocab:
   """Returns the metadata; `find` maps a name to its id. Raises VocabError for a missing token."""
   special = {}
+  lowercase, strip_accents = rules
   for role, names in SPECIAL_NAMES.items():
     found = [i for i in map(find, names) if i is not None]
     if not found:
@@ -414,6 +423,7 @@ def _vocab(path: Path, kind: str, lowercase: bool | None, size: int, find, speci
     kind=kind,
     file=FILES[kind],
     lowercase=lowercase,
+    strip_accents=strip_accents,
     size=size,
     hash=hashlib.sha256(path.read_bytes()).hexdigest(),
     special_ids=tuple(sorted(never_text - {special["unk"]})),

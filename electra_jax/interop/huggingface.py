@@ -112,6 +112,7 @@ TASK_HEADS = {
   "span_head": "ElectraForQuestionAnswering",
 }
 TASK_PREFIXES = ("classifier.", "qa_outputs.")
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of what is written here
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
 CLASSES = {**HEADS, **TASK_HEADS, None: "ElectraModel"}
 
@@ -325,7 +326,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   )
   engine.save(str(folder / "tokenizer.json"))
   config = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
+    "tokenizer_class": TOKENIZER_CLASS,
     "model_max_length": max_tokens,
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
@@ -336,6 +337,8 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
     tokenizer.save(folder)
   if vocab.kind == "wordpiece":
     config["do_lower_case"] = vocab.lowercase
+    if vocab.strip_accents != vocab.lowercase:
+      config["strip_accents"] = vocab.strip_accents
   text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
   (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
   return True

@@ -197,7 +197,7 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
   """Returns the tokenizer of a Hugging Face folder, or None.
 
   A vocab.txt alone is BERT's tokenizer, lower-casing unless tokenizer_config.json differs. If that
-  file changes another of BERT's rules, the tokenizer.json is needed.
+  file changes another of BERT's rules and is not from here, the tokenizer.json is needed.
   """
   path, content = folder / "tokenizer_config.json", {}
   if path.is_file():
@@ -205,8 +205,9 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
       content = dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
       raise ExchangeError(f"{path} is damaged: {error}") from None
-  lowercase = content.get("do_lower_case", True)
-  is_berts = content.get("strip_accents") in (None, lowercase) and content.get(
+  lowercase, strip_accents = content.get("do_lower_case", True), content.get("strip_accents")
+  ours = content.get("tokenizer_class") == huggingface.TOKENIZER_CLASS
+  is_berts = (ours or strip_accents in (None, lowercase)) and content.get(
     "tokenize_chinese_chars", True
   )
   names = [huggingface.ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
@@ -214,7 +215,7 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
     names.remove("vocab.txt")
   for name in names:
     if (folder / name).is_file():
-      return tokenizer.load(folder / name, lowercase)
+      return tokenizer.load(folder / name, lowercase, strip_accents)
   if (folder / "vocab.txt").is_file():
     raise ExchangeError(f"{path} changes BERT's tokenization, which needs a tokenizer.json")
   return None
