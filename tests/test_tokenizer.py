@@ -242,12 +242,21 @@ LINES = {
 @pytest.mark.parametrize("kind", tokenizer.KINDS)
 def test_marks_survive_a_trained_vocabulary(tmp_path, kind):
   path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
-  size = {"wordpiece": 800, "unigram": 83, "bpe": 115}[kind]
+  size = {"wordpiece": 300, "unigram": 83, "bpe": 115}[kind]
   own = tokenizer.train(kind, [*LINES.values()] * 20, size=size, path=path)
   for line, ids in zip(LINES.values(), own.encode_batch([*LINES.values()]), strict=True):
     assert own.vocab.unk not in ids
     expected = line if kind == "wordpiece" else unicodedata.normalize("NFKC", line)
     assert own.decode(ids).replace(" ", "") == expected.lower().replace(" ", "")
+
+
+def test_a_wordpiece_alphabet_covers_a_script_of_many_characters(tmp_path):
+  rng = random.Random(0)
+  chars = [chr(0x4E00 + i) for i in range(600)]
+  lines = ["".join(rng.choices(chars, range(600, 0, -1), k=40)) for _ in range(2000)]
+  own = tokenizer.train("wordpiece", lines, size=2048, path=tmp_path / "v.txt")
+  ids = [i for line in own.encode_batch(lines) for i in line]
+  assert ids.count(own.vocab.unk) < 0.0005 * len(ids)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])

@@ -35,7 +35,8 @@ CACHE_ENTRIES = 1 << 16  # units with cached ids, about 10 MB
 CACHE_CHARS = 40  # of the longest cached unit
 # A unit: one ASCII punctuation character, or a run of other characters except spaces.
 _UNITS = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
-# The alphabet of a trained WordPiece vocabulary (BERT's has about 1000 characters, in two forms).
+COVERAGE = 0.9995  # of the text by the characters that a trained vocabulary knows
+# Of WordPiece at least these many (BERT's has about 1000 characters, in two forms).
 MAX_ALPHABET = 1000
 MIN_ALPHABET = 64
 
@@ -307,7 +308,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
   words: Counter[str] = Counter()
   for text in texts:
     words.update(text.split(" "))
-  alphabet = _alphabet(words, engine, min(MAX_ALPHABET, max(MIN_ALPHABET, size // 8)))
+  alphabet = _alphabet(words, engine, size)
   inner = [f"##{char}" for char in alphabet if _is_inside_words(char, engine)]
   if size < len(names) + len(alphabet) + len(inner):
     raise VocabError(
@@ -337,14 +338,21 @@ def _split_counts(words: Counter[str], most: int = 10_000) -> Iterator[tuple[str
       yield word, min(most, words[word] - start)
 
 
-def _alphabet(words: Counter[str], engine, most: int) -> list[str]:
-  """Returns the `most` most frequent characters of the normalised words, in code point order."""
+def _alphabet(words: Counter[str], engine, size: int) -> list[str]:
+  """Returns the most frequent characters of the normalised words, in code point order.
+
+  An eighth of the `size`, or up to a third where COVERAGE needs more, as in Chinese.
+  """
   counts: Counter[str] = Counter()
   for word, count in words.items():
     for char in engine.normalizer.normalize_str(word):
       counts[char] += count
   counts.pop(" ", None)
-  return sorted(sorted(counts, key=lambda char: (-counts[char], char))[:most])
+  ranked = sorted(counts, key=lambda char: (-counts[char], char))
+  covered = itertools.accumulate(counts[char] for char in ranked)
+  needed = 1 + sum(count < COVERAGE * counts.total() for count in covered)
+  least = min(MAX_ALPHABET, max(MIN_ALPHABET, size // 8))
+  return sorted(ranked[: max(least, min(needed, size // 3))])
 
 
 def _is_inside_words(char: str, engine) -> bool:
@@ -373,7 +381,7 @@ def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path,
         bos_piece="<s>",
         eos_piece="</s>",
         control_symbols=["<mask>"],  # control: the text "<mask>" never becomes the token
-        character_coverage=0.9995,
+        character_coverage=COVERAGE,
         num_threads=4,  # fixed: rounding depends on the number of threads
         minloglevel=2,
       )
