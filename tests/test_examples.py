@@ -107,10 +107,31 @@ def test_the_probabilities_of_the_paper_come_out():
     ("Ends.  (Another one.) 4 more.", ["Ends.", "(Another one.)", "4 more."]),
     ("Étienne dort. École.", ["Étienne dort.", "École."]),
     ("no end", ["no end"]),
+    ("今天很好。我们走吧！好吗？好", ["今天很好。", "我们走吧！", "好吗？", "好"]),
+    ("他说：“走吧。”她走了。（完。）是", ["他说：“走吧。”", "她走了。", "（完。）", "是"]),
+    ("「行くの！？」と彼は言った｡ はい。", ["「行くの！？」", "と彼は言った｡", "はい。"]),
+    ("“你好！”，他说。　然后", ["“你好！”，他说。", "然后"]),
+    ("３．５です．そう", ["３．５です．", "そう"]),
+    ("यह अच्छा है। क्या? नहीं॥ ठीक", ["यह अच्छा है।", "क्या?", "नहीं॥", "ठीक"]),
+    ("هل أنت بخير؟ نعم. شكرا۔ نعم", ["هل أنت بخير؟", "نعم.", "شكرا۔", "نعم"]),
+    ("ሰላም። እንዴት ነህ፧ ደህና", ["ሰላም።", "እንዴት ነህ፧", "ደህና"]),
+    ("Tốt. Đi đâu? Ừ.", ["Tốt.", "Đi đâu?", "Ừ."]),
+    ("v’là. “Oui.” Non…", ["v’là.", "“Oui.”", "Non…"]),
+    ("", [""]),
+    ("。", ["。"]),
   ],
 )
 def test_sentences_end_where_punctuation_says(line, expected):
   assert examples.sentences(line) == expected
+
+
+def test_no_character_is_lost_between_sentences():
+  rng = random.Random(0)
+  for _ in range(2000):
+    line = "".join(rng.choices('ab。！？।.!?"”」（ \u3000，３Z', k=rng.randrange(12)))
+    parts = examples.sentences(line)
+    assert "".join("".join(parts).split()) == "".join(line.split())
+    assert parts == [""] or all(part.strip() for part in parts) or line.strip() == "", ascii(line)
 
 
 def test_a_long_sentence_is_cut_into_parts_that_fit_a_segment():

@@ -9,6 +9,7 @@ i x `record_dtype(...).itemsize`:
 """
 
 import dataclasses
+import functools
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,12 @@ import numpy as np
 
 # A space after the end of a sentence and before a possible start.
 _SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')\]’”])) +(?=["'(\[‘“]?[^\W_a-z])""")
+# Other scripts, in Oniguruma's syntax: Unicode's Sentence_Terminal, then what closes, then space;
+# not before what continues a sentence (UAX #29, SB8a) nor, if it is a full-width point, a digit.
+_OTHER_END = (
+  r"(?:[\p{Sentence_Terminal}&&[^\x00-\x7f․﹒．]]|[․﹒．](?!\p{N}))"
+  r"""[\p{Sentence_Terminal}\p{Pe}\p{Pf}"']*+\s*+(?![-–—,:;،؛、，：；]|\z)"""
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +55,25 @@ def record_dtype(seq_length: int, vocab_size: int) -> np.dtype:
 def sentences(line: str) -> list[str]:
   """Splits a paragraph into sentences by punctuation.
 
+  The terminals of other scripts are Unicode's, as the `tokenizers` library knows them.
+
   >>> sentences('It rains. "Does it?" Yes, 3.5 mm.')
   ['It rains.', '"Does it?"', 'Yes, 3.5 mm.']
+  >>> sentences("下雨吗？“下。”是的")
+  ['下雨吗？', '“下。”', '是的']
   """
-  return _SENTENCE_END.split(line)
+  parts = _SENTENCE_END.split(line)
+  if line.isascii():
+    return parts
+  split = _other_end().pre_tokenize_str
+  return [found.strip() for part in parts for found, _ in split(part)] or [line]
+
+
+@functools.cache
+def _other_end():
+  from tokenizers import Regex, pre_tokenizers
+
+  return pre_tokenizers.Split(Regex(_OTHER_END), "merged_with_previous")
 
 
 def two_segment(
