@@ -69,7 +69,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # folder of shards and manifest.json: build writes it, train reads it
-  # What to build from, e.g. "text:/corpus/*.txt.zst@2,jsonl:/c4/*.gz#text"; @ gives a weight.
+  # What to build from, e.g. "text:/corpus/*.txt.zst@2,parquet:/c4/*.parquet#text"; @ gives a weight
   d.sources = "python-docs"
   d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets for sources "tfds:..."
   d.vocab = "wordpiece"  # train wordpiece, unigram or bpe; or a vocab.txt, tokenizer.json, .model

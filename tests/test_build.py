@@ -100,6 +100,33 @@ def test_one_and_four_workers_write_the_same_bytes(tmp_path, monkeypatch, mode):
   assert found[0] == found[1] and len(found[0]) > 20
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_table_makes_the_shards_of_the_same_json_lines(tmp_path, monkeypatch, workers):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
+  make_config(tmp_path)
+  texts = (tmp_path / "text.txt").read_text().split("\n\n")
+  table = pyarrow.table({"body": texts})
+  parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+  (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
+  (tmp_path / "saved").mkdir()
+  with pyarrow.ipc.new_stream(str(tmp_path / "saved" / "data.arrow"), table.schema) as stream:
+    stream.write_table(table, max_chunksize=9)
+  state = {"_data_files": [{"filename": "data.arrow"}]}
+  (tmp_path / "saved" / "state.json").write_text(json.dumps(state))
+  found = []
+  for source in ("jsonl:{}/a.jsonl#body", "parquet:{}/a.parquet#body", "hf:{}/saved#body"):
+    config = make_config(tmp_path, workers=workers, sources=source.format(tmp_path))
+    build.build(config, overwrite=True)
+    files = contents(config.data.dir)
+    manifest = json.loads(files.pop(shards.MANIFEST))
+    found.append((files, manifest["splits"]))
+    assert build.build(config) == manifest  # known again by its files
+  assert found[0] == found[1] == found[2]
+
+
 def test_the_seed_changes_the_examples(tmp_path):
   config = make_config(tmp_path, short_prob=0.5)
   first = build.build(config)

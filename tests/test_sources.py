@@ -4,11 +4,13 @@ import gzip
 import json
 import lzma
 import os
+import sys
 import tracemalloc
 
 import pytest
 import zstandard
 
+from electra_jax.config import cli
 from electra_jax.data import python_docs, sources
 from electra_jax.data.sources import SourceError, SourceStats, parse
 
@@ -83,7 +85,9 @@ def test_undecodable_documents_are_skipped_counted_and_stop_above_the_limit(tmp_
     read(f"text:{tmp_path}/a.txt", max_bad_frac=0.3)
 
 
-@pytest.mark.parametrize("spec", ["text:{}/none*.txt", "jsonl:{}/none#text"])
+@pytest.mark.parametrize(
+  "spec", ["text:{}/none*.txt", "jsonl:{}/none#text", "parquet:{}/none*#text"]
+)
 def test_a_source_without_files_is_refused(tmp_path, spec):
   with pytest.raises(SourceError, match="matches no file"):
     read(spec.format(tmp_path))
@@ -96,6 +100,9 @@ def test_a_source_without_files_is_refused(tmp_path, spec):
     ("text:", "expected text:GLOB"),
     ("wiki", "expected text:GLOB"),
     ("jsonl:a.jsonl", "name the field"),
+    ("parquet:a.parquet", "name the field, e.g. parquet:GLOB#text"),
+    ("hf:folder", "name the field, e.g. hf:PATH#text"),
+    ("hf:#text", "name the field"),
     ("text:a@0", "above 0"),
     ("text:a@-1", "above 0"),
     ("text:a@nan", "above 0"),
@@ -253,3 +260,124 @@ def test_the_language_reference_is_part_of_the_docs():
   (topics,) = (path for path in python_docs.modules() if path.endswith("pydoc_data/topics.py"))
   (paragraphs,) = python_docs.clean_files([topics])
   assert sum(map(len, paragraphs)) > 100_000
+
+
+# Tables.
+
+
+def save_parquet(path, column: list, type_="string", **columns):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  columns = {"id": list(range(len(column)))} | columns
+  column = pyarrow.array(column, "string").cast(type_)
+  parquet.write_table(pyarrow.table({"body": column, **columns}), path, row_group_size=2)
+
+
+def save_dataset(folder, column: list, files: int = 2):
+  """What `datasets.Dataset.save_to_disk` (5.2) writes: Arrow streams, and their names in order."""
+  pyarrow = pytest.importorskip("pyarrow")
+  folder.mkdir()
+  names = [f"data-{i:05d}-of-{files:05d}.arrow" for i in range(files)]
+  for i, name in enumerate(names):
+    part = column[i * len(column) // files : (i + 1) * len(column) // files]
+    table = pyarrow.table({"body": pyarrow.array(part, "string"), "id": range(len(part))})
+    with pyarrow.OSFile(str(folder / name), "wb") as sink:
+      with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=3)
+  state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "1"}
+  (folder / "state.json").write_text(json.dumps(state))
+  (folder / "dataset_info.json").write_text("{}")
+
+
+@pytest.mark.parametrize("type_", ["string", "large_string", "dictionary", "binary"])
+def test_parquet_gives_what_json_lines_give(tmp_path, type_):
+  pyarrow = pytest.importorskip("pyarrow")
+  type_ = pyarrow.dictionary("int32", "string") if type_ == "dictionary" else type_
+  bodies = [f"document {i}\n\n  अच्छा 好 {i % 7}" for i in range(25)]
+  for name, part in (("a", bodies[:10]), ("b", bodies[10:])):
+    save_parquet(tmp_path / f"{name}.parquet", part, type_)
+  (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": x}) for x in bodies))
+  (wanted, _), (texts, tally) = (
+    read(f"{spec}#body@1.5")
+    for spec in (f"jsonl:{tmp_path}/a.jsonl", f"parquet:{tmp_path}/*.parquet")
+  )
+  assert texts == wanted and len(texts) > 25
+  assert tally.files == 2 and tally.done_bytes == pytest.approx(2 * tally.file_bytes)
+
+
+def test_a_dataset_saved_on_disk_is_read_in_the_order_of_its_state(tmp_path):
+  bodies = [f"document {i}" for i in range(25)]
+  save_dataset(tmp_path / "train", bodies)
+  texts, tally = read(f"hf:{tmp_path}/train#body")
+  assert texts == bodies and (tally.files, tally.documents) == (2, 25)
+  (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+  with pytest.raises(SourceError, match="splits train, test: name one, e.g. hf:.*/train#body"):
+    read(f"hf:{tmp_path}#body")
+
+
+def test_text_in_a_table_that_is_not_utf8_is_undecodable(tmp_path):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  column = pyarrow.array([b"good", b"bad \xff"], "binary")
+  parquet.write_table(pyarrow.table({"body": column}), tmp_path / "a.parquet")
+  texts, tally = read(f"parquet:{tmp_path}/a.parquet#body", max_bad_frac=0.5)
+  assert texts == ["good"] and tally.undecodable == 1
+
+
+@pytest.mark.parametrize(
+  "field, message",
+  [
+    ("text", "a.parquet has no column 'text' \\(it has: body, id\\)"),
+    ("id", "a.parquet: column 'id' is int64, not text"),
+    ("body", "a.parquet: row 3 has no string 'body' \\(it is null\\)"),
+  ],
+)
+def test_a_column_that_is_no_text_is_refused(tmp_path, field, message):
+  save_parquet(tmp_path / "a.parquet", ["one", "two", None])
+  with pytest.raises(SourceError, match=message):
+    read(f"parquet:{tmp_path}/a.parquet#{field}")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty"])
+def test_a_damaged_table_is_named(tmp_path, kind, damage):
+  if kind == "hf":
+    save_dataset(tmp_path / "d", ["text"] * 100, files=1)
+    (path,) = (tmp_path / "d").glob("*.arrow")
+  else:
+    path = tmp_path / "d"
+    save_parquet(path, ["text"] * 100)
+  whole = path.read_bytes()
+  path.write_bytes(
+    {"cut": whole[: len(whole) // 2], "garbage": b"garbage" * 99, "empty": b""}[damage]
+  )
+  with pytest.raises(SourceError, match=f"{path.name}: cannot be read") as error:
+    read(f"{kind}:{tmp_path}/d#body")
+  assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_no_saved_dataset_is_refused(tmp_path):
+  with pytest.raises(SourceError, match="'hf:allenai/c4#text': .* of datasets' save_to_disk"):
+    read("hf:allenai/c4#text")
+  save_dataset(tmp_path / "d", ["text"])
+  state = json.loads((tmp_path / "d" / "state.json").read_text())
+  for content, message in (
+    ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "flatten_indices"),
+    ({"_data_files": [{"filename": "gone.arrow"}]}, "gone.arrow is missing"),
+    ({"_data_files": None}, "state.json is damaged"),
+  ):
+    (tmp_path / "d" / "state.json").write_text(json.dumps(state | content))
+    with pytest.raises(SourceError, match=message):
+      read(f"hf:{tmp_path}/d#body")
+
+
+def test_without_pyarrow_a_table_says_what_to_install(tmp_path, monkeypatch):
+  save_parquet(tmp_path / "a.parquet", ["one"])
+  monkeypatch.setitem(sys.modules, "pyarrow", None)
+  with pytest.raises(ModuleNotFoundError) as error:
+    read(f"parquet:{tmp_path}/a.parquet#body")
+  assert cli.explain(error.value) == (
+    "pyarrow is not installed; it comes with: pip install 'electra_jax[data]'"
+  )

@@ -22,6 +22,7 @@ DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
 SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
 DATA_PACKAGES = (  # the extra `data`
+  "pyarrow",
   "sentencepiece",
   "tensorflow",
   "tensorflow_datasets",

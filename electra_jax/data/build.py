@@ -136,7 +136,7 @@ def _settings_of(manifest: dict, wanted: dict) -> dict:
 def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
   """Yields a line for each source whose files still exist but changed in number or size."""
   for source, built in zip(sources.parse(spec), manifest["sources"], strict=True):
-    if source.kind not in ("text", "jsonl"):
+    if source.kind not in sources.READERS:
       continue
     try:
       paths = sources.files(source)
@@ -249,7 +249,7 @@ class _Reader:
     self._sources = sources.parse(config.data.sources)
     self._harvest = temporary / "python-docs.txt"
     for source in self._sources:
-      if source.kind in ("text", "jsonl"):
+      if source.kind in sources.READERS:
         sources.files(source)  # raises if no file matches, before any source is read
     if any(source.kind == "python-docs" for source in self._sources):
       self._write_harvest(workers)

@@ -1,19 +1,23 @@
-"""Reads text from files, JSON lines, TFDS datasets and the docs of the local Python.
+"""Reads text from files, JSON lines, tables, TFDS datasets and the docs of the local Python.
 
 A specification is a comma-separated list; each entry may end in `@weight`:
 
   text:GLOB             lines of text, a blank line ends a document; plain, .gz, .xz or .zst
   jsonl:GLOB#field      one JSON object per line, the document is the string under `field`
+  parquet:GLOB#field    a row is a document, the string in the column `field`
+  hf:PATH#field         the same of a folder that `save_to_disk` of Hugging Face's datasets wrote
   tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; default 'train' and 'text'
   python-docs           docstrings of the standard library and of every installed package
 
 With weight w every document appears floor(w) times, and a fraction w - floor(w) of the documents,
 chosen by hash, once more. Each repetition is a pass over the whole source.
 
-Text is streamed: no file or document (except in JSON lines) is held in memory whole. A document
-above `PIECE_BYTES` is split into several chunks, a line above `LINE_BYTES` into several lines.
+Text is streamed: no file or document (except in JSON lines and tables) is held in memory whole. A
+document above `PIECE_BYTES` is split into several chunks, a line above `LINE_BYTES` into several
+lines.
 """
 
+import contextlib
 import dataclasses
 import glob
 import gzip
@@ -30,6 +34,7 @@ from typing import BinaryIO, NamedTuple
 
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
+TABLE_ROWS = 64  # of a parquet file in memory at a time
 EARLY_STOP_DOCUMENTS = 10_000  # with fewer, the share of undecodable documents is unreliable
 
 _TFDS = re.compile(r"(?P<name>[^:#]+(:\d+\.\d+\.\d+)?)(:(?P<split>[^#]+))?(#(?P<field>.+))?")
@@ -99,29 +104,60 @@ def _parse_entry(entry: str) -> TextSource:
     return TextSource(text, text, weight=value)
   if kind == "text" and target:
     return TextSource(text, kind, target, weight=value)
-  if kind == "jsonl" and target:
+  if kind in READERS and target:
     pattern, _, field = target.rpartition("#")
     if not pattern or not field:
-      raise SourceError(f"source {text!r}: name the field, e.g. jsonl:GLOB#text")
+      example = "hf:PATH" if kind == "hf" else f"{kind}:GLOB"
+      raise SourceError(f"source {text!r}: name the field, e.g. {example}#text")
     return TextSource(text, kind, pattern, field=field, weight=value)
   if kind == "tfds" and (match := _TFDS.fullmatch(target)):
     split, field = match["split"] or "train", match["field"] or "text"
     return TextSource(text, kind, match["name"], split, field, value)
   raise SourceError(
-    f"source {text!r}: expected text:GLOB, jsonl:GLOB#field, tfds:NAME[:SPLIT][#field] or "
-    "python-docs"
+    f"source {text!r}: expected text:GLOB, jsonl:GLOB#field, parquet:GLOB#field, hf:PATH#field, "
+    "tfds:NAME[:SPLIT][#field] or python-docs"
   )
 
 
 def files(source: TextSource) -> list[str]:
-  """Returns the sorted files of a text or jsonl source. Raises SourceError if there are none."""
+  """Returns the files of a source of READERS in order. Raises SourceError if there are none."""
   if "://" in source.target:
     raise SourceError(
       f"source {source.text!r}: files are read from mounted paths only; mount the bucket (gcsfuse)"
     )
+  if source.kind == "hf":
+    return _dataset_files(source)
   found = sorted(path for path in glob.glob(source.target, recursive=True) if os.path.isfile(path))
   if not found:
     raise SourceError(f"source {source.text!r} matches no file")
+  return found
+
+
+def _dataset_files(source: TextSource) -> list[str]:
+  """Returns the Arrow files of a saved dataset in the order of its rows."""
+  state, splits = (os.path.join(source.target, x) for x in ("state.json", "dataset_dict.json"))
+  if os.path.isfile(splits):
+    with open(splits, encoding="utf-8") as file:
+      names = json.load(file)["splits"]
+    raise SourceError(
+      f"source {source.text!r} has the splits {', '.join(names)}: name one, e.g."
+      f" hf:{os.path.join(source.target, names[0])}#{source.field}"
+    )
+  try:
+    with open(state, encoding="utf-8") as file:
+      content = json.load(file)
+    found = [os.path.join(source.target, entry["filename"]) for entry in content["_data_files"]]
+  except FileNotFoundError:
+    raise SourceError(
+      f"source {source.text!r}: {state} is missing, so it is no folder of datasets' save_to_disk"
+    ) from None
+  except (ValueError, KeyError, TypeError) as error:
+    raise SourceError(f"{state} is damaged ({type(error).__name__}: {error})") from None
+  if content.get("_indices_data_files"):
+    raise SourceError(f"{state} selects rows by an index: call flatten_indices() before saving")
+  for path in found:
+    if not os.path.isfile(path):
+      raise SourceError(f"{path} is missing, {state} names it")
   return found
 
 
@@ -210,7 +246,7 @@ def _file_lines(source: TextSource, stats: SourceStats, repeat: int) -> Iterator
   sizes = [os.path.getsize(path) for path in paths]
   stats.files, stats.file_bytes = len(paths), sum(sizes)
   before = repeat * stats.file_bytes
-  read = _text_lines if source.kind == "text" else _json_lines
+  read = READERS[source.kind]
   for path, size in zip(paths, sizes, strict=True):
     try:
       with open(path, "rb") as raw:
@@ -223,6 +259,7 @@ def _file_lines(source: TextSource, stats: SourceStats, repeat: int) -> Iterator
       raise SourceError(f"{path}: cannot be read ({reason})") from None
     yield None  # a document never crosses files
     before += size
+    stats.done_bytes = before
 
 
 def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
@@ -247,6 +284,57 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
     # A lone surrogate passes here and is undecodable later.
     yield from _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
     yield None
+
+
+def _parquet_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
+  from pyarrow import parquet
+
+  with _arrow_errors():
+    table = parquet.ParquetFile(stream)
+    batches = table.iter_batches(TABLE_ROWS, columns=[field], use_threads=False)
+    yield from _column_lines(table.schema_arrow, batches, path, field)
+
+
+def _arrow_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
+  import pyarrow
+
+  with _arrow_errors():
+    reader = pyarrow.ipc.open_stream(stream)
+    yield from _column_lines(reader.schema, reader, path, field)
+
+
+@contextlib.contextmanager
+def _arrow_errors() -> Iterator[None]:
+  """Turns the errors of pyarrow into an OSError of one line."""
+  import pyarrow
+
+  try:
+    yield
+  except (pyarrow.ArrowException, OSError) as error:
+    raise OSError(str(error).strip().split("\n")[0]) from None
+
+
+def _column_lines(schema, batches, path: str, field: str) -> Iterator[bytes | None]:
+  import pyarrow
+
+  if field not in schema.names:
+    raise SourceError(f"{path} has no column {field!r} (it has: {', '.join(schema.names):.200})")
+  row, found = 0, schema.field(field).type
+  try:
+    pyarrow.array([], found).cast(pyarrow.large_binary())
+  except pyarrow.ArrowException:
+    raise SourceError(f"{path}: column {field!r} is {found}, not text") from None
+  for batch in batches:
+    for value in batch.column(field).cast(pyarrow.large_binary()).to_pylist():
+      row += 1
+      if value is None:
+        raise SourceError(f"{path}: row {row} has no string {field!r} (it is null)")
+      yield from _lines(io.BytesIO(value))
+      yield None
+
+
+# Kinds of files: {kind: (stream, path, field) -> the lines of each document, None after each}.
+READERS = {"text": _text_lines, "jsonl": _json_lines, "parquet": _parquet_lines, "hf": _arrow_lines}
 
 
 def _tfds_lines(
