@@ -65,6 +65,26 @@ def test_long_lines_are_split_into_sentences_and_then_lose_less(tmp_path):
   assert lost[False] > 0.9 and lost[True] < 0.3
 
 
+@pytest.mark.parametrize("vocab", ["wordpiece", "bpe"])
+@pytest.mark.parametrize(
+  "paragraph",
+  [
+    "今天很好。我们走吧！“好吗？”好的。",
+    "यह अच्छा है। क्या वह ठीक है? हाँ॥ ",
+    "هل أنت بخير؟ نعم۔ أنا بخير. ",
+  ],
+  ids=["chinese", "hindi", "arabic"],
+)
+def test_paragraphs_of_other_scripts_lose_no_more_than_english(tmp_path, vocab, paragraph):
+  make_config(tmp_path)
+  (tmp_path / "text.txt").write_text("\n\n".join([paragraph * 50] * 4))
+  size = 120 if vocab == "wordpiece" else len(set(paragraph)) + 10
+  fields = {"vocab": vocab, "vocab_size": size, "seq_length": 64, "holdout_frac": 0.0}
+  facts = build.build(make_config(tmp_path, **fields))["splits"]["train"]
+  assert facts["discarded"] / facts["tokens"] < 0.1  # English of such sentences: 0.05 to 0.10
+  assert facts["frequencies"][1] == 0  # unknown
+
+
 # Packing.
 
 

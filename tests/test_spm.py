@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_tokenizer import LINES
 
 from electra_jax.data import tokenizer
 from electra_jax.interop import huggingface, sentencepiece_model, sources
@@ -57,6 +58,21 @@ def test_sentencepiece_models_give_hugging_face_their_ids(sentencepieces, tmp_pa
   assert vocab.mask in engine.encode("a <mask> b").ids
   assert vocab.mask not in sentencepieces.encode_batch(["a <mask> b"])[0]
   assert tokenizer.load(folder / "spm.model").vocab == vocab
+
+
+@pytest.mark.parametrize(("kind", "size"), [("unigram", 83), ("bpe", 115)])
+def test_marks_of_other_scripts_are_exported(kind, size, tmp_path):
+  from tokenizers import Tokenizer
+
+  texts = [*LINES.values()]
+  own = tokenizer.train(kind, texts * 20, size=size, path=tmp_path / "spm.model")
+  folder = tmp_path / "folder"
+  folder.mkdir()
+  assert huggingface.save_tokenizer(folder, own, 16)
+  engine = Tokenizer.from_file(str(folder / "tokenizer.json"))
+  for text, ids in zip(texts, own.encode_batch(texts), strict=True):
+    assert engine.encode(text, add_special_tokens=False).ids == ids
+    assert own.vocab.unk not in ids
 
 
 @needs_torch
