@@ -276,6 +276,16 @@ def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, ca
     build.build(config)
 
 
+@pytest.mark.parametrize("strip_accents", [None, True, False])
+def test_a_vocab_txt_with_accents_that_berts_rule_strips_is_told(tmp_path, capsys, strip_accents):
+  make_config(tmp_path)
+  with open(tmp_path / "vocab.txt", "a", encoding="utf-8") as file:
+    file.write("अच्छा\nviệt\n##é\n")
+  build.build(make_config(tmp_path, strip_accents=strip_accents))
+  told = "vocab.txt has 3 entries with accents, which BERT's rule strips" in capsys.readouterr().out
+  assert told == (strip_accents is None)
+
+
 def test_accents_of_a_vocabulary_with_its_own_rules_are_refused(tmp_path):
   config = make_config(tmp_path)
   tokenizer.load(config.data.vocab)._engine.save(str(tmp_path / "tokenizer.json"))

@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -310,6 +311,13 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
         f"config.data.strip_accents={data.strip_accents}: {data.vocab} has its own rules, leave it"
       )
     loaded.save(temporary)
+    if data.strip_accents is None and loaded.vocab.strip_accents:
+      pieces = Path(data.vocab).read_text("utf-8").split("\n")
+      if (count := sum(map(_has_accents, pieces))) > 0.01 * len(pieces):
+        say(
+          f"note: {data.vocab} has {count:,} entries with accents, which BERT's rule strips"
+          " from text: set config.data.strip_accents=false if they were kept when it was trained"
+        )
     return loaded.vocab
   kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
   with Status("reading text for the vocabulary", reader.done) as status:
@@ -326,6 +334,10 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
     strip_accents=bool(data.strip_accents),
   )
   return trained.vocab
+
+
+def _has_accents(piece: str) -> bool:
+  return any(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", piece))
 
 
 def _train_pieces(pieces: Iterable[TextChunk], holdout_frac: float, status) -> Iterator[TextChunk]:
