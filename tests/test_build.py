@@ -272,7 +272,7 @@ def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, ca
     assert build.build(config) == manifest
   assert ("note: its vocabulary is of version 0.1" in capsys.readouterr().out) == bool(vocab)
   config.data.strip_accents = False
-  with pytest.raises(DataError, match="strip_accents is True there, False now"):
+  with pytest.raises(DataError, match="strip_accents is True there, False"):
     build.build(config)
 
 
