@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import socket
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,17 +47,25 @@ def replacing(path: Path) -> Iterator[Path]:
 def new_folder(out: Path) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
 
+  All in it gets the umask's mode, also what a library wrote for the user alone.
+
   Raises:
     ValueError: `out` exists.
+    OSError: it cannot be made.
   """
   if out.exists():
     raise ValueError(f"{out} exists: nothing is overwritten")
   out.parent.mkdir(parents=True, exist_ok=True)
-  temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+  temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
+  with naming(out):
+    temporary.mkdir()
   try:
+    mode = temporary.stat().st_mode
     yield temporary
-    temporary.chmod(0o755)
-    os.rename(temporary, out)
+    for path in temporary.rglob("*"):
+      path.chmod(mode if path.is_dir() else mode & 0o666)
+    with naming(out):
+      os.rename(temporary, out)
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
 
