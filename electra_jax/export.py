@@ -55,8 +55,8 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   return np.asarray(nets.token_logits(cfg, weights, name, states))
 
 
-def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
-  """Returns a fine-tuned network and the names of its classes.
+def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | None]:
+  """Returns a fine-tuned network, the names of its classes and, of a number, the label of logit 1.
 
   The head is dropped if Hugging Face has no equivalent.
   """
@@ -64,10 +64,18 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
   info = TaskInfo.from_json(finetuned.info)
   form = info.head.make().export
   if form is None:
-    return network, ()
-  weights = {**network.weights, form.name: finetuned.head}
-  labels = TASK_KINDS[info.kind].class_names(info)
-  return dataclasses.replace(network, weights=weights, head=form.name), labels
+    return network, (), None
+  weights, kind = {**network.weights, form.name: finetuned.head}, TASK_KINDS[info.kind]
+  network = dataclasses.replace(network, weights=weights, head=form.name)
+  return network, kind.class_names(info), kind.unit(info)
+
+
+def in_unit(network: Network, unit: float) -> Network:
+  """Returns a fine-tuned network with its logits multiplied by `unit`, in the last layer."""
+  head, last = network.weights[network.head], EXPORT_FORMS[network.head].last
+  scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit), head[last])
+  weights = {**network.weights, network.head: {**head, last: scaled}}
+  return dataclasses.replace(network, weights=weights)
 
 
 def real_text(source: Source, count: int = 8) -> Batch:
@@ -84,20 +92,21 @@ def real_text(source: Source, count: int = 8) -> Batch:
   return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(count, dtype=np.int32))
 
 
-def check_parity(folder: Path, network: Network, batch: Batch) -> float:
-  """Returns the largest difference of logits from transformers, padding excluded.
+def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0) -> float:
+  """Returns the largest difference of logits, times `unit`, from transformers, padding excluded.
 
   Raises:
-    ExchangeError: it is above TOLERANCE.
+    ExchangeError: it is above TOLERANCE, times `unit`.
   """
-  ours, theirs = logits(network, batch), huggingface.torch_outputs(folder, network.head, batch)
+  ours = logits(network, batch) * unit
+  theirs = huggingface.torch_outputs(folder, network.head, batch)
   form = EXPORT_FORMS.get(network.head)
   of_text = form is not None and form.of_text  # other heads have logits per token
   difference = float(np.abs(ours - theirs)[... if of_text else batch.padding_mask].max())
-  if not difference <= TOLERANCE:
+  if not difference <= TOLERANCE * unit:
     raise ExchangeError(
       f"transformers computes other logits from {folder.name}: up to {difference:.2g} apart,"
-      f" allowed are {TOLERANCE}; nothing was exported"
+      f" allowed are {TOLERANCE * unit:.3g}; nothing was exported"
     )
   return difference
 
@@ -107,14 +116,16 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
   can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
   with new_folder(out) as folder:
     for role, network in source.networks.items():
-      labels = ()
+      labels, unit = (), None
       if source.finetuned:
-        network, labels = with_task_head(source)
+        network, labels, unit = with_task_head(source)
+      written = network if unit is None else in_unit(network, unit)
       mine = folder / role
       mine.mkdir()
       vocab = source.tokenizer.vocab if source.tokenizer else None
       pad = vocab.pad if vocab else 0
-      huggingface.save(mine, network.cfg, network.weights, network.head, pad, labels)
+      is_number = unit is not None
+      huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, is_number)
       has_tokenizer = False
       if source.tokenizer:
         has_tokenizer = huggingface.save_tokenizer(
@@ -128,8 +139,9 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         f"{role}: {huggingface.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
       )
       if can_check and source.tokenizer:
-        difference = check_parity(mine, network, real_text(source))
+        difference = check_parity(mine, network, real_text(source), unit or 1.0)
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
+        line += ", in the unit of the labels" * is_number
       else:
         line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
       console.print(line)

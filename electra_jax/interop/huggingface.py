@@ -230,13 +230,18 @@ FIELDS = {
 
 
 def config_json(
-  cfg: TransformerConfig, head: str | None, pad_id: int, labels: tuple[str, ...] = ()
+  cfg: TransformerConfig,
+  head: str | None,
+  pad_id: int,
+  labels: tuple[str, ...] = (),
+  is_number: bool = False,
 ) -> dict:
   """Returns the content of config.json.
 
   Args:
     head: a key of CLASSES.
     labels: of a task's classes, in the order of the logits.
+    is_number: the logit is a number, which pipelines of transformers then leave as it is.
 
   Raises:
     ExchangeError: Hugging Face's ELECTRA does not support a field of the network.
@@ -260,6 +265,7 @@ def config_json(
     "tie_word_embeddings": True,
     "dtype": "float32",
     **(named if labels else {}),
+    **({"problem_type": "regression"} if is_number else {}),
   }
 
 
@@ -292,9 +298,10 @@ def save(
   head: str | None,
   pad_id: int,
   labels: tuple[str, ...] = (),
+  is_number: bool = False,
 ) -> None:
   """Writes config.json and model.safetensors to an existing folder; raises as `config_json`."""
-  text = json.dumps(config_json(cfg, head, pad_id, labels), indent=2) + "\n"
+  text = json.dumps(config_json(cfg, head, pad_id, labels, is_number), indent=2) + "\n"
   (folder / "config.json").write_text(text)
   save_file(to_hf(cfg, network), folder / "model.safetensors", metadata={"format": "pt"})
 
