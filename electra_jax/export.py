@@ -195,6 +195,18 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
   return "\n".join(lines) + "\n"
 
 
+def numbers_of_heads(text: str) -> tuple[int, ...]:
+  """Parses "8" or "8,4".
+
+  >>> numbers_of_heads("8,4")
+  (8, 4)
+  """
+  numbers = tuple(int(number) for number in text.split(","))
+  if min(numbers) < 1:
+    raise argparse.ArgumentTypeError(f"{text}: a network has a head at least")
+  return numbers
+
+
 def main() -> None:
   """Runs from the command line."""
   p = argparse.ArgumentParser(
@@ -205,11 +217,18 @@ def main() -> None:
   p.add_argument("source", metavar="SOURCE")
   p.add_argument("out", metavar="OUT", type=Path)
   p.add_argument("--to", required=True, choices=("hf", "orbax"))
+  p.add_argument(
+    "--heads",
+    metavar="N[,M]",
+    type=numbers_of_heads,
+    default=(),
+    help="of a TF1 checkpoint's discriminator (and generator), where no config.json beside it says",
+  )
   args = p.parse_args()
   console = Console(highlight=False, soft_wrap=True)
   if args.out.exists():
     raise ExchangeError(f"{args.out} exists: nothing is overwritten")
-  source = sources.open_source(args.source)
+  source = sources.open_source(args.source, args.heads)
   with jax.default_matmul_precision("highest"):
     if args.to == "hf":
       export_hf(source, args.out, console)

@@ -70,11 +70,7 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
       )
   if found is None:
     raise ValueError(f"{path} has no vocabulary: give it with config.data.vocab")
-  if found.vocab.size != network.cfg.vocab_size:
-    raise ValueError(
-      f"the vocabulary has {found.vocab.size} entries, the network of {path} takes"
-      f" {network.cfg.vocab_size}"
-    )
+  sources.check_vocab(found, {"discriminator": network}, path)
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
   cfg = configure(config, network.cfg)
   return PretrainedEncoder(cfg, None if fresh else weights, found, source.left_out)

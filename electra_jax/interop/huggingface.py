@@ -280,15 +280,20 @@ def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
     c = json.loads(path.read_text())
     if c["model_type"] != "electra":
       raise ExchangeError(f"{path}: model type {c['model_type']!r} is not electra")
-    for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
-      if c.get(field, right) != right:
-        raise ExchangeError(f"{path}: {field} is {c[field]!r}, here it is {right!r}")
+    check_variant(path, c)
     # Missing fields have ELECTRA's defaults, as in Hugging Face.
     cfg = TransformerConfig(**{ours: c[theirs] for ours, theirs in FIELDS.items() if theirs in c})
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path} is no ELECTRA's: {type(error).__name__} {error}") from None
   named = [head for head, kind in HEADS.items() if kind in (c.get("architectures") or [])]
   return cfg, named[0] if named else None
+
+
+def check_variant(path: Path, content: Mapping) -> None:
+  """Raises ExchangeError if a config.json describes a variant that is not supported."""
+  for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
+    if content.get(field, right) != right:
+      raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
 
 
 def save(
@@ -348,30 +353,65 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   return True
 
 
+def weight_files(folder: Path) -> list[Path]:
+  """Returns the safetensors files of a folder: one, or those that its index names; [] for none.
+
+  Raises:
+    ExchangeError: the index is damaged, or names a file that is not in the folder.
+  """
+  one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+  if one.is_file() or not index.is_file():
+    return [one] if one.is_file() else []
+  try:
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    raise ExchangeError(f"{index} is damaged: {type(error).__name__} {error}") from None
+  there = {path.name for path in folder.iterdir()}
+  if missing := [name for name in names if name not in there]:
+    raise ExchangeError(f"{index} names {', '.join(missing[:8])}: not in its folder")
+  return [folder / name for name in names]
+
+
 def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
   """Returns the config, the head and the weights of the network in a folder.
 
   Raises:
     ExchangeError: a file is missing, damaged, or does not fit; FileNotFoundError: no such folder.
   """
+  folder = Path(folder)
   cfg, head = read_config(folder)
-  path = Path(folder) / "model.safetensors"
-  if not path.is_file():
-    raise ExchangeError(f"{path} is missing")
-  try:
-    tensors = load_file(path)
-  except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
-    raise ExchangeError(f"{path} is damaged: {error}") from None
+  files, tensors = weight_files(folder), {}
+  if not files:
+    raise ExchangeError(_no_weights(folder))
+  for path in files:
+    try:
+      tensors |= load_file(path)
+    except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
+      raise ExchangeError(f"{path} is damaged: {error}") from None
   try:
     return cfg, head, from_hf(cfg, head, tensors)
   except ExchangeError as error:
-    raise ExchangeError(f"{path}: {error}") from None
+    raise ExchangeError(f"{files[0] if len(files) == 1 else folder}: {error}") from None
+
+
+def _no_weights(folder: Path) -> str:
+  missing = f"{folder / 'model.safetensors'} is missing"
+  if not any(folder.glob("pytorch_model*.bin*")):
+    return missing
+  kind = (json.loads((folder / "config.json").read_text()).get("architectures") or ["AutoModel"])[0]
+  return (
+    f'{missing}, there is pytorch_model.bin alone; to convert it: python -c "from transformers'
+    f" import {kind} as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+  )
 
 
 def task_tensors(folder: str | Path) -> list[str]:
   """Returns the names of a task head's tensors, which `load` drops."""
-  with safe_open(Path(folder) / "model.safetensors", "np") as file:
-    return sorted(n for n in file.keys() if n.removeprefix("electra.").startswith(TASK_PREFIXES))
+  names = []
+  for path in weight_files(Path(folder)):
+    with safe_open(path, "np") as file:
+      names += file.keys()
+  return sorted(n for n in names if n.removeprefix("electra.").startswith(TASK_PREFIXES))
 
 
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:

@@ -4,8 +4,9 @@ The format is recognised by the files.
 """
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,13 +58,46 @@ class Source:
   finetuned: Finetuned | None = None
 
 
-def open_source(path: str | Path) -> Source:
+def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
   """Reads the networks at a path in any of the four formats.
 
+  Args:
+    heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
+
   Raises:
-    ExchangeError, ValueError: the format is unknown, or a file is damaged.
+    ExchangeError, ValueError: the format is unknown, a file is damaged, or the vocabulary is not of
+      the networks' size.
   """
   path = Path(path).resolve()
+  is_tf1 = _is_tf1(path)
+  if heads and not is_tf1:
+    raise ExchangeError(f"{path} is no TF1 checkpoint, which alone does not say its heads")
+  source = _tf1(path, heads) if is_tf1 else _open(path)
+  check_vocab(source.tokenizer, source.networks, path)
+  return source
+
+
+def check_vocab(
+  tokens: Tokenizer | None, networks: Mapping[str, Network], path: str | Path
+) -> None:
+  """Raises ExchangeError if a vocabulary is not of the size of the networks at `path`."""
+  for role, network in networks.items():
+    if tokens and tokens.vocab.size != network.cfg.vocab_size:
+      raise ExchangeError(
+        f"the vocabulary {tokens.path} has {tokens.vocab.size} entries, the {role} of {path} takes"
+        f" {network.cfg.vocab_size}"
+      )
+
+
+def _is_tf1(path: Path) -> bool:
+  """Returns whether there is a TF1 checkpoint, and not what it was converted to."""
+  others = [path / EXPORT_FILE, path / "checkpoints"]
+  if any(p.exists() for p in others) or any(map(huggingface.weight_files, _hf_folders(path))):
+    return False
+  return tf1.find(path) is not None
+
+
+def _open(path: Path) -> Source:
   if (path / EXPORT_FILE).is_file():
     return _orbax(path)
   if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
@@ -73,8 +107,8 @@ def open_source(path: str | Path) -> Source:
     raise ExchangeError(f"{path} holds exports, name one of them: {named}")
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face(path)
-  if path.with_name(path.name + ".index").is_file() or (path / "checkpoint").is_file():
-    return _tf1(path)
+  if not path.exists():
+    raise ExchangeError(f"{path} does not exist")
   raise ExchangeError(
     f"{path} is neither a run, an orbax export, a folder of Hugging Face nor a TF1 checkpoint"
   )
@@ -213,23 +247,18 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
   return None
 
 
-def _tf1(path: Path) -> Source:
-  """Reads a checkpoint of the original; it has no config, so shapes come from the variables."""
-  if (path / "checkpoint").is_file():
-    path = tf1.newest(path)
-  found = {}
-  for role in ("discriminator", "generator"):
-    cfg = tf1.read_config(path, role)
-    if cfg is not None:
-      head = "rtd_head" if role == "discriminator" else "mlm_head"
-      found[role] = Network(cfg, tf1.load(path, cfg, role), head)
-  if not found:
-    raise ExchangeError(f"{path} holds neither of ELECTRA's networks")
-  left_out = () if "generator" in found else tf1.left_out(path)
-  # The released archives contain their lower-cased vocabulary.
-  vocab = path.with_name("vocab.txt")
-  tokens = tokenizer.load(vocab, True) if vocab.is_file() else None
-  return Source(found, tokens, {}, left_out)
+def _tf1(path: Path, heads: Sequence[int]) -> Source:
+  """Reads a checkpoint of the original, with the vocabulary beside it: vocab.txt if released."""
+  path, found = tf1.find(path), {}
+  places = tf1.read_scopes(path)
+  if len(heads) > len(places):
+    raise ExchangeError(f"{path} holds {len(places)} network, heads are given for {len(heads)}")
+  known = {}  # heads of an encoder that both networks may share
+  for (role, scopes), number in itertools.zip_longest(places.items(), heads):
+    cfg = tf1.read_config(path, role, scopes, number or known.get(scopes.encoder))
+    known[scopes.encoder] = cfg.num_heads
+    found[role] = Network(cfg, tf1.load(path, cfg, scopes), scopes.head)
+  return Source(found, _hf_tokenizer(path.parent), {}, tf1.left_out(path))
 
 
 # orbax exports.
