@@ -28,8 +28,9 @@ from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import tokenizer
 from electra_jax.finetune import model
-from electra_jax.interop import sources
+from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network
+from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import workdir
 
 
@@ -385,3 +386,80 @@ def test_the_conversion_that_is_told_works(words45, tmp_path):
 def test_a_path_that_is_not_there_does_not_exist(tmp_path):
   code, _, said = command("export", tmp_path / "none", tmp_path / "out", "--to", "hf")
   assert (code, said) == (1, f"error: {tmp_path / 'none'} does not exist\n")
+
+
+# Two vocabularies.
+
+
+def saved_again(folder: Path, words: tokenizer.Tokenizer) -> tokenizer.Tokenizer:
+  """The tokenizer.json alone, as transformers leaves a folder that it has loaded and saved."""
+  folder.mkdir()
+  huggingface.save_tokenizer(folder, words, 12)
+  (folder / words.vocab.file).unlink()
+  return tokenizer.load(folder / "tokenizer.json")
+
+
+def test_a_vocabulary_that_was_saved_again_is_the_same(words45, tmp_path):
+  again = saved_again(tmp_path / "again", words45)
+  assert again.vocab.hash != words45.vocab.hash and again.vocab.kind != words45.vocab.kind
+  assert difference(words45, again) is None and difference(again, words45) is None
+  source = a_source("discriminator", vocab=again)
+  folder = tmp_path / "orbax"
+  folder.mkdir()
+  sources.save_orbax(folder, source)
+  assert sources.read_params(folder, words45).keys() == {"embeddings", "discriminator"}
+  text = [f"the cat number {i} sat on mat {i * 7} and ate fish" for i in range(300)]
+  for kind in ("unigram", "bpe"):
+    (tmp_path / kind).mkdir()
+    pieces = tokenizer.train(kind, text, size=50, path=tmp_path / kind / "spm.model")
+    assert difference(pieces, saved_again(tmp_path / f"{kind} again", pieces)) is None
+
+
+def changed(folder: Path, words, part: str, **fields) -> tokenizer.Tokenizer:
+  """Its tokenizer.json with other fields."""
+  again = saved_again(folder, words)
+  content = json.loads(again.path.read_text())
+  content[part] |= fields
+  again.path.write_text(json.dumps(content))
+  return tokenizer.load(again.path)
+
+
+def test_a_vocabulary_with_other_rules_or_entries_is_another(words45, tmp_path):
+  cased = tokenizer.load(words45.path, lowercase=False)
+  assert cased.vocab.hash == words45.vocab.hash
+  assert difference(cased, words45) == "normalizer.lowercase is False, not True"
+  with_accents = changed(tmp_path / "1", words45, "normalizer", strip_accents=False)
+  assert difference(with_accents, words45) == "normalizer.strip_accents is False, not True"
+  lower = changed(tmp_path / "2", words45, "normalizer", strip_accents=True)
+  assert difference(lower, words45) is None  # BERT's default, spelled out
+  assert difference(write_vocab(tmp_path / "50.txt", 50), words45) == "50 entries, not 45"
+  pieces = words45.path.read_text().replace("\nthat\n", "\nthis\n")
+  (tmp_path / "other.txt").write_text(pieces)
+  assert difference(tokenizer.load(tmp_path / "other.txt"), words45) == (
+    "entry 13 is 'this', not 'that'"
+  )
+  short = changed(tmp_path / "3", words45, "model", max_input_chars_per_word=7)
+  assert difference(words45, short) == "model.max_input_chars_per_word is 100, not 7"
+  unigram = tokenizer.train("unigram", ["a b"] * 300, size=9, path=tmp_path / "spm.model")
+  assert difference(unigram, words45) == "a Unigram model, not WordPiece"
+
+
+def test_training_from_a_source_of_other_rules_is_refused(words45, tmp_path):
+  (tmp_path / "orbax").mkdir()
+  sources.save_orbax(tmp_path / "orbax", a_source("discriminator", vocab=words45))
+  cased = tokenizer.load(words45.path, lowercase=False)
+  with pytest.raises(
+    sources.ExchangeError, match="another vocabulary than the shards: normalizer.lowercase is True"
+  ):
+    sources.read_params(tmp_path / "orbax", cased)
+
+
+@needs_torch
+def test_a_folder_that_transformers_saved_again_is_read(words45, tmp_path):
+  from transformers import AutoTokenizer, ElectraForPreTraining
+
+  old = save_hf(tmp_path / "hf", a_source("discriminator", vocab=words45)) / "discriminator"
+  ElectraForPreTraining.from_pretrained(old).save_pretrained(tmp_path / "new")
+  AutoTokenizer.from_pretrained(old).save_pretrained(tmp_path / "new")
+  assert not (tmp_path / "new" / "vocab.txt").exists()
+  assert sources.read_params(tmp_path / "new", words45).keys() == {"embeddings", "discriminator"}

@@ -326,7 +326,7 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):
   pieces = (source / "vocab.txt").read_text().splitlines()
   config = make_config("glue", "cola", source, data__vocab=str(tmp_path / "vocab.txt"))
   (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-1], "other"]) + "\n")
-  with pytest.raises(ValueError, match="is not the vocabulary of .*: 60 entries"):
+  with pytest.raises(ValueError, match="is not the vocabulary of .*: entry 59 is 'other', not 'y'"):
     program.run(config, tmp_path / "results", Console(quiet=True))
   # Its own again: what the source says of upper case stays.
   (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")

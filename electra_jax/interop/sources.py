@@ -23,6 +23,7 @@ from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.huggingface import ExchangeError
+from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import restore_params
 from electra_jax.runtime.workdir import CONFIG_FILE, read_config
@@ -114,21 +115,20 @@ def _open(path: Path) -> Source:
   )
 
 
-def read_params(path: str | Path, vocab: Vocab) -> dict:
+def read_params(path: str | Path, tokens: Tokenizer) -> dict:
   """Returns the initial parameters from a source, named as in `networks`.
+
+  Args:
+    tokens: of the vocabulary that the source must have, if it has any.
 
   Raises:
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
   if (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir():
-    return read_run(path, vocab).params
+    return read_run(path, _vocab_of_run(path, tokens)).params
   source = open_source(path)
-  if source.tokenizer and source.tokenizer.vocab.hash != vocab.hash:
-    theirs = source.tokenizer.vocab
-    raise ExchangeError(
-      f"{path} is of another vocabulary: {theirs.size} entries, SHA-256 {theirs.hash[:12]}, here"
-      f" {vocab.size}, {vocab.hash[:12]}"
-    )
+  if source.tokenizer and (found := difference(source.tokenizer, tokens)):
+    raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
   found = source.networks
   tables = found["discriminator" if "discriminator" in found else "generator"].weights["embeddings"]
   params = {"embeddings": tables}
@@ -137,6 +137,22 @@ def read_params(path: str | Path, vocab: Vocab) -> dict:
     if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
       params[role]["embeddings"] = network.weights["embeddings"]
   return params
+
+
+def _vocab_of_run(workdir: str | Path, tokens: Tokenizer) -> Vocab:
+  """Returns the vocabulary of a run if it is that of `tokens`, else of `tokens`.
+
+  `read_run` then compares hashes: the shards of the run may be on another machine.
+  """
+  folder = read_config(Path(workdir))["data"]["dir"]
+  try:
+    own = tokenizer.load_from(folder, vocab_of(folder))
+  except (ValueError, OSError):
+    return tokens.vocab
+  found = difference(own, tokens)
+  if found and own.vocab.hash == tokens.vocab.hash:
+    raise ExchangeError(f"{workdir} is of another vocabulary than the shards: {found}")
+  return tokens.vocab if found else own.vocab
 
 
 class RunParams(NamedTuple):
