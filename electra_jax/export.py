@@ -1,7 +1,8 @@
 """Exports networks: python -m electra_jax.export SOURCE --to hf|orbax OUT
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
-recognised by its files. OUT must not exist; it is written completely or not at all.
+recognised by its files. OUT must not exist; it is written completely or not at all. A TF1
+checkpoint's number of heads comes from a config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
 hf     OUT/discriminator and, if there is one, OUT/generator, each with config.json,
@@ -32,7 +33,7 @@ from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import EXPORT_FORMS
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, sources
+from electra_jax.interop import huggingface, likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.runtime.workdir import new_folder
 
@@ -113,6 +114,7 @@ def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0
 
 def export_hf(source: Source, out: Path, console: Console) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
+  trained = likelihood.training(source)
   can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
   with new_folder(out) as folder:
     for role, network in source.networks.items():
@@ -124,8 +126,10 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       mine.mkdir()
       vocab = source.tokenizer.vocab if source.tokenizer else None
       pad = vocab.pad if vocab else 0
-      is_number = unit is not None
-      huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, is_number)
+      others = {} if trained is None else {huggingface.TRAINING: trained}
+      if unit is not None:  # pipelines of transformers leave such a logit as it is
+        others["problem_type"] = "regression"
+      huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, others)
       has_tokenizer = False
       if source.tokenizer:
         has_tokenizer = huggingface.save_tokenizer(
@@ -141,7 +145,7 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       if can_check and source.tokenizer:
         difference = check_parity(mine, network, real_text(source), unit or 1.0)
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
-        line += ", in the unit of the labels" * is_number
+        line += ", in the unit of the labels" * (unit is not None)
       else:
         line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
       console.print(line)

@@ -7,6 +7,7 @@ A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such
 import dataclasses
 import json
 import shutil
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -113,6 +114,7 @@ TASK_HEADS = {
 }
 TASK_PREFIXES = ("classifier.", "qa_outputs.")
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
+TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 CLASSES = {**HEADS, **TASK_HEADS, None: "ElectraModel"}
 
 
@@ -234,14 +236,14 @@ def config_json(
   head: str | None,
   pad_id: int,
   labels: tuple[str, ...] = (),
-  is_number: bool = False,
+  others: Mapping = types.MappingProxyType({}),
 ) -> dict:
   """Returns the content of config.json.
 
   Args:
     head: a key of CLASSES.
     labels: of a task's classes, in the order of the logits.
-    is_number: the logit is a number, which pipelines of transformers then leave as it is.
+    others: fields of config.json that no network has.
 
   Raises:
     ExchangeError: Hugging Face's ELECTRA does not support a field of the network.
@@ -265,7 +267,7 @@ def config_json(
     "tie_word_embeddings": True,
     "dtype": "float32",
     **(named if labels else {}),
-    **({"problem_type": "regression"} if is_number else {}),
+    **others,
   }
 
 
@@ -303,10 +305,10 @@ def save(
   head: str | None,
   pad_id: int,
   labels: tuple[str, ...] = (),
-  is_number: bool = False,
+  others: Mapping = types.MappingProxyType({}),
 ) -> None:
   """Writes config.json and model.safetensors to an existing folder; raises as `config_json`."""
-  text = json.dumps(config_json(cfg, head, pad_id, labels, is_number), indent=2) + "\n"
+  text = json.dumps(config_json(cfg, head, pad_id, labels, others), indent=2) + "\n"
   (folder / "config.json").write_text(text)
   save_file(to_hf(cfg, network), folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -351,6 +353,11 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
   (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
   return True
+
+
+def read_training(folder: Path) -> dict | None:
+  """Returns what an export wrote of the training into config.json, None in other folders."""
+  return json.loads((folder / "config.json").read_text()).get(TRAINING)
 
 
 def weight_files(folder: Path) -> list[Path]:

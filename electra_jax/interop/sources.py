@@ -78,6 +78,11 @@ def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
   return source
 
 
+def is_run(path: str | Path) -> bool:
+  """Returns whether a folder holds a run."""
+  return (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir()
+
+
 def check_vocab(
   tokens: Tokenizer | None, networks: Mapping[str, Network], path: str | Path
 ) -> None:
@@ -101,7 +106,7 @@ def _is_tf1(path: Path) -> bool:
 def _open(path: Path) -> Source:
   if (path / EXPORT_FILE).is_file():
     return _orbax(path)
-  if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
+  if is_run(path):
     return _run(path)
   if inside := sorted(path.glob(f"*/{EXPORT_FILE}")):
     named = ", ".join(str(p.parent) for p in inside)
@@ -124,7 +129,7 @@ def read_params(path: str | Path, tokens: Tokenizer) -> dict:
   Raises:
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
-  if (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir():
+  if is_run(path):
     return read_run(path, _vocab_of_run(path, tokens)).params
   source = open_source(path)
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
@@ -160,7 +165,7 @@ class RunParams(NamedTuple):
 
   spec: networks.PretrainSpec
   params: dict
-  step: int
+  step: int | None  # None if it is not known
 
 
 def read_run(workdir: str | Path, vocab: Vocab) -> RunParams:
@@ -223,7 +228,7 @@ def _hf_folders(path: Path) -> list[Path]:
 
 
 def _hugging_face(path: Path) -> Source:
-  found, left_out = {}, []
+  found, left_out, card = {}, [], {}
   for folder in _hf_folders(path):
     if (folder / "config.json").is_file():
       cfg, head, weights = huggingface.load(folder)
@@ -232,8 +237,9 @@ def _hugging_face(path: Path) -> Source:
       mlm = head == "mlm_head" and folder.name != "discriminator"
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
       found[role] = Network(cfg, weights, head)
+      card = card or {"training": huggingface.read_training(folder)}
   tokens = next(filter(None, map(_hf_tokenizer, _hf_folders(path))), None)
-  return Source(found, tokens, {}, tuple(left_out))
+  return Source(found, tokens, card, tuple(left_out))
 
 
 def _hf_tokenizer(folder: Path) -> Tokenizer | None:
