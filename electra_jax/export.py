@@ -19,6 +19,7 @@ import dataclasses
 import importlib.util
 import json
 import pydoc_data.topics
+import re
 from pathlib import Path
 
 import jax
@@ -116,7 +117,7 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
   trained = likelihood.training(source)
   can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-  with new_folder(out) as folder:
+  with new_folder(out, _bytes(source)) as folder:
     for role, network in source.networks.items():
       labels, unit = (), None
       if source.finetuned:
@@ -155,6 +156,11 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         )
   for what in source.left_out:
     console.print(f"left out: {what}: Hugging Face's ELECTRA has no place for it")
+
+
+def _bytes(source: Source, *roles: str) -> int:
+  """Returns the bytes of the weights of some networks, or of all."""
+  return 4 * sum(params.count(source.networks[r].weights) for r in roles or source.networks)
 
 
 def _task(source: Source) -> str:
@@ -205,10 +211,9 @@ def numbers_of_heads(text: str) -> tuple[int, ...]:
   >>> numbers_of_heads("8,4")
   (8, 4)
   """
-  numbers = tuple(int(number) for number in text.split(","))
-  if min(numbers) < 1:
-    raise argparse.ArgumentTypeError(f"{text}: a network has a head at least")
-  return numbers
+  if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)?", text):
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of heads, nor two as in 8,4")
+  return tuple(map(int, text.split(",")))
 
 
 def main() -> None:
@@ -239,7 +244,7 @@ def main() -> None:
     else:
       if "discriminator" not in source.networks:
         raise ExchangeError(f"{args.source} has no discriminator")
-      with new_folder(args.out) as folder:
+      with new_folder(args.out, _bytes(source, "discriminator")) as folder:
         sources.save_orbax(folder, source)
   console.print(f"exported to {args.out}")
 

@@ -72,6 +72,15 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
   with pytest.raises(PermissionError) as error, workdir.new_folder(tmp_path / "out"):
     pass
   assert error.value.filename == str(tmp_path / "out")
+  monkeypatch.undo()
+  with pytest.raises(OSError, match=r"No space left \(.* MB are needed") as error:
+    with workdir.new_folder(tmp_path / "out", needed=1 << 60):
+      pass
+  assert error.value.filename == str(tmp_path / "out") and not list(tmp_path.iterdir())
+  (tmp_path / "file").write_text("")
+  with pytest.raises(NotADirectoryError) as error, workdir.new_folder(tmp_path / "file" / "out"):
+    pass
+  assert error.value.filename == str(tmp_path / "file")
 
 
 def a_source(*roles, finetuned=None, vocab=None) -> sources.Source:
@@ -264,6 +273,10 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
   assert heads_of(sources.open_source(prefix, [6])) == [6]
   with pytest.raises(ValueError, match="5 heads do not divide the width 96"):
     sources.open_source(prefix, [5])
+  (tmp_path / "config.json").write_text('{"num_attention_heads": "6"}')
+  with pytest.raises(sources.ExchangeError, match="ckpt-7: the discriminator: "):
+    sources.open_source(prefix)
+  (tmp_path / "config.json").unlink()
   with pytest.raises(sources.ExchangeError, match="holds 1 network, heads are given for 2"):
     sources.open_source(prefix, [6, 6])
 

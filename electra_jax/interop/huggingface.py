@@ -7,7 +7,6 @@ A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such
 import dataclasses
 import json
 import shutil
-import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -236,7 +235,7 @@ def config_json(
   head: str | None,
   pad_id: int,
   labels: tuple[str, ...] = (),
-  others: Mapping = types.MappingProxyType({}),
+  others: Mapping | None = None,
 ) -> dict:
   """Returns the content of config.json.
 
@@ -267,7 +266,7 @@ def config_json(
     "tie_word_embeddings": True,
     "dtype": "float32",
     **(named if labels else {}),
-    **others,
+    **(others or {}),
   }
 
 
@@ -305,12 +304,16 @@ def save(
   head: str | None,
   pad_id: int,
   labels: tuple[str, ...] = (),
-  others: Mapping = types.MappingProxyType({}),
+  others: Mapping | None = None,
 ) -> None:
   """Writes config.json and model.safetensors to an existing folder; raises as `config_json`."""
   text = json.dumps(config_json(cfg, head, pad_id, labels, others), indent=2) + "\n"
   (folder / "config.json").write_text(text)
-  save_file(to_hf(cfg, network), folder / "model.safetensors", metadata={"format": "pt"})
+  path = folder / "model.safetensors"
+  try:
+    save_file(to_hf(cfg, network), path, metadata={"format": "pt"})
+  except SafetensorError as error:
+    raise ExchangeError(f"{path} cannot be written: {error}") from None
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:

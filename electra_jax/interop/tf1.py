@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.encoder import TransformerConfig
+from electra_jax.data.pretrain_batches import import_tensorflow
 from electra_jax.interop.huggingface import FIELDS, ExchangeError, check_variant, fill, shapes
 
 # A scalar beside the generator's head, which the original's converters drop.
@@ -91,8 +92,7 @@ def read_scopes(prefix: str | Path) -> dict[str, Scopes]:
 
 def _variables(prefix: str | Path) -> dict[str, list[int]]:
   """Returns the shapes of a checkpoint's variables."""
-  import tensorflow as tf
-
+  tf = import_tensorflow()
   try:
     return tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
   except (tf.errors.OpError, ValueError) as error:
@@ -105,8 +105,7 @@ def load(prefix: str | Path, cfg: TransformerConfig, scopes: Scopes) -> dict:
   Raises:
     ExchangeError: variables are missing, of another shape, or unknown in the network's scope.
   """
-  import tensorflow as tf
-
+  tf = import_tensorflow()
   reader = tf.train.load_checkpoint(str(prefix))
   names = set(reader.get_variable_to_shape_map())
   seen = set()
@@ -170,7 +169,10 @@ def read_config(
   stated |= {"num_heads": heads} if heads else {}
   if "num_heads" not in stated:
     stated["num_heads"] = _assumed_heads(prefix, role, hidden_size)
-  return TransformerConfig(**{**stated, **sizes})
+  try:
+    return TransformerConfig(**{**stated, **sizes})
+  except (ValueError, TypeError, ZeroDivisionError) as error:  # of what a config states
+    raise ExchangeError(f"{prefix}: the {role}: {error}") from None
 
 
 def _stated(prefix: Path, sizes: dict) -> dict:

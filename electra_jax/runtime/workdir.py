@@ -44,18 +44,27 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
 
   All in it gets the umask's mode, also what a library wrote for the user alone.
 
+  Args:
+    needed: bytes that will be written at least.
+
   Raises:
     ValueError: `out` exists.
-    OSError: it cannot be made.
+    OSError: it cannot be made, or there is no space for it.
   """
   if out.exists():
     raise ValueError(f"{out} exists: nothing is overwritten")
-  out.parent.mkdir(parents=True, exist_ok=True)
+  try:
+    out.parent.mkdir(parents=True, exist_ok=True)
+  except FileExistsError:
+    raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(out.parent)) from None
+  if (free := shutil.disk_usage(out.parent).free) < needed:
+    sizes = f"{needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB free"
+    raise OSError(errno.ENOSPC, f"No space left ({sizes})", str(out))
   temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
   with naming(out):
     temporary.mkdir()
