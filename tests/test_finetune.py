@@ -309,7 +309,7 @@ def test_questions_are_answered_from_their_context(source, tmp_path):
     ("data.train_examples", 0, "config.data.train_examples is above 0, got 0"),
     ("init", None, "config.init is not set"),
     ("init", "random", "config.init=random needs config.like"),
-    ("init", "nowhere", "neither a run, an orbax export"),
+    ("init", "nowhere", "nowhere does not exist"),
     ("like", "x", "config.like is for config.init=random alone"),
   ],
 )
