@@ -1,7 +1,8 @@
 """Exports networks: python -m electra_jax.export SOURCE --to hf|orbax OUT
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
-recognised by its files. OUT must not exist; it is written completely or not at all.
+recognised by its files. OUT must not exist; it is written completely or not at all. A TF1
+checkpoint's number of heads comes from a config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
 hf     OUT/discriminator and, if there is one, OUT/generator, each with config.json,
@@ -18,6 +19,7 @@ import dataclasses
 import importlib.util
 import json
 import pydoc_data.topics
+import re
 from pathlib import Path
 
 import jax
@@ -32,7 +34,7 @@ from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import EXPORT_FORMS
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, sources
+from electra_jax.interop import huggingface, likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.runtime.workdir import new_folder
 
@@ -55,8 +57,8 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   return np.asarray(nets.token_logits(cfg, weights, name, states))
 
 
-def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
-  """Returns a fine-tuned network and the names of its classes.
+def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | None]:
+  """Returns a fine-tuned network, the names of its classes and, of a number, the label of logit 1.
 
   The head is dropped if Hugging Face has no equivalent.
   """
@@ -64,10 +66,18 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...]]:
   info = TaskInfo.from_json(finetuned.info)
   form = info.head.make().export
   if form is None:
-    return network, ()
-  weights = {**network.weights, form.name: finetuned.head}
-  labels = TASK_KINDS[info.kind].class_names(info)
-  return dataclasses.replace(network, weights=weights, head=form.name), labels
+    return network, (), None
+  weights, kind = {**network.weights, form.name: finetuned.head}, TASK_KINDS[info.kind]
+  network = dataclasses.replace(network, weights=weights, head=form.name)
+  return network, kind.class_names(info), kind.unit(info)
+
+
+def in_unit(network: Network, unit: float) -> Network:
+  """Returns a fine-tuned network with its logits multiplied by `unit`, in the last layer."""
+  head, last = network.weights[network.head], EXPORT_FORMS[network.head].last
+  scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit), head[last])
+  weights = {**network.weights, network.head: {**head, last: scaled}}
+  return dataclasses.replace(network, weights=weights)
 
 
 def real_text(source: Source, count: int = 8) -> Batch:
@@ -84,37 +94,43 @@ def real_text(source: Source, count: int = 8) -> Batch:
   return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(count, dtype=np.int32))
 
 
-def check_parity(folder: Path, network: Network, batch: Batch) -> float:
-  """Returns the largest difference of logits from transformers, padding excluded.
+def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0) -> float:
+  """Returns the largest difference of logits, times `unit`, from transformers, padding excluded.
 
   Raises:
-    ExchangeError: it is above TOLERANCE.
+    ExchangeError: it is above TOLERANCE, times `unit`.
   """
-  ours, theirs = logits(network, batch), huggingface.torch_outputs(folder, network.head, batch)
+  ours = logits(network, batch) * unit
+  theirs = huggingface.torch_outputs(folder, network.head, batch)
   form = EXPORT_FORMS.get(network.head)
   of_text = form is not None and form.of_text  # other heads have logits per token
   difference = float(np.abs(ours - theirs)[... if of_text else batch.padding_mask].max())
-  if not difference <= TOLERANCE:
+  if not difference <= TOLERANCE * unit:
     raise ExchangeError(
       f"logits of {folder.name} differ from transformers' by up to {difference:.2g}, above the"
-      f" tolerance {TOLERANCE}; nothing was exported"
+      f" tolerance {TOLERANCE * unit:.3g}; nothing was exported"
     )
   return difference
 
 
 def export_hf(source: Source, out: Path, console: Console) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
+  trained = likelihood.training(source)
   can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-  with new_folder(out) as folder:
+  with new_folder(out, _bytes(source)) as folder:
     for role, network in source.networks.items():
-      labels = ()
+      labels, unit = (), None
       if source.finetuned:
-        network, labels = with_task_head(source)
+        network, labels, unit = with_task_head(source)
+      written = network if unit is None else in_unit(network, unit)
       mine = folder / role
       mine.mkdir()
       vocab = source.tokenizer.vocab if source.tokenizer else None
       pad = vocab.pad if vocab else 0
-      huggingface.save(mine, network.cfg, network.weights, network.head, pad, labels)
+      others = {} if trained is None else {huggingface.TRAINING: trained}
+      if unit is not None:  # pipelines of transformers leave such a logit as it is
+        others["problem_type"] = "regression"
+      huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, others)
       has_tokenizer = False
       if source.tokenizer:
         has_tokenizer = huggingface.save_tokenizer(
@@ -128,8 +144,9 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         f"{role}: {huggingface.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
       )
       if can_check and source.tokenizer:
-        difference = check_parity(mine, network, real_text(source))
+        difference = check_parity(mine, network, real_text(source), unit or 1.0)
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
+        line += ", in the unit of the labels" * (unit is not None)
       else:
         line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
       console.print(line)
@@ -139,6 +156,11 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         )
   for what in source.left_out:
     console.print(f"not exported: {what}: Hugging Face's ELECTRA has no equivalent")
+
+
+def _bytes(source: Source, *roles: str) -> int:
+  """Returns the bytes of the weights of some networks, or of all."""
+  return 4 * sum(params.count(source.networks[r].weights) for r in roles or source.networks)
 
 
 def _task(source: Source) -> str:
@@ -183,6 +205,17 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
   return "\n".join(lines) + "\n"
 
 
+def numbers_of_heads(text: str) -> tuple[int, ...]:
+  """Parses "8" or "8,4".
+
+  >>> numbers_of_heads("8,4")
+  (8, 4)
+  """
+  if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)?", text):
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of heads, nor two as in 8,4")
+  return tuple(map(int, text.split(",")))
+
+
 def main() -> None:
   """Runs from the command line."""
   p = argparse.ArgumentParser(
@@ -193,18 +226,25 @@ def main() -> None:
   p.add_argument("source", metavar="SOURCE")
   p.add_argument("out", metavar="OUT", type=Path)
   p.add_argument("--to", required=True, choices=("hf", "orbax"))
+  p.add_argument(
+    "--heads",
+    metavar="N[,M]",
+    type=numbers_of_heads,
+    default=(),
+    help="of a TF1 checkpoint's discriminator (and generator), where no config.json beside it says",
+  )
   args = p.parse_args()
   console = Console(highlight=False, soft_wrap=True)
   if args.out.exists():
     raise ExchangeError(f"{args.out} exists: nothing is overwritten")
-  source = sources.open_source(args.source)
+  source = sources.open_source(args.source, args.heads)
   with jax.default_matmul_precision("highest"):
     if args.to == "hf":
       export_hf(source, args.out, console)
     else:
       if "discriminator" not in source.networks:
         raise ExchangeError(f"{args.source} has no discriminator")
-      with new_folder(args.out) as folder:
+      with new_folder(args.out, _bytes(source, "discriminator")) as folder:
         sources.save_orbax(folder, source)
   console.print(f"exported to {args.out}")
 

@@ -1,5 +1,6 @@
-"""Scores sentences: python -m electra_jax.score --checkpoint=WORKDIR < sentences.txt
+"""Scores sentences: python -m electra_jax.score --checkpoint=SOURCE < sentences.txt
 
+SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original.
 Prints for each line its pseudo-log-likelihood in nats (the sum over its tokens of log p of each
 given all others), its number of tokens, and the line. Electric and ELECTRA with a two-tower
 generator need one pass per sentence, a masked language model one per token.
@@ -21,21 +22,28 @@ from electra_jax.config import cli
 from electra_jax.core import objectives
 from electra_jax.core.batch import Batch
 from electra_jax.data import tokenizer
-from electra_jax.interop import sources
-from electra_jax.runtime.workdir import read_config
+from electra_jax.interop import likelihood, sources
 
 
 class Scorer:
-  """Scores sentences with a run's newest checkpoint."""
+  """Scores sentences with a run's newest checkpoint or the networks of another source."""
 
-  def __init__(self, workdir: str, data_dir: str | None = None, batch_size: int = 32):
-    saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
-    if saved is None:
-      raise ValueError(f"{workdir} holds no run")
-    folder = data_dir or sources.data_folder(Path(workdir), saved)
-    vocab = sources.vocab_of(folder)
-    self.tokenizer = tokenizer.load_from(folder, vocab)
-    self.spec, params, step = sources.read_run(workdir, vocab)
+  def __init__(self, path: str | Path, data_dir: str | None = None, batch_size: int = 32):
+    is_run = sources.is_run(path)
+    source = None if is_run else sources.open_source(path)
+    folder = data_dir or (sources.data_folder(path) if is_run else None)
+    if folder:
+      self.tokenizer = tokenizer.load_from(folder, sources.vocab_of(folder))
+    elif source.tokenizer is None:
+      raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
+    else:
+      self.tokenizer = source.tokenizer
+    vocab = self.tokenizer.vocab
+    if is_run:
+      self.spec, params, step = sources.read_run(path, vocab)
+    else:
+      sources.check_vocab(self.tokenizer, source.networks, path)
+      self.spec, params, step = likelihood.as_run(source, vocab, str(path))
     self.batch_size = batch_size
     # Without a generator, `spec.generator` is the discriminator's config.
     both = self.spec.discriminator, self.spec.generator
@@ -51,13 +59,27 @@ class Scorer:
     Raises:
       ValueError: a sentence is longer than the networks' positions.
     """
+    scored = self.score_what_fits(sentences)
+    self.check_lengths(scored)
+    return scored
+
+  def check_lengths(self, scored: list[tuple[float, int]]) -> None:
+    """Raises ValueError, which names the line, if a sentence was too long to be scored."""
+    too_long = [i for i, (_, length) in enumerate(scored, 1) if length > self.longest]
+    if too_long:
+      others = f", and {len(too_long) - 1} more lines have too many" * (len(too_long) > 1)
+      raise ValueError(
+        f"line {too_long[0]} has {scored[too_long[0] - 1][1]} tokens, the networks take"
+        f" {self.longest}{others}"
+      )
+
+  def score_what_fits(self, sentences: list[str]) -> list[tuple[float, int]]:
+    """Returns (pseudo-log-likelihood in nats, tokens) of each sentence; NaN if it is too long."""
     encoded = self.tokenizer.encode_batch(sentences)
-    for number, ids in enumerate(encoded, 1):
-      if len(ids) > self.longest:
-        raise ValueError(f"line {number} has {len(ids)} tokens, the limit is {self.longest}")
+    fitting = [i for i, ids in enumerate(encoded) if len(ids) <= self.longest]
     # Sorted by length and padded to a power of two: few shapes to compile, little padding.
-    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-    scores = np.zeros(len(encoded))
+    order = sorted(fitting, key=lambda i: len(encoded[i]))
+    scores = np.full(len(encoded), np.nan)
     for start in range(0, len(order), self.batch_size):
       rows = order[start : start + self.batch_size]
       scores[rows] = self._score(self._batch([encoded[i] for i in rows]))[: len(rows)]
@@ -81,8 +103,8 @@ def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) ->
   [('a', -2.5, 'y'), ('b', -5.5, 'z')]
   """
   found: dict[str, tuple[str, float, str]] = {}
-  for (name, score, text), likelihood in zip(lines, likelihoods, strict=True):
-    total = score + weight * likelihood
+  for (name, score, text), log_p in zip(lines, likelihoods, strict=True):
+    total = score + weight * log_p
     if name not in found or total > found[name][1]:
       found[name] = (name, total, text)
   yield from found.values()
@@ -105,24 +127,32 @@ def main(argv: list[str]) -> int:
   del argv
   args = flags.FLAGS
   if args.checkpoint is None:
-    raise flags.Error("--checkpoint=WORKDIR is needed: the folder of a run")
+    raise flags.Error("--checkpoint=SOURCE is needed: a run, an export or a checkpoint")
   lines = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
   lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []
   hypotheses = read_nbest(lines) if args.nbest else []
   texts = [text for _, _, text in hypotheses] if args.nbest else lines
-  scored = Scorer(args.checkpoint, args.data_dir, args.batch_size)(texts)
-  if args.nbest:
-    likelihoods = [likelihood for likelihood, _ in scored]
-    for name, total, text in best(hypotheses, likelihoods, args.weight):
-      print(f"{name}\t{total:.4f}\t{text}")
+  scorer = Scorer(args.checkpoint, args.data_dir, args.batch_size)
+  scored = scorer.score_what_fits(texts)
+  fits = [tokens <= scorer.longest for _, tokens in scored]
+  if args.nbest:  # a hypothesis without a likelihood leaves its ID without a best one
+    left = {name for (name, _, _), ok in zip(hypotheses, fits, strict=True) if not ok}
+    log_ps = [log_p for log_p, _ in scored]
+    for name, total, text in best(hypotheses, log_ps, args.weight):
+      if name not in left:
+        print(f"{name}\t{total:.4f}\t{text}")
   else:
-    for (likelihood, tokens), text in zip(scored, texts, strict=True):
-      print(f"{likelihood:.4f}\t{tokens}\t{text}")
+    for (log_p, tokens), text, ok in zip(scored, texts, fits, strict=True):
+      if ok:
+        print(f"{log_p:.4f}\t{tokens}\t{text}")
+  scorer.check_lengths(scored)  # after all others are printed
   return 0
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("checkpoint", None, "folder of a run; its newest checkpoint is used")
+  flags.DEFINE_string(
+    "checkpoint", None, "a run (its newest checkpoint), an export, a Hugging Face folder or TF1's"
+  )
   flags.DEFINE_string(
     "data_dir", None, "folder of shards with its vocabulary; default: those of the run"
   )

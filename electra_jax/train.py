@@ -23,7 +23,7 @@ from rich.table import Table
 
 from electra_jax.config import cli, compare, validate
 from electra_jax.core import generators, objectives, params
-from electra_jax.data import pretrain_batches
+from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
@@ -233,7 +233,9 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
   weights = parallel.replicate(run.fns.init_params())
   if run.config.init_from is not None:
     found = processes.run_on_all(
-      lambda: sources.read_params(run.config.init_from, run.shards.vocab)
+      lambda: sources.read_params(
+        run.config.init_from, tokenizer.load_from(run.shards.folder, run.shards.vocab)
+      )
     )
     weights, taken, fresh = params.inherit(weights, found)
     weights = parallel.replicate(weights)

@@ -309,8 +309,8 @@ def test_questions_are_answered_from_their_context(source, tmp_path):
     ("data.train_examples", 0, "config.data.train_examples must be above 0, got 0"),
     ("init", None, "config.init is not set"),
     ("init", "random", "config.init=random needs config.like"),
-    ("init", "nowhere", "neither a run, an orbax export"),
-    ("like", "x", "config.like is only for config.init=random"),
+    ("init", "nowhere", "nowhere does not exist"),
+    ("like", "x", "config.like is for config.init=random alone"),
   ],
 )
 def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, field, value, why):
@@ -326,7 +326,7 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):
   pieces = (source / "vocab.txt").read_text().splitlines()
   config = make_config("glue", "cola", source, data__vocab=str(tmp_path / "vocab.txt"))
   (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-1], "other"]) + "\n")
-  with pytest.raises(ValueError, match="is not the vocabulary of .*: 60 entries"):
+  with pytest.raises(ValueError, match="is not the vocabulary of .*: entry 59 is 'other', not 'y'"):
     program.run(config, tmp_path / "results", Console(quiet=True))
   # Its own again: what the source says of upper case stays.
   (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")

@@ -298,7 +298,7 @@ def test_shards_open_and_evaluate_without_tensorflow(folder):
 
 
 def test_tensorflow_sees_no_accelerator():
-  tf = pretrain_batches._tensorflow()
+  tf = pretrain_batches.import_tensorflow()
   assert tf.config.get_visible_devices("GPU") == [] and tf.config.get_visible_devices("TPU") == []
 
 

@@ -1,6 +1,7 @@
 """Likelihoods: by NumPy, by masking one at a time, and from the command line."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,13 @@ import jax
 import numpy as np
 import pytest
 from conftest import make_tiny_config
+from rich.console import Console
 from test_objectives import RATES, SPEC, make_batch
 
-from electra_jax import score, train
+from electra_jax import export, score, train
 from electra_jax.core import generators, networks, objectives, schedules
+from electra_jax.interop import sources
+from electra_jax.runtime.workdir import read_config
 
 
 def make(objective, kind="transformer", **changes):
@@ -143,6 +147,84 @@ def test_the_command_prints_scores_and_picks_the_best_of_n(electric_run):
   done = run(electric_run, "u1 -1 abc\n", "--nbest")
   assert done.returncode == 1
   assert done.stderr == "error: line 1 is not ID, TAB, score, TAB, hypothesis: 'u1 -1 abc'\n"
+
+
+def test_what_was_scored_is_printed_where_a_line_is_too_long(electric_run):
+  long = "abcdefgh " * 20
+  done = run(electric_run, f"abc def\n{long}\ngh\n{long}\n")
+  assert done.returncode == 1
+  assert [line.split("\t")[2] for line in done.stdout.splitlines()] == ["abc def", "gh"]
+  assert done.stderr.startswith("error: line 2 has ") and done.stderr.count("\n") == 1
+  assert done.stderr.endswith(" tokens, the networks take 14, and 1 more lines have too many\n")
+  done = run(electric_run, f"u1\t-1\tgh\nu2\t-1\t{long}\nu2\t-3\tab\nu3\t0\ta\n", "--nbest")
+  assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["u1", "u3"]
+  assert done.returncode == 1 and done.stderr.startswith("error: line 2 has ")
+
+
+def exported(run, folder):
+  """Exports of a run to Hugging Face and orbax."""
+  source = sources.open_source(run)
+  export.export_hf(source, folder / "hf", Console(quiet=True))
+  (folder / "orbax").mkdir()
+  sources.save_orbax(folder / "orbax", source)
+  return folder / "hf", folder / "orbax"
+
+
+SENTENCES = ["abc def", "", "gh ab cd ef gh ab"]
+
+
+def test_an_export_scores_as_its_run(electric_run, tmp_path):
+  expected = score.Scorer(electric_run)(SENTENCES)
+  for path in exported(electric_run, tmp_path):
+    np.testing.assert_allclose(score.Scorer(path)(SENTENCES), expected, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def electra_run(tiny_shards, tmp_path_factory):
+  config = make_tiny_config(tiny_shards)
+  config.train.steps = 2
+  config.objective.mask_prob_schedule = "0=0.5,2=0.25"
+  workdir = tmp_path_factory.mktemp("electra")
+  assert train.train(config, workdir) == 2
+  return workdir
+
+
+def test_both_networks_score_as_their_run_and_one_alone_where_it_can(electra_run, tmp_path):
+  expected = score.Scorer(electra_run)(SENTENCES)
+  hf, orbax = exported(electra_run, tmp_path)
+  np.testing.assert_allclose(score.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
+  for alone in (orbax, hf / "discriminator"):
+    with pytest.raises(ValueError, match="the discriminator alone, a likelihood needs its gener"):
+      score.Scorer(alone)
+  # The generator alone: a masked language model's pseudo-log-likelihood.
+  found = score.Scorer(hf / "generator")(SENTENCES)
+  assert [n for _, n in found] == [n for _, n in expected] and found != expected
+
+
+def test_networks_of_others_are_scored_with_the_mask_rate_that_is_said(electra_run, tmp_path):
+  hf, _ = exported(electra_run, tmp_path)
+  for role in ("discriminator", "generator"):
+    config = json.loads((hf / role / "config.json").read_text())
+    assert config.pop("electra_jax")["mask_prob"] == 0.25
+    (hf / role / "config.json").write_text(json.dumps(config))
+  with pytest.warns(UserWarning, match="does not say its mask rate: 0.15 assumed"):
+    scorer = score.Scorer(hf)
+  assert scorer.spec.masking.mask_prob.at(None) == 0.15
+  from test_exchange import save_tf1
+
+  source = sources.open_source(electra_run)
+  heads = source.networks["discriminator"].cfg.num_heads
+  prefix = save_tf1(tmp_path / "tf1" / "model.ckpt-2", source)
+  prefix.with_name("config.json").write_text(json.dumps({"num_attention_heads": heads}))
+  with pytest.warns(UserWarning, match="assumed"):
+    found = score.Scorer(prefix)(SENTENCES)
+  np.testing.assert_allclose(found, scorer(SENTENCES), rtol=1e-4)
+  prefix.with_name("vocab.txt").unlink()
+  with pytest.warns(UserWarning), pytest.raises(ValueError, match="has no vocabulary: put its"):
+    score.Scorer(prefix)
+  data = read_config(electra_run)["data"]["dir"]
+  with pytest.warns(UserWarning):
+    assert score.Scorer(prefix, data)(SENTENCES) == found
 
 
 def test_electra_gives_no_likelihood_where_its_samples_are_never_right():

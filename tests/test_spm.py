@@ -140,7 +140,7 @@ def test_other_sentencepiece_models_are_exact_or_copied(
 
 def test_a_sentencepiece_export_keeps_its_vocabulary(tmp_path):
   lines = [f"the cat number {i} sat on mat {i * 7} and ate fish" for i in range(300)]
-  trained = tokenizer.train("unigram", lines, size=60, path=tmp_path / "spm.model")
+  trained = tokenizer.train("unigram", lines, size=50, path=tmp_path / "spm.model")
   shutil.copytree(GOLDEN / "discriminator", tmp_path / "out" / "discriminator")
   assert huggingface.save_tokenizer(tmp_path / "out" / "discriminator", trained, 10)
   assert (tmp_path / "out" / "discriminator" / "tokenizer.json").is_file()

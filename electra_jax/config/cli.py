@@ -4,11 +4,13 @@ A user error is a ValueError or an OSError.
 """
 
 import atexit
+import functools
 import os
 import re
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,6 +80,7 @@ def _leave(code: int) -> None:
 
 def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
+  warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
   try:
     program()
   except flags.Error as error:
@@ -86,6 +89,14 @@ def report(program: Callable[[], None]) -> None:
     _fail(error, explain(error), 1)
   except KeyboardInterrupt as error:
     _fail(error, "interrupted", 130)
+
+
+def _show_warning(show: Callable, message, category, filename: str, *others) -> None:
+  """Prints a warning of this package in one line; `show` prints others."""
+  if Path(filename).is_relative_to(PACKAGE):
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+  else:
+    show(message, category, filename, *others)
 
 
 def explain(error: BaseException) -> str | None:

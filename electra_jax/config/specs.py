@@ -117,15 +117,22 @@ def read_spec(workdir: str, vocab) -> PretrainSpec:
   saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
   if saved is None:
     raise ValueError(f"{workdir} holds no run")
-  config, saved = load("base.py"), upgrade(flatten(saved))
-  if vocab.hash is not None and saved["data.vocab_hash"] != vocab.hash:
+  found = upgrade(flatten(saved))["data.vocab_hash"]
+  if vocab.hash is not None and found != vocab.hash:
     raise ValueError(
       f"{workdir} has another vocabulary than {vocab.size} entries, SHA-256 {vocab.hash}"
     )
-  known = flatten(config)
-  config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
+  config = saved_config(saved)
   config.model.attention = "auto"  # this machine may not support the saved value
   return make_spec(config, vocab)
+
+
+def saved_config(saved: dict) -> ConfigDict:
+  """Returns the configuration that a run saved; fields that it lacks have today's defaults."""
+  config, saved = load("base.py"), upgrade(flatten(saved))
+  known = flatten(config)
+  config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
+  return config
 
 
 def spec_without_data(config: ConfigDict) -> PretrainSpec:

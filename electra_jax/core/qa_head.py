@@ -39,7 +39,9 @@ class QASettings:
       raise ValueError(f"qa.answerable_weight must be at least 0, got {self.answerable_weight}")
 
 
-SPAN_FORM = ExportForm("span_head", lambda weights, x: dense(weights["qa_outputs"], x))
+SPAN_FORM = ExportForm(
+  "span_head", lambda weights, x: dense(weights["qa_outputs"], x), "qa_outputs"
+)
 
 
 def make_head(settings: QASettings) -> Head:

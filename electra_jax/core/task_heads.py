@@ -22,6 +22,7 @@ class ExportForm(NamedTuple):
 
   name: str  # a key of `interop.huggingface.TASK_HEADS`
   logits: Callable  # (weights, states [B, L, D]) -> its float32 logits, [B, L, C] or [B, C]
+  last: str  # its last layer
   of_text: bool = False  # the logits are [B, C], one row per text
 
 
@@ -76,7 +77,7 @@ def _apply_two(cfg: TransformerConfig, weights: dict, x: jax.Array, keys) -> jax
 
 
 TEXT_FORM = ExportForm(
-  "text_head", lambda weights, x: _apply_two(None, weights, x[:, 0], None), of_text=True
+  "text_head", lambda weights, x: _apply_two(None, weights, x[:, 0], None), "out_proj", of_text=True
 )
 LAYERS = {
   # The paper's, and Hugging Face's for tokens: dropout, dense.
@@ -88,7 +89,7 @@ LAYERS = {
   "two_layers": Layers(_init_two, _apply_two, TEXT_FORM),
 }
 TOKEN_FORM = ExportForm(
-  "token_head", lambda weights, x: LAYERS["linear"].apply(None, weights, x, None)
+  "token_head", lambda weights, x: LAYERS["linear"].apply(None, weights, x, None), "classifier"
 )
 
 

@@ -196,7 +196,7 @@ def _indices(
   The pipeline runs no Python: a `numpy_function` running when an iterator is deleted deadlocks with
   the interpreter (seen to hang at exit with TensorFlow 2.21).
   """
-  tf = _tensorflow()
+  tf = import_tensorflow()
   count = tf.constant(num_examples, tf.int64)
 
   def indices(step):
@@ -257,7 +257,7 @@ def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:
   return np.arange(host * share, (host + 1) * share)
 
 
-def _tensorflow():
+def import_tensorflow():
   """Imports TensorFlow and hides the accelerators from it: it would take all of their memory."""
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # if on, it logs two lines to stderr

@@ -12,6 +12,7 @@ from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
 from electra_jax.interop import sources
+from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import parallel
 
 RANDOM = "random"
@@ -60,21 +61,15 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
     raise ValueError(f"{path} has no discriminator: set config.init to the discriminator's folder")
   network, found = source.networks["discriminator"], source.tokenizer
   if config.data.vocab is not None:
-    given = tokenizer.load(config.data.vocab, config.data.lowercase)
+    known = found.vocab.lowercase if found else None
+    given = tokenizer.load(config.data.vocab, config.data.lowercase if known is None else known)
     if found is None:
       found = given
-    elif found.vocab.hash != given.vocab.hash:
-      raise ValueError(
-        f"{config.data.vocab} is not the vocabulary of {path}: {given.vocab.size} entries, SHA-256"
-        f" {given.vocab.hash[:12]}, expected {found.vocab.size}, {found.vocab.hash[:12]}"
-      )
+    elif differs := difference(given, found):
+      raise ValueError(f"{config.data.vocab} is not the vocabulary of {path}: {differs}")
   if found is None:
-    raise ValueError(f"{path} has no vocabulary: set config.data.vocab")
-  if found.vocab.size != network.cfg.vocab_size:
-    raise ValueError(
-      f"the vocabulary has {found.vocab.size} entries, but the network of {path} has"
-      f" {network.cfg.vocab_size}"
-    )
+    raise ValueError(f"{path} has no vocabulary: give it with config.data.vocab")
+  sources.check_vocab(found, {"discriminator": network}, path)
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
   cfg = configure(config, network.cfg)
   return PretrainedEncoder(cfg, None if fresh else weights, found, source.left_out)

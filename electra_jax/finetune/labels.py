@@ -77,6 +77,7 @@ class LabelType(NamedTuple):
   fault: Callable[[TextTask, str], str | None]  # the reason that a text is no label, or None
   parse: Callable[[TextTask, str], int | float]  # -> the index of the class, or the number
   predictions: Callable[[TextTask, np.ndarray], np.ndarray]
+  unit: Callable[[TextTask], float | None]  # the label of output 1; None for classes
   answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
   written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> text in a submission
   collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n]), see `glue`
@@ -164,6 +165,7 @@ LABEL_TYPES = {
     fault=_class_fault,
     parse=lambda task, text: task.labels.index(text),
     predictions=lambda task, logits: logits.argmax(1).astype(np.float64),
+    unit=lambda task: None,
     answers=_class_answers,
     written=lambda task, predictions: [task.labels[int(index)] for index in predictions],
     collapsed=lambda labels, predictions: bool(np.ptp(predictions) == 0),
@@ -181,6 +183,7 @@ LABEL_TYPES = {
     fault=_number_fault,
     parse=lambda task, text: float(text),
     predictions=lambda task, scores: scores * task.scale,
+    unit=lambda task: task.scale,
     answers=lambda task, scores: [{"score": float(score) * task.scale} for score in scores],
     written=_written_numbers,
     # Below 1 % of the standard deviation of the labels.

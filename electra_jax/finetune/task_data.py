@@ -95,6 +95,7 @@ class TaskKind(NamedTuple):
   predict_file: Callable[[Predictor, Path, Path], int]
   file_ending: str  # default of `out`
   class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
+  unit: Callable[[TaskInfo], float | None] = lambda info: None  # of a number, see `LabelType`
 
 
 def digest(examples: Iterable) -> str:

@@ -148,6 +148,11 @@ def _class_names(info: TaskInfo) -> tuple[str, ...]:
   return tuple(task.labels or (task.label_type.output,))
 
 
+def _unit(info: TaskInfo) -> float | None:
+  task = _task(info)
+  return task.label_type.unit(task)
+
+
 KIND = TaskKind(
   known_names=_known_names,
   prepare=_prepare,
@@ -157,4 +162,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending=".tsv",
   class_names=_class_names,
+  unit=_unit,
 )

@@ -114,6 +114,7 @@ TASK_HEADS = {
 TASK_PREFIXES = ("classifier.", "qa_outputs.")
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of what is written here
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
+TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 CLASSES = {**HEADS, **TASK_HEADS, None: "ElectraModel"}
 
 
@@ -231,13 +232,18 @@ FIELDS = {
 
 
 def config_json(
-  cfg: TransformerConfig, head: str | None, pad_id: int, labels: tuple[str, ...] = ()
+  cfg: TransformerConfig,
+  head: str | None,
+  pad_id: int,
+  labels: tuple[str, ...] = (),
+  others: Mapping | None = None,
 ) -> dict:
   """Returns the content of config.json.
 
   Args:
     head: a key of CLASSES.
     labels: of a task's classes, in the order of the logits.
+    others: fields of config.json that no network has.
 
   Raises:
     ExchangeError: Hugging Face's ELECTRA does not support a field of the network.
@@ -261,6 +267,7 @@ def config_json(
     "tie_word_embeddings": True,
     "dtype": "float32",
     **(named if labels else {}),
+    **(others or {}),
   }
 
 
@@ -275,15 +282,20 @@ def read_config(folder: str | Path) -> tuple[TransformerConfig, str | None]:
     c = json.loads(path.read_text())
     if c["model_type"] != "electra":
       raise ExchangeError(f"{path}: model type {c['model_type']!r} is not electra")
-    for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
-      if c.get(field, right) != right:
-        raise ExchangeError(f"{path}: {field} is {c[field]!r}, expected {right!r}")
+    check_variant(path, c)
     # Missing fields have ELECTRA's defaults, as in Hugging Face.
     cfg = TransformerConfig(**{ours: c[theirs] for ours, theirs in FIELDS.items() if theirs in c})
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path}: no ELECTRA config: {type(error).__name__} {error}") from None
   named = [head for head, kind in HEADS.items() if kind in (c.get("architectures") or [])]
   return cfg, named[0] if named else None
+
+
+def check_variant(path: Path, content: Mapping) -> None:
+  """Raises ExchangeError if a config.json describes a variant that is not supported."""
+  for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
+    if content.get(field, right) != right:
+      raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
 
 
 def save(
@@ -293,11 +305,16 @@ def save(
   head: str | None,
   pad_id: int,
   labels: tuple[str, ...] = (),
+  others: Mapping | None = None,
 ) -> None:
   """Writes config.json and model.safetensors to an existing folder; raises as `config_json`."""
-  text = json.dumps(config_json(cfg, head, pad_id, labels), indent=2) + "\n"
+  text = json.dumps(config_json(cfg, head, pad_id, labels, others), indent=2) + "\n"
   (folder / "config.json").write_text(text)
-  save_file(to_hf(cfg, network), folder / "model.safetensors", metadata={"format": "pt"})
+  path = folder / "model.safetensors"
+  try:
+    save_file(to_hf(cfg, network), path, metadata={"format": "pt"})
+  except SafetensorError as error:
+    raise ExchangeError(f"{path} cannot be written: {error}") from None
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
@@ -344,30 +361,70 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   return True
 
 
+def read_training(folder: Path) -> dict | None:
+  """Returns what an export wrote of the training into config.json, None in other folders."""
+  return json.loads((folder / "config.json").read_text()).get(TRAINING)
+
+
+def weight_files(folder: Path) -> list[Path]:
+  """Returns the safetensors files of a folder: one, or those that its index names; [] for none.
+
+  Raises:
+    ExchangeError: the index is damaged, or names a file that is not in the folder.
+  """
+  one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+  if one.is_file() or not index.is_file():
+    return [one] if one.is_file() else []
+  try:
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    raise ExchangeError(f"{index} is damaged: {type(error).__name__} {error}") from None
+  there = {path.name for path in folder.iterdir()}
+  if missing := [name for name in names if name not in there]:
+    raise ExchangeError(f"{index} names {', '.join(missing[:8])}: not in its folder")
+  return [folder / name for name in names]
+
+
 def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
   """Returns the config, the head and the weights of the network in a folder.
 
   Raises:
     ExchangeError: a file is missing, damaged, or does not fit; FileNotFoundError: no such folder.
   """
+  folder = Path(folder)
   cfg, head = read_config(folder)
-  path = Path(folder) / "model.safetensors"
-  if not path.is_file():
-    raise ExchangeError(f"{path} is missing")
-  try:
-    tensors = load_file(path)
-  except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
-    raise ExchangeError(f"{path} is damaged: {error}") from None
+  files, tensors = weight_files(folder), {}
+  if not files:
+    raise ExchangeError(_no_weights(folder))
+  for path in files:
+    try:
+      tensors |= load_file(path)
+    except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
+      raise ExchangeError(f"{path} is damaged: {error}") from None
   try:
     return cfg, head, from_hf(cfg, head, tensors)
   except ExchangeError as error:
-    raise ExchangeError(f"{path}: {error}") from None
+    raise ExchangeError(f"{files[0] if len(files) == 1 else folder}: {error}") from None
+
+
+def _no_weights(folder: Path) -> str:
+  missing = f"{folder / 'model.safetensors'} is missing"
+  if not any(folder.glob("pytorch_model*.bin*")):
+    return missing
+  kind = (json.loads((folder / "config.json").read_text()).get("architectures") or ["AutoModel"])[0]
+  return (
+    f'{missing}, there is pytorch_model.bin alone; to convert it: python -c "from transformers'
+    f" import {kind} as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+  )
 
 
 def task_tensors(folder: str | Path) -> list[str]:
   """Returns the names of a task head's tensors, which `load` drops."""
-  with safe_open(Path(folder) / "model.safetensors", "np") as file:
-    return sorted(n for n in file.keys() if n.removeprefix("electra.").startswith(TASK_PREFIXES))
+  names = []
+  for path in weight_files(Path(folder)):
+    with safe_open(path, "np") as file:
+      names += file.keys()
+  return sorted(n for n in names if n.removeprefix("electra.").startswith(TASK_PREFIXES))
 
 
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:

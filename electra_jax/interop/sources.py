@@ -4,8 +4,9 @@ The format is recognised by the files.
 """
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.huggingface import ExchangeError
+from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import restore_params
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
@@ -57,44 +59,81 @@ class Source:
   finetuned: Finetuned | None = None
 
 
-def open_source(path: str | Path) -> Source:
+def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
   """Reads the networks at a path in any of the four formats.
 
+  Args:
+    heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
+
   Raises:
-    ExchangeError, ValueError: the format is unknown, or a file is damaged.
+    ExchangeError, ValueError: the format is unknown, a file is damaged, or the vocabulary is not of
+      the networks' size.
   """
   path = Path(path).resolve()
+  is_tf1 = _is_tf1(path)
+  if heads and not is_tf1:
+    raise ExchangeError(f"{path} is no TF1 checkpoint, which alone does not say its heads")
+  source = _tf1(path, heads) if is_tf1 else _open(path)
+  check_vocab(source.tokenizer, source.networks, path)
+  return source
+
+
+def is_run(path: str | Path) -> bool:
+  """Returns whether a folder holds a run."""
+  return (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir()
+
+
+def check_vocab(
+  tokens: Tokenizer | None, networks: Mapping[str, Network], path: str | Path
+) -> None:
+  """Raises ExchangeError if a vocabulary is not of the size of the networks at `path`."""
+  for role, network in networks.items():
+    if tokens and tokens.vocab.size != network.cfg.vocab_size:
+      raise ExchangeError(
+        f"the vocabulary {tokens.path} has {tokens.vocab.size} entries, the {role} of {path} takes"
+        f" {network.cfg.vocab_size}"
+      )
+
+
+def _is_tf1(path: Path) -> bool:
+  """Returns whether there is a TF1 checkpoint, and not what it was converted to."""
+  others = [path / EXPORT_FILE, path / "checkpoints"]
+  if any(p.exists() for p in others) or any(map(huggingface.weight_files, _hf_folders(path))):
+    return False
+  return tf1.find(path) is not None
+
+
+def _open(path: Path) -> Source:
   if (path / EXPORT_FILE).is_file():
     return _orbax(path)
-  if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
+  if is_run(path):
     return _run(path)
   if inside := sorted(path.glob(f"*/{EXPORT_FILE}")):
     named = ", ".join(str(p.parent) for p in inside)
     raise ExchangeError(f"{path} holds exports, name one of them: {named}")
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face(path)
-  if path.with_name(path.name + ".index").is_file() or (path / "checkpoint").is_file():
-    return _tf1(path)
+  if not path.exists():
+    raise ExchangeError(f"{path} does not exist")
   raise ExchangeError(
     f"{path} is neither a run, an orbax export, a Hugging Face folder nor a TF1 checkpoint"
   )
 
 
-def read_params(path: str | Path, vocab: Vocab) -> dict:
+def read_params(path: str | Path, tokens: Tokenizer) -> dict:
   """Returns the initial parameters from a source, named as in `networks`.
+
+  Args:
+    tokens: of the vocabulary that the source must have, if it has any.
 
   Raises:
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
-  if (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir():
-    return read_run(path, vocab).params
+  if is_run(path):
+    return read_run(path, _vocab_of_run(path, tokens)).params
   source = open_source(path)
-  if source.tokenizer and source.tokenizer.vocab.hash != vocab.hash:
-    theirs = source.tokenizer.vocab
-    raise ExchangeError(
-      f"{path} has another vocabulary: {theirs.size} entries, SHA-256 {theirs.hash[:12]}; expected"
-      f" {vocab.size}, {vocab.hash[:12]}"
-    )
+  if source.tokenizer and (found := difference(source.tokenizer, tokens)):
+    raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
   found = source.networks
   tables = found["discriminator" if "discriminator" in found else "generator"].weights["embeddings"]
   params = {"embeddings": tables}
@@ -105,12 +144,28 @@ def read_params(path: str | Path, vocab: Vocab) -> dict:
   return params
 
 
+def _vocab_of_run(workdir: str | Path, tokens: Tokenizer) -> Vocab:
+  """Returns the vocabulary of a run if it is that of `tokens`, else of `tokens`.
+
+  `read_run` then compares hashes: the shards of the run may be on another machine.
+  """
+  folder = data_folder(workdir)
+  try:
+    own = tokenizer.load_from(folder, vocab_of(folder))
+  except (ValueError, OSError):
+    return tokens.vocab
+  found = difference(own, tokens)
+  if found and own.vocab.hash == tokens.vocab.hash:
+    raise ExchangeError(f"{workdir} is of another vocabulary than the shards: {found}")
+  return tokens.vocab if found else own.vocab
+
+
 class RunParams(NamedTuple):
   """The networks of a run's newest checkpoint and its training step."""
 
   spec: networks.PretrainSpec
   params: dict
-  step: int
+  step: int | None  # None if it is not known
 
 
 def read_run(workdir: str | Path, vocab: Vocab) -> RunParams:
@@ -131,9 +186,9 @@ def vocab_of(folder: str | Path) -> Vocab:
   return Vocab.from_json(shards.read_manifest(folder)["vocab"])
 
 
-def data_folder(workdir: Path, saved: Mapping) -> Path:
+def data_folder(workdir: str | Path) -> Path:
   """Returns the folder with a run's vocabulary and manifest: its own copy, else its shards."""
-  copy = workdir / VOCAB_FOLDER
+  copy, saved = Path(workdir) / VOCAB_FOLDER, read_config(Path(workdir))
   return copy if (copy / shards.MANIFEST).is_file() else Path(saved["data"]["dir"])
 
 
@@ -144,7 +199,7 @@ def plain(cfg: TransformerConfig) -> TransformerConfig:
 
 def _run(path: Path) -> Source:
   saved = read_config(path)
-  folder = data_folder(path, saved)
+  folder = data_folder(path)
   vocab = vocab_of(folder)
   spec, params, steps = read_run(path, vocab)
   params = jax.tree.map(np.asarray, params)
@@ -180,7 +235,7 @@ def _hf_folders(path: Path) -> list[Path]:
 
 
 def _hugging_face(path: Path) -> Source:
-  found, left_out = {}, []
+  found, left_out, card = {}, [], {}
   for folder in _hf_folders(path):
     if (folder / "config.json").is_file():
       cfg, head, weights = huggingface.load(folder)
@@ -189,8 +244,9 @@ def _hugging_face(path: Path) -> Source:
       mlm = head == "mlm_head" and folder.name != "discriminator"
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
       found[role] = Network(cfg, weights, head)
+      card = card or {"training": huggingface.read_training(folder)}
   tokens = next(filter(None, map(_hf_tokenizer, _hf_folders(path))), None)
-  return Source(found, tokens, {}, tuple(left_out))
+  return Source(found, tokens, card, tuple(left_out))
 
 
 def _hf_tokenizer(folder: Path) -> Tokenizer | None:
@@ -221,23 +277,18 @@ def _hf_tokenizer(folder: Path) -> Tokenizer | None:
   return None
 
 
-def _tf1(path: Path) -> Source:
-  """Reads a checkpoint of the original; it has no config, so shapes come from the variables."""
-  if (path / "checkpoint").is_file():
-    path = tf1.newest(path)
-  found = {}
-  for role in ("discriminator", "generator"):
-    cfg = tf1.read_config(path, role)
-    if cfg is not None:
-      head = "rtd_head" if role == "discriminator" else "mlm_head"
-      found[role] = Network(cfg, tf1.load(path, cfg, role), head)
-  if not found:
-    raise ExchangeError(f"{path} has neither a discriminator nor a generator")
-  left_out = () if "generator" in found else tf1.left_out(path)
-  # The released archives contain their lower-cased vocabulary.
-  vocab = path.with_name("vocab.txt")
-  tokens = tokenizer.load(vocab, True) if vocab.is_file() else None
-  return Source(found, tokens, {}, left_out)
+def _tf1(path: Path, heads: Sequence[int]) -> Source:
+  """Reads a checkpoint of the original, with the vocabulary beside it: vocab.txt if released."""
+  path, found = tf1.find(path), {}
+  places = tf1.read_scopes(path)
+  if len(heads) > len(places):
+    raise ExchangeError(f"{path} holds {len(places)} network, heads are given for {len(heads)}")
+  known = {}  # heads of an encoder that both networks may share
+  for (role, scopes), number in itertools.zip_longest(places.items(), heads):
+    cfg = tf1.read_config(path, role, scopes, number or known.get(scopes.encoder))
+    known[scopes.encoder] = cfg.num_heads
+    found[role] = Network(cfg, tf1.load(path, cfg, scopes), scopes.head)
+  return Source(found, _hf_tokenizer(path.parent), {}, tf1.left_out(path))
 
 
 # orbax exports.

@@ -1,36 +1,113 @@
 """Reads checkpoints of the original, google-research/electra, by the table of `huggingface`."""
 
+import dataclasses
+import json
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from electra_jax.core.encoder import TransformerConfig
-from electra_jax.interop.huggingface import ExchangeError, fill, shapes
+from electra_jax.data.pretrain_batches import import_tensorflow
+from electra_jax.interop.huggingface import FIELDS, ExchangeError, check_variant, fill, shapes
 
 # A scalar beside the generator's head, which the original's converters drop.
 IGNORED = {"generator_predictions/temperature"}
-_SCOPES = {
-  "discriminator": {"embeddings": "electra", "encoder": "electra"},
-  "generator": {"embeddings": "electra", "encoder": "generator"},
-}
+CONFIGS = ("config.json", "electra_config.json", "bert_config.json")  # beside a checkpoint
+_ENDING = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
 
 
-def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
-  """Returns the "discriminator" or the "generator" of a checkpoint of google-research/electra.
+@dataclasses.dataclass(frozen=True)
+class Scopes:
+  """Where the variables of a network are, and its head."""
 
-  Adam's slots and the step are ignored. The generator may have its own embeddings.
+  embeddings: str
+  encoder: str
+  predictions: str
+
+  @property
+  def head(self) -> str:
+    """A key of `huggingface.HEADS`."""
+    return "rtd_head" if self.predictions.startswith("discriminator") else "mlm_head"
+
+
+def find(path: Path) -> Path | None:
+  """Returns the prefix of a checkpoint from itself, one of its files or its folder, else None.
+
+  Of a folder it is the newest checkpoint, and always one in that folder: the original notes its
+  absolute path, which another machine may not have, or have something else there.
+
+  Raises:
+    ExchangeError: what `checkpoint` names is not in the folder, or there are several without it.
+  """
+  if not path.is_dir():
+    prefix = path.with_name(_ENDING.sub("", path.name))
+    return prefix if _index(prefix).is_file() else None
+  note, there = path / "checkpoint", sorted(p.stem for p in path.glob("*.index"))
+  if note.is_file():
+    named = re.search(
+      rb'^model_checkpoint_path: *"(?:[^"\n]*[/\\])?([^/\\"\n]+)"', note.read_bytes(), re.M
+    )
+    if named is None:
+      raise ExchangeError(f"{note} names no checkpoint")
+    name = named[1].decode(errors="replace")
+    if name not in there:
+      listed = f"there are {', '.join(there)}" if there else "there is none"
+      raise ExchangeError(f"{note} names {name}, which is not beside it; {listed}")
+    return path / name
+  if len(there) > 1:
+    raise ExchangeError(f"{path} holds several checkpoints, name one: {', '.join(there)}")
+  return path / there[0] if there else None
+
+
+def _index(prefix: Path) -> Path:
+  return prefix.with_name(f"{prefix.name}.index")
+
+
+def read_scopes(prefix: str | Path) -> dict[str, Scopes]:
+  """Returns the networks in a checkpoint of the original: "discriminator", "generator".
+
+  A generator without an encoder of its own shares the discriminator's; without a discriminator
+  (the original's BERT objective) it is one, with a head for words.
+
+  Raises:
+    ExchangeError: the checkpoint cannot be read, or holds neither.
+  """
+  names = _variables(prefix)
+  roles = [r for r in ("discriminator", "generator") if f"{r}_predictions/dense/kernel" in names]
+  if not roles:
+    raise ExchangeError(f"{prefix} holds neither of ELECTRA's networks")
+  found = {}
+  for role in roles:
+    mine = [s for s in ("generator", "electra") if s == "electra" or role == "generator"]
+    embeddings, encoder = (
+      next((s for s in mine if any(n.startswith(f"{s}/{part}/") for n in names)), "electra")
+      for part in ("embeddings", "encoder")
+    )
+    is_bert = encoder == "electra" and roles == ["generator"]
+    found["discriminator" if is_bert else role] = Scopes(embeddings, encoder, f"{role}_predictions")
+  return found
+
+
+def _variables(prefix: str | Path) -> dict[str, list[int]]:
+  """Returns the shapes of a checkpoint's variables."""
+  tf = import_tensorflow()
+  try:
+    return tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
+  except (tf.errors.OpError, ValueError) as error:
+    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
+
+
+def load(prefix: str | Path, cfg: TransformerConfig, scopes: Scopes) -> dict:
+  """Returns a network of a checkpoint of the original; Adam's slots and the step are ignored.
 
   Raises:
     ExchangeError: variables are missing, of another shape, or unknown in the network's scope.
   """
-  import tensorflow as tf
-
+  tf = import_tensorflow()
   reader = tf.train.load_checkpoint(str(prefix))
   names = set(reader.get_variable_to_shape_map())
-  scopes = dict(_SCOPES[which])
-  if which == "generator" and "generator/embeddings/word_embeddings" in names:
-    scopes["embeddings"] = "generator"
-  head = "rtd_head" if which == "discriminator" else "mlm_head"
   seen = set()
 
   def read(name: str) -> np.ndarray | None:
@@ -40,77 +117,102 @@ def load(prefix: str | Path, cfg: TransformerConfig, which: str) -> dict:
     except (tf.errors.OpError, ValueError, LookupError, RuntimeError) as error:
       raise ExchangeError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
 
+  places = {"embeddings": scopes.embeddings, "encoder": scopes.encoder}
   try:
     network = fill(
-      cfg, shapes(cfg, head), lambda row, i: row.tf.format(i=i, **scopes), read, transposed=False
+      cfg,
+      shapes(cfg, scopes.head),
+      lambda row, i: row.tf.format(i=i, **places),
+      read,
+      transposed=False,
     )
   except ExchangeError as error:
     raise ExchangeError(f"{prefix}: {error}") from None
   slots = {n for n in names if n.endswith(("/adam_m", "/adam_v"))}
-  mine = (f"{scopes['embeddings']}/embeddings/", f"{scopes['encoder']}/", f"{which}_predictions/")
+  mine = (f"{scopes.embeddings}/embeddings/", f"{scopes.encoder}/", f"{scopes.predictions}/")
   if extra := sorted(n for n in names - slots - seen - IGNORED if n.startswith(mine)):
     raise ExchangeError(f"{prefix}: unknown variables: {', '.join(extra[:8])}")
   return network
 
 
-def newest(folder: Path) -> Path:
-  """Returns the prefix of the newest checkpoint in a folder of the original."""
-  import tensorflow as tf
+def read_config(
+  prefix: str | Path, role: str, scopes: Scopes, heads: int | None = None
+) -> TransformerConfig:
+  """Returns the config of a network in a checkpoint of the original.
 
-  prefix = tf.train.latest_checkpoint(str(folder))
-  if prefix is None:
-    raise ExchangeError(f"{folder / 'checkpoint'} names no checkpoint")
-  return Path(prefix)
+  Sizes come from the variables. What these do not say comes from a config beside the checkpoint,
+  which describes the discriminator; without one, heads of width 64 are assumed with a warning.
 
-
-def read_config(prefix: str | Path, which: str) -> TransformerConfig | None:
-  """Returns the config of a network in a checkpoint of the original; None if it is not there.
-
-  Sizes come from the variables; heads have a width of 64, as in the original.
+  Args:
+    heads: their number, if it is known.
 
   Raises:
-    ExchangeError: the checkpoint cannot be read, or a size cannot be determined.
+    ExchangeError: a size or the number of heads cannot be determined, or the config has others.
   """
-  import tensorflow as tf
-
-  try:
-    found = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
-  except (tf.errors.OpError, ValueError) as error:
-    raise ExchangeError(f"{prefix} is not a readable TF1 checkpoint: {error}") from None
-  scopes = dict(_SCOPES[which])
-  if which == "generator" and "generator/embeddings/word_embeddings" in found:
-    scopes["embeddings"] = "generator"
-  layer = f"{scopes['encoder']}/encoder/layer_"
-  numbers = {int(n[len(layer) :].split("/")[0]) for n in found if n.startswith(layer)}
-  if not numbers or f"{which}_predictions/dense/kernel" not in found:
-    return None
-  tables = f"{scopes['embeddings']}/embeddings/"
+  found = _variables(prefix)
+  layer, tables = f"{scopes.encoder}/encoder/layer_", f"{scopes.embeddings}/embeddings/"
   try:
     vocab_size, embedding_size = found[f"{tables}word_embeddings"]
     max_positions, _ = found[f"{tables}position_embeddings"]
     hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
   except (KeyError, ValueError) as error:
-    raise ExchangeError(f"{prefix}: cannot infer the sizes, no matrix {error}") from None
-  if hidden_size > 64 and hidden_size % 64:
+    raise ExchangeError(f"{prefix}: no matrix {error}, which says a size") from None
+  sizes = {
+    "vocab_size": vocab_size,
+    "embedding_size": embedding_size,
+    "hidden_size": hidden_size,
+    "num_layers": 1 + max(int(n[len(layer) :].split("/")[0]) for n in found if n.startswith(layer)),
+    "ffn_size": ffn_size,
+    "max_positions": max_positions,
+  }
+  stated = _stated(Path(prefix), sizes) if scopes.encoder == "electra" else {}
+  stated |= {"num_heads": heads} if heads else {}
+  if "num_heads" not in stated:
+    stated["num_heads"] = _assumed_heads(prefix, role, hidden_size)
+  try:
+    return TransformerConfig(**{**stated, **sizes})
+  except (ValueError, TypeError, ZeroDivisionError) as error:  # of what a config states
+    raise ExchangeError(f"{prefix}: the {role}: {error}") from None
+
+
+def _stated(prefix: Path, sizes: dict) -> dict:
+  """Returns the fields of the first config beside a checkpoint; its sizes must be `sizes`."""
+  path = next((p for p in map(prefix.with_name, CONFIGS) if p.is_file()), None)
+  if path is None:
+    return {}
+  try:
+    content = dict(json.loads(path.read_text()))
+  except (ValueError, TypeError) as error:
+    raise ExchangeError(f"{path} is damaged: {error}") from None
+  check_variant(path, content)
+  stated = {ours: content[theirs] for ours, theirs in FIELDS.items() if theirs in content}
+  for name, size in sizes.items():
+    if stated.get(name, size) != size:
+      raise ExchangeError(
+        f"{path}: {FIELDS[name]} is {stated[name]}, in {prefix.name} it is {size}"
+      )
+  return stated
+
+
+def _assumed_heads(prefix: str | Path, role: str, width: int) -> int:
+  say = f"give num_attention_heads in a {CONFIGS[0]} beside it, or export with --heads"
+  if width > 64 and width % 64:
     raise ExchangeError(
-      f"{prefix}: the {which}'s width {hidden_size} is not a multiple of 64, so its number of"
-      " attention heads cannot be inferred"
+      f"{prefix} does not say its number of heads, and the {role}'s width of {width} is no multiple"
+      f" of 64: {say}"
     )
-  return TransformerConfig(
-    vocab_size=vocab_size,
-    embedding_size=embedding_size,
-    hidden_size=hidden_size,
-    num_layers=max(numbers) + 1,
-    num_heads=max(1, hidden_size // 64),
-    ffn_size=ffn_size,
-    max_positions=max_positions,
+  number = max(1, width // 64)
+  warnings.warn(
+    f"{prefix} does not say its number of heads: for the {role}, {number} of width"
+    f" {width // number} assumed, as in the original; if there are others, {say}",
+    stacklevel=2,
   )
+  return number
 
 
 def left_out(prefix: str | Path) -> tuple[str, ...]:
-  """Returns descriptions of the generators of a checkpoint that `read_config` cannot read."""
-  import tensorflow as tf
-
-  names = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
-  scopes = {name.split("/")[0] for name in names}
-  return tuple(f"the original's {x}" for x in sorted(scopes) if x.startswith("generator"))
+  """Returns descriptions of the generators of a checkpoint that are not read."""
+  scopes = {name.split("/")[0] for name in _variables(prefix)}
+  read = {scope.encoder for scope in read_scopes(prefix).values()} | {"generator_predictions"}
+  others = {x for x in scopes - read if x.startswith("generator")}
+  return tuple(f"the original's {x}" for x in sorted(others))

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import socket
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,20 +45,37 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
+
+  All in it gets the umask's mode, also what a library wrote for the user alone.
+
+  Args:
+    needed: bytes that will be written at least.
 
   Raises:
     ValueError: `out` exists.
+    OSError: it cannot be made, or there is no space for it.
   """
   if out.exists():
     raise ValueError(f"{out} exists: nothing is overwritten")
-  out.parent.mkdir(parents=True, exist_ok=True)
-  temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
   try:
+    out.parent.mkdir(parents=True, exist_ok=True)
+  except FileExistsError:
+    raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(out.parent)) from None
+  if (free := shutil.disk_usage(out.parent).free) < needed:
+    sizes = f"{needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB free"
+    raise OSError(errno.ENOSPC, f"No space left ({sizes})", str(out))
+  temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
+  with naming(out):
+    temporary.mkdir()
+  try:
+    mode = temporary.stat().st_mode
     yield temporary
-    temporary.chmod(0o755)
-    os.rename(temporary, out)
+    for path in temporary.rglob("*"):
+      path.chmod(mode if path.is_dir() else mode & 0o666)
+    with naming(out):
+      os.rename(temporary, out)
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
 

@@ -1,0 +1,73 @@
+"""Compares vocabularies by their entries and rules: files with other bytes may be the same."""
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
+from electra_jax.interop import sentencepiece_model
+
+
+def difference(one: Tokenizer, other: Tokenizer) -> str | None:
+  """Returns the first difference between two vocabularies, None if they give the same ids.
+
+  These are compared: the kind of model, the entries, how a text is normalised and split, merges or
+  scores, and the special ids. SentencePiece models that `sentencepiece_model.to_engine` cannot
+  convert are compared by their bytes.
+  """
+  if one.vocab == other.vocab:
+    return None
+  mine, theirs = _engine(one), _engine(other)
+  if mine is None or theirs is None:
+    return f"SHA-256 {one.vocab.hash[:12]}, not {other.vocab.hash[:12]}"
+  a, b = (json.loads(engine.to_str()) for engine in (mine, theirs))
+  if a["model"]["type"] != b["model"]["type"]:
+    return f"a {a['model']['type']} model, not {b['model']['type']}"
+  if one.vocab.size != other.vocab.size:
+    return f"{one.vocab.size} entries, not {other.vocab.size}"
+  for i in range(one.vocab.size):
+    if mine.id_to_token(i) != theirs.id_to_token(i):
+      return f"entry {i} is {mine.id_to_token(i)!r}, not {theirs.id_to_token(i)!r}"
+  for part in ("normalizer", "pre_tokenizer", "model"):
+    if found := _first(_canonical(a[part]), _canonical(b[part]), part):
+      return found
+  for role in (*SPECIAL_NAMES, "special_ids"):
+    if getattr(one.vocab, role) != getattr(other.vocab, role):
+      return f"{role} is {getattr(one.vocab, role)}, not {getattr(other.vocab, role)}"
+  added = [[t for t in content["added_tokens"] if not t["special"]] for content in (a, b)]
+  return None if added[0] == added[1] else "other added tokens"
+
+
+def _engine(tokenizer: Tokenizer):
+  """Returns the tokenizer as one of the `tokenizers` library, None if there is no exact one."""
+  from tokenizers import Tokenizer as Engine
+
+  if tokenizer.vocab.kind == "sentencepiece":
+    return sentencepiece_model.to_engine(tokenizer.path)
+  return Engine.from_str(tokenizer.engine_json())
+
+
+def _canonical(rules):
+  """Returns rules as both kinds of file write them.
+
+  By default, accents are stripped where case is. A tokenizer.json may lose the last bit of a score,
+  which is a float32.
+  """
+  if isinstance(rules, dict) and rules.get("type") == "BertNormalizer":
+    lowercase, accents = rules["lowercase"], rules["strip_accents"]
+    accents = lowercase if accents is None else accents
+    return {"lowercase": lowercase, **rules, "strip_accents": accents}
+  if isinstance(rules, dict) and rules.get("type") == "Unigram":
+    return {**rules, "vocab": [float(np.float32(score)) for _, score in rules["vocab"]]}
+  return rules
+
+
+def _first(one, other, name: str) -> str | None:
+  """Returns a line on the first field of two JSON values that differs."""
+  if one == other:
+    return None
+  if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+    return f"other {name}" if isinstance(one, list) else f"{name} is {one!r}, not {other!r}"
+  key = next(k for k in {**one, **other} if one.get(k) != other.get(k))
+  return _first(one.get(key), other.get(key), f"{name}.{key}")

@@ -1,0 +1,478 @@
+"""Weights in and out: units, vocabularies, heads, others' files, and what is refused in a line."""
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from test_hf import (
+  HAS_TORCH,
+  SIZES,
+  WORDS45,
+  needs_torch,
+  random_network,
+  same,
+  tf1_tensors,
+  write_tf1,
+)
+
+from electra_jax import export
+from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.task_network import HeadSpec
+from electra_jax.data import tokenizer
+from electra_jax.finetune import model
+from electra_jax.interop import huggingface, sources
+from electra_jax.interop.sources import Network
+from electra_jax.interop.vocabularies import difference
+from electra_jax.runtime import workdir
+
+
+def command(program: str, *args, text: str = "", umask: int = 0o022):
+  """Returns a program's exit code, its output and its errors."""
+  done = subprocess.run(
+    [sys.executable, "-m", f"electra_jax.{program}", *map(str, args)],
+    input=text, capture_output=True, text=True, umask=umask,
+    env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+  )  # fmt: skip
+  return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+  ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o002, 0o664, 0o775)]
+)
+def test_what_is_written_has_the_umasks_mode(umask, file, folder, tmp_path):
+  from safetensors.numpy import save_file
+
+  before = os.umask(umask)
+  try:
+    with workdir.new_folder(tmp_path / "out") as new:
+      (new / "inside").mkdir()
+      save_file({"x": np.zeros(3)}, new / "inside" / "model.safetensors")
+      (new / "config.json").write_text("{}")
+  finally:
+    os.umask(before)
+  modes = {p.stat().st_mode & 0o777 for p in (tmp_path / "out").rglob("*") if p.is_file()}
+  assert modes == {file}
+  found = {p.stat().st_mode & 0o777 for p in (tmp_path / "out", tmp_path / "out" / "inside")}
+  assert found == {folder}
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+  def refuse(*args):
+    raise PermissionError(13, "Permission denied", str(args[0]))
+
+  monkeypatch.setattr(os, "mkdir", refuse)
+  with pytest.raises(PermissionError) as error, workdir.new_folder(tmp_path / "out"):
+    pass
+  assert error.value.filename == str(tmp_path / "out")
+  monkeypatch.undo()
+  with pytest.raises(OSError, match=r"No space left \(.* MB are needed") as error:
+    with workdir.new_folder(tmp_path / "out", needed=1 << 60):
+      pass
+  assert error.value.filename == str(tmp_path / "out") and not list(tmp_path.iterdir())
+  (tmp_path / "file").write_text("")
+  with pytest.raises(NotADirectoryError) as error, workdir.new_folder(tmp_path / "file" / "out"):
+    pass
+  assert error.value.filename == str(tmp_path / "file")
+
+
+def a_source(*roles, finetuned=None, vocab=None) -> sources.Source:
+  """Networks of random weights and 45 tokens."""
+  cfg = dataclasses.replace(SIZES["projected"], vocab_size=45)
+  heads = {"discriminator": None if finetuned else "rtd_head", "generator": "mlm_head"}
+  found = {r: Network(cfg, random_network(cfg, heads[r]), heads[r]) for r in roles}
+  return sources.Source(found, vocab, {}, finetuned=finetuned)
+
+
+@pytest.fixture
+def words45(tmp_path):
+  return write_vocab(tmp_path / "words" / "vocab.txt")
+
+
+def write_vocab(path: Path, size: int = 45) -> tokenizer.Tokenizer:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45]
+  pieces = [*pieces, *(f"x{i}" for i in range(size))][:size]
+  path.write_text("".join(f"{x}\n" for x in pieces))
+  return tokenizer.load(path)
+
+
+@pytest.fixture
+def number(words45):
+  """A fine-tuned network that answers a number from 0 to 5, as STS-B's."""
+  task = {"name": "x", "title": "x", "text": "a", "label": "b", "labels": None, "scale": 5.0}
+  arguments = {"layers": "two_layers"}
+  info = {
+    "kind": "text", "name": "x", "head": {"kind": "regression", "arguments": arguments},
+    "max_length": 12, "labels": [], "text": task, "options": {},
+  }  # fmt: skip
+  cfg = SIZES["projected"]
+  head = HeadSpec("regression", arguments).make().init(cfg, jax.random.key(3))
+  head = jax.tree.map(lambda x: np.asarray(x) + 0.1, head)
+  return a_source("discriminator", finetuned=sources.Finetuned(info, head), vocab=words45)
+
+
+def test_a_number_goes_out_in_the_unit_of_its_labels(number, tmp_path):
+  from safetensors.numpy import load_file
+
+  out = io.StringIO()
+  export.export_hf(number, tmp_path / "out", Console(file=out, soft_wrap=True))
+  folder = tmp_path / "out" / "discriminator"
+  tensors = load_file(folder / "model.safetensors")
+  head = number.finetuned.head["out_proj"]
+  # By 5, which is rounded once.
+  np.testing.assert_allclose(tensors["classifier.out_proj.weight"].T, head["kernel"] * 5, rtol=1e-7)
+  np.testing.assert_allclose(tensors["classifier.out_proj.bias"], head["bias"] * 5, rtol=1e-7)
+  assert json.loads((folder / "config.json").read_text())["problem_type"] == "regression"
+  assert ("in the unit of the labels" in out.getvalue()) == HAS_TORCH
+
+
+@needs_torch
+def test_transformers_answers_the_number_that_is_answered_here(number, tmp_path):
+  from transformers import pipeline
+
+  texts = ["the cat is in a bed", "a b c", "of"]
+  export.export_hf(number, tmp_path / "out", Console(quiet=True))
+  ours = [x["score"] for x in model.from_source(number, "x")(texts)]
+  theirs = pipeline("text-classification", str(tmp_path / "out" / "discriminator"))(texts)
+  assert np.ptp(ours) > 1e-3
+  np.testing.assert_allclose([x["score"] for x in theirs], ours, atol=1e-5)
+
+
+@needs_torch
+def test_parity_is_that_of_the_number_here(number, tmp_path, monkeypatch):
+  monkeypatch.setattr(export, "in_unit", lambda network, unit: network)
+  with pytest.raises(sources.ExchangeError, match=r"other logits.*allowed are 0.0005"):
+    export.export_hf(number, tmp_path / "out", Console(quiet=True))
+  assert not (tmp_path / "out").exists()
+
+
+# The vocabulary and its network.
+
+
+def save_hf(folder: Path, source: sources.Source) -> Path:
+  export.export_hf(source, folder, Console(quiet=True))
+  return folder
+
+
+def save_tf1(prefix: Path, source: sources.Source, tied: bool = False) -> Path:
+  """Writes a checkpoint of the original; its encoder has another scope where it is not `tied`."""
+  prefix.parent.mkdir(parents=True, exist_ok=True)
+  tensors = {"global_step": np.int64(7)}
+  for role, network in source.networks.items():
+    scope = "electra" if tied or role == "discriminator" else "generator"
+    tensors |= tf1_tensors(network.cfg, network.weights, scope, f"{role}_predictions")
+  write_tf1(prefix, tensors)
+  if source.tokenizer:
+    source.tokenizer.save(prefix.parent)
+  return prefix
+
+
+def same_embeddings(source: sources.Source, encoder: bool = False) -> sources.Source:
+  """Gives the generator the discriminator's tables, and encoder, as the original ties them."""
+  main, generator = source.networks.values()
+  shared = {k: main.weights[k] for k in ("embeddings", *(["encoder"] if encoder else []))}
+  generator = dataclasses.replace(generator, weights={**generator.weights, **shared})
+  return dataclasses.replace(source, networks={"discriminator": main, "generator": generator})
+
+
+@pytest.mark.parametrize("form", ["hf", "tf1", "orbax"])
+@pytest.mark.parametrize("size", [40, 50])
+def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
+  form, size, words45, tmp_path, monkeypatch
+):
+  source = same_embeddings(a_source("discriminator", "generator", vocab=words45))
+  if form == "tf1":
+    at = vocab = save_tf1(tmp_path / "in" / "model.ckpt-7", source).parent
+    (at / "config.json").write_text('{"num_attention_heads": 4}')
+  elif form == "hf":
+    at = save_hf(tmp_path / "in", source)
+    vocab = at / "discriminator"
+  else:
+    at = vocab = tmp_path / "in"
+    at.mkdir()
+    wrong = write_vocab(tmp_path / "wrong" / "vocab.txt", size)
+    sources.save_orbax(at, dataclasses.replace(source, tokenizer=wrong))
+  write_vocab(vocab / "vocab.txt", size)
+  monkeypatch.setattr("sys.argv", ["export", str(at), str(tmp_path / "out"), "--to", "hf"])
+  with pytest.raises(
+    sources.ExchangeError, match=rf"vocab.txt has {size} entries, the discriminator of .* takes 45"
+  ):
+    export.main()
+  assert sorted(p.name for p in tmp_path.iterdir() if p.name != "wrong") == ["in", "words"]
+
+
+def test_the_command_refuses_a_vocabulary_in_one_line(words45, tmp_path):
+  at = save_hf(tmp_path / "in", a_source("discriminator", vocab=words45))
+  write_vocab(at / "discriminator" / "vocab.txt", 50)
+  code, _, said = command("export", at, tmp_path / "out", "--to", "orbax")
+  assert code == 1 and said.count("\n") == 1 and "has 50 entries" in said
+  assert not (tmp_path / "out").exists()
+
+
+# Checkpoints of the original.
+
+
+@pytest.fixture
+def eight_heads(words45):
+  """A discriminator of 8 heads of 16, and a generator of 2 of 16."""
+  cfg = TransformerConfig(45, 16, 128, 1, 8, 32, 12)
+  small = dataclasses.replace(cfg, hidden_size=32, num_heads=2)
+  found = {
+    "discriminator": Network(cfg, random_network(cfg, "rtd_head"), "rtd_head"),
+    "generator": Network(small, random_network(small, "mlm_head", 1), "mlm_head"),
+  }
+  return same_embeddings(sources.Source(found, words45, {}))
+
+
+def heads_of(source: sources.Source) -> list[int]:
+  return [network.cfg.num_heads for network in source.networks.values()]
+
+
+def test_the_number_of_heads_is_never_taken_in_silence(eight_heads, tmp_path):
+  prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
+  with pytest.warns(UserWarning, match="the discriminator, 2 of width 64 assumed") as warned:
+    assert heads_of(sources.open_source(prefix)) == [2, 1]
+  assert len(warned) == 2 and "the generator, 1 of width 32 assumed" in str(warned[1].message)
+
+
+@pytest.mark.parametrize("name", ["config.json", "electra_config.json", "bert_config.json"])
+@pytest.mark.filterwarnings("error")
+def test_the_number_of_heads_is_read_from_a_config_or_the_command(name, eight_heads, tmp_path):
+  prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
+  assert heads_of(sources.open_source(prefix, (8, 2))) == [8, 2]
+  config = {"num_attention_heads": 8, "hidden_size": 128, "layer_norm_eps": 1e-6}
+  (tmp_path / name).write_text(json.dumps(config))
+  with pytest.warns(UserWarning, match="the generator, 1 of width 32 assumed"):
+    source = sources.open_source(prefix)
+  assert heads_of(source) == [8, 1]
+  assert source.networks["discriminator"].cfg.layer_norm_eps == 1e-6
+  got = sources.open_source(tmp_path, (4, 2)).networks  # the folder has a config too
+  assert [n.cfg.num_heads for n in got.values()] == [4, 2]
+  (tmp_path / name).write_text(json.dumps({**config, "hidden_size": 64}))
+  with pytest.raises(sources.ExchangeError, match="hidden_size is 64, in model.ckpt-7 it is 128"):
+    sources.open_source(prefix)
+  (tmp_path / name).write_text("{")
+  with pytest.raises(sources.ExchangeError, match=f"{name} is damaged"):
+    sources.open_source(prefix)
+
+
+def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
+  cfg = TransformerConfig(45, 16, 96, 1, 6, 32, 12)
+  one = {"discriminator": Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")}
+  prefix = save_tf1(tmp_path / "model.ckpt-7", sources.Source(one, None, {}))
+  with pytest.raises(sources.ExchangeError, match="96 is no multiple of 64: give num_attention"):
+    sources.open_source(prefix)
+  assert heads_of(sources.open_source(prefix, [6])) == [6]
+  with pytest.raises(ValueError, match="5 heads do not divide the width 96"):
+    sources.open_source(prefix, [5])
+  (tmp_path / "config.json").write_text('{"num_attention_heads": "6"}')
+  with pytest.raises(sources.ExchangeError, match="ckpt-7: the discriminator: "):
+    sources.open_source(prefix)
+  (tmp_path / "config.json").unlink()
+  with pytest.raises(sources.ExchangeError, match="holds 1 network, heads are given for 2"):
+    sources.open_source(prefix, [6, 6])
+
+
+def test_the_command_says_the_heads_it_assumed_in_a_line(eight_heads, tmp_path):
+  prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
+  code, out, said = command("export", prefix, tmp_path / "out", "--to", "orbax")
+  assert code == 0 and "exported to" in out
+  told = [line for line in said.splitlines() if line.startswith("warning: ")]
+  assert len(told) == 2 and all("of width" in line for line in told)
+  code, out, said = command("export", prefix, tmp_path / "two", "--to", "orbax", "--heads=8,2")
+  assert code == 0 and "assumed" not in said
+  assert heads_of(sources.open_source(tmp_path / "two")) == [8]
+  code, _, said = command("export", tmp_path / "two", tmp_path / "3", "--to", "hf", "--heads=8")
+  assert code == 1 and "is no TF1 checkpoint" in said
+
+
+@pytest.mark.filterwarnings("ignore:.*assumed")
+def test_the_originals_bert_and_fully_tied_checkpoints_are_read(words45, tmp_path, monkeypatch):
+  both = same_embeddings(a_source("discriminator", "generator", vocab=words45), encoder=True)
+  heads = [n.cfg.num_heads for n in both.networks.values()]
+  prefix = save_tf1(tmp_path / "tied" / "model.ckpt-7", both, tied=True)
+  read = sources.open_source(prefix, heads[:1])  # of the encoder that both have
+  for role, network in both.networks.items():
+    assert read.networks[role].cfg == network.cfg and read.networks[role].head == network.head
+    assert same(read.networks[role].weights, network.weights)
+  bert = dataclasses.replace(both, networks={"generator": both.networks["generator"]})
+  prefix = save_tf1(tmp_path / "bert" / "model.ckpt-7", bert, tied=True)
+  read = sources.open_source(prefix, heads[:1])
+  assert list(read.networks) == ["discriminator"] and read.left_out == ()
+  assert read.networks["discriminator"].head == "mlm_head"
+  assert same(read.networks["discriminator"].weights, both.networks["generator"].weights)
+  out = save_hf(tmp_path / "out", read)
+  assert sources.open_source(out).networks["discriminator"].head == "mlm_head"
+
+
+@pytest.mark.filterwarnings("ignore:.*assumed")
+def test_a_checkpoint_that_moved_is_found_beside_its_note_and_nowhere_else(eight_heads, tmp_path):
+  there = save_tf1(tmp_path / "there" / "model.ckpt-7", eight_heads)
+  (tmp_path / "here").mkdir()
+  for path in there.parent.glob("model.ckpt*"):
+    (tmp_path / "here" / path.name).write_bytes(path.read_bytes())
+  note = tmp_path / "here" / "checkpoint"
+  note.write_text(f'model_checkpoint_path: "{there}"\nall_model_checkpoint_paths: "{there}"\n')
+  for path in there.parent.iterdir():
+    path.unlink()
+  at = sources.open_source(tmp_path / "here", (8, 2))
+  assert same(at.networks["generator"].weights, eight_heads.networks["generator"].weights)
+  index = tmp_path / "here" / "model.ckpt-7.index"
+  assert sources.open_source(index).networks.keys() == at.networks.keys()
+  save_tf1(there, eight_heads)
+  index.rename(tmp_path / "here" / "model.ckpt-8.index")
+  with pytest.raises(
+    sources.ExchangeError,
+    match="names model.ckpt-7, which is not beside it; there are model.ckpt-8",
+  ):
+    sources.open_source(tmp_path / "here")
+  note.write_text("")
+  with pytest.raises(sources.ExchangeError, match="checkpoint names no checkpoint"):
+    sources.open_source(tmp_path / "here")
+
+
+# Folders of Hugging Face.
+
+
+def test_sharded_safetensors_are_read(words45, tmp_path):
+  from safetensors.numpy import load_file, save_file
+
+  source = a_source("discriminator", vocab=words45)
+  folder = save_hf(tmp_path / "hf", source) / "discriminator"
+  whole = load_file(folder / "model.safetensors")
+  (folder / "model.safetensors").unlink()
+  files = {name: f"model-0000{i % 3 + 1}-of-00003.safetensors" for i, name in enumerate(whole)}
+  for file in set(files.values()):
+    save_file({n: x for n, x in whole.items() if files[n] == file}, folder / file)
+  index = folder / "model.safetensors.index.json"
+  index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+  read = sources.open_source(tmp_path / "hf").networks["discriminator"]
+  assert same(read.weights, source.networks["discriminator"].weights)
+
+  (folder / "model-00002-of-00003.safetensors").rename(tmp_path / "other.safetensors")
+  with pytest.raises(sources.ExchangeError, match="names model-00002-of-00003.safetensors: not in"):
+    sources.open_source(tmp_path / "hf")
+  index.write_text(json.dumps({"weight_map": dict.fromkeys(files, "../../other.safetensors")}))
+  with pytest.raises(sources.ExchangeError, match=r"names ../../other.safetensors: not in"):
+    sources.open_source(tmp_path / "hf")
+  index.write_text("[]")
+  with pytest.raises(sources.ExchangeError, match="index.json is damaged: TypeError"):
+    sources.open_source(tmp_path / "hf")
+
+
+def test_a_folder_with_pytorchs_weights_alone_is_told_how_to_convert_them(words45, tmp_path):
+  folder = save_hf(tmp_path / "hf", a_source("discriminator", vocab=words45)) / "discriminator"
+  (folder / "model.safetensors").unlink()
+  (folder / "pytorch_model.bin").write_bytes(b"")
+  with pytest.raises(
+    sources.ExchangeError,
+    match=r"there is pytorch_model.bin alone; to convert it: python -c \"from",
+  ):
+    sources.open_source(tmp_path / "hf")
+
+
+@needs_torch
+def test_the_conversion_that_is_told_works(words45, tmp_path):
+  import torch
+  from safetensors.torch import load_file
+
+  source = a_source("discriminator", vocab=words45)
+  folder = save_hf(tmp_path / "hf", source) / "discriminator"
+  torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+  (folder / "model.safetensors").unlink()
+  with pytest.raises(sources.ExchangeError) as error:
+    sources.open_source(tmp_path / "hf")
+  told = str(error.value).partition('python -c "')[2].removesuffix('"')
+  subprocess.run([sys.executable, "-c", told], check=True, capture_output=True)
+  read = sources.open_source(tmp_path / "hf").networks["discriminator"]
+  assert same(read.weights, source.networks["discriminator"].weights)
+
+
+def test_a_path_that_is_not_there_does_not_exist(tmp_path):
+  code, _, said = command("export", tmp_path / "none", tmp_path / "out", "--to", "hf")
+  assert (code, said) == (1, f"error: {tmp_path / 'none'} does not exist\n")
+
+
+# Two vocabularies.
+
+
+def saved_again(folder: Path, words: tokenizer.Tokenizer) -> tokenizer.Tokenizer:
+  """The tokenizer.json alone, as transformers leaves a folder that it has loaded and saved."""
+  folder.mkdir()
+  huggingface.save_tokenizer(folder, words, 12)
+  (folder / words.vocab.file).unlink()
+  return tokenizer.load(folder / "tokenizer.json")
+
+
+def test_a_vocabulary_that_was_saved_again_is_the_same(words45, tmp_path):
+  again = saved_again(tmp_path / "again", words45)
+  assert again.vocab.hash != words45.vocab.hash and again.vocab.kind != words45.vocab.kind
+  assert difference(words45, again) is None and difference(again, words45) is None
+  source = a_source("discriminator", vocab=again)
+  folder = tmp_path / "orbax"
+  folder.mkdir()
+  sources.save_orbax(folder, source)
+  assert sources.read_params(folder, words45).keys() == {"embeddings", "discriminator"}
+  text = [f"the cat number {i} sat on mat {i * 7} and ate fish" for i in range(300)]
+  for kind in ("unigram", "bpe"):
+    (tmp_path / kind).mkdir()
+    pieces = tokenizer.train(kind, text, size=50, path=tmp_path / kind / "spm.model")
+    assert difference(pieces, saved_again(tmp_path / f"{kind} again", pieces)) is None
+
+
+def changed(folder: Path, words, part: str, **fields) -> tokenizer.Tokenizer:
+  """Its tokenizer.json with other fields."""
+  again = saved_again(folder, words)
+  content = json.loads(again.path.read_text())
+  content[part] |= fields
+  again.path.write_text(json.dumps(content))
+  return tokenizer.load(again.path)
+
+
+def test_a_vocabulary_with_other_rules_or_entries_is_another(words45, tmp_path):
+  cased = tokenizer.load(words45.path, lowercase=False)
+  assert cased.vocab.hash == words45.vocab.hash
+  assert difference(cased, words45) == "normalizer.lowercase is False, not True"
+  with_accents = changed(tmp_path / "1", words45, "normalizer", strip_accents=False)
+  assert difference(with_accents, words45) == "normalizer.strip_accents is False, not True"
+  lower = changed(tmp_path / "2", words45, "normalizer", strip_accents=True)
+  assert difference(lower, words45) is None  # BERT's default, spelled out
+  assert difference(write_vocab(tmp_path / "50.txt", 50), words45) == "50 entries, not 45"
+  pieces = words45.path.read_text().replace("\nthat\n", "\nthis\n")
+  (tmp_path / "other.txt").write_text(pieces)
+  assert difference(tokenizer.load(tmp_path / "other.txt"), words45) == (
+    "entry 13 is 'this', not 'that'"
+  )
+  short = changed(tmp_path / "3", words45, "model", max_input_chars_per_word=7)
+  assert difference(words45, short) == "model.max_input_chars_per_word is 100, not 7"
+  unigram = tokenizer.train("unigram", ["a b"] * 300, size=9, path=tmp_path / "spm.model")
+  assert difference(unigram, words45) == "a Unigram model, not WordPiece"
+
+
+def test_training_from_a_source_of_other_rules_is_refused(words45, tmp_path):
+  (tmp_path / "orbax").mkdir()
+  sources.save_orbax(tmp_path / "orbax", a_source("discriminator", vocab=words45))
+  cased = tokenizer.load(words45.path, lowercase=False)
+  with pytest.raises(
+    sources.ExchangeError, match="another vocabulary than the shards: normalizer.lowercase is True"
+  ):
+    sources.read_params(tmp_path / "orbax", cased)
+
+
+@needs_torch
+def test_a_folder_that_transformers_saved_again_is_read(words45, tmp_path):
+  from transformers import AutoTokenizer, ElectraForPreTraining
+
+  old = save_hf(tmp_path / "hf", a_source("discriminator", vocab=words45)) / "discriminator"
+  ElectraForPreTraining.from_pretrained(old).save_pretrained(tmp_path / "new")
+  AutoTokenizer.from_pretrained(old).save_pretrained(tmp_path / "new")
+  assert not (tmp_path / "new" / "vocab.txt").exists()
+  assert sources.read_params(tmp_path / "new", words45).keys() == {"embeddings", "discriminator"}
