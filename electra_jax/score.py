@@ -69,7 +69,7 @@ class Scorer:
     if too_long:
       others = f", and {len(too_long) - 1} more lines have too many" * (len(too_long) > 1)
       raise ValueError(
-        f"line {too_long[0]} has {scored[too_long[0] - 1][1]} tokens, the networks take"
+        f"line {too_long[0]} has {scored[too_long[0] - 1][1]} tokens, the limit is"
         f" {self.longest}{others}"
       )
 

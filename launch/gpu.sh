@@ -14,9 +14,14 @@ for argument in "$@"; do
   case $argument in --workdir=*) workdir=${argument#*=} ;; esac
 done
 : "${workdir:?give --workdir=DIR}"
-if [ ! -x .venv/bin/python ]; then
-  run python3 -m venv .venv
-  run .venv/bin/pip install --quiet --constraint requirements.lock --editable '.[data,gpu]'
+has_gpu() { JAX_PLATFORMS=cuda,rocm .venv/bin/python -c 'import jax; jax.devices()' > /dev/null 2>&1; }
+if [ ! -x .venv/bin/python ]; then run python3 -m venv .venv; fi
+if [ "$dry" ] || ! has_gpu; then  # also in a .venv that `make` has made, for CPUs
+  run .venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[data,gpu]'
+fi
+if [ ! "$dry" ] && ! has_gpu; then
+  echo "error: JAX sees no GPU: JAX_PLATFORMS=cuda .venv/bin/python -c 'import jax; jax.devices()'" >&2
+  exit 1
 fi
 # Again after an abort, a memory fault or the kernel's kill for memory; not when it was told to stop.
 # shellcheck disable=SC2016  # for the shell that is started

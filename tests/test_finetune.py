@@ -310,7 +310,7 @@ def test_questions_are_answered_from_their_context(source, tmp_path):
     ("init", None, "config.init is not set"),
     ("init", "random", "config.init=random needs config.like"),
     ("init", "nowhere", "nowhere does not exist"),
-    ("like", "x", "config.like is for config.init=random alone"),
+    ("like", "x", "config.like is only for config.init=random"),
   ],
 )
 def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, field, value, why):

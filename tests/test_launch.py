@@ -69,13 +69,30 @@ def test_a_slurm_task_takes_the_gpus_and_cores_that_slurm_gives_it(launch, tmp_p
   assert call(launch / "slurm.sbatch", *ARGS, PATH=path, **given).stdout == f"{visible} 8\n"
 
 
-@pytest.mark.parametrize("code", [0, 1, 138, 143])
-def test_a_slurm_job_is_queued_again_only_after_a_signal(launch, tmp_path, code):
+@pytest.mark.parametrize("code", [0, 1, 134, 137, 138, 143])
+def test_a_slurm_job_is_queued_again_only_after_a_stop_that_slurm_asks_for(launch, tmp_path, code):
   write_program(tmp_path / "bin" / "srun", f"exit {code}")
   write_program(tmp_path / "bin" / "scontrol", 'echo "$@"')
   path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-  done = call(launch / "slurm.sbatch", *ARGS, PATH=path, SLURM_JOB_ID="7")
-  assert (done.returncode, done.stdout) == (code, "requeue 7\n" if code > 128 else "")
+  args = [*ARGS, f"--workdir={tmp_path / 'run'}"]
+  done = call(launch / "slurm.sbatch", *args, PATH=path, SLURM_JOB_ID="7")
+  assert (done.returncode, done.stdout) == (code, "requeue 7\n" if code in (138, 143) else "")
+
+
+def test_a_slurm_job_gives_up_after_three_starts_without_a_new_checkpoint(launch, tmp_path):
+  workdir = tmp_path / "run"
+  write_program(tmp_path / "bin" / "srun", f'mkdir -p "{workdir}/checkpoints/$SAVES"; exit 143')
+  write_program(tmp_path / "bin" / "scontrol", "echo again")
+  given = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+  def start(number: int, saves: str = "5.orbax-checkpoint-tmp"):
+    given.update(SLURM_RESTART_COUNT=str(number), SAVES=saves)
+    return call(launch / "slurm.sbatch", f"--workdir={workdir}", **given).stdout == "again\n"
+
+  assert [start(0), start(1), start(2)] == [True, True, False]
+  assert start(0)  # submitted anew
+  assert [start(1), start(2, "9"), start(3, "10"), start(4), start(5)] == [True] * 5
+  assert not start(6)
 
 
 def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch):
@@ -91,7 +108,8 @@ def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch):
 def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_path):
   write_program(
     tmp_path / ".venv" / "bin" / "python",
-    'echo "$@" >> calls; if [ $(wc -l < calls) = 1 ]; then kill -9 $$; fi; exit 1',
+    'if [ "$1" = -c ]; then exit; fi; echo "$@" >> calls\n'
+    "if [ $(wc -l < calls) = 1 ]; then kill -9 $$; fi; exit 1",
   )
   write_program(tmp_path / "bin" / "sleep", "")
   path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -100,6 +118,21 @@ def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_pat
   called = (tmp_path / "calls").read_text().splitlines()
   assert called == [" ".join(["-m", "electra_jax.train", *args])] * 2
   assert "killed (137)" in (tmp_path / "run.log").read_text()
+
+
+@pytest.mark.parametrize("installs", [True, False])
+def test_a_gpu_node_whose_jax_sees_no_gpu_installs_it_and_never_trains_on_the_cpu(
+  launch, tmp_path, installs
+):
+  see = "test -e installed" if installs else "false"
+  write_program(
+    tmp_path / ".venv" / "bin" / "python",
+    f"case $1$2 in -c*) {see} ;; -mpip) touch installed ;; *) echo trained; exit 1 ;; esac",
+  )
+  done = call(launch / "gpu.sh", *ARGS, f"--workdir={tmp_path / 'run'}")
+  assert done.returncode == 1 and (tmp_path / "installed").exists()
+  assert ("trained" in done.stdout) == installs
+  assert ("error: JAX sees no GPU" in done.stderr) != installs
 
 
 def write_program(path: Path, body: str) -> None:
