@@ -172,16 +172,18 @@ def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone,
       run.finish()
   shutil.copytree(whole, workdir)
   newest = workdir / "checkpoints" / str(STEPS)
+  before = workdir / "checkpoints" / str(harness.checkpoints(workdir)[-2])
   if sharded:  # what only process 1 reads
     os.truncate(largest(newest / "state" / "ocdbt.process_1"), 1000)
   else:
-    flip(largest(newest))
+    flip(largest(newest)), flip(largest(before))  # two in a row
   for run in harness.pair(data, workdir, STEPS, **fields):
     error = run.error()
     assert f"checkpoints/{STEPS} is damaged" in error
   runs = harness.pair(data, workdir, STEPS, checkpoint__fallback="true", **fields)
   first, _ = (run.finish() for run in runs)
-  assert f"moved to {workdir / 'damaged' / str(STEPS)}" in first
+  for path in [newest] if sharded else [newest, before]:
+    assert f"moved to {workdir / 'damaged' / path.name}" in first
   assert harness.outcome(workdir, STEPS) == harness.outcome(whole, STEPS)
 
 
