@@ -57,9 +57,10 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   if not hasattr(module, "get_config"):
     raise ValueError(f"{path} is not a configuration file: it has no get_config(arg)")
   try:
-    return module.get_config(arg).lock()
+    return module.get_config(*[arg] if arg is not None else []).lock()
   except (AttributeError, KeyError, TypeError) as error:  # e.g. a delta that sets an unknown field
-    raise ValueError(f"{path}: {one_line(error)}") from error
+    text = re.sub(r" Other fields present: .*\}\"", "", one_line(error))
+    raise ValueError(f"{path}: {text}") from error
 
 
 def one_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ the same configuration is reused; one that differs is replaced only with --overw
 and configuration give the same bytes on any number of cores.
 """
 
+import collections
 import dataclasses
 import hashlib
 import heapq
@@ -73,6 +74,10 @@ def check(config: ConfigDict) -> None:
     raise ValueError("config.data.dir is not set: the folder to write shards to")
   if "://" in data.dir:
     raise ValueError(f"config.data.dir={data.dir}: shards are written to mounted paths only")
+  if data.vocab not in tokenizer.KINDS and not Path(data.vocab).is_file():
+    raise ValueError(
+      f"config.data.vocab={data.vocab!r} is neither a file nor one of {', '.join(tokenizer.KINDS)}"
+    )
   if data.examples not in ("segments", "packed"):
     raise ValueError(f"config.data.examples={data.examples!r} is neither segments nor packed")
   for field, low, high in (
@@ -305,6 +310,10 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
   """Writes the vocabulary file to `temporary`: a copy of the given file, or a newly trained one."""
   data = config.data
   if data.vocab not in tokenizer.KINDS:
+    if data.vocab.endswith(".txt"):
+      counts = collections.Counter(Path(data.vocab).read_bytes().rstrip(b"\n").split(b"\n"))
+      if twice := [piece.decode(errors="replace") for piece, n in counts.items() if n > 1]:
+        raise ValueError(f"{data.vocab} has {len(twice)} entries twice, the first is {twice[0]!r}")
     loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents)
     if data.strip_accents is not None and loaded.vocab.kind != "wordpiece":
       raise tokenizer.VocabError(

@@ -1,0 +1,204 @@
+"""Wrong input, as typed: one line that says what is wrong, and the exit code.
+
+Each row is a command after `python -m electra_jax.`, its exit code (2 for the command line, 1 for
+what it names) and a part of the line. They run in a folder with what an earlier version wrote
+(`golden/version_0_1`: data, run, finetuned) and the files that `place` adds.
+"""
+
+import json
+import multiprocessing
+import os
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
+TRAIN = "train --config=configs/quickstart.py --config.data.dir=data --workdir=new"
+AGAIN = "train --config=was.py --workdir=run"
+BUILD = "data.build --config=configs/quickstart.py --config.data.dir=built"
+TEXT = f"{BUILD} --config.data.sources=text:own/train.tsv"
+TUNE = "finetune --config=configs/finetune/own.py --config.init=finetuned --workdir=tuned"
+OWN = f"{TUNE} --config.data.dir=own"
+
+ROWS = [
+  # Command lines.
+  ("train", 2, "--config=FILE and --workdir=DIR are needed"),
+  ("train --config=configs/base.py", 2, "--config=FILE and --workdir=DIR are needed"),
+  ("train --config=configs/bass.py --workdir=new", 1, "did you mean configs/base.py?"),
+  ("train --config=own/train.tsv --workdir=new", 1, "not a configuration file: its name must end"),
+  ("train --config=broken.py --workdir=new", 1, "broken.py is not a configuration: SyntaxError"),
+  ("train --config=empty.py --workdir=new", 1, "empty.py is not a configuration file: it has no"),
+  ("train --config=argument.py --workdir=new", 1, "missing 1 required positional argument"),
+  ("train --config=other.py --workdir=new", 1, "learning_rat\" does not exist"),
+  (f"{TRAIN} --config=configs/base.py", 2, "--config is given twice"),
+  (f"{TRAIN} --wrokdir=x", 2, "wrokdir"),
+  (f"{TRAIN} more", 2, "'more' is not a flag"),
+  (f"{TRAIN} --config.train.step=5", 1, "did you mean config.train.steps?"),
+  (f"{TRAIN} --config.objective.rtd_weight=5", 1, "was renamed to config.objective.discriminator_"),
+  (f"{TRAIN} --config.train=5", 1, "config.train is a group of fields"),
+  (f"{TRAIN} --config.train.steps=many", 2, "many"),
+  (f"{TRAIN} --config.model.dtype=float16", 1, "must be one of auto, float32, bfloat16, got 'floa"),
+  # Values.
+  (f"{TRAIN} --config.train.steps=0", 1, "config.train.steps must be above 0, got 0"),
+  (f"{TRAIN} --config.model.dropout=1", 1, "must be at least 0 and below 1, got 1"),
+  (f"{TRAIN} --config.model.num_heads=3", 1, "3 heads do not divide the width 128"),
+  (f"{TRAIN} --config.train.batch_size=33", 1, "33 is not divisible by 8 devices"),
+  (f"{TRAIN} --config.eval.batch_size=33", 1, "config.eval.batch_size: batch size 33"),
+  (f"{TRAIN} --config.data.seq_length=64", 1, "seq_length 64 is above config.model.max_positions "),
+  (f"{TRAIN} --config.data.seq_length=8", 1, "shards of 16 tokens, but data.seq_length is 8"),
+  (f"{TRAIN} --config.objective.name=electro", 1, "config.objective.name must be one of electra, "),
+  (f"{TRAIN} --config.generator.kind=big", 1, "config.generator.kind must be one of"),
+  (f"{TRAIN} --config.generator.tie=some", 1, "config.generator.tie must be one of"),
+  (f"{TRAIN} --config.generator.kind=frozen", 1, "set generator.tie=none, got embeddings"),
+  (f"{TRAIN} --config.objective.mask_prob=0", 1, "mask_prob must be between 0 and 1, got 0"),
+  (f"{TRAIN} --config.objective.temperature=0", 1, "temperature must be above 0, got 0"),
+  (f"{TRAIN} --config.objective.mask_prob_schedule=half", 1, "a schedule needs POSITION=VALUE"),
+  (f"{TRAIN} --config.objective.name=bert --config.generator.kind=uniform", 1, "has no generator"),
+  (f"{TRAIN} --config.optimizer.name=adamax", 1, "config.optimizer.name must be one of"),
+  (f"{TRAIN} --config.optimizer.generator_learning_rate=1", 1, "needs optimizer.separate_optimize"),
+  (f"{TRAIN} --config.model.attention=cudnn", 1, "cudnn needs a GPU"),
+  (f"{TRAIN} --config.profile.steps=9-3", 1, "9-3"),
+  # Data and folders.
+  (f"{TRAIN} --config.data.dir=nowhere", 1, "nowhere/manifest.json is missing: nothing is built h"),
+  (f"{TRAIN} --config.data.dir=gs://bucket/x", 1, "memory from mounted paths only"),
+  (f"{TRAIN} --config.data.dir=short", 1, "bytes, the manifest says"),
+  (f"{TRAIN} --config.data.dir=reworded", 1, "but the vocabulary of the shards has"),
+  (f"{TRAIN} --config.data.dir=notes", 1, "is not a manifest of shards"),
+  (f"{TRAIN} --verify --config.data.dir=flipped", 1, "is damaged: SHA-256"),
+  (f"{TRAIN} --config.train.batch_size=16000", 1, "sequences are too few for a batch of 16,000"),
+  (f"{TRAIN} --workdir=gs://bucket/run", 1, "mount the bucket, e.g. with gcsfuse"),
+  (f"{TRAIN} --workdir=finetuned", 1, "finetuned holds"),
+  (f"{TRAIN} --workdir=/proc/new", 1, "No such file or directory: /proc/new"),
+  (f"{TRAIN} --config.init_from=nowhere", 1, "nowhere does not exist"),
+  (f"{TRAIN} --config.init_from=notes", 1, "is neither a run, an orbax export"),
+  # Resuming.
+  (f"{TRAIN} --workdir=run", 1, "run holds another run: model.embedding_size was 32, is 128"),
+  (f"{AGAIN} --config.train.steps=2", 1, "train.steps was 8, is 2; use another --workdir, or resu"),
+  (f"{AGAIN} --config.train.steps=2 --config.allow_config_change=train", 1, "is at step 4, beyond"),
+  (f"{AGAIN} --config.allow_config_change=trian", 1, "unknown field trian"),
+  ("train --config=was.py --workdir=bare", 1, "bare/checkpoints is missing, but metrics.jsonl has"),
+  # Builds.
+  ("data.build --config=configs/base.py", 1, "config.data.dir is not set"),
+  (f"{BUILD} --config.data.sources=text:nothing*", 1, "nothing*"),
+  (f"{BUILD} --config.data.sources=pages:x", 1, "pages"),
+  (f"{BUILD} --config.data.sources=jsonl:lines.jsonl", 1, "name the field, e.g. jsonl:GLOB#text"),
+  (f"{BUILD} --config.data.sources=jsonl:lines.jsonl#body", 1, "has no string field 'body'"),
+  (f"{BUILD} --config.data.sources=parquet:own/*.tsv#text", 1, "own/"),
+  (f"{BUILD} --config.data.vocab=words", 1, "neither a file nor one of wordpiece"),
+  (f"{TEXT} --config.data.vocab=twice.txt", 1, "has 1 entries twice, the first is 'a'"),
+  (f"{BUILD} --config.data.seq_length=600", 1, "seq_length 600 is above config.model.max_position"),
+  (f"{BUILD} --config.data.dir=data", 1, "data holds another build"),
+  # Fine-tuning.
+  ("finetune --config=configs/finetune/own.py", 2, "--workdir"),
+  (f"{TUNE} --config.init=nowhere --config.data.dir=own", 1, "nowhere does not exist"),
+  (f"{TUNE} --config.data.dir=nowhere", 1, "nowhere"),
+  (f"{OWN} --config.own.text=sentence", 1, "sentence"),
+  # Export, scores, sizes.
+  ("export run out", 2, "the following arguments are required: --to"),
+  ("export nowhere out --to hf", 1, "nowhere does not exist"),
+  ("export notes out --to hf", 1, "is neither a run, an orbax export"),
+  ("export run own --to hf", 1, "own exists: nothing is overwritten"),
+  ("export run /proc/out --to orbax", 1, "/proc"),
+  ("export finetuned out --to hf --heads=2", 1, "is no TF1 checkpoint"),
+  ("score --checkpoint=nowhere", 1, "nowhere does not exist"),
+  ("score --checkpoint=finetuned", 1, "finetuned"),
+  ("flops --config=configs/smal.py", 1, "did you mean configs/small.py?"),
+  ("preflight --config=configs/base.py --topology=v99:2x2", 1, "expected a chip"),
+  ("preflight --config=configs/base.py --topology=v5e:3", 1, "v5e:3"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server():
+  """A process that has imported the libraries and forks into the programs."""
+  context = multiprocessing.get_context("forkserver")
+  context.set_forkserver_preload(["electra_jax.interop.sources", "electra_jax.data.chunks"])
+  return context
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+  """The folder where the commands run."""
+  place = tmp_path_factory.mktemp("place")
+  shutil.copytree(GOLDEN, place, dirs_exist_ok=True)
+  (place / "broken.py").write_text("def get_config(:\n")
+  (place / "empty.py").write_text("x = 1\n")
+  (place / "argument.py").write_text("def get_config(size):\n  pass\n")
+  (place / "twice.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n")
+  head = "from electra_jax.config.files import load\n\ndef get_config():\n  config = load('{}')\n"
+  other = head.format("base.py") + "  config.optimizer.learning_rat = 1\n  return config\n"
+  (place / "other.py").write_text(other)
+  saved = json.loads((place / "run" / "config.json").read_text())
+  fields = {f"model.{k}": v for k, v in saved["model"].items()}
+  fields |= {
+    "data.dir": "data",
+    "train.steps": 8,
+    "optimizer.warmup_steps": 2,
+    "train.batch_size": saved["train"]["batch_size"],
+  }
+  (place / "was.py").write_text(
+    head.format("quickstart.py")
+    + "".join(f"  config.{k} = {v!r}\n" for k, v in fields.items())
+    + "  return config\n"
+  )
+  (place / "lines.jsonl").write_text('{"text": "one"}\n')
+  (place / "own").mkdir()
+  for split in ("train", "dev"):
+    (place / "own" / f"{split}.tsv").write_text("text\tlabel\na b\tx\nc d\ty\n")
+  (place / "notes").mkdir()
+  (place / "notes" / "manifest.json").write_text("{}")
+  for name in ("short", "reworded", "flipped"):
+    shutil.copytree(place / "data", place / name)
+  shard = next((place / "short").glob("train-*.bin"))
+  os.truncate(shard, shard.stat().st_size - 1)
+  with (place / "reworded" / "vocab.txt").open("a") as file:
+    file.write("more\n")
+  shard = next((place / "flipped").glob("train-*.bin"))
+  content = bytearray(shard.read_bytes())
+  content[7] ^= 1
+  shard.write_bytes(content)
+  shutil.copytree(place / "run", place / "bare")
+  shutil.rmtree(place / "bare" / "checkpoints")
+  return place
+
+
+def become(command: str, place: Path) -> None:
+  """Runs a program in the folder; what it prints goes to the file `said`."""
+  with (place / "said").open("w") as file:
+    for stream in (sys.stdout, sys.stderr):
+      os.dup2(file.fileno(), stream.fileno())
+  os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+  os.chdir(place)
+  module, *sys.argv[1:] = shlex.split(command)
+  runpy.run_module(f"electra_jax.{module}", run_name="__main__", alter_sys=True)
+
+
+def snapshot(place: Path) -> set[tuple[str, int]]:
+  """Returns the path and the size of every file but the locks and what a command printed."""
+  files = (p for p in place.rglob("*") if p.is_file() and p.name not in (".lock", "said"))
+  return {(str(p.relative_to(place)), p.stat().st_size) for p in files}
+
+
+@pytest.mark.parametrize(("command", "code", "part"), ROWS, ids=[row[0] for row in ROWS])
+def test_wrong_input_is_one_line_and_leaves_everything_as_it_was(
+  server, place, command, code, part
+):
+  before = snapshot(place)
+  process = server.Process(target=become, args=(command, place), daemon=True)
+  process.start()
+  process.join(120)
+  said = (place / "said").read_text()
+  assert process.exitcode == code, said
+  errors = [line for line in said.splitlines() if "error: " in line]
+  assert len(errors) == 1 and part in errors[0] and "Traceback" not in said, said
+  assert len(errors[0]) < 500
+  changed = {name for name, _ in snapshot(place) ^ before}
+  assert all(name.startswith(("new/", "run/config.json", "run/vocab/")) for name in changed)
+
+
+def test_there_are_sixty_rows_of_different_commands():
+  assert len({command for command, _, _ in ROWS}) == len(ROWS) >= 60
