@@ -138,8 +138,24 @@ def test_the_kept_network_predicts_what_was_measured(cola):
   assert right == pytest.approx(best["metrics"]["accuracy"])
   assert all(0.5 <= s["probability"] <= 1 for s in answers)
   assert asked([]) == []
+  assert asked("w0 w9") == asked(["w0 w9"]) and len(asked("")) == 1
   with pytest.raises(ValueError, match="expects texts"):
     asked([("a", "b")])
+
+
+@pytest.mark.parametrize(
+  ("kind", "items", "why"),
+  [
+    ("tagging", "He left", "x expects sequences of words: 'He left'"),
+    ("tagging", ["He left"], "x expects sequences of words: 'He left'"),
+    ("qa", "who?", r"x expects pairs of a question and a context: 'who\?'"),
+    ("qa", ("who?", "He left."), r"x expects pairs of a question and a context: 'who\?'"),
+  ],
+)
+def test_a_text_is_never_read_as_its_characters(kind, items, why):
+  info = TaskInfo(kind, "x", task_network.HeadSpec(kind, {}), 16)
+  with pytest.raises(ValueError, match=why):
+    model.Model(info, CFG, None, {})(items)
 
 
 def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola, source):

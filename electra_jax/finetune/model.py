@@ -54,7 +54,7 @@ class Model:
     return self._predict(self.weights, features)[0]
 
   def __call__(self, items: Sequence) -> list[dict]:
-    """Returns the prediction for each item.
+    """Returns the prediction for each item; a text alone is a list of one.
 
     - Text: a text or a pair -> {"label", "probability"} or {"score"}.
     - Tagging: a sequence of words -> {"tags"}.
@@ -64,6 +64,7 @@ class Model:
     Raises:
       ValueError: an item does not have the form of the task.
     """
+    items = [items] if isinstance(items, str) else items
     return self.kind.answer(self, items) if items else []
 
   def predict_file(self, file: Path, out: Path) -> int:

@@ -98,6 +98,10 @@ def _predict(predictor: Predictor, questions: Questions) -> Decoded:
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
+  for item in items:
+    if isinstance(item, str) or len(item) != 2:
+      name = predictor.info.name
+      raise ValueError(f"{name} expects pairs of a question and a context: {item!r:.80}")
   questions = tuple(
     Question(str(i), question, context, (), (), False)
     for i, (question, context) in enumerate(items)

@@ -102,6 +102,9 @@ def _tags(predictor: Predictor, sentences: list[Sentence]) -> list[list[str]]:
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
+  for item in items:
+    if isinstance(item, str):
+      raise ValueError(f"{predictor.info.name} expects sequences of words: {item!r:.80}")
   sentences = [Sentence(tuple(words), None, f"sentence {i}") for i, words in enumerate(items)]
   return [{"tags": tags} for tags in _tags(predictor, sentences)]
 
