@@ -1,5 +1,6 @@
 """Text tasks: what is read, what is refused, what the metrics and the submissions are."""
 
+import csv
 import dataclasses
 import gzip
 import json
@@ -101,6 +102,51 @@ def test_quotes_are_text_and_a_byte_order_mark_is_not(tmp_path):
     Example('" He said', 'She "said"', 1, 0),
     Example('one "', "two\x85and\u2028three", 0, 1),
   ]
+
+
+TEXTS = ["tab\there", 'a "b" c', '"', "two\nlines", '"whole"', "", "it's plain", '"a" or "b"']
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+@pytest.mark.parametrize("columns", [["id", "body"], ["body", "id"], ["body"]])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_file_with_csv_quotes_is_read_as_what_was_written(tmp_path, quoting, columns, end):
+  with open(tmp_path / "new.tsv", "w", newline="") as file:
+    writer = csv.writer(file, delimiter="\t", quoting=quoting, lineterminator=end)
+    writer.writerow(columns)
+    writer.writerows([{"id": i, "body": text}[c] for c in columns] for i, text in enumerate(TEXTS))
+  read = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  assert [example.text for example in read] == TEXTS
+
+
+@pytest.mark.parametrize(
+  "texts",
+  [
+    ['" He said', 'a ""b"" c"'],
+    ['"A sentence in quotes."', 'one " more'],
+    ['"A sentence in quotes."', "none"],
+    ['"opened', "plain", 'closed"'],
+    ['"twice ""so"""', 'and "once"'],
+  ],
+)
+def test_quotes_that_no_csv_writer_places_are_text(tmp_path, texts):
+  write(tmp_path, "new.tsv", ["body\tid", *(f"{text}\t{i}" for i, text in enumerate(texts))])
+  read = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  assert [example.text for example in read] == texts
+
+
+def test_lines_are_counted_through_quoted_cells(tmp_path):
+  write(tmp_path, "new.tsv", ["body\tid", '"one', 'two"\t1', "three"])
+  with pytest.raises(TaskError, match="new.tsv:4: 1 columns instead of 2"):
+    glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+
+
+def test_quotes_in_the_files_of_a_glue_task_are_text_even_where_they_could_be_csvs(tmp_path):
+  # QQP's files have such cells; their quotes have always been read as text.
+  lines = ["question1\tquestion2\tis_duplicate", 'x\t"Why ""y""?"\t0']
+  source = write(tmp_path / "QQP", "dev.tsv", lines)
+  (example,) = glue_files.read(TASKS["qqp"], source, "dev").examples
+  assert example.pair == '"Why ""y""?"'
 
 
 def test_cola_has_a_header_in_its_test_split_only(tmp_path):

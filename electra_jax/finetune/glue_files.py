@@ -1,7 +1,8 @@
 """Reads the files of text tasks: GLUE's and custom ones.
 
 GLUE's files are tab-separated, without quoting. The first line names the columns, except in CoLA's
-training and dev splits. A custom task (`tasks.own`) may also use JSON lines. Both may be .gz.
+training and dev splits. A custom task (`tasks.own`) and a file to predict may be quoted as CSV is
+(`files.split_rows`), or JSON lines. All may be .gz.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines, split_rows
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
@@ -205,13 +206,14 @@ def _lines(path: Path) -> list[str]:
 def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
   lines = _lines(path)
   headed = not task.unheaded or split in task.submission
-  columns = lines[0].split("\t") if headed else list(task.unheaded)
-  while len(columns) > 1 and not lines[-1]:  # with a single column, an empty line is a text
+  while "\t" in lines[0] and not lines[-1]:  # with a single column, an empty line is a text
     lines.pop()
+  of_glue = task.name in TASKS and split in TASKS[task.name].splits
+  rows = split_rows(lines, quoting=not of_glue)
+  columns = next(rows)[1] if headed else list(task.unheaded)
   wanted = _wanted(task, split, columns, f"{path}:1" if headed else str(path))
   places = [columns.index(wanted[f]) if f in wanted else None for f in _Cells._fields]
-  for number, line in enumerate(lines[headed:], 1 + headed):
-    cells = line.split("\t")
+  for number, cells in rows:
     if len(cells) != len(columns):
       yield f"{path}:{number}", f"{len(cells)} columns instead of {len(columns)}"
       continue

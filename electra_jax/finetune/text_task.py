@@ -114,7 +114,9 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   paired = task.pair is not None
   for item in items:
     if isinstance(item, str) == paired or (paired and len(item) != 2):
-      raise ValueError(f"{task.title} expects {'pairs of texts' if paired else 'texts'}: {item!r:.80}")
+      raise ValueError(
+        f"{task.title} expects {'pairs of texts' if paired else 'texts'}: {item!r:.80}"
+      )
   pairs = [tuple(item) if paired else (item, None) for item in items]
   examples = [Example(a, b, None, i) for i, (a, b) in enumerate(pairs)]
   max_length = predictor.info.max_length
