@@ -1,5 +1,6 @@
 """The fine-tuning program: from files to results, what it keeps, and what it refuses."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -205,9 +206,63 @@ def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
   assert len({line[1] for line in lines[1::2]}) == 1 and lines[1][1] != lines[2][1]
   (tmp_path / "in.jsonl").write_text('{"sentence": "w0 w9"}\n')
   asked.predict_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-  assert json.loads((tmp_path / "out.jsonl").read_text())["label"] == lines[1][1]
+  row = json.loads((tmp_path / "out.jsonl").read_text())
+  assert list(row) == lines[0] and row["prediction"] == lines[1][1]
   with pytest.raises(ValueError, match="exists: nothing is overwritten"):
     asked.predict_file(tmp_path / "in.tsv", tmp_path / "out.tsv")
+
+
+def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
+  asked = model.load(cola[1] / "cola" / "model")
+  texts = ['w0 "w9"', "w1\tw9"]
+  with open(tmp_path / "in.tsv", "w", newline="") as file:
+    rows = [{"id": "a-7", "sentence": texts[0]}, {"id": "b", "sentence": texts[1]}]
+    writer = csv.DictWriter(file, ["id", "sentence"], delimiter="\t", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+  (tmp_path / "in.jsonl").write_text(
+    "".join(
+      json.dumps({"sentence": text, "id": i + 7, "x": "\ud800"}) + "\n"
+      for i, text in enumerate(texts)
+    )
+  )
+  asked.predict_file(tmp_path / "in.jsonl", tmp_path / "x.jsonl", columns=("x",))  # not UTF-8
+  assert json.loads((tmp_path / "x.jsonl").read_text().splitlines()[0])["x"] == "\ud800"
+  for kind in ("tsv", "jsonl"):
+    out = tmp_path / f"out.{kind}"
+    asked.predict_file(tmp_path / f"in.{kind}", out, columns=("sentence", "id"))
+    if kind == "tsv":
+      with open(out, newline="") as file:
+        found = list(csv.DictReader(file, delimiter="\t"))
+    else:
+      found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert list(found[0]) == ["index", "sentence", "id", "prediction", "probability"]
+    assert [row["sentence"] for row in found] == texts
+    assert [row["id"] for row in found] == {"tsv": ["a-7", "b"], "jsonl": [7, 8]}[kind]
+  for column, why in (("key", "in.tsv:1 has no column 'key'"), ("prediction", "'prediction' is")):
+    with pytest.raises(ValueError, match=why):
+      asked.predict_file(tmp_path / "in.tsv", tmp_path / "new.tsv", columns=(column,))
+  assert not (tmp_path / "new.tsv").exists()
+
+
+@pytest.mark.parametrize("kind", ["tagging", "qa"])
+def test_only_predictions_of_texts_carry_columns(tmp_path, kind):
+  info = TaskInfo(kind, "x", task_network.HeadSpec(kind, {}), 16)
+  with pytest.raises(ValueError, match="--columns is for text tasks"):
+    model.Model(info, CFG, None, {}).predict_file(tmp_path / "a", tmp_path / "b", columns=("id",))
+
+
+@pytest.mark.parametrize("out", ["here.tsv", "nowhere/said.tsv", "here.tsv/said.tsv"])
+def test_a_place_for_predictions_is_checked_before_the_network_is_loaded(
+  tmp_path, monkeypatch, capsys, out
+):
+  (tmp_path / "here.tsv").write_text("mine")
+  monkeypatch.setattr(model, "load", lambda path: pytest.fail("loaded"))
+  args = ["finetune", "--predict", "in.tsv", "--model", "runs", "--out", str(tmp_path / out)]
+  monkeypatch.setattr(sys, "argv", args)
+  with pytest.raises((ValueError, OSError), match=f"{tmp_path / out}"):
+    program.report()
+  assert [p.name for p in tmp_path.iterdir()] == ["here.tsv"]
 
 
 @pytest.mark.long

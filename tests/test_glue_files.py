@@ -115,7 +115,7 @@ def test_a_file_with_csv_quotes_is_read_as_what_was_written(tmp_path, quoting, c
     writer = csv.writer(file, delimiter="\t", quoting=quoting, lineterminator=end)
     writer.writerow(columns)
     writer.writerows([{"id": i, "body": text}[c] for c in columns] for i, text in enumerate(TEXTS))
-  read = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
   assert [example.text for example in read] == TEXTS
 
 
@@ -131,7 +131,7 @@ def test_a_file_with_csv_quotes_is_read_as_what_was_written(tmp_path, quoting, c
 )
 def test_quotes_that_no_csv_writer_places_are_text(tmp_path, texts):
   write(tmp_path, "new.tsv", ["body\tid", *(f"{text}\t{i}" for i, text in enumerate(texts))])
-  read = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
   assert [example.text for example in read] == texts
 
 
@@ -221,10 +221,10 @@ def test_a_split_to_predict_must_be_whole(tmp_path):
 
 def test_empty_texts_at_the_end_of_a_file_to_predict_are_kept(tmp_path):
   write(tmp_path, "new.tsv", ["body", "a", "", ""])
-  read = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
   assert [example.text for example in read] == ["a", "", ""]
   write(tmp_path, "pairs.tsv", ["id\tbody", "1\ta", "", ""])  # an editor's last lines
-  assert [e.text for e in glue_files.read_texts(REVIEWS, tmp_path / "pairs.tsv")] == ["a"]
+  assert [e.text for e in glue_files.read_texts(REVIEWS, tmp_path / "pairs.tsv")[0]] == ["a"]
   write(tmp_path, "none.tsv", ["body"])
   with pytest.raises(TaskError, match="the file has no rows"):
     glue_files.read_texts(REVIEWS, tmp_path / "none.tsv")

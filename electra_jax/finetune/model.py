@@ -22,6 +22,7 @@ from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo, TaskKind
 from electra_jax.interop import sources
 from electra_jax.interop.sources import EXPORT_FILE, ExchangeError, Source
+from electra_jax.runtime.workdir import check_new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +68,20 @@ class Model:
     items = [items] if isinstance(items, str) else items
     return self.kind.answer(self, items) if items else []
 
-  def predict_file(self, file: Path, out: Path) -> int:
+  def predict_file(self, file: Path, out: Path, columns: Sequence[str] = ()) -> int:
     """Writes the predictions for a file in the format of the task; returns the number of rows.
 
+    Args:
+      file: as the task's files; labels are ignored.
+      out: a new file, or for question answering a folder.
+      columns: of the file of a text task, copied to each prediction.
+
     Raises:
-      ValueError: `out` exists, or the file is invalid.
+      ValueError: `out` exists, or the file is invalid or lacks a column.
+      OSError: `out` cannot be made.
     """
-    if out.exists():
-      raise ValueError(f"{out} exists: nothing is overwritten")
-    return self.kind.predict_file(self, file, out)
+    check_new(out)
+    return self.kind.predict_file(self, file, out, columns)
 
 
 def find(path: str | Path) -> Path:

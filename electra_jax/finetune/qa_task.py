@@ -120,8 +120,10 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   return answers
 
 
-def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
   """Reads SQuAD or MRQA, labels optional; writes a folder `out` of JSON files."""
+  if columns:
+    raise ValueError("--columns is for text tasks: answers are written under their questions' ids")
   questions = squad_files.read(file)
   squad.write(out, _predict(predictor, questions), _null_threshold(predictor.info))
   return len(questions.items)

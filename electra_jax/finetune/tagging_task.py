@@ -109,8 +109,10 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   return [{"tags": tags} for tags in _tags(predictor, sentences)]
 
 
-def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
   """Reads a file with the columns of the training file; `out` has a last column of predictions."""
+  if columns:
+    raise ValueError("--columns is for text tasks: tags are written beside their words")
   sentences = tagging.read(file, **predictor.info.options)
   tagging.write(out, sentences, _tags(predictor, sentences))
   return len(sentences)
