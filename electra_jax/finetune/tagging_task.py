@@ -34,12 +34,14 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   shares = ", ".join(f"{tag} {100 * n / words:.1f} %" for tag, n in common)
   notes.append(f"train: {len(train):,} sentences, {words:,} words, {len(labels)} labels: {shares}")
 
+  room = max_length - 2  # [CLS] and [SEP]
+
   def windows(split: str, sentences: list[Sentence]) -> list[TagWindow]:
     made = tagging.windows(sentences, tokenizer, labels, max_length=max_length)
     if cut := sum(window.cut for window in made):
-      notes.append(f"{split}: {cut} tokens cut from words longer than {max_length} tokens")
+      notes.append(f"{split}: {cut} tokens cut from words longer than {room} tokens")
     if more := len(made) - len(sentences):
-      notes.append(f"{split}: {more} rows added by splitting sentences above {max_length} tokens")
+      notes.append(f"{split}: {more} rows added by splitting sentences above {room} tokens")
     return made
 
   splits = {}
