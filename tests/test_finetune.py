@@ -431,8 +431,28 @@ def test_a_missing_split_and_a_span_outside_of_its_context_are_named(source, tmp
   (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
   (tmp_path / "dev.txt").write_text("w2 B-C\nw3 O\n")
   files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
-  with pytest.raises(ValueError, match=r"missing in .*: B-C \(1\); above 1% of 2 words"):
+  with pytest.raises(
+    ValueError, match=r"dev.txt: .* missing in .*: B-C \(1\); above 1% of 2 words"
+  ):
     program.run(make_config("tagging", None, source, **files), tmp_path / "t", Console(quiet=True))
+
+
+@pytest.mark.parametrize("kind", ["tagging", "squad"])
+def test_a_dev_file_without_labels_or_without_anything_is_refused(source, tmp_path, kind):
+  squad_file(tmp_path / "train.json", 8)
+  (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
+  ending = {"tagging": "txt", "squad": "json"}[kind]
+  files = {f"data__{split}": str(tmp_path / f"{split}.{ending}") for split in ("train", "dev")}
+  config = make_config(kind, None, source, qa__max_query=8, **files)
+  (tmp_path / "dev.txt").write_text("w2\n")
+  qas = [{"id": "1", "question": "w0 ?"}]
+  paragraphs = [{"context": "w1 w2", "qas": qas}]
+  (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+  with pytest.raises(ValueError, match=f"dev.{ending} has no labels to measure by"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  (tmp_path / f"dev.{ending}").write_text("\n")
+  with pytest.raises(ValueError, match=rf"dev.{ending}: the file (is empty|has no sentences)"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
 
 
 def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):
@@ -466,6 +486,8 @@ def test_errors_are_one_line_and_exit_codes_on_the_command_line(tmp_path):
   )  # fmt: skip
   done = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
   assert done.returncode == 2 and done.stderr.startswith("error: --config=")
+  done = call("--predict", "x.tsv", "--split", "test")
+  assert (done.returncode, done.stderr) == (2, "error: unrecognized arguments: --split test\n")
 
 
 def test_the_kept_seed_is_the_best_by_the_main_metric_of_the_first_split():

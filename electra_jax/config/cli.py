@@ -3,6 +3,7 @@
 A user error is a ValueError or an OSError.
 """
 
+import argparse
 import atexit
 import functools
 import os
@@ -13,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -32,6 +34,14 @@ DATA_PACKAGES = (  # the extra `data`
   "zstandard",
   "safetensors",
 )
+
+
+class ArgumentParser(argparse.ArgumentParser):
+  """Raises what is wrong on the command line as a flags.Error, without the usage."""
+
+  def error(self, message: str) -> NoReturn:
+    """Raises the error; `report` prints its message and exits with code 2."""
+    raise flags.Error(message)
 
 
 def define_config_flag() -> flags.FlagHolder:

@@ -10,7 +10,6 @@ folder with the kept networks, their predictions and the files for --compare. A 
 trained again.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -205,7 +204,7 @@ def main(argv: list[str]) -> int:
 
 def report() -> None:
   """Runs --compare or --predict."""
-  parser = argparse.ArgumentParser(prog="python -m electra_jax.finetune")
+  parser = cli.ArgumentParser(prog="python -m electra_jax.finetune")
   one_of = parser.add_mutually_exclusive_group(required=True)
   one_of.add_argument(
     "--compare", nargs=2, metavar=("A", "B"), type=Path, help="two folders of results"

@@ -48,7 +48,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   for split, sentences in read.items():
     splits[split] = _eval_split(split, sentences, windows(split, sentences), labels)
     if splits[split].example_scores is not None:
-      notes += _check_unseen(split, sentences, labels)
+      notes += [f"{split}: {note}" for note in _check_unseen(sentences, labels)]
   head = HeadSpec("tagging", {"outputs": len(labels)})
   info = TaskInfo("tagging", name, head, max_length, labels=labels, options=options)
   rows = [window.feature for window in windows("train", train)]
@@ -59,15 +59,16 @@ def _count_words(sentences: Sequence[Sentence]) -> int:
   return sum(len(s.words) for s in sentences)
 
 
-def _check_unseen(split: str, sentences: list[Sentence], labels: tuple[str, ...]) -> list[str]:
+def _check_unseen(sentences: list[Sentence], labels: tuple[str, ...]) -> list[str]:
   """Returns a note on the tags missing in training; raises TaskError if there are too many."""
   unseen, words = tagging.unseen(sentences, labels), _count_words(sentences)
   if not unseen:
     return []
   counted = ", ".join(f"{tag} ({count})" for tag, count in list(unseen.items())[:5])
-  note = f"{split}: tags missing in training, counted as errors: {counted}"
+  note = f"tags missing in training, counted as errors: {counted}"
   if sum(unseen.values()) > MAX_BAD_FRAC * words:
-    raise TaskError(f"{note}; above {MAX_BAD_FRAC:.0%} of {words} words")
+    file = sentences[0].place.rpartition(":")[0]
+    raise TaskError(f"{file}: {note}; above {MAX_BAD_FRAC:.0%} of {words} words")
   return [note]
 
 
