@@ -464,6 +464,18 @@ def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):
   assert (tmp_path / "results" / "cola" / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+  ("old", "new"), [('"kind": "text"', '"kind": "txet"'), ('"text": {', '"words": {')]
+)
+def test_a_network_of_an_unknown_task_is_refused(cola, tmp_path, old, new):
+  shutil.copytree(cola[1] / "cola" / "model", tmp_path / "model")
+  content = (tmp_path / "model" / "export.json").read_text()
+  assert content.count(old) == 1
+  (tmp_path / "model" / "export.json").write_text(content.replace(old, new))
+  with pytest.raises(ValueError, match="model: this version does not know its task"):
+    model.load(tmp_path / "model")
+
+
 def test_task_info_survives_json():
   info = TaskInfo(
     "tagging", "x", task_network.HeadSpec("tagging", {"outputs": 3}), 16, ("B-A", "I-A", "O")

@@ -61,8 +61,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   def run_and_leave(argv):
     _leave(main(argv) or 0)
 
-  sys.unraisablehook = _drop_event_loop_errors
-
   def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
     app.run(run_and_leave, flags_parser=_parse_flags)
@@ -91,6 +89,7 @@ def _leave(code: int) -> None:
 def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+  sys.unraisablehook = _drop_event_loop_errors
   try:
     program()
   except flags.Error as error:

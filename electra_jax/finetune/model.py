@@ -106,18 +106,18 @@ def from_source(source: Source, path: str | Path) -> Model:
   """Returns the fine-tuned network of a source opened at `path`.
 
   Raises:
-    ExchangeError: the source is not fine-tuned.
+    ExchangeError: the source is not fine-tuned, or on a task that this version does not know.
   """
   if source.finetuned is None:
     raise ExchangeError(f"{path} is not fine-tuned: run python -m electra_jax.finetune first")
+  try:
+    info = TaskInfo.from_json(json.loads(json.dumps(source.finetuned.info)))
+    TASK_KINDS[info.kind]
+  except (KeyError, TypeError) as error:
+    raise ExchangeError(f"{path}: this version does not know its task ({error})") from None
   network = source.networks["discriminator"]
   weights = {**network.weights, "head": source.finetuned.head}
-  return Model(
-    TaskInfo.from_json(json.loads(json.dumps(source.finetuned.info))),
-    network.cfg,
-    source.tokenizer,
-    jax.tree.map(lambda x: x[None], weights),
-  )
+  return Model(info, network.cfg, source.tokenizer, jax.tree.map(lambda x: x[None], weights))
 
 
 def load(path: str | Path) -> Model:
