@@ -160,7 +160,7 @@ def shared_or_not(workdir: Path) -> str:
 
 def describe(run: Run, console: Console, allowed: list[str]) -> None:
   """Prints a summary of the run."""
-  c, sizes = run.config, params.count_networks(run.fns.shapes.params)
+  c, sizes = run.config, generators.count_networks(run.spec, run.fns.shapes.params)
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
   changed = compare.changed_from_base(c)
@@ -169,7 +169,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
     f" peak {len(devices) * run.peak[0] / 1e12:,.3g} TFLOP/s ({run.peak[1]})",
     "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
-    f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['total'] / 1e6:,.2f} M trained,"
+    f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['trained'] / 1e6:,.2f} M trained,"
     f" {run.spec.discriminator.compute.dtype},"
     f" attention {run.spec.discriminator.compute.attention}",
     "FLOPs": f"{run.flops_per_step:.3g} per step in matrix products,"

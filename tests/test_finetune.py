@@ -1,5 +1,6 @@
 """The fine-tuning program: from files to results, what it keeps, and what it refuses."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -138,8 +139,24 @@ def test_the_kept_network_predicts_what_was_measured(cola):
   assert right == pytest.approx(best["metrics"]["accuracy"])
   assert all(0.5 <= s["probability"] <= 1 for s in answers)
   assert asked([]) == []
+  assert asked("w0 w9") == asked(["w0 w9"]) and len(asked("")) == 1
   with pytest.raises(ValueError, match="expects texts"):
     asked([("a", "b")])
+
+
+@pytest.mark.parametrize(
+  ("kind", "items", "why"),
+  [
+    ("tagging", "He left", "x expects sequences of words: 'He left'"),
+    ("tagging", ["He left"], "x expects sequences of words: 'He left'"),
+    ("qa", "who?", r"x expects pairs of a question and a context: 'who\?'"),
+    ("qa", ("who?", "He left."), r"x expects pairs of a question and a context: 'who\?'"),
+  ],
+)
+def test_a_text_is_never_read_as_its_characters(kind, items, why):
+  info = TaskInfo(kind, "x", task_network.HeadSpec(kind, {}), 16)
+  with pytest.raises(ValueError, match=why):
+    model.Model(info, CFG, None, {})(items)
 
 
 def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola, source):
@@ -189,9 +206,63 @@ def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
   assert len({line[1] for line in lines[1::2]}) == 1 and lines[1][1] != lines[2][1]
   (tmp_path / "in.jsonl").write_text('{"sentence": "w0 w9"}\n')
   asked.predict_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-  assert json.loads((tmp_path / "out.jsonl").read_text())["label"] == lines[1][1]
+  row = json.loads((tmp_path / "out.jsonl").read_text())
+  assert list(row) == lines[0] and row["prediction"] == lines[1][1]
   with pytest.raises(ValueError, match="exists: nothing is overwritten"):
     asked.predict_file(tmp_path / "in.tsv", tmp_path / "out.tsv")
+
+
+def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
+  asked = model.load(cola[1] / "cola" / "model")
+  texts = ['w0 "w9"', "w1\tw9"]
+  with open(tmp_path / "in.tsv", "w", newline="") as file:
+    rows = [{"id": "a-7", "sentence": texts[0]}, {"id": "b", "sentence": texts[1]}]
+    writer = csv.DictWriter(file, ["id", "sentence"], delimiter="\t", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+  (tmp_path / "in.jsonl").write_text(
+    "".join(
+      json.dumps({"sentence": text, "id": i + 7, "x": "\ud800"}) + "\n"
+      for i, text in enumerate(texts)
+    )
+  )
+  asked.predict_file(tmp_path / "in.jsonl", tmp_path / "x.jsonl", columns=("x",))  # not UTF-8
+  assert json.loads((tmp_path / "x.jsonl").read_text().splitlines()[0])["x"] == "\ud800"
+  for kind in ("tsv", "jsonl"):
+    out = tmp_path / f"out.{kind}"
+    asked.predict_file(tmp_path / f"in.{kind}", out, columns=("sentence", "id"))
+    if kind == "tsv":
+      with open(out, newline="") as file:
+        found = list(csv.DictReader(file, delimiter="\t"))
+    else:
+      found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert list(found[0]) == ["index", "sentence", "id", "prediction", "probability"]
+    assert [row["sentence"] for row in found] == texts
+    assert [row["id"] for row in found] == {"tsv": ["a-7", "b"], "jsonl": [7, 8]}[kind]
+  for column, why in (("key", "in.tsv:1 has no column 'key'"), ("prediction", "'prediction' is")):
+    with pytest.raises(ValueError, match=why):
+      asked.predict_file(tmp_path / "in.tsv", tmp_path / "new.tsv", columns=(column,))
+  assert not (tmp_path / "new.tsv").exists()
+
+
+@pytest.mark.parametrize("kind", ["tagging", "qa"])
+def test_only_predictions_of_texts_carry_columns(tmp_path, kind):
+  info = TaskInfo(kind, "x", task_network.HeadSpec(kind, {}), 16)
+  with pytest.raises(ValueError, match="--columns is for text tasks"):
+    model.Model(info, CFG, None, {}).predict_file(tmp_path / "a", tmp_path / "b", columns=("id",))
+
+
+@pytest.mark.parametrize("out", ["here.tsv", "nowhere/said.tsv", "here.tsv/said.tsv"])
+def test_a_place_for_predictions_is_checked_before_the_network_is_loaded(
+  tmp_path, monkeypatch, capsys, out
+):
+  (tmp_path / "here.tsv").write_text("mine")
+  monkeypatch.setattr(model, "load", lambda path: pytest.fail("loaded"))
+  args = ["finetune", "--predict", "in.tsv", "--model", "runs", "--out", str(tmp_path / out)]
+  monkeypatch.setattr(sys, "argv", args)
+  with pytest.raises((ValueError, OSError), match=f"{tmp_path / out}"):
+    program.report()
+  assert [p.name for p in tmp_path.iterdir()] == ["here.tsv"]
 
 
 @pytest.mark.long
@@ -360,8 +431,28 @@ def test_a_missing_split_and_a_span_outside_of_its_context_are_named(source, tmp
   (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
   (tmp_path / "dev.txt").write_text("w2 B-C\nw3 O\n")
   files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
-  with pytest.raises(ValueError, match=r"missing in .*: B-C \(1\); above 1% of 2 words"):
+  with pytest.raises(
+    ValueError, match=r"dev.txt: .* missing in .*: B-C \(1\); above 1% of 2 words"
+  ):
     program.run(make_config("tagging", None, source, **files), tmp_path / "t", Console(quiet=True))
+
+
+@pytest.mark.parametrize("kind", ["tagging", "squad"])
+def test_a_dev_file_without_labels_or_without_anything_is_refused(source, tmp_path, kind):
+  squad_file(tmp_path / "train.json", 8)
+  (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
+  ending = {"tagging": "txt", "squad": "json"}[kind]
+  files = {f"data__{split}": str(tmp_path / f"{split}.{ending}") for split in ("train", "dev")}
+  config = make_config(kind, None, source, qa__max_query=8, **files)
+  (tmp_path / "dev.txt").write_text("w2\n")
+  qas = [{"id": "1", "question": "w0 ?"}]
+  paragraphs = [{"context": "w1 w2", "qas": qas}]
+  (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+  with pytest.raises(ValueError, match=f"dev.{ending} has no labels to measure by"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  (tmp_path / f"dev.{ending}").write_text("\n")
+  with pytest.raises(ValueError, match=rf"dev.{ending}: the file (is empty|has no sentences)"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
 
 
 def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):
@@ -371,6 +462,18 @@ def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):
   with pytest.raises(ValueError, match="has no readable results"):
     program.run(config, tmp_path / "results", Console(quiet=True))
   assert (tmp_path / "results" / "cola" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+  ("old", "new"), [('"kind": "text"', '"kind": "txet"'), ('"text": {', '"words": {')]
+)
+def test_a_network_of_an_unknown_task_is_refused(cola, tmp_path, old, new):
+  shutil.copytree(cola[1] / "cola" / "model", tmp_path / "model")
+  content = (tmp_path / "model" / "export.json").read_text()
+  assert content.count(old) == 1
+  (tmp_path / "model" / "export.json").write_text(content.replace(old, new))
+  with pytest.raises(ValueError, match="model: this version does not know its task"):
+    model.load(tmp_path / "model")
 
 
 def test_task_info_survives_json():
@@ -395,6 +498,8 @@ def test_errors_are_one_line_and_exit_codes_on_the_command_line(tmp_path):
   )  # fmt: skip
   done = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
   assert done.returncode == 2 and done.stderr.startswith("error: --config=")
+  done = call("--predict", "x.tsv", "--split", "test")
+  assert (done.returncode, done.stderr) == (2, "error: unrecognized arguments: --split test\n")
 
 
 def test_the_kept_seed_is_the_best_by_the_main_metric_of_the_first_split():

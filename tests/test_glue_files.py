@@ -1,5 +1,6 @@
 """Text tasks: what is read, what is refused, what the metrics and the submissions are."""
 
+import csv
 import dataclasses
 import gzip
 import json
@@ -103,6 +104,51 @@ def test_quotes_are_text_and_a_byte_order_mark_is_not(tmp_path):
   ]
 
 
+TEXTS = ["tab\there", 'a "b" c', '"', "two\nlines", '"whole"', "", "it's plain", '"a" or "b"']
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+@pytest.mark.parametrize("columns", [["id", "body"], ["body", "id"], ["body"]])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_file_with_csv_quotes_is_read_as_what_was_written(tmp_path, quoting, columns, end):
+  with open(tmp_path / "new.tsv", "w", newline="") as file:
+    writer = csv.writer(file, delimiter="\t", quoting=quoting, lineterminator=end)
+    writer.writerow(columns)
+    writer.writerows([{"id": i, "body": text}[c] for c in columns] for i, text in enumerate(TEXTS))
+  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  assert [example.text for example in read] == TEXTS
+
+
+@pytest.mark.parametrize(
+  "texts",
+  [
+    ['" He said', 'a ""b"" c"'],
+    ['"A sentence in quotes."', 'one " more'],
+    ['"A sentence in quotes."', "none"],
+    ['"opened', "plain", 'closed"'],
+    ['"twice ""so"""', 'and "once"'],
+  ],
+)
+def test_quotes_that_no_csv_writer_places_are_text(tmp_path, texts):
+  write(tmp_path, "new.tsv", ["body\tid", *(f"{text}\t{i}" for i, text in enumerate(texts))])
+  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  assert [example.text for example in read] == texts
+
+
+def test_lines_are_counted_through_quoted_cells(tmp_path):
+  write(tmp_path, "new.tsv", ["body\tid", '"one', 'two"\t1', "three"])
+  with pytest.raises(TaskError, match="new.tsv:4: 1 columns instead of 2"):
+    glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+
+
+def test_quotes_in_the_files_of_a_glue_task_are_text_even_where_they_could_be_csvs(tmp_path):
+  # QQP's files have such cells; their quotes have always been read as text.
+  lines = ["question1\tquestion2\tis_duplicate", 'x\t"Why ""y""?"\t0']
+  source = write(tmp_path / "QQP", "dev.tsv", lines)
+  (example,) = glue_files.read(TASKS["qqp"], source, "dev").examples
+  assert example.pair == '"Why ""y""?"'
+
+
 def test_cola_has_a_header_in_its_test_split_only(tmp_path):
   source = write(tmp_path / "CoLA", "dev.tsv", ["gj04\t0\t*\tBad is this."])
   write(source, "test.tsv", ["index\tsentence", "0\tWho knows.", "1\t"])
@@ -175,10 +221,10 @@ def test_a_split_to_predict_must_be_whole(tmp_path):
 
 def test_empty_texts_at_the_end_of_a_file_to_predict_are_kept(tmp_path):
   write(tmp_path, "new.tsv", ["body", "a", "", ""])
-  read = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
   assert [example.text for example in read] == ["a", "", ""]
   write(tmp_path, "pairs.tsv", ["id\tbody", "1\ta", "", ""])  # an editor's last lines
-  assert [e.text for e in glue_files.read_texts(REVIEWS, tmp_path / "pairs.tsv")] == ["a"]
+  assert [e.text for e in glue_files.read_texts(REVIEWS, tmp_path / "pairs.tsv")[0]] == ["a"]
   write(tmp_path, "none.tsv", ["body"])
   with pytest.raises(TaskError, match="the file has no rows"):
     glue_files.read_texts(REVIEWS, tmp_path / "none.tsv")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax.core import encoder, heads, masking, networks, objectives, params
+from electra_jax.core import encoder, generators, heads, masking, networks, objectives
 
 TINY = encoder.TransformerConfig(
   vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2, num_heads=2, ffn_size=16,
@@ -35,10 +35,10 @@ def test_small_base_and_large_have_the_papers_parameters(sizes, discriminator, g
   # The paper says 14M, 110M and 335M; jointly trained 14.20M, 119.4M and 354.7M.
   spec = paper_spec(*sizes)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  assert params.count_networks(shapes) == {
+  assert generators.count_networks(spec, shapes) == {
     "discriminator": discriminator,
     "generator": generator,
-    "total": discriminator + generator,
+    "trained": discriminator + generator,
   }
 
 

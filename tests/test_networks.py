@@ -65,10 +65,30 @@ def test_an_untied_generators_tables_are_as_wide_as_itself():
 
 
 def test_with_everything_shared_the_generator_adds_its_head_alone():
-  _, weights = make("all")
+  spec, weights = make("all")
   assert set(weights["generator"]) == {"mlm_head"}
   head = params.count(weights["generator"]["mlm_head"])
-  assert params.count_networks(weights)["generator"] == head == (16 * 8 + 8) + 2 * 8 + 60
+  found = generators.count_networks(spec, weights)["generator"]
+  assert found == head == (16 * 8 + 8) + 2 * 8 + 60
+
+
+def test_gdes_trains_the_shared_tables_once_and_a_delta_of_their_size():
+  spec, weights = make("gdes")
+  plain, shared = make("embeddings")
+  tables = params.count(weights["embeddings"])
+  found = generators.count_networks(spec, weights)
+  expected = generators.count_networks(plain, shared)
+  # The discriminator that is kept is as large as any: its delta is merged into plain tables.
+  assert found["discriminator"] == expected["discriminator"]
+  assert found["generator"] == expected["generator"] + tables
+  assert found["trained"] == expected["trained"] + tables == params.count(weights)
+
+
+def test_a_frozen_generator_is_not_trained():
+  spec, weights = make("none", generator_kind="frozen")
+  found = generators.count_networks(spec, weights)
+  assert found["generator"] == params.count(weights["generator"]) > 0
+  assert found["trained"] == found["discriminator"]
 
 
 @pytest.mark.parametrize("at", [1, 5, 16, 40])

@@ -1,13 +1,19 @@
-"""Files of questions: SQuAD and MRQA read alike, repaired, counted and refused."""
+"""Files of questions: SQuAD and MRQA read alike, repaired, counted and refused; predictions."""
 
+import collections
 import gzip
 import json
+import random
 
+import numpy as np
 import pytest
+from test_squad import beam, make_windows, questions_of
 
-from electra_jax.finetune import squad, squad_files
+from electra_jax.core.task_network import HeadSpec
+from electra_jax.finetune import qa_task, squad, squad_files
 from electra_jax.finetune.files import TaskError
-from electra_jax.finetune.squad_files import Question
+from electra_jax.finetune.squad_files import Question, normalize
+from electra_jax.finetune.task_data import TaskInfo
 
 PARAGRAPH = {
   "context": "Berlin is the capital; Berlin is big.",
@@ -179,3 +185,101 @@ def test_a_wrong_line_of_mrqa_is_named_by_its_number(tmp_path):
   (tmp_path / "x.jsonl").write_text('{"header": 1}\n' + json.dumps(MRQA) + "\n{oh\n")
   with pytest.raises(TaskError, match=r"x.jsonl:3 is not JSON"):
     squad_files.read(tmp_path / "x.jsonl")
+
+
+# Files of predictions.
+
+
+def official(dataset, predictions, odds, threshold):
+  """The rules of SQuAD's evaluate-v2.0.py, with --na-prob-file and --na-prob-thresh.
+
+  Returns its exact, f1, best_exact and best_f1, with their thresholds.
+  """
+
+  def f1(gold, said):
+    golds, words = normalize(gold).split(), normalize(said).split()
+    same = sum((collections.Counter(golds) & collections.Counter(words)).values())
+    if not golds or not words:
+      return float(golds == words)
+    precision, recall = same / len(words), same / len(golds)
+    return 2 * precision * recall / (precision + recall) if same else 0.0
+
+  qas = [qa for article in dataset["data"] for p in article["paragraphs"] for qa in p["qas"]]
+  found = {}
+  for name, score in (("exact", lambda a, b: float(normalize(a) == normalize(b))), ("f1", f1)):
+    raw = {}
+    for qa in qas:
+      golds = [a["text"] for a in qa["answers"] if normalize(a["text"])] or [""]
+      raw[qa["id"]] = max(score(gold, predictions[qa["id"]]) for gold in golds)
+    has = {qa["id"]: bool(qa["answers"]) for qa in qas}
+    kept = {i: float(not has[i]) if odds[i] > threshold else raw[i] for i in raw}
+    found[name] = 100 * sum(kept.values()) / len(kept)
+    now = best = sum(not x for x in has.values())
+    best_threshold = 0.0
+    for i in sorted(odds, key=odds.get):
+      now += raw[i] if has[i] else -1 if predictions[i] else 0
+      if now > best:
+        best, best_threshold = now, odds[i]
+    found[f"best_{name}"] = 100 * best / len(raw)
+    found[f"best_{name}_thresh"] = best_threshold
+  return found
+
+
+@pytest.mark.parametrize("impossible", [True, False])
+def test_reported_scores_are_those_of_the_official_rules_on_the_files_written(
+  words, tmp_path, impossible
+):
+  rng = random.Random(3)
+  qas = []
+  for i in range(60):
+    text = " ".join(rng.choices("b c d e f".split(), k=2))
+    answers = [{"text": text, "answer_start": 0}] if rng.random() < 0.6 else []
+    qas.append((text + " g h i j", {"id": f"q{i}", "question": "a", "answers": answers}))
+    qas[-1][1]["is_impossible"] = not answers
+  dataset = {"data": [{"paragraphs": [{"context": c, "qas": [qa]} for c, qa in qas]}]}
+  (tmp_path / "dev.json").write_text(json.dumps(dataset))
+  found = squad_files.read(tmp_path / "dev.json")
+  made = make_windows(found, words, train=False)
+  spans = [(start, min(start + rng.randint(0, 2), 8), -1) for start in rng.choices((3, 4), k=60)]
+  parts = [beam(span) for span in spans]
+  outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+  outputs["null"] = np.array([rng.gauss(-2, 2) for _ in qas], np.float32)
+  lengths = {"stride": 64, "max_query": 64, "n_best": 20, "max_answer_length": 30}
+  options = {**lengths, "threshold": -2.75, "impossible": impossible}
+  info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
+  split = qa_task._eval_split("dev", found, made, info)
+  reported = qa_task.KIND.metrics(info)(split.example_scores(outputs))
+  split.write(tmp_path, outputs)
+  said, odds, raw = (
+    json.loads((tmp_path / "dev" / f"{name}.json").read_text())
+    for name in ("predictions", "null_odds", "raw_predictions" if impossible else "predictions")
+  )
+  # The final predictions need no odds; the best thresholds are of what is predicted without one.
+  for name, value in official(dataset, said, odds, np.inf).items():
+    assert name.startswith("best") or reported[name] == pytest.approx(value, rel=1e-12), name
+  for name, value in official(dataset, raw, odds, -2.75 if impossible else np.inf).items():
+    assert reported[name] == pytest.approx(value, rel=1e-12), name
+  assert reported["best_exact"] > reported["exact"] > 0
+
+
+def test_an_answer_to_every_question_is_written_where_all_have_one(words, tmp_path):
+  found = questions_of(("b c d", "a", ["b"]))
+  made = make_windows(found, words, train=False)
+  options = {"n_best": 1, "max_answer_length": 9, "threshold": -2.75, "impossible": True}
+  info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
+  split = qa_task._eval_split("dev", found, made, info)
+  split.write(tmp_path, beam((3, 3, -1)))  # null odds of 0
+  assert json.loads((tmp_path / "dev" / "predictions.json").read_text()) == {"q0": "b"}
+  scores = split.example_scores(beam((3, 3, -1)))
+  assert qa_task.KIND.metrics(info)(scores)["exact_match"] == 100
+
+
+def test_a_question_model_that_never_answers_has_collapsed():
+  for impossible, null, collapsed in ((True, 0, True), (True, -3, False), (False, 0, False)):
+    options = {"threshold": -2.75, "impossible": impossible}
+    info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
+    right = np.array([[1, 1, 1, null, 1], [0, 0, 0, 9, 1]], float)
+    assert qa_task._collapsed(info, right) == collapsed
+  assert qa_task._collapsed(info, np.array([[0, 0, 1, -9, 0], [1, 1, 0, -9, 0]], float))
+  assert not qa_task._collapsed(info, np.array([[1, 1, 0, 9, 1.0]]))  # none has an answer
+  assert qa_task._collapsed(info, np.zeros((3, 2)))

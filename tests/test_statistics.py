@@ -140,10 +140,10 @@ def test_the_table_has_each_seed_and_marks_those_that_collapsed():
   text = shown(rows + results("mnli", "dev_matched", "accuracy", [81.25]))
   lines = [[c.strip() for c in x.split("│")[1:-1]] for x in text.split("\n") if x.startswith("│")]
   assert lines == [
-    ["MRPC", "accuracy", "88.00", "82.13", "11.94", "90.00 68.40* 88.00"],
-    ["", "F1", "44.00", "41.07", "5.97", "45.00 34.20* 44.00"],
-    ["MNLI matched", "accuracy", "81.25", "81.25", "", "81.25"],
-    ["", "F1", "40.62", "40.62", "", "40.62"],
+    ["MRPC", "dev", "accuracy", "88.00", "82.13", "11.94", "90.00 68.40* 88.00"],
+    ["", "", "F1", "44.00", "41.07", "5.97", "45.00 34.20* 44.00"],
+    ["MNLI", "dev_matched", "accuracy", "81.25", "81.25", "", "81.25"],
+    ["", "", "F1", "40.62", "40.62", "", "40.62"],
   ]
   assert "* collapsed" in text and "collapsed" not in shown(rows[:1])
 
@@ -151,6 +151,12 @@ def test_the_table_has_each_seed_and_marks_those_that_collapsed():
 def test_a_seed_that_one_task_lacks_keeps_its_place():
   rows = results("cola", "dev", "mcc", [1.0, 2.0, 3.0])
   assert "1.00 – 3.00" in shown([rows[0], rows[2], *results("rte", "dev", "mcc", [5.0, 6.0])])
+
+
+def test_two_splits_of_one_task_are_told_apart():
+  text = shown(results("own", "dev", "f1", [1.0]) + results("own", "test", "f1", [2.0]))
+  rows = [[c.strip() for c in x.split("│")[1:4]] for x in text.split("\n") if "│ own" in x]
+  assert rows == [["own", "dev", "F1"], ["own", "test", "F1"]]
 
 
 def test_ten_seeds_are_all_shown_in_eighty_columns():

@@ -7,11 +7,12 @@ import pytest
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
+from electra_jax.config import files
 from electra_jax.core import task_heads
 from electra_jax.core.encoder import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.finetune_batches import Plan, collate
-from electra_jax.finetune import tagging
+from electra_jax.finetune import tagging, tagging_task
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.tagging import Sentence
 
@@ -228,7 +229,7 @@ def test_each_word_has_one_window_and_it_shows_the_most_context(tok, max_length)
     assert (window.feature.target["tag"] >= 0).sum() == len(window.words)
   assert answered == best
   assert len(answered) == sum(map(len, words))
-  assert sum(p.cut for p in windows) == sum(len(w) > room for ws in words for w in ws)
+  assert sum(p.cut for p in windows) == sum(max(0, len(w) - room) for ws in words for w in ws)
 
 
 def test_neighbouring_windows_overlap_by_about_half(tok):
@@ -236,6 +237,15 @@ def test_neighbouring_windows_overlap_by_about_half(tok):
   windows = tagging.windows([s], tok, ("O",), max_length=22)
   assert len(windows) == 29  # windows of 20 words, 10 apart, over 300
   assert all(len(p.feature.ids) == 22 for p in windows)
+
+
+def test_notes_count_the_tokens_cut_from_words_and_name_the_limit(words, tmp_path):
+  (tmp_path / "train.txt").write_text("a X\n\nabcdefghijkl X\nb Y\n")  # 12 tokens, 6 of them fit
+  config = files.load("finetune/tagging.py")
+  config.data.train = config.data.dev = str(tmp_path / "train.txt")
+  task = tagging_task.KIND.prepare(config, "x", words, 8)
+  assert "train: 6 tokens cut from words longer than 6 tokens" in task.notes
+  assert "train: 1 rows added by splitting sentences above 6 tokens" in task.notes
 
 
 def test_what_cannot_be_made_into_features_is_refused(tok):

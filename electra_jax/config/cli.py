@@ -3,6 +3,7 @@
 A user error is a ValueError or an OSError.
 """
 
+import argparse
 import atexit
 import functools
 import os
@@ -13,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -34,6 +36,14 @@ DATA_PACKAGES = (  # the extra `data`
 )
 
 
+class ArgumentParser(argparse.ArgumentParser):
+  """Raises what is wrong on the command line as a flags.Error, without the usage."""
+
+  def error(self, message: str) -> NoReturn:
+    """Raises the error; `report` prints its message and exits with code 2."""
+    raise flags.Error(message)
+
+
 def define_config_flag() -> flags.FlagHolder:
   """Defines --config=FILE[:ARG] and --config.FIELD=VALUE for a program that starts with `run`."""
   return config_flags.DEFINE_config_file(
@@ -50,8 +60,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
   def run_and_leave(argv):
     _leave(main(argv) or 0)
-
-  sys.unraisablehook = _drop_event_loop_errors
 
   def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
@@ -81,6 +89,7 @@ def _leave(code: int) -> None:
 def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+  sys.unraisablehook = _drop_event_loop_errors
   try:
     program()
   except flags.Error as error:

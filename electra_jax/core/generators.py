@@ -15,6 +15,7 @@ from electra_jax.core import encoder, masking, networks
 from electra_jax.core.batch import Batch
 from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.networks import TIES, PretrainSpec
+from electra_jax.core.params import count
 from electra_jax.core.terms import Term, token_terms
 
 
@@ -233,6 +234,18 @@ def groups(spec: PretrainSpec, params: dict) -> dict:
   of = {"generator": own, "discriminator": "discriminator"}
   of["embeddings"] = TIES[spec.tying].trained_with
   return {part: jax.tree.map(lambda _, name=of[part]: name, tree) for part, tree in params.items()}
+
+
+def count_networks(spec: PretrainSpec, params: dict) -> dict[str, int]:
+  """Returns the parameter counts of "discriminator", "generator" and all that are "trained".
+
+  Shared embeddings count once, in the network that trains them: with gdes the generator, as the
+  discriminator's delta is as large. The paper's 14M, 110M and 335M are the discriminator's.
+  """
+  counts = {network: count(params.get(network, {})) for network in ("discriminator", "generator")}
+  counts[TIES[spec.tying].trained_with] += count(params["embeddings"])
+  trained = params if GENERATORS[spec.generator_kind].trained else {**params, "generator": {}}
+  return counts | {"trained": count(trained)}
 
 
 def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[TransformerConfig, dict]:

@@ -21,18 +21,6 @@ def count(tree) -> int:
   return sum(x.size for x in jax.tree.leaves(tree))
 
 
-def count_networks(params: dict) -> dict[str, int]:
-  """Returns the parameter counts of "discriminator", "generator" (its own only) and "total".
-
-  The paper's 14M, 110M and 335M are the discriminator's, with its embeddings.
-  """
-  return {
-    "discriminator": count((params["embeddings"], params["discriminator"])),
-    "generator": count(params.get("generator", {})),
-    "total": count(params),
-  }
-
-
 def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
   """Returns the first axis whose length `devices` divides, None (replicated) if there is none.
 

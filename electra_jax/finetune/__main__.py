@@ -3,14 +3,13 @@
   python -m electra_jax.finetune --config=configs/finetune/glue.py:mrpc --config.init=RUN_OR_EXPORT
                                  --config.data.dir=GLUE --workdir=DIR
   python -m electra_jax.finetune --compare DIR_A DIR_B
-  python -m electra_jax.finetune --predict FILE --model=DIR [--out=FILE]
+  python -m electra_jax.finetune --predict FILE --model=DIR [--out=FILE] [--columns=id,text]
 
 The first trains several seeds and writes to DIR: results.jsonl, results.png, and for each task a
 folder with the kept networks, their predictions and the files for --compare. A finished task is not
 trained again.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -205,7 +204,7 @@ def main(argv: list[str]) -> int:
 
 def report() -> None:
   """Runs --compare or --predict."""
-  parser = argparse.ArgumentParser(prog="python -m electra_jax.finetune")
+  parser = cli.ArgumentParser(prog="python -m electra_jax.finetune")
   one_of = parser.add_mutually_exclusive_group(required=True)
   one_of.add_argument(
     "--compare", nargs=2, metavar=("A", "B"), type=Path, help="two folders of results"
@@ -213,6 +212,9 @@ def report() -> None:
   one_of.add_argument("--predict", metavar="FILE", type=Path, help="file to predict")
   parser.add_argument("--model", metavar="DIR", type=Path, help="network folder, for --predict")
   parser.add_argument("--out", metavar="FILE", type=Path, help="output path, for --predict")
+  parser.add_argument(
+    "--columns", metavar="NAMES", default="", help="columns of FILE to copy, for --predict: id,text"
+  )
   args = parser.parse_args()
   console = Console(highlight=False, soft_wrap=True)
   if args.compare:
@@ -220,10 +222,12 @@ def report() -> None:
     return
   if args.model is None:
     raise ValueError("--predict needs --model: the folder of a fine-tuned network or its results")
+  if args.out:
+    workdir.check_new(args.out)
   network = model.load(args.model)
   ending = network.kind.file_ending
   out = args.out or args.predict.with_name(f"{args.predict.name}.predictions{ending}")
-  count = network.predict_file(args.predict, out)
+  count = network.predict_file(args.predict, out, [c for c in args.columns.split(",") if c])
   console.print(f"{count:,} rows predicted: {out}")
 
 

@@ -3,6 +3,7 @@
 import gzip
 import os
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
@@ -38,3 +39,50 @@ def read_lines(path: str | os.PathLike) -> list[str]:
   """Returns the lines of a file without line ends; raises as `read_text` does."""
   # Not splitlines: a text may contain characters that Unicode treats as line ends.
   return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+
+
+def split_rows(lines: Sequence[str], *, quoting: bool) -> Iterator[tuple[int, list[str]]]:
+  """Returns the line number and the cells of each row of a TSV.
+
+  With `quoting`, the quotes of CSV are removed if all quotes are where CSV writers such as pandas
+  put them: around a cell that needs it, for it is empty or has a tab, a line end or a quote
+  (doubled), or around all cells of the header. If any quote is elsewhere, all quotes are text.
+  """
+  rows = _unquoted(lines) if quoting and any('"' in line for line in lines) else None
+  return iter(rows or ((number, line.split("\t")) for number, line in enumerate(lines, 1)))
+
+
+def _unquoted(lines: Sequence[str]) -> list[tuple[int, list[str]]] | None:
+  """Returns the rows without their quotes; None if these are not CSV's."""
+  widths = {line.count("\t") for line in lines}
+  # No cell spans lines where all of them have the same columns: there, a stray quote is text.
+  texts = lines if len(widths) == 1 and widths != {0} else _joined(lines, "\n")
+  rows, number, all_quoted = [], 1, False
+  for row in texts:
+    cells = list(_joined(row.split("\t"), "\t"))
+    all_quoted = all_quoted or (number == 1 and all(cell.startswith('"') for cell in cells))
+    for i, cell in enumerate(cells):
+      if '"' not in cell:
+        continue
+      inner = cell[1:-1]
+      needed = all_quoted or not inner or any(mark in inner for mark in '"\t\n\r')
+      whole = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inner.replace('""', "")
+      if not (whole and needed):
+        return None
+      cells[i] = inner.replace('""', '"')
+    rows.append((number, cells))
+    number += row.count("\n") + 1
+  return rows
+
+
+def _joined(parts: Iterable[str], mark: str) -> Iterator[str]:
+  """Joins consecutive parts until each has an even number of quotes."""
+  held, quotes = [], 0
+  for part in parts:
+    held.append(part)
+    quotes += part.count('"')
+    if quotes % 2 == 0:
+      yield mark.join(held)
+      held = []
+  if held:
+    yield mark.join(held)

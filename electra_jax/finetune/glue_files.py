@@ -1,7 +1,8 @@
 """Reads the files of text tasks: GLUE's and custom ones.
 
 GLUE's files are tab-separated, without quoting. The first line names the columns, except in CoLA's
-training and dev splits. A custom task (`tasks.own`) may also use JSON lines. Both may be .gz.
+training and dev splits. A custom task (`tasks.own`) and a file to predict may be quoted as CSV is
+(`files.split_rows`), or JSON lines. All may be .gz.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines, split_rows
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
@@ -47,6 +48,10 @@ class _Cells(NamedTuple):
   text: str | None
   pair: str | None
   label: str | None
+  copied: tuple = ()  # the columns to copy to a prediction
+
+
+_FIELDS = ("text", "pair", "label")
 
 
 # The place of a row, and its cells or the reason it cannot be used.
@@ -127,27 +132,29 @@ def read(
   return SplitExamples(examples, bad)
 
 
-def read_texts(task: TextTask, path: Path) -> list[Example]:
-  """Returns the rows of a file with the task's text columns for prediction; labels are ignored.
+def read_texts(
+  task: TextTask, path: Path, copied: Sequence[str] = ()
+) -> tuple[list[Example], list[dict]]:
+  """Returns the rows of a file to predict, and for each {column: cell} of the columns `copied`.
 
-  A TSV (.tsv or .tsv.gz) has a header; any other file is JSON lines.
+  A TSV (.tsv or .tsv.gz) has a header; any other file is JSON lines. Labels are ignored.
 
   Raises:
     TaskError: the file cannot be read, lacks a column, or has an invalid row.
   """
   headed = dataclasses.replace(task, unheaded=(), submission={"file": ""})
   columns = path.name.lower().removesuffix(".gz").endswith(".tsv")
-  examples = []
-  for place, (where, row) in enumerate(
-    (_tsv_rows if columns else _json_rows)(headed, path, "file")
-  ):
+  examples, cells = [], []
+  rows = (_tsv_rows if columns else _json_rows)(headed, path, "file", copied)
+  for place, (where, row) in enumerate(rows):
     why = row if isinstance(row, str) else _fault(headed, row, True)
     if why is not None:
       raise TaskError(f"{where}: {why}")
     examples.append(Example(row.text, row.pair, None, place))
+    cells.append(dict(zip(copied, row.copied, strict=True)))
   if not examples:
     raise TaskError(f"{path}: the file has no rows")
-  return examples
+  return examples, cells
 
 
 def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None) -> TextTask:
@@ -183,13 +190,15 @@ def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) 
   return (_tsv_rows if columns else _json_rows)(task, path, split)
 
 
-def _wanted(task: TextTask, split: str, columns: Sequence[str], where: str) -> dict[str, str]:
-  """Returns {field of _Cells: column}; raises TaskError if a column is missing."""
+def _wanted(
+  task: TextTask, split: str, columns: Sequence[str], where: str, copied: Sequence[str] = ()
+) -> dict[str, str]:
+  """Returns {field of _Cells: column}; raises TaskError if one, or one to copy, is missing."""
   wanted = {"text": task.text, "pair": task.pair, "label": task.label}
   if split in task.submission and (task.name in TASKS or task.label not in columns):
     del wanted["label"]  # GLUE hides them; a custom test split may have them
   wanted = {field: column for field, column in wanted.items() if column is not None}
-  for column in wanted.values():
+  for column in (*wanted.values(), *copied):
     if column not in columns:
       raise TaskError(f"{where} has no column {column!r} (columns: {', '.join(columns):.200})")
   return wanted
@@ -202,24 +211,29 @@ def _lines(path: Path) -> list[str]:
   return lines
 
 
-def _tsv_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
+def _tsv_rows(task: TextTask, path: Path, split: str, copied: Sequence[str] = ()) -> Iterator[_Row]:
   lines = _lines(path)
   headed = not task.unheaded or split in task.submission
-  columns = lines[0].split("\t") if headed else list(task.unheaded)
-  while len(columns) > 1 and not lines[-1]:  # with a single column, an empty line is a text
+  while "\t" in lines[0] and not lines[-1]:  # with a single column, an empty line is a text
     lines.pop()
-  wanted = _wanted(task, split, columns, f"{path}:1" if headed else str(path))
-  places = [columns.index(wanted[f]) if f in wanted else None for f in _Cells._fields]
-  for number, line in enumerate(lines[headed:], 1 + headed):
-    cells = line.split("\t")
+  of_glue = task.name in TASKS and split in TASKS[task.name].splits
+  rows = split_rows(lines, quoting=not of_glue)
+  columns = next(rows)[1] if headed else list(task.unheaded)
+  wanted = _wanted(task, split, columns, f"{path}:1" if headed else str(path), copied)
+  places = [columns.index(wanted[f]) if f in wanted else None for f in _FIELDS]
+  others = [columns.index(column) for column in copied]
+  for number, cells in rows:
     if len(cells) != len(columns):
       yield f"{path}:{number}", f"{len(cells)} columns instead of {len(columns)}"
       continue
     text, pair, label = (None if place is None else cells[place] for place in places)
-    yield f"{path}:{number}", _Cells(text, pair, label and label.strip())
+    copies = tuple(cells[place] for place in others)
+    yield f"{path}:{number}", _Cells(text, pair, label and label.strip(), copies)
 
 
-def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
+def _json_rows(
+  task: TextTask, path: Path, split: str, copied: Sequence[str] = ()
+) -> Iterator[_Row]:
   wanted, lines = None, _lines(path)
   while not lines[-1]:
     lines.pop()
@@ -232,14 +246,15 @@ def _json_rows(task: TextTask, path: Path, split: str) -> Iterator[_Row]:
     if not isinstance(value, dict):
       yield where, "not a JSON object"
       continue
-    wanted = wanted or _wanted(task, split, list(value), where)
-    text, pair, label = (value.get(wanted[f]) if f in wanted else None for f in _Cells._fields)
+    wanted = wanted or _wanted(task, split, list(value), where, copied)
+    text, pair, label = (value.get(wanted[f]) if f in wanted else None for f in _FIELDS)
     if isinstance(label, bool | int | float):
       label = json.dumps(label)  # 1 and "1" are the same class
     text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
     # A lone surrogate is valid JSON but not valid text.
     whole = all(not any("\ud800" <= c <= "\udfff" for c in x) for x in (text, pair, label) if x)
-    yield where, _Cells(text, pair, label and label.strip()) if whole else "not UTF-8"
+    cells = _Cells(text, pair, label and label.strip(), tuple(map(value.get, copied)))
+    yield where, cells if whole else "not UTF-8"
 
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:
@@ -275,7 +290,7 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
     texts = {f: c.decode("utf-8", "replace") for f, c in cells.items() if isinstance(c, bytes)}
     if "label" in cells and "label" not in texts:
       texts["label"] = _tfds_label(task, cells["label"], classes)
-    yield f"tfds:{name}:{theirs}:{place}", _Cells(*(texts.get(f) for f in _Cells._fields))
+    yield f"tfds:{name}:{theirs}:{place}", _Cells(*map(texts.get, _FIELDS))
 
 
 def _tfds_label(task: TextTask, value: np.ndarray, classes: Sequence[str] | None) -> str:

@@ -22,6 +22,7 @@ from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo, TaskKind
 from electra_jax.interop import sources
 from electra_jax.interop.sources import EXPORT_FILE, ExchangeError, Source
+from electra_jax.runtime.workdir import check_new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Model:
     return self._predict(self.weights, features)[0]
 
   def __call__(self, items: Sequence) -> list[dict]:
-    """Returns the prediction for each item.
+    """Returns the prediction for each item; a text alone is a list of one.
 
     - Text: a text or a pair -> {"label", "probability"} or {"score"}.
     - Tagging: a sequence of words -> {"tags"}.
@@ -64,17 +65,23 @@ class Model:
     Raises:
       ValueError: an item does not have the form of the task.
     """
+    items = [items] if isinstance(items, str) else items
     return self.kind.answer(self, items) if items else []
 
-  def predict_file(self, file: Path, out: Path) -> int:
+  def predict_file(self, file: Path, out: Path, columns: Sequence[str] = ()) -> int:
     """Writes the predictions for a file in the format of the task; returns the number of rows.
 
+    Args:
+      file: as the task's files; labels are ignored.
+      out: a new file, or for question answering a folder.
+      columns: of the file of a text task, copied to each prediction.
+
     Raises:
-      ValueError: `out` exists, or the file is invalid.
+      ValueError: `out` exists, or the file is invalid or lacks a column.
+      OSError: `out` cannot be made.
     """
-    if out.exists():
-      raise ValueError(f"{out} exists: nothing is overwritten")
-    return self.kind.predict_file(self, file, out)
+    check_new(out)
+    return self.kind.predict_file(self, file, out, columns)
 
 
 def find(path: str | Path) -> Path:
@@ -99,18 +106,18 @@ def from_source(source: Source, path: str | Path) -> Model:
   """Returns the fine-tuned network of a source opened at `path`.
 
   Raises:
-    ExchangeError: the source is not fine-tuned.
+    ExchangeError: the source is not fine-tuned, or on a task that this version does not know.
   """
   if source.finetuned is None:
     raise ExchangeError(f"{path} is not fine-tuned: run python -m electra_jax.finetune first")
+  try:
+    info = TaskInfo.from_json(json.loads(json.dumps(source.finetuned.info)))
+    TASK_KINDS[info.kind]
+  except (KeyError, TypeError) as error:
+    raise ExchangeError(f"{path}: this version does not know its task ({error})") from None
   network = source.networks["discriminator"]
   weights = {**network.weights, "head": source.finetuned.head}
-  return Model(
-    TaskInfo.from_json(json.loads(json.dumps(source.finetuned.info))),
-    network.cfg,
-    source.tokenizer,
-    jax.tree.map(lambda x: x[None], weights),
-  )
+  return Model(info, network.cfg, source.tokenizer, jax.tree.map(lambda x: x[None], weights))
 
 
 def load(path: str | Path) -> Model:

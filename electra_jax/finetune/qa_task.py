@@ -1,6 +1,8 @@
 """Defines the task kind of extractive question answering, on files of SQuAD or MRQA."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +49,8 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     split: _eval_split(split, questions, _windows(info, questions, tokenizer), info)
     for split, questions in read.items()
   }
-  return TaskData(info, name, 2.0, rows, splits, _never_right, notes)
+  collapsed = functools.partial(_collapsed, info)
+  return TaskData(info, name, 2.0, rows, splits, collapsed, notes)
 
 
 def _windows(
@@ -67,7 +70,7 @@ def _eval_split(
 ) -> EvalSplit:
   def write(folder: Path, outputs: dict) -> None:
     decoded = _decode(info, questions, windows, outputs)
-    squad.write(folder / split, decoded, _null_threshold(info))
+    squad.write(folder / split, decoded, _null_threshold(info, questions))
 
   def scores(outputs: dict) -> np.ndarray:
     return squad.example_scores(questions, _decode(info, questions, windows, outputs))
@@ -77,18 +80,25 @@ def _eval_split(
   return EvalSplit(rows, examples_hash, scores if questions.labelled else None, write)
 
 
-def _null_threshold(info: TaskInfo) -> float | None:
-  """Returns the null odds above which there is no answer; None if all questions have one."""
-  return info.options["threshold"] if info.options["impossible"] else None
+def _null_threshold(info: TaskInfo, questions: Questions | None = None) -> float:
+  """Returns the null odds above which there is no answer.
+
+  Infinite if all have one: the training questions, or by their labels the given `questions`.
+  """
+  answerable = questions is not None and questions.labelled and not questions.may_be_impossible
+  return info.options["threshold"] if info.options["impossible"] and not answerable else math.inf
 
 
-def _never_right(scores: np.ndarray) -> bool:
-  """True if no prediction shares a word with an answer."""
-  return not scores[:, 1].any()
+def _collapsed(info: TaskInfo, scores: np.ndarray) -> bool:
+  """True if questions have answers, and none is answered or no answer shares a word with theirs."""
+  if scores.shape[1] == 2:
+    return not scores[:, 1].any()
+  answered = (scores[:, 4] > 0) & (scores[:, 3] <= _null_threshold(info))
+  return bool(scores[:, 2].any() and not scores[answered, 1].any())
 
 
 def _metrics(info: TaskInfo) -> Metrics:
-  return lambda scores: squad.compute_metrics(scores, info.options["threshold"])
+  return lambda scores: squad.compute_metrics(scores, _null_threshold(info))
 
 
 def _predict(predictor: Predictor, questions: Questions) -> Decoded:
@@ -98,6 +108,10 @@ def _predict(predictor: Predictor, questions: Questions) -> Decoded:
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
+  for item in items:
+    if isinstance(item, str) or len(item) != 2:
+      name = predictor.info.name
+      raise ValueError(f"{name} expects pairs of a question and a context: {item!r:.80}")
   questions = tuple(
     Question(str(i), question, context, (), (), False)
     for i, (question, context) in enumerate(items)
@@ -108,7 +122,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
     best = (decoded.nbest[question.id] or [None])[0]
     answer = {"answer": "", "start": None, "end": None, "probability": 0.0}
     odds = decoded.null_odds[question.id]
-    if best is not None and (threshold is None or odds <= threshold):
+    if best is not None and odds <= threshold:
       answer = {
         "answer": best.text, "start": best.start, "end": best.end, "probability": best.probability
       }  # fmt: skip
@@ -116,10 +130,13 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   return answers
 
 
-def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
   """Reads SQuAD or MRQA, labels optional; writes a folder `out` of JSON files."""
+  if columns:
+    raise ValueError("--columns is for text tasks: answers are written under their questions' ids")
   questions = squad_files.read(file)
-  squad.write(out, _predict(predictor, questions), _null_threshold(predictor.info))
+  threshold = _null_threshold(predictor.info, questions)
+  squad.write(out, _predict(predictor, questions), threshold)
   return len(questions.items)
 
 

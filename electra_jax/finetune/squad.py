@@ -7,6 +7,7 @@ import collections
 import functools
 import itertools
 import json
+import math
 import os
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -255,23 +256,24 @@ def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int)
   ]
 
 
-def write(folder: str | os.PathLike, decoded: Decoded, threshold: float | None = None) -> None:
+def write(folder: str | os.PathLike, decoded: Decoded, threshold: float = math.inf) -> None:
   """Writes predictions.json and null_odds.json for the official scripts, and nbest.json.
 
-  A prediction with null odds above `threshold` becomes ""; the threshold is None for SQuAD 1.1 and
-  MRQA, whose questions all have answers.
+  A prediction with null odds above `threshold` becomes ""; raw_predictions.json has them all: the
+  best thresholds are found from it. The threshold is infinite for SQuAD 1.1 and MRQA, whose
+  questions all have answers; then there is no such file.
   """
-  predictions = {
-    name: "" if threshold is not None and decoded.null_odds[name] > threshold else text
-    for name, text in decoded.predictions.items()
+  contents: dict[str, dict] = {
+    "predictions": decoded.predictions,
+    "nbest": {name: [a._asdict() for a in answers] for name, answers in decoded.nbest.items()},
+    "null_odds": decoded.null_odds,
   }
-  nbest = {name: [a._asdict() for a in answers] for name, answers in decoded.nbest.items()}
+  if threshold < math.inf:
+    contents["raw_predictions"] = raw = decoded.predictions
+    odds = decoded.null_odds
+    contents["predictions"] = {k: "" if odds[k] > threshold else raw[k] for k in raw}
   Path(folder).mkdir(parents=True, exist_ok=True)
-  for file, content in (
-    ("predictions", predictions),
-    ("nbest", nbest),
-    ("null_odds", decoded.null_odds),
-  ):
+  for file, content in contents.items():
     text = json.dumps(content, indent=1, ensure_ascii=False)
     (Path(folder) / f"{file}.json").write_text(text + "\n", encoding="utf-8")
 
@@ -288,7 +290,8 @@ def token_f1(predicted: str, gold: str, empty_counts: bool) -> float:
   if not ours or not theirs:
     return float(empty_counts and ours == theirs)
   same = sum((collections.Counter(ours) & collections.Counter(theirs)).values())
-  return 2 * same / (len(ours) + len(theirs))
+  precision, recall = same / len(ours), same / len(theirs)
+  return 2 * precision * recall / (precision + recall) if same else 0.0
 
 
 def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
@@ -340,7 +343,7 @@ def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
   order = np.argsort(odds, kind="stable")
   for i, name in enumerate(("exact", "f1")):
     change = np.where(has_answer, raw[:, i], -scores[:, 4])[order]
-    sums = (~has_answer).sum() + np.concatenate([[0.0], np.cumsum(change)])
+    sums = np.cumsum([(~has_answer).sum(), *change])  # in the official order, to the last bit
     best = int(sums.argmax())
     found[f"best_{name}"] = float(100 * sums[best] / len(scores))
     found[f"best_{name}_thresh"] = float(odds[order[best - 1]]) if best else 0.0

@@ -88,6 +88,8 @@ def read(path: str | os.PathLike) -> Questions:
   """
   path = str(path)
   text = read_text(path)
+  if not text.strip():
+    raise TaskError(f"{path}: the file is empty")
   line, _, rest = text.partition("\n")
   try:
     first = json.loads(line)

@@ -127,12 +127,9 @@ def glue_average(results: Mapping[str, float]) -> Average:
   return Average(value, present, tuple(name for name in names if name not in results))
 
 
-def _title(task: str, split: str) -> str:
-  """Returns a task's name as printed in papers, with the split's if there are several."""
-  known = TASKS.get(task)
-  if known is None:
-    return task
-  return known.title if split in ("dev", "test") else f"{known.title} {split.split('_')[-1]}"
+def _title(task: str) -> str:
+  """Returns a task's name as printed in papers."""
+  return TASKS[task].title if task in TASKS else task
 
 
 def _grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping]]:
@@ -155,6 +152,7 @@ def table(rows: Sequence[Mapping]) -> Table:
   caption = "* collapsed: the same prediction everywhere" if collapsed else None
   found = Table(caption=caption, caption_justify="left")
   found.add_column("task")
+  found.add_column("split")
   found.add_column("metric, %", no_wrap=True)
   for name in ("median", "mean", "σ"):
     found.add_column(name, justify="right", no_wrap=True)
@@ -165,7 +163,7 @@ def table(rows: Sequence[Mapping]) -> Table:
     for place, metric in enumerate(next(iter(group.values()))["metrics"]):
       stats = summary([row["metrics"][metric] for row in group.values()])
       found.add_row(
-        "" if place else escape(_title(task, split)),
+        *(("", "") if place else (escape(_title(task)), escape(split))),
         LABELS.get(metric, metric),
         f"[bold]{stats.median:.2f}[/bold]",
         f"{stats.mean:.2f}",
@@ -202,7 +200,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
     metric = next(iter(next(iter(group.values()))["metrics"]))
     _column(axis, x, [(r["metrics"][metric], r["collapsed"]) for r in group.values()])
     plural = "seed" if len(group) == 1 else "seeds"
-    name = _title(task, split).replace(" ", "\n")
+    name = f"{_title(task)}\n{split}"
     labels.append(f"{name}\n{LABELS.get(metric, metric)}\n{len(group)} {plural}")
   axis.set_xticks(range(len(labels)), labels, fontsize=8)
   axis.set_xlim(-0.6, len(labels) - 0.4)

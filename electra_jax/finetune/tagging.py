@@ -41,7 +41,7 @@ class TagWindow(NamedTuple):
   sentence: int  # index of the sentence
   words: range  # indices of the words that the window tags
   positions: np.ndarray  # [len(words)] int64, of each word's first token in the feature
-  cut: int  # number of these words truncated to a window
+  cut: int  # number of tokens cut from words that are longer than a window
 
 
 def read(
@@ -248,7 +248,7 @@ def _sentence_windows(
       target["tag"] = np.full(len(ids), -1, np.int32)
       target["tag"][positions] = targets[own]
     feature = Feature(np.array(ids, np.int32), len(ids), target)
-    yield TagWindow(feature, number, answered, positions, int((whole[own] > room).sum()))
+    yield TagWindow(feature, number, answered, positions, int((whole - sizes)[own].sum()))
 
 
 def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:

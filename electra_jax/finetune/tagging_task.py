@@ -34,19 +34,21 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   shares = ", ".join(f"{tag} {100 * n / words:.1f} %" for tag, n in common)
   notes.append(f"train: {len(train):,} sentences, {words:,} words, {len(labels)} labels: {shares}")
 
+  room = max_length - 2  # [CLS] and [SEP]
+
   def windows(split: str, sentences: list[Sentence]) -> list[TagWindow]:
     made = tagging.windows(sentences, tokenizer, labels, max_length=max_length)
     if cut := sum(window.cut for window in made):
-      notes.append(f"{split}: {cut} tokens cut from words longer than {max_length} tokens")
+      notes.append(f"{split}: {cut} tokens cut from words longer than {room} tokens")
     if more := len(made) - len(sentences):
-      notes.append(f"{split}: {more} rows added by splitting sentences above {max_length} tokens")
+      notes.append(f"{split}: {more} rows added by splitting sentences above {room} tokens")
     return made
 
   splits = {}
   for split, sentences in read.items():
     splits[split] = _eval_split(split, sentences, windows(split, sentences), labels)
     if splits[split].example_scores is not None:
-      notes += _check_unseen(split, sentences, labels)
+      notes += [f"{split}: {note}" for note in _check_unseen(sentences, labels)]
   head = HeadSpec("tagging", {"outputs": len(labels)})
   info = TaskInfo("tagging", name, head, max_length, labels=labels, options=options)
   rows = [window.feature for window in windows("train", train)]
@@ -57,15 +59,16 @@ def _count_words(sentences: Sequence[Sentence]) -> int:
   return sum(len(s.words) for s in sentences)
 
 
-def _check_unseen(split: str, sentences: list[Sentence], labels: tuple[str, ...]) -> list[str]:
+def _check_unseen(sentences: list[Sentence], labels: tuple[str, ...]) -> list[str]:
   """Returns a note on the tags missing in training; raises TaskError if there are too many."""
   unseen, words = tagging.unseen(sentences, labels), _count_words(sentences)
   if not unseen:
     return []
   counted = ", ".join(f"{tag} ({count})" for tag, count in list(unseen.items())[:5])
-  note = f"{split}: tags missing in training, counted as errors: {counted}"
+  note = f"tags missing in training, counted as errors: {counted}"
   if sum(unseen.values()) > MAX_BAD_FRAC * words:
-    raise TaskError(f"{note}; above {MAX_BAD_FRAC:.0%} of {words} words")
+    file = sentences[0].place.rpartition(":")[0]
+    raise TaskError(f"{file}: {note}; above {MAX_BAD_FRAC:.0%} of {words} words")
   return [note]
 
 
@@ -102,12 +105,17 @@ def _tags(predictor: Predictor, sentences: list[Sentence]) -> list[list[str]]:
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
+  for item in items:
+    if isinstance(item, str):
+      raise ValueError(f"{predictor.info.name} expects sequences of words: {item!r:.80}")
   sentences = [Sentence(tuple(words), None, f"sentence {i}") for i, words in enumerate(items)]
   return [{"tags": tags} for tags in _tags(predictor, sentences)]
 
 
-def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
   """Reads a file with the columns of the training file; `out` has a last column of predictions."""
+  if columns:
+    raise ValueError("--columns is for text tasks: tags are written beside their words")
   sentences = tagging.read(file, **predictor.info.options)
   tagging.write(out, sentences, _tags(predictor, sentences))
   return len(sentences)

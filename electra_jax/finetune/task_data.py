@@ -84,7 +84,7 @@ class TaskKind(NamedTuple):
   """The functions of a kind of task.
 
   `prepare` takes (config, name, tokenizer, max_length) and raises ValueError if a file is missing
-  or invalid. `predict_file` takes (predictor, file, out) and returns the number of rows written.
+  or invalid. `predict_file` takes (predictor, file, out, columns), see `model.Model.predict_file`.
   """
 
   known_names: Callable[[ConfigDict], tuple[str, ...] | None]  # of tasks; None allows any one name
@@ -92,7 +92,7 @@ class TaskKind(NamedTuple):
   metrics: Callable[[TaskInfo], Metrics]
   main_metric: Callable[[TaskInfo], Metrics]  # the main metric alone, cheaper to resample
   answer: Callable[[Predictor, Sequence], list[dict]]  # a dict per item; see `model.Model`
-  predict_file: Callable[[Predictor, Path, Path], int]
+  predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]
   file_ending: str  # default of `out`
   class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
   unit: Callable[[TaskInfo], float | None] = lambda info: None  # of a number, see `LabelType`

@@ -1,5 +1,6 @@
 """Defines the task kind of text classification and regression, for GLUE and custom tasks."""
 
+import csv
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -114,7 +115,9 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   paired = task.pair is not None
   for item in items:
     if isinstance(item, str) == paired or (paired and len(item) != 2):
-      raise ValueError(f"{task.title} expects {'pairs of texts' if paired else 'texts'}: {item!r}")
+      raise ValueError(
+        f"{task.title} expects {'pairs of texts' if paired else 'texts'}: {item!r:.80}"
+      )
   pairs = [tuple(item) if paired else (item, None) for item in items]
   examples = [Example(a, b, None, i) for i, (a, b) in enumerate(pairs)]
   max_length = predictor.info.max_length
@@ -123,24 +126,37 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   return task.label_type.answers(task, outputs)
 
 
-def _predict_file(predictor: Predictor, file: Path, out: Path) -> int:
+def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
   """Reads a TSV with a header or JSON lines with the task's text columns.
 
-  Writes JSON lines if `out` ends in .jsonl, else a TSV (index, prediction, probability).
+  Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
+  copied columns, prediction and, of a class, probability.
   """
-  examples = glue_files.read_texts(_task(predictor.info), file)
+  if taken := {"prediction", "probability"} & set(columns):
+    raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename that of {file}")
+  examples, copied = glue_files.read_texts(_task(predictor.info), file, columns)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])
-  if out.suffix == ".jsonl":
-    lines = [json.dumps({"index": i, **row}, ensure_ascii=False) for i, row in enumerate(answers)]
-  else:
-    lines = ["\t".join(("index", "prediction", *list(answers[0])[1:]))]
-    lines += ["\t".join((str(i), *map(_cell, row.values()))) for i, row in enumerate(answers)]
-  out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-  return len(answers)
+  names = ("prediction", *list(answers[0])[1:])
+  rows = [
+    {"index": index, **cells, **dict(zip(names, answer.values(), strict=True))}
+    for index, (cells, answer) in enumerate(zip(copied, answers, strict=True))
+  ]
+  # A lone surrogate is valid JSON but not valid UTF-8: it is written as JSON spells it.
+  with open(out, "w", encoding="utf-8", errors="backslashreplace", newline="") as written:
+    if out.suffix == ".jsonl":
+      written.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+      table = csv.writer(written, delimiter="\t", lineterminator="\n")
+      table.writerow(rows[0])
+      table.writerows(map(_cell, row.values()) for row in rows)
+  return len(rows)
 
 
-def _cell(value: str | float) -> str:
-  return value if isinstance(value, str) else f"{value:.6g}"
+def _cell(value: object) -> str:
+  """Returns a value in a TSV; those of JSON as JSON, but numbers with six digits."""
+  if isinstance(value, float):
+    return f"{value:.6g}"
+  return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _class_names(info: TaskInfo) -> tuple[str, ...]:

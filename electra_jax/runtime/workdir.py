@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,19 @@ def replacing(path: Path) -> Iterator[Path]:
       os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def check_new(out: Path) -> None:
+  """Checks that a file or folder `out` can be made.
+
+  Raises:
+    ValueError: `out` exists.
+    OSError: naming `out`.
+  """
+  with naming(out):
+    if out.exists():
+      raise ValueError(f"{out} exists: nothing is overwritten")
+    tempfile.TemporaryFile(dir=out.parent).close()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from electra_jax.config import (  # noqa: E402
   specs,
   validate,
 )
-from electra_jax.core import params  # noqa: E402
+from electra_jax.core import generators  # noqa: E402
 from electra_jax.core.batch import Batch  # noqa: E402
 from electra_jax.pretrain.run import make_train_fns  # noqa: E402
 from electra_jax.runtime import metrics, parallel  # noqa: E402
@@ -130,7 +130,7 @@ def run(case: str) -> dict:
     window.add(step, values)
     found.append(window.close())
   heldout = metrics.evaluate(programs.eval_step, state.params, [placed], STEPS)
-  sizes = params.count_networks(programs.shapes.params)
+  sizes = generators.count_networks(spec, programs.shapes.params)
   return {"train": found, "heldout": heldout, "parameters": sizes}
 
 
