@@ -155,7 +155,7 @@ def test_what_was_scored_is_printed_where_a_line_is_too_long(electric_run):
   assert done.returncode == 1
   assert [line.split("\t")[2] for line in done.stdout.splitlines()] == ["abc def", "gh"]
   assert done.stderr.startswith("error: line 2 has ") and done.stderr.count("\n") == 1
-  assert done.stderr.endswith(" tokens, the networks take 14, and 1 more lines have too many\n")
+  assert done.stderr.endswith(" tokens, the limit is 14, and 1 more lines have too many\n")
   done = run(electric_run, f"u1\t-1\tgh\nu2\t-1\t{long}\nu2\t-3\tab\nu3\t0\ta\n", "--nbest")
   assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["u1", "u3"]
   assert done.returncode == 1 and done.stderr.startswith("error: line 2 has ")

@@ -74,10 +74,6 @@ def check(config: ConfigDict) -> None:
     raise ValueError("config.data.dir is not set: the folder to write shards to")
   if "://" in data.dir:
     raise ValueError(f"config.data.dir={data.dir}: shards are written to mounted paths only")
-  if data.vocab not in tokenizer.KINDS and not Path(data.vocab).is_file():
-    raise ValueError(
-      f"config.data.vocab={data.vocab!r} is neither a file nor one of {', '.join(tokenizer.KINDS)}"
-    )
   if data.examples not in ("segments", "packed"):
     raise ValueError(f"config.data.examples={data.examples!r} is neither segments nor packed")
   for field, low, high in (
@@ -159,6 +155,11 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
 def _build(config: ConfigDict, temporary: Path) -> dict:
   """Writes vocabulary and shards into `temporary`; returns the manifest."""
   data = config.data
+  if data.vocab not in tokenizer.KINDS and not Path(data.vocab).is_file():
+    raise tokenizer.VocabError(
+      f"config.data.vocab={data.vocab!r}: no such vocabulary file, nor one of"
+      f" {', '.join(tokenizer.KINDS)}"
+    )
   workers = data.workers or _cores()
   reader = _Reader(config, temporary, workers)
   vocab = _vocabulary(config, reader, temporary)
