@@ -27,6 +27,7 @@ It prints tables in markdown: medians over seeds, means, standard deviations, th
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -36,7 +37,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import machine
@@ -124,6 +125,13 @@ def workers(at_once: int) -> Iterator[ThreadPoolExecutor]:
     except BaseException:
       pool.shutdown(cancel_futures=True)
       raise
+
+
+def finish(jobs: list[Future]) -> None:
+  """Waits for all jobs; raises as soon as one fails, whatever is before it."""
+  done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+  for job in done:
+    job.result()
 
 
 def assignments(overrides: dict) -> list[str]:
@@ -268,6 +276,7 @@ def run_all(out: Path, setting: Setting, plan: dict, args: argparse.Namespace) -
       init: [pool.submit(tune, init, name) for name in setting.finetunings]
       for init in (names[0], RANDOM, *names[1:])
     }
+    finish([*pretrained.values(), *itertools.chain(*tuned.values())])
     return {init: [row for job in jobs for row in job.result()] for init, jobs in tuned.items()}
 
 

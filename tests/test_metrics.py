@@ -230,7 +230,7 @@ def test_event_files_of_a_resumed_run_hide_what_comes_after_its_step(tmp_path):
 def test_a_history_ends_before_a_damaged_line_and_has_no_hole(tmp_path):
   path = tmp_path / "metrics.jsonl"
   whole = [{"step": step, "split": "train"} for step in (1, 3)]
-  damaged = '{"step": 2\n3\n{"step": 2}\n'
+  damaged = '{"step": 2\n3\n\n'
   path.write_text(json.dumps(whole[0]) + "\n" + damaged + json.dumps(whole[1]) + '\n{"step": 4, "s')
   assert metrics.read_history(path) == whole
 

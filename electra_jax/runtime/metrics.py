@@ -149,15 +149,15 @@ def losses_first(values: dict) -> dict:
 
 
 def read_history(path: Path) -> list[dict]:
-  """Returns the lines of metrics.jsonl, without damaged ones."""
+  """Returns the lines of a file of JSON objects, without damaged ones."""
   found = map(parse_line, path.read_bytes().splitlines() if path.exists() else ())
   return [line for line in found if line is not None]
 
 
 def parse_line(text: bytes) -> dict | None:
-  """Returns a line of metrics.jsonl, None if it is damaged."""
+  """Returns a JSON object, None if it is damaged."""
   try:
     line = json.loads(text)
   except ValueError:
     return None
-  return line if isinstance(line, dict) and {"step", "split"} <= line.keys() else None
+  return line if isinstance(line, dict) else None
