@@ -2,6 +2,8 @@
 # make PYTHON=python3.12 test
 PYTHON ?= python3
 RUN = .venv/bin/python
+# What tests compile is kept, for each other and for the next time.
+test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu lock clean
 
@@ -12,8 +14,7 @@ quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: te
 test: lint  ## lint, the examples in docstrings and the default tests
 	$(RUN) -m pytest
 
-test-core: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
-test-core: lint  ## lint and the tests of the pure layer; the second time, nothing is compiled anew
+test-core: lint  ## lint and the tests of the pure layer
 	$(RUN) -m pytest -m "core and not long" tests
 
 lint: .venv/ready
@@ -50,4 +51,4 @@ lock:  ## solves the versions anew, for every Python and platform; needs uv
 	  --upgrade pyproject.toml -o requirements.lock
 
 clean:  ## removes what runs made; shards, checkpoints and .venv
-	rm -rf runs .venv
+	rm -rf runs .venv .pytest_cache
