@@ -149,7 +149,7 @@ def test_transformers_answers_the_number_that_is_answered_here(number, tmp_path)
 @needs_torch
 def test_parity_is_that_of_the_number_here(number, tmp_path, monkeypatch):
   monkeypatch.setattr(export, "in_unit", lambda network, unit: network)
-  with pytest.raises(sources.ExchangeError, match=r"other logits.*allowed are 0.0005"):
+  with pytest.raises(sources.ExchangeError, match=r"above the tolerance 0.0005"):
     export.export_hf(number, tmp_path / "out", Console(quiet=True))
   assert not (tmp_path / "out").exists()
 
