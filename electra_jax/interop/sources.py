@@ -223,7 +223,9 @@ def _run(path: Path) -> Source:
     found["generator"] = Network(cfg, jax.tree.map(np.asarray, weights), "mlm_head")
   elif params.get("generator"):
     left_out.append(f"the {spec.generator_kind} generator, specific to electra_jax")
-  history = [x for x in metrics.read_history(path / "metrics.jsonl") if x["split"] == "heldout"]
+  history = [
+    x for x in metrics.read_history(path / metrics.HISTORY_FILE) if x["split"] == "heldout"
+  ]
   text = [source["source"] for source in shards.read_manifest(folder)["sources"]]
   card = {"config": saved, "text": text, "steps": steps, "heldout": (history or [{}])[-1]}
   found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}

@@ -60,7 +60,7 @@ def loop(
   window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
   peak = run.peak[0] * jax.device_count()
   speed = Speed(goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
-  history = metrics.read_history(run.workdir / "metrics.jsonl")
+  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   health = Health(run.limits, [line for line in history if line["step"] <= start])
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
