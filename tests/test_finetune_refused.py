@@ -1,0 +1,91 @@
+"""What fine-tuning refuses, in one line, before it makes anything."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from test_finetune import CFG, make_config, source, squad_file  # noqa: F401 (a fixture)
+
+from electra_jax.finetune import __main__ as program
+from electra_jax.finetune import from_config
+from electra_jax.interop import huggingface
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "why"),
+  [
+    ("task", "colla", "GLUE's tasks are cola"),
+    ("task", "", "GLUE's tasks are"),
+    ("seeds", 0, "config.seeds must be above 0, got 0"),
+    ("keep", "some", "config.keep must be one of best, all, none"),
+    ("model.head", "three", "config.model.head must be one of linear, two_layers"),
+    ("optimizer.warmup_frac", 1.0, "at least 0 and below 1"),
+    ("train.batch_size", 12, "12 is not divisible by 8 devices"),
+    ("data.dir", None, "config.data.dir is not set"),
+    ("data.dir", "nowhere", "nowhere is not a folder"),
+    ("data.max_length", 4, "at least 8, got 4"),
+    ("data.train_examples", 0, "config.data.train_examples must be above 0, got 0"),
+    ("init", None, "config.init is not set"),
+    ("init", "random", "config.init=random needs config.like"),
+    ("init", "nowhere", "nowhere does not exist"),
+    ("like", "x", "config.like is only for config.init=random"),
+  ],
+)
+def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, field, value, why):  # noqa: F811
+  config = make_config("glue", "cola", source, data__dir=str(tmp_path))
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(ValueError, match=why) as error:
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  assert "\n" not in str(error.value)
+  assert not list((tmp_path / "results").glob("*/*"))
+
+
+def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):  # noqa: F811
+  pieces = (source / "vocab.txt").read_text().splitlines()
+  config = make_config("glue", "cola", source, data__vocab=str(tmp_path / "vocab.txt"))
+  (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-1], "other"]) + "\n")
+  with pytest.raises(ValueError, match="is not the vocabulary of .*: entry 59 is 'other', not 'y'"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  # Its own again: what the source says of upper case stays.
+  (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+  config.data.lowercase = False
+  assert from_config.load_pretrained(config).tokenizer.vocab.lowercase
+
+
+def test_a_generator_alone_has_no_encoder_to_tune(source, tmp_path):  # noqa: F811
+  weights = jax.tree.map(
+    lambda x: np.zeros(x.shape, np.float32), huggingface.shapes(CFG, "mlm_head")
+  )
+  huggingface.save(tmp_path, CFG, weights, "mlm_head", 0)
+  config = make_config("glue", "cola", tmp_path)
+  with pytest.raises(ValueError, match="has no discriminator"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+
+
+@pytest.mark.parametrize("kind", ["tagging", "squad"])
+def test_a_dev_file_without_labels_or_without_anything_is_refused(source, tmp_path, kind):  # noqa: F811
+  squad_file(tmp_path / "train.json", 8)
+  (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
+  ending = {"tagging": "txt", "squad": "json"}[kind]
+  files = {f"data__{split}": str(tmp_path / f"{split}.{ending}") for split in ("train", "dev")}
+  config = make_config(kind, None, source, qa__max_query=8, **files)
+  (tmp_path / "dev.txt").write_text("w2\n")
+  qas = [{"id": "1", "question": "w0 ?"}]
+  paragraphs = [{"context": "w1 w2", "qas": qas}]
+  (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+  with pytest.raises(ValueError, match=f"dev.{ending} has no labels to measure by"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  (tmp_path / f"dev.{ending}").write_text("\n")
+  with pytest.raises(ValueError, match=rf"dev.{ending}: the file (is empty|has no sentences)"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+
+
+def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):  # noqa: F811
+  (tmp_path / "results" / "cola").mkdir(parents=True)
+  (tmp_path / "results" / "cola" / "mine.txt").write_text("mine")
+  config = make_config("glue", "cola", source, data__dir=str(tmp_path))
+  with pytest.raises(ValueError, match="has no readable results"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+  assert (tmp_path / "results" / "cola" / "mine.txt").read_text() == "mine"
