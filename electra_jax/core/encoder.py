@@ -320,6 +320,7 @@ class Encoder(nn.Module):
       in_axes=(nn.broadcast, 0),
       length=cfg.num_layers,
       unroll=min(cfg.compute.unroll, cfg.num_layers),
+      check_constancy_invariants=False,  # which would trace each block twice
     )
     x, _ = layers(cfg, name="layers")(x, padding_mask, layer_seeds)
     return x
