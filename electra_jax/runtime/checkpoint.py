@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from electra_jax.core.params import named
+from electra_jax.runtime.save_barrier import POLL_SECS, SaveBarrier, SaveError
 
 FOLDER = "checkpoints"  # in the run's folder
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
@@ -76,6 +77,7 @@ class Checkpoints:
     self._open()
 
   def _open(self) -> None:
+    self._barrier = SaveBarrier(_cause)
     self._manager = ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
@@ -84,6 +86,7 @@ class Checkpoints:
         todelete_subdir=DELETING,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
+        async_options=ocp.AsyncOptions(barrier_sync_fn=self._barrier),
       ),
       item_handlers={"state": _CheckedState()},
     )
@@ -112,6 +115,7 @@ class Checkpoints:
     """
     if step == self.latest_step():
       return
+    run_on_all(lambda: self._guarded(self._wait_for_save))
     state, meta = self._to_global(state), json.loads(json.dumps({**meta, "step": step}))
     self._delete(f"{DELETING}/*")  # not the folder itself, which a running save may use
     run_on_all(lambda: self._refuse_full_disk(state))
@@ -123,6 +127,7 @@ class Checkpoints:
       described = {**meta, "arrays": known}
       return {**described, "crc32": _digest(described)}
 
+    self._barrier.begin()
     items = ocp.args.Composite(state=_CheckedSave(state, describe))
     self._guarded(lambda: self._manager.save(step, args=items))
 
@@ -138,8 +143,32 @@ class Checkpoints:
 
   def wait(self) -> None:
     """Waits for pending saves and deletions; raises as `save`."""
-    self._guarded(self._manager.wait_until_finished)
+    self._guarded(self._wait_for_save)
     self._delete(DELETING)
+
+  def _wait_for_save(self) -> None:
+    """Waits for the save under way, but at most `GRACE_SECS` once another process has failed in it.
+
+    This process may then wait for a folder that orbax creates on process 0, for twenty minutes.
+    """
+    failures, reason = [], ""
+
+    def wait() -> None:
+      try:
+        self._manager.wait_until_finished()
+      except Exception as error:
+        failures.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while thread.is_alive() and not reason:
+      thread.join(POLL_SECS)
+      reason = self._barrier.failure()
+    thread.join(GRACE_SECS)
+    if thread.is_alive():
+      raise SaveError(reason)
+    if failures:
+      raise failures[0]
 
   def __enter__(self):
     return self

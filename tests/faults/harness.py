@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = (
   44  # of a run, unless said: dozens more than a test waits for, which may be slow to see them
@@ -145,7 +147,7 @@ def build(folder: Path) -> None:
   )
 
 
-# Half of a start is the import of TensorFlow: a process that has done that forks into the runs.
+# Half of a start is importing TensorFlow and JAX: a process that has done so forks into the runs.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.faults.preload"])
 
@@ -159,6 +161,8 @@ def become(code: str, arguments: list[str], log: Path, environment: dict[str, st
   os.chdir(ROOT)
   os.environ.clear()
   os.environ.update(environment)
+  for name, kind in (("JAX_NUM_CPU_DEVICES", int), ("JAX_COMPILATION_CACHE_DIR", str)):
+    jax.config.update(name.lower(), kind(value) if (value := environment.get(name)) else None)
   sys.argv, sys.path[:0] = ["-c", *arguments], [str(ROOT)]
   try:
     exec(code, {"__name__": "__main__"})
@@ -339,7 +343,6 @@ def outcome(workdir: Path, step: int) -> tuple[dict, list[dict]]:
 
 def tree(workdir: Path, step: int) -> dict:
   """Returns a checkpoint as plain arrays, whatever devices it was written from."""
-  import jax
   import numpy as np
   import orbax.checkpoint as ocp
 

@@ -98,23 +98,35 @@ def test_a_run_goes_on_over_a_full_disk_if_told_to(data, alone, tmp_path):
     assert all(line in theirs for line in ours)  # some are missing, none is half there
 
 
+@pytest.mark.parametrize("room_again", [False, True], ids=["full", "with room again"])
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
 def test_two_processes_over_a_disk_that_fills_up_in_a_save_end_with_a_line(
-  data, two_alone, tmp_path, on_error
+  data, two_alone, tmp_path, on_error, room_again
 ):
-  """Where one cannot finish a save that the other waits for, neither hangs."""
+  """Where one cannot finish a save that the other waits for, neither hangs.
+
+  With room again they may go on, if no folder is missing that one waits for.
+  """
   with harness.small_disk(tmp_path / "disk", 40) as disk:
     workdir = disk / "run"
     fields = {"checkpoint__on_error": on_error, "log__tensorboard": "false"}
-    runs = harness.pair(data, workdir, STEPS, **fields)
+    head = harness.program(harness.PACED if room_again else "")
+    runs = harness.pair(data, workdir, STEPS, head=head, **fields)
     runs[0].when(lambda: harness.newest(workdir) >= 5)
     left, saving = harness.checkpoints(workdir), harness.saves(workdir)
     fill_when(disk, saving)
-    assert "space" in runs[0].error()
-    assert runs[1].wait(60) in (1, 134, -signal.SIGABRT)
+    if room_again:  # at the next save, 1.5 s later
+      runs[0].when((disk / "filler").exists)
+      time.sleep(1)
+      (disk / "filler").unlink()
+    if room_again and on_error == "continue" and not runs[0].wait(60):
+      assert "training continues" in runs[0].said and not runs[1].wait(60)
+    else:
+      assert "space" in runs[0].error()
+      assert runs[1].wait(60) in (1, 134, -signal.SIGABRT)
+      assert set(harness.checkpoints(workdir)) >= set(left[-1:])
     harness.check_readable(workdir)
-    assert set(harness.checkpoints(workdir)) >= set(left[-1:])
-    (disk / "filler").unlink()
+    (disk / "filler").unlink(missing_ok=True)
     for run in harness.pair(data, workdir, STEPS, **fields):
       run.finish()
     assert harness.saved(workdir, STEPS) == harness.saved(two_alone, STEPS)

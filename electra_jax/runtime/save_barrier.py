@@ -1,0 +1,84 @@
+"""The barrier of a save's background threads: where one process fails, the others stop waiting."""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+from jax._src import distributed  # the key-value store of the run's processes has no public name
+
+POLL_SECS = 1  # between looks at whether another process failed
+_OPENED = itertools.count()  # equal on all processes, which open their checkpoints together
+
+
+class SaveError(RuntimeError):
+  """Another process failed in the save that this one takes part in."""
+
+
+class SaveBarrier:
+  """orbax's `barrier_sync_fn`, except that no process waits for one whose save has failed.
+
+  orbax's own barrier waits for its time-out, twenty minutes: a shorter one would end slow saves
+  too. A process whose save failed calls the barrier while it handles the error. It then tells the
+  others the reason and does not wait; the others raise `SaveError`.
+
+  Args:
+    describe: returns the reason for an error, in a line.
+  """
+
+  def __init__(self, describe: Callable[[BaseException], str]):
+    self._describe = describe
+    self._folder = f"electra_jax/checkpoints/{next(_OPENED)}"
+    self._save = self._calls = 0
+
+  def begin(self) -> None:
+    """Starts the next save; all processes call it, with no save under way."""
+    self._save, self._calls = self._save + 1, 0
+    if jax.process_index() == 0 and jax.process_count() > 1:
+      self._store.key_value_delete(f"{self._folder}/{self._save - 2}/")  # all have left it
+
+  def failure(self) -> str:
+    """Returns which process failed in the current save, and why; "" for none."""
+    if jax.process_count() == 1:
+      return ""
+    failed = self._store.key_value_dir_get(f"{self._folder}/{self._save}/failed/")
+    return min((reason for _, reason in failed), default="")
+
+  def __call__(self, *, key: str, timeout_ms: int) -> None:
+    """Waits for all processes to arrive.
+
+    Raises:
+      SaveError: another process failed in this save.
+      TimeoutError: one did not arrive in time.
+    """
+    if jax.process_count() == 1:
+      return
+    here, own = f"{self._folder}/{self._save}", jax.process_index()
+    if error := sys.exception():
+      if not isinstance(error, SaveError):
+        reason = f"process {own}: {self._describe(error)}"
+        self._store.key_value_set(f"{here}/failed/{own}", reason)
+      return
+    deadline = time.monotonic() + timeout_ms / 1000
+    arrived, self._calls = f"{here}/{self._calls}", self._calls + 1
+    self._store.key_value_set(f"{arrived}/{own}", key)
+    for process in range(jax.process_count()):
+      while not self._has_arrived(f"{arrived}/{process}"):
+        if reason := self.failure():
+          raise SaveError(reason)
+        if time.monotonic() > deadline:
+          raise TimeoutError(f"process {process} did not arrive at {key}")
+
+  def _has_arrived(self, name: str) -> bool:
+    try:
+      self._store.blocking_key_value_get(name, POLL_SECS * 1000)
+    except jax.errors.JaxRuntimeError as error:
+      if "DEADLINE_EXCEEDED" not in str(error):
+        raise
+      return False
+    return True
+
+  @property
+  def _store(self):
+    return distributed.global_state.client
