@@ -40,7 +40,7 @@ class Scorer:
       self.tokenizer = source.tokenizer
     vocab = self.tokenizer.vocab
     if is_run:
-      self.spec, params, step = sources.read_run(path, vocab)
+      self.spec, params, step = sources.read_run(path, self.tokenizer)
     else:
       sources.check_vocab(self.tokenizer, source.networks, path)
       self.spec, params, step = likelihood.as_run(source, vocab, str(path))

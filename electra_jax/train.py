@@ -231,12 +231,9 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
   weights = parallel.replicate(run.fns.init_params())
+  tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
   if run.config.init_from is not None:
-    found = processes.run_on_all(
-      lambda: sources.read_params(
-        run.config.init_from, tokenizer.load_from(run.shards.folder, run.shards.vocab)
-      )
-    )
+    found = processes.run_on_all(lambda: sources.read_params(run.config.init_from, tokens))
     weights, taken, fresh = params.inherit(weights, found)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {run.config.init_from}: {', '.join(taken)}")
@@ -245,7 +242,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
   generator = objectives.generator_of(run.spec)
   if generator and generator.pretrained:
     source = run.config.generator.init_from
-    other = processes.run_on_all(lambda: sources.read_run(source, run.shards.vocab))
+    other = processes.run_on_all(lambda: sources.read_run(source, tokens))
     weights = {
       **weights,
       "generator": generators.masked_language_model(other.spec, other.params)[1],

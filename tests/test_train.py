@@ -1,5 +1,7 @@
 """The program: exact however it is interrupted, loud about what is wrong."""
 
+import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -16,7 +18,7 @@ from conftest import make_tiny_config
 
 from electra_jax import train
 from electra_jax.config import compare, files, specs
-from electra_jax.data import pretrain_batches
+from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
 from electra_jax.runtime import metrics, parallel
@@ -261,9 +263,9 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   assert train.train(config, two) == STEPS
   said = capsys.readouterr().out
   assert "newly initialised: discriminator/rtd_head" in said
-  vocab = pretrain_batches.Shards.open(tiny_shards).vocab
-  first = sources.read_run(one, vocab).params
-  second = sources.read_run(two, vocab).params
+  tokens = tokenizer.load_from(tiny_shards, pretrain_batches.Shards.open(tiny_shards).vocab)
+  first = sources.read_run(one, tokens).params
+  second = sources.read_run(two, tokens).params
   same = jax.tree.map(np.array_equal, second["generator"], {
     "embeddings": first["embeddings"], **first["discriminator"]
   })  # fmt: skip
@@ -277,11 +279,33 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   # The copy itself: a run of no learning ends where it starts.
   config.optimizer.learning_rate, config.train.steps = 1e-30, 1
   assert train.train(config, tmp_path / "still") == 1
-  copied = sources.read_run(tmp_path / "still", vocab).params
+  copied = sources.read_run(tmp_path / "still", tokens).params
   for part in ("embeddings", "discriminator"):
     for name in first[part].keys() & copied[part].keys():
       same = jax.tree.map(np.array_equal, first[part][name], copied[part][name])
       assert all(jax.tree.leaves(same)), name
+  # A vocabulary is known by its entries: the same ones in another file, then others.
+  path = one / "vocab" / tokens.vocab.file
+  for content, refused in (
+    (path.read_bytes().replace(b"\n", b"\r\n"), False),
+    (path.read_bytes().replace(b"[unused", b"[unknown", 1), True),
+  ):
+    path.write_bytes(content)
+    use_vocab_of_folder(one, tokens.vocab.file)
+    with pytest.raises(ValueError, match="another vocabulary") if refused else contextlib.nullcontext():
+      assert sources.read_run(one, tokens).step == STEPS
+
+
+def use_vocab_of_folder(workdir: Path, file: str) -> None:
+  """Turns a run into one of the vocabulary that its folder holds now."""
+  digest = hashlib.sha256((workdir / "vocab" / file).read_bytes()).hexdigest()
+  for name, group, field in (
+    ("config.json", "data", "vocab_hash"),
+    ("vocab/manifest.json", "vocab", "hash"),
+  ):
+    content = json.loads((workdir / name).read_text())
+    content[group][field] = digest
+    (workdir / name).write_text(json.dumps(content))
 
 
 def damage_newest(workdir: Path) -> None:

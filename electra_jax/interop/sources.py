@@ -3,6 +3,7 @@
 The format is recognised by the files.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from electra_jax.config import specs
+from electra_jax.config import compare, specs
 from electra_jax.core import generators, networks, objectives, task_network
 from electra_jax.core.encoder import Compute, TransformerConfig
 from electra_jax.core.heads import HEADS
@@ -130,7 +131,7 @@ def read_params(path: str | Path, tokens: Tokenizer) -> dict:
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
   if is_run(path):
-    return read_run(path, _vocab_of_run(path, tokens)).params
+    return read_run(path, tokens).params
   source = open_source(path)
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
     raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
@@ -144,22 +145,6 @@ def read_params(path: str | Path, tokens: Tokenizer) -> dict:
   return params
 
 
-def _vocab_of_run(workdir: str | Path, tokens: Tokenizer) -> Vocab:
-  """Returns the vocabulary of a run if it is that of `tokens`, else of `tokens`.
-
-  `read_run` then compares hashes: the shards of the run may be on another machine.
-  """
-  folder = data_folder(workdir)
-  try:
-    own = tokenizer.load_from(folder, vocab_of(folder))
-  except (ValueError, OSError):
-    return tokens.vocab
-  found = difference(own, tokens)
-  if found and own.vocab.hash == tokens.vocab.hash:
-    raise ExchangeError(f"{workdir} is of another vocabulary than the shards: {found}")
-  return tokens.vocab if found else own.vocab
-
-
 class RunParams(NamedTuple):
   """The networks of a run's newest checkpoint and its training step."""
 
@@ -168,17 +153,39 @@ class RunParams(NamedTuple):
   step: int | None  # None if it is not known
 
 
-def read_run(workdir: str | Path, vocab: Vocab) -> RunParams:
+def read_run(workdir: str | Path, tokens: Tokenizer) -> RunParams:
   """Returns a run's newest checkpoint, replicated on the devices.
+
+  Args:
+    tokens: of the run's vocabulary, in this file or another of the same entries and rules.
 
   Raises:
     ValueError: the folder is no run, its vocabulary differs, or its checkpoint is damaged.
   """
-  spec = specs.read_spec(workdir, vocab)
+  spec = specs.read_spec(workdir, tokens.vocab)
+  if found := _other_vocab(workdir, tokens):
+    raise ExchangeError(f"{workdir} has another vocabulary than the {found}")
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   sharding = parallel.StateSharding(shapes, sharded=False)
   params, step = restore_params(workdir, sharding.shapes())
   return RunParams(spec, parallel.replicate(sharding.to_local(params)), step)
+
+
+def _other_vocab(workdir: str | Path, tokens: Tokenizer) -> str | None:
+  """Returns how a run's vocabulary differs from that of `tokens`, None if they give the same ids.
+
+  The run's shards may be on another machine, or built again: then only the SHA-256 is known.
+  """
+  saved = compare.upgrade(compare.flatten(read_config(Path(workdir))))["data.vocab_hash"]
+  if saved == tokens.vocab.hash:
+    return None
+  folder = data_folder(workdir)
+  with contextlib.suppress(ValueError, OSError):
+    own = tokenizer.load_from(folder, vocab_of(folder))
+    if own.vocab.hash == saved:
+      found = difference(own, tokens)
+      return found and f"shards: {found}"
+  return f"{tokens.vocab.size} entries of SHA-256 {tokens.vocab.hash[:12]}"
 
 
 def vocab_of(folder: str | Path) -> Vocab:
@@ -200,8 +207,8 @@ def plain(cfg: TransformerConfig) -> TransformerConfig:
 def _run(path: Path) -> Source:
   saved = read_config(path)
   folder = data_folder(path)
-  vocab = vocab_of(folder)
-  spec, params, steps = read_run(path, vocab)
+  tokens = tokenizer.load_from(folder, vocab_of(folder))
+  spec, params, steps = read_run(path, tokens)
   params = jax.tree.map(np.asarray, params)
   heads = [name for name in huggingface.HEADS if name in params["discriminator"]]
   found = {
@@ -229,7 +236,7 @@ def _run(path: Path) -> Source:
   text = [source["source"] for source in shards.read_manifest(folder)["sources"]]
   card = {"config": saved, "text": text, "steps": steps, "heldout": (history or [{}])[-1]}
   found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}
-  return Source(found, tokenizer.load_from(folder, vocab), card, tuple(left_out))
+  return Source(found, tokens, card, tuple(left_out))
 
 
 def _hf_folders(path: Path) -> list[Path]:
