@@ -24,7 +24,7 @@ import numpy as np
 from electra_jax.config import files
 from electra_jax.core import optimizer, task_heads
 from electra_jax.core import step as steps
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import finetune_batches as data
 from electra_jax.data import tokenizer
 from electra_jax.finetune import glue, glue_files, loop, tasks

@@ -34,6 +34,25 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.attention_dropout = 0.1  # rate on attention probabilities (Table 6)
   m.init_stddev = 0.02  # of the truncated normal that most weights start from (BERT)
   m.layer_norm_eps = 1e-12  # inside the root (BERT)
+  # The next fields are kinds of layers: BERT's here, ModernBERT's in modern.py
+  m.block = "post_norm"  # post_norm, or pre_norm: sums of the blocks, normalised at the end
+  m.norm = "layer_norm"  # layer_norm, layer_norm_no_bias or rms_norm
+  m.feed_forward = "gelu"  # gelu, or geglu and swiglu, which have a second matrix as a gate
+  m.positions = "learned"  # learned: a table; rope: rotary, with a theta for each kind of layer
+  m.rope_theta = 10_000.0  # of the layers that attend to all tokens
+  m.local_rope_theta = 10_000.0  # of the layers that attend to a window
+  m.global_every = (
+    1  # 3: layers 0, 3, 6 ... attend to all tokens, the others to a window; 1: all do
+  )
+  m.window = 128  # tokens of the window: window / 2 on each side
+  m.biases = True  # of dense layers, except of those that return logits
+  m.token_types = True  # embed whether a token is of segment A or B
+  m.qk_norm = False  # normalise the queries and keys of each head
+  m.first_norm = True  # pre_norm: normalise the embeddings once more before the first attention
+  m.scaled_init = False  # start the outputs of a block smaller by 1 / sqrt(2 N) (Megatron)
+  m.embedding_dropout = placeholder(float)  # not set = dropout
+  m.ffn_dropout = placeholder(float)  # of the feed-forward output; not set = dropout
+  m.head_norm = False  # normalise the hidden layer of the head that detects replacements
   m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU
   m.attention = "auto"  # xla, cudnn, or auto = cudnn on a GPU where it can, else xla
   m.unroll = 1  # layers compiled in a row: 1 compiles fastest, num_layers runs fastest on a CPU

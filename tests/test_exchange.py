@@ -24,8 +24,8 @@ from test_hf import (
 )
 
 from electra_jax import export
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.finetune import model
 from electra_jax.interop import huggingface, sources

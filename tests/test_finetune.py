@@ -18,7 +18,7 @@ from rich.console import Console
 from electra_jax import export
 from electra_jax.config import files
 from electra_jax.core import task_network
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import from_config, model, results

@@ -10,8 +10,9 @@ from test_objectives import keys_of, make_batch
 
 from electra_jax import flops as program
 from electra_jax.config import files
-from electra_jax.core import encoder, flops, masking, networks, objectives
+from electra_jax.core import flops, masking, networks, objectives
 from electra_jax.core.flops import paper
+from electra_jax.core.transformer_config import Compute, TransformerConfig, generator_size
 
 # What the original's script prints.
 SCRIPT = {
@@ -75,10 +76,10 @@ CASES = [
 def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
   # Wide, so that products are nearly all there is to count; unrolled, because the compiler counts
   # the body of a loop once.
-  d = encoder.TransformerConfig(512, 128, 128, 2, 2, 512, 16, compute=encoder.Compute(unroll=2))
+  d = TransformerConfig(512, 128, 128, 2, 2, 512, 16, compute=Compute(unroll=2))
   rates = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
   spec = networks.PretrainSpec(
-    encoder.generator_size(d, 1.0, 1.0), d, rates, objective=name, generator_kind=kind,
+    generator_size(d, 1.0, 1.0), d, rates, objective=name, generator_kind=kind,
     frequencies=(1.0,) * 512, **changes,
   )  # fmt: skip
   batch = make_batch(B=8)

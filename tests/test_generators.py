@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from test_objectives import SPEC, fresh, keys_of, make_batch
 
-from electra_jax.core import encoder, generators, masking, objectives, schedules
+from electra_jax.core import generators, masking, objectives, schedules
+from electra_jax.core.layers import dropout, make_dropout_seeds
 
 TOWERS = dataclasses.replace(SPEC, generator_kind="two_tower")
 
@@ -183,11 +184,11 @@ def test_generator_kinds_of_one_size_are_what_their_parameters_say():
 
 
 def test_the_two_towers_drop_other_elements():
-  dropout_seeds = encoder.make_dropout_seeds(jax.random.split(jax.random.key(0), 8), 2)
+  dropout_seeds = make_dropout_seeds(jax.random.split(jax.random.key(0), 8), 2)
   (first, layers), (other, others) = dropout_seeds, generators._two_seeds(dropout_seeds)[1]
 
   def signs(salt):
-    return np.where(np.asarray(encoder.dropout(jnp.ones((8, 64, 64)), 0.5, salt)) > 0, 1.0, -1.0)
+    return np.where(np.asarray(dropout(jnp.ones((8, 64, 64)), 0.5, salt)) > 0, 1.0, -1.0)
 
   for a, b in ((first, other), (layers[1][:, 2], others[1][:, 2])):
     product = signs(a) * signs(b)

@@ -8,7 +8,7 @@ import pytest
 
 from electra_jax.core import optimizer, task_heads, task_network
 from electra_jax.core.batch import Examples
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import finetune_batches as data
 from electra_jax.data.finetune_batches import Feature, Plan
 from electra_jax.finetune import loop

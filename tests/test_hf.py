@@ -14,8 +14,8 @@ from rich.console import Console
 
 from electra_jax import export, train
 from electra_jax.core.batch import Batch
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.task_network import HeadSpec
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network

@@ -9,9 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax.core import encoder, generators, heads, masking, networks, objectives
+from electra_jax.core import (
+  attention,
+  encoder,
+  generators,
+  heads,
+  layers,
+  masking,
+  networks,
+  objectives,
+)
+from electra_jax.core.transformer_config import TransformerConfig, generator_size
 
-TINY = encoder.TransformerConfig(
+TINY = TransformerConfig(
   vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2, num_heads=2, ffn_size=16,
   max_positions=12, dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
@@ -19,8 +29,8 @@ RATES = masking.Masking(0.15, 0.85, 1.0, 4, (0, 2, 3, 4))
 
 
 def paper_spec(embedding, width, layers, multiplier):
-  cfg = encoder.TransformerConfig(30522, embedding, width, layers, width // 64, 4 * width, 512)
-  return objectives.PretrainSpec(encoder.generator_size(cfg, multiplier, 1.0), cfg, RATES)
+  cfg = TransformerConfig(30522, embedding, width, layers, width // 64, 4 * width, 512)
+  return objectives.PretrainSpec(generator_size(cfg, multiplier, 1.0), cfg, RATES)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +55,10 @@ def test_small_base_and_large_have_the_papers_parameters(sizes, discriminator, g
 def test_generators_keep_heads_of_64_and_at_least_one():
   small = paper_spec(128, 256, 12, 1 / 4).generator
   assert (small.hidden_size, small.num_heads, small.ffn_size, small.num_layers) == (64, 1, 256, 12)
-  narrow = encoder.generator_size(TINY, 0.5, 0.5)
+  narrow = generator_size(TINY, 0.5, 0.5)
   assert (narrow.hidden_size, narrow.num_heads, narrow.num_layers) == (4, 1, 1)
   with pytest.raises(ValueError, match="0 layers"):
-    encoder.generator_size(TINY, 1.0, 0.1)
+    generator_size(TINY, 1.0, 0.1)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
@@ -58,7 +68,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
 
 @pytest.fixture(scope="module")
 def weights():
-  spec = objectives.PretrainSpec(encoder.generator_size(TINY, 0.5, 1.0), TINY, RATES)
+  spec = objectives.PretrainSpec(generator_size(TINY, 0.5, 1.0), TINY, RATES)
   return jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
 
 
@@ -151,7 +161,7 @@ def encode(cfg, embeddings, network, ids, segments, mask):
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
 @pytest.mark.parametrize("how", [{}, {"unroll": 2}, {"remat": True}])
 def test_encoder_equals_one_written_out_in_numpy(weights, network, how):
-  cfg = TINY if network == "discriminator" else encoder.generator_size(TINY, 0.5, 1.0)
+  cfg = TINY if network == "discriminator" else generator_size(TINY, 0.5, 1.0)
   # Larger than initial weights, so that attention is far from uniform.
   big = jax.tree.map(lambda a: np.asarray(a, np.float64) * 8, weights)
   ids, segments, mask = inputs()
@@ -174,7 +184,7 @@ def test_heads_equal_ones_written_out_in_numpy(weights):
   )
   np.testing.assert_allclose(got, expected, atol=1e-5)
 
-  cfg, x = encoder.generator_size(TINY, 0.5, 1.0), x[..., :4]
+  cfg, x = generator_size(TINY, 0.5, 1.0), x[..., :4]
   head = w["generator"]["mlm_head"] | {"bias": np.arange(50.0)}
   hidden = np_layer_norm(np_gelu(np_dense(x, head["dense"])), head["layer_norm"])
   expected = hidden @ w["embeddings"]["word"].T + head["bias"]
@@ -197,7 +207,7 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
   def pull(f, g, *args):
     return jax.jit(lambda g, *args: jax.vjp(f, *args)[1](g))(g, *args)
 
-  got = pull(lambda *a: encoder.normalize(*a, 1e-12), jnp.float32(g), x, scale, bias)
+  got = pull(lambda *a: layers.normalize(*a, 1e-12), jnp.float32(g), x, scale, bias)
   expected = pull(formula, jnp.float32(g), x, scale, bias)
   # Sums of a dozen float32 products of size 10; bfloat16 keeps 8 bits of the result.
   tolerance = (
@@ -207,7 +217,7 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
     assert a.dtype == b.dtype
     np.testing.assert_allclose(np.float32(a), np.float32(b), **tolerance)
 
-  (got,) = pull(encoder.gelu, g, x)
+  (got,) = pull(layers.gelu, g, x)
   (expected,) = pull(lambda x: jax.nn.gelu(x, approximate=False), g, x)
   assert got.dtype == expected.dtype == dtype
   np.testing.assert_allclose(np.float32(got), np.float32(expected), **tolerance)
@@ -239,14 +249,14 @@ def test_padding_never_changes_the_logits_of_real_tokens(weights):
 
 # Dropout.
 
-make_dropout_seeds = jax.jit(encoder.make_dropout_seeds, static_argnums=1)
+make_dropout_seeds = jax.jit(layers.make_dropout_seeds, static_argnums=1)
 
 
 def test_dropout_drops_the_rate_and_keeps_the_mean():
   seeds, _ = make_dropout_seeds(jax.random.split(jax.random.key(0), 64), 1)
   x = jnp.ones((64, 100, 100))
   for rate in (0.1, 0.5):
-    y = np.asarray(encoder.dropout(x, rate, seeds))
+    y = np.asarray(layers.dropout(x, rate, seeds))
     n = y.size
     # Five standard deviations of a binomial share.
     assert abs((y == 0).mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / n)
@@ -255,10 +265,10 @@ def test_dropout_drops_the_rate_and_keeps_the_mean():
 
 def test_dropout_sites_rows_layers_and_neighbours_are_independent():
   keys = jax.random.split(jax.random.key(3), 8)
-  first, layers = make_dropout_seeds(keys, 2)
-  dropout_seeds = [first, *layers[0].swapaxes(0, 1), *layers[1].swapaxes(0, 1)]
+  first, others = make_dropout_seeds(keys, 2)
+  dropout_seeds = [first, *others[0].swapaxes(0, 1), *others[1].swapaxes(0, 1)]
   kept = np.stack(
-    [np.asarray(encoder.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in dropout_seeds]
+    [np.asarray(layers.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in dropout_seeds]
   )
   streams = kept.reshape(len(dropout_seeds) * 8, -1) * 2.0 - 1
   n = streams.shape[1]
@@ -276,14 +286,14 @@ def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
   whole, _ = make_dropout_seeds(keys, 3)
   alone, _ = make_dropout_seeds(keys[2:3], 3)
   np.testing.assert_array_equal(
-    encoder.dropout(x, 0.3, whole)[2:3], encoder.dropout(x[2:3], 0.3, alone)
+    layers.dropout(x, 0.3, whole)[2:3], layers.dropout(x[2:3], 0.3, alone)
   )
 
 
 def test_dropout_of_zero_costs_nothing():
-  seeds, _ = encoder.make_dropout_seeds(jax.random.split(jax.random.key(0), 2), 1)
+  seeds, _ = layers.make_dropout_seeds(jax.random.split(jax.random.key(0), 2), 1)
   assert (
-    str(jax.make_jaxpr(lambda x: encoder.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))).count("=") == 0
+    str(jax.make_jaxpr(lambda x: layers.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))).count("=") == 0
   )
 
 
@@ -303,7 +313,7 @@ def test_cudnn_attention_refuses_dropout_that_it_cannot_do():
   cfg = dataclasses.replace(TINY, attention_dropout=0.1).computed(attention="cudnn")
   q = jnp.zeros((1, 2, 2, 4))
   with pytest.raises(ValueError, match="no dropout"):
-    encoder.attend(cfg, q, q, q, jnp.ones((1, 2), bool), jnp.zeros((1, 2), jnp.uint32))
+    attention.attend(cfg, q, q, q, jnp.ones((1, 2), bool), jnp.zeros((1, 2), jnp.uint32))
 
 
 def test_the_four_sites_of_dropout_are_where_numpy_puts_them():
@@ -316,10 +326,10 @@ def test_the_four_sites_of_dropout_are_where_numpy_puts_them():
 
   @jax.jit
   def run(p, x):
-    dropout_seeds = encoder.make_dropout_seeds(jax.random.split(jax.random.key(5), 2), 1)
+    dropout_seeds = layers.make_dropout_seeds(jax.random.split(jax.random.key(5), 2), 1)
 
     def kept(shape, rate, seeds):
-      return encoder.dropout(jnp.ones((2, *shape)), rate, seeds)
+      return layers.dropout(jnp.ones((2, *shape)), rate, seeds)
 
     first, later = dropout_seeds[0], dropout_seeds[1][0].swapaxes(0, 1)
     masks = (

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from test_objectives import RATES, SPEC, D, evaluate, fresh, make_batch, moved, term_gradients
 
-from electra_jax.core import encoder, generators, networks, objectives, params
+from electra_jax.core import generators, networks, objectives, params
+from electra_jax.core.transformer_config import generator_size
 
 
 def make(tie, **changes):
-  generator = encoder.generator_size(D, 0.5, 1.0)
+  generator = generator_size(D, 0.5, 1.0)
   if tie == "none":
     generator = dataclasses.replace(generator, embedding_size=generator.hidden_size)
   spec = networks.PretrainSpec(D if tie == "all" else generator, D, RATES, tying=tie, **changes)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_score, recall_score
 
-from electra_jax.core import encoder, generators, heads, masking, networks, objectives, step, terms
+from electra_jax.core import generators, heads, masking, networks, objectives, step, terms
 from electra_jax.core.batch import Batch
+from electra_jax.core.transformer_config import TransformerConfig, generator_size
 
-D = encoder.TransformerConfig(60, 8, 16, 2, 2, 32, 16)
+D = TransformerConfig(60, 8, 16, 2, 2, 32, 16)
 RATES = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
-SPEC = objectives.PretrainSpec(encoder.generator_size(D, 0.5, 1.0), D, RATES)
+SPEC = objectives.PretrainSpec(generator_size(D, 0.5, 1.0), D, RATES)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import pytest
 
 from electra_jax.core import optimizer
 from electra_jax.core.optimizer import OptimizerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 
 PAPER = OptimizerConfig(
   "electra_adam", 5e-4, "product", 10_000, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0
@@ -80,9 +81,9 @@ def test_a_small_gradient_is_not_clipped():
 
 
 def test_decay_spares_biases_and_layer_norms_of_the_real_networks():
-  from electra_jax.core import encoder, masking, objectives
+  from electra_jax.core import masking, objectives
 
-  cfg = encoder.TransformerConfig(50, 6, 8, 2, 2, 16, 12)
+  cfg = TransformerConfig(50, 6, 8, 2, 2, 16, 12)
   spec = objectives.PretrainSpec(cfg, cfg, masking.Masking(0.15, 0.85, 1.0, 4, ()))
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   mask = optimizer.decay_mask(shapes)

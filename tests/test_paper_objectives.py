@@ -19,8 +19,9 @@ from test_objectives import (
   term_gradients,
 )
 
-from electra_jax.core import encoder, generators, masking, networks, objectives
+from electra_jax.core import generators, masking, networks, objectives
 from electra_jax.core.batch import Batch
+from electra_jax.core.transformer_config import generator_size
 
 
 def make(name, **changes):
@@ -229,7 +230,7 @@ def test_the_main_loss_gives_the_generators_own_weights_exactly_zero_gradient(na
 # and on unchanged ones) is exact; five words, so that every outcome can be tried.
 TINY_D = dataclasses.replace(D, vocab_size=9)
 TINY = networks.PretrainSpec(
-  encoder.generator_size(TINY_D, 0.5, 1.0),
+  generator_size(TINY_D, 0.5, 1.0),
   TINY_D,
   masking.Masking(0.25, 1.0, 1.0, 3, (0, 1, 2, 3)),
   objective="adversarial",

@@ -10,7 +10,7 @@ import pytest
 
 from electra_jax.core import qa_head
 from electra_jax.core.batch import Examples
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 
 CFG = TransformerConfig(50, 6, 6, 1, 1, 12, 16)
 B, L, D = 3, 7, 6

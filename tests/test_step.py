@@ -8,19 +8,20 @@ import numpy as np
 import optax
 import pytest
 
-from electra_jax.core import encoder, masking, objectives, optimizer, step, terms
+from electra_jax.core import masking, objectives, optimizer, step, terms
 from electra_jax.core.batch import Batch
+from electra_jax.core.transformer_config import TransformerConfig, generator_size
 from electra_jax.runtime import parallel
 
 STEPS, B, L = 3, 16, 16
 
 
 def make_spec(dropout):
-  d = encoder.TransformerConfig(
+  d = TransformerConfig(
     60, 8, 16, 2, 2, 32, L, dropout=dropout, attention_dropout=dropout
   )  # fmt: skip
   return objectives.PretrainSpec(
-    encoder.generator_size(d, 0.5, 1.0), d, masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
+    generator_size(d, 0.5, 1.0), d, masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
   )
 
 

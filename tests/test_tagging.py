@@ -9,7 +9,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from electra_jax.config import files
 from electra_jax.core import task_heads
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.finetune_batches import Plan, collate
 from electra_jax.finetune import tagging, tagging_task

@@ -16,6 +16,8 @@ FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation", 
 # Fields that set the names and shapes of arrays: with other values no checkpoint can be restored.
 SHAPES = (
   *(f"model.{x}" for x in ("hidden_size", "num_layers", "num_heads", "ffn_size")),
+  *(f"model.{x}" for x in ("block", "norm", "feed_forward", "positions", "biases")),
+  *(f"model.{x}" for x in ("token_types", "qk_norm", "head_norm")),
   *("model.embedding_size", "model.max_positions", "generator.kind", "generator.tie"),
   *("generator.width_multiplier", "generator.depth_multiplier", "objective.name"),
   *("optimizer.name", "optimizer.separate_optimizers", "data.vocab_hash"),
@@ -32,7 +34,23 @@ RENAMED = {
 # Fields that earlier versions lacked, with the value that reproduces them. A new field of base.py
 # belongs here; `tests/test_earlier_versions.py` finds a missing one.
 ADDED: dict[str, Any] = {
-  "data.strip_accents": None  # a manifest without it: where it lower-cases (`Vocab.from_json`)
+  "data.strip_accents": None,  # a manifest without it: where it lower-cases (`Vocab.from_json`)
+  "model.block": "post_norm",
+  "model.norm": "layer_norm",
+  "model.feed_forward": "gelu",
+  "model.positions": "learned",
+  "model.rope_theta": 10_000.0,
+  "model.local_rope_theta": 10_000.0,
+  "model.global_every": 1,
+  "model.window": 128,
+  "model.biases": True,
+  "model.token_types": True,
+  "model.qk_norm": False,
+  "model.first_norm": True,
+  "model.scaled_init": False,
+  "model.embedding_dropout": None,
+  "model.ffn_dropout": None,
+  "model.head_norm": False,
 }
 
 

@@ -14,13 +14,14 @@ from electra_jax.config.specs import (
   make_optimizer_config,
   make_schedule,
 )
-from electra_jax.core import generators, networks, objectives, optimizer
+from electra_jax.core import encoder, generators, layers, networks, objectives, optimizer
 from electra_jax.runtime import parallel, tracing
 
 # Single-field ranges; cross-field checks are in `check_combination` and in the objects.
 _ABOVE_0 = (
   "model.hidden_size model.num_layers model.num_heads model.ffn_size model.embedding_size "
   "model.max_positions model.init_stddev model.layer_norm_eps model.unroll "
+  "model.rope_theta model.local_rope_theta model.global_every model.window "
   "generator.width_multiplier generator.depth_multiplier data.seq_length "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
   "train.accumulation eval.batch_size eval.max_examples checkpoint.every_steps checkpoint.keep "
@@ -31,7 +32,10 @@ _FROM_0 = (
   "optimizer.warmup_steps optimizer.decay_power optimizer.weight_decay eval.every_steps "
   "checkpoint.keep_every_steps health.max_rollbacks"
 ).split()
-_FROM_0_BELOW_1 = ("model.dropout", "model.attention_dropout", "optimizer.b1", "optimizer.b2")
+_FROM_0_BELOW_1 = (
+  "model.dropout model.attention_dropout model.embedding_dropout model.ffn_dropout "
+  "optimizer.b1 optimizer.b2"
+).split()
 
 
 def check(config: ConfigDict) -> None:
@@ -52,6 +56,10 @@ def check_fields(config: ConfigDict) -> None:
     ("generator.tie", networks.TIES),
     ("optimizer.name", optimizer.OPTIMIZERS),
     ("optimizer.schedule", optimizer.SCHEDULES),
+    ("model.block", encoder.BLOCKS),
+    ("model.norm", layers.NORMS),
+    ("model.feed_forward", layers.FEED_FORWARDS),
+    ("model.positions", ("learned", "rope")),
     ("model.dtype", ("auto", "float32", "bfloat16")),
     ("model.attention", ("auto", "xla", "cudnn")),
     ("checkpoint.on_error", ("stop", "continue")),
@@ -79,6 +87,11 @@ def check_fields(config: ConfigDict) -> None:
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} is above"
       f" config.model.max_positions {config.model.max_positions}"
+    )
+  if config.model.global_every > 1 and config.model.window // 2 >= config.data.seq_length:
+    raise ValueError(
+      f"a window of config.model.window={config.model.window} sees all of config.data.seq_length"
+      f" {config.data.seq_length}: set config.model.global_every=1"
     )
 
 

@@ -1,219 +1,25 @@
-"""BERT's post-norm encoder as ELECTRA uses it (Clark et al. 2020, Section 3 and Appendix A).
+"""The encoder: BERT's post-norm blocks as ELECTRA uses them, or ModernBERT's pre-norm blocks.
 
+ELECTRA: Clark et al. 2020, Section 3 and Appendix A. ModernBERT: Warner et al. 2024, Section 2.1.
 Modules are pure functions of (params, inputs, dropout_seeds). Letters: B batch, L length, K masked
-positions, D width, E embedding width, H heads, V vocabulary, N layers.
+positions, D width, E embedding width, F feed-forward width, H heads, d head width, V vocabulary, N
+layers.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-
-@dataclasses.dataclass(frozen=True)
-class Compute:
-  """How a network is computed; outputs differ by rounding only, weights not at all."""
-
-  dtype: str = "float32"  # of activations and matmuls
-  attention: str = "xla"  # "xla" or "cudnn"
-  unroll: int = 1  # layers per scan iteration; 1 compiles fastest, all may run fastest
-  remat: bool = False  # recompute each block's activations in the backward pass
-
-  def __post_init__(self):
-    if self.attention not in ("xla", "cudnn"):
-      raise ValueError(f"attention must be 'xla' or 'cudnn', got {self.attention!r}")
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-  """A network's shape, dropout rates, initialisation and `Compute`.
-
-  `direction`: each token attends to "both" sides, or to itself and its left "ltr" or right "rtl".
-  """
-
-  vocab_size: int
-  embedding_size: int
-  hidden_size: int
-  num_layers: int
-  num_heads: int
-  ffn_size: int
-  max_positions: int
-  dropout: float = 0.1
-  attention_dropout: float = 0.1
-  init_stddev: float = 0.02
-  layer_norm_eps: float = 1e-12
-  direction: str = "both"
-  compute: Compute = Compute()
-
-  def __post_init__(self):
-    if self.hidden_size % self.num_heads:
-      raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
-    if self.direction not in ("both", "ltr", "rtl"):
-      raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
-    if self.direction != "both" and self.compute.attention == "cudnn":
-      raise ValueError("cudnn attention needs direction=both: set attention=xla")
-
-  def computed(self, **changes) -> "TransformerConfig":
-    """Returns the config with some fields of `Compute` changed."""
-    return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
-
-
-def take_fields(cls: type, group: Mapping, **others):
-  """Returns cls(...) from the entries of `group` that are fields of cls, and `others`.
-
-  >>> take_fields(Compute, {"dtype": "bfloat16", "hidden_size": 8}, unroll=2)
-  Compute(dtype='bfloat16', attention='xla', unroll=2, remat=False)
-  """
-  names = [field.name for field in dataclasses.fields(cls)]
-  return cls(**{name: group[name] for name in names if name in group} | others)
-
-
-def generator_size(
-  discriminator: TransformerConfig, width_multiplier: float, depth_multiplier: float
-) -> TransformerConfig:
-  """Returns the generator's shape by the original's rule: ffn 4 x width, heads of 64.
-
-  >>> base = TransformerConfig(30522, 768, 768, 12, 12, 3072, 512)
-  >>> g = generator_size(base, 1 / 3, 1.0)
-  >>> g.hidden_size, g.num_layers, g.num_heads, g.ffn_size
-  (256, 12, 4, 1024)
-  """
-  width = round(discriminator.hidden_size * width_multiplier)
-  layers = round(discriminator.num_layers * depth_multiplier)
-  if width < 1 or layers < 1:
-    raise ValueError(
-      f"a generator of {layers} layers of width {width} is empty: multipliers "
-      f"{depth_multiplier} of {discriminator.num_layers} layers and {width_multiplier} of width "
-      f"{discriminator.hidden_size}"
-    )
-  return dataclasses.replace(
-    discriminator,
-    hidden_size=width,
-    num_layers=layers,
-    num_heads=max(1, width // 64),
-    ffn_size=4 * width,
-  )
-
-
-def in_direction(cfg: TransformerConfig, direction: str) -> TransformerConfig:
-  """Returns the config with attention in one direction, "ltr" or "rtl"."""
-  return dataclasses.replace(cfg, direction=direction)
-
-
-SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
-
-
-def make_dropout_seeds(keys: jax.Array, num_layers: int) -> tuple[jax.Array, jax.Array]:
-  """Draws two uint32 seeds per dropout site and row, from keys [B].
-
-  Returns:
-    [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
-  """
-  sites = 1 + SITES_PER_LAYER * num_layers
-  words = jax.vmap(lambda key: jax.random.bits(key, (sites, 2), jnp.uint32))(keys)
-  layers = words[:, 1:].reshape(-1, num_layers, SITES_PER_LAYER, 2)
-  return words[:, 0], layers.swapaxes(0, 1)
-
-
-def _mix(h: jax.Array) -> jax.Array:
-  """A bijective 32-bit hash; flipping one input bit flips about half of the output bits."""
-  h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
-  h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
-  return h ^ (h >> 16)
-
-
-def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
-  """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate).
-
-  The mask is a hash of the row's seeds and the element's index. Threefry costs ten times as much:
-  8.5 ms against 0.8 ms for [32, 4, 128, 128] on two cores, a tenth of a training step.
-
-  Args:
-    x: [B, ...].
-    seeds: [B, 2] uint32, or None for no dropout.
-  """
-  if seeds is None or rate == 0.0:
-    return x
-  count = jax.lax.iota(jnp.uint32, x[0].size).reshape(x.shape[1:])
-  ones = (1,) * (x.ndim - 1)
-  first, second = seeds[:, 0].reshape(-1, *ones), seeds[:, 1].reshape(-1, *ones)
-  word = _mix(_mix(count * jnp.uint32(0x9E3779B9) + first) ^ second)
-  keep = word >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
-  return jnp.where(keep, x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
-
-
-@jax.custom_vjp
-def gelu(x: jax.Array) -> jax.Array:
-  """The exact (erf) GELU, as in the original.
-
-  The custom gradient saves only x; autodiff would save two more arrays of the feed-forward width.
-  """
-  return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
-
-
-def _gelu_gradient(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
-  density = jnp.exp(-0.5 * x * x) * (2 * jnp.pi) ** -0.5
-  return (g * (0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5)) + x * density).astype(g.dtype),)
-
-
-gelu.defvjp(lambda x: (gelu(x), x), _gelu_gradient)
-
-
-@jax.custom_vjp
-def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-  """LayerNorm over the last axis, in float32.
-
-  The variance takes two passes: with eps 1e-12, one pass can make it negative. The gradient is
-  written by hand for the same reason as `gelu`'s.
-  """
-  return _normalize(x, scale, bias, eps)[0]
-
-
-def _normalize(x, scale, bias, eps):
-  centred = x.astype(jnp.float32)
-  centred = centred - centred.mean(-1, keepdims=True)
-  rate = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
-  normal = centred * rate
-  return normal * scale + bias, (normal, rate, scale, jnp.zeros((), x.dtype))
-
-
-def _normalize_gradient(kept, g):
-  normal, rate, scale, like = kept
-  rows = tuple(range(g.ndim - 1))
-  scaled = g * scale
-  to_x = rate * (
-    scaled - scaled.mean(-1, keepdims=True) - normal * (scaled * normal).mean(-1, keepdims=True)
-  )
-  return to_x.astype(like.dtype), (g * normal).sum(rows), g.sum(rows), None
-
-
-normalize.defvjp(_normalize, _normalize_gradient)
-
-
-class LayerNorm(nn.Module):
-  """`normalize` with parameters."""
-
-  eps: float
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns float32 of the shape of x."""
-    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-    bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-    return normalize(x, scale, bias, self.eps)
-
-
-def dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
-  """Returns a dense layer with the initialisation and dtype of `cfg`."""
-  kwargs.setdefault("kernel_init", nn.initializers.truncated_normal(cfg.init_stddev))
-  kwargs.setdefault("dtype", cfg.compute.dtype)
-  return nn.DenseGeneral(features, name=name, **kwargs)
+from electra_jax.core import attention
+from electra_jax.core.layers import block_output, dense, dropout, feed_forward, norm
+from electra_jax.core.transformer_config import TransformerConfig
 
 
 class Embeddings(nn.Module):
-  """Word + position + token type embeddings and LayerNorm; `Encoder` applies dropout."""
+  """Word + position + token type embeddings, normalised; `Encoder` applies dropout."""
 
   cfg: TransformerConfig
 
@@ -222,78 +28,118 @@ class Embeddings(nn.Module):
     """Returns [B, L, E] float32 for ids and token_type_ids [B, L] int32."""
     cfg, init = self.cfg, nn.initializers.truncated_normal(self.cfg.init_stddev)
     word = self.param("word", init, (cfg.vocab_size, cfg.embedding_size))
-    position = self.param("position", init, (cfg.max_positions, cfg.embedding_size))
-    token_type = self.param("token_type", init, (2, cfg.embedding_size))
-    x = word[ids] + position[: ids.shape[1]]
-    # With two rows, a select is cheaper than a gather, forward and backward.
-    x = x + jnp.where((token_type_ids == 0)[..., None], token_type[0], token_type[1])
-    return LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x)
+    x = word[ids]
+    if cfg.positions == "learned":
+      position = self.param("position", init, (cfg.max_positions, cfg.embedding_size))
+      x = x + position[: ids.shape[1]]
+    if cfg.token_types:
+      token_type = self.param("token_type", init, (2, cfg.embedding_size))
+      # With two rows, a select is cheaper than a gather, forward and backward.
+      x = x + jnp.where((token_type_ids == 0)[..., None], token_type[0], token_type[1])
+    return norm(cfg, "layer_norm")(x)
 
 
-def attend(
-  cfg: TransformerConfig, q: jax.Array, k: jax.Array, v: jax.Array, padding_mask: jax.Array, seeds
-) -> jax.Array:
-  """Scaled dot-product attention; padding is never attended to.
-
-  Args:
-    q, k, v: [B, L, H, D / H], as is the result.
-    padding_mask: [B, L] bool, True on tokens; padding is at the end.
-    seeds: [B, 2] uint32 for dropout on the probabilities, or None.
-
-  Raises:
-    ValueError: attention is cuDNN and dropout is on; JAX's cuDNN attention has none.
-  """
-  if cfg.compute.attention == "cudnn":
-    if seeds is not None and cfg.attention_dropout:
-      raise ValueError(
-        f"cudnn attention has no dropout: set model.attention_dropout to 0 (it is "
-        f"{cfg.attention_dropout}) or model.attention to xla"
-      )
-    # Lengths, because cuDNN turns a mask into a dense bias, which is slow. A length of 0 gives
-    # 0 / 0 = NaN, whose gradient would reach the weights.
-    lengths = jnp.maximum(padding_mask.sum(-1, dtype=jnp.int32), 1)
-    return jax.nn.dot_product_attention(
-      q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn"
-    )
-  scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
-  scores = scores * (q.shape[-1] ** -0.5)
-  scores = jnp.where(_visible(cfg, padding_mask), scores, -1e9)
-  probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, seeds).astype(v.dtype)
-  return jnp.einsum("bhlm,bmhd->blhd", probs, v)
+def _post_norm(cfg: TransformerConfig, x, attend, feed_forward, flags):
+  """Returns [B, L, D] of x [B, L, D]: each sum is normalised (Vaswani et al. 2017)."""
+  x = norm(cfg, "attention_norm")(x + attend(x)).astype(cfg.compute.dtype)
+  return norm(cfg, "ffn_norm")(x + feed_forward(x)).astype(cfg.compute.dtype)
 
 
-def _visible(cfg: TransformerConfig, padding_mask: jax.Array) -> jax.Array:
-  """Returns the attention mask: [B, 1, 1 or L, L] bool, True where a query may attend."""
-  padding_mask = padding_mask[:, None, None, :]
-  if cfg.direction == "both":
-    return padding_mask
-  triangle = jnp.tril(jnp.ones((padding_mask.shape[-1],) * 2, bool))
-  return padding_mask & (triangle if cfg.direction == "ltr" else triangle.T)
+def _pre_norm(cfg: TransformerConfig, x, attend, feed_forward, flags):
+  """Returns [B, L, D] of x [B, L, D]: each input is normalised (Xiong et al. 2020)."""
+  y = norm(cfg, "attention_norm")(x)
+  if "is_first" in flags:  # the embeddings are normalised already
+    y = jnp.where(flags["is_first"], x, y)
+  x = x + attend(y.astype(cfg.compute.dtype))
+  return x + feed_forward(norm(cfg, "ffn_norm")(x).astype(cfg.compute.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDef:
+  """The definition of a block."""
+
+  # (cfg, x, attend, feed_forward, flags) -> states; the two take and return [B, L, D]
+  apply: Callable
+  # the states between blocks are sums, which stay float32 and are normalised at the end
+  residual: bool = False
+
+
+BLOCKS = {"post_norm": BlockDef(_post_norm), "pre_norm": BlockDef(_pre_norm, residual=True)}
 
 
 class Block(nn.Module):
-  """A post-norm layer: attention and feed-forward, each with a residual and a LayerNorm."""
+  """Self-attention and feed-forward in the order of cfg.block."""
 
   cfg: TransformerConfig
 
   @nn.compact
-  def __call__(self, x: jax.Array, padding_mask: jax.Array, dropout_seeds: jax.Array | None):
-    """Returns ([B, L, D], None) for x [B, L, D]; dropout_seeds is [B, 3, 2] uint32 or None."""
-    cfg = self.cfg
+  def __call__(
+    self,
+    x: jax.Array,
+    context: tuple[jax.Array, dict[str, attention.Table]],
+    dropout_seeds: jax.Array | None,
+    flags: dict[str, jax.Array],
+  ):
+    """Returns ([B, L, D], None) for x [B, L, D].
+
+    Args:
+      context: padding_mask [B, L] bool and `_rope_tables`.
+      dropout_seeds: [B, 3, 2] uint32 or None.
+      flags: this layer's of `_layer_flags`.
+    """
+    cfg, (padding_mask, tables) = self.cfg, context
     at = (lambda site: None) if dropout_seeds is None else (lambda site: dropout_seeds[:, site])
-    heads = (cfg.num_heads, cfg.hidden_size // cfg.num_heads)
-    qkv = dense(cfg, (3, *heads), "qkv")(x)
-    y = attend(cfg, qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], padding_mask, at(0))
-    y = dense(cfg, cfg.hidden_size, "attention_output", axis=(-2, -1))(y)
-    x = LayerNorm(cfg.layer_norm_eps, name="attention_norm")(
-      x + dropout(y, cfg.dropout, at(1))
-    ).astype(cfg.compute.dtype)
-    y = gelu(dense(cfg, cfg.ffn_size, "ffn_in")(x))
-    y = dense(cfg, cfg.hidden_size, "ffn_output")(y)
-    x = LayerNorm(cfg.layer_norm_eps, name="ffn_norm")(x + dropout(y, cfg.dropout, at(2))).astype(
-      cfg.compute.dtype
-    )
-    return x, None
+
+    def attend(x):
+      qkv = dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")(x)
+      q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+      if cfg.qk_norm:
+        q, k = (norm(cfg, f"{n}_norm")(y).astype(v.dtype) for n, y in (("q", q), ("k", k)))
+      if tables:
+        local, every = tables.get("local"), tables["global"]
+        table = every if local is None else _choose(flags["is_local"], local, every)
+        q, k = attention.rotate(q, table), attention.rotate(k, table)
+      args = q, k, v, padding_mask, at(0)
+      if "is_local" in flags:
+        y = jax.lax.cond(
+          flags["is_local"],
+          lambda: attention.attend(cfg, *args, local=True),
+          lambda: attention.attend(cfg, *args),
+        )
+      else:
+        y = attention.attend(cfg, *args)
+      y = block_output(cfg, "attention_output", axis=(-2, -1))(y)
+      return dropout(y, cfg.dropout, at(1))
+
+    def forward(x):
+      rate = cfg.dropout if cfg.ffn_dropout is None else cfg.ffn_dropout
+      return dropout(feed_forward(cfg, x), rate, at(2))
+
+    return BLOCKS[cfg.block].apply(cfg, x, attend, forward, flags), None
+
+
+def _choose(flag: jax.Array, one, other):
+  return jax.tree.map(lambda a, b: jnp.where(flag, a, b), one, other)
+
+
+def _layer_flags(cfg: TransformerConfig) -> dict[str, jax.Array]:
+  """Returns what differs from layer to layer, [N] bool each."""
+  layer, flags = jnp.arange(cfg.num_layers), {}
+  if cfg.global_every > 1:
+    flags["is_local"] = layer % cfg.global_every != 0
+  if not cfg.first_norm:
+    flags["is_first"] = layer == 0
+  return flags
+
+
+def _rope_tables(cfg: TransformerConfig, length: int) -> dict[str, attention.Table]:
+  """Returns the table of the layers that attend to all tokens and, if it differs, of the others."""
+  if cfg.positions != "rope":
+    return {}
+  tables = {"global": attention.rope_table(length, cfg.head_size, cfg.rope_theta)}
+  if cfg.global_every > 1 and cfg.local_rope_theta != cfg.rope_theta:
+    tables["local"] = attention.rope_table(length, cfg.head_size, cfg.local_rope_theta)
+  return tables
 
 
 class Encoder(nn.Module):
@@ -306,9 +152,10 @@ class Encoder(nn.Module):
     self, x: jax.Array, padding_mask: jax.Array, dropout_seeds: tuple[jax.Array, jax.Array] | None
   ) -> jax.Array:
     """Returns the last hidden states, [B, L, D] in the compute dtype, for x [B, L, E]."""
-    cfg = self.cfg
+    cfg, kind = self.cfg, BLOCKS[self.cfg.block]
     embedding_seeds, layer_seeds = (None, None) if dropout_seeds is None else dropout_seeds
-    x = dropout(x, cfg.dropout, embedding_seeds).astype(cfg.compute.dtype)
+    rate = cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout
+    x = dropout(x, rate, embedding_seeds).astype(cfg.compute.dtype)
     if cfg.embedding_size != cfg.hidden_size:
       # As in the original: Glorot, unlike the other layers.
       x = dense(cfg, cfg.hidden_size, "project", kernel_init=nn.initializers.glorot_uniform())(x)
@@ -317,10 +164,14 @@ class Encoder(nn.Module):
       block,
       variable_axes={"params": 0},
       split_rngs={"params": True},
-      in_axes=(nn.broadcast, 0),
+      in_axes=(nn.broadcast, 0, 0),
       length=cfg.num_layers,
       unroll=min(cfg.compute.unroll, cfg.num_layers),
-      check_constancy_invariants=False,  # which would trace each block twice
+      # Traces each block twice; initial weights depend on that, nothing else does.
+      check_constancy_invariants=self.is_initializing(),
     )
-    x, _ = layers(cfg, name="layers")(x, padding_mask, layer_seeds)
-    return x
+    context = padding_mask, _rope_tables(cfg, x.shape[1])
+    if kind.residual:
+      x = x.astype(jnp.float32)
+    x, _ = layers(cfg, name="layers")(x, context, layer_seeds, _layer_flags(cfg))
+    return norm(cfg, "final_norm")(x).astype(cfg.compute.dtype) if kind.residual else x

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import encoder, masking, networks
+from electra_jax.core import layers, masking, networks
 from electra_jax.core.batch import Batch
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.networks import TIES, PretrainSpec
 from electra_jax.core.params import count
 from electra_jax.core.terms import Term, token_terms
+from electra_jax.core.transformer_config import TransformerConfig, in_direction
 
 
 class Streams(NamedTuple):
@@ -44,7 +44,7 @@ class GeneratorInputs(NamedTuple):
   batch: Batch  # the original text
   masked: masking.MaskedPositions  # the positions to predict and their labels
   masked_ids: jax.Array  # [B, L] int32, the text with [MASK]
-  # from `encoder.make_dropout_seeds`; None for no dropout
+  # from `layers.make_dropout_seeds`; None for no dropout
   dropout_seeds: tuple[jax.Array, jax.Array] | None
 
 
@@ -106,7 +106,7 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
   tables = networks.embeddings(spec, params, "generator")
   left, right = (
     networks.encode(
-      encoder.in_direction(spec.generator, tower), tables, params["generator"][tower], batch.ids,
+      in_direction(spec.generator, tower), tables, params["generator"][tower], batch.ids,
       batch, seeds,
     )
     for tower, seeds in zip(("ltr", "rtl"), dropout_seeds, strict=True)
@@ -277,7 +277,7 @@ def corrupt(
   m, generate = spec.masking, GENERATORS[spec.generator_kind].apply
   dropout_seeds = None
   if keys.generator_dropout is not None:
-    dropout_seeds = encoder.make_dropout_seeds(keys.generator_dropout, spec.generator.num_layers)
+    dropout_seeds = layers.make_dropout_seeds(keys.generator_dropout, spec.generator.num_layers)
   masked = masking.choose(batch, m, keys.positions, step)
   masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
   inputs = GeneratorInputs(batch, masked, masked_ids, dropout_seeds)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from electra_jax.core.encoder import LayerNorm, TransformerConfig, dense, gelu
+from electra_jax.core.layers import dense, gelu, norm
+from electra_jax.core.transformer_config import TransformerConfig
 
 
 @jax.custom_vjp
@@ -37,7 +38,7 @@ class MlmHead(nn.Module):
     """Returns [B, K, V] float32 logits from states [B, K, D] and the word table [V, E]."""
     cfg = self.cfg
     x = gelu(dense(cfg, cfg.embedding_size, "dense")(x))
-    x = LayerNorm(cfg.layer_norm_eps, name="layer_norm")(x).astype(cfg.compute.dtype)
+    x = norm(cfg, "layer_norm")(x).astype(cfg.compute.dtype)
     bias = self.param("bias", nn.initializers.zeros, (cfg.vocab_size,))
     logits = jnp.einsum(
       "bke,ve->bkv", x, word.astype(cfg.compute.dtype), preferred_element_type=jnp.float32
@@ -49,7 +50,8 @@ def _logit(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
   """Returns logits [...] of states [..., D] in float32; near 10, bfloat16 has steps of 1/16."""
   # As in the original: Glorot, unlike the other layers.
   init = nn.initializers.glorot_uniform()
-  return dense(cfg, 1, "logit", kernel_init=init, dtype=jnp.float32)(x)[..., 0]
+  layer = dense(cfg, 1, "logit", kernel_init=init, dtype=jnp.float32, use_bias=True)
+  return layer(x)[..., 0]
 
 
 class TokenLogit(nn.Module):
@@ -64,7 +66,7 @@ class TokenLogit(nn.Module):
 
 
 class RtdHead(nn.Module):
-  """One logit per token, positive for replaced: dense, GELU, dense to 1."""
+  """One logit per token, positive for replaced: dense, GELU, norm if asked for, dense to 1."""
 
   cfg: TransformerConfig
 
@@ -73,6 +75,8 @@ class RtdHead(nn.Module):
     """Returns [B, L] float32 logits from states [B, L, D]."""
     cfg = self.cfg
     x = gelu(dense(cfg, cfg.hidden_size, "dense")(x))
+    if cfg.head_norm:
+      x = norm(cfg, "layer_norm")(x).astype(cfg.compute.dtype)
     return _logit(cfg, x)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import encoder, masking
+from electra_jax.core import encoder, layers, masking
 from electra_jax.core.batch import Batch
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.heads import HEADS
 from electra_jax.core.schedules import Schedule
+from electra_jax.core.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def encode(
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
   """Returns the discriminator's states [B, L, D] for ids [B, L]; keys None means no dropout."""
   cfg = spec.discriminator
-  dropout_seeds = None if keys is None else encoder.make_dropout_seeds(keys, cfg.num_layers)
+  dropout_seeds = None if keys is None else layers.make_dropout_seeds(keys, cfg.num_layers)
   tables = embeddings(spec, params, "discriminator")
   return encode(
     cfg, tables, encoder_weights(spec, params, "discriminator"), ids, batch, dropout_seeds

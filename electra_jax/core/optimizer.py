@@ -198,8 +198,9 @@ def make_optimizer(
 def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False) -> dict:
   """Returns a learning-rate multiplier for each weight in fine-tuning.
 
-  1 for the head, `decay` for the top layer, decay^2 for the next, decay^(N + 1) for the embeddings
-  and their projection (Clark et al. 2020, Appendix B; the authors' code skips exponent 1).
+  1 for the head, `decay` for the top layer and the norm after it, decay^2 for the next,
+  decay^(N + 1) for the embeddings and their projection (Clark et al. 2020, Appendix B; the authors'
+  code skips exponent 1).
 
   Args:
     params: {"embeddings", "encoder": {"layers": stacked [N, ...], ...}, "head"}.
@@ -215,6 +216,8 @@ def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False)
     names = [getattr(p, "key", None) for p in path]
     if names[0] == "head":
       return 1.0
+    if names[:2] == ["encoder", "final_norm"]:
+      return decay ** (1 + skip)
     if names[:2] == ["encoder", "layers"]:
       exponents = num_layers + skip - jnp.arange(num_layers)
       return (decay**exponents).reshape(-1, *(1,) * (jnp.ndim(x) - 1))

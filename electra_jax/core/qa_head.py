@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from electra_jax.core.batch import Examples
-from electra_jax.core.encoder import TransformerConfig, gelu
+from electra_jax.core.layers import gelu
 from electra_jax.core.task_heads import ExportForm, Head, dense, glorot
 from electra_jax.core.terms import Term
+from electra_jax.core.transformer_config import TransformerConfig
 
 # Logit of a position where no answer may be; its probability is 0 in float32.
 EXCLUDED = -1000.0

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import encoder, networks
+from electra_jax.core import layers, networks
 from electra_jax.core.batch import Examples
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.terms import Term
+from electra_jax.core.transformer_config import TransformerConfig
 
 
 class ExportForm(NamedTuple):
@@ -52,7 +52,7 @@ def _drop(x: jax.Array, cfg: TransformerConfig, keys: jax.Array | None, site: in
   if keys is None:
     return x
   words = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, site), (2,), jnp.uint32))
-  return encoder.dropout(x, cfg.dropout, words(keys))
+  return layers.dropout(x, cfg.dropout, words(keys))
 
 
 class Layers(NamedTuple):
@@ -72,7 +72,7 @@ def _init_two(cfg: TransformerConfig, key: jax.Array, outputs: int) -> dict:
 
 
 def _apply_two(cfg: TransformerConfig, weights: dict, x: jax.Array, keys) -> jax.Array:
-  x = encoder.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
+  x = layers.gelu(dense(weights["dense"], _drop(x, cfg, keys, 1)))
   return dense(weights["out_proj"], _drop(x, cfg, keys, 2))
 
 

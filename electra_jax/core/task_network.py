@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import jax
 
-from electra_jax.core import encoder, networks, qa_head, task_heads
+from electra_jax.core import layers, networks, qa_head, task_heads
 from electra_jax.core.batch import Examples
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.task_heads import Head
+from electra_jax.core.transformer_config import TransformerConfig
 
 HEAD_KINDS: dict[str, Callable[..., Head]] = {
   "classification": task_heads.classification,
@@ -55,7 +55,7 @@ def shapes(cfg: TransformerConfig, head: Head) -> dict:
 
 
 def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.Array:
-  dropout_seeds = None if keys is None else encoder.make_dropout_seeds(keys, cfg.num_layers)
+  dropout_seeds = None if keys is None else layers.make_dropout_seeds(keys, cfg.num_layers)
   return networks.encode(
     cfg, params["embeddings"], params["encoder"], batch.ids, batch, dropout_seeds
   )

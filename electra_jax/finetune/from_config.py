@@ -5,9 +5,9 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs, validate
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from electra_jax.core.task_heads import LAYERS
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop

@@ -14,7 +14,6 @@ import numpy as np
 import optax
 
 from electra_jax.core import step as steps
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.optimizer import (
   OptimizerConfig,
   layer_rates,
@@ -24,6 +23,7 @@ from electra_jax.core.optimizer import (
 )
 from electra_jax.core.task_heads import Head
 from electra_jax.core.task_network import init_backbone, make_objective, make_predict
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import finetune_batches as data
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.runtime import parallel

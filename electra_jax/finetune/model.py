@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
 from electra_jax.finetune.prepare import TASK_KINDS

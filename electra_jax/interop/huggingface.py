@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 from electra_jax.core import networks
 from electra_jax.core.batch import Batch
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.params import named
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.interop import sentencepiece_model
 

@@ -17,9 +17,9 @@ import orbax.checkpoint as ocp
 
 from electra_jax.config import compare, specs
 from electra_jax.core import generators, networks, objectives, task_network
-from electra_jax.core.encoder import Compute, TransformerConfig
 from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import HeadSpec
+from electra_jax.core.transformer_config import Compute, TransformerConfig
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.pretrain_batches import import_tensorflow
 from electra_jax.interop.huggingface import FIELDS, ExchangeError, check_variant, fill, shapes
 

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from electra_jax.core.params import named
-from electra_jax.runtime.save_barrier import POLL_SECS, SaveBarrier, SaveError
+from electra_jax.runtime.save_barrier import SaveBarrier
 
 FOLDER = "checkpoints"  # in the run's folder
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
@@ -147,28 +147,7 @@ class Checkpoints:
     self._delete(DELETING)
 
   def _wait_for_save(self) -> None:
-    """Waits for the save under way, but at most `GRACE_SECS` once another process has failed in it.
-
-    This process may then wait for a folder that orbax creates on process 0, for twenty minutes.
-    """
-    failures, reason = [], ""
-
-    def wait() -> None:
-      try:
-        self._manager.wait_until_finished()
-      except Exception as error:
-        failures.append(error)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    while thread.is_alive() and not reason:
-      thread.join(POLL_SECS)
-      reason = self._barrier.failure()
-    thread.join(GRACE_SECS)
-    if thread.is_alive():
-      raise SaveError(reason)
-    if failures:
-      raise failures[0]
+    self._barrier.wait(self._manager.wait_until_finished, GRACE_SECS)
 
   def __enter__(self):
     return self

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -69,6 +70,33 @@ class SaveBarrier:
           raise SaveError(reason)
         if time.monotonic() > deadline:
           raise TimeoutError(f"process {process} did not arrive at {key}")
+
+  def wait(self, action: Callable[[], None], grace_secs: float) -> None:
+    """Calls a function that waits for the save; leaves it soon after another process has failed.
+
+    It may wait for a folder that orbax creates on process 0, for twenty minutes.
+
+    Raises:
+      SaveError: it did not return within `grace_secs` of the failure. Else as the function.
+    """
+    failures, reason = [], ""
+
+    def call() -> None:
+      try:
+        action()
+      except Exception as error:
+        failures.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    while thread.is_alive() and not reason:
+      thread.join(POLL_SECS)
+      reason = self.failure()
+    thread.join(grace_secs)
+    if thread.is_alive():
+      raise SaveError(reason)
+    if failures:
+      raise failures[0]
 
   def _has_arrived(self, name: str) -> bool:
     try:

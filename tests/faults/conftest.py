@@ -1,6 +1,9 @@
 """One text, one reference run and one cache of compiled steps for all faults."""
 
+import fcntl
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,25 +15,42 @@ from harness import STEPS  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory) -> Path:
+def shared(tmp_path_factory):
+  """Returns a folder that one worker makes and all of them read: shared(name, make)."""
+  base = tmp_path_factory.getbasetemp()
+  base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+  def get(name: str, make: Callable[[Path], None]) -> Path:
+    folder, done = base / name, base / f"{name}.done"
+    with (base / f"{name}.lock").open("w") as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      if not done.exists():
+        folder.mkdir()
+        make(folder)
+        done.touch()
+    return folder
+
+  return get
+
+
+@pytest.fixture(scope="session")
+def data(shared) -> Path:
   """A folder with text.txt and data/."""
-  folder = tmp_path_factory.mktemp("data")
-  harness.build(folder)
-  return folder
+  return shared("data", harness.build)
 
 
 @pytest.fixture(scope="session")
-def alone(data, tmp_path_factory) -> Path:
+def alone(data, shared) -> Path:
   """The workdir of a run of STEPS steps that was left alone."""
-  workdir = tmp_path_factory.mktemp("alone") / "run"
-  harness.Run(data, workdir, STEPS).finish()
-  return workdir
+  return shared("alone", lambda folder: harness.Run(data, folder / "run", STEPS).finish()) / "run"
 
 
 @pytest.fixture(scope="session")
-def two_alone(data, tmp_path_factory) -> Path:
+def two_alone(data, shared) -> Path:
   """The workdir of a run of two processes that was left alone."""
-  workdir = tmp_path_factory.mktemp("two") / "run"
-  for run in harness.pair(data, workdir, STEPS):
-    run.finish()
-  return workdir
+
+  def make(folder: Path) -> None:
+    for run in harness.pair(data, folder / "run", STEPS):
+      run.finish()
+
+  return shared("two_alone", make) / "run"

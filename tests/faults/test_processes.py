@@ -194,7 +194,12 @@ def odd_code(data, workdir) -> dict:
   shutil.copytree(harness.ROOT / "configs", copy / "configs")
   with (copy / "electra_jax" / "pretrain" / "loop.py").open("a") as file:
     file.write("# changed\n")
-  first = "import sys\nsys.path.insert(0, sys.argv.pop(1))\n"
+  first = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+for name in [x for x in sys.modules if x.partition(".")[0] == "electra_jax"]:  # of `preload`
+  del sys.modules[name]
+"""
   return {"head": harness.program(first, str(copy))}
 
 

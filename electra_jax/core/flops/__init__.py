@@ -11,10 +11,12 @@ import time
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core.encoder import TransformerConfig
+from electra_jax.core import attention
 from electra_jax.core.heads import HEADS, mlm_head_flops
+from electra_jax.core.layers import FEED_FORWARDS
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES, generator_of
+from electra_jax.core.transformer_config import TransformerConfig
 
 # Dense bfloat16 peak of one JAX device in FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
@@ -39,9 +41,12 @@ PEAK_FLOPS = {
 def encoder_flops(cfg: TransformerConfig, length: int) -> int:
   """Returns an encoder's forward FLOPs for one sequence of `length` tokens."""
   L, D, F = length, cfg.hidden_size, cfg.ffn_size
-  block = 2 * L * (3 * D * D + D * D + 2 * D * F) + 2 * 2 * L * L * D
+  gated = FEED_FORWARDS[cfg.feed_forward].gated
+  block = 2 * L * (3 * D * D + D * D + (3 if gated else 2) * D * F)
   project = 2 * L * cfg.embedding_size * D if cfg.embedding_size != D else 0
-  return cfg.num_layers * block + project
+  whole = -(-cfg.num_layers // cfg.global_every)
+  scores = whole * L * L + (cfg.num_layers - whole) * attention.local_scores(cfg, L)
+  return cfg.num_layers * block + 2 * 2 * scores * D + project
 
 
 def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
@@ -84,7 +89,7 @@ def step_flops(spec: PretrainSpec, batch_size: int, length: int) -> int:
   Recomputation to save memory (`remat`, the chunked vocabulary) is not counted.
 
   >>> from electra_jax.core import masking
-  >>> from electra_jax.core.encoder import TransformerConfig, generator_size
+  >>> from electra_jax.core.transformer_config import TransformerConfig, generator_size
   >>> d = TransformerConfig(30522, 128, 256, 12, 4, 1024, 512)
   >>> m = masking.Masking(0.15, 0.85, 1.0, 103, (0, 101, 102, 103))
   >>> step_flops(PretrainSpec(generator_size(d, 1 / 4, 1.0), d, m), 1, 128) / 1e9  # ELECTRA-Small

@@ -7,10 +7,10 @@ forward pass. Compare these numbers with the paper's; `electra_jax.core.flops` c
 
 import dataclasses
 
-from electra_jax.core.encoder import TransformerConfig
 from electra_jax.core.heads import HEADS
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES, generator_of
+from electra_jax.core.transformer_config import TransformerConfig
 
 # Operations per element.
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5

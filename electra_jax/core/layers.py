@@ -1,0 +1,181 @@
+"""Dropout, normalisation and feed-forward layers. Letters as in `encoder`."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from electra_jax.core.transformer_config import TransformerConfig
+
+SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
+
+
+def make_dropout_seeds(keys: jax.Array, num_layers: int) -> tuple[jax.Array, jax.Array]:
+  """Draws two uint32 seeds per dropout site and row, from keys [B].
+
+  Returns:
+    [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
+  """
+  sites = 1 + SITES_PER_LAYER * num_layers
+  words = jax.vmap(lambda key: jax.random.bits(key, (sites, 2), jnp.uint32))(keys)
+  layers = words[:, 1:].reshape(-1, num_layers, SITES_PER_LAYER, 2)
+  return words[:, 0], layers.swapaxes(0, 1)
+
+
+def _mix(h: jax.Array) -> jax.Array:
+  """A bijective 32-bit hash; flipping one input bit flips about half of the output bits."""
+  h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
+  h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
+  return h ^ (h >> 16)
+
+
+def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
+  """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate).
+
+  The mask is a hash of the row's seeds and the element's index. Threefry costs ten times as much:
+  8.5 ms against 0.8 ms for [32, 4, 128, 128] on two cores, a tenth of a training step.
+
+  Args:
+    x: [B, ...].
+    seeds: [B, 2] uint32, or None for no dropout.
+  """
+  if seeds is None or rate == 0.0:
+    return x
+  count = jax.lax.iota(jnp.uint32, x[0].size).reshape(x.shape[1:])
+  ones = (1,) * (x.ndim - 1)
+  first, second = seeds[:, 0].reshape(-1, *ones), seeds[:, 1].reshape(-1, *ones)
+  word = _mix(_mix(count * jnp.uint32(0x9E3779B9) + first) ^ second)
+  keep = word >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+  return jnp.where(keep, x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
+
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+  """The exact (erf) GELU, as in the original.
+
+  The custom gradient saves only x; autodiff would save two more arrays of the feed-forward width.
+  """
+  return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
+
+
+def _gelu_gradient(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+  density = jnp.exp(-0.5 * x * x) * (2 * jnp.pi) ** -0.5
+  return (g * (0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5)) + x * density).astype(g.dtype),)
+
+
+gelu.defvjp(lambda x: (gelu(x), x), _gelu_gradient)
+
+
+@jax.custom_vjp
+def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+  """LayerNorm over the last axis, in float32.
+
+  The variance takes two passes: with eps 1e-12, one pass can make it negative. The gradient is
+  written by hand for the same reason as `gelu`'s.
+  """
+  return _normalize(x, scale, bias, eps)[0]
+
+
+def _normalize(x, scale, bias, eps):
+  centred = x.astype(jnp.float32)
+  centred = centred - centred.mean(-1, keepdims=True)
+  rate = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
+  normal = centred * rate
+  return normal * scale + bias, (normal, rate, scale, jnp.zeros((), x.dtype))
+
+
+def _normalize_gradient(kept, g):
+  normal, rate, scale, like = kept
+  rows = tuple(range(g.ndim - 1))
+  scaled = g * scale
+  to_x = rate * (
+    scaled - scaled.mean(-1, keepdims=True) - normal * (scaled * normal).mean(-1, keepdims=True)
+  )
+  return to_x.astype(like.dtype), (g * normal).sum(rows), g.sum(rows), None
+
+
+normalize.defvjp(_normalize, _normalize_gradient)
+
+
+class LayerNorm(nn.Module):
+  """`normalize` with parameters."""
+
+  eps: float
+  use_bias: bool = True
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns float32 of the shape of x."""
+    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+    bias = jnp.zeros_like(scale)
+    if self.use_bias:
+      bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+    return normalize(x, scale, bias, self.eps)
+
+
+class RmsNorm(nn.Module):
+  """Divides by the root of the mean square (Zhang and Sennrich 2019), in float32."""
+
+  eps: float
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns float32 of the shape of x."""
+    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + self.eps) * scale
+
+
+# (eps, name=) -> a module
+NORMS: dict[str, Callable[..., nn.Module]] = {
+  "layer_norm": LayerNorm,
+  "layer_norm_no_bias": lambda eps, **kwargs: LayerNorm(eps, use_bias=False, **kwargs),
+  "rms_norm": RmsNorm,
+}
+
+
+def norm(cfg: TransformerConfig, name: str) -> nn.Module:
+  """Returns the normalisation of `cfg`; its results are float32."""
+  return NORMS[cfg.norm](cfg.layer_norm_eps, name=name)
+
+
+def dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
+  """Returns a dense layer with the biases, initialisation and dtype of `cfg`."""
+  kwargs.setdefault("kernel_init", nn.initializers.truncated_normal(cfg.init_stddev))
+  kwargs.setdefault("dtype", cfg.compute.dtype)
+  kwargs.setdefault("use_bias", cfg.biases)
+  return nn.DenseGeneral(features, name=name, **kwargs)
+
+
+def block_output(cfg: TransformerConfig, name: str, **kwargs):
+  """Returns the dense layer whose result is added to the residual stream."""
+  if cfg.scaled_init:  # Megatron's, as in ModernBERT
+    stddev = cfg.init_stddev * (2 * cfg.num_layers) ** -0.5
+    kwargs["kernel_init"] = nn.initializers.truncated_normal(stddev)
+  return dense(cfg, cfg.hidden_size, name, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForward:
+  """A kind of feed-forward layer."""
+
+  activation: Callable[[jax.Array], jax.Array]
+  gated: bool = False  # multiplied by a second projection (Shazeer 2020)
+
+
+FEED_FORWARDS = {
+  "gelu": FeedForward(gelu),
+  "geglu": FeedForward(gelu, gated=True),
+  "swiglu": FeedForward(jax.nn.silu, gated=True),
+}
+
+
+def feed_forward(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
+  """Returns [B, L, D] from x [B, L, D]; call it in a module."""
+  kind = FEED_FORWARDS[cfg.feed_forward]
+  inner = (2, cfg.ffn_size) if kind.gated else cfg.ffn_size
+  x = dense(cfg, inner, "ffn_in")(x)
+  x = kind.activation(x[..., 0, :]) * x[..., 1, :] if kind.gated else kind.activation(x)
+  return block_output(cfg, "ffn_output")(x)

@@ -1,0 +1,128 @@
+"""The configuration of a transformer encoder: what it computes, and how."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """How a network is computed; outputs differ by rounding only, weights not at all."""
+
+  dtype: str = "float32"  # of activations and matmuls
+  attention: str = "xla"  # "xla" or "cudnn"
+  unroll: int = 1  # layers per scan iteration; 1 compiles fastest, all may run fastest
+  remat: bool = False  # recompute each block's activations in the backward pass
+
+  def __post_init__(self):
+    if self.attention not in ("xla", "cudnn"):
+      raise ValueError(f"attention must be 'xla' or 'cudnn', got {self.attention!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """A network's shape, kinds of layers, dropout rates, initialisation and `Compute`.
+
+  The defaults are BERT's; ModernBERT's are in configs/modern.py (Warner et al. 2024, Section 2.1).
+  """
+
+  vocab_size: int
+  embedding_size: int
+  hidden_size: int
+  num_layers: int
+  num_heads: int
+  ffn_size: int
+  max_positions: int
+  dropout: float = 0.1
+  attention_dropout: float = 0.1
+  init_stddev: float = 0.02
+  layer_norm_eps: float = 1e-12
+  direction: str = "both"  # tokens attend to "both" sides, or to themselves and "ltr" or "rtl"
+  block: str = "post_norm"  # a key of `encoder.BLOCKS`
+  norm: str = "layer_norm"  # a key of `layers.NORMS`
+  feed_forward: str = "gelu"  # a key of `layers.FEED_FORWARDS`
+  positions: str = "learned"  # "learned" or "rope"
+  rope_theta: float = 10_000.0  # of the layers that attend to all tokens
+  local_rope_theta: float = 10_000.0  # of the others
+  # layer i attends to all tokens if i is a multiple of this, else to those at most window // 2 away
+  global_every: int = 1
+  window: int = 128
+  biases: bool = True  # of dense layers, except those that return logits
+  token_types: bool = True
+  qk_norm: bool = False  # normalise the queries and keys of each head
+  first_norm: bool = True  # pre_norm: normalise the input of the first block
+  scaled_init: bool = False  # start both outputs of a block smaller, by 1 / sqrt(2 N)
+  embedding_dropout: float | None = None  # None: `dropout`
+  ffn_dropout: float | None = None  # of the feed-forward output; None: `dropout`
+  head_norm: bool = False  # normalise the hidden layer of the RTD head
+  compute: Compute = Compute()
+
+  def __post_init__(self):
+    if self.hidden_size % self.num_heads:
+      raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
+    if self.direction not in ("both", "ltr", "rtl"):
+      raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
+    if self.direction != "both" and self.compute.attention == "cudnn":
+      raise ValueError("cudnn attention needs direction=both: set attention=xla")
+    if self.positions == "rope" and self.head_size % 2:
+      raise ValueError(f"RoPE turns pairs of numbers: the head width {self.head_size} is odd")
+    if self.global_every < 1 or self.window < 2:
+      raise ValueError(
+        f"global_every must be at least 1 and window at least 2, got {self.global_every} and"
+        f" {self.window}"
+      )
+    if not self.first_norm and self.block != "pre_norm":
+      raise ValueError(f"first_norm=False needs block=pre_norm, got {self.block}")
+
+  @property
+  def head_size(self) -> int:
+    """The width of a head."""
+    return self.hidden_size // self.num_heads
+
+  def computed(self, **changes) -> "TransformerConfig":
+    """Returns the config with some fields of `Compute` changed."""
+    return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
+
+
+def take_fields(cls: type, group: Mapping, **others):
+  """Returns cls(...) from the entries of `group` that are fields of cls, and `others`.
+
+  >>> take_fields(Compute, {"dtype": "bfloat16", "hidden_size": 8}, unroll=2)
+  Compute(dtype='bfloat16', attention='xla', unroll=2, remat=False)
+  """
+  names = [field.name for field in dataclasses.fields(cls)]
+  return cls(**{name: group[name] for name in names if name in group} | others)
+
+
+def generator_size(
+  discriminator: TransformerConfig, width_multiplier: float, depth_multiplier: float
+) -> TransformerConfig:
+  """Returns the generator's shape by the original's rule: ffn 4 x width, heads of 64.
+
+  A gated feed-forward layer keeps its ratio to the width.
+
+  >>> base = TransformerConfig(30522, 768, 768, 12, 12, 3072, 512)
+  >>> g = generator_size(base, 1 / 3, 1.0)
+  >>> g.hidden_size, g.num_layers, g.num_heads, g.ffn_size
+  (256, 12, 4, 1024)
+  """
+  width = round(discriminator.hidden_size * width_multiplier)
+  layers = round(discriminator.num_layers * depth_multiplier)
+  ffn = round(discriminator.ffn_size * width_multiplier)
+  if width < 1 or layers < 1:
+    raise ValueError(
+      f"a generator of {layers} layers of width {width} is empty: multipliers "
+      f"{depth_multiplier} of {discriminator.num_layers} layers and {width_multiplier} of width "
+      f"{discriminator.hidden_size}"
+    )
+  return dataclasses.replace(
+    discriminator,
+    hidden_size=width,
+    num_layers=layers,
+    num_heads=max(1, width // 64),
+    ffn_size=4 * width if discriminator.feed_forward == "gelu" else ffn,
+  )
+
+
+def in_direction(cfg: TransformerConfig, direction: str) -> TransformerConfig:
+  """Returns the config with attention in one direction, "ltr" or "rtl"."""
+  return dataclasses.replace(cfg, direction=direction)
