@@ -33,7 +33,8 @@ test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine 
 test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
 	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
-	$(RUN) -m pytest -m "long or not long" tests/test_hf.py tests/test_spm.py tests/test_exchange.py
+	$(RUN) -m pytest -m "long or not long" tests/test_hf.py tests/test_modernbert.py \
+	  tests/test_spm.py tests/test_exchange.py
 
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU
 	$(RUN) tests/tpu_compile.py

@@ -111,11 +111,16 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.workers = 0  # processes that tokenize; 0 = one per core (never changes the result)
 
   c.optimizer = p = ConfigDict()
-  p.name = "electra_adam"  # electra_adam: no bias correction, as the original; adamw: optax's
+  # electra_adam: no bias correction, as the original; adamw: optax's; muon: for the matrices of
+  # hidden layers, and adamw for the rest
+  p.name = "electra_adam"
   p.learning_rate = 2e-4  # (Table 6; small: 5e-4)
-  p.schedule = "product"  # product: warm-up x decay, as the original; joined: warm up, then decay
+  # product: warm-up x decay, as the original; joined: warm up, then decay; wsd: warm up, stay, then
+  # decay as 1 - sqrt in the last decay_steps
+  p.schedule = "product"
   p.warmup_steps = 10_000  # steps of linear warm-up (Table 6)
   p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
+  p.decay_steps = 0  # of wsd; the steps before do not depend on train.steps
   p.weight_decay = 0.01  # decoupled, times the learning rate; not on biases and LayerNorm (Table 6)
   p.b1 = 0.9  # decay of the gradient's mean (Table 6)
   p.b2 = 0.999  # decay of the gradient's square (Table 6)

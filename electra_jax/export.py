@@ -140,9 +140,8 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
           source.tokenizer.save(mine)
           console.print(f"{role}: no AutoTokenizer for this {vocab.kind}, exported {vocab.file}")
       (mine / "README.md").write_text(model_card(role, network, source, has_tokenizer))
-      line = (
-        f"{role}: {huggingface.CLASSES[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
-      )
+      kind = huggingface.family_of(network.cfg).classes[network.head]
+      line = f"{role}: {kind}, {params.count(network.weights) / 1e6:,.2f} M"
       if can_check and source.tokenizer:
         difference = check_parity(mine, network, real_text(source), unit or 1.0)
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
@@ -155,7 +154,7 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
           f"{role}: Hugging Face has no such head for {_task(source)}: exported only the encoder"
         )
   for what in source.left_out:
-    console.print(f"not exported: {what}: Hugging Face's ELECTRA has no equivalent")
+    console.print(f"not exported: {what}: Hugging Face's class has no equivalent")
 
 
 def _bytes(source: Source, *roles: str) -> int:
@@ -170,16 +169,17 @@ def _task(source: Source) -> str:
 def model_card(role: str, network: Network, source: Source, has_tokenizer: bool) -> str:
   """Returns the README.md of an exported network."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
-  head = huggingface.CLASSES[network.head]
+  family = huggingface.family_of(network.cfg)
+  head = family.classes[network.head]
   lines = [
     "---",
     "library_name: transformers",
     "tags: [electra, electra_jax]",
     "---",
-    f"# ELECTRA {role}",
+    f"# {family.name} {role}",
     "",
-    f"{'Fine-tuned' if source.finetuned else 'Pretrained'} ELECTRA, exported by electra_jax; loads"
-    f" with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
+    f"{'Fine-tuned' if source.finetuned else 'Pretrained'} {family.name}, exported by electra_jax;"
+    f" loads with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
     "",
     f"- {params.count(network.weights):,} parameters: {network.cfg.num_layers} layers of width"
     f" {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"

@@ -29,7 +29,8 @@ def test_every_config_loads_and_has_base_fields_only(name):
   spec = specs.make_spec(config, VOCAB)
   assert spec.discriminator.vocab_size == VOCAB.size
   has_generator = specs.has_generator_weights(config)
-  assert (spec.generator.hidden_size < spec.discriminator.hidden_size) == has_generator
+  small, main = ((c.num_layers, c.hidden_size) for c in (spec.generator, spec.discriminator))
+  assert (small < main) == has_generator
   assert specs.make_optimizer_config(config).learning_rate > 0
 
 

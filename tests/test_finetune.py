@@ -23,8 +23,9 @@ from electra_jax.data import tokenizer
 from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import from_config, model, results
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, sources
+from electra_jax.interop import sources
 from electra_jax.interop.sources import Network, Source
+from electra_jax.interop.weights import network_shapes
 from electra_jax.runtime import workdir
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
@@ -42,7 +43,7 @@ def source(tmp_path_factory) -> Path:
   assert words.vocab.size == CFG.vocab_size
   backbone = jax.jit(lambda: task_network.init_backbone(CFG, jax.random.key(0)))()
   rng = np.random.default_rng(0)
-  head = huggingface.shapes(CFG, "rtd_head")["rtd_head"]
+  head = network_shapes(CFG, "rtd_head")["rtd_head"]
   head = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), head)
   weights = {**jax.tree.map(np.asarray, backbone), "rtd_head": head}
   with workdir.new_folder(folder / "export") as target:

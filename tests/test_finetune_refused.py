@@ -11,6 +11,7 @@ from test_finetune import CFG, make_config, source, squad_file  # noqa: F401 (a 
 from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import from_config
 from electra_jax.interop import huggingface
+from electra_jax.interop.weights import network_shapes
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,7 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):  # noq
 
 
 def test_a_generator_alone_has_no_encoder_to_tune(source, tmp_path):  # noqa: F811
-  weights = jax.tree.map(
-    lambda x: np.zeros(x.shape, np.float32), huggingface.shapes(CFG, "mlm_head")
-  )
+  weights = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), network_shapes(CFG, "mlm_head"))
   huggingface.save(tmp_path, CFG, weights, "mlm_head", 0)
   config = make_config("glue", "cola", tmp_path)
   with pytest.raises(ValueError, match="has no discriminator"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import make_tiny_config
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from electra_jax import export, train
 from electra_jax.core.batch import Batch
@@ -18,7 +19,9 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import huggingface, sources
+from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.sources import Network
+from electra_jax.interop.weights import PRETRAINING_HEADS, from_hf, network_shapes, to_hf
 from electra_jax.runtime import metrics, workdir
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -32,13 +35,13 @@ SIZES = {
   "one head": TransformerConfig(40, 8, 24, 1, 1, 96, 12),
   "wider embeddings": TransformerConfig(2011, 24, 8, 2, 2, 32, 20),
 }
-HEADS = list(huggingface.HEADS)
+HEADS = list(PRETRAINING_HEADS)
 
 
 def random_network(cfg, head, seed=0) -> dict:
   rng = np.random.default_rng(seed)
   return jax.tree.map(
-    lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), huggingface.shapes(cfg, head)
+    lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), network_shapes(cfg, head)
   )
 
 
@@ -203,25 +206,23 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
 
 def test_missing_extra_and_misshapen_tensors_are_named():
   cfg = SIZES["projected"]
-  good = huggingface.to_hf(cfg, random_network(cfg, "rtd_head"))
+  good = to_hf(ELECTRA, cfg, random_network(cfg, "rtd_head"))
   bias = "electra.encoder.layer.2.output.dense.bias"
   for change, wrong in (
     (lambda t: t.pop(bias), f"{bias} is missing"),
     (lambda t: t.update({bias: np.zeros(3)}), rf"{bias} is \(3,\), the network's is \(16,\)"),
     (lambda t: t.update({"electra.gate": np.zeros(3)}), "unknown tensors: electra.gate"),
     (
-      lambda t: t.update({huggingface.TIED: np.zeros((40, 8))}),
+      lambda t: t.update({ELECTRA.tied: np.zeros((40, 8))}),
       "generator_lm_head.weight differs from the word embeddings",
     ),
   ):
     tensors = dict(good)
     change(tensors)
     with pytest.raises(huggingface.ExchangeError, match=wrong):
-      huggingface.from_hf(cfg, "rtd_head", tensors)
-  constants = {name: np.arange(3) for name in huggingface.IGNORED}
-  assert same(
-    huggingface.from_hf(cfg, "rtd_head", good | constants), random_network(cfg, "rtd_head")
-  )
+      from_hf(ELECTRA, cfg, "rtd_head", tensors)
+  constants = {name: np.arange(3) for name in ELECTRA.ignored}
+  assert same(from_hf(ELECTRA, cfg, "rtd_head", good | constants), random_network(cfg, "rtd_head"))
 
 
 def damaged(folder: Path, what: str) -> str:
@@ -236,7 +237,9 @@ def damaged(folder: Path, what: str) -> str:
   config |= {"type": {"model_type": "bert"}, "act": {"hidden_act": "relu"}}.get(what, {})
   text = "{" if what == "no json" else json.dumps(config)
   (folder / "config.json").write_text(text)
-  return {"type": "'bert' is not electra", "act": "hidden_act is 'relu'"}.get(what, "no ELECTRA")
+  return {"type": "'bert' is not electra", "act": "hidden_act is 'relu'"}.get(
+    what, "no config of electra"
+  )
 
 
 @pytest.mark.parametrize("what", ["truncated", "no weights", "type", "act", "no json"])
@@ -252,7 +255,7 @@ def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_pat
   folder = tmp_path / "model"
   shutil.copytree(GOLDEN / "discriminator", folder)
   pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "übung", "ubung"]
-  pieces += [f"x{i}" for i in range(huggingface.read_config(folder)[0].vocab_size - len(pieces))]
+  pieces += [f"x{i}" for i in range(huggingface.read_config(folder)[1].vocab_size - len(pieces))]
   (folder / "vocab.txt").write_text("".join(f"{x}\n" for x in pieces), encoding="utf-8")
   assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
   config = {"do_lower_case": True, "strip_accents": False}
@@ -283,9 +286,7 @@ def test_a_tokenizer_json_comes_back_with_its_own_bytes(tmp_path):
   folder = tmp_path / "out" / "discriminator"
   config = json.loads((folder / "config.json").read_text())
   (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Other"]}))
-  huggingface.save_file(
-    huggingface.to_hf(cfg, random_network(cfg, None)) | head, folder / "model.safetensors"
-  )
+  save_file(to_hf(ELECTRA, cfg, random_network(cfg, None)) | head, folder / "model.safetensors")
   left_out = sources.open_source(tmp_path / "out").left_out
   assert left_out == ("discriminator's classifier.dense.kernel",)
 

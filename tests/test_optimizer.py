@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from electra_jax.core import optimizer
+from electra_jax.core import masking, objectives, optimizer
 from electra_jax.core.optimizer import OptimizerConfig
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.params import named
+from electra_jax.core.transformer_config import TransformerConfig, generator_size
 
 PAPER = OptimizerConfig(
   "electra_adam", 5e-4, "product", 10_000, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0
@@ -81,8 +82,6 @@ def test_a_small_gradient_is_not_clipped():
 
 
 def test_decay_spares_biases_and_layer_norms_of_the_real_networks():
-  from electra_jax.core import masking, objectives
-
   cfg = TransformerConfig(50, 6, 8, 2, 2, 16, 12)
   spec = objectives.PretrainSpec(cfg, cfg, masking.Masking(0.15, 0.85, 1.0, 4, ()))
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
@@ -188,3 +187,86 @@ def test_zero_1_refuses_an_optimizer_that_works_on_whole_arrays(monkeypatch):
   cfg = dataclasses.replace(PAPER, name="whole")
   with pytest.raises(ValueError, match="optimizer.sharded .* but whole needs whole arrays"):
     dataclasses.replace(cfg, sharded=True)
+
+
+def modern_params(kind="geglu"):
+  cfg = TransformerConfig(
+    **{"vocab_size": 40, "embedding_size": 12, "hidden_size": 16, "num_layers": 3, "num_heads": 2},
+    **{"ffn_size": 24, "max_positions": 8, "feed_forward": kind, "block": "pre_norm"},
+    **{"positions": "rope", "qk_norm": True, "head_norm": True},
+  )
+  rates = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
+  spec = objectives.PretrainSpec(generator_size(cfg, 1.0, 1 / 3), cfg, rates, tying="gdes")
+  return objectives.init_params(spec, jax.random.key(0))
+
+
+@pytest.mark.parametrize("kind", ["gelu", "geglu"])
+def test_muon_takes_the_matrices_of_hidden_layers_and_nothing_else(kind):
+  params = modern_params(kind)
+  taken = matrices(params)
+  assert {name.split("/")[-2] for name in taken} == set(optimizer.MATRICES)
+  for name, x in named(params).items():
+    others = x.ndim < 2 or "embedding" in name or "norm" in name or "bias" in name
+    assert (name in taken) != (others or "logit" in name), name
+
+
+def matrices(params) -> set[str]:
+  axes = jax.tree.map(lambda _, axes: axes is not None, params, optimizer.matrix_axes(params))
+  return {name for name, is_matrix in named(axes).items() if is_matrix}
+
+
+def orthogonalized(matrix):
+  """Newton-Schulz in float64, as in Jordan 2024."""
+  x = matrix.astype(np.float64) / np.linalg.norm(matrix)
+  x = x.T if x.shape[0] > x.shape[1] else x
+  for _ in range(5):
+    square = x @ x.T
+    x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+  return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def test_muons_first_update_is_each_matrix_orthogonalized_by_itself():
+  params, rng = modern_params(), np.random.default_rng(0)
+  grads = jax.tree.map(lambda x: jnp.float32(rng.normal(size=x.shape)), params)
+  cfg = OptimizerConfig("muon", 0.1, "wsd", 0, 1, 0.0, 0.9, 0.98, 1e-6, 1e9)
+  updates = {}
+  for name in ("muon", "adamw"):
+    tx = optimizer.OPTIMIZERS[name].make(cfg, lambda step: 0.1)
+    updates[name] = jax.jit(tx.update)(grads, tx.init(params), params)[0]
+  layer, of = updates["muon"]["discriminator"]["encoder"]["layers"], 2
+  grad = jax.tree.map(lambda g: np.asarray(g[of]), grads["discriminator"]["encoder"]["layers"])
+  found, given = np.asarray(layer["qkv"]["kernel"][of]), grad["qkv"]["kernel"]
+  for part in range(3):  # q, k and v, each [16, 2, 8]
+    expected = orthogonalized(given[:, part].reshape(16, 16)) * -0.1 * 0.2 * 4
+    # Five products of float32 in a row.
+    np.testing.assert_allclose(found[:, part].reshape(16, 16), expected, atol=1e-5)
+  found, given = np.asarray(layer["ffn_in"]["kernel"][of]), grad["ffn_in"]["kernel"]
+  for part in range(2):  # what is activated and its gate
+    expected = orthogonalized(given[:, part]) * -0.1 * 0.2 * 24**0.5
+    np.testing.assert_allclose(found[:, part], expected, atol=1e-5)
+  found, given = layer["attention_output"]["kernel"][of], grad["attention_output"]["kernel"]
+  expected = orthogonalized(given.reshape(16, 16)) * -0.1 * 0.2 * 4
+  np.testing.assert_allclose(np.asarray(found).reshape(16, 16), expected, atol=1e-5)
+  both = named(updates["muon"]), named(updates["adamw"])
+  for name in both[0].keys() - matrices(params):
+    np.testing.assert_array_equal(both[0][name], both[1][name], err_msg=name)
+
+
+def test_muon_decays_what_adamw_decays():
+  params = modern_params()
+  cfg = OptimizerConfig("muon", 0.1, "wsd", 0, 1, 0.5, 0.9, 0.98, 1e-6, 1e9)
+  tx = optimizer.OPTIMIZERS["muon"].make(cfg, lambda step: 0.1)
+  grads = jax.tree.map(jnp.zeros_like, params)
+  updates = named(jax.jit(tx.update)(grads, tx.init(params), params)[0])
+  decays = named(optimizer.decay_mask(params))
+  for name, x in named(params).items():
+    np.testing.assert_allclose(updates[name], -0.05 * x if decays[name] else 0 * x, atol=1e-7)
+
+
+def test_wsd_does_not_depend_on_the_steps_before_its_decay():
+  short, long = (optimizer.wsd_schedule(2.0, 5, steps, 20) for steps in (60, 100))
+  for step in range(40):
+    assert short(step) == long(step)
+  # 1 - sqrt: a quarter of the way down after a sixteenth of the decay.
+  assert float(short(40 + 20 / 16)) == pytest.approx(2.0 * 0.75)
+  assert float(short(60)) == float(long(100)) == 0

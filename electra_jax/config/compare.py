@@ -51,6 +51,7 @@ ADDED: dict[str, Any] = {
   "model.embedding_dropout": None,
   "model.ffn_dropout": None,
   "model.head_norm": False,
+  "optimizer.decay_steps": 0,
 }
 
 

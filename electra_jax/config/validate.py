@@ -29,8 +29,8 @@ _ABOVE_0 = (
 ).split()
 _FROM_0 = (
   "seed objective.mlm_weight objective.discriminator_weight objective.adversarial_weight "
-  "optimizer.warmup_steps optimizer.decay_power optimizer.weight_decay eval.every_steps "
-  "checkpoint.keep_every_steps health.max_rollbacks"
+  "optimizer.warmup_steps optimizer.decay_steps optimizer.decay_power optimizer.weight_decay "
+  "eval.every_steps checkpoint.keep_every_steps health.max_rollbacks"
 ).split()
 _FROM_0_BELOW_1 = (
   "model.dropout model.attention_dropout model.embedding_dropout model.ffn_dropout "
@@ -78,6 +78,12 @@ def check_fields(config: ConfigDict) -> None:
       raise ValueError(f"{field} needs optimizer.separate_optimizers")
     if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
       raise ValueError(f"config.{field} must be above 0, got {flat[field]}")
+  p, steps = config.optimizer, config.train.steps
+  if p.decay_steps and (p.schedule != "wsd" or p.decay_steps + p.warmup_steps > steps):
+    raise ValueError(
+      f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
+      f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
+    )
   weights = make_schedule(config, "discriminator_weight_schedule").values
   if min(weights) < 0:
     raise ValueError(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from optax import Schedule
 
 
@@ -31,6 +32,7 @@ class OptimizerConfig:
   generator_weight_decay: float | None = None
   generator_clip_norm: float | None = None
   sharded: bool = False
+  decay_steps: int = 0
 
   def __post_init__(self):
     if self.sharded and not OPTIMIZERS[self.name].elementwise:
@@ -76,13 +78,38 @@ def joined_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> S
   )
 
 
-SCHEDULES = {"product": product_schedule, "joined": joined_schedule}
+def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> Schedule:
+  """Warm-up from 0, constant, then lr x (1 - sqrt(t / decay_steps)) to 0 at `steps`.
+
+  Until the decay nothing depends on `steps`, so a run can be made longer there (Hägele et al. 2024,
+  Section 3).
+
+  >>> schedule = wsd_schedule(1.0, 10, 100, 16)
+  >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 84, 88, 100)]
+  [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
+  """
+
+  def schedule(t):
+    warmup = jnp.minimum(1.0, t / warmup_steps) if warmup_steps else 1.0
+    decayed = jnp.clip((t - (steps - decay_steps)) / max(decay_steps, 1), 0.0, 1.0)
+    return lr * warmup * (1 - jnp.sqrt(decayed))
+
+  return schedule
+
+
+# (config, steps of the run) -> the learning rate as a function of the step
+SCHEDULES: dict[str, Callable[[OptimizerConfig, int], Schedule]] = {
+  "product": lambda c, steps: product_schedule(
+    c.learning_rate, c.warmup_steps, steps, c.decay_power
+  ),
+  "joined": lambda c, steps: joined_schedule(c.learning_rate, c.warmup_steps, steps, c.decay_power),
+  "wsd": lambda c, steps: wsd_schedule(c.learning_rate, c.warmup_steps, steps, c.decay_steps),
+}
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
   """Returns the learning rate as a function of the step."""
-  make = SCHEDULES[cfg.schedule]
-  return make(cfg.learning_rate, cfg.warmup_steps, steps, cfg.decay_power)
+  return SCHEDULES[cfg.schedule](cfg, steps)
 
 
 def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
@@ -134,6 +161,50 @@ def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransforma
   )
 
 
+# {layer: (input axes, output axes)} of the kernels that are matrices of a hidden layer, without the
+# axis of stacked layers. Other axes, of q, k and v or of a gate, count matrices.
+MATRICES = {
+  "qkv": ((0,), (2, 3)),  # [D, 3, H, d]
+  "attention_output": ((0, 1), (2,)),  # [H, d, D]
+  "ffn_in": ((0,), (-1,)),  # [D, F] or [D, 2, F]
+  "ffn_output": ((0,), (1,)),
+  "project": ((0,), (1,)),
+  "dense": ((0,), (1,)),  # of heads
+}
+
+
+def matrix_axes(params) -> dict:
+  """Returns Muon's axes of each weight that is a matrix, None for all others."""
+
+  def axes(path, x):
+    names = [str(getattr(p, "key", p)) for p in path]
+    if names[-1] != "kernel" or names[-2] not in MATRICES:
+      return None
+    stacked = "layers" in names
+    inputs, outputs = (
+      tuple(a + stacked if a >= 0 else x.ndim + a for a in axes) for axes in MATRICES[names[-2]]
+    )
+    return optax.contrib.MuonDimensionNumbers(inputs, outputs)
+
+  return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def _muon(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+  """Muon for the matrices of hidden layers, AdamW for the rest (Jordan 2024; Liu et al. 2025)."""
+
+  def groups(params):
+    axes = matrix_axes(params)
+    return jax.tree.map(lambda _, a: "matrices" if a else "others", params, axes)
+
+  matrices = optax.contrib.muon(
+    schedule,
+    weight_decay=cfg.weight_decay,
+    muon_weight_dimension_numbers=matrix_axes,
+    consistent_rms=0.2,  # updates as large as AdamW's: one learning rate fits both (Liu et al. 2.2)
+  )
+  return optax.partition({"matrices": matrices, "others": _adamw(cfg, schedule)}, groups)
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerDef:
   """The definition of an optimizer."""
@@ -146,6 +217,7 @@ class OptimizerDef:
 OPTIMIZERS = {
   "electra_adam": OptimizerDef(_electra_adam, elementwise=True),
   "adamw": OptimizerDef(_adamw, elementwise=True),
+  "muon": OptimizerDef(_muon, elementwise=False),
 }
 
 

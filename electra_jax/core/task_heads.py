@@ -20,7 +20,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 class ExportForm(NamedTuple):
   """The equivalent head in Hugging Face."""
 
-  name: str  # a key of `interop.huggingface.TASK_HEADS`
+  name: str  # a key of `interop.weights.Family.classes`
   logits: Callable  # (weights, states [B, L, D]) -> its float32 logits, [B, L, C] or [B, C]
   last: str  # its last layer
   of_text: bool = False  # the logits are [B, C], one row per text

@@ -23,8 +23,8 @@ from electra_jax.core.transformer_config import Compute, TransformerConfig
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1
-from electra_jax.interop.huggingface import ExchangeError
 from electra_jax.interop.vocabularies import difference
+from electra_jax.interop.weights import PRETRAINING_HEADS, ExchangeError, network_shapes
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import restore_params
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
@@ -210,7 +210,7 @@ def _run(path: Path) -> Source:
   tokens = tokenizer.load_from(folder, vocab_of(folder))
   spec, params, steps = read_run(path, tokens)
   params = jax.tree.map(np.asarray, params)
-  heads = [name for name in huggingface.HEADS if name in params["discriminator"]]
+  heads = [name for name in PRETRAINING_HEADS if name in params["discriminator"]]
   found = {
     "discriminator": Network(
       spec.discriminator,
@@ -222,7 +222,7 @@ def _run(path: Path) -> Source:
       heads[0],
     )
   }
-  others = HEADS.keys() - huggingface.HEADS.keys()
+  others = HEADS.keys() - set(PRETRAINING_HEADS)
   left_out = [f"the discriminator's {name}" for name in params["discriminator"] if name in others]
   generator = objectives.generator_of(spec)
   if generator and generator.is_masked_lm:
@@ -332,7 +332,7 @@ def _orbax(path: Path) -> Source:
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
-    shapes = task_network.shapes(cfg, task_head) if info else huggingface.shapes(cfg, head)
+    shapes = task_network.shapes(cfg, task_head) if info else network_shapes(cfg, head)
     # Unlike orbax's Checkpointer, the handler does not synchronise the processes.
     args = ocp.args.StandardRestore(shapes)
     weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)

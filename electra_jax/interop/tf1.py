@@ -1,4 +1,4 @@
-"""Reads checkpoints of the original, google-research/electra, by the table of `huggingface`."""
+"""Reads checkpoints of the original, google-research/electra, by the table of `electra`."""
 
 import dataclasses
 import json
@@ -10,7 +10,8 @@ import numpy as np
 
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.pretrain_batches import import_tensorflow
-from electra_jax.interop.huggingface import FIELDS, ExchangeError, check_variant, fill, shapes
+from electra_jax.interop.electra import FIELDS, TABLE, check_variant
+from electra_jax.interop.weights import ExchangeError, fill, network_shapes
 
 # A scalar beside the generator's head, which the original's converters drop.
 IGNORED = {"generator_predictions/temperature"}
@@ -28,7 +29,7 @@ class Scopes:
 
   @property
   def head(self) -> str:
-    """A key of `huggingface.HEADS`."""
+    """The name of the head."""
     return "rtd_head" if self.predictions.startswith("discriminator") else "mlm_head"
 
 
@@ -120,8 +121,9 @@ def load(prefix: str | Path, cfg: TransformerConfig, scopes: Scopes) -> dict:
   places = {"embeddings": scopes.embeddings, "encoder": scopes.encoder}
   try:
     network = fill(
+      TABLE,
       cfg,
-      shapes(cfg, scopes.head),
+      network_shapes(cfg, scopes.head),
       lambda row, i: row.tf.format(i=i, **places),
       read,
       transposed=False,

@@ -1,0 +1,167 @@
+"""Hugging Face's ModernBERT: a discriminator is its token classifier of one label."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.interop.weights import ExchangeError, Family, Row
+
+_L, _HF = "encoder/layers", "model.layers.{i}"
+_HEAD = {"dense/kernel": "head.dense.weight", "layer_norm/scale": "head.norm.weight"}
+TABLE = [
+  Row("embeddings/word", "model.embeddings.tok_embeddings.weight"),
+  Row("embeddings/layer_norm/scale", "model.embeddings.norm.weight"),
+  Row(f"{_L}/attention_norm/scale", f"{_HF}.attn_norm.weight", first=1),
+  Row(f"{_L}/qkv/kernel", f"{_HF}.attn.Wqkv.weight"),
+  Row(f"{_L}/attention_output/kernel", f"{_HF}.attn.Wo.weight"),
+  Row(f"{_L}/ffn_norm/scale", f"{_HF}.mlp_norm.weight"),
+  Row(f"{_L}/ffn_in/kernel", f"{_HF}.mlp.Wi.weight"),
+  Row(f"{_L}/ffn_output/kernel", f"{_HF}.mlp.Wo.weight"),
+  Row("encoder/final_norm/scale", "model.final_norm.weight"),
+  *(Row(f"rtd_head/{ours}", theirs) for ours, theirs in _HEAD.items()),
+  Row("rtd_head/logit/kernel", "classifier.weight"),
+  Row("rtd_head/logit/bias", "classifier.bias"),
+  *(Row(f"mlm_head/{ours}", theirs) for ours, theirs in _HEAD.items()),
+  Row("mlm_head/bias", "decoder.bias"),
+]
+FIELDS = {
+  "vocab_size": "vocab_size",
+  "hidden_size": "hidden_size",
+  "num_layers": "num_hidden_layers",
+  "num_heads": "num_attention_heads",
+  "ffn_size": "intermediate_size",
+  "max_positions": "max_position_embeddings",
+  "attention_dropout": "attention_dropout",
+  "embedding_dropout": "embedding_dropout",
+  "ffn_dropout": "mlp_dropout",
+  "init_stddev": "initializer_range",
+  "layer_norm_eps": "norm_eps",
+  "window": "local_attention",
+}
+# Of every ModernBERT, ours and theirs.
+LAYERS = {
+  "block": "pre_norm",
+  "norm": "layer_norm_no_bias",
+  "feed_forward": "geglu",
+  "positions": "rope",
+  "biases": False,
+  "token_types": False,
+  "qk_norm": False,
+  "first_norm": False,
+  "head_norm": True,
+  "scaled_init": True,
+  "direction": "both",
+}
+FIXED = {
+  "hidden_activation": "gelu",
+  "attention_bias": False,
+  "mlp_bias": False,
+  "norm_bias": False,
+  "classifier_bias": False,
+  "classifier_activation": "gelu",
+  "decoder_bias": True,
+}
+# Of the class in transformers, where config.json lacks a field.
+DEFAULTS = {
+  **{"vocab_size": 50_368, "hidden_size": 768, "intermediate_size": 1152},
+  **{"num_hidden_layers": 22, "num_attention_heads": 12, "max_position_embeddings": 8192},
+  **{"attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0},
+  **{"initializer_range": 0.02, "norm_eps": 1e-5, "local_attention": 128},
+}
+OUTPUT_DROPOUT = "attention_output_dropout"  # of ours; transformers has one rate for both
+KINDS = {True: "sliding_attention", False: "full_attention"}
+
+
+def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
+  wrong = [f"{k}={getattr(cfg, k)!r}" for k, right in LAYERS.items() if getattr(cfg, k) != right]
+  if cfg.embedding_size != cfg.hidden_size:
+    wrong.append(f"embedding_size={cfg.embedding_size} at hidden_size={cfg.hidden_size}")
+  if wrong:
+    raise ExchangeError(f"Hugging Face's ModernBERT does not support {', '.join(wrong)}")
+  rates = {
+    name: cfg.dropout if rate is None else rate
+    for name, rate in (
+      ("embedding_dropout", cfg.embedding_dropout),
+      ("ffn_dropout", cfg.ffn_dropout),
+    )
+  }
+  known = dataclasses.replace(cfg, **rates)
+  local = [bool(i % cfg.global_every) for i in range(cfg.num_layers)]
+  thetas = {False: cfg.rope_theta, True: cfg.local_rope_theta}
+  return {
+    **{theirs: getattr(known, ours) for ours, theirs in FIELDS.items()},
+    **FIXED,
+    OUTPUT_DROPOUT: cfg.dropout,
+    "layer_types": [KINDS[x] for x in local],
+    "rope_parameters": {
+      KINDS[x]: {"rope_type": "default", "rope_theta": theta} for x, theta in thetas.items()
+    },
+    # As transformers read them before version 5.
+    "global_attn_every_n_layers": cfg.global_every,
+    "global_rope_theta": cfg.rope_theta,
+    "local_rope_theta": cfg.local_rope_theta,
+    "classifier_pooling": "cls",
+    **({"num_labels": 1, "id2label": {"0": "REPLACED"}} if head == "rtd_head" else {}),
+  }
+
+
+def _from_json(path: Path, content: Mapping) -> TransformerConfig:
+  for field, right in FIXED.items():
+    if content.get(field, right) != right:
+      raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
+  content = {**DEFAULTS, **content}
+  sizes = {ours: content[theirs] for ours, theirs in FIELDS.items()}
+  every, thetas = _layer_types(path, content), _thetas(path, content)
+  return TransformerConfig(
+    **sizes,
+    **LAYERS,
+    embedding_size=sizes["hidden_size"],
+    dropout=content.get(OUTPUT_DROPOUT, content["attention_dropout"]),
+    global_every=every,
+    rope_theta=thetas[False],
+    local_rope_theta=thetas[True],
+  )
+
+
+def _layer_types(path: Path, content: Mapping) -> int:
+  """Returns n if the layers 0, n, 2 n ... attend to all tokens."""
+  types, count = content.get("layer_types"), content["num_hidden_layers"]
+  if types is None:
+    return content.get("global_attn_every_n_layers", 3)
+  local = [kind == KINDS[True] for kind in types]
+  for every in range(1, count + 1):
+    if local == [bool(i % every) for i in range(count)]:
+      return every
+  raise ExchangeError(f"{path}: layer_types is no pattern of one global layer in every n: {types}")
+
+
+def _thetas(path: Path, content: Mapping) -> dict[bool, float]:
+  found = content.get("rope_parameters")
+  if found is None:
+    return {
+      False: content.get("global_rope_theta", 160_000.0),
+      True: content.get("local_rope_theta", 10_000.0),
+    }
+  kinds = {kind: found[kind].get("rope_type", "default") for kind in KINDS.values()}
+  if set(kinds.values()) != {"default"}:
+    raise ExchangeError(f"{path}: rope_type is {kinds}, here it is default")
+  return {local: found[kind]["rope_theta"] for local, kind in KINDS.items()}
+
+
+MODERNBERT = Family(
+  name="ModernBERT",
+  model_type="modernbert",
+  rows=TABLE,
+  prefix="model.",
+  classes={
+    "rtd_head": "ModernBertForTokenClassification",
+    "mlm_head": "ModernBertForMaskedLM",
+    None: "ModernBertModel",
+  },
+  to_json=_to_json,
+  from_json=_from_json,
+  tied="decoder.weight",
+  head_prefixes=("head.", "classifier.", "decoder."),
+  token_types=False,
+)

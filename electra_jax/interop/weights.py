@@ -1,0 +1,174 @@
+"""Names of weights in other formats. Conversion changes only layouts, so a round trip is bit-exact.
+
+A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such as "rtd_head" or
+"mlm_head".
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from electra_jax.core import networks
+from electra_jax.core.params import named
+from electra_jax.core.transformer_config import TransformerConfig
+
+PRETRAINING_HEADS = ("rtd_head", "mlm_head")  # that other formats have
+
+
+class ExchangeError(ValueError):
+  """Weights cannot be converted; the message is one line that names them."""
+
+
+class Row(NamedTuple):
+  """The names of one weight. In `hf` and `tf`, {i} is the index of a layer."""
+
+  ours: str  # path in a network; layers are stacked along the first axis
+  hf: str  # a kernel is [out, in]
+  tf: str = ""  # a kernel is [in, out]
+  part: int | None = None  # of query, key, value: the index in our array [..., 3, heads, width]
+  first: int = 0  # the first layer that has it
+
+
+def dense(ours: str, hf: str, tf: str, part: int | None = None) -> list[Row]:
+  """Returns the rows of a dense layer with a bias."""
+  return [
+    Row(f"{ours}/kernel", f"{hf}.weight", f"{tf}/kernel", part),
+    Row(f"{ours}/bias", f"{hf}.bias", f"{tf}/bias", part),
+  ]
+
+
+def norm(ours: str, hf: str, tf: str) -> list[Row]:
+  """Returns the rows of a LayerNorm with a bias."""
+  return [
+    Row(f"{ours}/scale", f"{hf}.weight", f"{tf}/gamma"),
+    Row(f"{ours}/bias", f"{hf}.bias", f"{tf}/beta"),
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """A kind of network of Hugging Face's transformers."""
+
+  name: str  # for messages
+  model_type: str  # in config.json
+  rows: list[Row]
+  prefix: str  # of the encoder's tensors, absent where a bare encoder was saved
+  # {head: class of transformers}; None is the bare encoder
+  classes: Mapping[str | None, str]
+  # config -> fields of config.json; raises ExchangeError for what the class cannot express
+  to_json: Callable[[TransformerConfig, str | None], dict]
+  # (path for messages, config.json) -> config; raises ExchangeError, KeyError or TypeError
+  from_json: Callable[[Path, Mapping], TransformerConfig]
+  tied: str  # the word embeddings, once more
+  head_prefixes: tuple[str, ...]  # of the tensors of heads that `rows` lack
+  ignored: frozenset[str] = frozenset()  # tensors of older versions that are no weights
+  token_types: bool = True  # takes token_type_ids
+
+
+def network_shapes(cfg: TransformerConfig, head: str | None) -> dict:
+  """Returns the shapes of a network with a head or None."""
+
+  def fresh():
+    key = jax.random.key(0)
+    network = {
+      "embeddings": networks.init_embeddings(cfg, key),
+      "encoder": networks.init_encoder(cfg, key),
+    }
+    if head:
+      network[head] = networks.init_head(head, cfg, cfg.hidden_size, key)
+    return network
+
+  return jax.eval_shape(fresh)
+
+
+def _walk(
+  rows: list[Row], cfg: TransformerConfig, ours: dict
+) -> Iterator[tuple[Row, int | None, tuple, tuple]]:
+  """Yields (row, layer, index into our array, shape in TF1) of each tensor of the other formats."""
+  for row in rows:
+    if row.ours not in ours:
+      continue
+    stacked = "{i}" in row.hf
+    for i in range(row.first, cfg.num_layers) if stacked else (None,):
+      index = () if i is None else (i,)
+      shape = ours[row.ours].shape[1:] if stacked else ours[row.ours].shape
+      if row.part is not None:  # [D, 3, H, d] or [3, H, d]
+        index += (slice(None), row.part) if len(shape) == 4 else (row.part,)
+        shape = (*shape[:-3], shape[-2] * shape[-1])
+      elif row.ours.endswith("attention_output/kernel"):  # [H, d, D]
+        shape = (shape[0] * shape[1], shape[2])
+      elif row.ours.endswith("/kernel"):  # [D, 3, H, d], [D, 2, F] or a matrix
+        shape = (shape[0], math.prod(shape[1:]))
+      yield row, i, index, shape
+
+
+def _is_kernel(row: Row) -> bool:
+  return row.ours.endswith("/kernel")
+
+
+def to_hf(family: Family, cfg: TransformerConfig, network: Mapping) -> dict[str, np.ndarray]:
+  """Returns a network's tensors under Hugging Face's names."""
+  ours = named(network)
+  tensors = {}
+  for row, i, index, shape in _walk(family.rows, cfg, ours):
+    x = np.asarray(ours[row.ours], np.float32)[index].reshape(shape)
+    tensors[row.hf.format(i=i)] = np.ascontiguousarray(x.T if _is_kernel(row) else x)
+  return tensors
+
+
+def fill(
+  rows: list[Row], cfg: TransformerConfig, wanted: dict, name_of, read, *, transposed: bool
+) -> dict:
+  """Returns a network of the `wanted` shapes; read(name) returns a tensor or None.
+
+  What a row leaves out, the first layer's norm where there is none, is 1.
+
+  Raises:
+    ExchangeError: tensors are missing or of another shape.
+  """
+  ours = {name: np.ones(x.shape, np.float32) for name, x in named(wanted).items()}
+  problems = []
+  for row, i, index, shape in _walk(rows, cfg, ours):
+    name = name_of(row, i)
+    x = read(name)
+    if x is None:
+      problems.append(f"{name} is missing")
+      continue
+    turned = transposed and _is_kernel(row)
+    if x.shape != (shape[::-1] if turned else shape):
+      problems.append(f"{name} is {x.shape}, the network's is {shape[::-1] if turned else shape}")
+      continue
+    target = ours[row.ours]
+    target[index] = (x.T if turned else x).reshape(target[index].shape)
+  if problems:
+    listed = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" * (len(problems) > 8))
+    raise ExchangeError(listed)
+  return jax.tree.unflatten(jax.tree.structure(wanted), list(ours.values()))
+
+
+def from_hf(
+  family: Family, cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.ndarray]
+) -> dict:
+  """Returns the network of Hugging Face's tensors.
+
+  Raises:
+    ExchangeError: tensors are missing, of another shape, or unknown.
+  """
+  wanted, left = network_shapes(cfg, head), dict(tensors)
+  if not any(name.startswith(family.prefix) for name in left):  # saved from a bare encoder
+    left = {f"{family.prefix}{name}": x for name, x in left.items()}
+  if head is None:  # drop the task's head
+    left = {name: x for name, x in left.items() if not name.startswith(family.head_prefixes)}
+  name_of, read = (lambda row, i: row.hf.format(i=i)), (lambda name: left.pop(name, None))
+  network = fill(family.rows, cfg, wanted, name_of, read, transposed=True)
+  tied = left.pop(family.tied, None)
+  if tied is not None and not np.array_equal(tied, network["embeddings"]["word"]):
+    raise ExchangeError(f"{family.tied} differs from the word embeddings: it must be tied")
+  if extra := sorted(left.keys() - family.ignored):
+    raise ExchangeError(f"unknown tensors: {', '.join(extra[:8])}")
+  return network

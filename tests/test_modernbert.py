@@ -1,0 +1,160 @@
+"""Networks of ModernBERT's shape, to and from transformers, whose logits are ours."""
+
+import dataclasses
+import importlib.util
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from electra_jax import export
+from electra_jax.core.batch import Batch
+from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.interop import huggingface, modernbert, sources
+from electra_jax.interop.sources import Network
+from electra_jax.interop.weights import ExchangeError, network_shapes
+
+HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: make test-hf")
+
+CFG = TransformerConfig(
+  *(40, 16, 16, 5, 2, 24, 64),
+  **{**modernbert.LAYERS, "layer_norm_eps": 1e-5, "global_every": 3, "window": 8},
+  **{"rope_theta": 500.0, "local_rope_theta": 50.0, "embedding_dropout": 0.0, "ffn_dropout": 0.0},
+)
+SHAPES = {
+  "windows": CFG,
+  "windows in blocks": dataclasses.replace(CFG, window=6),
+  "no windows": dataclasses.replace(CFG, global_every=1),
+  "every second": dataclasses.replace(CFG, global_every=2, num_layers=4),
+  "one head": dataclasses.replace(CFG, num_heads=1, ffn_size=40),
+}
+HEADS = ["rtd_head", "mlm_head", None]
+
+
+def random_network(cfg, head, seed=0) -> dict:
+  """Returns a network; the first layer has no norm, which is 1 here."""
+  rng = np.random.default_rng(seed)
+  shapes = network_shapes(cfg, head)
+  network = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+  network["encoder"]["layers"]["attention_norm"]["scale"][0] = 1
+  return network
+
+
+def a_batch(length=24) -> Batch:
+  rng = np.random.default_rng(1)
+  mask = np.arange(length) < np.array([length, 15, 6])[:, None]
+  ids = np.where(mask, rng.integers(5, 40, (3, length)), 0).astype(np.int32)
+  return Batch(ids, np.zeros_like(ids), mask, np.arange(3, dtype=np.int32))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_weights_come_back_as_they_went(tmp_path, head):
+  network = random_network(CFG, head)
+  huggingface.save(tmp_path, CFG, network, head, 0)
+  cfg, found_head, found = huggingface.load(tmp_path)
+  assert (cfg, found_head) == (CFG, head)
+  assert jax.tree.all(jax.tree.map(np.array_equal, found, network))
+
+
+@needs_torch
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_are_those_of_transformers(tmp_path, name, head):
+  """With padding, and with windows shorter than the text."""
+  cfg = SHAPES[name]
+  network = random_network(cfg, head)
+  huggingface.save(tmp_path, cfg, network, head, 0)
+  batch = a_batch()
+  with jax.default_matmul_precision("highest"):
+    ours = export.logits(Network(cfg, network, head), batch)
+  theirs = huggingface.torch_outputs(tmp_path, head, batch)
+  # Rounding of float32: five layers of about 20 operations, values up to 10, eps 6e-8.
+  np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
+
+
+@needs_torch
+@pytest.mark.parametrize("head", HEADS[:2])
+def test_every_class_loads_without_a_missing_or_unknown_tensor(tmp_path, head):
+  import transformers
+
+  huggingface.save(tmp_path, CFG, random_network(CFG, head), head, 0)
+  auto = {"rtd_head": "AutoModelForTokenClassification", "mlm_head": "AutoModelForMaskedLM"}[head]
+  for name in (auto, "AutoModel"):
+    _, report = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["mismatched_keys"], (name, report)
+    if name == auto:
+      assert not report["unexpected_keys"], report
+
+
+@needs_torch
+def test_a_folder_of_transformers_is_read(tmp_path):
+  """As a released ModernBERT is: with its own initial weights and spelling of fields."""
+  import torch
+  import transformers
+
+  torch.manual_seed(0)
+  config = transformers.ModernBertConfig(
+    vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=4,
+    num_attention_heads=2, max_position_embeddings=64, local_attention=8, pad_token_id=0,
+    bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+  )  # fmt: skip
+  transformers.ModernBertForMaskedLM(config).save_pretrained(tmp_path)
+  source = sources.open_source(tmp_path)
+  network = source.networks["generator"]
+  assert (network.head, network.cfg.global_every, network.cfg.window) == ("mlm_head", 3, 8)
+  assert (network.cfg.rope_theta, network.cfg.local_rope_theta) == (160_000.0, 10_000.0)
+  batch = a_batch()
+  with jax.default_matmul_precision("highest"):
+    ours = export.logits(network, batch)
+  theirs = huggingface.torch_outputs(tmp_path, "mlm_head", batch)
+  np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
+
+
+def test_old_and_new_spellings_of_a_config_are_one(tmp_path):
+  huggingface.save(tmp_path, CFG, random_network(CFG, None), None, 0)
+  path = tmp_path / "config.json"
+  content = json.loads(path.read_text())
+  old = {k: v for k, v in content.items() if k not in ("layer_types", "rope_parameters")}
+  new = {k: v for k, v in content.items() if "theta" not in k and not k.startswith("global")}
+  for written in (old, new):
+    path.write_text(json.dumps(written))
+    assert huggingface.read_config(tmp_path)[1] == CFG
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"norm": "rms_norm"}, "ModernBERT does not support norm='rms_norm'"),
+    ({"biases": True, "qk_norm": True}, "does not support biases=True, qk_norm=True"),
+    ({"embedding_size": 8}, "embedding_size=8 at hidden_size=16"),
+    ({"block": "post_norm", "first_norm": True}, "ELECTRA does not support norm="),
+  ],
+)
+def test_what_it_cannot_express_is_refused(tmp_path, changes, message):
+  cfg = dataclasses.replace(CFG, **changes)
+  with pytest.raises(ExchangeError, match=message):
+    huggingface.save(tmp_path, cfg, random_network(CFG, None), None, 0)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"norm_bias": True}, "norm_bias is True, here it is False"),
+    ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "no pattern"),
+    ({"model_type": "eurobert"}, "'eurobert' is not electra or modernbert"),
+    (
+      {"rope_parameters": {k: {"rope_type": "yarn"} for k in modernbert.KINDS.values()}},
+      "rope_type is .*yarn.*, here it is default",
+    ),
+  ],
+)
+def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):
+  huggingface.save(tmp_path, CFG, random_network(CFG, None), None, 0)
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+  with pytest.raises(ExchangeError, match=message) as error:
+    huggingface.load(tmp_path)
+  assert "\n" not in str(error.value)
