@@ -181,7 +181,7 @@ def test_two_configurations_are_refused_by_name():
 
 def test_a_changed_shape_is_refused_without_the_hint_to_resume_anyway():
   def refuse(**changed):
-    fields = {"model.num_layers": 2, "train.steps": 5}
+    fields = compare.upgrade({"model.num_layers": 2, "train.steps": 5})
     compare.refuse_other_run(fields, fields | changed, "", "run")
 
   with pytest.raises(ValueError, match=r"was 2, is 4; use another --workdir$"):
