@@ -59,7 +59,7 @@ class SaveBarrier:
     if error := sys.exception():
       if not isinstance(error, SaveError):
         reason = f"process {own}: {self._describe(error)}"
-        self._store.key_value_set(f"{here}/failed/{own}", reason)
+        self._store.key_value_set(f"{here}/failed/{own}", reason, allow_overwrite=True)
       return
     deadline = time.monotonic() + timeout_ms / 1000
     arrived, self._calls = f"{here}/{self._calls}", self._calls + 1
