@@ -97,7 +97,9 @@ def test_every_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
     embedding_size=24 if embeds_apart else 48,
     max_positions=16,
     unroll=min(config.model.unroll, 2),
+    window=8,
   )
+  config.optimizer.decay_steps = 0
   config.train.update(batch_size=8, steps=2)
   assert train.train(config, tmp_path) == 2
   assert [x["step"] for x in lines(tmp_path)] == [0, 2, 2]
