@@ -64,7 +64,7 @@ def write_tfrecords(data: pretrain_batches.Shards, folder: Path) -> None:
   parts = np.array_split(np.arange(data.num_examples), TFRECORD_FILES)
   for i, part in enumerate(parts):
     with tf.io.TFRecordWriter(str(folder / f"{i}.tfrecord")) as writer:
-      for ids, segment_ids, mask in zip(*data.read(part), strict=True):
+      for ids, segment_ids, mask in zip(*data.read(part)[:3], strict=True):
         fields = {"input_ids": ids, "input_mask": mask.astype(int), "segment_ids": segment_ids}
         features = tf.train.Features(feature={k: feature(v) for k, v in fields.items()})
         writer.write(tf.train.Example(features=features).SerializeToString())

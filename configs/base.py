@@ -54,7 +54,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.ffn_dropout = placeholder(float)  # of the feed-forward output; not set = dropout
   m.head_norm = False  # normalise the hidden layer of the head that detects replacements
   m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU
-  m.attention = "auto"  # xla, cudnn, or auto = cudnn on a GPU where it can, else xla
+  m.attention = "auto"  # xla, cudnn, splash (TPU), or auto = cudnn on a GPU where it can, else xla
   m.unroll = 1  # layers compiled in a row: 1 compiles fastest, num_layers runs fastest on a CPU
   m.remat = False  # recompute each block in the backward pass: less memory, a third more FLOPs
 
@@ -99,7 +99,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # vocabulary is trained; with a vocab.txt as BERT, which strips where it lower-cases
   d.strip_accents = placeholder(bool)
   d.seq_length = 512  # tokens of an example L, special ones included (Table 6; small: 128)
-  d.examples = "segments"  # segments = the paper's two-segment examples, packed = no token wasted
+  # segments = the paper's two-segment examples; packed = as many documents as fit, each by itself
+  d.examples = "segments"
   d.split_lines = True  # segments: cut lines at ends of sentences; else long paragraphs lose tokens
   d.short_prob = 0.05  # chance that an example gets a random, shorter target length
   d.short_min_tokens = 5  # shortest such target, without special tokens

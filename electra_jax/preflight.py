@@ -136,14 +136,15 @@ def compile_step(config: ConfigDict, devices: tuple):
   validate.check_fields(config)
   D, c, spec = len(devices), config.train, specs.spec_without_data(config)
   validate.check_devices(config, D)
-  validate.check_attention(config.model)
+  validate.check_attention(config.model, devices[0].platform)
   programs = make_train_fns(
     spec, specs.make_optimizer_config(config), c.steps, config.seed, c.accumulation, devices
   )
   rows, length = (D, c.batch_size // D), config.data.seq_length
   ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)
   padding_mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
-  batch = Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32))
+  documents = ids if config.data.examples == "packed" else None
+  batch = Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32), documents)
   return programs.train_step.lower(
     programs.sharding.step_shapes(), batch
   ).compile(), programs.shapes

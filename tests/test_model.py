@@ -313,7 +313,8 @@ def test_cudnn_attention_refuses_dropout_that_it_cannot_do():
   cfg = dataclasses.replace(TINY, attention_dropout=0.1).computed(attention="cudnn")
   q = jnp.zeros((1, 2, 2, 4))
   with pytest.raises(ValueError, match="no dropout"):
-    attention.attend(cfg, q, q, q, jnp.ones((1, 2), bool), jnp.zeros((1, 2), jnp.uint32))
+    seeds = jnp.zeros((1, 2), jnp.uint32)
+    attention.attend(cfg, attention.Inputs(q, q, q, jnp.ones((1, 2), bool), None, seeds))
 
 
 def test_the_four_sites_of_dropout_are_where_numpy_puts_them():

@@ -75,6 +75,37 @@ def test_logits_are_those_of_transformers(tmp_path, name, head):
 
 
 @needs_torch
+@pytest.mark.parametrize("name", ["windows", "windows in blocks", "no windows"])
+def test_packed_rows_are_those_of_transformers_with_masks_of_four_dimensions(tmp_path, name):
+  import torch
+  import transformers
+
+  cfg = SHAPES[name]
+  network = random_network(cfg, "rtd_head")
+  huggingface.save(tmp_path, cfg, network, "rtd_head", 0)
+  batch = a_batch()
+  documents = np.where(batch.padding_mask, 1 + (np.arange(24) > 4) + (np.arange(24) > 13), 0)
+  batch = batch._replace(document_ids=documents.astype(np.int32))
+  with jax.default_matmul_precision("highest"):
+    ours = export.logits(Network(cfg, network, "rtd_head"), batch)
+
+  at = np.arange(24)
+  within = documents[:, :, None] == documents[:, None, :]
+  near = np.abs(at[:, None] - at) <= cfg.window // 2
+  masks = {"full_attention": within, "sliding_attention": within & near}
+  position = at - np.where(at > 13, 14, np.where(at > 4, 5, 0))
+  model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+  with torch.no_grad():
+    theirs = model(
+      input_ids=torch.tensor(batch.ids).long(),
+      attention_mask={k: torch.tensor(v)[:, None] for k, v in masks.items()},
+      position_ids=torch.tensor(position)[None].expand(3, -1),
+    ).logits[..., 0]
+  # as above
+  np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
+
+
+@needs_torch
 @pytest.mark.parametrize("head", HEADS[:2])
 def test_every_class_loads_without_a_missing_or_unknown_tensor(tmp_path, head):
   import transformers

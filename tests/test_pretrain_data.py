@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from test_build import make_config
@@ -18,12 +19,21 @@ from electra_jax.data.shards import DataError
 PINNED = [10, 34, 5, 1, 66, 45, 51, 40]  # index_shuffle of 0 to 7 below 100, seed (3, 1)
 
 
+def built(folder, **options):
+  config = make_config(folder, examples_per_shard=50, holdout_frac=0.2, **options)
+  build.build(config)
+  return Path(config.data.dir)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
   """About 400 examples of 16 tokens in shards of 50."""
-  config = make_config(tmp_path_factory.mktemp("data"), examples_per_shard=50, holdout_frac=0.2)
-  build.build(config)
-  return Path(config.data.dir)
+  return built(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+  return Shards.open(built(tmp_path_factory.mktemp("packed"), examples="packed"))
 
 
 @pytest.fixture
@@ -46,19 +56,55 @@ def take(data, count, **options):
 
 def assert_equal(first, second):
   for a, b in zip(first, second, strict=True):
-    np.testing.assert_array_equal(a, b)
-    assert a.dtype == b.dtype
+    if a is not None or b is not None:
+      np.testing.assert_array_equal(a, b)
+      assert a.dtype == b.dtype
+
+
+def joined(parts):
+  """Returns the rows of several batches as one batch."""
+  return jax.tree.map(lambda *fields: np.concatenate(fields), *parts)
 
 
 def test_batches_have_the_shapes_and_types_of_batch(data):
   (batch,) = take(data, 1, seed=0, batch_size=8)
-  assert [(x.shape, x.dtype) for x in batch] == [
+  assert batch.document_ids is None
+  assert [(x.shape, x.dtype) for x in batch[:-1]] == [
     ((8, 16), np.int32),
     ((8, 16), np.int32),
     ((8, 16), bool),
     ((8,), np.int32),
   ]
   assert batch.row.tolist() == list(range(8))
+
+
+def test_packed_batches_say_which_document_a_token_belongs_to(packed):
+  for batch in take(packed, 5, seed=0, batch_size=32):
+    assert batch.document_ids.dtype == np.int32
+    starts = np.cumsum(batch.ids == packed.vocab.cls, axis=1)
+    np.testing.assert_array_equal(batch.document_ids, starts * batch.padding_mask)
+  *_, last = eval_batches(packed, batch_size=64, max_examples=65)
+  assert last.document_ids[0].any() and not last.document_ids[1:].any()
+
+
+def test_packed_shards_of_an_earlier_version_have_one_document_a_row(packed, tmp_path):
+  for path in packed.folder.iterdir():
+    if path.is_file():
+      (tmp_path / path.name).write_bytes(path.read_bytes())
+  old = json.loads((tmp_path / "manifest.json").read_text())
+  del old["document_starts"]
+  for split in old["splits"].values():
+    for shard in split["shards"]:
+      records = np.fromfile(tmp_path / shard["file"], shards.layout(packed.manifest))
+      written = records[["length", "first", "ids"]].astype(np.dtype([
+        ("length", "<u2"), ("first", "<u2"), ("ids", "<u2", 16)
+      ])).tobytes()  # fmt: skip
+      (tmp_path / shard["file"]).write_bytes(written)
+      shard["bytes"] = len(written)
+  (tmp_path / "manifest.json").write_text(json.dumps(old))
+  batch = Shards.open(tmp_path).read(np.arange(4))
+  assert batch.document_ids is None
+  np.testing.assert_array_equal(batch.ids, packed.read(np.arange(4)).ids)
 
 
 def test_segments_and_padding_follow_the_separators(data):
@@ -137,7 +183,7 @@ def test_starting_at_a_step_equals_reaching_it(data, start):
     shuffle = tf.random.experimental.index_shuffle
     count = data.num_examples
     index = [int(shuffle(p % count, [0, p // count], count - 1)) for p in position]
-    expected = pretrain_batches.Batch(*data.read(np.array(index)), np.arange(16, dtype=np.int32))
+    expected = data.read(np.array(index))
   assert_equal(found, expected)
 
 
@@ -147,8 +193,8 @@ def test_the_hosts_slices_are_one_global_batch(data, hosts):
   whole = take(data, 3, **options)  # over the end of an epoch
   parts = [take(data, 3, host=host, hosts=hosts, **options) for host in range(hosts)]
   for step in range(3):
-    joined = [np.concatenate(field) for field in zip(*(p[step] for p in parts), strict=True)]
-    assert_equal(joined, whole[step])
+    rows = joined([p[step] for p in parts])
+    assert_equal(rows, whole[step])
 
 
 def test_a_batch_may_hold_the_whole_corpus(data):
@@ -184,7 +230,7 @@ def test_hosts_share_the_evaluation(folder, hosts):
     for h in range(hosts)
   ]
   for batch, *slices in zip(whole, *parts, strict=True):
-    assert_equal([np.concatenate(field) for field in zip(*slices, strict=True)], batch)
+    assert_equal(joined(slices), batch)
 
 
 # What is refused.

@@ -10,17 +10,10 @@ import pytest
 
 from electra_jax.core import attention, encoder, flops, networks
 from electra_jax.core.transformer_config import Compute, TransformerConfig
+from electra_jax.interop import modernbert
 
 BERT = TransformerConfig(50, 8, 8, 3, 2, 12, 16, layer_norm_eps=1e-5)
-MODERN = {
-  "block": "pre_norm",
-  "norm": "layer_norm_no_bias",
-  "feed_forward": "geglu",
-  "positions": "rope",
-  "biases": False,
-  "token_types": False,
-  "first_norm": False,
-}
+MODERN = {k: v for k, v in modernbert.LAYERS.items() if k not in ("head_norm", "direction")}
 VARIANTS = {
   "bert": {},
   "pre-norm": {"block": "pre_norm"},
@@ -227,7 +220,11 @@ def test_products_of_local_attention_are_those_the_compiler_counts(length):
   cfg = TransformerConfig(50, 512, 512, 2, 2, 256, 512, global_every=2, window=64)
   q = jax.ShapeDtypeStruct((4, length, 2, 256), jnp.float32)
   mask = np.ones((4, length), bool)
-  lowered = jax.jit(lambda q: attention.attend(cfg, q, q, q, mask, None, local=True)).lower(q)
+
+  def attend(q):
+    return attention.attend(cfg, attention.Inputs(q, q, q, mask, None, None), local=True)
+
+  lowered = jax.jit(attend).lower(q)
   ours = 4 * 2 * 2 * attention.local_scores(cfg, length) * 512
   assert 0.98 < lowered.cost_analysis()["flops"] / ours < 1.2
 

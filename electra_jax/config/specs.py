@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from electra_jax.config.compare import flatten, upgrade
 from electra_jax.config.files import load
 from electra_jax.core import masking, objectives, optimizer, schedules
+from electra_jax.core.attention import ATTENTION
 from electra_jax.core.generators import GENERATORS, masked_language_model
 from electra_jax.core.networks import TIES, PretrainSpec
 from electra_jax.core.transformer_config import (
@@ -93,8 +94,8 @@ def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> T
   cfg = generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
   if tying.own_width:  # as in the original
     cfg = dataclasses.replace(cfg, embedding_size=cfg.hidden_size)
-  # Unidirectional towers use XLA's attention.
-  fits = _cudnn_takes(cfg.hidden_size // cfg.num_heads) and not definition.predicts_all
+  kind = ATTENTION[cfg.compute.attention]
+  fits = kind.takes_head(cfg.head_size) and (kind.one_direction or not definition.predicts_all)
   return cfg if fits else cfg.computed(attention="xla")
 
 
@@ -152,12 +153,8 @@ def make_compute(m: ConfigDict, head_width: int) -> Compute:
     dtype = "float32" if platform == "cpu" else "bfloat16"
   if attention == "auto":
     cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
-    attention = "cudnn" if cudnn and _cudnn_takes(head_width) else "xla"
+    attention = "cudnn" if cudnn and ATTENTION["cudnn"].takes_head(head_width) else "xla"
   return Compute(dtype, attention, m.unroll, m.remat)
-
-
-def _cudnn_takes(head_width: int) -> bool:
-  return head_width % 8 == 0 and head_width <= 128
 
 
 def make_limits(config: ConfigDict) -> health.Limits:

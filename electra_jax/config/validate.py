@@ -14,7 +14,7 @@ from electra_jax.config.specs import (
   make_optimizer_config,
   make_schedule,
 )
-from electra_jax.core import encoder, generators, layers, networks, objectives, optimizer
+from electra_jax.core import attention, encoder, generators, layers, networks, objectives, optimizer
 from electra_jax.runtime import parallel, tracing
 
 # Single-field ranges; cross-field checks are in `check_combination` and in the objects.
@@ -61,7 +61,7 @@ def check_fields(config: ConfigDict) -> None:
     ("model.feed_forward", layers.FEED_FORWARDS),
     ("model.positions", ("learned", "rope")),
     ("model.dtype", ("auto", "float32", "bfloat16")),
-    ("model.attention", ("auto", "xla", "cudnn")),
+    ("model.attention", ("auto", *attention.ATTENTION)),
     ("checkpoint.on_error", ("stop", "continue")),
     ("health.on_nan", ("stop", "rollback")),
     ("health.on_warning", ("warn", "stop")),
@@ -188,10 +188,15 @@ def check_combination(config: ConfigDict) -> None:
     )
 
 
-def check_attention(m: ConfigDict) -> None:
-  """Raises ValueError if cuDNN's attention is requested but unsupported."""
-  if m.attention == "cudnn" and (jax.default_backend() != "gpu" or m.attention_dropout):
+def check_attention(m: ConfigDict, platform: str | None = None) -> None:
+  """Raises ValueError if `platform` (None: this machine) lacks the requested attention."""
+  if m.attention == "auto":
+    return
+  platform, kind = platform or jax.default_backend(), attention.ATTENTION[m.attention]
+  dropout = m.attention_dropout if not kind.dropout else 0
+  if kind.platform not in (None, platform) or dropout:
     raise ValueError(
-      "config.model.attention=cudnn needs a GPU and model.attention_dropout=0, got"
-      f" {jax.default_backend()} and {m.attention_dropout}; auto uses cudnn where it is supported"
+      f"config.model.attention={m.attention} needs a {kind.platform.upper()} and"
+      f" model.attention_dropout=0, got {platform} and {m.attention_dropout}; auto uses cudnn where"
+      " it is supported"
     )

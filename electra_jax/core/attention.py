@@ -1,12 +1,21 @@
-"""Attention to all tokens or to a window, and rotary positions. Letters as in `encoder`."""
+"""Attention to all tokens, to a document or to a window, and rotary positions.
+
+Letters as in `encoder`. A new implementation is a function and an entry in ATTENTION.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from electra_jax.core.batch import TOKENS_PER_DOCUMENT
 from electra_jax.core.layers import dropout
 from electra_jax.core.transformer_config import TransformerConfig
 
-Table = tuple[jax.Array, jax.Array]  # cosines and sines [L, d / 2] float32
+# cosines and sines [L, d / 2], or [B, L, d / 2] where rows have their own positions; float32
+Table = tuple[jax.Array, jax.Array]
 
 
 def rope_table(length: int, width: int, theta: float) -> Table:
@@ -16,53 +25,161 @@ def rope_table(length: int, width: int, theta: float) -> Table:
   return jnp.cos(angles), jnp.sin(angles)
 
 
+def document_positions(document_ids: jax.Array) -> jax.Array:
+  """Returns the index of each token in its document, [B, L] int32, of document_ids [B, L]."""
+  at = jnp.arange(document_ids.shape[1], dtype=jnp.int32)
+  before = jnp.pad(document_ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+  starts = jnp.where(document_ids != before, at, 0)
+  return at - jax.lax.cummax(starts, axis=1)
+
+
 def rotate(x: jax.Array, table: Table) -> jax.Array:
   """Turns x [B, L, H, d] by its positions; number j pairs with j + d / 2, as in ModernBERT."""
-  cos, sin = (t[:, None, :] for t in table)
+  cos, sin = (t[..., None, :] for t in table)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
   return turned.astype(x.dtype)
 
 
-def attend(
-  cfg: TransformerConfig,
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  padding_mask: jax.Array,
-  seeds: jax.Array | None,
-  local: bool = False,
-) -> jax.Array:
-  """Scaled dot-product attention; padding is never attended to.
+class Inputs(NamedTuple):
+  """The inputs of attention."""
+
+  q: jax.Array  # [B, L, H, D / H], as k, v and the result
+  k: jax.Array
+  v: jax.Array
+  padding_mask: jax.Array  # [B, L] bool, True on tokens; padding is at the end
+  document_ids: jax.Array | None  # [B, L] int32 as in `Batch`, or None
+  seeds: jax.Array | None  # [B, 2] uint32 for dropout on the probabilities, or None
+
+
+def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.Array:
+  """Scaled dot-product attention; padding and other documents are never attended to.
 
   Args:
-    q, k, v: [B, L, H, D / H], as is the result.
-    padding_mask: [B, L] bool, True on tokens; padding is at the end.
-    seeds: [B, 2] uint32 for dropout on the probabilities, or None.
     local: whether tokens see those at most cfg.window // 2 away only.
 
   Raises:
-    ValueError: attention is cuDNN and dropout is on; JAX's cuDNN attention has none.
+    ValueError: cfg.compute.attention lacks dropout or one direction, which cfg needs.
   """
+  kind = ATTENTION[cfg.compute.attention]
+  if cfg.direction != "both" and not kind.one_direction:
+    raise ValueError(f"{cfg.compute.attention} attention needs direction=both, got {cfg.direction}")
+  if inputs.seeds is not None and cfg.attention_dropout and not kind.dropout:
+    raise ValueError(
+      f"{cfg.compute.attention} attention has no dropout: set model.attention_dropout to 0 (it is "
+      f"{cfg.attention_dropout}) or model.attention to xla"
+    )
+  if local and not kind.local:
+    kind = ATTENTION["xla"]
+  return kind.apply(cfg, inputs, local)
+
+
+def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
+  """Attention by a mask: the reference."""
+  q, k, v, padding_mask, document_ids, seeds = inputs
   if local and local_scores(cfg, q.shape[1]) < q.shape[1] ** 2:
-    return _attend_in_blocks(cfg, q, k, v, padding_mask, seeds)
-  if cfg.compute.attention == "cudnn" and not local:  # which has no window on both sides
-    if seeds is not None and cfg.attention_dropout:
-      raise ValueError(
-        f"cudnn attention has no dropout: set model.attention_dropout to 0 (it is "
-        f"{cfg.attention_dropout}) or model.attention to xla"
-      )
-    # Lengths, because cuDNN turns a mask into a dense bias, which is slow. A length of 0 gives
-    # 0 / 0 = NaN, whose gradient would reach the weights.
+    return _attend_in_blocks(cfg, inputs)
+  scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
+  scores = scores * (q.shape[-1] ** -0.5)
+  scores = jnp.where(_visible(cfg, padding_mask, document_ids, local), scores, -1e9)
+  probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, seeds).astype(v.dtype)
+  return jnp.einsum("bhlm,bmhd->blhd", probs, v)
+
+
+def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
+  """cuDNN's fused attention, which takes lengths: it turns a mask into a dense bias, and is slow.
+
+  Documents need a GPU of compute capability 9.0; others mask them.
+  """
+  q, k, v, padding_mask, document_ids, _ = inputs
+  if document_ids is None:
+    # A length of 0 gives 0 / 0 = NaN, whose gradient would reach the weights.
     lengths = jnp.maximum(padding_mask.sum(-1, dtype=jnp.int32), 1)
     return jax.nn.dot_product_attention(
       q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn"
     )
-  scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
-  scores = scores * (q.shape[-1] ** -0.5)
-  scores = jnp.where(_visible(cfg, padding_mask, local), scores, -1e9)
-  probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, seeds).astype(v.dtype)
-  return jnp.einsum("bhlm,bmhd->blhd", probs, v)
+  # The one function that takes several documents a row has no public name (JAX 0.10 to 0.12).
+  from jax._src.cudnn import fused_attention_stablehlo as fused
+
+  if not fused.check_compute_capability("9.0"):
+    return _xla(cfg, inputs, local)
+  lengths, starts = packed_layout(document_ids)
+  return fused.dot_product_attention(
+    q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=starts, kv_offsets=starts,
+    scale=q.shape[-1] ** -0.5, mask_type=fused.MaskType.PADDING,
+  )  # fmt: skip
+
+
+def packed_layout(document_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns lengths [B, M] and starts [B, M + 1] int32 of the documents of each row, then -1.
+
+  Padding counts as a document, because cuDNN leaves what is in none uninitialised.
+
+  Args:
+    document_ids: [B, L] int32, at most L / 8 documents a row.
+  """
+  L = document_ids.shape[1]
+  most = L // TOKENS_PER_DOCUMENT + 1
+  last = document_ids.max(-1, keepdims=True)
+  number = jnp.where(document_ids == 0, last, document_ids - 1)
+  lengths = (number[..., None] == jnp.arange(most)).sum(1, dtype=jnp.int32)
+  starts = jnp.where(lengths > 0, jnp.cumsum(lengths, -1) - lengths, -1)
+  return jnp.where(lengths > 0, lengths, -1), jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
+
+
+SPLASH_BLOCK = 128  # tokens
+
+
+def _splash(
+  cfg: TransformerConfig, inputs: Inputs, local: bool, interpret: bool = False
+) -> jax.Array:
+  """Splash attention, a Pallas kernel for TPUs; it skips the blocks outside of a window.
+
+  Args:
+    interpret: run it without a TPU, slowly.
+  """
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+  q, k, v, padding_mask, document_ids, _ = inputs
+  length, H, d = q.shape[1:]
+  ids = padding_mask.astype(jnp.int32) if document_ids is None else document_ids
+  missing = -length % SPLASH_BLOCK
+  q, k, v, ids = (
+    jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2))) for x in (q, k, v, ids)
+  )
+  L = length + missing
+  side = cfg.window // 2 if local else None
+  mask = masks.MultiHeadMask([masks.LocalMask((L, L), (side, side), 0)] * H)
+  if not local:
+    mask = masks.MultiHeadMask([masks.FullMask((L, L))] * H)
+  names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+  sizes = splash.BlockSizes(**{f"block_{name}": SPLASH_BLOCK for name in names})
+  kernel = splash.make_splash_mha(
+    mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+  )
+  q, k, v = (x.swapaxes(1, 2) for x in (q * d**-0.5, k, v))
+  return jax.vmap(kernel)(q, k, v, splash.SegmentIds(ids, ids)).swapaxes(1, 2)[:, :length]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionDef:
+  """The definition of an implementation of attention."""
+
+  apply: Callable[[TransformerConfig, Inputs, bool], jax.Array]
+  platform: str | None = None  # where it runs; None: everywhere
+  dropout: bool = False  # on the probabilities
+  local: bool = False  # has windows; else "xla" computes those layers
+  one_direction: bool = False
+  takes_head: Callable[[int], bool] = lambda width: True
+
+
+# All give the same numbers, up to rounding.
+ATTENTION = {
+  "xla": AttentionDef(_xla, dropout=True, local=True, one_direction=True),
+  "cudnn": AttentionDef(_cudnn, "gpu", takes_head=lambda width: width % 8 == 0 and width <= 128),
+  "splash": AttentionDef(_splash, "tpu", local=True),
+}
 
 
 def _within(cfg: TransformerConfig, distance: jax.Array, local: bool) -> jax.Array:
@@ -73,13 +190,17 @@ def _within(cfg: TransformerConfig, distance: jax.Array, local: bool) -> jax.Arr
   return seen & (jnp.abs(distance) <= cfg.window // 2) if local else seen
 
 
-def _visible(cfg: TransformerConfig, padding_mask: jax.Array, local: bool) -> jax.Array:
+def _visible(
+  cfg: TransformerConfig, padding_mask: jax.Array, document_ids: jax.Array | None, local: bool
+) -> jax.Array:
   """Returns the attention mask: [B, 1, 1 or L, L] bool, True where a query may attend."""
-  padding_mask = padding_mask[:, None, None, :]
+  seen = padding_mask[:, None, None, :]
+  if document_ids is not None:
+    seen = seen & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
   if cfg.direction == "both" and not local:
-    return padding_mask
+    return seen
   at = jnp.arange(padding_mask.shape[-1])
-  return padding_mask & _within(cfg, at - at[:, None], local)
+  return seen & _within(cfg, at - at[:, None], local)
 
 
 def local_scores(cfg: TransformerConfig, length: int) -> int:
@@ -88,13 +209,12 @@ def local_scores(cfg: TransformerConfig, length: int) -> int:
   return min(length * length, -(-length // size) * size * 3 * size)
 
 
-def _attend_in_blocks(
-  cfg: TransformerConfig, q: jax.Array, k: jax.Array, v: jax.Array, padding_mask: jax.Array, seeds
-) -> jax.Array:
+def _attend_in_blocks(cfg: TransformerConfig, inputs: Inputs) -> jax.Array:
   """Local attention: a block of window // 2 queries sees its own keys and both neighbours'.
 
   So L queries have 3 (window // 2) scores each, not L, on every kind of device.
   """
+  q, k, v, padding_mask, document_ids, seeds = inputs
   B, L, H, d = q.shape
   size = cfg.window // 2
   count = -(-L // size)
@@ -111,6 +231,9 @@ def _attend_in_blocks(
   q, k, v = padded(q, 0, 0), neighbours(k), neighbours(v)
   distance = jnp.arange(-size, 2 * size) - jnp.arange(size)[:, None]
   seen = _within(cfg, distance, True) & neighbours(padding_mask)[:, :, None, None, :]
+  if document_ids is not None:
+    own, others = padded(document_ids, 0, 0), neighbours(document_ids)
+    seen &= (own[..., None] == others[:, :, None])[:, :, None]
   scores = jnp.einsum("bnqhd,bnkhd->bnhqk", q, k, preferred_element_type=jnp.float32)
   scores = jnp.where(seen, scores * d**-0.5, -1e9)
   probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, seeds).astype(v.dtype)

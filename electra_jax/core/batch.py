@@ -7,6 +7,9 @@ import numpy as np
 
 Array = jax.Array | np.ndarray
 
+# A row of L tokens holds at most L / 8 documents, because attention kernels need a limit.
+TOKENS_PER_DOCUMENT = 8
+
 
 class Batch(NamedTuple):
   """B token sequences of length L."""
@@ -16,6 +19,9 @@ class Batch(NamedTuple):
   padding_mask: Array  # [B, L] bool, True on tokens. A row that is all False is ignored
   # [B] int32, index in the *global* batch. Random keys derive from it, not from the device
   row: Array
+  # [B, L] int32, the document of each token, 1, 2, ... and 0 on padding. Attention stays inside a
+  # document and positions begin anew. None: each row is one document
+  document_ids: Array | None = None
 
 
 class Examples(NamedTuple):
@@ -27,3 +33,4 @@ class Examples(NamedTuple):
   row: Array
   # {name: labels}, [B] per row or [B, L] per token, padded with 0; empty for prediction
   target: dict[str, Array]
+  document_ids = None  # as in `Batch`: each row is one document

@@ -8,6 +8,7 @@ layers.
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,19 @@ class Embeddings(nn.Module):
   cfg: TransformerConfig
 
   @nn.compact
-  def __call__(self, ids: jax.Array, token_type_ids: jax.Array) -> jax.Array:
-    """Returns [B, L, E] float32 for ids and token_type_ids [B, L] int32."""
+  def __call__(
+    self, ids: jax.Array, token_type_ids: jax.Array, document_ids: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns [B, L, E] float32 for [B, L] int32 each; document_ids as in `Batch`."""
     cfg, init = self.cfg, nn.initializers.truncated_normal(self.cfg.init_stddev)
     word = self.param("word", init, (cfg.vocab_size, cfg.embedding_size))
     x = word[ids]
     if cfg.positions == "learned":
       position = self.param("position", init, (cfg.max_positions, cfg.embedding_size))
-      x = x + position[: ids.shape[1]]
+      if document_ids is None:
+        x = x + position[: ids.shape[1]]
+      else:
+        x = x + position[attention.document_positions(document_ids)]
     if cfg.token_types:
       token_type = self.param("token_type", init, (2, cfg.embedding_size))
       # With two rows, a select is cheaper than a gather, forward and backward.
@@ -67,6 +73,14 @@ class BlockDef:
 BLOCKS = {"post_norm": BlockDef(_post_norm), "pre_norm": BlockDef(_pre_norm, residual=True)}
 
 
+class Context(NamedTuple):
+  """What all blocks of an encoder read."""
+
+  padding_mask: jax.Array  # [B, L] bool
+  document_ids: jax.Array | None  # [B, L] int32 as in `Batch`
+  tables: dict[str, attention.Table]  # `_rope_tables`
+
+
 class Block(nn.Module):
   """Self-attention and feed-forward in the order of cfg.block."""
 
@@ -76,18 +90,17 @@ class Block(nn.Module):
   def __call__(
     self,
     x: jax.Array,
-    context: tuple[jax.Array, dict[str, attention.Table]],
+    context: Context,
     dropout_seeds: jax.Array | None,
     flags: dict[str, jax.Array],
   ):
     """Returns ([B, L, D], None) for x [B, L, D].
 
     Args:
-      context: padding_mask [B, L] bool and `_rope_tables`.
       dropout_seeds: [B, 3, 2] uint32 or None.
       flags: this layer's of `_layer_flags`.
     """
-    cfg, (padding_mask, tables) = self.cfg, context
+    cfg, tables = self.cfg, context.tables
     at = (lambda site: None) if dropout_seeds is None else (lambda site: dropout_seeds[:, site])
 
     def attend(x):
@@ -99,15 +112,15 @@ class Block(nn.Module):
         local, every = tables.get("local"), tables["global"]
         table = every if local is None else _choose(flags["is_local"], local, every)
         q, k = attention.rotate(q, table), attention.rotate(k, table)
-      args = q, k, v, padding_mask, at(0)
+      inputs = attention.Inputs(q, k, v, context.padding_mask, context.document_ids, at(0))
       if "is_local" in flags:
         y = jax.lax.cond(
           flags["is_local"],
-          lambda: attention.attend(cfg, *args, local=True),
-          lambda: attention.attend(cfg, *args),
+          lambda: attention.attend(cfg, inputs, local=True),
+          lambda: attention.attend(cfg, inputs),
         )
       else:
-        y = attention.attend(cfg, *args)
+        y = attention.attend(cfg, inputs)
       y = block_output(cfg, "attention_output", axis=(-2, -1))(y)
       return dropout(y, cfg.dropout, at(1))
 
@@ -132,14 +145,19 @@ def _layer_flags(cfg: TransformerConfig) -> dict[str, jax.Array]:
   return flags
 
 
-def _rope_tables(cfg: TransformerConfig, length: int) -> dict[str, attention.Table]:
+def _rope_tables(
+  cfg: TransformerConfig, length: int, document_ids: jax.Array | None
+) -> dict[str, attention.Table]:
   """Returns the table of the layers that attend to all tokens and, if it differs, of the others."""
   if cfg.positions != "rope":
     return {}
   tables = {"global": attention.rope_table(length, cfg.head_size, cfg.rope_theta)}
   if cfg.global_every > 1 and cfg.local_rope_theta != cfg.rope_theta:
     tables["local"] = attention.rope_table(length, cfg.head_size, cfg.local_rope_theta)
-  return tables
+  if document_ids is None:
+    return tables
+  at = attention.document_positions(document_ids)
+  return jax.tree.map(lambda table: table[at], tables)
 
 
 class Encoder(nn.Module):
@@ -149,7 +167,11 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, padding_mask: jax.Array, dropout_seeds: tuple[jax.Array, jax.Array] | None
+    self,
+    x: jax.Array,
+    padding_mask: jax.Array,
+    dropout_seeds: tuple[jax.Array, jax.Array] | None,
+    document_ids: jax.Array | None = None,
   ) -> jax.Array:
     """Returns the last hidden states, [B, L, D] in the compute dtype, for x [B, L, E]."""
     cfg, kind = self.cfg, BLOCKS[self.cfg.block]
@@ -170,7 +192,8 @@ class Encoder(nn.Module):
       # Traces each block twice; initial weights depend on that, nothing else does.
       check_constancy_invariants=self.is_initializing(),
     )
-    context = padding_mask, _rope_tables(cfg, x.shape[1])
+    tables = _rope_tables(cfg, x.shape[1], document_ids)
+    context = Context(padding_mask, document_ids, tables)
     if kind.residual:
       x = x.astype(jnp.float32)
     x, _ = layers(cfg, name="layers")(x, context, layer_seeds, _layer_flags(cfg))

@@ -148,8 +148,11 @@ def encode(
   cfg: TransformerConfig, tables: dict, weights: dict, ids: jax.Array, batch: Batch, dropout_seeds
 ) -> jax.Array:
   """Returns the encoder's states [B, L, D] for ids [B, L]."""
-  x = encoder.Embeddings(cfg).apply({"params": tables}, ids, batch.token_type_ids)
-  return encoder.Encoder(cfg).apply({"params": weights}, x, batch.padding_mask, dropout_seeds)
+  documents = batch.document_ids
+  x = encoder.Embeddings(cfg).apply({"params": tables}, ids, batch.token_type_ids, documents)
+  return encoder.Encoder(cfg).apply(
+    {"params": weights}, x, batch.padding_mask, dropout_seeds, documents
+  )
 
 
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:

@@ -9,13 +9,9 @@ class Compute:
   """How a network is computed; outputs differ by rounding only, weights not at all."""
 
   dtype: str = "float32"  # of activations and matmuls
-  attention: str = "xla"  # "xla" or "cudnn"
+  attention: str = "xla"  # a key of `attention.ATTENTION`
   unroll: int = 1  # layers per scan iteration; 1 compiles fastest, all may run fastest
   remat: bool = False  # recompute each block's activations in the backward pass
-
-  def __post_init__(self):
-    if self.attention not in ("xla", "cudnn"):
-      raise ValueError(f"attention must be 'xla' or 'cudnn', got {self.attention!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +57,6 @@ class TransformerConfig:
       raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
     if self.direction not in ("both", "ltr", "rtl"):
       raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
-    if self.direction != "both" and self.compute.attention == "cudnn":
-      raise ValueError("cudnn attention needs direction=both: set attention=xla")
     if self.positions == "rope" and self.head_size % 2:
       raise ValueError(f"RoPE turns pairs of numbers: the head width {self.head_size} is odd")
     if self.global_every < 1 or self.window < 2:

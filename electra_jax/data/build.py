@@ -174,7 +174,8 @@ def _build(config: ConfigDict, temporary: Path) -> dict:
     pad=vocab.pad,
   )
   work = chunks.WorkerSpec(str(temporary), vocab, spec, config.seed)
-  dtype = examples.record_dtype(data.seq_length, vocab.size)
+  packed = data.examples == "packed"
+  dtype = examples.record_dtype(data.seq_length, vocab.size, starts=packed)
   writers = {
     split: ShardWriter(temporary, split, dtype, data.examples_per_shard, vocab.size)
     for split in SPLITS
@@ -188,15 +189,15 @@ def _build(config: ConfigDict, temporary: Path) -> dict:
         counts[split]["tokens"] += part.tokens
         counts[split]["discarded"] += part.discarded
         records = part.data
-        if data.examples == "packed":
+        if packed:
           joined = np.concatenate([rest[split], part.data])
           records, rest[split] = examples.pack(joined, spec, dtype)
         writers[split].append(records)
       status.update(size, sum(part.tokens for part in parts.values()))
-  if data.examples == "packed":
+  if packed:
     for split in SPLITS:
       writers[split].append(examples.pack(rest[split], spec, dtype, last=True)[0])
-  return _manifest(config, reader, vocab, writers, counts, dtype.itemsize)
+  return _manifest(config, reader, vocab, writers, counts, dtype)
 
 
 def _cores() -> int:
@@ -204,7 +205,7 @@ def _cores() -> int:
   return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: int) -> dict:
+def _manifest(config, reader: "_Reader", vocab, writers, counts, dtype: np.dtype) -> dict:
   """Closes the shards and returns their manifest."""
   reader.close()
   if not writers["train"].examples:
@@ -228,7 +229,8 @@ def _manifest(config, reader: "_Reader", vocab, writers, counts, record_bytes: i
     "version": shards.FORMAT_VERSION,
     "vocab": dataclasses.asdict(vocab) | {"special_ids": list(vocab.special_ids)},
     "seq_length": config.data.seq_length,
-    "record_bytes": record_bytes,
+    "record_bytes": dtype.itemsize,
+    "document_starts": "starts" in dtype.names,
     "splits": splits,
     "sources": [
       {

@@ -1,4 +1,4 @@
-"""Turns tokenized text into fixed-size records: the paper's two-segment examples, or packing.
+"""Turns tokenized text into fixed-size records: the paper's two-segment examples, or packed rows.
 
 A record is one example, little-endian and without a header; record i of a shard starts at byte
 i x `record_dtype(...).itemsize`:
@@ -6,6 +6,7 @@ i x `record_dtype(...).itemsize`:
   length  uint16        tokens, special tokens included; the rest is padding
   first   uint16        tokens of the first segment with its [CLS] and [SEP]
   ids     uint16 [L]    uint32 if the vocabulary has more than 65,536 entries
+  starts  uint8 [L / 8] packed records only: bit i % 8 of byte i // 8 is set where a document starts
 """
 
 import dataclasses
@@ -15,6 +16,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+
+from electra_jax.core.batch import TOKENS_PER_DOCUMENT
 
 # A space after the end of a sentence and before a possible start.
 _SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')\]’”])) +(?=["'(\[‘“]?[^\W_a-z])""")
@@ -42,14 +45,34 @@ class ExampleSpec:
   pad: int
 
 
-def record_dtype(seq_length: int, vocab_size: int) -> np.dtype:
-  """Returns the layout of one record.
+# A packed document is cut at the end of a record if at least this many of its tokens fit there.
+SHORTEST_CUT = 8
 
-  >>> record_dtype(128, 30522).itemsize
-  260
+
+def record_dtype(seq_length: int, vocab_size: int, starts: bool = False) -> np.dtype:
+  """Returns the layout of one record, with or without the starts of documents.
+
+  >>> record_dtype(128, 30522).itemsize, record_dtype(128, 30522, starts=True).itemsize
+  (260, 276)
   """
   ids = "<u2" if vocab_size <= 1 << 16 else "<u4"
-  return np.dtype([("length", "<u2"), ("first", "<u2"), ("ids", ids, (seq_length,))])
+  fields = [("length", "<u2"), ("first", "<u2"), ("ids", ids, (seq_length,))]
+  if starts:
+    fields.append(("starts", "u1", (-(-seq_length // 8),)))
+  return np.dtype(fields)
+
+
+def document_ids(records: np.ndarray) -> np.ndarray | None:
+  """Returns the document of each token [n, L] int32, from 1, and 0 on padding.
+
+  None if the records have no starts.
+  """
+  if "starts" not in records.dtype.names:
+    return None
+  L = records["ids"].shape[1]
+  starts = np.unpackbits(records["starts"], axis=1, count=L, bitorder="little")
+  used = np.arange(L) < records["length"][:, None]
+  return np.cumsum(starts, axis=1, dtype=np.int32) * used
 
 
 def sentences(line: str) -> list[str]:
@@ -173,24 +196,49 @@ def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: n
 
 
 def pack(ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False):
-  """Packs a stream [n] of ids into records of one segment.
+  """Packs a stream [n] of documents, each closed by a [SEP], into records.
 
-  Returns the records and the rest, fewer than L - 2 ids, to be prepended to the next stream. If
-  `last`, the rest becomes a padded record.
+  Each document has its own [CLS] and [SEP]. One that does not fit the rest of a record goes on in
+  the next, as a document of its own.
+
+  Returns the records and the rest, to be prepended to the next stream: the documents of a record
+  that is not full. If `last`, the rest becomes a padded record.
   """
-  room = spec.seq_length - 2
-  full = len(ids) // room * room
-  body, rest = ids[:full].reshape(-1, room), ids[full:]
-  records = np.zeros(len(body), dtype)
-  records["length"] = records["first"] = spec.seq_length
-  records["ids"][:, 0] = spec.cls
-  records["ids"][:, 1:-1] = body
-  records["ids"][:, -1] = spec.sep
-  if last and len(rest):
-    ends = [(rest.tolist(), [], 0)]
-    records = np.concatenate([records, to_records(ends, spec, dtype)[0]])
-    rest = rest[:0]
-  return records, rest
+  L = spec.seq_length
+  rows: list[list[np.ndarray]] = [[]]
+  used = 0  # tokens of the last row
+  begin = 0
+  for end in np.flatnonzero(ids == spec.sep):
+    while begin < end:
+      room, row = L - used - 2, rows[-1]
+      if room < min(end - begin, SHORTEST_CUT) or len(row) == L // TOKENS_PER_DOCUMENT:
+        rows.append([])
+        used = 0
+        continue
+      part = ids[begin : min(end, begin + room)]
+      row.append(part)
+      used += len(part) + 2
+      begin += len(part)
+    begin = end + 1
+  open_row = [] if last else rows.pop()
+  records = np.zeros(len(rows), dtype)
+  records["ids"] = spec.pad
+  for record, row in zip(records, rows, strict=True):
+    _write_packed(record, row, spec)
+  rest = [np.append(part, dtype["ids"].base.type(spec.sep)) for part in open_row]
+  return records[records["length"] > 0], np.concatenate([ids[:0], *rest])
+
+
+def _write_packed(record: np.void, documents: list[np.ndarray], spec: ExampleSpec) -> None:
+  at, starts = 0, np.zeros(spec.seq_length, np.uint8)
+  for part in documents:
+    starts[at] = 1
+    record["ids"][at] = spec.cls
+    record["ids"][at + 1 : at + 1 + len(part)] = part
+    at += len(part) + 2
+    record["ids"][at - 1] = spec.sep
+  record["length"] = record["first"] = at
+  record["starts"] = np.packbits(starts, bitorder="little")
 
 
 def cut(sentence: list[int], spec: ExampleSpec) -> Iterator[list[int]]:

@@ -70,7 +70,7 @@ class Shards:
       raise DataError(f"{path} is damaged: {error}") from None
     if seq_length not in (None, length):
       raise DataError(f"{path}: shards of {length} tokens, but data.seq_length is {seq_length}")
-    itemsize = examples.record_dtype(length, vocab.size).itemsize
+    itemsize = shards.layout(manifest).itemsize
     for shard in manifest["splits"][split]["shards"]:
       if shard["bytes"] != shard["examples"] * itemsize:
         raise DataError(
@@ -110,15 +110,15 @@ class Shards:
     if soft != resource.RLIM_INFINITY and soft < wanted:
       limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
       resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    dtype = examples.record_dtype(self.seq_length, self.vocab.size)
+    dtype = shards.layout(self.manifest)
     maps = [np.asarray(np.memmap(self.folder / shard["file"], dtype, "r")) for shard in files]
     return np.cumsum([0] + [len(records) for records in maps[:-1]]), maps
 
-  def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the examples at `index` [n], each below `num_examples`, as in `Batch`.
+  def read(self, index: np.ndarray, row: np.ndarray | None = None) -> Batch:
+    """Returns the examples at `index` [n], each below `num_examples`.
 
-    Returns:
-      ids [n, L] int32, token_type_ids [n, L] int32 and padding_mask [n, L] bool.
+    Args:
+      row: their rows [n] in the global batch; None: 0, 1, ...
     """
     starts, maps = self._maps
     if len(maps) == 1:
@@ -132,7 +132,14 @@ class Shards:
     column = np.arange(self.seq_length, dtype=np.uint16)
     padding_mask = column < records["length"][:, None]
     second = (column >= records["first"][:, None]) & padding_mask
-    return records["ids"].astype(np.int32), second.astype(np.int32), padding_mask
+    row = np.arange(len(index)) if row is None else row
+    return Batch(
+      records["ids"].astype(np.int32),
+      second.astype(np.int32),
+      padding_mask,
+      row.astype(np.int32),
+      examples.document_ids(records),
+    )
 
 
 def batch_number(step: int, skipped: Sequence[int]) -> int:
@@ -171,14 +178,13 @@ def train_batches(
     raise DataError(
       f"{data.folder}: {data.num_examples} examples are too few for a batch of {batch_size}"
     )
-  row = rows.astype(np.int32)
   with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
     waiting: collections.deque[concurrent.futures.Future] = collections.deque()
     try:
       for index in _indices(data.num_examples, seed, batch_size, rows, start_step, skipped):
-        waiting.append(pool.submit(data.read, index))
+        waiting.append(pool.submit(data.read, index, rows))
         if len(waiting) > READ_AHEAD:
-          yield Batch(*waiting.popleft().result(), row)
+          yield waiting.popleft().result()
     finally:
       pool.shutdown(wait=False, cancel_futures=True)
 
@@ -244,10 +250,12 @@ def eval_batches(
   for start in range(0, count, batch_size):
     row = start + rows
     index = np.minimum(row, count - 1) * data.num_examples // count
-    ids, token_type_ids, padding_mask = data.read(index)
-    extra = row >= count
-    ids[extra], token_type_ids[extra], padding_mask[extra] = data.vocab.pad, 0, False
-    yield Batch(ids, token_type_ids, padding_mask, row.astype(np.int32))
+    batch, extra = data.read(index, row), row >= count
+    batch.ids[extra], batch.token_type_ids[extra] = data.vocab.pad, 0
+    batch.padding_mask[extra] = False
+    if batch.document_ids is not None:
+      batch.document_ids[extra] = 0
+    yield batch
 
 
 def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from electra_jax.data import examples
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.runtime.workdir import NO_LOCKS, replacing
 
@@ -190,6 +191,12 @@ def read_manifest(folder: str | os.PathLike) -> dict:
       "build the shards again"
     )
   return manifest
+
+
+def layout(manifest: dict) -> np.dtype:
+  """Returns the layout of the records; packed shards of version 0.1 have no starts."""
+  starts = manifest.get("document_starts", False)
+  return examples.record_dtype(manifest["seq_length"], manifest["vocab"]["size"], starts)
 
 
 def check_files(folder: str | os.PathLike, manifest: dict, splits=SPLITS, verify: bool = False):

@@ -5,6 +5,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs, validate
+from electra_jax.core.attention import ATTENTION
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from electra_jax.core.task_heads import LAYERS
 from electra_jax.core.transformer_config import TransformerConfig
@@ -126,7 +127,7 @@ def check(config: ConfigDict) -> None:
     ("keep", ("best", "all", "none")),
     ("model.head", LAYERS),
     ("model.dtype", ("auto", "float32", "bfloat16")),
-    ("model.attention", ("auto", "xla", "cudnn")),
+    ("model.attention", ("auto", *ATTENTION)),
     ("optimizer.name", OPTIMIZERS),
     ("optimizer.schedule", SCHEDULES),
   ):

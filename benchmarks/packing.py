@@ -1,0 +1,152 @@
+"""Packed rows: real tokens a second against two-segment examples, and the memory of attention.
+
+  python benchmarks/packing.py speed --folder=DIR --json=benchmarks/results/packing.json
+  python benchmarks/packing.py memory v5e:1x1 h200 --json=benchmarks/results/packing_memory.json
+
+`speed` builds the installed packages' documentation both ways at 128 and 512 tokens and times the
+step of a small network on real batches; rounds alternate, and the best counts. A real token is one
+of the text: neither padding nor special, and none that the examples discard.
+
+`memory` compiles attention and its gradient for devices that need not be here: with the mask and,
+on TPUs, splash attention, on GPUs cuDNN's packed layout. It needs the TPU compiler (the extra
+`tpu`) or jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cudnn-cu13.
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import machine
+from jax.experimental import topologies
+
+from electra_jax import preflight
+from electra_jax.config import files, specs
+from electra_jax.core import attention
+from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.data import build, pretrain_batches
+from electra_jax.pretrain import run
+from electra_jax.runtime import parallel
+
+TOKENS = 2048  # of a batch
+ROUNDS, STEPS = 6, 5
+
+# What XLA needs to know of an H200 (its file h200.txtpb), as JAX 0.10 reads it.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 151397597184 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
+
+
+class Contestant:
+  """The training step on batches of one kind of examples."""
+
+  def __init__(self, folder: str, kind: str, length: int):
+    c = files.load("quickstart.py")
+    c.data.dir, c.data.examples, c.data.seq_length = f"{folder}/{kind}-{length}", kind, length
+    c.model.max_positions, c.train.batch_size = length, TOKENS // length
+    self.facts = build.build(c)["splits"]["train"]
+    shards = pretrain_batches.Shards.open(c.data.dir)
+    spec = specs.make_spec(c, shards.vocab)
+    optimizer_config = specs.make_optimizer_config(c)
+    fns = run.make_train_fns(spec, optimizer_config, 1000, 0, c.train.accumulation)
+    self.step, self.state = fns.train_step, fns.init_state(fns.init_params())
+    batches = pretrain_batches.train_batches(shards, seed=0, batch_size=c.train.batch_size)
+    self.batches = parallel.prefetch(batches)
+    self.tokens_per_step = self.facts["kept"] / self.facts["examples"] * c.train.batch_size
+    self.best = float("inf")
+    self.round(1)
+    self.best = float("inf")
+
+  def round(self, steps: int = STEPS) -> None:
+    """Times some steps."""
+    start = time.perf_counter()
+    for _ in range(steps):
+      self.state, _ = self.step(self.state, next(self.batches))
+    jax.block_until_ready(self.state)
+    self.best = min(self.best, (time.perf_counter() - start) / steps)
+
+
+def speed(folder: str) -> dict:
+  """Returns the real tokens a second of both kinds of examples at both lengths."""
+  found = {}
+  for length in (128, 512):
+    kinds = {kind: Contestant(folder, kind, length) for kind in ("segments", "packed")}
+    for _ in range(ROUNDS):
+      for contestant in kinds.values():
+        contestant.round()
+    for kind, c in kinds.items():
+      size = c.facts["examples"] * length
+      found[f"{kind} {length}"] = {
+        "secs_per_step": c.best,
+        "real_tokens_per_sec": c.tokens_per_step / c.best,
+        "discarded": c.facts["discarded"] / c.facts["tokens"],
+        "padded": c.facts["padded"] / size,
+      }
+  return found
+
+
+def device_of(target: str):
+  """Returns a device to compile for."""
+  if target != "h200":
+    return preflight.tpu_slice(target).devices[0]
+  options = {"platform": "cuda", "target_config": H200, "topology": "1x1x1"}
+  return topologies.get_topology_desc(**options).devices[0]
+
+
+def memory(targets: list[str]) -> dict:
+  """Returns the bytes of temporaries of attention and its gradient, 8 rows of 512, bfloat16."""
+  from jax._src.cudnn import fused_attention_stablehlo as fused
+
+  fused.check_compute_capability = lambda capability: True  # it asks for a GPU of this machine
+  B, L, H, d = 8, 512, 12, 64
+  cfg = TransformerConfig(1000, H * d, H * d, 1, H, 4 * H * d, L, window=128)
+  found = {}
+  for target in targets:
+    sharding = jax.sharding.SingleDeviceSharding(device_of(target))
+
+    def shape(size, dtype, sharding=sharding):
+      return jax.ShapeDtypeStruct(size, dtype, sharding=sharding)
+
+    x, ids = shape((B, L, H, d), jnp.bfloat16), shape((B, L), jnp.int32)
+    for name in ("xla", "cudnn" if target == "h200" else "splash"):
+      for local in (False, True):
+
+        def total(q, k, v, ids, name=name, local=local):
+          inputs = attention.Inputs(q, k, v, ids > 0, ids, None)
+          y = attention.ATTENTION[name].apply(cfg, inputs, local)
+          return jnp.square(y.astype(jnp.float32)).sum()
+
+        if local and not attention.ATTENTION[name].local:
+          continue
+        compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x, ids).compile()
+        label = f"{target} {name}{' window 128' if local else ''}"
+        found[label] = {"temporary_bytes": compiled.memory_analysis().temp_size_in_bytes}
+  return found
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("what", choices=("speed", "memory"))
+  parser.add_argument("targets", nargs="*")
+  parser.add_argument("--folder")
+  parser.add_argument("--json")
+  args = parser.parse_args()
+  found = speed(args.folder) if args.what == "speed" else memory(args.targets)
+  for name, values in found.items():
+    print(name, {k: round(v, 4) for k, v in values.items()})
+  machine.save(args.json, {"results": found}, hide=[args.folder])
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,201 @@
+"""Packed rows: several documents a row, none of which sees another."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objectives import SPEC, evaluate, fresh, keys_of, make_batch
+
+from electra_jax.core import attention, generators, networks, objectives
+from electra_jax.core.attention import Inputs
+from electra_jax.core.batch import Batch
+from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.data import examples
+from electra_jax.data.examples import ExampleSpec
+
+BERT = TransformerConfig(50, 16, 16, 3, 2, 24, 24, init_stddev=0.3)
+MODERN = dataclasses.replace(
+  BERT, block="pre_norm", norm="layer_norm_no_bias", feed_forward="geglu", positions="rope",
+  rope_theta=100.0, local_rope_theta=10.0, global_every=3, window=6, biases=False,
+  token_types=False, first_norm=False,
+)  # fmt: skip
+CONFIGS = {
+  "bert": BERT,
+  "modern, windows in blocks": MODERN,
+  "modern, windows by a mask": dataclasses.replace(MODERN, window=20),
+}
+LENGTHS = ((5, 9, 3, 4), (20,))  # of the documents of two rows of 24 tokens
+
+
+def packed_batch(lengths=LENGTHS, L=24):
+  rng = np.random.default_rng(0)
+  documents = np.zeros((len(lengths), L), np.int32)
+  for row, sizes in enumerate(lengths):
+    documents[row, : sum(sizes)] = np.repeat(np.arange(len(sizes)) + 1, sizes)
+  ids = np.where(documents > 0, rng.integers(5, 50, documents.shape), 0).astype(np.int32)
+  row = np.arange(len(lengths), dtype=np.int32)
+  return Batch(ids, np.zeros_like(ids), documents > 0, row, documents)
+
+
+@pytest.mark.parametrize("cfg", CONFIGS.values(), ids=CONFIGS)
+def test_states_of_a_packed_row_are_those_of_its_documents_alone(cfg):
+  tables = networks.init_embeddings(cfg, jax.random.key(0))
+  weights = networks.init_encoder(cfg, jax.random.key(1))
+  encode = jax.jit(lambda batch: networks.encode(cfg, tables, weights, batch.ids, batch, None))
+  batch = packed_batch()
+  together = np.asarray(encode(batch))
+  for row, sizes in enumerate(LENGTHS):
+    for number, size in enumerate(sizes, 1):
+      at = batch.document_ids[row] == number
+      alone = np.zeros((2, 24), np.int32)  # the same shapes compile once
+      alone[0, :size] = batch.ids[row, at]
+      mask = np.arange(24) < np.array([[size], [0]])
+      expected = encode(Batch(alone, 0 * alone, mask, batch.row))[0, :size]
+      # float32, numbers of about 1, sums of at most 24 terms
+      np.testing.assert_allclose(together[row, at], expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("cfg", CONFIGS.values(), ids=CONFIGS)
+def test_no_gradient_crosses_from_one_document_to_another(cfg):
+  weights = networks.init_encoder(cfg, jax.random.key(1))
+  batch = packed_batch()
+  x = jax.random.normal(jax.random.key(2), (2, 24, 16))
+
+  def of_second(x):
+    args = {"params": weights}, x, batch.padding_mask, None, batch.document_ids
+    states = networks.encoder.Encoder(cfg).apply(*args)
+    return (states * (batch.document_ids == 2)[..., None]).sum()
+
+  gradient = np.asarray(jax.jit(jax.grad(of_second))(x))
+  reached = (gradient != 0).any(-1)
+  np.testing.assert_array_equal(reached, batch.document_ids == 2)
+
+
+@pytest.mark.parametrize("kind", [k for k, d in generators.GENERATORS.items() if not d.pretrained])
+def test_what_a_generator_writes_in_a_document_depends_on_that_document_alone(kind):
+  spec = dataclasses.replace(SPEC, generator_kind=kind, frequencies=(1.0,) * 60)
+  batch = make_batch(B=4, seed=3)._replace(padding_mask=np.ones((4, 16), bool))
+  documents = np.repeat([[1] * 7 + [2] * 9], 4, 0).astype(np.int32)
+  batch = batch._replace(document_ids=documents, ids=np.clip(batch.ids, 5, None))
+  batch.ids[:, [0, 7]], batch.ids[:, [6, 15]] = 2, 3  # [CLS], [SEP]
+  ordinary = (documents == 2) & (batch.ids >= 5)
+  changed = batch._replace(ids=np.where(ordinary, 5 + (batch.ids + 11) % 50, batch.ids))
+  weights = fresh(spec)
+  keys = generators.split_streams(keys_of(batch), training=True)
+  corrupt = jax.jit(lambda b: generators.corrupt(spec, weights, b, keys, jnp.int32(0)).ids)
+  first, second = (np.asarray(corrupt(b)) for b in (batch, changed))
+  assert (first[:, :7] != batch.ids[:, :7]).any()
+  np.testing.assert_array_equal(first[:, :7], second[:, :7])
+
+
+@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+def test_every_objective_tells_its_network_the_documents(name):
+  """Its losses differ from those of the same rows as one document each."""
+  accepts = objectives.OBJECTIVES[name].accepts
+  kind = next(k for k, d in generators.GENERATORS.items() if not d.pretrained and accepts(d))
+  spec = dataclasses.replace(SPEC, objective=name, generator_kind=kind)
+  batch = make_batch()
+  documents = np.where(batch.padding_mask, 1 + (np.arange(16) > 6), 0).astype(np.int32)
+  weights = jax.tree.map(lambda x: 5 * x, fresh(spec))
+  whole, parts = (
+    {k: float(t.total) for k, t in evaluate(spec, weights, b).items() if "loss" in k}
+    for b in (batch, batch._replace(document_ids=documents))
+  )
+  assert whole.keys() and all(abs(whole[k] - parts[k]) > 1e-3 for k in whole), (whole, parts)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("length", [128, 200])
+def test_splash_attention_equals_the_mask(local, length):
+  cfg = dataclasses.replace(BERT, hidden_size=64, num_heads=2, window=64)
+  documents = packed_batch(((50, 3, 60), (length,)), length).document_ids
+  q, k, v, g = jax.random.normal(jax.random.key(0), (4, 2, length, 2, 32))
+  real = (documents > 0)[..., None, None]
+
+  def result(attend, q, k, v):
+    inputs = Inputs(q, k, v, documents > 0, jnp.asarray(documents), None)
+    y = attend(inputs) * real
+    return (y * g).sum(), y
+
+  def both(attend):
+    (_, y), grads = jax.jit(
+      jax.value_and_grad(lambda *x: result(attend, *x), argnums=(0, 1, 2), has_aux=True)
+    )(q, k, v)
+    return y, *grads
+
+  splash = both(lambda inputs: attention._splash(cfg, inputs, local, interpret=True))
+  mask = both(lambda inputs: attention.attend(cfg, inputs, local))
+  for ours, theirs in zip(splash, mask, strict=True):
+    np.testing.assert_allclose(ours * real, theirs * real, rtol=0, atol=5e-6)  # float32 sums
+
+
+def test_cudnn_is_told_where_each_document_starts_and_ends():
+  documents = packed_batch(((5, 9, 3), (20,), (24,)), 24).document_ids
+  lengths, starts = attention.packed_layout(jnp.asarray(documents))
+  # the padding, 7, 4 and 0 tokens, is the last document
+  assert lengths.tolist() == [[5, 9, 3, 7], [20, 4, -1, -1], [24, -1, -1, -1]]
+  assert starts.tolist() == [[0, 5, 14, 17, -1], [0, 20, -1, -1, -1], [0, -1, -1, -1, -1]]
+
+
+# Records.
+
+PACKED = ExampleSpec(
+  seq_length=32, examples="packed", split_lines=False, short_prob=0, short_min_tokens=5,
+  single_segment_prob=0, boundary_prob=0, cls=101, sep=102, pad=0,
+)  # fmt: skip
+DTYPE = examples.record_dtype(32, 30522, starts=True)
+
+
+def pack(documents, spec=PACKED, streams=1):
+  """Packs documents that arrive in `streams` parts."""
+  records, rest = [], np.zeros(0, np.uint16)
+  for part in np.array_split(np.arange(len(documents)), streams):
+    stream = examples.stream([[documents[i]] for i in part], spec, DTYPE)
+    made, rest = examples.pack(np.concatenate([rest, stream]), spec, DTYPE)
+    records.append(made)
+  records.append(examples.pack(rest, spec, DTYPE, last=True)[0])
+  return np.concatenate(records)
+
+
+def documents_of(records):
+  """Returns the ids of each packed document, by the ids that a batch holds."""
+  for record, numbers in zip(records, examples.document_ids(records), strict=True):
+    for number in range(1, numbers.max() + 1):
+      yield record["ids"][numbers == number].tolist()
+
+
+def test_packed_records_of_a_hand_worked_example():
+  records = pack([[1] * 10, [2] * 10, [3] * 40])
+  # 12 + 12 tokens leave 8 - 2 of the first record, too few to cut the third document for
+  assert records["length"].tolist() == [24, 32, 12]
+  assert list(documents_of(records)) == [
+    [101, *[1] * 10, 102],
+    [101, *[2] * 10, 102],
+    [101, *[3] * 30, 102],
+    [101, *[3] * 10, 102],
+  ]
+  assert records["ids"][0, 24:].tolist() == [0] * 8
+
+
+@pytest.mark.parametrize("streams", [1, 3, 50])
+def test_packing_keeps_every_token_in_order_however_it_arrives(streams):
+  rng = np.random.default_rng(1)
+  documents = [rng.integers(200, 900, n).tolist() for n in rng.integers(1, 70, 100)]
+  records = pack(documents, streams=streams)
+  assert records.tobytes() == pack(documents).tobytes()
+  found = list(documents_of(records))
+  assert all(d[0] == 101 and d[-1] == 102 and len(d) > 2 for d in found)
+  tokens = [token for document in found for token in document[1:-1]]
+  assert tokens == [token for document in documents for token in document]
+  assert records["length"][:-1].mean() > 28
+  # a document is cut only where it fills its record
+  starts = {tuple(d[1:3]) for d in found}
+  cut = len(found) - len(documents)
+  assert cut < len(records) and all(tuple(d[:2]) in starts for d in documents if len(d) > 1)
+
+
+def test_a_record_holds_a_limited_number_of_documents():
+  numbers = examples.document_ids(pack([[7]] * 30))
+  assert numbers.max(-1).tolist() == [4] * 7 + [2]  # 32 / 8, though 10 would fit
