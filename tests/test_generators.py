@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_objectives import SPEC, fresh, keys_of, make_batch
+from test_objectives import RATES, SPEC, evaluate, fresh, keys_of, make_batch
 
 from electra_jax.core import generators, masking, objectives, schedules
 from electra_jax.core.layers import dropout, make_dropout_seeds
@@ -217,3 +217,35 @@ def test_samples_follow_the_schedule_of_the_temperature_and_replaced_is_a_share_
     share = c.terms["replaced"]
     assert float(share.total) == np.asarray(c.is_replaced).sum()
     assert float(share.count) == batch.padding_mask.sum()
+
+
+# Detection of fixed noise, in evaluations.
+
+
+def test_fixed_noise_is_drawn_by_frequency_whatever_the_generator_writes():
+  counts = np.r_[np.zeros(5), np.arange(1, 56)]
+  spec = dataclasses.replace(
+    SPEC, tying="none", frequencies=tuple(counts), masking=dataclasses.replace(RATES, temperature=9)
+  )
+  batch, weights = make_batch(B=256, seed=2), fresh(spec)
+  found = evaluate(spec, weights, batch)["unigram_scores"].total
+  other = {**weights, "generator": jax.tree.map(lambda x: x + 0.1, weights["generator"])}
+  np.testing.assert_array_equal(found, evaluate(spec, other, batch)["unigram_scores"].total)
+  # A quarter of each row, less what equals the token that it replaces.
+  p = counts / counts.sum()
+  ordinary = batch.ids[batch.padding_mask & (batch.ids >= 5)]
+  expected = np.round(0.25 * batch.padding_mask.sum(-1)).sum() * (1 - p[ordinary].mean())
+  assert abs(found[1].sum() - expected) < 25  # four standard deviations of 730 draws of 0.98
+  assert found.sum() == batch.padding_mask.sum()
+
+
+def test_only_evaluations_of_objectives_that_detect_measure_fixed_noise():
+  batch = make_batch()
+
+  def names(objective, step):
+    spec = dataclasses.replace(SPEC, objective=objective, frequencies=(1.0,) * 60)
+    return jax.eval_shape(objectives.make(spec), fresh(spec), batch, keys_of(batch), step).keys()
+
+  assert "unigram_scores" in names("electra", None)
+  assert "unigram_scores" not in names("electra", jnp.int32(0))
+  assert "unigram_scores" not in names("bert", None)

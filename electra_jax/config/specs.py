@@ -32,7 +32,8 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
 
   Args:
     vocab: has `size` and the ids `mask` and `special_ids`.
-    frequencies: [V] token counts of the training text, for the unigram generator.
+    frequencies: [V] token counts of the training text: the unigram generator samples from them, and
+      evaluations measure detection of such replacements.
   """
   g, o = config.generator, config.objective
   discriminator = take_fields(
@@ -49,7 +50,6 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
     special_ids=tuple(vocab.special_ids),
     disallow_correct=o.disallow_correct,
   )
-  counts = frequencies if GENERATORS[g.kind].needs_frequencies and frequencies is not None else ()
   return PretrainSpec(
     _generator(config, discriminator, vocab),
     discriminator,
@@ -60,7 +60,7 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
     generator_kind=g.kind,
     tying=g.tie,
     sampling_dropout=g.sampling_dropout,
-    frequencies=tuple(float(x) for x in counts),
+    frequencies=() if frequencies is None else tuple(float(x) for x in frequencies),
     adversarial_weight=o.adversarial_weight,
   )
 

@@ -187,7 +187,6 @@ class GeneratorDef:
   # its loss covers all tokens; it reads the unmasked text with causal encoders
   predicts_all: bool = False
   pretrained: bool = False  # its weights come from another run (generator.init_from)
-  needs_frequencies: bool = False  # it needs the token frequencies of the training text
   # (spec, params, batch) -> log q(token | all others) [B, L], or None
   log_q: Callable[[PretrainSpec, dict, Batch], jax.Array] | None = None
 
@@ -203,7 +202,7 @@ GENERATORS = {
     two_tower, ("ltr", "rtl"), trained=True, predicts_all=True, log_q=two_tower_log_q
   ),
   "uniform": GeneratorDef(uniform),
-  "unigram": GeneratorDef(unigram, needs_frequencies=True),
+  "unigram": GeneratorDef(unigram),
   "frozen": GeneratorDef(frozen, ("encoder",), pretrained=True, log_q=one_at_a_time),
 }
 

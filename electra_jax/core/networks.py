@@ -31,7 +31,7 @@ class PretrainSpec:
   generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
   tying: str = "embeddings"  # a key of TIES (Clark et al. 2020, Section 3.2)
   sampling_dropout: bool = True  # whether the generator samples with dropout
-  frequencies: tuple[float, ...] = ()  # V token frequencies, for the unigram generator
+  frequencies: tuple[float, ...] = ()  # V token frequencies of the training text, if known
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
 
   def __post_init__(self):

@@ -45,8 +45,30 @@ class ObjectiveDef:
 
 
 def make(spec: PretrainSpec) -> Objective:
-  """Builds the spec's objective."""
-  return OBJECTIVES[spec.objective].make(spec)
+  """Builds the spec's objective; its evaluations include `_detect_unigrams` if it can detect."""
+  definition = OBJECTIVES[spec.objective]
+  objective = definition.make(spec)
+  if "rtd_head" not in definition.heads or not spec.frequencies:
+    return objective
+
+  def with_fixed_noise(params, batch, keys, step):
+    terms = objective(params, batch, keys, step)
+    return terms if step is not None else terms | _detect_unigrams(spec, params, batch, keys)
+
+  return with_fixed_noise
+
+
+def _detect_unigrams(spec: PretrainSpec, params, batch: Batch, keys) -> dict[str, Term]:
+  """Returns scores for replacements drawn by token frequency.
+
+  They are the same for every run on the data, so their AUC does not depend on the generator.
+  """
+  rates = dataclasses.replace(spec.masking, temperature=1.0, disallow_correct=False)
+  noise = dataclasses.replace(spec, generator_kind="unigram", masking=rates)
+  c = corrupt(noise, params, batch, split_streams(keys, training=False), None)
+  scores = _detect(spec, params, batch, c.ids, None)
+  terms = detection_terms("unigram", scores, c.is_replaced, batch.padding_mask, 0.0)
+  return {"unigram_scores": terms["unigram_scores"]}
 
 
 def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
