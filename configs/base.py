@@ -21,6 +21,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # Start from these parameters with a new optimizer: another run's workdir, an orbax export, a
   # folder of Hugging Face or a TF1 checkpoint of the original
   c.init_from = placeholder(str)
+  c.init_step = placeholder(int)  # which of that run's checkpoints; None: the newest
+  # Take the moments of its optimizer too: another phase of the same networks, with other lengths,
+  # batches or rates. It counts from step 0; give it another seed, or it reads the same data again
+  c.init_optimizer = False
   c.allow_config_change = ""  # fields (comma-separated) that may differ from the run being resumed
 
   c.model = m = ConfigDict()  # the discriminator: the network that is kept

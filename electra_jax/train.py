@@ -23,12 +23,13 @@ from rich.table import Table
 
 from electra_jax.config import cli, compare, validate
 from electra_jax.core import generators, objectives, params
+from electra_jax.core.step import restarted
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
 from electra_jax.runtime import curves, metrics, parallel, processes, terminal, tracing, version
-from electra_jax.runtime.checkpoint import Checkpoints, DamagedError
+from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
 from electra_jax.runtime.log import Log
@@ -230,13 +231,21 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     what = "already at" if latest == steps else "resuming from"
     console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
-  weights = parallel.replicate(run.fns.init_params())
   tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
-  if run.config.init_from is not None:
-    found = processes.run_on_all(lambda: sources.read_params(run.config.init_from, tokens))
+  origin, first = run.config.init_from, run.config.init_step
+  if run.config.init_optimizer:
+    if not sources.is_run(origin):
+      raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
+    processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
+    state, first = restore_from(origin, sharding.shapes(), first, processes.run_on_all)
+    console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
+    return restarted(sharding.to_local(state)), None
+  weights = parallel.replicate(run.fns.init_params())
+  if origin is not None:
+    found = processes.run_on_all(lambda: sources.read_params(origin, tokens, first))
     weights, taken, fresh = params.inherit(weights, found)
     weights = parallel.replicate(weights)
-    console.print(f"starting from the parameters of {run.config.init_from}: {', '.join(taken)}")
+    console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
     if fresh:
       console.print(f"newly initialised: {', '.join(fresh)}")
   generator = objectives.generator_of(run.spec)

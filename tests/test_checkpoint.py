@@ -26,7 +26,7 @@ from electra_jax.runtime.checkpoint import (
   Checkpoints,
   DamagedError,
   named,
-  restore_params,
+  restore_from,
   steps_on_disk,
 )
 
@@ -307,7 +307,8 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path):
 
 def test_another_runs_parameters_are_taken_without_its_optimizer(tmp_path):
   state = save_all(tmp_path, [1, 2])
-  params, step = restore_params(tmp_path, shapes_of(state.params, 8))
+  found, step = restore_from(tmp_path, {"params": shapes_of(state.params, 8)})
+  params = found["params"]
   assert step == 2
   assert_same(params, state.params)
   assert all(len(x.sharding.device_set) == 8 for x in jax.tree.leaves(params))
@@ -318,7 +319,7 @@ def test_parameters_that_do_not_fit_are_listed_by_name(tmp_path):
   other = shapes_of(make_state(width=32)).params
   other["new"] = other.pop("head")
   with pytest.raises(CheckpointError) as error:
-    restore_params(tmp_path, other)
+    restore_from(tmp_path, {"params": other})
   for part in (
     "params/new is missing",
     "params/head is not in the model",
@@ -326,7 +327,7 @@ def test_parameters_that_do_not_fit_are_listed_by_name(tmp_path):
   ):
     assert part in str(error.value)
   with pytest.raises(CheckpointError, match="init_from: .* holds no checkpoint"):
-    restore_params(tmp_path / "nowhere", other)
+    restore_from(tmp_path / "nowhere", {"params": other})
 
 
 def test_a_state_of_another_model_is_refused_by_name(tmp_path):
@@ -374,4 +375,4 @@ def test_another_runs_parameters_with_a_flipped_bit_are_refused(tmp_path):
   state = save_all(tmp_path, [1])
   flip_a_bit(tmp_path / "checkpoints" / "1")
   with pytest.raises(DamagedError, match="1 is damaged"):
-    restore_params(tmp_path, shapes_of(state.params))
+    restore_from(tmp_path, {"params": shapes_of(state.params)})

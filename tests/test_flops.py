@@ -54,6 +54,20 @@ def test_a_config_of_the_paper_costs_what_its_model_does(name, model):
   assert sum(counted.values()) * config.train.steps == pytest.approx(expected, rel=1e-12)
 
 
+def test_gates_and_windows_count_in_the_papers_accounting():
+  plain = TransformerConfig(100, 64, 64, 3, 2, 96, 256)
+  modern = dataclasses.replace(plain, feed_forward="geglu", global_every=3, window=32)
+
+  def counted(cfg):
+    return paper.sequence_flops(networks.PretrainSpec(cfg, cfg, None, objective="bert"), 256)
+
+  gate = 3 * 256 * (2 * 64 * 96 + 96)  # three layers: a product of 64 x 96, and a factor
+  # Two layers of three compare 48 keys, not 256: the scores, the sum, and softmax of two heads.
+  window = 2 * 256 * (256 - 48) * (2 * 64 + 2 * 64 + 10 * 2)
+  change = counted(modern)["discriminator"] - counted(plain)["discriminator"]
+  assert change == pytest.approx(2 * (gate - window), rel=1e-12)
+
+
 def test_bert_small_takes_the_steps_that_match_electra_small():
   config = files.load("bert_small.py")
   found = program.matching_steps(config, files.load("small.py"))

@@ -126,6 +126,15 @@ def test_layer_rates_are_the_papers_and_as_a_switch_the_originals():
     np.testing.assert_allclose(rates["encoder"]["project"]["kernel"], bottom, atol=5e-4)
 
 
+def test_the_last_norm_of_pre_norm_blocks_learns_as_the_top_layer():
+  cfg = dataclasses.replace(CFG, block="pre_norm")
+  shapes = task_network.shapes(cfg, task_heads.classification(2, "linear"))
+  for skip in (False, True):
+    rates = optimizer.layer_rates(shapes, cfg.num_layers, 0.8, skip)["encoder"]
+    top = rates["layers"]["ffn_in"]["kernel"][-1].item()
+    assert rates["final_norm"]["scale"] == pytest.approx(top)
+
+
 def test_updates_are_scaled_layer_by_layer():
   params = {"head": np.ones(2), "encoder": {"layers": np.ones((2, 3))}, "embeddings": np.ones(1)}
   tx = optimizer.scale_each(optimizer.layer_rates(params, 2, 0.5))

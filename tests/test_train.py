@@ -1,6 +1,5 @@
 """The program: exact however it is interrupted, loud about what is wrong."""
 
-import hashlib
 import itertools
 import json
 import os
@@ -17,8 +16,7 @@ from conftest import make_tiny_config
 
 from electra_jax import train
 from electra_jax.config import compare, files, specs
-from electra_jax.data import pretrain_batches, tokenizer
-from electra_jax.interop import sources
+from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import Checkpoints
@@ -231,84 +229,6 @@ def programs_of(config) -> TrainFns:
   return make_train_fns(spec, tx, c.steps, config.seed, c.accumulation)
 
 
-def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):
-  tiny_config.init_from = str(straight)
-  assert train.train(tiny_config, tmp_path / "new") == STEPS
-  assert f"starting from the parameters of {straight}" in capsys.readouterr().out
-  ours, theirs = lines(tmp_path / "new"), lines(straight)
-  assert {**ours[0], "step": STEPS} == theirs[-1]  # the same weights, masks and samples
-  assert ours[1]["learning_rate"] == theirs[1]["learning_rate"]  # the optimizer starts anew
-  assert saved(tmp_path / "new") != saved(straight)
-  tiny_config.model.ffn_size = 64
-  with pytest.raises(ValueError, match=r"init_from: .*ffn_in/kernel is \(2, 16, 32\), the model's"):
-    train.train(tiny_config, tmp_path / "other")
-
-
-@pytest.mark.long
-def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generator(
-  tiny_shards, tmp_path, capsys
-):
-  def shrunk(stage):
-    config = files.load("two_stage.py", f"{stage},base")
-    tiny = compare.flatten(make_tiny_config(tiny_shards))
-    config.update_from_flattened_dict(
-      {k: v for k, v in tiny.items() if k.split(".")[0] not in ("objective", "generator")}
-    )
-    return config
-
-  one, two = tmp_path / "one", tmp_path / "two"
-  assert train.train(shrunk("stage1"), one) == STEPS
-  config = shrunk("stage2")
-  config.init_from = config.generator.init_from = str(one)
-  config.optimizer.weight_decay = 0.5  # would shrink what is not frozen
-  assert train.train(config, two) == STEPS
-  said = capsys.readouterr().out
-  assert "newly initialised: discriminator/rtd_head" in said
-  tokens = tokenizer.load_from(tiny_shards, pretrain_batches.Shards.open(tiny_shards).vocab)
-  first = sources.read_run(one, tokens).params
-  second = sources.read_run(two, tokens).params
-  same = jax.tree.map(np.array_equal, second["generator"], {
-    "embeddings": first["embeddings"], **first["discriminator"]
-  })  # fmt: skip
-  assert all(jax.tree.leaves(same))
-  moved = jax.tree.map(
-    lambda a, b: not np.array_equal(a, b),
-    (second["embeddings"]["word"], second["discriminator"]["encoder"]),
-    (first["embeddings"]["word"], first["discriminator"]["encoder"]),
-  )
-  assert all(jax.tree.leaves(moved))
-  # The copy itself: a run of no learning ends where it starts.
-  config.optimizer.learning_rate, config.train.steps = 1e-30, 1
-  assert train.train(config, tmp_path / "still") == 1
-  copied = sources.read_run(tmp_path / "still", tokens).params
-  for part in ("embeddings", "discriminator"):
-    for name in first[part].keys() & copied[part].keys():
-      same = jax.tree.map(np.array_equal, first[part][name], copied[part][name])
-      assert all(jax.tree.leaves(same)), name
-  # A vocabulary is known by its entries: the same ones in another file, then others.
-  path = one / "vocab" / tokens.vocab.file
-  content = path.read_bytes()
-  path.write_bytes(content.replace(b"\n", b"\r\n"))
-  use_vocab_of_folder(one, path.name)
-  assert sources.read_run(one, tokens).step == STEPS
-  path.write_bytes(content.rstrip() + b"zzz\n")
-  use_vocab_of_folder(one, path.name)
-  with pytest.raises(ValueError, match="another vocabulary"):
-    sources.read_run(one, tokens)
-
-
-def use_vocab_of_folder(workdir: Path, file: str) -> None:
-  """Turns a run into one of the vocabulary that its folder holds now."""
-  digest = hashlib.sha256((workdir / "vocab" / file).read_bytes()).hexdigest()
-  for name, group, field in (
-    ("config.json", "data", "vocab_hash"),
-    ("vocab/manifest.json", "vocab", "hash"),
-  ):
-    content = json.loads((workdir / name).read_text())
-    content[group][field] = digest
-    (workdir / name).write_text(json.dumps(content))
-
-
 def damage_newest(workdir: Path) -> None:
   shutil.rmtree(workdir / "checkpoints" / str(STEPS) / "state")
 
@@ -387,7 +307,6 @@ def test_shards_that_changed_since_are_another_run(straight, tiny_config, tmp_pa
 
 def command(config, workdir, *args) -> list[str]:
   """Returns the command line that trains `config`."""
-  from electra_jax.config import compare
 
   changed = compare.changed_from_base(config)
   fields = [f"--config.{name}={value}" for name, (_, value) in changed.items()]

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_objectives import keys_of, make_batch
 
-from electra_jax.core import attention, encoder, flops, networks
-from electra_jax.core.transformer_config import Compute, TransformerConfig
+from electra_jax.core import attention, encoder, flops, generators, masking, networks, objectives
+from electra_jax.core.transformer_config import Compute, TransformerConfig, generator_size
 from electra_jax.interop import modernbert
 
 BERT = TransformerConfig(50, 8, 8, 3, 2, 12, 16, layer_norm_eps=1e-5)
@@ -37,6 +38,11 @@ VARIANTS = {
   "modern": {**MODERN, "global_every": 3, "window": 6, "local_rope_theta": 50.0},
   "modern, left to right": {**MODERN, "direction": "ltr", "global_every": 2, "window": 4},
 }
+
+
+SMALL = TransformerConfig(
+  *(60, 16, 16, 3, 2, 24, 16), **MODERN, global_every=3, window=4, local_rope_theta=50.0
+)
 
 
 def np_norm(cfg, x, p):
@@ -236,3 +242,43 @@ def test_local_attention_has_fewer_products():
   saved = flops.encoder_flops(everywhere, 1024) - flops.encoder_flops(cfg, 1024)
   assert saved == 2 * 2 * 2 * 1024 * (1024 - 3 * 64) * 128
   assert flops.encoder_flops(cfg, 192) == flops.encoder_flops(everywhere, 192)
+
+
+SPEC = networks.PretrainSpec(
+  generator_size(SMALL, 0.5, 1.0), SMALL,
+  masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4)), frequencies=(1.0,) * 60,
+)  # fmt: skip
+COMBINATIONS = {
+  **{
+    f"{name}": {
+      "objective": name,
+      "generator_kind": next(k for k, g in generators.GENERATORS.items() if o.accepts(g)),
+    }
+    for name, o in objectives.OBJECTIVES.items()
+  },
+  **{kind: {"generator_kind": kind, "tying": "none"} for kind in generators.GENERATORS},
+  **{tie: {"tying": tie} for tie in networks.TIES},
+}
+
+
+@pytest.mark.parametrize(
+  "name", [pytest.param(n, marks=[] if n == "gdes" else [pytest.mark.long]) for n in COMBINATIONS]
+)
+def test_every_objective_generator_and_tie_trains_modern_blocks(name):
+  """The gradient of the loss is finite and reaches every layer of the discriminator."""
+  spec = dataclasses.replace(SPEC, **COMBINATIONS[name])
+  if networks.TIES[spec.tying].shares_encoder:
+    spec = dataclasses.replace(spec, generator=spec.discriminator)
+  batch = make_batch()
+  params = jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+
+  def loss(params):
+    terms = objectives.make(spec)(params, batch, keys_of(batch), jnp.int32(0))
+    return sum(t.weight * t.total for t in terms.values() if t.in_loss)
+
+  gradient = jax.jit(jax.grad(loss))(params)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+  layers = gradient["discriminator"]["encoder"]["layers"]
+  assert np.all(layers.pop("attention_norm")["scale"][1:])  # the first layer has none
+  for x in jax.tree.leaves(layers):
+    assert np.abs(x).reshape(len(x), -1).max(-1).min() > 0

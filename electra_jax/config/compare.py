@@ -10,7 +10,17 @@ from ml_collections import ConfigDict
 from electra_jax.config.files import load
 
 # Groups whose fields define a run: it resumes only with the same values.
-DEFINING = ("seed", "init_from", "model", "generator", "objective", "optimizer", "train")
+DEFINING = (
+  "seed",
+  "init_from",
+  "init_step",
+  "init_optimizer",
+  "model",
+  "generator",
+  "objective",
+  "optimizer",
+  "train",
+)
 # Exceptions: fields of these groups that may change with the machine.
 FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation", "optimizer.sharded")
 # Fields that set the names and shapes of arrays: with other values no checkpoint can be restored.
@@ -34,6 +44,8 @@ RENAMED = {
 # Fields that earlier versions lacked, with the value that reproduces them. A new field of base.py
 # belongs here; `tests/test_earlier_versions.py` finds a missing one.
 ADDED: dict[str, Any] = {
+  "init_step": None,
+  "init_optimizer": False,
   "data.strip_accents": None,  # a manifest without it: where it lower-cases (`Vocab.from_json`)
   "model.block": "post_norm",
   "model.norm": "layer_norm",

@@ -72,6 +72,9 @@ def check_fields(config: ConfigDict) -> None:
   tracing.parse_steps(config.profile.steps)
   make_limits(config)
   make_optimizer_config(config)
+  for field in ("init_step", "init_optimizer"):
+    if config[field] and config.init_from is None:
+      raise ValueError(f"config.{field} needs config.init_from, a run")
   own = ("learning_rate", "weight_decay", "clip_norm")
   for field in (f"optimizer.generator_{name}" for name in own):
     if flat[field] is not None and not config.optimizer.separate_optimizers:

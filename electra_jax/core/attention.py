@@ -209,6 +209,12 @@ def local_scores(cfg: TransformerConfig, length: int) -> int:
   return min(length * length, -(-length // size) * size * 3 * size)
 
 
+def encoder_scores(cfg: TransformerConfig, length: int) -> int:
+  """Returns how many scores a head computes in all layers."""
+  whole = -(-cfg.num_layers // cfg.global_every)
+  return whole * length * length + (cfg.num_layers - whole) * local_scores(cfg, length)
+
+
 def _attend_in_blocks(cfg: TransformerConfig, inputs: Inputs) -> jax.Array:
   """Local attention: a block of window // 2 queries sees its own keys and both neighbours'.
 

@@ -28,6 +28,19 @@ def init_state(params: dict, tx: optax.GradientTransformation) -> TrainState:
   return TrainState(step=jnp.zeros([], jnp.int32), params=params, opt_state=tx.init(params))
 
 
+def restarted(state: TrainState) -> TrainState:
+  """Returns the state as the start of another run: at step 0, with the optimizer's moments."""
+
+  def at_start(node):
+    if isinstance(node, optax.ScaleByScheduleState):
+      return jax.tree.map(jnp.zeros_like, node)
+    return node
+
+  is_schedule = {"is_leaf": lambda node: isinstance(node, optax.ScaleByScheduleState)}
+  opt_state = jax.tree.map(at_start, state.opt_state, **is_schedule)
+  return state.replace(step=jnp.zeros_like(state.step), opt_state=opt_state)
+
+
 def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
   """Returns typed keys [B], a function of (seed, step, global row [B] int32) only."""
   key = jax.random.fold_in(jax.random.key(seed), step)

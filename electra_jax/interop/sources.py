@@ -26,7 +26,7 @@ from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import PRETRAINING_HEADS, ExchangeError, network_shapes
 from electra_jax.runtime import metrics, parallel
-from electra_jax.runtime.checkpoint import restore_params
+from electra_jax.runtime.checkpoint import restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
@@ -121,17 +121,20 @@ def _open(path: Path) -> Source:
   )
 
 
-def read_params(path: str | Path, tokens: Tokenizer) -> dict:
+def read_params(path: str | Path, tokens: Tokenizer, step: int | None = None) -> dict:
   """Returns the initial parameters from a source, named as in `networks`.
 
   Args:
     tokens: of the vocabulary that the source must have, if it has any.
+    step: of a run's checkpoint; None: the newest.
 
   Raises:
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
   if is_run(path):
-    return read_run(path, tokens).params
+    return read_run(path, tokens, step).params
+  if step is not None:
+    raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
   source = open_source(path)
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
     raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
@@ -146,29 +149,35 @@ def read_params(path: str | Path, tokens: Tokenizer) -> dict:
 
 
 class RunParams(NamedTuple):
-  """The networks of a run's newest checkpoint and its training step."""
+  """The networks of a run's checkpoint and its training step."""
 
   spec: networks.PretrainSpec
   params: dict
   step: int | None  # None if it is not known
 
 
-def read_run(workdir: str | Path, tokens: Tokenizer) -> RunParams:
-  """Returns a run's newest checkpoint, replicated on the devices.
+def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) -> RunParams:
+  """Returns the parameters of a run's checkpoint, replicated on the devices.
 
   Args:
     tokens: of the run's vocabulary, in this file or another of the same entries and rules.
+    step: of the checkpoint; None: the newest.
 
   Raises:
     ValueError: the folder is no run, its vocabulary differs, or its checkpoint is damaged.
   """
   spec = specs.read_spec(workdir, tokens.vocab)
-  if found := _other_vocab(workdir, tokens):
-    raise ExchangeError(f"{workdir} has another vocabulary than the {found}")
+  check_run_vocab(workdir, tokens)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   sharding = parallel.StateSharding(shapes, sharded=False)
-  params, step = restore_params(workdir, sharding.shapes())
-  return RunParams(spec, parallel.replicate(sharding.to_local(params)), step)
+  found, step = restore_from(workdir, {"params": sharding.shapes()}, step)
+  return RunParams(spec, parallel.replicate(sharding.to_local(found["params"])), step)
+
+
+def check_run_vocab(workdir: str | Path, tokens: Tokenizer) -> None:
+  """Raises ExchangeError if a run's vocabulary gives other ids than `tokens`."""
+  if found := _other_vocab(workdir, tokens):
+    raise ExchangeError(f"{workdir} has another vocabulary than the {found}")
 
 
 def _other_vocab(workdir: str | Path, tokens: Tokenizer) -> str | None:

@@ -230,38 +230,49 @@ class Checkpoints:
       DamagedError: the checkpoint is damaged.
       CheckpointError: its arrays do not match `shapes`, or it cannot be read now.
     """
-
-    def read() -> tuple[Any, dict[str, Any]]:
-      meta = _read_meta(self.folder, step)
-      _refuse_other_arrays(meta["arrays"], shapes, f"the checkpoint {self.folder / str(step)}")
-      return _read_state(self.folder, step, shapes), meta
-
-    state, meta = run_on_all(read)
-    found, bad = _inspect(_on_host(state))  # a collective if the state is sharded
-    run_on_all(lambda: _compare(self.folder, step, found, bad, meta["arrays"]))
-    return state, meta
+    return _restore(self.folder, step, shapes, run_on_all)
 
 
-def restore_params(workdir: str | Path, shapes) -> tuple[Any, int]:
-  """Returns the parameters and the step of another run's newest checkpoint, changing nothing there.
+def restore_from(
+  workdir: str | Path, shapes, step: int | None = None, run_on_all: Callable = _alone
+) -> tuple[Any, int]:
+  """Returns the state of another run's checkpoint, or a part of it, and its step.
+
+  It changes nothing there.
 
   Args:
-    shapes: a tree of ShapeDtypeStruct with the target sharding.
+    shapes: a `TrainState`, or a dict of its fields, of ShapeDtypeStruct with the target sharding.
+    step: of the checkpoint; None: the newest.
+    run_on_all: as in `Checkpoints.save`.
 
   Raises:
-    CheckpointError: no checkpoint, damage, or missing or differently shaped parameters (listed).
+    CheckpointError: no checkpoint, damage, or missing or differently shaped arrays (listed).
   """
   folder = Path(workdir).resolve() / FOLDER
   steps = steps_on_disk(folder)
   if not steps:
     raise CheckpointError(f"init_from: {folder} holds no checkpoint")
-  wanted, step = {"params": shapes}, steps[-1]
-  arrays = _read_meta(folder, step)["arrays"]
-  arrays = {name: entry for name, entry in arrays.items() if name.startswith("params/")}
-  _refuse_other_arrays(arrays, wanted, f"init_from: the checkpoint {folder / str(step)}")
-  params = _read_state(folder, step, wanted, partial_restore=True)
-  _compare(folder, step, *_inspect(_on_host(params)), arrays)
-  return params["params"], step
+  if step not in (None, *steps):
+    raise CheckpointError(f"init_step: {folder} has the steps {steps}, not {step}")
+  step = steps[-1] if step is None else step
+  return _restore(folder, step, shapes, run_on_all, "init_from: ")[0], step
+
+
+def _restore(folder: Path, step: int, shapes, run_on_all: Callable, prefix: str = ""):
+  """Returns the arrays of a step that `shapes` names, checked, and its metadata."""
+  fields = {name.partition("/")[0] for name in named(shapes)}
+
+  def read() -> tuple[Any, dict[str, Any]]:
+    meta = _read_meta(folder, step)
+    arrays = {k: v for k, v in meta["arrays"].items() if k.partition("/")[0] in fields}
+    _refuse_other_arrays(arrays, shapes, f"{prefix}the checkpoint {folder / str(step)}")
+    partial = len(arrays) < len(meta["arrays"])
+    return _read_state(folder, step, shapes, partial_restore=partial), meta | {"arrays": arrays}
+
+  state, meta = run_on_all(read)
+  found, bad = _inspect(_on_host(state))  # a collective if the state is sharded
+  run_on_all(lambda: _compare(folder, step, found, bad, meta["arrays"]))
+  return state, meta
 
 
 # Each process reads by itself: orbax's manager would synchronise them.

@@ -44,9 +44,7 @@ def encoder_flops(cfg: TransformerConfig, length: int) -> int:
   gated = FEED_FORWARDS[cfg.feed_forward].gated
   block = 2 * L * (3 * D * D + D * D + (3 if gated else 2) * D * F)
   project = 2 * L * cfg.embedding_size * D if cfg.embedding_size != D else 0
-  whole = -(-cfg.num_layers // cfg.global_every)
-  scores = whole * L * L + (cfg.num_layers - whole) * attention.local_scores(cfg, L)
-  return cfg.num_layers * block + 2 * 2 * scores * D + project
+  return cfg.num_layers * block + 2 * 2 * attention.encoder_scores(cfg, L) * D + project
 
 
 def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:

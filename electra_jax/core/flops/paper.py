@@ -7,7 +7,9 @@ forward pass. Compare these numbers with the paper's; `electra_jax.core.flops` c
 
 import dataclasses
 
+from electra_jax.core import attention
 from electra_jax.core.heads import HEADS
+from electra_jax.core.layers import FEED_FORWARDS
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES, generator_of
 from electra_jax.core.transformer_config import TransformerConfig
@@ -34,6 +36,8 @@ class Network:
   num_heads: int = 0  # 0: heads of size 64
   ffn_size: int = 0  # 0: 4 x hidden_size
   output_size: int = 0  # input width of the output layer; 0: hidden_size
+  gated: bool = False  # the feed-forward layer has a third matrix, whose product is a factor
+  keys: float = 0  # keys that a query is compared with, the mean over layers; 0: length
 
   @property
   def heads(self) -> int:
@@ -48,7 +52,7 @@ class Network:
 
 def block_flops(n: Network) -> float:
   """Returns the forward operations of one layer per token."""
-  h, i, s, heads = n.hidden_size, n.inner, n.length, n.heads
+  h, i, s, heads = n.hidden_size, n.inner, n.keys or n.length, n.heads
   attention = (
     3 * (2 * h * h + h)  # query, key, value
     + 2 * h * s  # scores
@@ -58,6 +62,8 @@ def block_flops(n: Network) -> float:
   # As in the original: this LayerNorm counts 5 per token, the other one 5 per element.
   after = 2 * h * h + h + DROPOUT * h + h + LAYER_NORM
   feed_forward = 2 * h * i + (ACTIVATION + 1) * i + 2 * h * i + h
+  if n.gated:
+    feed_forward += 2 * h * i + i
   return attention + after + feed_forward + DROPOUT * h + h + LAYER_NORM * h
 
 
@@ -137,14 +143,18 @@ def _network(cfg: TransformerConfig, length: int, output: str, output_size: int 
     cfg.num_heads,
     cfg.ffn_size,
     output_size,
+    FEED_FORWARDS[cfg.feed_forward].gated,
+    attention.encoder_scores(cfg, length) / (cfg.num_layers * length),
   )
 
 
 def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:
   """Returns the operations of one sequence in a training step, by network.
 
-  Beyond the paper: a frozen generator and a second sampling pass count forward only; a two-tower
-  generator's vocabulary layer counts on every token. Sampling and single-logit heads do not count.
+  Beyond the paper: windows and gates count as they are computed; biases, norms and positions as in
+  the paper's blocks, whatever replaces them. A frozen generator and a second sampling pass count
+  forward only; a two-tower generator's vocabulary layer counts on every token. Sampling and
+  single-logit heads do not count.
   """
   definition, generator, parts = OBJECTIVES[spec.objective], generator_of(spec), {}
   if generator and generator.encoders:
