@@ -85,27 +85,6 @@ def test_paragraphs_of_other_scripts_lose_no_more_than_english(tmp_path, vocab, 
   assert facts["frequencies"][1] == 0  # unknown
 
 
-# Packing.
-
-
-def test_packing_keeps_every_token_in_order(tmp_path, monkeypatch):
-  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
-  config = make_config(tmp_path, examples="packed", holdout_frac=0.0)
-  manifest = build.build(config)
-  records = all_records(config.data.dir, "train")
-  facts = manifest["splits"]["train"]
-  assert facts["discarded"] == 0 and facts["padded"] == (16 - records["length"]).sum()
-  assert facts["padded"] < 0.2 * records["ids"].size  # 2 to 10 of 16 tokens where it does not cut
-  vocab = (SPECIAL + LETTERS + [".", "1", "2"]).index
-  used = np.arange(16) < records["length"][:, None]
-  special = np.isin(records["ids"], [vocab("[CLS]"), vocab("[SEP]")])
-  expected = []
-  for document in (tmp_path / "text.txt").read_text().split("\n\n"):
-    for word in document.replace(".", " .").split():
-      expected += [vocab(word[0])] + [vocab(f"##{char}") for char in word[1:]]
-  assert records["ids"][used & ~special].tolist() == expected
-
-
 # The same bytes.
 
 
@@ -460,13 +439,3 @@ def test_undecodable_text_stops_the_build_with_its_counts(tmp_path):
 def test_fields_that_make_no_sense_are_refused_first(tmp_path, fields, message):
   with pytest.raises(ValueError, match=message):
     build.build(make_config(tmp_path, **fields))
-
-
-def test_a_document_longer_than_a_chunk_is_used_whole(tmp_path, monkeypatch):
-  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
-  monkeypatch.setattr(sources, "PIECE_BYTES", 700)
-  monkeypatch.setattr(sources, "LINE_BYTES", 300)
-  make_config(tmp_path)
-  (tmp_path / "text.txt").write_text("ab cd ef " * 20_000)
-  config = make_config(tmp_path, examples="packed", holdout_frac=0.0)
-  assert build.build(config)["splits"]["train"]["kept"] == 6 * 20_000

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_build import LETTERS, SPECIAL, all_records, make_config
 from test_objectives import SPEC, evaluate, fresh, keys_of, make_batch
 
 from electra_jax.core import attention, generators, networks, objectives
 from electra_jax.core.attention import Inputs
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import examples
+from electra_jax.data import build, chunks, examples, sources
 from electra_jax.data.examples import ExampleSpec
 
 BERT = TransformerConfig(50, 16, 16, 3, 2, 24, 24, init_stddev=0.3)
@@ -139,6 +140,18 @@ def test_cudnn_is_told_where_each_document_starts_and_ends():
   assert starts.tolist() == [[0, 5, 14, 17, -1], [0, 20, -1, -1, -1], [0, -1, -1, -1, -1]]
 
 
+def test_documents_are_masked_where_cudnn_cannot_pack_them(monkeypatch):
+  from jax._src.cudnn import fused_attention_stablehlo as fused
+
+  monkeypatch.setattr(fused, "check_compute_capability", lambda wanted: False)  # an A100
+  batch = packed_batch()
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 24, 2, 8))
+  inputs = Inputs(q, k, v, batch.padding_mask, jnp.asarray(batch.document_ids), None)
+  with pytest.warns(UserWarning, match="on Hopper GPUs and later: they are masked"):
+    found = attention.attend(BERT.computed(attention="cudnn"), inputs)
+  np.testing.assert_array_equal(found, attention.attend(BERT, inputs))
+
+
 # Records.
 
 PACKED = ExampleSpec(
@@ -196,6 +209,46 @@ def test_packing_keeps_every_token_in_order_however_it_arrives(streams):
   assert cut < len(records) and all(tuple(d[:2]) in starts for d in documents if len(d) > 1)
 
 
+def test_the_shortest_records_are_packed_too():
+  spec = dataclasses.replace(PACKED, seq_length=8)
+  dtype = examples.record_dtype(8, 30522, starts=True)
+  stream = examples.stream([[[1] * 9], [[2] * 2]], spec, dtype)
+  records, _ = examples.pack(stream, spec, dtype, last=True)
+  assert records["ids"].tolist() == [
+    [101, 1, 1, 1, 1, 1, 1, 102],
+    [101, 1, 1, 1, 102, 0, 0, 0],
+    [101, 2, 2, 102, 0, 0, 0, 0],
+  ]
+
+
 def test_a_record_holds_a_limited_number_of_documents():
   numbers = examples.document_ids(pack([[7]] * 30))
   assert numbers.max(-1).tolist() == [4] * 7 + [2]  # 32 / 8, though 10 would fit
+
+
+def test_packing_keeps_every_token_in_order(tmp_path, monkeypatch):
+  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
+  config = make_config(tmp_path, examples="packed", holdout_frac=0.0)
+  manifest = build.build(config)
+  records = all_records(config.data.dir, "train")
+  facts = manifest["splits"]["train"]
+  assert facts["discarded"] == 0 and facts["padded"] == (16 - records["length"]).sum()
+  assert facts["padded"] < 0.2 * records["ids"].size  # 2 to 10 of 16 tokens where it does not cut
+  vocab = (SPECIAL + LETTERS + [".", "1", "2"]).index
+  used = np.arange(16) < records["length"][:, None]
+  special = np.isin(records["ids"], [vocab("[CLS]"), vocab("[SEP]")])
+  expected = []
+  for document in (tmp_path / "text.txt").read_text().split("\n\n"):
+    for word in document.replace(".", " .").split():
+      expected += [vocab(word[0])] + [vocab(f"##{char}") for char in word[1:]]
+  assert records["ids"][used & ~special].tolist() == expected
+
+
+def test_a_document_longer_than_a_chunk_is_used_whole(tmp_path, monkeypatch):
+  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
+  monkeypatch.setattr(sources, "PIECE_BYTES", 700)
+  monkeypatch.setattr(sources, "LINE_BYTES", 300)
+  make_config(tmp_path)
+  (tmp_path / "text.txt").write_text("ab cd ef " * 20_000)
+  config = make_config(tmp_path, examples="packed", holdout_frac=0.0)
+  assert build.build(config)["splits"]["train"]["kept"] == 6 * 20_000

@@ -4,6 +4,7 @@ Letters as in `encoder`. A new implementation is a function and an entry in ATTE
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -102,6 +103,7 @@ def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
   if not fused.check_compute_capability("9.0"):
+    warnings.warn("cuDNN packs documents on Hopper GPUs and later: they are masked", stacklevel=2)
     return _xla(cfg, inputs, local)
   lengths, starts = packed_layout(document_ids)
   return fused.dot_product_attention(
@@ -149,14 +151,16 @@ def _splash(
     jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2))) for x in (q, k, v, ids)
   )
   L = length + missing
-  side = cfg.window // 2 if local else None
-  mask = masks.MultiHeadMask([masks.LocalMask((L, L), (side, side), 0)] * H)
-  if not local:
-    mask = masks.MultiHeadMask([masks.FullMask((L, L))] * H)
+  side = cfg.window // 2
+  mask = masks.LocalMask((L, L), (side, side), 0) if local else masks.FullMask((L, L))
   names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
   sizes = splash.BlockSizes(**{f"block_{name}": SPLASH_BLOCK for name in names})
   kernel = splash.make_splash_mha(
-    mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+    masks.MultiHeadMask([mask] * H),
+    block_sizes=sizes,
+    head_shards=1,
+    q_seq_shards=1,
+    interpret=interpret,
   )
   q, k, v = (x.swapaxes(1, 2) for x in (q * d**-0.5, k, v))
   return jax.vmap(kernel)(q, k, v, splash.SegmentIds(ids, ids)).swapaxes(1, 2)[:, :length]

@@ -211,7 +211,8 @@ def pack(ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False
   for end in np.flatnonzero(ids == spec.sep):
     while begin < end:
       room, row = L - used - 2, rows[-1]
-      if room < min(end - begin, SHORTEST_CUT) or len(row) == L // TOKENS_PER_DOCUMENT:
+      too_short = room < min(end - begin, SHORTEST_CUT)
+      if row and (too_short or len(row) == L // TOKENS_PER_DOCUMENT):
         rows.append([])
         used = 0
         continue
