@@ -112,7 +112,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
   return measure_matmul_peak() / fakes, "measured, float32"
 
 
-def measure_matmul_peak(size: int = 2048, repeats: int = 5, dtype: str = "float32") -> float:
+def measure_matmul_peak(size: int = 1024, repeats: int = 5, dtype: str = "float32") -> float:
   """Returns the FLOP/s of the fastest of `repeats` size x size matmuls."""
   product = jax.jit(jnp.matmul)
   a = jnp.ones((size, size), dtype)
