@@ -7,6 +7,7 @@ test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu lock clean
 
+quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
 	$(RUN) -m electra_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
@@ -34,7 +35,7 @@ test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyT
 	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
 	$(RUN) -m pytest -m "long or not long" tests/test_hf.py tests/test_modernbert.py \
-	  tests/test_spm.py tests/test_exchange.py
+	  tests/test_spm.py tests/test_exchange.py tests/test_tf1.py
 
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU
 	$(RUN) tests/tpu_compile.py

@@ -24,6 +24,7 @@ from rich.table import Table
 from electra_jax.config import cli, compare, validate
 from electra_jax.core import generators, objectives, params
 from electra_jax.core.step import restarted
+from electra_jax.core.transformer_config import differences
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
@@ -242,8 +243,12 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     return restarted(sharding.to_local(state)), None
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
-    found = processes.run_on_all(lambda: sources.read_params(origin, tokens, first))
+    found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, first))
+    if not sources.is_run(origin):
+      found = params.by_shape(weights, found)
     weights, taken, fresh = params.inherit(weights, found)
+    if changes := differences(run.spec.discriminator, cfg):
+      console.print(f"warning: {'; '.join(changes)} in {origin}", style="bold")
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
     if fresh:

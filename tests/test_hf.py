@@ -102,108 +102,6 @@ def test_transformers_computes_the_same_from_what_is_exported(size, head, tmp_pa
     export.check_parity(tmp_path, other, some_batch(cfg))
 
 
-def write_tf1(prefix: Path, tensors: dict) -> None:
-  import tensorflow as tf
-
-  names = list(tensors)
-  tf.raw_ops.SaveV2(
-    prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names),
-    tensors=[tf.constant(tensors[n]) for n in names],
-  )  # fmt: skip
-
-
-def tf1_tensors(cfg, weights, encoder: str, predictions: str) -> dict:
-  """The original's variables, laid out here independently of the table: [in, out] kernels."""
-  e, layers = weights["embeddings"], weights["encoder"]["layers"]
-  D = cfg.hidden_size
-  t = {
-    "electra/embeddings/word_embeddings": e["word"],
-    "electra/embeddings/position_embeddings": e["position"],
-    "electra/embeddings/token_type_embeddings": e["token_type"],
-    "electra/embeddings/LayerNorm/gamma": e["layer_norm"]["scale"],
-    "electra/embeddings/LayerNorm/beta": e["layer_norm"]["bias"],
-  }
-  if "project" in weights["encoder"]:
-    t[f"{encoder}/embeddings_project/kernel"] = weights["encoder"]["project"]["kernel"]
-    t[f"{encoder}/embeddings_project/bias"] = weights["encoder"]["project"]["bias"]
-  for i in range(cfg.num_layers):
-    at = f"{encoder}/encoder/layer_{i}"
-    for j, name in enumerate(("query", "key", "value")):
-      t[f"{at}/attention/self/{name}/kernel"] = layers["qkv"]["kernel"][i, :, j].reshape(D, D)
-      t[f"{at}/attention/self/{name}/bias"] = layers["qkv"]["bias"][i, j].reshape(D)
-    t[f"{at}/attention/output/dense/kernel"] = layers["attention_output"]["kernel"][i].reshape(D, D)
-    t[f"{at}/attention/output/dense/bias"] = layers["attention_output"]["bias"][i]
-    for ours, theirs in (("ffn_in", "intermediate"), ("ffn_output", "output")):
-      t[f"{at}/{theirs}/dense/kernel"] = layers[ours]["kernel"][i]
-      t[f"{at}/{theirs}/dense/bias"] = layers[ours]["bias"][i]
-    for ours, theirs in (("attention_norm", "attention/output"), ("ffn_norm", "output")):
-      t[f"{at}/{theirs}/LayerNorm/gamma"] = layers[ours]["scale"][i]
-      t[f"{at}/{theirs}/LayerNorm/beta"] = layers[ours]["bias"][i]
-  if "rtd_head" in weights:
-    for ours, theirs in (("dense", "dense"), ("logit", "dense_1")):
-      for part in ("kernel", "bias"):
-        t[f"{predictions}/{theirs}/{part}"] = weights["rtd_head"][ours][part]
-  else:
-    for part in ("kernel", "bias"):
-      t[f"{predictions}/dense/{part}"] = weights["mlm_head"]["dense"][part]
-    t[f"{predictions}/LayerNorm/gamma"] = weights["mlm_head"]["layer_norm"]["scale"]
-    t[f"{predictions}/LayerNorm/beta"] = weights["mlm_head"]["layer_norm"]["bias"]
-    t[f"{predictions}/output_bias"] = weights["mlm_head"]["bias"]
-  return t
-
-
-@pytest.mark.filterwarnings("ignore:.*assumed")
-def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_path):
-  d, g = TransformerConfig(40, 8, 64, 2, 1, 256, 512), TransformerConfig(40, 8, 16, 2, 1, 64, 512)
-  mine, small = random_network(d, "rtd_head"), random_network(g, "mlm_head", 1)
-  small["embeddings"] = mine["embeddings"]
-  tensors = tf1_tensors(d, mine, "electra", "discriminator_predictions")
-  tensors |= tf1_tensors(g, small, "generator", "generator_predictions")
-  tensors["generator_predictions/temperature"] = np.float32(1)
-  tensors["global_step"] = np.int64(7)
-  (tmp_path / "vocab.txt").write_text(
-    "".join(f"{x}\n" for x in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45[:35]])
-  )
-  for adam in (False, True):
-    if adam:
-      tensors |= {f"{n}/adam_{s}": x for n, x in list(tensors.items())[:-1] for s in "mv"}
-    prefix = tmp_path / f"model.ckpt-{adam}"
-    write_tf1(prefix, tensors)
-    source = sources.open_source(prefix)
-    found = source.networks
-    assert source.tokenizer.vocab.size == 40 and source.tokenizer.vocab.lowercase
-    assert found["discriminator"].cfg == d and found["generator"].cfg == g
-    assert same(found["discriminator"].weights, mine)
-    assert same(found["generator"].weights, small)
-  del tensors["electra/encoder/layer_1/output/dense/bias"]
-  tensors["electra/encoder/layer_0/output/dense/bias"] = np.zeros(3, np.float32)
-  tensors["generator/encoder/layer_0/gate/kernel"] = np.zeros(3, np.float32)
-  write_tf1(tmp_path / "bad", tensors)
-  with pytest.raises(huggingface.ExchangeError) as error:
-    sources.open_source(tmp_path / "bad")
-  assert "layer_1/output/dense/bias is missing" in str(error.value)
-  assert "layer_0/output/dense/bias is (3,), the network's is (64,)" in str(error.value)
-
-  data = next(tmp_path.glob("model.ckpt-True.data*"))
-  data.write_bytes(data.read_bytes()[:1000])
-  with pytest.raises(huggingface.ExchangeError, match="cannot be read: "):
-    sources.open_source(tmp_path / "model.ckpt-True")
-  alone = {n: x for n, x in tensors.items() if n.startswith(("electra/", "discriminator"))}
-  alone["electra/encoder/layer_0/output/dense/bias"] = mine["encoder"]["layers"]["ffn_output"][
-    "bias"
-  ][0]
-  alone["electra/encoder/layer_1/output/dense/bias"] = mine["encoder"]["layers"]["ffn_output"][
-    "bias"
-  ][1]
-  alone["generator_ltr/encoder/layer_0/output/dense/bias"] = np.zeros(3, np.float32)
-  write_tf1(tmp_path / "electric", alone)
-  assert sources.open_source(tmp_path / "electric").left_out == ("the original's generator_ltr",)
-  del alone["electra/embeddings/position_embeddings"]
-  write_tf1(tmp_path / "no-positions", alone)
-  with pytest.raises(huggingface.ExchangeError, match="no matrix .*position_embeddings'"):
-    sources.open_source(tmp_path / "no-positions")
-
-
 def test_missing_extra_and_misshapen_tensors_are_named():
   cfg = SIZES["projected"]
   good = to_hf(ELECTRA, cfg, random_network(cfg, "rtd_head"))
@@ -366,6 +264,7 @@ def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
   assert a.read_bytes() == b.read_bytes()
   card = (tmp_path / "hf" / "discriminator" / "README.md").read_text()
   assert "2 steps of 8 sequences of 16 tokens" in card and "| rtd_loss | " in card
+  assert "\nlicense: unknown\n" in card and "- 256 tokens, " in card
   said = capsys.readouterr().out
   assert ("max |difference of logits|" if HAS_TORCH else "not compared with transformers") in said
 

@@ -7,10 +7,13 @@ import json
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
-from electra_jax import export
+from electra_jax import export, train
+from electra_jax.config import files
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.data import build
 from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import ExchangeError, network_shapes
@@ -21,7 +24,8 @@ needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: 
 CFG = TransformerConfig(
   *(40, 16, 16, 5, 2, 24, 64),
   **{**modernbert.LAYERS, "layer_norm_eps": 1e-5, "global_every": 3, "window": 8},
-  **{"rope_theta": 500.0, "local_rope_theta": 50.0, "embedding_dropout": 0.0, "ffn_dropout": 0.0},
+  **{"scaled_init": True, "rope_theta": 500.0, "local_rope_theta": 50.0},
+  **{"embedding_dropout": 0.0, "ffn_dropout": 0.0},
 )
 SHAPES = {
   "windows": CFG,
@@ -47,6 +51,22 @@ def a_batch(length=24) -> Batch:
   mask = np.arange(length) < np.array([length, 15, 6])[:, None]
   ids = np.where(mask, rng.integers(5, 40, (3, length)), 0).astype(np.int32)
   return Batch(ids, np.zeros_like(ids), mask, np.arange(3, dtype=np.int32))
+
+
+def test_a_generator_that_modernbert_has_no_place_for_is_left_out_and_told(tmp_path, capsys):
+  narrow = dataclasses.replace(CFG, hidden_size=8, num_heads=1)
+  networks = {
+    "discriminator": Network(CFG, random_network(CFG, "rtd_head"), "rtd_head"),
+    "generator": Network(narrow, random_network(narrow, "mlm_head"), "mlm_head"),
+  }
+  source = sources.Source(networks, None, {})
+  export.export_hf(source, tmp_path / "out", Console(width=200))
+  assert [p.name for p in (tmp_path / "out").iterdir()] == ["discriminator"]
+  said = capsys.readouterr().out
+  assert "not exported: the generator: Hugging Face's ModernBERT does not support embed" in said
+  del networks["discriminator"]
+  with pytest.raises(ExchangeError, match="does not support embedding_size=16 at hidden_size=8"):
+    export.export_hf(sources.Source(networks, None, {}), tmp_path / "none", Console(quiet=True))
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -189,3 +209,68 @@ def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):
   with pytest.raises(ExchangeError, match=message) as error:
     huggingface.load(tmp_path)
   assert "\n" not in str(error.value)
+
+
+# A released one goes on by replaced-token detection.
+
+
+@needs_torch
+@pytest.mark.long
+def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, capsys):
+  """With its own tokenizer, a byte-level BPE whose special tokens stand at the end."""
+  import tokenizers
+  import transformers
+  from tokenizers import models, pre_tokenizers, trainers
+
+  words = tokenizers.Tokenizer(models.BPE())
+  words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  text = "\n\n".join(
+    f"Document {i} of many.\nIt says {i * i} things, {i} twice." for i in range(300)
+  )
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
+  words.train_from_iterator(text.split("\n"), trainer)
+  names = ["unk", "cls", "sep", "pad", "mask"]
+  words.add_special_tokens([f"[{name.upper()}]" for name in names] + ["[unused0]"])
+  roles = {f"{name}_token": f"[{name.upper()}]" for name in names}
+  fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **roles)
+  fast.save_pretrained(tmp_path / "released")
+  ids = {f"{name}_token_id": words.token_to_id(f"[{name.upper()}]") for name in names[1:4]}
+  ids |= {"bos_token_id": ids["cls_token_id"], "eos_token_id": ids["sep_token_id"]}
+  sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6}
+  shape = {**sizes, "num_attention_heads": 2, "local_attention": 16, **ids}
+  config = transformers.ModernBertConfig(vocab_size=len(fast), **shape)
+  transformers.ModernBertForMaskedLM(config).save_pretrained(tmp_path / "released")
+
+  (tmp_path / "text.txt").write_text(text)
+  c = files.load("modern.py", "17m")
+  c.update_from_flattened_dict({
+    "model.hidden_size": 32, "model.num_layers": 6, "model.num_heads": 2, "model.ffn_size": 48,
+    "model.embedding_size": 32, "model.window": 16, "model.rope_theta": 160_000.0,
+    "generator.depth_multiplier": 1 / 3, "data.dir": str(tmp_path / "data"),
+    "data.sources": f"text:{tmp_path / 'text.txt'}", "data.seq_length": 32, "data.workers": 1,
+    "data.vocab": str(tmp_path / "released" / "tokenizer.json"), "data.holdout_frac": 0.1,
+    "train.batch_size": 8, "train.steps": 1, "optimizer.warmup_steps": 0,
+    "optimizer.decay_steps": 0, "optimizer.learning_rate": 1e-30, "eval.max_examples": 8,
+    "eval.batch_size": 8, "log.tensorboard": False, "init_from": str(tmp_path / "released"),
+  })  # fmt: skip
+  build.build(c)
+  assert train.train(c, tmp_path / "run") == 1
+  said = capsys.readouterr().out
+  assert "discriminator/encoder" in said.partition("newly initialised")[0]
+  fresh = said.partition("newly initialised: ")[2].partition("\n")[0]
+  assert set(fresh.split(", ")) >= {"generator/encoder", "discriminator/rtd_head"}
+  assert "warning" not in said
+  # After a step of no learning the export's encoder is the released one's, bit for bit.
+  export.export_hf(sources.open_source(tmp_path / "run"), tmp_path / "out", Console(quiet=True))
+  ours, theirs = (
+    transformers.AutoModel.from_pretrained(folder).state_dict()
+    for folder in (tmp_path / "out" / "discriminator", tmp_path / "released")
+  )
+  assert ours.keys() == theirs.keys()
+  assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
+
+  c.model.rope_theta = 10_000.0
+  c.model.num_layers = 6
+  train.train(c, tmp_path / "other")
+  assert "warning: model.rope_theta is 10000.0, was 160000.0" in capsys.readouterr().out

@@ -30,6 +30,28 @@ def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
   return next((axis for axis, n in enumerate(shape) if n and n % devices == 0), None)
 
 
+def by_shape(params: dict, other: dict) -> dict:
+  """Returns `other` with its only network under each role of `params` whose encoder has its shape.
+
+  A masked language model may so be the discriminator of this run, its generator, or both. `other`
+  comes back as it is if it has two networks, no masked language model, or one that fits nowhere.
+  """
+  roles = [role for role in ("generator", "discriminator") if role in other]
+  if len(roles) != 1 or "mlm_head" not in other[roles[0]]:
+    return other
+  network = other[roles[0]]
+  fits = [
+    role
+    for role in ("generator", "discriminator")
+    if "encoder" in params.get(role, {})
+    and _shapes(params[role]["encoder"]) == _shapes(network["encoder"])
+  ]
+  if not fits:
+    return other
+  rest = {k: v for k, v in other.items() if k != roles[0]}
+  return rest | dict.fromkeys(fits, network)
+
+
 def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
   """Returns `params` with shared modules taken from `other`, the copied names and the fresh names.
 

@@ -77,6 +77,22 @@ class TransformerConfig:
     return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
 
 
+# What changes a network's outputs but not the shapes of its weights.
+_KINDS = (
+  "block norm layer_norm_eps feed_forward positions rope_theta local_rope_theta global_every window"
+  " first_norm head_norm"
+).split()
+
+
+def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
+  """Returns how `cfg` computes other outputs than `other` from weights of the same shapes."""
+  return [
+    f"model.{name} is {getattr(cfg, name)}, was {getattr(other, name)}"
+    for name in _KINDS
+    if getattr(cfg, name) != getattr(other, name)
+  ]
+
+
 def take_fields(cls: type, group: Mapping, **others):
   """Returns cls(...) from the entries of `group` that are fields of cls, and `others`.
 

@@ -50,7 +50,6 @@ LAYERS = {
   "qk_norm": False,
   "first_norm": False,
   "head_norm": True,
-  "scaled_init": True,
   "direction": "both",
 }
 FIXED = {
@@ -116,6 +115,7 @@ def _from_json(path: Path, content: Mapping) -> TransformerConfig:
   return TransformerConfig(
     **sizes,
     **LAYERS,
+    scaled_init=True,
     embedding_size=sizes["hidden_size"],
     dropout=content.get(OUTPUT_DROPOUT, content["attention_dropout"]),
     global_every=every,

@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from electra_jax.config import compare, specs
-from electra_jax.core import generators, networks, objectives, task_network
+from electra_jax.core import flops, generators, networks, objectives, task_network
 from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import Compute, TransformerConfig
@@ -121,8 +121,10 @@ def _open(path: Path) -> Source:
   )
 
 
-def read_params(path: str | Path, tokens: Tokenizer, step: int | None = None) -> dict:
-  """Returns the initial parameters from a source, named as in `networks`.
+def read_params(
+  path: str | Path, tokens: Tokenizer, step: int | None = None
+) -> tuple[dict, TransformerConfig]:
+  """Returns initial parameters from a source, named as in `networks`, and the main config.
 
   Args:
     tokens: of the vocabulary that the source must have, if it has any.
@@ -132,7 +134,8 @@ def read_params(path: str | Path, tokens: Tokenizer, step: int | None = None) ->
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
   if is_run(path):
-    return read_run(path, tokens, step).params
+    found = read_run(path, tokens, step)
+    return found.params, found.spec.discriminator
   if step is not None:
     raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
   source = open_source(path)
@@ -145,7 +148,7 @@ def read_params(path: str | Path, tokens: Tokenizer, step: int | None = None) ->
     params[role] = {k: v for k, v in network.weights.items() if k != "embeddings"}
     if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
       params[role]["embeddings"] = network.weights["embeddings"]
-  return params
+  return params, found["discriminator" if "discriminator" in found else "generator"].cfg
 
 
 class RunParams(NamedTuple):
@@ -243,7 +246,16 @@ def _run(path: Path) -> Source:
     x for x in metrics.read_history(path / metrics.HISTORY_FILE) if x["split"] == "heldout"
   ]
   text = [source["source"] for source in shards.read_manifest(folder)["sources"]]
-  card = {"config": saved, "text": text, "steps": steps, "heldout": (history or [{}])[-1]}
+  sequences = steps * saved["train"]["batch_size"]
+  length = saved["data"]["seq_length"]
+  card = {
+    "config": saved,
+    "text": text,
+    "steps": steps,
+    "tokens": sequences * length,
+    "flops": flops.step_flops(spec, sequences, length),
+    "heldout": (history or [{}])[-1],
+  }
   found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}
   return Source(found, tokens, card, tuple(left_out))
 
