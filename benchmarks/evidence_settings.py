@@ -29,8 +29,24 @@ PHASES = (
   Phase(32, "segments", 32, 8000, 1e-3, 100),
   Phase(64, "segments", 16, 4000, 1e-3, 100),
 )
-# What differs from configs/quickstart.py, in every pretraining and the build.
+# What differs from configs/quickstart.py, in every pretraining and the build: the paper's blocks.
 RECIPE = {
+  "model.num_layers": 2,
+  "model.ffn_size": 512,
+  "model.block": "post_norm",
+  "model.norm": "layer_norm",
+  "model.layer_norm_eps": 1e-12,
+  "model.feed_forward": "gelu",
+  "model.positions": "learned",
+  "model.biases": True,
+  "model.token_types": True,
+  "model.first_norm": True,
+  "model.head_norm": False,
+  "model.init_stddev": 0.1,
+  "model.unroll": 2,
+  "generator.width_multiplier": 1 / 4,
+  "objective.discriminator_weight": 50.0,
+  "optimizer.decay_power": 0.5,
   "model.max_positions": 128,
   "data.vocab_size": 2048,
   "data.vocab_train_mb": 20.0,

@@ -1,4 +1,4 @@
-"""What the paper's three models need and take on slices of TPUs that are not here.
+"""What the paper's three models and two modern ones need and take on TPUs that are not here.
 
   python benchmarks/preflight_table.py [--write] [--minutes=45] [--jobs=2]
 
@@ -37,6 +37,8 @@ SLICES = (
   ("small", "v4:1x1x1 v5e:1x1 v5p:1x1x1 v6e:1x1"),
   ("base", "v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2"),
   ("large", "v4:2x2x4 v5e:4x4 v5p:2x2x4 v6e:4x4"),
+  ("modern:150m", "v5e:4x4 v5p:2x2x4 v6e:4x4"),
+  ("modern:400m", "v5e:8x8 v5p:4x4x4 v6e:8x8"),
 )
 PLAN = [(name, topology) for name, several in SLICES for topology in several.split()]
 MODELS = tuple(dict.fromkeys(name for name, _ in PLAN))
@@ -59,8 +61,13 @@ def estimate_step(name: str, topology: str) -> dict:
   started = time.perf_counter()
   with tempfile.TemporaryDirectory() as folder:
     lines = Path(folder) / "costs.jsonl"
-    command = [sys.executable, "-m", "electra_jax.preflight", f"--config=configs/{name}.py"]
-    command += [f"--topology={topology}", f"--json={lines}"]
+    file, _, size = name.partition(":")
+    command = [sys.executable, "-m", "electra_jax.preflight"]
+    command += [
+      f"--config=configs/{file}.py{f':{size}' if size else ''}",
+      f"--topology={topology}",
+      f"--json={lines}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
     secs = round(time.perf_counter() - started)
     found = {"config": name, "topology": topology, "secs": secs}
@@ -77,7 +84,8 @@ def row(found: dict) -> list[str]:
   start = [name, f"`{topology}`", str(math.prod(axes))]
   if "error" in found:
     return [*start, found["error"].removeprefix("error: ")] + (len(TITLES) - 4) * [""]
-  last, config = found["costs"][-1], files.load(f"{name}.py")
+  file, _, size = name.partition(":")
+  last, config = found["costs"][-1], files.load(f"{file}.py", size or None)
   gib = f"{last['used'] / 2**30:.1f} of {last['memory'] / 2**30:.0f}"
   if not last["fits"]:
     return [*start, f"does not fit, in {last['accumulation']}", gib] + (len(TITLES) - 5) * [""]

@@ -16,8 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from electra_jax.config import compare
+from electra_jax.config.files import load
+
 GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
-TRAIN = "train --config=configs/quickstart.py --config.data.dir=data --workdir=new"
+FIELDS = "--config.data.dir=data --config.data.seq_length=16"
+TRAIN = f"train --config=configs/quickstart.py {FIELDS} --workdir=new"
 AGAIN = "train --config=was.py --workdir=run"
 BUILD = "data.build --config=configs/quickstart.py --config.data.dir=built"
 TEXT = f"{BUILD} --config.data.sources=text:own/train.tsv"
@@ -48,7 +52,7 @@ ROWS = [
   (f"{TRAIN} --config.model.num_heads=3", 1, "3 heads do not divide the width 128"),
   (f"{TRAIN} --config.train.batch_size=33", 1, "33 is not divisible by 8 devices"),
   (f"{TRAIN} --config.eval.batch_size=33", 1, "config.eval.batch_size: batch size 33"),
-  (f"{TRAIN} --config.data.seq_length=64", 1, "seq_length 64 is above config.model.max_positions "),
+  (f"{TRAIN} --config.data.seq_length=65", 1, "seq_length 65 is above config.model.max_positions "),
   (f"{TRAIN} --config.data.seq_length=8", 1, "shards of 16 tokens, but data.seq_length is 8"),
   (f"{TRAIN} --config.objective.name=electro", 1, "config.objective.name must be one of electra, "),
   (f"{TRAIN} --config.generator.kind=big", 1, "config.generator.kind must be one of"),
@@ -59,7 +63,7 @@ ROWS = [
   (f"{TRAIN} --config.objective.mask_prob_schedule=half", 1, "a schedule needs POSITION=VALUE"),
   (f"{TRAIN} --config.objective.name=bert --config.generator.kind=uniform", 1, "has no generator"),
   (f"{TRAIN} --config.optimizer.name=adamax", 1, "config.optimizer.name must be one of"),
-  (f"{TRAIN} --config.optimizer.generator_learning_rate=1", 1, "needs optimizer.separate_optimize"),
+  (f"{TRAIN} --config.optimizer.separate_optimizers=false", 1, "needs optimizer.separate_optimize"),
   (f"{TRAIN} --config.model.attention=cudnn", 1, "cudnn needs a GPU"),
   (f"{TRAIN} --config.profile.steps=9-3", 1, "9-3"),
   # Data and folders.
@@ -73,10 +77,26 @@ ROWS = [
   (f"{TRAIN} --workdir=gs://bucket/run", 1, "mount the bucket, e.g. with gcsfuse"),
   (f"{TRAIN} --workdir=finetuned", 1, "finetuned holds"),
   (f"{TRAIN} --workdir=/proc/new", 1, "No such file or directory: /proc/new"),
+  (f"{TRAIN} --config.model.attention=splash", 1, "splash needs a TPU"),
+  (f"{TRAIN} --config.model.num_heads=128", 1, "RoPE turns pairs of numbers: the head width 1 is"),
+  (f"{TRAIN} --config.model.global_every=2", 1, "window=128 sees all of config.data.seq_length 16"),
+  (
+    f"{TRAIN} --config.optimizer.name=muon --config.optimizer.sharded=true",
+    1,
+    "muon",
+  ),
+  (f"{TRAIN} --config.init_optimizer=true", 1, "init_optimizer needs config.init_from, a run"),
+  (f"{TRAIN} --config.init_step=4", 1, "init_step needs config.init_from, a run"),
+  (f"{TRAIN} --config.init_from=finetuned --config.init_optimizer=true", 1, "is no run, so it has"),
+  (
+    "train --config=was.py --workdir=new --config.init_from=run --config.init_step=5",
+    1,
+    "has the steps [4], not 5",
+  ),
   (f"{TRAIN} --config.init_from=nowhere", 1, "nowhere does not exist"),
   (f"{TRAIN} --config.init_from=notes", 1, "is neither a run, an orbax export"),
   # Resuming.
-  (f"{TRAIN} --workdir=run", 1, "run holds another run: model.embedding_size was 32, is 128"),
+  (f"{TRAIN} --workdir=run", 1, "run: model.block was 'post_norm', is 'pre_norm'"),
   (f"{AGAIN} --config.train.steps=2", 1, "train.steps was 8, is 2; use another --workdir, or resu"),
   (f"{AGAIN} --config.train.steps=2 --config.allow_config_change=train", 1, "is at step 4, beyond"),
   (f"{AGAIN} --config.allow_config_change=trian", 1, "unknown field trian"),
@@ -138,15 +158,11 @@ def place(tmp_path_factory) -> Path:
   other = head.format("base.py") + "  config.optimizer.learning_rat = 1\n  return config\n"
   (place / "other.py").write_text(other)
   saved = json.loads((place / "run" / "config.json").read_text())
-  fields = {f"model.{k}": v for k, v in saved["model"].items()}
-  fields |= {
-    "data.dir": "data",
-    "train.steps": 8,
-    "optimizer.warmup_steps": 2,
-    "train.batch_size": saved["train"]["batch_size"],
-  }
+  fields = compare.upgrade(compare.flatten(saved))
+  known = compare.flatten(load("base.py"))
+  fields = {k: v for k, v in fields.items() if k in known} | {"data.dir": "data"}
   (place / "was.py").write_text(
-    head.format("quickstart.py")
+    head.format("base.py")
     + "".join(f"  config.{k} = {v!r}\n" for k, v in fields.items())
     + "  return config\n"
   )

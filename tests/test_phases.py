@@ -105,6 +105,15 @@ def test_a_phase_that_cannot_continue_a_run_is_refused(straight, tiny_config, tm
   config.init_step, config.optimizer.name = 8, "muon"
   with pytest.raises(CheckpointError, match=r"init_from: the checkpoint .*8.* does not fit"):
     train.train(config, tmp_path / "d")
+  other = tmp_path / "other"
+  shutil.copytree(straight, other)
+  vocab = pretrain_batches.Shards.open(config.data.dir).vocab
+  path = other / "vocab" / vocab.file
+  path.write_bytes(path.read_bytes().rstrip() + b"zzz\n")
+  use_vocab_of_folder(other, path.name)
+  config.init_from, config.optimizer.name = str(other), "electra_adam"
+  with pytest.raises(ValueError, match="has another vocabulary than the shards"):
+    train.train(config, tmp_path / "e")
 
 
 def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):

@@ -32,6 +32,7 @@ SHAPES = (
   *("generator.width_multiplier", "generator.depth_multiplier", "objective.name"),
   *("optimizer.name", "optimizer.separate_optimizers", "data.vocab_hash"),
 )
+LISTED = 8  # differing fields in an error message
 # Hashes of the shards, compared like fields although they are not in the configuration.
 DATA_HASHES = ("data.manifest", "data.vocab_hash")
 
@@ -138,7 +139,9 @@ def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Pa
   found = differences(upgrade(saved), current)
   refused = [f for f in found if not any(f == n or f.startswith(f"{n}.") for n in names)]
   if refused:
-    listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused)
+    listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused[:LISTED])
+    if len(refused) > LISTED:
+      listed += f" and {len(refused) - LISTED} more fields differ"
     anyway = f", or resume anyway with --config.allow_config_change={','.join(refused)}"
     hint = "" if set(refused) & set(SHAPES) else anyway
     raise ValueError(f"{workdir} holds another run: {listed}; use another --workdir{hint}")

@@ -50,7 +50,16 @@ CASES = {
   "base": ("base.py", {"model.embedding_size": 16}),
   "small": ("small.py", {}),
   "large": ("large.py", {"model.embedding_size": 16, "model.unroll": 2}),
-  "quickstart": ("quickstart.py", {"model.embedding_size": 16}),
+  "quickstart": ("quickstart.py", {"model.embedding_size": 16, "model.unroll": 2}),
+  "quickstart of 0.1": (
+    "base.py",
+    {
+      **{"model.embedding_size": 16, "model.dropout": 0.0, "model.attention_dropout": 0.0},
+      **{"model.init_stddev": 0.1, "model.unroll": 2, "objective.mask_prob": 0.25},
+      **{"optimizer.name": "adamw", "optimizer.schedule": "joined", "optimizer.b2": 0.98},
+      **{"optimizer.learning_rate": 7e-4, "optimizer.decay_power": 0.5, "train.steps": 7000},
+    },
+  ),
   **{
     name: (f"{name}.py:small", {})
     for name in (

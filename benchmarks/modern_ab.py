@@ -1,0 +1,215 @@
+"""Modern blocks against the paper's, part by part, at equal FLOPs.
+
+  python benchmarks/modern_ab.py --out DIR --text 'text:GLOB' --chunk DIR [--at_once 2]
+                                 [--only NAME...] [--flops 2e13] [--smoke]
+
+Questions: do modern blocks learn more from the same FLOPs (the generator's included) than the
+paper's; which of their parts does it; does Muon learn more than AdamW, `gdes` than shared
+embeddings, a narrow deep generator than a wide shallow one, packed rows than two-segment examples?
+A part that is not better than its absence by more than two standard errors is not credited.
+
+Each arm of SEARCHED is trained once at each of three learning rates; the rate with the lowest
+training loss in the last tenth of the steps is taken, a loss that no table shows. Then every arm
+is trained with three seeds at the rate of the arm that it changes, and fine-tuned on chunking.
+Started again with the same arguments it goes on where it was. Results: DIR/modern_ab.json.
+"""
+
+import argparse
+import json
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import evidence
+import machine
+
+from electra_jax import flops
+from electra_jax.config import files
+from electra_jax.runtime.metrics import read_history
+
+SEEDS = (0, 1, 2)
+# What differs from configs/quickstart.py, in every run and the build.
+RECIPE = {
+  "data.vocab_size": 8192,
+  "data.holdout_frac": 0.01,
+  "data.vocab_train_mb": 20.0,
+  "model.max_positions": 128,
+  "train.batch_size": 16,
+  "eval.every_steps": 0,
+  "eval.max_examples": 2048,
+  "log.tensorboard": False,
+}
+PAPER_BLOCKS = {
+  "model.block": "post_norm",
+  "model.norm": "layer_norm",
+  "model.feed_forward": "gelu",
+  "model.ffn_size": 512,
+  "model.positions": "learned",
+  "model.biases": True,
+  "model.token_types": True,
+  "model.first_norm": True,
+  "model.head_norm": False,
+  "model.init_stddev": 0.1,
+}
+MUON = {"optimizer.name": "muon"}
+RATES = {"modern": (8e-4, 1.6e-3, 3.2e-3), "paper": (3.5e-4, 7e-4, 1.4e-3)}
+# arm: (the arm whose learning rate it takes, what it changes)
+ARMS = {
+  "modern": ("modern", {}),
+  "paper": ("paper", PAPER_BLOCKS),
+  "muon": ("muon", MUON),
+  "post-norm": ("modern", {"model.block": "post_norm", "model.first_norm": True}),
+  "learned positions": ("modern", {"model.positions": "learned"}),
+  "no gate": ("modern", {"model.feed_forward": "gelu", "model.ffn_size": 576}),
+  "biases": ("modern", {"model.biases": True, "model.norm": "layer_norm"}),
+  "windows of 16": ("modern", {"model.global_every": 3, "model.window": 16}),
+  "gdes": ("modern", {"generator.tie": "gdes"}),
+  "wide shallow generator": (
+    "modern",
+    {"generator.width_multiplier": 0.5, "generator.depth_multiplier": 0.25},
+  ),
+  "packed": ("modern", {"data.examples": "packed"}),
+}
+SEARCHED = {"modern": RATES["modern"], "paper": RATES["paper"], "muon": RATES["modern"]}
+
+
+def shards(out: Path, examples: str) -> Path:
+  """Returns the folder of the shards of a kind of examples."""
+  return out / "shards" / examples
+
+
+def build(out: Path, text: str) -> None:
+  """Builds both kinds of shards with one vocabulary."""
+  for kind in ("segments", "packed"):
+    fields = {k: v for k, v in RECIPE.items() if k.startswith(("data.", "model."))}
+    fields |= {"data.dir": shards(out, kind), "data.examples": kind, "data.sources": text}
+    if kind == "packed":
+      fields["data.vocab"] = shards(out, "segments") / "vocab.txt"
+    arguments = ["--config=configs/quickstart.py", *evidence.assignments(fields)]
+    ended = (shards(out, kind) / "manifest.json").is_file
+    evidence.run(out, f"build/{kind}", "electra_jax.data.build", arguments, ended)
+
+
+def fields_of(arm: str, rate: float, seed: int, budget: float) -> dict:
+  """Returns what a run sets, with the steps that its FLOPs pay for."""
+  fields = RECIPE | ARMS[arm][1] | {"seed": seed}
+  fields["optimizer.learning_rate"] = rate
+  config = files.load("quickstart.py")
+  if config.optimizer.separate_optimizers:  # the generator keeps its ratio
+    ratio = config.optimizer.generator_learning_rate / config.optimizer.learning_rate
+    fields["optimizer.generator_learning_rate"] = rate * ratio
+  config.update_from_flattened_dict(fields)
+  _, products = flops.step_costs(config)
+  steps = max(10, round(budget / sum(products.values())))
+  warmup = min(config.optimizer.warmup_steps, steps // 10)
+  return fields | {"train.steps": steps, "optimizer.warmup_steps": warmup}
+
+
+def train(out: Path, arm: str, rate: float, seed: int, budget: float) -> Path:
+  """Trains an arm; returns its workdir."""
+  fields = fields_of(arm, rate, seed, budget)
+  folder = out / "runs" / f"{arm.replace(' ', '-')}-{rate:g}-{seed}"
+  kind = fields.pop("data.examples", "segments")
+  fields |= {"data.dir": shards(out, kind), "data.examples": kind}
+  arguments = ["--config=configs/quickstart.py", f"--workdir={folder}"]
+
+  def ended() -> bool:
+    lines = evidence.heldout(folder)
+    return bool(lines) and lines[-1]["step"] == fields["train.steps"]
+
+  job = f"train/{folder.name}"
+  evidence.run(out, job, "electra_jax.train", arguments + evidence.assignments(fields), ended)
+  return folder
+
+
+def training_loss(folder: Path) -> float:
+  """Returns the mean loss over the last tenth of the steps of a run."""
+  lines = [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "train"]
+  return statistics.mean(x["loss"] for x in lines if x["step"] > 0.9 * lines[-1]["step"])
+
+
+def tune(out: Path, folder: Path, chunk: str, smoke: bool) -> float:
+  """Fine-tunes a run on chunking; returns F1."""
+  fields = {"init": folder, "data.train": f"{chunk}/train.txt", "data.dev": f"{chunk}/test.txt"}
+  fields |= {"seeds": 1, "train.epochs": 2.0, "data.max_length": 64, "data.buckets": 2}
+  fields |= {"optimizer.learning_rate": 5e-4, "keep": "none"}
+  fields |= {"data.train_examples": 64} if smoke else {}
+  place = out / "finetune" / folder.name
+  arguments = ["--config=configs/finetune/tagging.py:chunk", f"--workdir={place}"]
+  results = place / "results.jsonl"
+  evidence.run(
+    out, f"finetune/{folder.name}", "electra_jax.finetune",
+    arguments + evidence.assignments(fields), results.is_file,
+  )  # fmt: skip
+  (row,) = (row for row in read_history(results) if row["split"] == "dev")
+  return next(iter(row["metrics"].values()))
+
+
+def measured(out: Path, arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict:
+  """Trains and fine-tunes an arm; returns a row of results."""
+  folder = train(out, arm, rate, seed, args.flops)
+  last = evidence.heldout(folder)[-1]
+  row = {"arm": arm, "rate": rate, "seed": seed, "steps": last["step"]}
+  row |= {name: last[name] for name in ("mlm_loss", "rtd_auc", "unigram_auc")}
+  return row | {"chunk_f1": tune(out, folder, args.chunk, args.smoke)}
+
+
+def table(rows: list[dict]) -> list[str]:
+  """Returns the table in markdown: means and standard deviations over seeds."""
+  columns = ("mlm_loss", "rtd_auc", "unigram_auc", "chunk_f1")
+  lines = ["| arm | rate | steps | " + " | ".join(columns) + " |", "|---" * 7 + "|"]
+  for arm in dict.fromkeys(row["arm"] for row in rows):
+    mine = [row for row in rows if row["arm"] == arm]
+    cells = [arm, f"{mine[0]['rate']:g}", f"{mine[0]['steps']:,}"]
+    for name in columns:
+      values = [row[name] for row in mine]
+      spread = statistics.stdev(values) if len(values) > 1 else float("nan")
+      cells.append(f"{statistics.mean(values):.3f} ± {spread:.3f}")
+    lines.append(f"| {' | '.join(cells)} |")
+  return lines
+
+
+def search(out: Path, pool: ThreadPoolExecutor, args: argparse.Namespace) -> tuple[dict, list]:
+  """Returns the best learning rate of each arm of SEARCHED, and what was found."""
+  places = [(arm, rate) for arm, rates in SEARCHED.items() for rate in rates]
+  jobs = [pool.submit(train, out, arm, rate, SEEDS[0], args.flops) for arm, rate in places]
+  evidence.finish(jobs)
+  rows = [
+    {"arm": arm, "rate": rate, "training_loss": training_loss(job.result())}
+    for (arm, rate), job in zip(places, jobs, strict=True)
+  ]
+  best = {
+    arm: min((r for r in rows if r["arm"] == arm), key=lambda r: r["training_loss"])["rate"]
+    for arm in SEARCHED
+  }
+  return best, rows
+
+
+def main() -> None:
+  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  p.add_argument("--out", type=Path, required=True)
+  p.add_argument("--text", required=True)
+  p.add_argument("--chunk", required=True)
+  p.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS))
+  p.add_argument("--flops", type=float, default=2e13)
+  p.add_argument("--at_once", type=int, default=2)
+  p.add_argument("--smoke", action="store_true", help="a few steps of each, to see that all runs")
+  args = p.parse_args()
+  if args.smoke:
+    args.flops = 1e11
+  build(args.out, args.text)
+  with evidence.workers(args.at_once) as pool:
+    rates, searched = search(args.out, pool, args)
+    places = [(arm, rates[ARMS[arm][0]], seed) for seed in SEEDS for arm in args.only]
+    jobs = [pool.submit(measured, args.out, *place, args) for place in places]
+    evidence.finish(jobs)
+    rows = [job.result() for job in jobs]
+  print("\n".join(table(rows)))
+  content = {"flops": args.flops, "search": searched, "rows": rows}
+  (args.out / "rows.json").write_text(json.dumps(content, indent=1))
+  hidden = [args.out, args.chunk, args.text]
+  machine.save(str(args.out / "modern_ab.json"), content, hide=hidden)
+
+
+if __name__ == "__main__":
+  main()
