@@ -210,6 +210,8 @@ def pretrain(out: Path, setting: Setting, name: str, plan: list[dict]) -> None:
   for place, (phase, planned) in enumerate(zip(setting.phases, plan, strict=True)):
     steps, folder = planned["steps"], run_folder(out, name, place)
     fields = phase_fields(setting, phase) | {"data.dir": shards(out, phase), "train.steps": steps}
+    if files.load(f"{name}.py", setting.nets).optimizer.separate_optimizers:
+      fields["optimizer.generator_learning_rate"] = phase.learning_rate
     if place:
       fields["init_from"] = run_folder(out, name, place - 1)
     arguments = [f"--config=configs/{name}.py:{setting.nets}", f"--workdir={folder}"]

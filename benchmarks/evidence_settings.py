@@ -29,9 +29,8 @@ PHASES = (
   Phase(32, "segments", 32, 8000, 1e-3, 100),
   Phase(64, "segments", 16, 4000, 1e-3, 100),
 )
-# What differs from configs/quickstart.py, in every pretraining and the build: the paper's blocks.
-RECIPE = {
-  "model.num_layers": 2,
+# The paper's blocks, where configs/quickstart.py has ModernBERT's.
+PAPER_BLOCKS = {
   "model.ffn_size": 512,
   "model.block": "post_norm",
   "model.norm": "layer_norm",
@@ -43,9 +42,14 @@ RECIPE = {
   "model.first_norm": True,
   "model.head_norm": False,
   "model.init_stddev": 0.1,
+}
+# What differs from configs/quickstart.py, in every pretraining and the build.
+RECIPE = PAPER_BLOCKS | {
+  "model.num_layers": 2,
   "model.unroll": 2,
   "generator.width_multiplier": 1 / 4,
   "objective.discriminator_weight": 50.0,
+  "objective.temperature_schedule": "",
   "optimizer.decay_power": 0.5,
   "model.max_positions": 128,
   "data.vocab_size": 2048,

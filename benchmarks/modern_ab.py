@@ -6,22 +6,24 @@
 Questions: do modern blocks learn more from the same FLOPs (the generator's included) than the
 paper's; which of their parts does it; does Muon learn more than AdamW, `gdes` than shared
 embeddings, a narrow deep generator than a wide shallow one, packed rows than two-segment examples?
-A part that is not better than its absence by more than two standard errors is not credited.
+A part that is not better than its absence by more than two standard errors is not credited: the
+table has the difference from the arm that each one changes, with its standard error.
 
 Each arm of SEARCHED is trained once at each of three learning rates; the rate with the lowest
-training loss in the last tenth of the steps is taken, a loss that no table shows. Then every arm
-is trained with three seeds at the rate of the arm that it changes, and fine-tuned on chunking.
-Started again with the same arguments it goes on where it was. Results: DIR/modern_ab.json.
+masked-LM loss on the training text in the last tenth of the steps is taken, which no table shows.
+Then every arm is trained with three seeds at the rate of the arm that it changes, and fine-tuned on
+chunking. `packed` is evaluated on packed rows, so only its chunking compares. Started again with
+the same arguments it goes on where it was. Results: DIR/modern_ab.json.
 """
 
 import argparse
-import json
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import evidence
 import machine
+from evidence_settings import PAPER_BLOCKS
 
 from electra_jax import flops
 from electra_jax.config import files
@@ -39,18 +41,6 @@ RECIPE = {
   "eval.max_examples": 2048,
   "log.tensorboard": False,
 }
-PAPER_BLOCKS = {
-  "model.block": "post_norm",
-  "model.norm": "layer_norm",
-  "model.feed_forward": "gelu",
-  "model.ffn_size": 512,
-  "model.positions": "learned",
-  "model.biases": True,
-  "model.token_types": True,
-  "model.first_norm": True,
-  "model.head_norm": False,
-  "model.init_stddev": 0.1,
-}
 MUON = {"optimizer.name": "muon"}
 RATES = {"modern": (8e-4, 1.6e-3, 3.2e-3), "paper": (3.5e-4, 7e-4, 1.4e-3)}
 # arm: (the arm whose learning rate it takes, what it changes)
@@ -62,7 +52,10 @@ ARMS = {
   "learned positions": ("modern", {"model.positions": "learned"}),
   "no gate": ("modern", {"model.feed_forward": "gelu", "model.ffn_size": 576}),
   "biases": ("modern", {"model.biases": True, "model.norm": "layer_norm"}),
-  "windows of 16": ("modern", {"model.global_every": 3, "model.window": 16}),
+  "windows of 16": (
+    "modern",
+    {"model.global_every": 3, "model.window": 16, "model.local_rope_theta": 1000.0},
+  ),
   "gdes": ("modern", {"generator.tie": "gdes"}),
   "wide shallow generator": (
     "modern",
@@ -123,9 +116,9 @@ def train(out: Path, arm: str, rate: float, seed: int, budget: float) -> Path:
 
 
 def training_loss(folder: Path) -> float:
-  """Returns the mean loss over the last tenth of the steps of a run."""
+  """Returns the mean masked-LM loss over the last tenth of the steps of a run."""
   lines = [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "train"]
-  return statistics.mean(x["loss"] for x in lines if x["step"] > 0.9 * lines[-1]["step"])
+  return statistics.mean(x["mlm_loss"] for x in lines if x["step"] > 0.9 * lines[-1]["step"])
 
 
 def tune(out: Path, folder: Path, chunk: str, smoke: bool) -> float:
@@ -165,13 +158,19 @@ def table(rows: list[dict]) -> list[str]:
       values = [row[name] for row in mine]
       spread = statistics.stdev(values) if len(values) > 1 else float("nan")
       cells.append(f"{statistics.mean(values):.3f} ± {spread:.3f}")
+      theirs = [row[name] for row in rows if row["arm"] == ARMS[arm][0] != arm]
+      if len(values) > 1 and len(theirs) > 1:
+        gain = statistics.mean(values) - statistics.mean(theirs)
+        error = (spread**2 / len(values) + statistics.variance(theirs) / len(theirs)) ** 0.5
+        cells[-1] += f" ({gain:+.3f} ± {error:.3f})"
     lines.append(f"| {' | '.join(cells)} |")
   return lines
 
 
 def search(out: Path, pool: ThreadPoolExecutor, args: argparse.Namespace) -> tuple[dict, list]:
   """Returns the best learning rate of each arm of SEARCHED, and what was found."""
-  places = [(arm, rate) for arm, rates in SEARCHED.items() for rate in rates]
+  needed = {ARMS[arm][0] for arm in args.only}
+  places = [(arm, rate) for arm, rates in SEARCHED.items() if arm in needed for rate in rates]
   jobs = [pool.submit(train, out, arm, rate, SEEDS[0], args.flops) for arm, rate in places]
   evidence.finish(jobs)
   rows = [
@@ -180,7 +179,7 @@ def search(out: Path, pool: ThreadPoolExecutor, args: argparse.Namespace) -> tup
   ]
   best = {
     arm: min((r for r in rows if r["arm"] == arm), key=lambda r: r["training_loss"])["rate"]
-    for arm in SEARCHED
+    for arm in needed
   }
   return best, rows
 
@@ -206,7 +205,6 @@ def main() -> None:
     rows = [job.result() for job in jobs]
   print("\n".join(table(rows)))
   content = {"flops": args.flops, "search": searched, "rows": rows}
-  (args.out / "rows.json").write_text(json.dumps(content, indent=1))
   hidden = [args.out, args.chunk, args.text]
   machine.save(str(args.out / "modern_ab.json"), content, hide=hidden)
 

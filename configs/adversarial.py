@@ -16,5 +16,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
   c = load(f"{arg or 'base'}.py")
   c.objective.name = "adversarial"
+  c.objective.temperature_schedule = ""  # the loss uses the probabilities of the samples
   c.objective.mlm_weight = 0.0  # reported only: the generator learns by REINFORCE
   return c

@@ -15,4 +15,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
   c = load(f"{arg or 'base'}.py")
   c.objective.name = "bert"
+  c.objective.temperature_schedule = ""  # one network, one optimizer, no samples
+  c.optimizer.separate_optimizers = False
+  c.optimizer.generator_learning_rate = None
   return c

@@ -16,6 +16,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
   c = load(f"{arg or 'base'}.py")
   c.objective.name = "electric"
+  c.objective.temperature_schedule = ""  # the loss uses the probabilities of the samples
   c.generator.kind = "two_tower"
   c.generator.width_multiplier = 1 / 4  # each tower: 192 at base size
   if arg in (None, "base"):

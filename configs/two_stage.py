@@ -24,6 +24,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     raise ValueError(f"configs/two_stage.py takes :stage1 or :stage2, got {stage!r}")
   c = load(f"{size or 'base'}.py")
   c.train.steps = c.train.steps // 2
+  c.objective.temperature_schedule = ""  # one trained network a stage, one optimizer
+  c.optimizer.separate_optimizers = False
+  c.optimizer.generator_learning_rate = None
   if stage == "stage1":
     c.objective.name = "bert"
   else:

@@ -113,25 +113,15 @@ def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0
   return difference
 
 
-def expressible(source: Source) -> tuple[dict[str, Network], list[str]]:
-  """Returns the networks that Hugging Face has a class for, and why the generator is none of them.
-
-  Raises:
-    ExchangeError: the discriminator, or the only network, is none.
-  """
-  networks, reasons = dict(source.networks), []
+def export_hf(source: Source, out: Path, console: Console) -> None:
+  """Writes a folder for each network, checks its logits and prints a summary."""
+  networks, reason = dict(source.networks), None
   if {"discriminator", "generator"} <= networks.keys():
     try:
       huggingface.config_json(networks["generator"].cfg, networks["generator"].head, 0)
     except ExchangeError as error:
-      reasons.append(f"the generator: {error}")
+      reason = error
       del networks["generator"]
-  return networks, reasons
-
-
-def export_hf(source: Source, out: Path, console: Console) -> None:
-  """Writes a folder for each network, checks its logits and prints a summary."""
-  networks, reasons = expressible(source)
   trained = likelihood.training(source)
   can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
   with new_folder(out, _bytes(source)) as folder:
@@ -170,8 +160,8 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         console.print(
           f"{role}: Hugging Face has no such head for {_task(source)}: exported only the encoder"
         )
-  for reason in reasons:
-    console.print(f"not exported: {reason}")
+  if reason:
+    console.print(f"not exported: the generator: {reason}")
   for what in source.left_out:
     console.print(f"not exported: {what}: Hugging Face's class has no equivalent")
 
@@ -210,7 +200,10 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
       f"- objective `{config['objective']['name']}`, {source.card['steps']:,} steps of"
       f" {config['train']['batch_size']:,} sequences of {config['data']['seq_length']} tokens",
       *(
-        [f"- {source.card['tokens']:,} tokens, {source.card['flops']:.2e} FLOPs of matrix products"]
+        [
+          f"- this run: {source.card['tokens']:,} tokens, padding included, and"
+          f" {source.card['flops']:.2e} FLOPs of matrix products"
+        ]
         if "flops" in source.card
         else []
       ),
@@ -221,7 +214,9 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
     lines.append(f"- {row['task']}, {row['split']}, seed {row['seed']}: {shown}")
   lines += ["", "```python", f"from transformers import AutoModel, {head}", ""]
   lines += [f'encoder = AutoModel.from_pretrained("{role}")']
-  lines += [f'network = {head}.from_pretrained("{role}")  # with its head', "```"]
+  if network.head:
+    lines += [f'network = {head}.from_pretrained("{role}")  # with its head']
+  lines += ["```"]
   if heldout:
     lines += ["", "| held-out documents | |", "|---|---|"]
     lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]
@@ -261,13 +256,14 @@ def main() -> None:
     default=(),
     help="of a TF1 checkpoint's discriminator (and generator), where no config.json beside it says",
   )
-  p.add_argument("--license", default="unknown", help="of the weights, for the model card")
+  p.add_argument("--license", help="of the weights, for the model card")
   args = p.parse_args()
   console = Console(highlight=False, soft_wrap=True)
   if args.out.exists():
     raise ExchangeError(f"{args.out} exists: nothing is overwritten")
   source = sources.open_source(args.source, args.heads)
-  source.card["license"] = args.license
+  if args.license:
+    source.card["license"] = args.license
   with jax.default_matmul_precision("highest"):
     if args.to == "hf":
       export_hf(source, args.out, console)

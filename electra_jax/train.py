@@ -21,10 +21,10 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import cli, compare, validate
+from electra_jax.config import cli, compare, specs, validate
 from electra_jax.core import generators, objectives, params
 from electra_jax.core.step import restarted
-from electra_jax.core.transformer_config import differences
+from electra_jax.core.transformer_config import TransformerConfig, differences
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
@@ -35,7 +35,7 @@ from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
 from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
-from electra_jax.runtime.workdir import CONFIG_FILE, claim
+from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
 # Losses that equal the unigram entropy for a model of token frequencies alone.
 PREDICTIONS = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
@@ -239,16 +239,17 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
       raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
     processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
     state, first = restore_from(origin, sharding.shapes(), first, processes.run_on_all)
+    processes.assert_same({"init_step": str(first)})
     console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
+    _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, console)
+    if read_config(Path(origin))["seed"] == run.config.seed:
+      console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
     return restarted(sharding.to_local(state)), None
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
     found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, first))
-    if not sources.is_run(origin):
-      found = params.by_shape(weights, found)
-    weights, taken, fresh = params.inherit(weights, found)
-    if changes := differences(run.spec.discriminator, cfg):
-      console.print(f"warning: {'; '.join(changes)} in {origin}", style="bold")
+    weights, taken, fresh = params.inherit(weights, params.by_shape(weights, found))
+    _warn_of_differences(run, cfg, console)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
     if fresh:
@@ -263,6 +264,11 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     }
     console.print(f"frozen generator: the masked language model of {source}")
   return run.fns.init_state(weights), None
+
+
+def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> None:
+  if changes := differences(run.spec.discriminator, cfg):
+    console.print(f"warning: {'; '.join(changes)} in {run.config.init_from}", style="bold")
 
 
 def finish(run: Run, done: int, console: Console) -> None:

@@ -83,7 +83,7 @@ ROWS = [
   (
     f"{TRAIN} --config.optimizer.name=muon --config.optimizer.sharded=true",
     1,
-    "muon",
+    "but muon needs whole arrays",
   ),
   (f"{TRAIN} --config.init_optimizer=true", 1, "init_optimizer needs config.init_from, a run"),
   (f"{TRAIN} --config.init_step=4", 1, "init_step needs config.init_from, a run"),

@@ -293,7 +293,8 @@ def test_every_objective_is_a_delta_to_every_size(size):
   for name in NAMES:
     if "`arg` is the size" in (ROOT / "configs" / name).read_text():
       changed = compare.flatten(files.load(name, size))
-      assert sum(base[k] != v for k, v in changed.items()) <= 5, name
+      assert sum(base[k] != v for k, v in changed.items()) <= 6, name
+      validate.check_fields(files.load(name, size))
 
 
 @pytest.mark.parametrize(

@@ -231,11 +231,12 @@ def test_fixed_noise_is_drawn_by_frequency_whatever_the_generator_writes():
   found = evaluate(spec, weights, batch)["unigram_scores"].total
   other = {**weights, "generator": jax.tree.map(lambda x: x + 0.1, weights["generator"])}
   np.testing.assert_array_equal(found, evaluate(spec, other, batch)["unigram_scores"].total)
-  # A quarter of each row, less what equals the token that it replaces.
+  # 15 % of each row, whatever the masking, less what equals the token that it replaces.
   p = counts / counts.sum()
   ordinary = batch.ids[batch.padding_mask & (batch.ids >= 5)]
-  expected = np.round(0.25 * batch.padding_mask.sum(-1)).sum() * (1 - p[ordinary].mean())
-  assert abs(found[1].sum() - expected) < 25  # four standard deviations of 730 draws of 0.98
+  chosen = np.clip(np.round(0.15 * batch.padding_mask.sum(-1)), 1, None).sum()
+  expected = chosen * (1 - p[ordinary].mean())
+  assert abs(found[1].sum() - expected) < 20  # four standard deviations of 440 draws of 0.98
   assert found.sum() == batch.padding_mask.sum()
 
 

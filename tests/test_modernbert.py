@@ -271,6 +271,5 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
   assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
 
   c.model.rope_theta = 10_000.0
-  c.model.num_layers = 6
   train.train(c, tmp_path / "other")
   assert "warning: model.rope_theta is 10000.0, was 160000.0" in capsys.readouterr().out

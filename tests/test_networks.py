@@ -128,6 +128,25 @@ def test_every_weight_has_a_group():
   }
 
 
+@pytest.mark.parametrize("tie", ["none", "tokens", "embeddings", "gdes"])
+@pytest.mark.parametrize("fits", [("generator",), ("generator", "discriminator")])
+def test_a_masked_language_model_starts_every_network_of_its_shape_with_its_tables(tie, fits):
+  generator = D if len(fits) == 2 else generator_size(D, 1.0, 0.5)
+  spec = networks.PretrainSpec(generator, D, RATES, tying=tie)
+  mine = fresh(spec)
+  alone = fresh(dataclasses.replace(SPEC, generator=generator))
+  other = jax.tree.map(lambda x: x + 1.0, alone)
+  del other["discriminator"]
+  taken, _, new = params.inherit(mine, params.by_shape(mine, other))
+  for role in fits:
+    tables = networks.embeddings(spec, taken, role)
+    assert jax.tree.all(jax.tree.map(np.array_equal, tables, other["embeddings"])), role
+    same = jax.tree.map(np.array_equal, taken[role]["encoder"], other["generator"]["encoder"])
+    assert jax.tree.all(same), role
+  if fits == ("generator",):
+    assert "discriminator/encoder" in new
+
+
 def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
   full = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
   less = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3))}}}

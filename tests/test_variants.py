@@ -250,7 +250,7 @@ SPEC = networks.PretrainSpec(
 )  # fmt: skip
 COMBINATIONS = {
   **{
-    f"{name}": {
+    name: {
       "objective": name,
       "generator_kind": next(k for k, g in generators.GENERATORS.items() if o.accepts(g)),
     }

@@ -73,7 +73,7 @@ def check_fields(config: ConfigDict) -> None:
   make_limits(config)
   make_optimizer_config(config)
   for field in ("init_step", "init_optimizer"):
-    if config[field] and config.init_from is None:
+    if config[field] not in (None, False) and config.init_from is None:
       raise ValueError(f"config.{field} needs config.init_from, a run")
   own = ("learning_rate", "weight_decay", "clip_norm")
   for field in (f"optimizer.generator_{name}" for name in own):

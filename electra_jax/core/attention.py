@@ -99,10 +99,14 @@ def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
     return jax.nn.dot_product_attention(
       q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn"
     )
-  # The one function that takes several documents a row has no public name (JAX 0.10 to 0.12).
-  from jax._src.cudnn import fused_attention_stablehlo as fused
+  try:
+    # The one function that takes several documents a row has no public name (JAX 0.10 to 0.12).
+    from jax._src.cudnn import fused_attention_stablehlo as fused
 
-  if not fused.check_compute_capability("9.0"):
+    packs = fused.check_compute_capability("9.0")
+  except (ImportError, AttributeError):
+    packs = False
+  if not packs:
     warnings.warn("cuDNN packs documents on Hopper GPUs and later: they are masked", stacklevel=2)
     return _xla(cfg, inputs, local)
   lengths, starts = packed_layout(document_ids)

@@ -113,8 +113,12 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
   )  # fmt: skip
   # At padding, all scores of "rtl" are masked: its uniform attention would leak the last token.
   left, right = (x * batch.padding_mask[..., None] for x in (left, right))
-  left = jnp.pad(left[:, :-1], ((0, 0), (1, 0), (0, 0)))
-  right = jnp.pad(right[:, 1:], ((0, 0), (0, 1), (0, 0)))
+  left, right = left[:, :-1], right[:, 1:]
+  if batch.document_ids is not None:
+    same = (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])[..., None]
+    left, right = left * same, right * same
+  left = jnp.pad(left, ((0, 0), (1, 0), (0, 0)))
+  right = jnp.pad(right, ((0, 0), (0, 1), (0, 0)))
   return jnp.concatenate([left, right], -1)
 
 

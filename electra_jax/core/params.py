@@ -48,8 +48,14 @@ def by_shape(params: dict, other: dict) -> dict:
   ]
   if not fits:
     return other
-  rest = {k: v for k, v in other.items() if k != roles[0]}
-  return rest | dict.fromkeys(fits, network)
+  tables, found = other["embeddings"], {}
+  for role in fits:
+    own = params[role].get("embeddings", {})
+    found[role] = {**network, **({"embeddings": {k: tables[k] for k in own}} if own else {})}
+  # Tables that are not shared are the discriminator's, and another network's do not fit them.
+  if "discriminator" in fits or params["generator"].get("embeddings", {}).keys() != tables.keys():
+    found["embeddings"] = {k: tables[k] for k in params["embeddings"]}
+  return found
 
 
 def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:

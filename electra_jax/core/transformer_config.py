@@ -77,18 +77,15 @@ class TransformerConfig:
     return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
 
 
-# What changes a network's outputs but not the shapes of its weights.
-_KINDS = (
-  "block norm layer_norm_eps feed_forward positions rope_theta local_rope_theta global_every window"
-  " first_norm head_norm"
-).split()
-
-
 def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
   """Returns how `cfg` computes other outputs than `other` from weights of the same shapes."""
+  fields = "block norm layer_norm_eps feed_forward positions global_every first_norm head_norm"
+  local = max(cfg.global_every, other.global_every) > 1
+  turned = "rope" in (cfg.positions, other.positions)
+  fields += " rope_theta" * turned + " local_rope_theta" * (turned and local) + " window" * local
   return [
     f"model.{name} is {getattr(cfg, name)}, was {getattr(other, name)}"
-    for name in _KINDS
+    for name in fields.split()
     if getattr(cfg, name) != getattr(other, name)
   ]
 
