@@ -195,7 +195,7 @@ def main() -> None:
   p.add_argument("--smoke", action="store_true", help="a few steps of each, to see that all runs")
   args = p.parse_args()
   if args.smoke:
-    args.flops = 1e11
+    args.flops, RECIPE["eval.max_examples"] = 1e11, 64
   build(args.out, args.text)
   with evidence.workers(args.at_once) as pool:
     rates, searched = search(args.out, pool, args)

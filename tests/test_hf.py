@@ -264,7 +264,7 @@ def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
   assert a.read_bytes() == b.read_bytes()
   card = (tmp_path / "hf" / "discriminator" / "README.md").read_text()
   assert "2 steps of 8 sequences of 16 tokens" in card and "| rtd_loss | " in card
-  assert "\nlicense: unknown\n" in card and "- 256 tokens, " in card
+  assert "\nlicense: unknown\n" in card and "- this run: 256 tokens, " in card
   said = capsys.readouterr().out
   assert ("max |difference of logits|" if HAS_TORCH else "not compared with transformers") in said
 

@@ -198,8 +198,7 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
 
 def test_a_padding_row_changes_nothing(params):
   batch = make_batch()
-  empty = Batch(*(np.zeros_like(x[:1]) for x in batch))
-  longer = Batch(*(np.concatenate([a, b]) for a, b in zip(batch, empty, strict=True)))
+  longer = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), batch)
   longer = longer._replace(row=np.arange(5, dtype=np.int32))
   a, b = (evaluate(SPEC, params, x) for x in (batch, longer))
   for name in a:

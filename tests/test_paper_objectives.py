@@ -133,7 +133,7 @@ def test_replace_mlm_predicts_originals_from_the_corrupted_text():
 def test_all_tokens_mlm_is_a_mixture_of_copying_and_predicting():
   spec, weights = make("all_tokens_mlm")
   batch = make_batch()
-  one = Batch(*(np.asarray(x)[:1] for x in batch))
+  one = jax.tree.map(lambda x: np.asarray(x)[:1], batch)
   one = one._replace(
     ids=one.ids[:, :4],
     token_type_ids=one.token_type_ids[:, :4],
