@@ -89,10 +89,10 @@ def test_every_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
   for group in ("data", "eval", "checkpoint", "log"):
     config[group] = small[group]
   config.model.update(
-    hidden_size=48,
+    hidden_size=96,
     num_layers=2,
     ffn_size=192,
-    embedding_size=24 if embeds_apart else 48,
+    embedding_size=24 if embeds_apart else 96,
     max_positions=16,
     unroll=min(config.model.unroll, 2),
     window=8,
