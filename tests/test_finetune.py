@@ -22,7 +22,6 @@ from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import from_config, model, results
-from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Network, Source
 from electra_jax.interop.weights import network_shapes
@@ -145,21 +144,6 @@ def test_the_kept_network_predicts_what_was_measured(cola):
     asked([("a", "b")])
 
 
-@pytest.mark.parametrize(
-  ("kind", "items", "why"),
-  [
-    ("tagging", "He left", "x expects sequences of words: 'He left'"),
-    ("tagging", ["He left"], "x expects sequences of words: 'He left'"),
-    ("qa", "who?", r"x expects pairs of a question and a context: 'who\?'"),
-    ("qa", ("who?", "He left."), r"x expects pairs of a question and a context: 'who\?'"),
-  ],
-)
-def test_a_text_is_never_read_as_its_characters(kind, items, why):
-  info = TaskInfo(kind, "x", task_network.HeadSpec(kind, {}), 16)
-  with pytest.raises(ValueError, match=why):
-    model.Model(info, CFG, None, {})(items)
-
-
 def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola, source):
   glue, folder, rows = cola
   config = make_config("glue", "cola", source, data__dir=str(glue))
@@ -244,26 +228,6 @@ def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
     with pytest.raises(ValueError, match=why):
       asked.predict_file(tmp_path / "in.tsv", tmp_path / "new.tsv", columns=(column,))
   assert not (tmp_path / "new.tsv").exists()
-
-
-@pytest.mark.parametrize("kind", ["tagging", "qa"])
-def test_only_predictions_of_texts_carry_columns(tmp_path, kind):
-  info = TaskInfo(kind, "x", task_network.HeadSpec(kind, {}), 16)
-  with pytest.raises(ValueError, match="--columns is for text tasks"):
-    model.Model(info, CFG, None, {}).predict_file(tmp_path / "a", tmp_path / "b", columns=("id",))
-
-
-@pytest.mark.parametrize("out", ["here.tsv", "nowhere/said.tsv", "here.tsv/said.tsv"])
-def test_a_place_for_predictions_is_checked_before_the_network_is_loaded(
-  tmp_path, monkeypatch, capsys, out
-):
-  (tmp_path / "here.tsv").write_text("mine")
-  monkeypatch.setattr(model, "load", lambda path: pytest.fail("loaded"))
-  args = ["finetune", "--predict", "in.tsv", "--model", "runs", "--out", str(tmp_path / out)]
-  monkeypatch.setattr(sys, "argv", args)
-  with pytest.raises((ValueError, OSError), match=f"{tmp_path / out}"):
-    program.report()
-  assert [p.name for p in tmp_path.iterdir()] == ["here.tsv"]
 
 
 @pytest.mark.long
@@ -397,14 +361,6 @@ def test_a_network_of_an_unknown_task_is_refused(cola, tmp_path, old, new):
   (tmp_path / "model" / "export.json").write_text(content.replace(old, new))
   with pytest.raises(ValueError, match="model: this version does not know its task"):
     model.load(tmp_path / "model")
-
-
-def test_task_info_survives_json():
-  info = TaskInfo(
-    "tagging", "x", task_network.HeadSpec("tagging", {"outputs": 3}), 16, ("B-A", "I-A", "O")
-  )
-  content = json.loads(json.dumps(dataclasses.asdict(info)))
-  assert TaskInfo.from_json(content) == info
 
 
 @pytest.mark.slow

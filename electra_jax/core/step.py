@@ -31,13 +31,14 @@ def init_state(params: dict, tx: optax.GradientTransformation) -> TrainState:
 def restarted(state: TrainState) -> TrainState:
   """Returns the state as the start of another run: at step 0, with the optimizer's moments."""
 
-  def at_start(node):
-    if isinstance(node, optax.ScaleByScheduleState):
-      return jax.tree.map(jnp.zeros_like, node)
-    return node
+  def is_schedule(node) -> bool:
+    return isinstance(node, optax.ScaleByScheduleState)
 
-  is_schedule = {"is_leaf": lambda node: isinstance(node, optax.ScaleByScheduleState)}
-  opt_state = jax.tree.map(at_start, state.opt_state, **is_schedule)
+  opt_state = jax.tree.map(
+    lambda node: jax.tree.map(jnp.zeros_like, node) if is_schedule(node) else node,
+    state.opt_state,
+    is_leaf=is_schedule,
+  )
   return state.replace(step=jnp.zeros_like(state.step), opt_state=opt_state)
 
 
