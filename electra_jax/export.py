@@ -8,8 +8,9 @@ orbax  the discriminator's weights, its config and the tokenizer, as read by fin
 hf     OUT/discriminator and, if there is one, OUT/generator, each with config.json,
        model.safetensors, the tokenizer's files and a model card. They load with AutoModel,
        AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network keeps its
-       head if Hugging Face has the same one (tagging; text with model.head=two_layers; question
-       answering with qa.joint=False and qa.answerable_weight=0). If torch and transformers are
+       head if Hugging Face has the same one. ELECTRA: tagging; text with model.head=two_layers;
+       questions with qa.joint=False and qa.answerable_weight=0. ModernBERT: the same tasks with
+       model.head=modernbert. If torch and transformers are
        installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
        nothing is exported.
 """
@@ -51,7 +52,7 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   if name is None:
     return np.asarray(states)
   if form := EXPORT_FORMS.get(name):
-    return np.asarray(form.logits(weights[name], states))
+    return np.asarray(form.logits(cfg, weights[name], states))
   if HEADS[name].predicts_words:
     return np.asarray(nets.vocabulary_logits(cfg, weights, weights["embeddings"], states))
   return np.asarray(nets.token_logits(cfg, weights, name, states))
@@ -65,7 +66,7 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
   network, finetuned = source.networks["discriminator"], source.finetuned
   info = TaskInfo.from_json(finetuned.info)
   form = info.head.make().export
-  if form is None:
+  if form is None or form.name not in huggingface.family_of(network.cfg).classes:
     return network, (), None
   weights, kind = {**network.weights, form.name: finetuned.head}, TASK_KINDS[info.kind]
   network = dataclasses.replace(network, weights=weights, head=form.name)
@@ -74,7 +75,7 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
 
 def in_unit(network: Network, unit: float) -> Network:
   """Returns a fine-tuned network with its logits multiplied by `unit`, in the last layer."""
-  head, last = network.weights[network.head], EXPORT_FORMS[network.head].last
+  head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
   scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit), head[last])
   weights = {**network.weights, network.head: {**head, last: scaled}}
   return dataclasses.replace(network, weights=weights)

@@ -21,7 +21,7 @@ from electra_jax.interop.weights import network_shapes
     ("task", "", "GLUE's tasks are"),
     ("seeds", 0, "config.seeds must be above 0, got 0"),
     ("keep", "some", "config.keep must be one of best, all, none"),
-    ("model.head", "three", "config.model.head must be one of linear, two_layers"),
+    ("model.head", "three", "config.model.head must be one of linear, two_layers, modernbert"),
     ("optimizer.warmup_frac", 1.0, "at least 0 and below 1"),
     ("train.batch_size", 12, "12 is not divisible by 8 devices"),
     ("data.dir", None, "config.data.dir is not set"),
@@ -60,6 +60,17 @@ def test_a_generator_alone_has_no_encoder_to_tune(source, tmp_path):  # noqa: F8
   huggingface.save(tmp_path, CFG, weights, "mlm_head", 0)
   config = make_config("glue", "cola", tmp_path)
   with pytest.raises(ValueError, match="has no discriminator"):
+    program.run(config, tmp_path / "results", Console(quiet=True))
+
+
+@pytest.mark.parametrize(("joint", "head"), [(True, "modernbert"), (False, "two_layers")])
+def test_layers_that_questions_do_not_have_are_refused(source, tmp_path, joint, head):  # noqa: F811
+  squad_file(tmp_path / "questions.json", 8)
+  files = {f"data__{split}": str(tmp_path / "questions.json") for split in ("train", "dev")}
+  config = make_config(
+    "squad", None, source, model__head=head, qa__joint=joint, qa__max_query=8, **files
+  )
+  with pytest.raises(ValueError, match=f"for questions with qa.joint={joint}, got '{head}'"):
     program.run(config, tmp_path / "results", Console(quiet=True))
 
 

@@ -18,7 +18,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer
-from electra_jax.interop import huggingface, sources
+from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import PRETRAINING_HEADS, from_hf, network_shapes, to_hf
@@ -320,28 +320,43 @@ WORDS45 = ["the", "of", "and", "a", "to", "in", "is", "##s", "that", "it", ".", 
 WORDS45 += [chr(ord("a") + i) for i in range(1, 26)] + ["##e"]
 TEXT = {"name": "x", "title": "x", "text": "a", "label": "b"}
 QA = {"beam_size": 4, "joint": True, "answerable_weight": 0.5, "hidden": 8, "max_answer_length": 5}
-TASK_HEADS = {  # kind, arguments, text task; what Hugging Face calls it, None where it has no such
+SPANS = {**QA, "joint": False, "answerable_weight": 0.0}
+CLASSES = {**TEXT, "labels": ["no", "yes"]}
+NUMBER = {**TEXT, "labels": None}
+# kind, arguments, text task; the class of Hugging Face that it goes out as
+TASK_HEADS = {
   "tagging": ("tagging", {"outputs": 3}, None, "ElectraForTokenClassification"),
   "classes": (
-    "classification",
-    {"outputs": 2, "layers": "two_layers"},
-    {**TEXT, "labels": ["no", "yes"]},
+    "classification", {"outputs": 2, "layers": "two_layers"}, CLASSES,
     "ElectraForSequenceClassification",
   ),
   "number": (
-    "regression",
-    {"layers": "two_layers"},
-    {**TEXT, "labels": None},
-    "ElectraForSequenceClassification",
+    "regression", {"layers": "two_layers"}, NUMBER, "ElectraForSequenceClassification"
   ),
-  "spans": (
-    "qa", {**QA, "joint": False, "answerable_weight": 0.0}, None, "ElectraForQuestionAnswering"
-  ),
+  "spans": ("qa", SPANS, None, "ElectraForQuestionAnswering"),
   "the paper's classifier": (
-    "classification", {"outputs": 2, "layers": "linear"}, {**TEXT, "labels": ["no", "yes"]}, None
+    "classification", {"outputs": 2, "layers": "linear"}, CLASSES, "ElectraModel"
   ),
-  "the paper's answers": ("qa", QA, None, None),
+  "the paper's answers": ("qa", QA, None, "ElectraModel"),
+  "modern tagging": (
+    "tagging", {"outputs": 3, "layers": "modernbert"}, None, "ModernBertForTokenClassification"
+  ),
+  "modern classes": (
+    "classification", {"outputs": 2, "layers": "modernbert"}, CLASSES,
+    "ModernBertForSequenceClassification",
+  ),
+  "modern number": (
+    "regression", {"layers": "modernbert"}, NUMBER, "ModernBertForSequenceClassification"
+  ),
+  "modern spans": (
+    "qa", {**SPANS, "layers": "modernbert"}, None, "ModernBertForQuestionAnswering"
+  ),
+  "ELECTRA's tagging of modern blocks": ("tagging", {"outputs": 3}, None, "ModernBertModel"),
+  "modern layers on ELECTRA": (
+    "classification", {"outputs": 2, "layers": "modernbert"}, CLASSES, "ElectraModel"
+  ),
 }  # fmt: skip
+BLOCKS = {"Electra": {}, "ModernBert": {**modernbert.LAYERS, "embedding_size": 16}}
 
 
 @pytest.mark.parametrize("name", TASK_HEADS)
@@ -349,7 +364,11 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
   name, tmp_path, monkeypatch, capsys
 ):
   kind, arguments, text, theirs = TASK_HEADS[name]
-  cfg = dataclasses.replace(SIZES["projected"], vocab_size=45)
+  (blocks,) = (blocks for family, blocks in BLOCKS.items() if theirs.startswith(family))
+  cfg = dataclasses.replace(SIZES["projected"], vocab_size=45, **blocks)
+  network = random_network(cfg, None)
+  if blocks:  # the first layer has no norm, which is 1 here
+    network["encoder"]["layers"]["attention_norm"]["scale"][0] = 1
   facts = {
     "kind": {"classification": "text", "regression": "text"}.get(kind, kind),
     "name": "x",
@@ -365,7 +384,7 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
     "".join(f"{x}\n" for x in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45])
   )
   source = sources.Source(
-    {"discriminator": Network(cfg, random_network(cfg, None), None)},
+    {"discriminator": Network(cfg, network, None)},
     tokenizer.load(tmp_path / "vocab.txt"),
     {},
     finetuned=sources.Finetuned(facts, head),
@@ -375,11 +394,11 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
   call(monkeypatch, tmp_path / "model", tmp_path / "out", "--to", "hf")
   said = capsys.readouterr().out
   config = json.loads((tmp_path / "out" / "discriminator" / "config.json").read_text())
-  assert config["architectures"] == [theirs or "ElectraModel"]
-  assert ("Hugging Face has no such head" in said) == (theirs is None)
+  assert config["architectures"] == [theirs]
+  assert ("Hugging Face has no such head" in said) == theirs.endswith("Model")
   assert ("max |difference of logits|" in said) == HAS_TORCH
   back = sources.open_source(tmp_path / "out").networks["discriminator"]
-  assert same(back.weights, random_network(cfg, None))
+  assert same(back.weights, network)
 
 
 def test_a_network_that_electra_cannot_express_is_refused_not_written_as_one(tmp_path):

@@ -59,7 +59,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   q.threshold = -2.75  # SQuAD 2.0: above this null odds mean no answer (the original's)
 
   c.model = m = ConfigDict()
-  m.head = "linear"  # text: linear, the paper's; two_layers, Hugging Face's, which it can load
+  # linear: the paper's; two_layers, modernbert: Hugging Face's for texts, of ELECTRA and ModernBERT
+  m.head = "linear"
   m.dropout = 0.1  # (Table 7)
   m.attention_dropout = 0.1  # (Table 7)
   m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU

@@ -6,18 +6,22 @@ is BERT's: independent start and end logits. Letters as in `encoder`; k is the b
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from electra_jax.core.batch import Examples
 from electra_jax.core.layers import gelu
-from electra_jax.core.task_heads import ExportForm, Head, dense, glorot
+from electra_jax.core.task_heads import MODERNBERT, Head, dense, glorot, linear
 from electra_jax.core.terms import Term
 from electra_jax.core.transformer_config import TransformerConfig
 
 # Logit of a position where no answer may be; its probability is 0 in float32.
 EXCLUDED = -1000.0
+# Of the head without `joint`: the start and end logits of a token. "qa_outputs" is Hugging Face's.
+LAYERS = {"linear": linear("qa_outputs", span="span_head"), "modernbert": MODERNBERT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,7 @@ class QASettings:
   answerable_weight: float  # of the answerability loss; 0 removes the classifier
   hidden: int  # hidden width of the end predictor and of the classifier
   max_answer_length: int  # in tokens, for BERT's null score
+  layers: str = "linear"  # a key of LAYERS, of the head without `joint`
 
   def __post_init__(self):
     if self.beam_size < 1 or self.max_answer_length < 1 or self.hidden < 1:
@@ -38,11 +43,12 @@ class QASettings:
       )
     if self.answerable_weight < 0:
       raise ValueError(f"qa.answerable_weight must be at least 0, got {self.answerable_weight}")
-
-
-SPAN_FORM = ExportForm(
-  "span_head", lambda weights, x: dense(weights["qa_outputs"], x), "qa_outputs"
-)
+    known = [QASettings.layers] if self.joint else list(LAYERS)
+    if self.layers not in known:
+      raise ValueError(
+        f"model.head must be {' or '.join(known)} for questions with qa.joint={self.joint}, got"
+        f" {self.layers!r}"
+      )
 
 
 def make_head(settings: QASettings) -> Head:
@@ -61,28 +67,25 @@ def make_head(settings: QASettings) -> Head:
     null: [B] float32, positive for no answer: the classifier's logit or, without a classifier,
       BERT's score of [CLS] minus the best span's in the beam.
   """
+  own = settings.joint or settings.answerable_weight  # Hugging Face has no such layers
   return Head(
-    init=lambda cfg, key: _init(settings, cfg, key),
-    loss=lambda cfg, weights, states, batch, keys: _loss(settings, weights, states, batch),
-    predict=lambda cfg, weights, states, batch: _predict(settings, weights, states, batch),
-    export=None if settings.joint or settings.answerable_weight else SPAN_FORM,
+    init=functools.partial(_init, settings),
+    loss=lambda cfg, weights, states, batch, keys: _loss(settings, cfg, weights, states, batch),
+    predict=functools.partial(_predict, settings),
+    export=None if own else LAYERS[settings.layers].form("span"),
   )
 
 
 def _init(settings: QASettings, cfg: TransformerConfig, key: jax.Array) -> dict:
   """Initialises Glorot-uniform kernels, as in the original, and zero biases."""
   width, hidden = cfg.hidden_size, settings.hidden
-  if settings.joint:
-    shapes = {"start": (width, 1), "end_dense": (2 * width, hidden), "end": (hidden, 1)}
-  else:
-    # Name and shape as in Hugging Face's ElectraForQuestionAnswering.
-    shapes = {"qa_outputs": (width, 2)}
+  shapes = {"start": (width, 1), "end_dense": (2 * width, hidden), "end": (hidden, 1)}
+  shapes = shapes if settings.joint else {"spans": None}
   if settings.answerable_weight:
     shapes |= {"answerable_dense": (2 * width, hidden), "answerable": (hidden, 1)}
-  keys = jax.random.split(key, len(shapes))
-  return {
-    name: glorot(key, *shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-  }
+  keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
+  spans = LAYERS[settings.layers].init(cfg, keys["spans"], 2) if "spans" in keys else {}
+  return spans | {name: glorot(keys[name], *shape) for name, shape in shapes.items() if shape}
 
 
 def _half(weights: dict, x: jax.Array, half: int) -> jax.Array:
@@ -98,17 +101,14 @@ def _exclude(logits: jax.Array, allowed: jax.Array) -> jax.Array:
   return jnp.where(allowed.astype(bool), logits, EXCLUDED)
 
 
-def _start_logits(settings: QASettings, weights: dict, states: jax.Array, allowed) -> jax.Array:
-  """Returns [B, L] float32 start logits."""
-  name = "start" if settings.joint else "qa_outputs"
-  return _exclude(dense(weights[name], states)[..., 0], allowed)
-
-
-def _end_logits(settings: QASettings, weights: dict, states: jax.Array, allowed):
-  """Returns a function from starts [B] to end logits [B, L] float32."""
+def _logits(
+  settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, allowed: jax.Array
+) -> tuple[jax.Array, Callable]:
+  """Returns start logits [B, L] and a function from starts [B] to end logits [B, L], float32."""
   if not settings.joint:
-    logits = _exclude(dense(weights["qa_outputs"], states)[..., 1], allowed)
-    return lambda start: logits
+    both = LAYERS[settings.layers].apply(cfg, weights, states, None)
+    end_logits = _exclude(both[..., 1], allowed)
+    return _exclude(both[..., 0], allowed), lambda start: end_logits
   of_token = _half(weights["end_dense"], states, 1) + weights["end_dense"]["bias"]
 
   def given(start: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ def _end_logits(settings: QASettings, weights: dict, states: jax.Array, allowed)
     hidden = gelu(_half(weights["end_dense"], at_start, 0) + of_token)
     return _exclude(dense(weights["end"], hidden)[..., 0], allowed)
 
-  return given
+  return _exclude(dense(weights["start"], states)[..., 0], allowed), given
 
 
 def _answerable_logit(weights: dict, states: jax.Array, start_logits: jax.Array) -> jax.Array:
@@ -134,7 +134,7 @@ def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def _loss(
-  settings: QASettings, weights: dict, states: jax.Array, batch: Examples
+  settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Examples
 ) -> dict[str, Term]:
   """Returns (start + end) / 2 + weight x answerable, in nats per row, and accuracies.
 
@@ -147,10 +147,9 @@ def _loss(
   def term(values: jax.Array, weight: float = 0.0) -> Term:
     return Term(jnp.where(is_row, values, 0.0).sum(), rows, weight)
 
-  start_logits = _start_logits(settings, weights, states, allowed)
-  end_logits = _end_logits(settings, weights, states, allowed)(target["start"])
+  start_logits, end_logits = _logits(settings, cfg, weights, states, allowed)
   terms = {}
-  for name, logits in (("start", start_logits), ("end", end_logits)):
+  for name, logits in (("start", start_logits), ("end", end_logits(target["start"]))):
     at = target[name]
     terms[f"{name}_loss"] = term(-_pick(jax.nn.log_softmax(logits), at), 0.5)
     terms[f"{name}_accuracy"] = term((logits.argmax(-1) == at).astype(jnp.float32))
@@ -173,12 +172,11 @@ def _top(logp: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _predict(
-  settings: QASettings, weights: dict, states: jax.Array, batch: Examples
+  settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Examples
 ) -> dict[str, jax.Array]:
   """Returns the beams and null scores; see `make_head`."""
   allowed, beam = batch.target["allowed"], settings.beam_size
-  start_logits = _start_logits(settings, weights, states, allowed)
-  end_logits = _end_logits(settings, weights, states, allowed)
+  start_logits, end_logits = _logits(settings, cfg, weights, states, allowed)
   all_starts = jax.nn.log_softmax(start_logits)
   start_logp, start = _top(all_starts, beam)
   # One start at a time: for all, the hidden layer [B, k, L, 512] takes 670 MB at B = 32, L = 512.

@@ -17,15 +17,6 @@ from electra_jax.core.terms import Term
 from electra_jax.core.transformer_config import TransformerConfig
 
 
-class ExportForm(NamedTuple):
-  """The equivalent head in Hugging Face."""
-
-  name: str  # a key of `interop.weights.Family.classes`
-  logits: Callable  # (weights, states [B, L, D]) -> its float32 logits, [B, L, C] or [B, C]
-  last: str  # its last layer
-  of_text: bool = False  # the logits are [B, C], one row per text
-
-
 class Head(NamedTuple):
   """A task head; its loss ignores padding rows."""
 
@@ -34,7 +25,7 @@ class Head(NamedTuple):
   loss: Callable
   predict: Callable  # (cfg, weights, states, batch) -> {name: [B, ...]}
   token_outputs: tuple[str, ...] = ()  # names of the predictions of shape [B, L, ...]
-  export: ExportForm | None = None  # the equivalent Hugging Face head, or None
+  export: "ExportForm | None" = None  # the equivalent Hugging Face head, or None
 
 
 def glorot(key: jax.Array, inputs: int, outputs: int) -> dict:
@@ -60,7 +51,35 @@ class Layers(NamedTuple):
 
   init: Callable  # (cfg, key, outputs) -> initial weights
   apply: Callable  # (cfg, weights, states, keys [B] or None) -> [..., outputs] float32
-  text_form: ExportForm | None = None  # the equivalent Hugging Face head on [CLS], or None
+  last: str  # the name of the last layer
+  # {of what: a key of `interop.weights.Family.classes`}, of "text", "token" or "span"
+  exports: dict[str, str]
+
+  def form(self, of: str) -> "ExportForm | None":
+    """Returns the equivalent head in Hugging Face, or None."""
+    return ExportForm(self.exports[of], self, of == "text") if of in self.exports else None
+
+
+class ExportForm(NamedTuple):
+  """The equivalent head in Hugging Face."""
+
+  name: str  # a key of `interop.weights.Family.classes`
+  layers: Layers
+  of_text: bool  # the logits are [B, C], one row per text, of [CLS]
+
+  def logits(self, cfg: TransformerConfig, weights: dict, states: jax.Array) -> jax.Array:
+    """Returns float32 logits, [B, L, C] or [B, C], of states [B, L, D]."""
+    return self.layers.apply(cfg, weights, states[:, 0] if self.of_text else states, None)
+
+
+def linear(name: str, **exports: str) -> Layers:
+  """Returns dropout and a dense layer of this name: the paper's."""
+  return Layers(
+    lambda cfg, key, outputs: {name: glorot(key, cfg.hidden_size, outputs)},
+    lambda cfg, weights, x, keys: dense(weights[name], _drop(x, cfg, keys, 1)),
+    name,
+    exports,
+  )
 
 
 def _init_two(cfg: TransformerConfig, key: jax.Array, outputs: int) -> dict:
@@ -76,21 +95,35 @@ def _apply_two(cfg: TransformerConfig, weights: dict, x: jax.Array, keys) -> jax
   return dense(weights["out_proj"], _drop(x, cfg, keys, 2))
 
 
-TEXT_FORM = ExportForm(
-  "text_head", lambda weights, x: _apply_two(None, weights, x[:, 0], None), "out_proj", of_text=True
+def _init_modernbert(cfg: TransformerConfig, key: jax.Array, outputs: int) -> dict:
+  first, second = jax.random.split(key)
+  return {
+    "dense": {"kernel": glorot(first, cfg.hidden_size, cfg.hidden_size)["kernel"]},
+    "layer_norm": {"scale": jnp.ones(cfg.hidden_size)},
+    "classifier": glorot(second, cfg.hidden_size, outputs),
+  }
+
+
+def _apply_modernbert(cfg: TransformerConfig, weights: dict, x: jax.Array, keys) -> jax.Array:
+  x = layers.gelu(x.astype(jnp.float32) @ weights["dense"]["kernel"])
+  scale = weights["layer_norm"]["scale"]
+  x = layers.normalize(x, scale, jnp.zeros_like(scale), cfg.layer_norm_eps)
+  return dense(weights["classifier"], _drop(x, cfg, keys, 1))
+
+
+MODERNBERT = Layers(
+  _init_modernbert,
+  _apply_modernbert,
+  "classifier",
+  {kind: f"modern_{kind}_head" for kind in ("text", "token", "span")},
 )
 LAYERS = {
-  # The paper's, and Hugging Face's for tokens: dropout, dense.
-  "linear": Layers(
-    lambda cfg, key, outputs: {"classifier": glorot(key, cfg.hidden_size, outputs)},
-    lambda cfg, weights, x, keys: dense(weights["classifier"], _drop(x, cfg, keys, 1)),
-  ),
-  # Hugging Face's for texts: dropout, dense, GELU, dropout, dense.
-  "two_layers": Layers(_init_two, _apply_two, TEXT_FORM),
+  "linear": linear("classifier", token="token_head"),
+  # Hugging Face's ELECTRA for texts: dropout, dense, GELU, dropout, dense.
+  "two_layers": Layers(_init_two, _apply_two, "out_proj", {"text": "text_head"}),
+  # Dense and LayerNorm without biases, GELU between them, dropout, dense.
+  "modernbert": MODERNBERT,
 }
-TOKEN_FORM = ExportForm(
-  "token_head", lambda weights, x: LAYERS["linear"].apply(None, weights, x, None), "classifier"
-)
 
 
 def _rows(batch: Examples) -> jax.Array:
@@ -100,7 +133,7 @@ def _rows(batch: Examples) -> jax.Array:
 
 def classification(outputs: int, layers: str) -> Head:
   """Classifies a text or pair from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
-  init, apply, form = LAYERS[layers]
+  init, apply = LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
     logits, rows = apply(cfg, weights, states[:, 0], keys), _rows(batch)
@@ -113,6 +146,7 @@ def classification(outputs: int, layers: str) -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states[:, 0], None)}
 
+  form = LAYERS[layers].form("text")
   return Head(functools.partial(init, outputs=outputs), loss, predict, export=form)
 
 
@@ -121,7 +155,7 @@ def regression(layers: str) -> Head:
 
   As in the original: squared error, no output nonlinearity.
   """
-  init, apply, form = LAYERS[layers]
+  init, apply = LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
     scores, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
@@ -131,12 +165,13 @@ def regression(layers: str) -> Head:
   def predict(cfg, weights, states, batch):
     return {"score": apply(cfg, weights, states[:, 0], None)[:, 0]}
 
+  form = LAYERS[layers].form("text")
   return Head(functools.partial(init, outputs=1), loss, predict, export=form)
 
 
-def tagging(outputs: int) -> Head:
+def tagging(outputs: int, layers: str = "linear") -> Head:
   """Classifies each word; target "tag" [B, L] int32, -1 for none; predicts "logits" [B, L, C]."""
-  init, apply, _ = LAYERS["linear"]
+  init, apply = LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
     logits, tag = apply(cfg, weights, states, keys), batch.target["tag"].astype(jnp.int32)
@@ -150,5 +185,5 @@ def tagging(outputs: int) -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states, None)}
 
-  init = functools.partial(init, outputs=outputs)
-  return Head(init, loss, predict, token_outputs=("logits",), export=TOKEN_FORM)
+  init, form = functools.partial(init, outputs=outputs), LAYERS[layers].form("token")
+  return Head(init, loss, predict, token_outputs=("logits",), export=form)

@@ -20,7 +20,9 @@ HEAD_KINDS: dict[str, Callable[..., Head]] = {
   "qa": lambda **settings: qa_head.make_head(qa_head.QASettings(**settings)),
 }
 EXPORT_FORMS = {
-  form.name: form for form in (task_heads.TEXT_FORM, task_heads.TOKEN_FORM, qa_head.SPAN_FORM)
+  name: kind.form(of)
+  for kind in (*task_heads.LAYERS.values(), *qa_head.LAYERS.values())
+  for of, name in kind.exports.items()
 }
 
 

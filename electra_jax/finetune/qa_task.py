@@ -41,7 +41,8 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       notes.append(f"{split}: {cut} of {total} questions truncated to {q.max_query} tokens")
   train = read.pop("train")
   options = {name: q[name] for name in OPTIONS} | {"impossible": train.may_be_impossible}
-  head = HeadSpec("qa", {name: q[name] for name in HEAD_ARGUMENTS})
+  arguments = {name: q[name] for name in HEAD_ARGUMENTS} | {"layers": config.model.head}
+  head = HeadSpec("qa", arguments)
   info = TaskInfo("qa", name, head, max_length, options=options)
   train = dataclasses.replace(train, items=tuple(training_subset(config, train.items)))
   rows = [w.feature for w in _windows(info, train, tokenizer, train=True)]

@@ -49,7 +49,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     splits[split] = _eval_split(split, sentences, windows(split, sentences), labels)
     if splits[split].example_scores is not None:
       notes += [f"{split}: {note}" for note in _check_unseen(sentences, labels)]
-  head = HeadSpec("tagging", {"outputs": len(labels)})
+  head = HeadSpec("tagging", {"outputs": len(labels), "layers": config.model.head})
   info = TaskInfo("tagging", name, head, max_length, labels=labels, options=options)
   rows = [window.feature for window in windows("train", train)]
   return TaskData(info, name, 3.0, rows, splits, _found_nothing, notes)

@@ -232,7 +232,7 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
     inputs["token_type_ids"] = batch.token_type_ids
   with torch.no_grad():
     outputs = network(**{name: torch.tensor(x).long() for name, x in inputs.items()})
-  if head == "span_head":
+  if hasattr(outputs, "start_logits"):
     return torch.stack([outputs.start_logits, outputs.end_logits], -1).float().numpy()
   found = (outputs.last_hidden_state if head is None else outputs.logits).float().numpy()
   return found[..., 0] if head == "rtd_head" and found.ndim == 3 else found

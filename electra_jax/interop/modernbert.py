@@ -9,6 +9,12 @@ from electra_jax.interop.weights import ExchangeError, Family, Row
 
 _L, _HF = "encoder/layers", "model.layers.{i}"
 _HEAD = {"dense/kernel": "head.dense.weight", "layer_norm/scale": "head.norm.weight"}
+
+_TASKS = {
+  "modern_text_head": "ModernBertForSequenceClassification",
+  "modern_token_head": "ModernBertForTokenClassification",
+  "modern_span_head": "ModernBertForQuestionAnswering",
+}
 TABLE = [
   Row("embeddings/word", "model.embeddings.tok_embeddings.weight"),
   Row("embeddings/layer_norm/scale", "model.embeddings.norm.weight"),
@@ -19,11 +25,17 @@ TABLE = [
   Row(f"{_L}/ffn_in/kernel", f"{_HF}.mlp.Wi.weight"),
   Row(f"{_L}/ffn_output/kernel", f"{_HF}.mlp.Wo.weight"),
   Row("encoder/final_norm/scale", "model.final_norm.weight"),
-  *(Row(f"rtd_head/{ours}", theirs) for ours, theirs in _HEAD.items()),
-  Row("rtd_head/logit/kernel", "classifier.weight"),
-  Row("rtd_head/logit/bias", "classifier.bias"),
   *(Row(f"mlm_head/{ours}", theirs) for ours, theirs in _HEAD.items()),
   Row("mlm_head/bias", "decoder.bias"),
+  *(
+    Row(f"{head}/{ours}", theirs)
+    for head, last in {"rtd_head": "logit", **dict.fromkeys(_TASKS, "classifier")}.items()
+    for ours, theirs in {
+      **_HEAD,
+      f"{last}/kernel": "classifier.weight",
+      f"{last}/bias": "classifier.bias",
+    }.items()
+  ),
 ]
 FIELDS = {
   "vocab_size": "vocab_size",
@@ -157,6 +169,7 @@ MODERNBERT = Family(
   classes={
     "rtd_head": "ModernBertForTokenClassification",
     "mlm_head": "ModernBertForMaskedLM",
+    **_TASKS,
     None: "ModernBertModel",
   },
   to_json=_to_json,
