@@ -64,12 +64,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
   c.generator = g = ConfigDict()
   # transformer: the paper's; two_tower: two causal ones on the clean text (Electric); uniform or
-  # unigram: no network; frozen: another run's masked language model, not trained (init_from)
+  # unigram: no network; frozen: a masked language model that is not trained (init_from)
   g.kind = "transformer"
   # What both networks share: none, tokens, embeddings (Section 3.2), all (same size), or gdes: the
   # discriminator adds its own change to embeddings that the generator alone trains (DeBERTaV3)
   g.tie = "embeddings"
-  g.init_from = placeholder(str)  # workdir of the run whose masked language model a frozen one is
+  g.init_from = placeholder(str)  # frozen: a run, or any source, that has the masked LM
   g.sampling_dropout = True  # False: samples from a second pass without dropout
   g.width_multiplier = 1 / 3  # of D, heads of 64, ffn 4 x width (Table 6: 1/3, small and large 1/4)
   g.depth_multiplier = 1.0  # of N; the paper's generators are narrow, not shallow (Section 3.2)

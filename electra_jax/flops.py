@@ -13,6 +13,7 @@ from rich.table import Table
 from electra_jax.config import cli, files, specs, validate
 from electra_jax.core import flops
 from electra_jax.core.flops import paper
+from electra_jax.interop import sources
 
 
 def main(argv: list[str]) -> int:
@@ -51,7 +52,8 @@ def paper_table() -> Table:
 def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
   """Returns the FLOPs of one step by part: by the paper's accounting and in matrix products."""
   validate.check_fields(config)
-  spec, B, L = specs.spec_without_data(config), config.train.batch_size, config.data.seq_length
+  spec = specs.spec_without_data(config, sources.frozen_generator(config))
+  B, L = config.train.batch_size, config.data.seq_length
   products = flops.generator_flops(spec, L) | flops.main_flops(spec, L)
   counted = paper.sequence_flops(spec, L)
   return {k: B * v for k, v in counted.items()}, {k: B * v for k, v in products.items()}

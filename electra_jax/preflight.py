@@ -26,7 +26,9 @@ from electra_jax.config import cli, specs, validate
 from electra_jax.core import flops
 from electra_jax.core.batch import Batch
 from electra_jax.core.flops import chips
+from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.params import split_axis
+from electra_jax.interop import sources
 from electra_jax.pretrain.run import make_train_fns
 
 HERE = "here"
@@ -131,10 +133,14 @@ def local_target() -> Target:
   )
 
 
+def _spec(config: ConfigDict) -> PretrainSpec:
+  return specs.spec_without_data(config, sources.frozen_generator(config))
+
+
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step compiled for devices, and the state's shapes."""
   validate.check_fields(config)
-  D, c, spec = len(devices), config.train, specs.spec_without_data(config)
+  D, c, spec = len(devices), config.train, _spec(config)
   validate.check_devices(config, D)
   validate.check_attention(config.model, devices[0].platform)
   programs = make_train_fns(
@@ -223,12 +229,7 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   m = compiled.memory_analysis()
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
   used = moved - m.alias_size_in_bytes + m.temp_size_in_bytes + m.generated_code_size_in_bytes
-  work = (
-    flops.step_flops(
-      specs.spec_without_data(config), config.train.batch_size, config.data.seq_length
-    )
-    / D
-  )
+  work = flops.step_flops(_spec(config), config.train.batch_size, config.data.seq_length) / D
   collectives = collective_bytes(compiled.as_text(), D)
   sent_bytes = ring_bytes(collectives, D)
   # State is read once and written once, and so are temporaries.

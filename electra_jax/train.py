@@ -257,11 +257,8 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
   generator = objectives.generator_of(run.spec)
   if generator and generator.pretrained:
     source = run.config.generator.init_from
-    other = processes.run_on_all(lambda: sources.read_run(source, tokens))
-    weights = {
-      **weights,
-      "generator": generators.masked_language_model(other.spec, other.params)[1],
-    }
+    found = processes.run_on_all(lambda: sources.masked_language_model(source, tokens))
+    weights = {**weights, "generator": parallel.replicate(found.weights)}
     console.print(f"frozen generator: the masked language model of {source}")
   return run.fns.init_state(weights), None
 

@@ -273,3 +273,13 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
   c.model.rope_theta = 10_000.0
   train.train(c, tmp_path / "other")
   assert "warning: model.rope_theta is 10000.0, was 160000.0" in capsys.readouterr().out
+
+  # Frozen, the generator is the whole released network.
+  c.model.rope_theta, c.generator.kind, c.generator.tie = 160_000.0, "frozen", "none"
+  c.generator.init_from = c.init_from
+  train.train(c, tmp_path / "frozen")
+  assert "frozen generator: the masked language model of" in capsys.readouterr().out
+  ours = sources.open_source(tmp_path / "frozen").networks["generator"]
+  theirs = sources.open_source(tmp_path / "released").networks["generator"]
+  assert ours.cfg.num_layers == 6 and ours.head == theirs.head == "mlm_head"
+  assert jax.tree.all(jax.tree.map(np.array_equal, ours.weights, theirs.weights))

@@ -10,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 from conftest import make_tiny_config
+from rich.console import Console
 from test_train import STEPS, lines, programs_of, saved
 
-from electra_jax import train
+from electra_jax import export, train
 from electra_jax.config import compare, files
 from electra_jax.data import build, pretrain_batches, tokenizer
 from electra_jax.interop import sources
@@ -182,6 +183,36 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   use_vocab_of_folder(one, path.name)
   with pytest.raises(ValueError, match="another vocabulary"):
     sources.read_run(one, tokens)
+
+
+def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(
+  straight, tiny_shards, tmp_path
+):
+  shutil.copytree(straight, tmp_path / "run")
+  export.export_hf(sources.open_source(straight), tmp_path / "hf", Console(quiet=True))
+  found = []
+  for origin in (tmp_path / "run", tmp_path / "hf" / "generator"):
+    config = make_tiny_config(tiny_shards)
+    config.generator.kind, config.generator.tie = "frozen", "none"
+    config.generator.init_from, config.train.steps = str(origin), 2
+    workdir = tmp_path / f"from_{origin.name}"
+    assert train.train(config, workdir) == 2
+    earlier = json.loads((workdir / "config.json").read_text())
+    del earlier["frozen_generator"]  # as earlier versions wrote it
+    shutil.copytree(workdir, tmp_path / "earlier", dirs_exist_ok=True)
+    (tmp_path / "earlier" / "config.json").write_text(json.dumps(earlier))
+    if origin.name == "run":
+      assert sources.open_source(tmp_path / "earlier").card["steps"] == 2
+    shutil.rmtree(origin)
+    assert train.train(config, workdir) == 2  # resumes, and is done
+    found.append(sources.open_source(workdir).networks["generator"])
+    with pytest.raises(ValueError, match=f"{origin} (holds no run|does not exist)"):
+      sources.open_source(tmp_path / "earlier")
+  assert jax.tree.all(jax.tree.map(np.array_equal, found[0].weights, found[1].weights))
+  assert lines(tmp_path / "from_run") == lines(tmp_path / "from_generator")
+  config.generator.init_from = str(tmp_path / "hf" / "discriminator")
+  with pytest.raises(ValueError, match="discriminator has no masked language model"):
+    train.train(config, tmp_path / "none")
 
 
 def use_vocab_of_folder(workdir: Path, file: str) -> None:

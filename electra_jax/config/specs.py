@@ -26,12 +26,18 @@ from electra_jax.core.transformer_config import (
 from electra_jax.runtime import health
 from electra_jax.runtime.workdir import read_config
 
+# In the configuration that a run saves: the network of its frozen generator, or None.
+FROZEN_GENERATOR = "frozen_generator"
 
-def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
+
+def make_spec(
+  config: ConfigDict, vocab, frequencies=None, frozen: TransformerConfig | None = None
+) -> PretrainSpec:
   """Returns the two networks, the masking and the loss weights.
 
   Args:
     vocab: has `size` and the ids `mask` and `special_ids`.
+    frozen: of the masked language model in generator.init_from, if there is one.
     frequencies: [V] token counts of the training text: the unigram generator samples from them, and
       evaluations measure detection of such replacements.
   """
@@ -51,7 +57,7 @@ def make_spec(config: ConfigDict, vocab, frequencies=None) -> PretrainSpec:
     disallow_correct=o.disallow_correct,
   )
   return PretrainSpec(
-    _generator(config, discriminator, vocab),
+    _generator(config, discriminator, frozen),
     discriminator,
     rates,
     mlm_weight=o.mlm_weight,
@@ -80,7 +86,9 @@ def has_generator_weights(config: ConfigDict) -> bool:
   return uses_generator and bool(GENERATORS[config.generator.kind].encoders)
 
 
-def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> TransformerConfig:
+def _generator(
+  config: ConfigDict, discriminator: TransformerConfig, frozen: TransformerConfig | None
+) -> TransformerConfig:
   """Returns the generator's config, or the discriminator's if it has no weights of its own."""
   g, tying, definition = (
     config.generator,
@@ -88,7 +96,12 @@ def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> T
     GENERATORS[config.generator.kind],
   )
   if definition.pretrained:
-    return _pretrained_generator(config, discriminator, vocab)
+    if frozen.max_positions < config.data.seq_length:
+      raise ValueError(
+        f"the frozen generator takes at most {frozen.max_positions} tokens, but data.seq_length is"
+        f" {config.data.seq_length}"
+      )
+    return dataclasses.replace(frozen, compute=discriminator.compute).computed(attention="xla")
   if tying.shares_encoder or not has_generator_weights(config):
     return discriminator
   cfg = generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
@@ -99,22 +112,7 @@ def _generator(config: ConfigDict, discriminator: TransformerConfig, vocab) -> T
   return cfg if fits else cfg.computed(attention="xla")
 
 
-def _pretrained_generator(
-  config: ConfigDict, discriminator: TransformerConfig, vocab
-) -> TransformerConfig:
-  """Returns the config of another run's masked language model, with this run's compute settings."""
-  spec = read_spec(config.generator.init_from, vocab)
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  cfg, _ = masked_language_model(spec, shapes)
-  if cfg.max_positions < config.data.seq_length:
-    raise ValueError(
-      f"the frozen generator takes at most {cfg.max_positions} tokens, but data.seq_length is"
-      f" {config.data.seq_length}"
-    )
-  return dataclasses.replace(cfg, compute=discriminator.compute).computed(attention="xla")
-
-
-def read_spec(workdir: str, vocab) -> PretrainSpec:
+def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
   """Returns the spec of another run, from its saved configuration and its vocabulary.
 
   Raises:
@@ -125,7 +123,27 @@ def read_spec(workdir: str, vocab) -> PretrainSpec:
     raise ValueError(f"{workdir} holds no run")
   config = saved_config(saved)
   config.model.attention = "auto"  # this machine may not support the saved value
-  return make_spec(config, vocab)
+  return make_spec(config, vocab, frozen=saved_generator(saved, vocab))
+
+
+def saved_generator(saved: dict, vocab) -> TransformerConfig | None:
+  """Returns the config of a run's frozen generator, from its saved configuration."""
+  if cfg := saved.get(FROZEN_GENERATOR):
+    return TransformerConfig(**cfg)
+  origin = saved["generator"].get("init_from")
+  # Earlier versions did not save it: then it is in the run that the generator is from.
+  return masked_lm_config(origin, vocab) if origin else None
+
+
+def masked_lm_config(workdir: str | Path, vocab) -> TransformerConfig:
+  """Returns the config of a run's masked language model.
+
+  Raises:
+    ValueError: the folder holds no run, or the run has none.
+  """
+  spec = read_spec(workdir, vocab)
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  return masked_language_model(spec, shapes)[0]
 
 
 def saved_config(saved: dict) -> ConfigDict:
@@ -136,11 +154,11 @@ def saved_config(saved: dict) -> ConfigDict:
   return config
 
 
-def spec_without_data(config: ConfigDict) -> PretrainSpec:
+def spec_without_data(config: ConfigDict, frozen: TransformerConfig | None = None) -> PretrainSpec:
   """Returns the networks of a configuration from the size of the vocabulary alone."""
   size = config.data.vocab_size
   vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4))
-  return make_spec(config, vocab, frequencies=(1,) * size)
+  return make_spec(config, vocab, (1,) * size, frozen)
 
 
 def make_compute(m: ConfigDict, head_width: int) -> Compute:

@@ -86,7 +86,7 @@ def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Ge
 
 
 def frozen(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
-  """Another run's masked language model, without training or dropout (Fast-ELECTRA)."""
+  """A masked language model, without training or dropout (Fast-ELECTRA)."""
   params = {**params, "generator": jax.lax.stop_gradient(params["generator"])}
   output = transformer(spec, params, inputs._replace(dropout_seeds=None))
   return output._replace(terms={k: Term(t.total, t.count) for k, t in output.terms.items()})

@@ -72,6 +72,10 @@ class TransformerConfig:
     """The width of a head."""
     return self.hidden_size // self.num_heads
 
+  def to_json(self) -> dict:
+    """Returns the fields without `compute`, which is a machine's."""
+    return {name: value for name, value in vars(self).items() if name != "compute"}
+
   def computed(self, **changes) -> "TransformerConfig":
     """Returns the config with some fields of `Compute` changed."""
     return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, task_network
@@ -138,10 +139,7 @@ def read_params(
     return found.params, found.spec.discriminator
   if step is not None:
     raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
-  source = open_source(path)
-  if source.tokenizer and (found := difference(source.tokenizer, tokens)):
-    raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
-  found = source.networks
+  found = _open_for(path, tokens).networks
   tables = found["discriminator" if "discriminator" in found else "generator"].weights["embeddings"]
   params = {"embeddings": tables}
   for role, network in found.items():
@@ -149,6 +147,52 @@ def read_params(
     if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
       params[role]["embeddings"] = network.weights["embeddings"]
   return params, found["discriminator" if "discriminator" in found else "generator"].cfg
+
+
+def _open_for(path: str | Path, tokens: Tokenizer) -> Source:
+  """Opens a source whose vocabulary, if it has one, must be that of the shards."""
+  source = open_source(path)
+  if source.tokenizer and (found := difference(source.tokenizer, tokens)):
+    raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
+  return source
+
+
+def _masked_lm(source: Source, path: str | Path) -> Network:
+  for network in source.networks.values():
+    if network.head is not None and HEADS[network.head].predicts_words:
+      return network
+  raise ExchangeError(f"{path} has no masked language model")
+
+
+def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
+  """Returns a source's masked language model.
+
+  Args:
+    tokens: of the vocabulary that the source must have, if it has any.
+
+  Raises:
+    ExchangeError, ValueError: as `open_source`; the vocabulary differs, or there is no such model.
+  """
+  if is_run(path):
+    run = read_run(path, tokens)
+    return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
+  network = _masked_lm(_open_for(path, tokens), path)
+  check_vocab(tokens, {"masked language model": network}, path)
+  return network
+
+
+def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
+  """Returns the network of the masked language model in generator.init_from, if it is set.
+
+  Raises:
+    ExchangeError, ValueError: as `open_source`, or there is no such model.
+  """
+  path = config.generator.init_from
+  if path is None:
+    return None
+  if is_run(path):
+    return specs.masked_lm_config(path, vocab_of(data_folder(path)))
+  return _masked_lm(open_source(path), path).cfg
 
 
 class RunParams(NamedTuple):
@@ -331,7 +375,7 @@ def save_orbax(folder: Path, source: Source) -> None:
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(folder.absolute() / "params", weights)
   content = {
-    "model": {k: v for k, v in vars(network.cfg).items() if k != "compute"},
+    "model": network.cfg.to_json(),
     "head": network.head,
     "finetuned": finetuned.info if finetuned else None,
     "vocab": dataclasses.asdict(source.tokenizer.vocab) if source.tokenizer else None,

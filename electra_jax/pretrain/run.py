@@ -14,8 +14,10 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches
 from electra_jax.data.shards import copy_vocab
+from electra_jax.interop import sources
 from electra_jax.runtime import checkpoint, metrics, parallel, version
 from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
@@ -97,6 +99,7 @@ class Run:
   shards: pretrain_batches.Shards
   heldout: pretrain_batches.Shards | None  # None without held-out documents: no evaluation
   spec: networks.PretrainSpec
+  frozen: TransformerConfig | None  # of generator.init_from
   fns: TrainFns
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
@@ -112,11 +115,12 @@ class Run:
 
   @property
   def record(self) -> dict:
-    """The configuration and the hashes of the data, as saved with the run."""
+    """What is saved with the run: its configuration, the hashes of its data, a frozen network."""
     hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
     folder = str(Path(nested["data"]["dir"]).absolute())
-    return {**nested, "data": {**nested["data"], "dir": folder, **hashes}}
+    nested["data"] |= {"dir": folder, **hashes}
+    return nested | {specs.FROZEN_GENERATOR: self.frozen and self.frozen.to_json()}
 
   @property
   def fingerprint(self) -> dict[str, str]:
@@ -142,7 +146,12 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
     )
-  spec = specs.make_spec(config, shards.vocab, shards.frequencies)
+  saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
+  if specs.FROZEN_GENERATOR in saved:  # what it was read from need not be there any more
+    frozen = specs.saved_generator(saved, shards.vocab)
+  else:
+    frozen = sources.frozen_generator(config)
+  spec = specs.make_spec(config, shards.vocab, shards.frequencies, frozen)
   fns = make_train_fns(
     spec,
     specs.make_optimizer_config(config),
@@ -156,6 +165,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     shards=shards,
     heldout=heldout,
     spec=spec,
+    frozen=frozen,
     fns=fns,
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
