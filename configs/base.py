@@ -151,6 +151,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   e.every_steps = 10_000  # steps between evaluations on held-out documents; 0 = only at the end
   e.batch_size = 256  # sequences
   e.max_examples = 4096  # held-out sequences to use, at most
+  e.pairs = placeholder(str)  # file of minimal pairs (`electra_jax.evaluate pairs`); not set: none
+  e.max_pairs = 2000  # to use, at most, evenly spaced
 
   c.checkpoint = k = ConfigDict()
   k.every_steps = 1000  # steps between checkpoints (the original's)

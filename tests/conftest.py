@@ -27,6 +27,15 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
+def long_except(*quick: int, of) -> list:
+  """Returns the cases `of` a parametrization; all but the `quick` ones, by index, are long."""
+  return [
+    case if i in quick
+    else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+    for i, case in enumerate(of)
+  ]  # fmt: skip
+
+
 def pytest_collection_modifyitems(items):
   """Marks the tests of the pure layer as `core`, and the rules of the house with them."""
   for item in items:

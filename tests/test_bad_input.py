@@ -131,6 +131,17 @@ ROWS = [
   ("export finetuned out --to hf --heads=2", 1, "is no TF1 checkpoint"),
   ("score --checkpoint=nowhere", 1, "nowhere does not exist"),
   ("score --checkpoint=finetuned", 1, "finetuned"),
+  (f"{TRAIN} --config.eval.pairs=nothing.jsonl", 1, "nothing.jsonl"),
+  ("evaluate", 2, "required: pairs|detect|probe"),
+  ("evaluate pairs --model=run --data=nothing.jsonl", 1, "nothing.jsonl"),
+  ("evaluate pairs --model=run --data=own/dev.tsv", 1, "own/dev.tsv:1: no JSON"),
+  ("evaluate pairs --model=run --data=own/empty.jsonl", 1, "own/empty.jsonl has no pairs"),
+  ("evaluate pairs --model=run --data=own/half.jsonl", 1, "half.jsonl:1: a pair needs sentence_"),
+  ("evaluate pairs --model=finetuned --data=own/pairs.jsonl", 1, "has no mlm_head, which --scor"),
+  ("evaluate pairs --model=run --data=own/pairs.jsonl --scorer=best", 2, "invalid choice: 'best'"),
+  ("evaluate pairs --model=run --data=own/pairs.jsonl --out=data", 1, "data exists: nothing is"),
+  ("evaluate detect --model=run --data=run", 1, "manifest.json is missing"),
+  ("evaluate probe --model=run --train=own/dev.tsv --test=x", 1, "3 columns, line 1 has 2"),
   ("flops --config=configs/smal.py", 1, "did you mean configs/small.py?"),
   ("preflight --config=configs/base.py --topology=v99:2x2", 1, "expected a chip"),
   ("preflight --config=configs/base.py --topology=v5e:3", 1, "v5e:3"),
@@ -170,6 +181,9 @@ def place(tmp_path_factory) -> Path:
   (place / "own").mkdir()
   for split in ("train", "dev"):
     (place / "own" / f"{split}.tsv").write_text("text\tlabel\na b\tx\nc d\ty\n")
+  (place / "own" / "empty.jsonl").write_text("")
+  (place / "own" / "half.jsonl").write_text('{"sentence_good": "a"}')
+  (place / "own" / "pairs.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b"}')
   (place / "notes").mkdir()
   (place / "notes" / "manifest.json").write_text("{}")
   for name in ("short", "reworded", "flipped"):

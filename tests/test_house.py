@@ -14,7 +14,7 @@ import electra_jax
 PACKAGE = Path(electra_jax.__file__).parent
 # A module's layer is its folder: it may import its own and those before it. What stands beside the
 # folders are programs, and so are a folder's __main__ and `data.build`; they may import anything.
-LAYERS = ("core", "runtime", "config", "data", "interop", "pretrain", "finetune")
+LAYERS = ("core", "runtime", "config", "data", "interop", "evaluate", "pretrain", "finetune")
 PROGRAMS = len(LAYERS)
 WORLD = {
   "tensorflow",

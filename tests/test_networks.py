@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import long_except
 from test_objectives import RATES, SPEC, D, evaluate, fresh, make_batch, moved, term_gradients
 
 from electra_jax.core import generators, networks, objectives, params
@@ -26,13 +27,13 @@ TABLES = {f"embeddings/{m}" for m in ("word", "position", "token_type", "layer_n
 
 @pytest.mark.parametrize(
   ("tie", "by_rtd", "by_mlm"),
-  [
+  long_except(2, 4, of=[
     ("none", TABLES, {"generator/embeddings"}),
     ("tokens", {WORD, "discriminator/embeddings"}, {WORD, "generator/embeddings"}),
     ("embeddings", TABLES, TABLES),
     ("all", TABLES, TABLES),
     ("gdes", {"discriminator/embedding_delta"}, TABLES),
-  ],
+  ]),
 )  # fmt: skip
 def test_each_loss_reaches_what_its_network_looks_up_and_nothing_else(tie, by_rtd, by_mlm):
   spec, weights = make(tie)
@@ -128,7 +129,7 @@ def test_every_weight_has_a_group():
   }
 
 
-@pytest.mark.parametrize("tie", ["none", "tokens", "embeddings", "gdes"])
+@pytest.mark.parametrize("tie", long_except(2, 3, of=["none", "tokens", "embeddings", "gdes"]))
 @pytest.mark.parametrize("fits", [("generator",), ("generator", "discriminator")])
 def test_a_masked_language_model_starts_every_network_of_its_shape_with_its_tables(tie, fits):
   generator = D if len(fits) == 2 else generator_size(D, 1.0, 0.5)

@@ -75,6 +75,7 @@ def test_a_phase_takes_the_moments_and_counts_its_own_steps(straight, tiny_confi
     assert (b >= config.optimizer.b2**4 * a * (1 - 1e-6)).all() and a.any()
 
 
+@pytest.mark.long
 def test_decays_branch_from_one_run_at_another_length(straight, tiny_shards, tmp_path, capsys):
   config = make_tiny_config(tiny_shards)
   config.data.dir = str(tmp_path / "short")

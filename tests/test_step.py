@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import long_except
 
 from electra_jax.core import masking, objectives, optimizer, step, terms
 from electra_jax.core.batch import Batch
@@ -91,12 +92,12 @@ def same(a, b):
   )
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", long_except(1, of=[2, 8]))
 def test_devices_with_uneven_counts_equal_one_device(reference, devices):
   same(train(devices), reference)
 
 
-@pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize(("devices", "accumulation"), long_except(1, of=[(1, 4), (2, 2)]))
 def test_uneven_microbatches_equal_the_large_batch(reference, devices, accumulation):
   same(train(devices, accumulation), reference)
 

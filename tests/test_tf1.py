@@ -138,11 +138,8 @@ def test_the_command_says_the_heads_it_assumed_in_a_line(eight_heads, tmp_path):
   assert code == 0 and "exported to" in out
   told = [line for line in said.splitlines() if line.startswith("warning: ")]
   assert len(told) == 2 and all("of width" in line for line in told)
-  code, out, said = command("export", prefix, tmp_path / "two", "--to", "orbax", "--heads=8,2")
-  assert code == 0 and "assumed" not in said
-  assert heads_of(sources.open_source(tmp_path / "two")) == [8]
-  code, _, said = command("export", tmp_path / "two", tmp_path / "3", "--to", "hf", "--heads=8")
-  assert code == 1 and "is no TF1 checkpoint" in said
+  with pytest.raises(sources.ExchangeError, match="is no TF1 checkpoint"):
+    sources.open_source(tmp_path / "out", [8])
 
 
 @pytest.mark.filterwarnings("ignore:.*assumed")

@@ -24,7 +24,8 @@ _ABOVE_0 = (
   "model.rope_theta model.local_rope_theta model.global_every model.window "
   "generator.width_multiplier generator.depth_multiplier data.seq_length "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
-  "train.accumulation eval.batch_size eval.max_examples checkpoint.every_steps checkpoint.keep "
+  "train.accumulation eval.batch_size eval.max_examples eval.max_pairs "
+  "checkpoint.every_steps checkpoint.keep "
   "log.every_steps hosts.timeout_secs hosts.slow_ratio profile.signal_steps"
 ).split()
 _FROM_0 = (

@@ -45,7 +45,7 @@ class ObjectiveDef:
 
 
 def make(spec: PretrainSpec) -> Objective:
-  """Builds the spec's objective; its evaluations include `_detect_unigrams` if it can detect."""
+  """Builds the spec's objective; its evaluations include `detect_unigrams` if it can detect."""
   definition = OBJECTIVES[spec.objective]
   objective = definition.make(spec)
   if "rtd_head" not in definition.heads or not spec.frequencies:
@@ -53,12 +53,12 @@ def make(spec: PretrainSpec) -> Objective:
 
   def with_fixed_noise(params, batch, keys, step):
     terms = objective(params, batch, keys, step)
-    return terms if step is not None else terms | _detect_unigrams(spec, params, batch)
+    return terms if step is not None else terms | detect_unigrams(spec, params, batch)
 
   return with_fixed_noise
 
 
-def _detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]:
+def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]:
   """Returns scores for replacements of 15 % of the tokens, drawn by token frequency.
 
   They are the same for every run on the data, so their AUC does not depend on the generator.

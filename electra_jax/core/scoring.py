@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from electra_jax.core import generators, networks
 from electra_jax.core.batch import Batch
 from electra_jax.core.networks import PretrainSpec
+from electra_jax.core.transformer_config import TransformerConfig
 
 
 def masked_lm(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
@@ -45,6 +46,22 @@ def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) ->
     raise ValueError("scoring needs temperature 1 and disallow_correct off")
   log_q = generators.GENERATORS[spec.generator_kind].log_q(spec, params, batch)
   return implied_log_p(_logits(spec, params, batch), log_q, spec.masking.mask_prob.at(step))
+
+
+def masked_token(
+  cfg: TransformerConfig, network: dict, batch: Batch, positions: jax.Array, labels: jax.Array
+) -> jax.Array:
+  """Returns log p(label) [B] at a position of each row, whose ids have it masked.
+
+  Args:
+    network: {"embeddings", "encoder", "mlm_head"}.
+    positions, labels: [B] int32.
+  """
+  tables = network["embeddings"]
+  states = networks.encode(cfg, tables, network["encoder"], batch.ids, batch, None)
+  state = jnp.take_along_axis(states, positions[:, None, None], axis=1)
+  logits = networks.vocabulary_logits(cfg, network, tables, state)
+  return -networks.nll(logits, labels[:, None])[0][:, 0]
 
 
 def _logits(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:

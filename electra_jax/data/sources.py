@@ -250,7 +250,7 @@ def _file_lines(source: TextSource, stats: SourceStats, repeat: int) -> Iterator
   for path, size in zip(paths, sizes, strict=True):
     try:
       with open(path, "rb") as raw:
-        for line in read(_decompressed(raw, path), path, source.field):
+        for line in read(decompressed(raw, path), path, source.field):
           if line is None:
             stats.done_bytes = before + raw.tell()
           yield line
@@ -379,7 +379,8 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
     yield rest
 
 
-def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
+def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
+  """Returns the content of a file whose name may end in .gz, .xz or .zst."""
   if path.endswith(".gz"):
     return io.BufferedReader(gzip.GzipFile(fileobj=raw), LINE_BYTES)
   if path.endswith(".xz"):

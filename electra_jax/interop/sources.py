@@ -260,24 +260,22 @@ def plain(cfg: TransformerConfig) -> TransformerConfig:
   return dataclasses.replace(cfg, compute=Compute())
 
 
+def main_network(spec: networks.PretrainSpec, params: Mapping) -> Network:
+  """Returns a run's discriminator with its embeddings and the first of its pretraining heads."""
+  weights = params["discriminator"]
+  head = next(name for name in PRETRAINING_HEADS if name in weights)
+  tables = jax.tree.map(np.asarray, networks.embeddings(spec, params, "discriminator"))
+  found = {"embeddings": tables, "encoder": weights["encoder"], head: weights[head]}
+  return Network(spec.discriminator, found, head)
+
+
 def _run(path: Path) -> Source:
   saved = read_config(path)
   folder = data_folder(path)
   tokens = tokenizer.load_from(folder, vocab_of(folder))
   spec, params, steps = read_run(path, tokens)
   params = jax.tree.map(np.asarray, params)
-  heads = [name for name in PRETRAINING_HEADS if name in params["discriminator"]]
-  found = {
-    "discriminator": Network(
-      spec.discriminator,
-      {
-        "embeddings": jax.tree.map(np.asarray, networks.embeddings(spec, params, "discriminator")),
-        "encoder": params["discriminator"]["encoder"],
-        heads[0]: params["discriminator"][heads[0]],
-      },
-      heads[0],
-    )
-  }
+  found = {"discriminator": main_network(spec, params)}
   others = HEADS.keys() - set(PRETRAINING_HEADS)
   left_out = [f"the discriminator's {name}" for name in params["discriminator"] if name in others]
   generator = objectives.generator_of(spec)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from electra_jax.data import pretrain_batches
+from electra_jax.interop import sources
 from electra_jax.pretrain.run import Run
 from electra_jax.runtime import memory, metrics, parallel, processes, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
@@ -157,6 +158,8 @@ def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
     hosts=jax.process_count(),
   )
   values = metrics.evaluate(run.fns.eval_step, params, parallel.prefetch(batches), done)
+  if run.pairs:
+    values["pairs_accuracy"] = run.pairs(sources.main_network(run.spec, params).weights)
   log.write(done, "heldout", values)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +15,15 @@ from ml_collections import ConfigDict
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import pretrain_batches
+from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.data.shards import copy_vocab
+from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import sources
 from electra_jax.runtime import checkpoint, metrics, parallel, version
 from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
+
+PairsAccuracy = Callable[[Mapping], float]  # from a network's weights
 
 
 class TrainFns(NamedTuple):
@@ -105,6 +108,7 @@ class Run:
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
   entropy: float | None  # of the held-out unigrams, nats
   limits: Limits  # of the health checks
+  pairs: PairsAccuracy | None  # of eval.pairs
 
   @property
   def eval_batch_size(self) -> int:
@@ -171,7 +175,18 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     peak=_peak_flops(jax.local_devices()[0]),
     entropy=heldout.unigram_entropy if heldout else None,
     limits=specs.make_limits(config),
+    pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
   )
+
+
+def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> PairsAccuracy:
+  tokens = tokenizer.load_from(shards.folder, shards.vocab)
+  heads = objectives.OBJECTIVES[spec.objective].heads
+  scorer = scorers.SentenceScorer(
+    scorers.default(spec.objective, heads), spec.discriminator, tokens
+  )
+  found = pairs.subset(pairs.read(config.eval.pairs), config.eval.max_pairs)
+  return functools.partial(pairs.accuracy_of, scorer, found)
 
 
 _peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second

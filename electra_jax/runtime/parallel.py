@@ -171,6 +171,11 @@ def replicate(tree):
   return jax.device_put(tree, _local(PartitionSpec()))
 
 
+def split_rows(tree):
+  """Places a tree of [B, ...] with its rows divided over the devices of this host."""
+  return jax.device_put(tree, _local(PartitionSpec(AXIS)))
+
+
 class StateSharding:
   """The sharding of a state: which arrays are sharded over devices and which are replicated.
 

@@ -1,0 +1,50 @@
+"""Detection of replacements that no generator wrote: tokens drawn by their frequency."""
+
+from collections.abc import Iterable
+
+import jax
+from jax import numpy as jnp
+
+from electra_jax.core import objectives, step
+from electra_jax.core.masking import Masking
+from electra_jax.core.networks import PretrainSpec
+from electra_jax.data import pretrain_batches
+from electra_jax.interop.sources import Network
+from electra_jax.runtime import metrics, parallel
+
+
+def auc(
+  network: Network,
+  data: pretrain_batches.Shards,
+  frequencies: Iterable[float],
+  batch_size: int,
+  examples: int,
+) -> float:
+  """Returns the AUC of detecting replacements of 15 % of the tokens, drawn by frequency.
+
+  It is `unigram_auc` of a run's evaluations: the same replacements for every network on the data.
+
+  Args:
+    network: has an "rtd_head".
+    data: held-out shards.
+    frequencies: of each token in the training text, [V].
+    examples: how many of them at most, evenly spaced.
+  """
+  vocab = data.vocab
+  rates = Masking(0.15, 1.0, 1.0, mask_id=vocab.mask, special_ids=tuple(vocab.special_ids))
+  spec = PretrainSpec(
+    network.cfg, network.cfg, rates, tying="none", frequencies=tuple(map(float, frequencies))
+  )
+  weights = dict(network.weights)
+  params = {"embeddings": weights.pop("embeddings"), "discriminator": weights}
+
+  def terms(params, batch, keys, step):
+    batch = jax.tree.map(jnp.asarray, batch)
+    return objectives.detect_unigrams(spec, params, batch)
+
+  evaluate = step.make_eval_step(terms, seed=0, axis=parallel.AXIS)
+  batches = pretrain_batches.eval_batches(data, batch_size=batch_size, max_examples=examples)
+  values = metrics.evaluate(
+    parallel.map_eval_step(evaluate), parallel.replicate(params), parallel.prefetch(batches), 0
+  )
+  return values["unigram_auc"]

@@ -1,0 +1,144 @@
+"""Minimal pairs: how often a network scores the acceptable one of two sentences higher.
+
+Warstadt et al. 2020 (BLiMP): 67 paradigms of 1,000 pairs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from electra_jax.data.sources import decompressed
+from electra_jax.evaluate.scorers import SentenceScorer
+from electra_jax.runtime.workdir import replacing
+
+GOOD, BAD = "sentence_good", "sentence_bad"
+
+
+class Pair(NamedTuple):
+  """An acceptable sentence and one that differs a little and is not."""
+
+  good: str
+  bad: str
+  paradigm: str
+  category: str
+
+
+class Accuracy(NamedTuple):
+  """How many of some pairs are right."""
+
+  pairs: int
+  accuracy: float
+  low: float  # Wilson's interval of 95 %
+  high: float
+
+
+def read(path: Path) -> list[Pair]:
+  """Reads pairs from JSON lines, plain, .gz, .xz or .zst.
+
+  A line has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the
+  category, may be missing.
+
+  Raises:
+    ValueError: naming the line, which is damaged or lacks a sentence; or there are no lines.
+    OSError: the file cannot be read.
+  """
+  pairs = []
+  with Path(path).open("rb") as raw:
+    for number, line in enumerate(decompressed(raw, str(path)), 1):
+      if not line.strip():
+        continue
+      try:
+        row = json.loads(line)
+        good, bad = row[GOOD], row[BAD]
+      except ValueError as error:
+        raise ValueError(f"{path}:{number}: no JSON ({error})") from None
+      except (KeyError, TypeError):
+        raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
+      if not isinstance(good, str) or not isinstance(bad, str):
+        raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts")
+      names = (str(row.get(field) or "all") for field in ("UID", "linguistics_term"))
+      pairs.append(Pair(good, bad, *names))
+  if not pairs:
+    raise ValueError(f"{path} has no pairs")
+  return pairs
+
+
+def subset(pairs: Sequence[Pair], count: int) -> list[Pair]:
+  """Returns `count` of the pairs at most, evenly spaced."""
+  count = min(count, len(pairs))
+  return [pairs[i * len(pairs) // count] for i in range(count)]
+
+
+def compare(
+  scorer: SentenceScorer, weights: Mapping, pairs: Sequence[Pair]
+) -> tuple[list[Pair], np.ndarray]:
+  """Returns the pairs that fit and, [n] bool, whether the acceptable sentence scores higher.
+
+  Raises:
+    ValueError: all pairs are longer than the network's positions.
+  """
+  scores = scorer(weights, [pair.good for pair in pairs] + [pair.bad for pair in pairs])
+  good, bad = scores[: len(pairs)], scores[len(pairs) :]
+  fits = ~np.isnan(good + bad)
+  if not fits.any():
+    raise ValueError(f"all pairs have a sentence of more than {scorer.longest} tokens")
+  kept = [pair for pair, fit in zip(pairs, fits, strict=True) if fit]
+  return kept, (good > bad)[fits]
+
+
+def accuracy_of(scorer: SentenceScorer, pairs: Sequence[Pair], weights: Mapping) -> float:
+  """Returns the fraction of pairs whose acceptable sentence scores higher."""
+  return float(compare(scorer, weights, pairs)[1].mean())
+
+
+def accuracy(right: np.ndarray) -> Accuracy:
+  """Returns the accuracy with Wilson's interval of 95 %.
+
+  >>> accuracy(np.array([True, True, False, True]))
+  Accuracy(pairs=4, accuracy=0.75, low=0.300..., high=0.954...)
+  """
+  n, mean, z = len(right), float(np.mean(right)), 1.959964
+  centre, shrunk = mean + z * z / (2 * n), 1 + z * z / n
+  half = z * (mean * (1 - mean) / n + z * z / (4 * n * n)) ** 0.5
+  return Accuracy(n, mean, (centre - half) / shrunk, (centre + half) / shrunk)
+
+
+def by(names: Sequence[str], right: np.ndarray) -> dict[str, Accuracy]:
+  """Returns the accuracy of each name, in the order of their first pairs."""
+  of = np.array(names)
+  return {name: accuracy(right[of == name]) for name in dict.fromkeys(names)}
+
+
+def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> None:
+  """Draws the paradigms' accuracies with their intervals, by category, and writes a PNG."""
+  from matplotlib import colormaps
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  category = {pair.paradigm: pair.category for pair in pairs}
+  means = by([pair.category for pair in pairs], right)
+  found = by([pair.paradigm for pair in pairs], right)
+  order = sorted(found, key=lambda p: (means[category[p]].accuracy, category[p], found[p].accuracy))
+  figure = Figure(figsize=(8, 1.2 + 0.17 * len(order)), dpi=130, layout="constrained")
+  FigureCanvasAgg(figure)
+  axis = figure.subplots()
+  colours = {name: colormaps["tab20"](i % 20) for i, name in enumerate(means)}
+  for y, name in enumerate(order):
+    a, colour = found[name], colours[category[name]]
+    axis.plot([a.low, a.high], [y, y], color=colour, linewidth=1.2)
+    axis.plot([a.accuracy], [y], "o", color=colour, markersize=4)
+  axis.axvline(0.5, color="#666666", linestyle="--", linewidth=1)
+  axis.set_yticks(range(len(order)), order, fontsize=6.5)
+  axis.set_ylim(-1, len(order))
+  axis.set_xlim(-0.02, 1.02)
+  axis.set_xlabel("accuracy (dashed: chance; lines: 95 % intervals)", fontsize=8)
+  axis.set_title(title, fontsize=9)
+  axis.grid(axis="x", alpha=0.25)
+  for name, a in sorted(means.items(), key=lambda item: -item[1].accuracy):
+    axis.plot([], [], "o", color=colours[name], markersize=4, label=f"{name} {a.accuracy:.3f}")
+  axis.legend(fontsize=6.5, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+  with replacing(path) as temporary:
+    figure.savefig(temporary, format="png")

@@ -1,0 +1,213 @@
+"""Scores sentences with one network, so that the acceptable one of two can be chosen.
+
+A scorer is an entry of SCORERS. Those of masked language models take one pass for each token, on
+rows of about equal length; those of discriminators take one pass for each sentence.
+"""
+
+import dataclasses
+import functools
+import unicodedata
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from electra_jax.core import networks, scoring
+from electra_jax.core.batch import Batch
+from electra_jax.core.objectives import OBJECTIVES
+from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.interop.sources import ExchangeError, Network
+from electra_jax.runtime import parallel
+
+BATCH_TOKENS = 16_384  # of a batch, with padding
+
+
+class Row(NamedTuple):
+  """What a network reads: a sentence, or a sentence with masked tokens."""
+
+  ids: list[int]  # with [CLS] and [SEP]
+  position: int  # of the token that is scored; 0: all of them
+  label: int  # the token that was there
+  sentence: int
+
+
+# (ids with special tokens, whether each token goes on a word, [MASK]) -> (ids, position, label)
+Rows = Callable[[list[int], list[bool], int], Iterator[tuple[list[int], int, int]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScorerDef:
+  """A way to score a sentence."""
+
+  head: str  # the head that it needs, a key of `heads.HEADS`
+  rows: Rows
+  # (cfg, network, batch, positions [B], labels [B]) -> scores [B] in nats
+  apply: Callable[..., jax.Array]
+
+
+def _once(ids: list[int], continues: list[bool], mask: int) -> Iterator[tuple]:
+  yield ids, 0, 0
+
+
+def _each_masked(ids: list[int], continues: list[bool], mask: int) -> Iterator[tuple]:
+  for i in range(1, len(ids) - 1):
+    yield [*ids[:i], mask, *ids[i + 1 :]], i, ids[i]
+
+
+def _each_masked_with_its_words_end(
+  ids: list[int], continues: list[bool], mask: int
+) -> Iterator[tuple]:
+  for i in range(1, len(ids) - 1):
+    end = next((j for j in range(i + 1, len(ids) - 1) if not continues[j]), len(ids) - 1)
+    yield [*ids[:i], *[mask] * (end - i), *ids[end:]], i, ids[i]
+
+
+def _of_label(cfg: TransformerConfig, network, batch: Batch, positions, labels) -> jax.Array:
+  return scoring.masked_token(cfg, network, batch, positions, labels)
+
+
+def _of_all(of_logits: Callable, cfg, network, batch: Batch, positions, labels) -> jax.Array:
+  states = networks.encode(cfg, network["embeddings"], network["encoder"], batch.ids, batch, None)
+  scores = of_logits(networks.token_logits(cfg, network, "rtd_head", states))
+  length = batch.padding_mask.sum(-1, keepdims=True)
+  place = jnp.arange(batch.ids.shape[1])
+  return jnp.where((place > 0) & (place < length - 1), scores, 0.0).sum(-1)  # no special tokens
+
+
+SCORERS = {
+  # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
+  "mlm": ScorerDef("mlm_head", _each_masked, _of_label),
+  # The same without the later pieces of the token's own word (Kauf and Ivanova 2023).
+  "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, _of_label),
+  # The discriminator's log-probability that all tokens are original.
+  "rtd": ScorerDef(
+    "rtd_head", _once, functools.partial(_of_all, lambda logits: jax.nn.log_sigmoid(-logits))
+  ),
+  # Electric's log-likelihood up to a constant (Clark et al. 2020b, Section 2.3).
+  "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, jnp.negative)),
+}
+
+
+def network_for(scorer: str, found: dict[str, Network], path) -> Network:
+  """Returns the network that has the head of a scorer, the discriminator before the generator.
+
+  Raises:
+    ExchangeError: there is none.
+  """
+  head = SCORERS[scorer].head
+  for network in found.values():
+    if network.head == head:
+      return network
+  raise ExchangeError(f"{path} has no {head}, which --scorer={scorer} needs")
+
+
+def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
+  """Returns for each token whether it goes on the word of the token before.
+
+  A word is a run of letters, marks and digits; each Chinese character is a word, as in BERT.
+
+  >>> continues_word("unseen, ok", [(0, 2), (2, 6), (6, 7), (8, 10)])
+  [False, True, False, False]
+  """
+
+  def inside(c: str) -> bool:
+    return unicodedata.category(c)[0] in "LMN" and "CJK" not in unicodedata.name(c, "")
+
+  before = [(0, 0), *spans[:-1]]
+  return [
+    0 < start == end and inside(text[end - 1]) and inside(text[start])
+    for (_, end), (start, _) in zip(before, spans, strict=True)
+  ]
+
+
+def default(objective: str | None, heads: Container[str | None]) -> str:
+  """Returns the scorer of an objective, None if unknown, whose networks have these heads."""
+  if objective and OBJECTIVES[objective].log_p is scoring.energy:
+    return "energy"
+  return "rtd" if SCORERS["rtd"].head in heads else "mlm"
+
+
+class SentenceScorer:
+  """Scores sentences with networks of one config; each padded length is compiled once.
+
+  Args:
+    scorer: a key of SCORERS.
+  """
+
+  def __init__(self, scorer: str, cfg: TransformerConfig, tokenizer: Tokenizer):
+    self._kind, self._tokenizer = SCORERS[scorer], tokenizer
+    self.longest = cfg.max_positions - 2  # tokens of a sentence
+    self._apply = jax.jit(functools.partial(self._kind.apply, cfg))
+
+  def __call__(self, weights: Mapping, sentences: Sequence[str]) -> np.ndarray:
+    """Returns the score of each sentence, [n] float64, in nats; NaN if it is too long.
+
+    Args:
+      weights: {"embeddings", "encoder"} and the head that the scorer needs.
+    """
+    weights = parallel.replicate(
+      {k: weights[k] for k in ("embeddings", "encoder", self._kind.head)}
+    )
+    vocab, encoded = self._tokenizer.vocab, self._tokenizer.encode_offsets(sentences)
+    fitting = [i for i, (ids, _) in enumerate(encoded) if len(ids) <= self.longest]
+
+    def rows() -> Iterator[Row]:
+      for i in sorted(fitting, key=lambda i: len(encoded[i][0])):
+        ids, spans = encoded[i]
+        continues = [False, *continues_word(sentences[i], spans), False]
+        whole = [vocab.cls, *ids, vocab.sep]
+        for row in self._kind.rows(whole, continues, vocab.mask):
+          yield Row(*row, i)
+
+    scores = np.full(len(sentences), np.nan)
+    scores[fitting] = 0
+    with jax.default_matmul_precision("highest"):
+      batches = _batches(rows(), self.longest + 2)
+      for owners, values in [self._start(weights, *batch) for batch in batches]:
+        np.add.at(scores, owners, np.asarray(values, np.float64)[: len(owners)])
+    return scores
+
+  def _start(self, weights: dict, rows: list[Row], length: int) -> tuple[np.ndarray, jax.Array]:
+    """Starts the scoring of some rows; returns their sentences and what will be their scores."""
+    size = _batch_size(length)
+    ids = np.full((size, length), self._tokenizer.vocab.pad, np.int32)
+    lengths, positions, labels = (np.zeros(size, np.int32) for _ in range(3))
+    for i, row in enumerate(rows):
+      ids[i, : len(row.ids)] = row.ids
+      lengths[i], positions[i], labels[i] = len(row.ids), row.position, row.label
+    mask = np.arange(length) < lengths[:, None]
+    batch = Batch(ids, np.zeros_like(ids), mask, np.arange(size, dtype=np.int32))
+    placed = parallel.split_rows((batch, positions, labels))
+    return np.array([row.sentence for row in rows]), self._apply(weights, *placed)
+
+
+def _batch_size(length: int) -> int:
+  devices = jax.local_device_count()
+  return max(1, BATCH_TOKENS // length // devices) * devices
+
+
+def _padded(length: int, longest: int) -> int:
+  """Returns the length that rows are padded to: few shapes to compile, little padding.
+
+  >>> [_padded(n, 512) for n in (5, 9, 33, 510)]
+  [8, 12, 48, 512]
+  """
+  step = 4 if length <= 32 else 16 if length <= 128 else 64
+  return min(longest, -(-length // step) * step)
+
+
+def _batches(rows: Iterator[Row], longest: int) -> Iterator[tuple[list[Row], int]]:
+  """Yields rows, which come by length, in batches of one padded length."""
+  batch, length = [], 0
+  for row in rows:
+    padded = _padded(max(8, len(row.ids)), longest)
+    if batch and (padded != length or len(batch) == _batch_size(length)):
+      yield batch, length
+      batch = []
+    length = padded
+    batch.append(row)
+  if batch:
+    yield batch, length

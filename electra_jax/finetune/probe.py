@@ -1,0 +1,96 @@
+"""A linear probe: tags of words from the frozen states of an encoder."""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from electra_jax.core.task_heads import Head
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune import loop, tagging
+from electra_jax.finetune.tagging import Sentence, TagWindow
+from electra_jax.interop.sources import Network
+
+BATCH_SIZE, BUCKETS = 32, 4  # rows per device; lengths
+ITERATIONS = 200  # of L-BFGS, at most
+
+
+class Probe(NamedTuple):
+  """What a probe was trained on, and its scores."""
+
+  words: int
+  labels: int
+  metrics: dict[str, float]  # of the test file, as in fine-tuning
+
+
+def _states(
+  network: Network, tokenizer: Tokenizer, windows: Sequence[TagWindow]
+) -> list[np.ndarray]:
+  """Returns the states of each window's words, [words, D] float32."""
+  head = Head(
+    init=lambda cfg, key: {},
+    loss=lambda *args: {},
+    predict=lambda cfg, weights, states, batch: {"states": states},
+    token_outputs=("states",),
+  )
+  predict = loop.make_predictor(
+    network.cfg,
+    head,
+    batch_size=BATCH_SIZE * jax.device_count(),
+    buckets=BUCKETS,
+    pad=tokenizer.vocab.pad,
+  )
+  weights = {k: network.weights[k] for k in ("embeddings", "encoder")} | {"head": {}}
+  features = [window.feature for window in windows]
+  (outputs,) = predict(jax.tree.map(lambda x: x[None], weights), features)
+  return [
+    np.asarray(x, np.float32)[window.positions]
+    for x, window in zip(outputs["states"], windows, strict=True)
+  ]
+
+
+def run(
+  network: Network,
+  tokenizer: Tokenizer,
+  train: Sequence[Sentence],
+  test: Sequence[Sentence],
+  max_words: int,
+) -> Probe:
+  """Fits a logistic regression on the states of the first tokens of words, and scores it.
+
+  Args:
+    max_words: of the training file, from its start.
+
+  Raises:
+    TaskError: a file has no tags.
+    ValueError: all words have one tag.
+  """
+  from sklearn.exceptions import ConvergenceWarning
+  from sklearn.linear_model import LogisticRegression
+  from sklearn.pipeline import make_pipeline
+  from sklearn.preprocessing import StandardScaler
+
+  labels = tagging.labels(train)
+  if len(labels) < 2:
+    raise ValueError(f"all words have the tag {labels[0]}: there is nothing to learn")
+  length = network.cfg.max_positions
+  of_train, of_test = (
+    tagging.windows(sentences, tokenizer, labels, max_length=length) for sentences in (train, test)
+  )
+  x = np.concatenate(_states(network, tokenizer, of_train))[:max_words]
+  y = np.concatenate([w.feature.target["tag"][w.positions] for w in of_train])[:max_words]
+  model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ConvergenceWarning)  # a bound for all networks alike
+    model.fit(x, y)
+  states = _states(network, tokenizer, of_test)
+  found = np.split(model.predict(np.concatenate(states)), np.cumsum([len(s) for s in states])[:-1])
+  logits = []
+  for window, tags in zip(of_test, found, strict=True):
+    scores = np.zeros((len(window.feature.ids), len(labels)), np.float32)
+    scores[window.positions, tags] = 1.0
+    logits.append(scores)
+  decoded = tagging.decode(test, of_test, labels, {"logits": logits})
+  return Probe(len(x), len(labels), tagging.compute_metrics(tagging.example_scores(test, decoded)))

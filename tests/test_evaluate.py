@@ -1,0 +1,232 @@
+"""Minimal pairs, fixed-noise detection and probes, against NumPy, other paths and other formats."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+from conftest import make_tiny_config
+from rich.console import Console
+
+from electra_jax import export, score, train
+from electra_jax.data.pretrain_batches import Shards
+from electra_jax.evaluate import __main__ as program
+from electra_jax.evaluate import detect, pairs, scorers
+from electra_jax.evaluate.pairs import Pair
+from electra_jax.finetune import probe, tagging
+from electra_jax.interop import sources
+from electra_jax.runtime import metrics
+
+RNG = random.Random(3)
+
+
+def sentence(words: int) -> str:
+  return " ".join("".join(RNG.choices("abcdefgh", k=RNG.randint(1, 4))) for _ in range(words))
+
+
+SENTENCES = [sentence(1 + i % 4) for i in range(23)]
+
+
+def write_pairs(path, found):
+  lines = ({"sentence_good": p.good, "sentence_bad": p.bad, "UID": p.paradigm} for p in found)
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("pairs")
+  found = [Pair(a, b, f"p{i % 2}", "all") for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[1:]))]  # noqa: B905
+  return write_pairs(folder / "pairs.jsonl", found), found
+
+
+@pytest.fixture(scope="module")
+def electra(tiny_shards, tmp_path_factory, files):
+  config, workdir = make_tiny_config(tiny_shards), tmp_path_factory.mktemp("electra")
+  config.train.steps, config.eval.every_steps = 2, 2
+  config.eval.pairs, config.eval.max_pairs = str(files[0]), 9
+  train.train(config, workdir)
+  return workdir
+
+
+@pytest.fixture(scope="module")
+def bert(tiny_shards, tmp_path_factory):
+  config, workdir = make_tiny_config(tiny_shards), tmp_path_factory.mktemp("bert")
+  config.objective.name, config.train.steps = "bert", 2
+  train.train(config, workdir)
+  return workdir
+
+
+def scores_of(source, scorer, sentences=SENTENCES):
+  network = scorers.network_for(scorer, source.networks, "x")
+  made = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
+  return made(network.weights, sentences)
+
+
+def test_pseudo_log_likelihoods_are_those_of_the_scoring_program(bert):
+  expected = [log_p for log_p, _ in score.Scorer(bert)(SENTENCES)]
+  # Sums of a dozen float32 terms in batches of other shapes.
+  np.testing.assert_allclose(scores_of(sources.open_source(bert), "mlm"), expected, rtol=1e-5)
+
+
+def test_a_discriminators_score_is_the_sum_of_log_sigmoids_of_each_sentence_alone(electra):
+  source = sources.open_source(electra)
+  network, tokens = source.networks["discriminator"], source.tokenizer
+  scores, energies = (scores_of(source, name) for name in ("rtd", "energy"))
+  for text, real, energy in zip(SENTENCES, scores, energies, strict=True):
+    (ids,) = tokens.encode_batch([text])
+    ids = np.array([[tokens.vocab.cls, *ids, tokens.vocab.sep]], np.int32)
+    batch = scorers.Batch(ids, np.zeros_like(ids), np.ones(ids.shape, bool), np.zeros(1, np.int32))
+    logits = np.float64(export.logits(network, batch))[0, 1:-1]
+    np.testing.assert_allclose(real, -np.log1p(np.exp(logits)).sum(), rtol=1e-5)
+    np.testing.assert_allclose(energy, -logits.sum(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_score_does_not_depend_on_the_other_sentences(electra):
+  source = sources.open_source(electra)
+  for scorer in ("rtd", "mlm", "mlm_words"):
+    together = scores_of(source, scorer)
+    alone = np.concatenate([scores_of(source, scorer, [s]) for s in SENTENCES[:3]])
+    np.testing.assert_allclose(together[:3], alone, rtol=1e-5)
+
+
+def test_the_later_pieces_of_a_word_are_masked_with_a_token():
+  ids, continues = [1, 10, 11, 12, 13, 2], [False, False, True, True, False, False]
+  of = scorers.SCORERS["mlm_words"].rows
+  assert list(of(ids, continues, 99)) == [
+    ([1, 99, 99, 99, 13, 2], 1, 10),
+    ([1, 10, 99, 99, 13, 2], 2, 11),
+    ([1, 10, 11, 99, 13, 2], 3, 12),
+    ([1, 10, 11, 12, 99, 2], 4, 13),
+  ]
+  assert [row[0].count(99) for row in scorers.SCORERS["mlm"].rows(ids, continues, 99)] == [1] * 4
+
+
+def test_words_are_those_of_berts_tokenizer(words):
+  texts = ["The café, in Berlin! cafe中国 (e1a2) fe-fe", "...", "é e"]
+  for text, (ids, spans) in zip(texts, words.encode_offsets(texts), strict=True):
+    pieces = [words.decode([i]) for i in ids]
+    assert scorers.continues_word(text, spans) == [p.startswith("##") for p in pieces]
+
+
+def test_every_format_gives_the_same_accuracies(electra, tmp_path, files):
+  source = sources.open_source(electra)
+  export.export_hf(source, tmp_path / "hf", Console(quiet=True))
+  (tmp_path / "orbax").mkdir()
+  sources.save_orbax(tmp_path / "orbax", source)
+  expected = scores_of(source, "rtd")
+  for other in (tmp_path / "hf", tmp_path / "orbax", tmp_path / "hf" / "discriminator"):
+    np.testing.assert_array_equal(scores_of(sources.open_source(other), "rtd"), expected)
+  np.testing.assert_array_equal(
+    scores_of(sources.open_source(tmp_path / "hf" / "generator"), "mlm"), scores_of(source, "mlm")
+  )
+
+
+def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsys, monkeypatch):
+  last = metrics.read_history(electra / "metrics.jsonl")[-1]
+  source, few = sources.open_source(electra), pairs.subset(files[1], 9)
+  scores = scores_of(source, "rtd", [p.good for p in few] + [p.bad for p in few])
+  assert last["pairs_accuracy"] == (scores[:9] > scores[9:]).mean()
+  path, out = write_pairs(tmp_path / "few.jsonl", few), tmp_path / "out"
+  command = ["evaluate", "pairs", f"--model={electra}", f"--data={path}", f"--out={out}"]
+  monkeypatch.setattr("sys.argv", command)
+  program.main()
+  assert f"9 pairs, rtd: {100 * last['pairs_accuracy']:.2f} %" in capsys.readouterr().out
+  found = json.loads((out / "pairs.json").read_text())
+  assert found["all"]["accuracy"] == last["pairs_accuracy"]
+  assert sum(a["pairs"] for a in found["paradigms"].values()) == 9
+  assert (out / "pairs.png").stat().st_size > 10_000
+
+
+def test_pairs_that_are_too_long_are_left_out(electra):
+  source = sources.open_source(electra)
+  network = source.networks["discriminator"]
+  scorer = scorers.SentenceScorer("rtd", network.cfg, source.tokenizer)
+  long = Pair(sentence(40), "a", "p", "all")
+  kept, right = pairs.compare(scorer, network.weights, [long, Pair("a b", "b", "p", "all")])
+  assert [pair.good for pair in kept] == ["a b"] and right.shape == (1,)
+  with pytest.raises(ValueError, match="all pairs have a sentence of more than 14 tokens"):
+    pairs.compare(scorer, network.weights, [long])
+
+
+def test_an_interval_is_wilsons():
+  from scipy.stats import binomtest
+
+  for hits, n in ((0, 5), (3, 4), (517, 1000), (7, 7)):
+    found = pairs.accuracy(np.arange(n) < hits)
+    expected = binomtest(hits, n).proportion_ci(0.95, method="wilson")
+    np.testing.assert_allclose((found.low, found.high), expected, atol=1e-6)
+
+
+def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
+  path, found = files
+  (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(b"\n" + path.read_bytes()))
+  assert pairs.read(tmp_path / "p.jsonl.gz") == pairs.read(path) == found
+  assert [p.good for p in pairs.subset(found, 2)] == [found[0].good, found[11].good]
+
+
+@pytest.mark.parametrize(
+  ("content", "why"),
+  [
+    ("", "has no pairs"),
+    ("\n{}\n", ":2: a pair needs sentence_good and sentence_bad"),
+    ('{"sentence_good": "a"}', ":1: a pair needs"),
+    ('{"sentence_good": "a", "sentence_bad": 3}', ":1: .* must be texts"),
+    ("[1]", ":1: a pair needs"),
+    ("{", ":1: no JSON"),
+  ],
+)
+def test_a_wrong_file_of_pairs_is_refused_in_a_line(tmp_path, content, why):
+  (tmp_path / "p.jsonl").write_text(content)
+  with pytest.raises(ValueError, match=why) as error:
+    pairs.read(tmp_path / "p.jsonl")
+  assert "\n" not in str(error.value)
+
+
+def test_a_scorer_needs_its_head(bert):
+  with pytest.raises(ValueError, match="has no rtd_head, which --scorer=rtd needs"):
+    scores_of(sources.open_source(bert), "rtd")
+  assert scorers.default("bert", {"mlm_head"}) == "mlm"
+  assert scorers.default("electric", {"rtd_head"}) == "energy"
+  assert scorers.default(None, {"rtd_head", "mlm_head"}) == "rtd"
+
+
+def test_fixed_noise_is_detected_as_in_the_runs_evaluation(electra, tiny_shards):
+  last = metrics.read_history(electra / "metrics.jsonl")[-1]
+  heldout, training = (Shards.open(tiny_shards, split) for split in ("heldout", "train"))
+  network = sources.open_source(electra).networks["discriminator"]
+  config = make_tiny_config(tiny_shards)
+  found = detect.auc(network, heldout, training.frequencies, 8, config.eval.max_examples)
+  assert found == pytest.approx(last["unigram_auc"], abs=1e-6)
+
+
+def test_a_probe_finds_tags_that_the_words_tell_and_no_others(electra):
+  source = sources.open_source(electra)
+  network = source.networks["discriminator"]
+  words = [sentence(5).split() for _ in range(120)]
+
+  def tagged(tag_of):
+    return [tagging.Sentence(tuple(s), tuple(map(tag_of, s)), "x") for s in words]
+
+  told = tagged(lambda word: "X" if word[0] in "abcd" else "Y")
+  chance = tagged(lambda word: RNG.choice("XY"))
+  first, second = (
+    probe.run(network, source.tokenizer, of[:80], of[80:], 1000) for of in (told, chance)
+  )
+  assert first.words == 400 and first.labels == 2
+  # 200 words: chance is 50 with a standard error of 3.5; a network of width 16 tells most letters.
+  assert first.metrics["accuracy"] > 70 and 35 < second.metrics["accuracy"] < 65
+  with pytest.raises(ValueError, match="all words have the tag X"):
+    probe.run(network, source.tokenizer, tagged(lambda _: "X"), told, 1000)
+
+
+def test_lengths_of_batches_hold_their_rows():
+  for n in range(1, 513):
+    padded = scorers._padded(n, 512)
+    assert n <= padded <= 512 and padded - n < 64
+  lengths = sorted(RNG.choices(range(3, 90), k=500))
+  rows = [scorers.Row([0] * n, 0, 0, i) for i, n in enumerate(lengths)]
+  seen = list(scorers._batches(iter(rows), 96))
+  assert [row for batch, _ in seen for row in batch] == rows
+  assert all(len(row.ids) <= length for batch, length in seen for row in batch)
