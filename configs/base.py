@@ -82,6 +82,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.disallow_correct = False  # never sample the original token (no gain in the paper)
   o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
   o.discriminator_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
+  o.replace_mlm_weight = 1.0  # of the main network's masked-LM loss (objective electra_mlm)
   o.adversarial_weight = 1.0  # of REINFORCE and its baseline (objective adversarial; Appendix F)
   # Schedules for training, POSITION=VALUE,... in steps or % of the run, linear between points and a
   # jump where two stand at one place: "0%=0.3,100%=0.15". Evaluations use the fields above.
@@ -89,6 +90,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.temperature_schedule = ""
   # "1000=0,1000=50": the discriminator waits for the generator
   o.discriminator_weight_schedule = ""
+  o.replace_mlm_weight_schedule = ""
 
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # folder of shards and manifest.json: build writes it, train reads it

@@ -80,6 +80,7 @@ CASES = [
   ("electra", "uniform", {}),
   ("electra", "transformer", {"sampling_dropout": False}),
   ("replace_mlm", "transformer", {}),
+  ("electra_mlm", "transformer", {}),
   ("bert", "transformer", {}),
   ("electric", "two_tower", {}),
   ("adversarial", "transformer", {}),

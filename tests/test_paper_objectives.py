@@ -20,7 +20,7 @@ from test_objectives import (
   term_gradients,
 )
 
-from electra_jax.core import generators, masking, networks, objectives
+from electra_jax.core import generators, masking, networks, objectives, schedules
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import generator_size
 
@@ -89,7 +89,9 @@ def test_electra_15_gives_unmasked_logits_exactly_zero_gradient(monkeypatch):
   assert gradient[chosen].all()
 
 
-@pytest.mark.parametrize("name", ["replace_mlm", "all_tokens_mlm", "electra", "electric"])
+@pytest.mark.parametrize(
+  "name", ["replace_mlm", "all_tokens_mlm", "electra", "electric", "electra_mlm"]
+)
 def test_no_mask_token_enters_the_main_network(name, monkeypatch):
   kind = "two_tower" if name == "electric" else "transformer"
   spec, weights = make(name, generator_kind=kind)
@@ -129,6 +131,26 @@ def test_replace_mlm_predicts_originals_from_the_corrupted_text():
   assert float(terms["replace_mlm_loss"].total) == pytest.approx(nll[chosen].sum(), rel=1e-5)
   assert float(terms["replace_mlm_loss"].count) == chosen.sum()
   assert terms["mlm_loss"].in_loss  # the generator still learns
+
+
+def test_electra_mlm_detects_and_predicts_originals_in_one_pass():
+  weight = schedules.Schedule(3.0, schedules.parse("0=50,10=1", 10))
+  spec, weights = make("electra_mlm", discriminator_weight=5.0, replace_mlm_weight=weight)
+  batch = make_batch()
+  c = corruption(spec, weights, batch)
+  replaced, chosen = np.asarray(c.is_replaced), np.asarray(masking.is_masked(c.masked, 16))
+  p = sigmoid(main(spec, weights, c.ids, batch, "rtd_head"))
+  bce = -np.log(np.where(replaced, p, 1 - p))[batch.padding_mask]
+  words = vocabulary(spec, weights, c.ids, batch)
+  nll = -np.log(np.take_along_axis(words, batch.ids[..., None], -1)[..., 0])[chosen]
+  terms = evaluate(spec, weights, batch)
+  for name, expected in (("rtd_loss", bce), ("replace_mlm_loss", nll)):
+    assert float(terms[name].total) == pytest.approx(expected.sum(), rel=1e-5)
+    assert float(terms[name].count) == len(expected)
+  assert [terms[n].weight for n in ("mlm_loss", "rtd_loss", "replace_mlm_loss")] == [1.0, 5.0, 3.0]
+  at_5 = jax.eval_shape(lambda: objectives.make(spec)(weights, batch, keys_of(batch), 5))
+  assert at_5.keys() == terms.keys()
+  assert float(spec.replace_mlm_weight.at(5)) == pytest.approx(25.5)
 
 
 def test_all_tokens_mlm_is_a_mixture_of_copying_and_predicting():

@@ -47,6 +47,8 @@ RENAMED = {
 ADDED: dict[str, Any] = {
   "init_step": None,
   "init_optimizer": False,
+  "objective.replace_mlm_weight": 1.0,
+  "objective.replace_mlm_weight_schedule": "",
   "eval.pairs": None,
   "eval.max_pairs": 2000,
   "data.strip_accents": None,  # a manifest without it: where it lower-cases (`Vocab.from_json`)

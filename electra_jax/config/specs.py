@@ -62,6 +62,7 @@ def make_spec(
     rates,
     mlm_weight=o.mlm_weight,
     discriminator_weight=make_schedule(config, "discriminator_weight_schedule"),
+    replace_mlm_weight=make_schedule(config, "replace_mlm_weight_schedule"),
     objective=o.name,
     generator_kind=g.kind,
     tying=g.tie,

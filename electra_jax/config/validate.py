@@ -30,6 +30,7 @@ _ABOVE_0 = (
 ).split()
 _FROM_0 = (
   "seed objective.mlm_weight objective.discriminator_weight objective.adversarial_weight "
+  "objective.replace_mlm_weight "
   "optimizer.warmup_steps optimizer.decay_steps optimizer.decay_power optimizer.weight_decay "
   "eval.every_steps checkpoint.keep_every_steps health.max_rollbacks"
 ).split()
@@ -88,11 +89,9 @@ def check_fields(config: ConfigDict) -> None:
       f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
       f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
     )
-  weights = make_schedule(config, "discriminator_weight_schedule").values
-  if min(weights) < 0:
-    raise ValueError(
-      f"config.objective.discriminator_weight_schedule: weights must be at least 0, got {weights}"
-    )
+  for field in ("discriminator_weight_schedule", "replace_mlm_weight_schedule"):
+    if min(weights := make_schedule(config, field).values) < 0:
+      raise ValueError(f"config.objective.{field}: weights must be at least 0, got {weights}")
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} is above"

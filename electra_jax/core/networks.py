@@ -27,6 +27,8 @@ class PretrainSpec:
   mlm_weight: float = 1.0  # of the generator's loss, or of the masked LM's without a generator
   # of the discriminator's loss, a `Schedule` or a number
   discriminator_weight: Schedule = Schedule(50.0)
+  # of the main network's masked-LM loss beside detection, a `Schedule` or a number
+  replace_mlm_weight: Schedule = Schedule(1.0)
   objective: str = "electra"  # a key of `objectives.OBJECTIVES`
   generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
   tying: str = "embeddings"  # a key of TIES (Clark et al. 2020, Section 3.2)
@@ -35,7 +37,8 @@ class PretrainSpec:
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
 
   def __post_init__(self):
-    object.__setattr__(self, "discriminator_weight", Schedule.of(self.discriminator_weight))
+    for name in ("discriminator_weight", "replace_mlm_weight"):
+      object.__setattr__(self, name, Schedule.of(getattr(self, name)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,6 +164,11 @@ def _at_masked(spec: PretrainSpec, params, states, masked) -> jax.Array:
   return networks.vocabulary_logits(spec.discriminator, params["discriminator"], tables, gathered)
 
 
+def _replace_mlm_terms(spec: PretrainSpec, params, states, c, weight) -> dict[str, Term]:
+  loss = networks.nll(_at_masked(spec, params, states, c.masked), c.masked.labels)
+  return token_terms("replace_mlm", *loss, c.masked.weights, weight)
+
+
 def replace_mlm(spec: PretrainSpec) -> Objective:
   """Masked language modelling on the generator's text, without [MASK] (Section 3.4)."""
 
@@ -171,9 +176,27 @@ def replace_mlm(spec: PretrainSpec) -> Objective:
     keys = split_streams(keys, training=step is not None)
     c = corrupt(spec, params, batch, keys, step)
     states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
-    loss = networks.nll(_at_masked(spec, params, states, c.masked), c.masked.labels)
     weight = spec.discriminator_weight.at(step)
-    return c.terms | token_terms("replace_mlm", *loss, c.masked.weights, weight)
+    return c.terms | _replace_mlm_terms(spec, params, states, c, weight)
+
+  return objective
+
+
+def electra_mlm(spec: PretrainSpec) -> Objective:
+  """ELECTRA whose discriminator also predicts the masked originals, in the same pass.
+
+  The loss is the generator's + discriminator_weight x detection + replace_mlm_weight x Replace MLM.
+  """
+
+  def objective(params, batch, keys, step):
+    keys = split_streams(keys, training=step is not None)
+    c = corrupt(spec, params, batch, keys, step)
+    states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
+    scores = networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
+    weight = spec.discriminator_weight.at(step)
+    detection = detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, weight)
+    words = _replace_mlm_terms(spec, params, states, c, spec.replace_mlm_weight.at(step))
+    return c.terms | detection | words
 
   return objective
 
@@ -290,6 +313,7 @@ def _log_q(c, batch: Batch) -> jax.Array:
 OBJECTIVES: dict[str, ObjectiveDef] = {
   "electra": ObjectiveDef(electra, log_p=scoring.implied),
   "electra_15": ObjectiveDef(electra_15, log_p=scoring.original),
+  "electra_mlm": ObjectiveDef(electra_mlm, heads=("rtd_head", "mlm_head"), log_p=scoring.implied),
   "replace_mlm": ObjectiveDef(replace_mlm, heads=("mlm_head",)),
   "all_tokens_mlm": ObjectiveDef(
     all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True

@@ -260,13 +260,19 @@ def plain(cfg: TransformerConfig) -> TransformerConfig:
   return dataclasses.replace(cfg, compute=Compute())
 
 
-def main_network(spec: networks.PretrainSpec, params: Mapping) -> Network:
-  """Returns a run's discriminator with its embeddings and the first of its pretraining heads."""
+def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Network]:
+  """Returns a run's main network with its embeddings, by role: once for each pretraining head.
+
+  The role of the first head is "discriminator", of the second "masked_lm".
+  """
   weights = params["discriminator"]
-  head = next(name for name in PRETRAINING_HEADS if name in weights)
+  heads = [name for name in PRETRAINING_HEADS if name in weights]
   tables = jax.tree.map(np.asarray, networks.embeddings(spec, params, "discriminator"))
-  found = {"embeddings": tables, "encoder": weights["encoder"], head: weights[head]}
-  return Network(spec.discriminator, found, head)
+  shared = {"embeddings": tables, "encoder": weights["encoder"]}
+  return {
+    role: Network(spec.discriminator, {**shared, head: weights[head]}, head)
+    for role, head in zip(("discriminator", "masked_lm"), heads, strict=False)
+  }
 
 
 def _run(path: Path) -> Source:
@@ -275,7 +281,7 @@ def _run(path: Path) -> Source:
   tokens = tokenizer.load_from(folder, vocab_of(folder))
   spec, params, steps = read_run(path, tokens)
   params = jax.tree.map(np.asarray, params)
-  found = {"discriminator": main_network(spec, params)}
+  found = main_networks(spec, params)
   others = HEADS.keys() - set(PRETRAINING_HEADS)
   left_out = [f"the discriminator's {name}" for name in params["discriminator"] if name in others]
   generator = objectives.generator_of(spec)

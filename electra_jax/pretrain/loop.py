@@ -159,7 +159,8 @@ def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
   )
   values = metrics.evaluate(run.fns.eval_step, params, parallel.prefetch(batches), done)
   if run.pairs:
-    values["pairs_accuracy"] = run.pairs(sources.main_network(run.spec, params).weights)
+    networks = sources.main_networks(run.spec, params)
+    values["pairs_accuracy"] = run.pairs(networks["discriminator"].weights)
   log.write(done, "heldout", values)
 
 

@@ -64,7 +64,7 @@ CASES = {
     name: (f"{name}.py:small", {})
     for name in (
       "electra", "electra_15", "electra_tt", "all_tokens_mlm", "replace_mlm", "electric",
-      "adversarial", "bert",
+      "adversarial", "bert", "electra_mlm",
     )
   },
   "bert_small": ("bert_small.py", {}),

@@ -1,0 +1,20 @@
+"""ELECTRA whose main network also predicts the masked words: detection and masked LM in one pass.
+
+Command:  python -m electra_jax.train --config=configs/electra_mlm.py:small --workdir=DIR
+          --config.data.dir=SHARDS
+Hardware: as the size that is named after the colon.
+Expected: not published. With four layers of 128 at 2.5 M tokens the words are what a discriminator
+          that starts from nothing lacks (LOG.md); 50 : 1 starves them, 5 : 1 does not.
+"""
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import load
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
+  c = load(f"{arg or 'base'}.py")
+  c.objective.name = "electra_mlm"
+  c.objective.discriminator_weight = 5.0
+  return c
