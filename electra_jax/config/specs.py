@@ -37,9 +37,9 @@ def make_spec(
 
   Args:
     vocab: has `size` and the ids `mask` and `special_ids`.
-    frozen: of the masked language model in generator.init_from, if there is one.
     frequencies: [V] token counts of the training text: the unigram generator samples from them, and
       evaluations measure detection of such replacements.
+    frozen: of the masked language model in generator.init_from, if there is one.
   """
   g, o = config.generator, config.objective
   discriminator = take_fields(
