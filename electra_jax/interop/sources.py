@@ -31,6 +31,7 @@ from electra_jax.runtime.checkpoint import restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
+MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, that predicts words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Finetuned:
 class Source:
   """Networks with their tokenizer and metadata."""
 
-  networks: dict[str, Network]  # by role, "discriminator" and "generator"
+  networks: dict[str, Network]  # by role, "discriminator", "generator" and MASKED_LM
   tokenizer: Tokenizer | None  # None for TF1 without a vocab.txt
   card: dict  # JSON: the configuration and text of their training, last metrics and steps
   left_out: tuple[str, ...] = ()  # descriptions of the parts that were not read
@@ -143,7 +144,9 @@ def read_params(
   tables = found["discriminator" if "discriminator" in found else "generator"].weights["embeddings"]
   params = {"embeddings": tables}
   for role, network in found.items():
-    params[role] = {k: v for k, v in network.weights.items() if k != "embeddings"}
+    role = "discriminator" if role == MASKED_LM else role
+    weights = {k: v for k, v in network.weights.items() if k != "embeddings"}
+    params[role] = params.get(role, {}) | weights
     if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
       params[role]["embeddings"] = network.weights["embeddings"]
   return params, found["discriminator" if "discriminator" in found else "generator"].cfg
@@ -158,8 +161,9 @@ def _open_for(path: str | Path, tokens: Tokenizer) -> Source:
 
 
 def _masked_lm(source: Source, path: str | Path) -> Network:
-  for network in source.networks.values():
-    if network.head is not None and HEADS[network.head].predicts_words:
+  for role in ("generator", "discriminator"):
+    network = source.networks.get(role)
+    if network and network.head is not None and HEADS[network.head].predicts_words:
       return network
   raise ExchangeError(f"{path} has no masked language model")
 
@@ -263,7 +267,7 @@ def plain(cfg: TransformerConfig) -> TransformerConfig:
 def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Network]:
   """Returns a run's main network with its embeddings, by role: once for each pretraining head.
 
-  The role of the first head is "discriminator", of the second "masked_lm".
+  The role of the first head is "discriminator", of the second MASKED_LM.
   """
   weights = params["discriminator"]
   heads = [name for name in PRETRAINING_HEADS if name in weights]
@@ -271,7 +275,7 @@ def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Net
   shared = {"embeddings": tables, "encoder": weights["encoder"]}
   return {
     role: Network(spec.discriminator, {**shared, head: weights[head]}, head)
-    for role, head in zip(("discriminator", "masked_lm"), heads, strict=False)
+    for role, head in zip(("discriminator", MASKED_LM), heads, strict=False)
   }
 
 
@@ -309,7 +313,7 @@ def _run(path: Path) -> Source:
 
 
 def _hf_folders(path: Path) -> list[Path]:
-  return [path, path / "discriminator", path / "generator"]
+  return [path, path / "discriminator", path / MASKED_LM, path / "generator"]
 
 
 def _hugging_face(path: Path) -> Source:
@@ -321,6 +325,7 @@ def _hugging_face(path: Path) -> Source:
       # A discriminator trained as a masked language model is in the folder "discriminator".
       mlm = head == "mlm_head" and folder.name != "discriminator"
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
+      role = MASKED_LM if folder == path / MASKED_LM else role
       found[role] = Network(cfg, weights, head)
       card = card or {"training": huggingface.read_training(folder)}
   tokens = next(filter(None, map(_hf_tokenizer, _hf_folders(path))), None)
