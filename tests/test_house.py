@@ -1,6 +1,7 @@
 """The house rules: imports point down, the pure layers need no TensorFlow, files stay readable."""
 
 import ast
+import configparser
 import graphlib
 import os
 import subprocess
@@ -84,6 +85,17 @@ def test_core_runtime_and_config_import_where_tensorflow_is_missing():
   blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in sorted(WORLD))
   code = f"import sys\n{blocked}" + "".join(f"import electra_jax.{name}\n" for name in names)
   subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ}, timeout=120)
+
+
+def test_every_folder_is_packaged():
+  options = configparser.ConfigParser()
+  options.read(PACKAGE.parent / "setup.cfg")
+  folders = {"electra_jax", "electra_jax.configs", "electra_jax.configs.finetune"}
+  for _, path in modules():
+    folders.add(".".join(["electra_jax", *path.relative_to(PACKAGE).parent.parts]))
+  assert set(options["options"]["packages"].split()) == folders
+  named = options["options"]["package_dir"].split("\n")
+  assert {line.partition(" = ")[0] for line in named if line} == folders
 
 
 def test_only_parallel_maps_over_devices():
