@@ -66,10 +66,6 @@ def _each_masked_with_its_words_end(
     yield [*ids[:i], *[mask] * (end - i), *ids[end:]], i, ids[i]
 
 
-def _of_label(cfg: TransformerConfig, network, batch: Batch, positions, labels) -> jax.Array:
-  return scoring.masked_token(cfg, network, batch, positions, labels)
-
-
 def _of_all(of_logits: Callable, cfg, network, batch: Batch, positions, labels) -> jax.Array:
   states = networks.encode(cfg, network["embeddings"], network["encoder"], batch.ids, batch, None)
   scores = of_logits(networks.token_logits(cfg, network, "rtd_head", states))
@@ -80,9 +76,9 @@ def _of_all(of_logits: Callable, cfg, network, batch: Batch, positions, labels) 
 
 SCORERS = {
   # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
-  "mlm": ScorerDef("mlm_head", _each_masked, _of_label),
+  "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
   # The same without the later pieces of the token's own word (Kauf and Ivanova 2023).
-  "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, _of_label),
+  "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, scoring.masked_token),
   # The discriminator's log-probability that all tokens are original.
   "rtd": ScorerDef(
     "rtd_head", _once, functools.partial(_of_all, lambda logits: jax.nn.log_sigmoid(-logits))
@@ -112,6 +108,8 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
   >>> continues_word("unseen, ok", [(0, 2), (2, 6), (6, 7), (8, 10)])
   [False, True, False, False]
+  >>> continues_word("a ", [(0, 1), (2, 2)])  # a piece that is a space
+  [False, False]
   """
 
   def inside(c: str) -> bool:
@@ -119,8 +117,8 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
   before = [(0, 0), *spans[:-1]]
   return [
-    0 < start == end and inside(text[end - 1]) and inside(text[start])
-    for (_, end), (start, _) in zip(before, spans, strict=True)
+    0 < start == end < stop and inside(text[end - 1]) and inside(text[start])
+    for (_, end), (start, stop) in zip(before, spans, strict=True)
   ]
 
 
