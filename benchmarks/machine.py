@@ -56,8 +56,8 @@ def save(path: str | None, results: dict, hide: tuple | list = ()) -> None:
   if not path:
     return
   command = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-  for path in (str(arg) for arg in hide if arg and "/" in str(arg)):
-    command = command.replace(path, path.rpartition("/")[2])
+  for hidden in (str(arg) for arg in hide if arg and "/" in str(arg)):
+    command = command.replace(hidden, hidden.rpartition("/")[2])
   content = {"command": command, "machine": describe(), **results}
   Path(path).parent.mkdir(parents=True, exist_ok=True)
   Path(path).write_text(json.dumps(content, indent=1) + "\n")

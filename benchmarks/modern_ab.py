@@ -1,7 +1,7 @@
 """Modern blocks against the paper's, part by part, at equal FLOPs.
 
-  python benchmarks/modern_ab.py --out DIR --text 'text:GLOB' --chunk DIR [--at_once 2]
-                                 [--only NAME...] [--flops 2e13] [--smoke]
+  python benchmarks/modern_ab.py --out DIR --text 'text:GLOB' --chunk DIR --pairs FILE.jsonl
+                                 [--only NAME...] [--flops 2e13] [--at_once 2] [--smoke]
 
 Questions: do modern blocks learn more from the same FLOPs (the generator's included) than the
 paper's; which of their parts does it; does Muon learn more than AdamW, `gdes` than shared
@@ -11,12 +11,14 @@ table has the difference from the arm that each one changes, with its standard e
 
 Each arm of SEARCHED is trained once at each of three learning rates; the rate with the lowest
 masked-LM loss on the training text in the last tenth of the steps is taken, which no table shows.
-Then every arm is trained with three seeds at the rate of the arm that it changes, and fine-tuned on
-chunking. `packed` is evaluated on packed rows, so only its chunking compares. Started again with
-the same arguments it goes on where it was. Results: DIR/modern_ab.json.
+Then every arm is trained with three seeds at the rate of the arm that it changes, scores 6,700 of
+the minimal pairs (BLiMP's) by its discriminator and by its generator, and is fine-tuned on
+chunking. `packed` is evaluated on packed rows, so only its pairs and its chunking compare. Started
+again with the same arguments it goes on where it was. Results: DIR/modern_ab.json.
 """
 
 import argparse
+import json
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,9 +29,10 @@ from evidence_settings import PAPER_BLOCKS
 
 from electra_jax import flops
 from electra_jax.config import files
+from electra_jax.evaluate import pairs
 from electra_jax.runtime.metrics import read_history
 
-SEEDS = (0, 1, 2)
+SEEDS, PAIRS = (0, 1, 2), 6_700
 # What differs from configs/quickstart.py, in every run and the build.
 RECIPE = {
   "data.vocab_size": 8192,
@@ -138,19 +141,31 @@ def tune(out: Path, folder: Path, chunk: str, smoke: bool) -> float:
   return next(iter(row["metrics"].values()))
 
 
+def score_pairs(out: Path, folder: Path, scorer: str) -> float:
+  """Scores the minimal pairs with a run; returns the accuracy in percent."""
+  name = f"{folder.name}-{scorer}"
+  place = out / "pairs" / name
+  arguments = ["pairs", f"--model={folder}", f"--data={out / 'pairs.jsonl'}"]
+  arguments += [f"--scorer={scorer}", f"--out={place}"]
+  found = place / "pairs.json"
+  evidence.run(out, f"pairs/{name}", "electra_jax.evaluate", arguments, found.is_file)
+  return 100 * json.loads(found.read_text())["all"]["accuracy"]
+
+
 def measured(out: Path, arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict:
   """Trains and fine-tunes an arm; returns a row of results."""
   folder = train(out, arm, rate, seed, args.flops)
   last = evidence.heldout(folder)[-1]
   row = {"arm": arm, "rate": rate, "seed": seed, "steps": last["step"]}
   row |= {name: last[name] for name in ("mlm_loss", "rtd_auc", "unigram_auc")}
+  row |= {f"pairs_{scorer}": score_pairs(out, folder, scorer) for scorer in ("rtd", "mlm")}
   return row | {"chunk_f1": tune(out, folder, args.chunk, args.smoke)}
 
 
 def table(rows: list[dict]) -> list[str]:
   """Returns the table in markdown: means and standard deviations over seeds."""
-  columns = ("mlm_loss", "rtd_auc", "unigram_auc", "chunk_f1")
-  lines = ["| arm | rate | steps | " + " | ".join(columns) + " |", "|---" * 7 + "|"]
+  columns = ("mlm_loss", "rtd_auc", "unigram_auc", "pairs_rtd", "pairs_mlm", "chunk_f1")
+  lines = ["| arm | rate | steps | " + " | ".join(columns) + " |", "|---" * 9 + "|"]
   for arm in dict.fromkeys(row["arm"] for row in rows):
     mine = [row for row in rows if row["arm"] == arm]
     cells = [arm, f"{mine[0]['rate']:g}", f"{mine[0]['steps']:,}"]
@@ -189,6 +204,7 @@ def main() -> None:
   p.add_argument("--out", type=Path, required=True)
   p.add_argument("--text", required=True)
   p.add_argument("--chunk", required=True)
+  p.add_argument("--pairs", required=True, type=Path)
   p.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS))
   p.add_argument("--flops", type=float, default=2e13)
   p.add_argument("--at_once", type=int, default=2)
@@ -197,6 +213,9 @@ def main() -> None:
   if args.smoke:
     args.flops, RECIPE["eval.max_examples"] = 1e11, 64
   build(args.out, args.text)
+  few = pairs.subset(pairs.read(args.pairs), 100 if args.smoke else PAIRS)
+  lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
+  (args.out / "pairs.jsonl").write_text("\n".join(lines) + "\n")
   with evidence.workers(args.at_once) as pool:
     rates, searched = search(args.out, pool, args)
     places = [(arm, rates[ARMS[arm][0]], seed) for seed in SEEDS for arm in args.only]
@@ -205,7 +224,7 @@ def main() -> None:
     rows = [job.result() for job in jobs]
   print("\n".join(table(rows)))
   content = {"flops": args.flops, "search": searched, "rows": rows}
-  hidden = [args.out, args.chunk, args.text]
+  hidden = [args.out, args.chunk, args.text, args.pairs]
   machine.save(str(args.out / "modern_ab.json"), content, hide=hidden)
 
 
