@@ -128,7 +128,7 @@ def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsy
   source, few = sources.open_source(electra), pairs.subset(files[1], 9)
   scores = scores_of(source, "rtd", [p.good for p in few] + [p.bad for p in few])
   assert last["pairs_accuracy"] == (scores[:9] > scores[9:]).mean()
-  path, out = write_pairs(tmp_path / "few.jsonl", few), tmp_path / "out"
+  path, out = write_pairs(tmp_path / "few.jsonl", few), tmp_path / "new" / "out"
   command = ["evaluate", "pairs", f"--model={electra}", f"--data={path}", f"--out={out}"]
   monkeypatch.setattr("sys.argv", command)
   program.main()

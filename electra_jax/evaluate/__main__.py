@@ -36,7 +36,8 @@ from electra_jax.runtime.workdir import check_new, new_folder
 
 def run_pairs(args: argparse.Namespace, console: Console) -> None:
   """Scores minimal pairs; prints accuracies by category and writes them to a folder."""
-  if args.out:
+  if args.out:  # before computing for minutes
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     check_new(args.out)
   found, source = pairs.read(args.data), _open(args.model)
   heads = {network.head for network in source.networks.values()}
