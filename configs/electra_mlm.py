@@ -3,8 +3,8 @@
 Command:  python -m electra_jax.train --config=configs/electra_mlm.py:small --workdir=DIR
           --config.data.dir=SHARDS
 Hardware: as the size that is named after the colon.
-Expected: not published. With four layers of 128 at 2.5 M tokens the words are what a discriminator
-          that starts from nothing lacks (LOG.md); 50 : 1 starves them, 5 : 1 does not.
+Expected: not published, and not measured here yet. The words weigh a fifth of detection: with
+          the paper's 50 : 1 they would hardly count.
 """
 
 from ml_collections import ConfigDict
