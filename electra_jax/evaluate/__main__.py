@@ -19,18 +19,19 @@ probe   F1 or accuracy of a linear classifier of the words' frozen states, on Co
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from electra_jax.config import cli
+from electra_jax.data import tokenizer
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import detect, pairs, scorers
 from electra_jax.finetune import probe, tagging
 from electra_jax.interop import likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Source
-from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime.workdir import check_new, new_folder
 
 
@@ -77,11 +78,9 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
 
 def run_detect(args: argparse.Namespace, console: Console) -> None:
   """Prints the AUC of detecting replacements drawn by frequency."""
-  data, source = Shards.open(args.data, "heldout"), _open(args.model)
+  data = Shards.open(args.data, "heldout")
+  source = sources.open_for(args.model, tokenizer.load_from(data.folder, data.vocab))
   network = scorers.network_for("rtd", source.networks, args.model)
-  tokens = sources.tokenizer.load_from(data.folder, data.vocab)
-  if found := difference(source.tokenizer, tokens):
-    raise ExchangeError(f"{args.model} is of another vocabulary than the shards: {found}")
   if data.seq_length > network.cfg.max_positions:
     raise ValueError(
       f"{args.data} has {data.seq_length} tokens a row, the network takes"
@@ -118,22 +117,25 @@ def parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   commands = p.add_subparsers(required=True, metavar="pairs|detect|probe")
-  for name, run in (("pairs", run_pairs), ("detect", run_detect), ("probe", run_probe)):
+
+  def add(name: str, run: Callable) -> argparse.ArgumentParser:
     command = commands.add_parser(name)
     command.set_defaults(run=run)
     command.add_argument("--model", required=True, metavar="SOURCE")
-    if run is run_pairs:
-      command.add_argument("--data", required=True, type=Path, metavar="FILE")
-      command.add_argument("--scorer", choices=scorers.SCORERS, help="default: the objective's own")
-      command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
-    elif run is run_detect:
-      command.add_argument("--data", required=True, metavar="SHARDS")
-      command.add_argument("--batch_size", type=int, default=64)
-      command.add_argument("--examples", type=int, default=2048, help="at most, evenly spaced")
-    else:
-      command.add_argument("--train", required=True, metavar="FILE")
-      command.add_argument("--test", required=True, metavar="FILE")
-      command.add_argument("--max_words", type=int, default=100_000, help="of the training file")
+    return command
+
+  command = add("pairs", run_pairs)
+  command.add_argument("--data", required=True, type=Path, metavar="FILE")
+  command.add_argument("--scorer", choices=scorers.SCORERS, help="default: the objective's own")
+  command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
+  command = add("detect", run_detect)
+  command.add_argument("--data", required=True, metavar="SHARDS")
+  command.add_argument("--batch_size", type=int, default=64)
+  command.add_argument("--examples", type=int, default=2048, help="at most, evenly spaced")
+  command = add("probe", run_probe)
+  command.add_argument("--train", required=True, metavar="FILE")
+  command.add_argument("--test", required=True, metavar="FILE")
+  command.add_argument("--max_words", type=int, default=100_000, help="of the training file")
   return p
 
 

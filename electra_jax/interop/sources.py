@@ -140,7 +140,7 @@ def read_params(
     return found.params, found.spec.discriminator
   if step is not None:
     raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
-  found = _open_for(path, tokens).networks
+  found = open_for(path, tokens).networks
   tables = found["discriminator" if "discriminator" in found else "generator"].weights["embeddings"]
   params = {"embeddings": tables}
   for role, network in found.items():
@@ -152,8 +152,12 @@ def read_params(
   return params, found["discriminator" if "discriminator" in found else "generator"].cfg
 
 
-def _open_for(path: str | Path, tokens: Tokenizer) -> Source:
-  """Opens a source whose vocabulary, if it has one, must be that of the shards."""
+def open_for(path: str | Path, tokens: Tokenizer) -> Source:
+  """Opens a source whose vocabulary, if it has one, must be `tokens`, of the shards.
+
+  Raises:
+    ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
+  """
   source = open_source(path)
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
     raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
@@ -180,7 +184,7 @@ def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
   if is_run(path):
     run = read_run(path, tokens)
     return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
-  network = _masked_lm(_open_for(path, tokens), path)
+  network = _masked_lm(open_for(path, tokens), path)
   check_vocab(tokens, {"masked language model": network}, path)
   return network
 
