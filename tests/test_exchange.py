@@ -4,6 +4,8 @@ import dataclasses
 import io
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +27,11 @@ from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import workdir
 
 
-def command(program: str, *args, text: str = "", umask: int = 0o022):
+def command(program: str, *args, text: str = "", umask: int = 0o022, before=None):
   """Returns a program's exit code, its output and its errors."""
   done = subprocess.run(
     [sys.executable, "-m", f"electra_jax.{program}", *map(str, args)],
-    input=text, capture_output=True, text=True, umask=umask,
+    input=text, capture_output=True, text=True, umask=umask, preexec_fn=before,
     env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
   )  # fmt: skip
   return done.returncode, done.stdout, done.stderr
@@ -177,6 +179,19 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
   ):
     export.main()
   assert sorted(p.name for p in tmp_path.iterdir() if p.name != "wrong") == ["in", "words"]
+
+
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_a_disk_that_fills_while_an_export_writes_ends_with_one_line(to, words45, tmp_path):
+  def small_files():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+
+  at = save_hf(tmp_path / "in", a_source("discriminator", vocab=words45))
+  code, _, said = command("export", at, tmp_path / "out", "--to", to, before=small_files)
+  assert code == 1 and said.count("\n") == 1 and "cannot be written: " in said
+  assert "File too large" in said and str(tmp_path) in said
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "words"]
 
 
 def test_the_command_refuses_a_vocabulary_in_one_line(words45, tmp_path):

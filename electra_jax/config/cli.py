@@ -90,6 +90,9 @@ def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
   sys.unraisablehook = _drop_event_loop_errors
+  # Libraries (mainly orbax) log for their developers through absl; their errors are raised as
+  # exceptions. --verbosity=0 shows the log.
+  flags.FLAGS.verbosity = logging.FATAL
   try:
     program()
   except flags.Error as error:
@@ -147,10 +150,6 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
 def _parse_flags(argv: list[str]) -> list[str]:
   """Parses the flags; raises flags.Error for any other argument."""
   rest = flags.FLAGS(argv)
-  # Libraries (mainly orbax) log for their developers through absl; their errors are raised as
-  # exceptions. --verbosity=0 shows the log.
-  if flags.FLAGS["verbosity"].using_default_value:
-    flags.FLAGS.verbosity = logging.FATAL
   if len(rest) > 1:
     raise flags.Error(f"{rest[1]!r} is not a flag; flags look like --config=configs/base.py")
   return rest

@@ -27,7 +27,7 @@ from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import PRETRAINING_HEADS, ExchangeError, network_shapes
 from electra_jax.runtime import metrics, parallel
-from electra_jax.runtime.checkpoint import restore_from
+from electra_jax.runtime.checkpoint import cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
@@ -382,11 +382,18 @@ def _tf1(path: Path, heads: Sequence[int]) -> Source:
 
 
 def save_orbax(folder: Path, source: Source) -> None:
-  """Writes the discriminator, the tokenizer and their metadata into a new folder."""
+  """Writes the discriminator, the tokenizer and their metadata into a new folder.
+
+  Raises:
+    ExchangeError: the weights cannot be written, e.g. because the disk is full.
+  """
   network, finetuned = source.networks["discriminator"], source.finetuned
   weights = {**network.weights, **({"head": finetuned.head} if finetuned else {})}
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(folder.absolute() / "params", weights)
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(folder.absolute() / "params", weights)
+  except Exception as error:
+    raise ExchangeError(f"{folder / 'params'} cannot be written: {cause(error)}") from error
   content = {
     "model": network.cfg.to_json(),
     "head": network.head,

@@ -77,7 +77,7 @@ class Checkpoints:
     self._open()
 
   def _open(self) -> None:
-    self._barrier = SaveBarrier(_cause)
+    self._barrier = SaveBarrier(cause)
     self._manager = ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
@@ -212,7 +212,7 @@ class Checkpoints:
       if isinstance(error, CheckpointError):
         raise
       raise WriteError(
-        f"could not write a checkpoint to {self.folder} ({_cause(error)}); {self._what_is_left()}"
+        f"could not write a checkpoint to {self.folder} ({cause(error)}); {self._what_is_left()}"
       ) from error
 
   def _what_is_left(self) -> str:
@@ -306,7 +306,7 @@ def _reading(folder: Path, step: int) -> Iterator[None]:
   except Exception as error:
     system = isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.EIO, None)
     if system or isinstance(error, MemoryError) or _NOT_NOW.search(str(error)):
-      reason = f"the checkpoint {folder / str(step)} cannot be read now ({_cause(error)})"
+      reason = f"the checkpoint {folder / str(step)} cannot be read now ({cause(error)})"
       raise CheckpointError(reason) from error
     raise _damaged(folder, step, error) from error
 
@@ -429,12 +429,11 @@ def _damaged(folder: Path, step: int, error: Exception) -> DamagedError:
   older = [s for s in steps_on_disk(folder) if s < step]
   then = f"resume from step {older[-1]}" if older else "start from the beginning"
   return DamagedError(
-    f"the checkpoint {folder / str(step)} is damaged ({_cause(error)});"
-    f" delete that folder to {then}"
+    f"the checkpoint {folder / str(step)} is damaged ({cause(error)}); delete that folder to {then}"
   )
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
   """Returns the OS error text, else the first line of the message, shortened."""
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
