@@ -82,8 +82,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.disallow_correct = False  # never sample the original token (no gain in the paper)
   o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
   o.discriminator_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
-  o.replace_mlm_weight = 1.0  # of the main network's masked-LM loss (objective electra_mlm)
+  o.replace_mlm_weight = 1.0  # of its loss on words (electra_mlm, metro, coco_lm)
   o.adversarial_weight = 1.0  # of REINFORCE and its baseline (objective adversarial; Appendix F)
+  o.contrast_weight = 1.0  # of finding a sequence's crop among those of its group (coco_lm)
+  o.contrast_group = 8  # consecutive sequences of a group; divides a device's microbatch
   # Schedules for training, POSITION=VALUE,... in steps or % of the run, linear between points and a
   # jump where two stand at one place: "0%=0.3,100%=0.15". Evaluations use the fields above.
   o.mask_prob_schedule = ""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import long_except
 from test_objectives import RATES, SPEC, evaluate, fresh, keys_of, make_batch
 
 from electra_jax.core import generators, masking, objectives, schedules
@@ -144,7 +145,7 @@ def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
   np.testing.assert_array_equal(a.output.logits, b.output.logits)
 
 
-@pytest.mark.parametrize("kind", list(generators.GENERATORS))
+@pytest.mark.parametrize("kind", long_except(0, 1, 3, of=generators.GENERATORS))
 def test_every_kind_corrupts_the_chosen_slots_only(kind):
   tie = "none" if kind == "frozen" else "embeddings"
   spec = dataclasses.replace(SPEC, generator_kind=kind, tying=tie, frequencies=(1.0,) * 60)

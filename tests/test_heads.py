@@ -193,7 +193,7 @@ def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
   np.testing.assert_allclose(a[:7], b[:7], atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
   head, lines = task_heads.classification(2, "linear"), []
   one = dataclasses.replace(SETTINGS, epochs=40.0, log_every=100)

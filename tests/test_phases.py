@@ -186,6 +186,7 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
     sources.read_run(one, tokens)
 
 
+@pytest.mark.long
 def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(
   straight, tiny_shards, tmp_path
 ):

@@ -64,6 +64,7 @@ def shown(config, costs):
   return {title.strip(): list(cells) for title, *cells in zip(*columns, strict=True)}
 
 
+@pytest.mark.long
 def test_an_optimizer_in_parts_is_an_eighth_where_eight_divides_an_axis(tiny):
   config, target = tiny
   whole = preflight.estimate_step(config, preflight.HERE, target)
@@ -155,6 +156,7 @@ def test_what_training_refuses_preflight_refuses(tiny, field, value, said):
     preflight.estimate_step(config, "here", target)
 
 
+@pytest.mark.long
 def test_a_generator_of_frequencies_flies_without_data(tiny):
   config, target = tiny
   config = config.copy_and_resolve_references()

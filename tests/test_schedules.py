@@ -61,7 +61,9 @@ def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_
 def test_the_main_loss_of_every_objective_follows_the_schedule_of_its_weight(name):
   kind = "two_tower" if name == "electric" else "transformer"
   weight = schedules.Schedule(2.0, schedules.parse("0=1,10=3", 10))
-  spec = dataclasses.replace(SPEC, objective=name, generator_kind=kind, discriminator_weight=weight)
+  spec = dataclasses.replace(
+    SPEC, objective=name, generator_kind=kind, discriminator_weight=weight, contrast_group=4
+  )
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   found, batch = [], make_batch()
 
@@ -75,6 +77,7 @@ def test_the_main_loss_of_every_objective_follows_the_schedule_of_its_weight(nam
   assert found == [{**main, "electric": "nce_loss"}.get(name, "rtd_loss")]
 
 
+@pytest.mark.long
 def test_electrics_noise_is_as_frequent_as_its_schedule_says():
   def at_rate(**changes):
     masking = dataclasses.replace(SPEC.masking, **changes)

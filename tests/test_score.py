@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import make_tiny_config
+from conftest import long_except, make_tiny_config
 from rich.console import Console
 from test_objectives import RATES, SPEC, make_batch
 
@@ -51,7 +51,7 @@ def test_electric_scores_a_sentence_by_its_energies_in_one_pass():
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("objective", ["bert", "electra"])
+@pytest.mark.parametrize("objective", long_except(1, of=["bert", "electra"]))
 def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
   spec, weights = make(objective)
   batch, network = make_batch(), "discriminator" if objective == "bert" else "generator"
@@ -189,6 +189,7 @@ def electra_run(tiny_shards, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.long
 def test_both_networks_score_as_their_run_and_one_alone_where_it_can(electra_run, tmp_path):
   expected = score.Scorer(electra_run)(SENTENCES)
   hf, orbax = exported(electra_run, tmp_path)

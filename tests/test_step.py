@@ -102,10 +102,12 @@ def test_uneven_microbatches_equal_the_large_batch(reference, devices, accumulat
   same(train(devices, accumulation), reference)
 
 
+@pytest.mark.long
 def test_the_order_of_rows_changes_nothing(reference):
   same(train(2, order=np.random.default_rng(0).permutation(B)), reference)
 
 
+@pytest.mark.long
 def test_dropout_too_is_the_same_on_any_devices_and_microbatches():
   same(train(8, dropout=0.1), train(1, accumulation=2, dropout=0.1))
 

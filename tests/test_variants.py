@@ -246,7 +246,7 @@ def test_local_attention_has_fewer_products():
 
 SPEC = networks.PretrainSpec(
   generator_size(SMALL, 0.5, 1.0), SMALL,
-  masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4)), frequencies=(1.0,) * 60,
+  masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4)), frequencies=(1.0,) * 60, contrast_group=4,
 )  # fmt: skip
 COMBINATIONS = {
   **{

@@ -69,6 +69,8 @@ def make_spec(
     sampling_dropout=g.sampling_dropout,
     frequencies=() if frequencies is None else tuple(float(x) for x in frequencies),
     adversarial_weight=o.adversarial_weight,
+    contrast_weight=o.contrast_weight,
+    contrast_group=o.contrast_group,
   )
 
 

@@ -24,13 +24,13 @@ _ABOVE_0 = (
   "model.rope_theta model.local_rope_theta model.global_every model.window "
   "generator.width_multiplier generator.depth_multiplier data.seq_length "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
-  "train.accumulation eval.batch_size eval.max_examples eval.max_pairs "
+  "train.accumulation eval.batch_size eval.max_examples eval.max_pairs objective.contrast_group "
   "checkpoint.every_steps checkpoint.keep "
   "log.every_steps hosts.timeout_secs hosts.slow_ratio profile.signal_steps"
 ).split()
 _FROM_0 = (
   "seed objective.mlm_weight objective.discriminator_weight objective.adversarial_weight "
-  "objective.replace_mlm_weight "
+  "objective.replace_mlm_weight objective.contrast_weight "
   "optimizer.warmup_steps optimizer.decay_steps optimizer.decay_power optimizer.weight_decay "
   "eval.every_steps checkpoint.keep_every_steps health.max_rollbacks"
 ).split()
@@ -137,6 +137,10 @@ def check_combination(config: ConfigDict) -> None:
   sampling = (
     o.temperature != 1 or o.temperature_schedule or o.disallow_correct or not g.sampling_dropout
   )
+  others = {name for d in objectives.OBJECTIVES.values() for name in d.own_fields}
+  others -= set(objective.own_fields)
+  changed = (k for k in o if o[k] != base.objective[k])
+  unread = [f"objective.{k}" for k in changed if k.removesuffix("_schedule") in others]
   accepted = [kind for kind in kinds if objective.accepts(kinds[kind])]
   for wrong, reason in (
     (
@@ -145,6 +149,7 @@ def check_combination(config: ConfigDict) -> None:
       f"objective {o.name} has no generator and one loss: do not change generator.kind, the"
       " sampling fields or discriminator_weight_schedule",
     ),
+    (unread, f"objective {o.name} does not read {', '.join(unread)}: leave it as it is"),
     (
       g.kind not in accepted,
       f"objective {o.name} needs a generator of kind {' or '.join(accepted)}, got {g.kind}",

@@ -27,7 +27,7 @@ class PretrainSpec:
   mlm_weight: float = 1.0  # of the generator's loss, or of the masked LM's without a generator
   # of the discriminator's loss, a `Schedule` or a number
   discriminator_weight: Schedule = Schedule(50.0)
-  # of the main network's masked-LM loss beside detection, a `Schedule` or a number
+  # of the discriminator's loss on words beside detection, a `Schedule` or a number
   replace_mlm_weight: Schedule = Schedule(1.0)
   objective: str = "electra"  # a key of `objectives.OBJECTIVES`
   generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
@@ -35,6 +35,8 @@ class PretrainSpec:
   sampling_dropout: bool = True  # whether the generator samples with dropout
   frequencies: tuple[float, ...] = ()  # V token frequencies of the training text, if known
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
+  contrast_weight: float = 1.0  # of the contrast of sequences
+  contrast_group: int = 8  # consecutive sequences that are contrasted with each other
 
   def __post_init__(self):
     for name in ("discriminator_weight", "replace_mlm_weight"):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import masking, networks, scoring
+from electra_jax.core import contrast, masking, networks, scoring
 from electra_jax.core.batch import Batch
 from electra_jax.core.generators import (
   GENERATORS,
@@ -38,6 +38,9 @@ class ObjectiveDef:
   generator_heads: tuple[str, ...] = ()  # the generator's heads beside its vocabulary layer
   # the discriminator's vocabulary layer covers all tokens, not just the masked
   predicts_all: bool = False
+  second_pass: bool = False  # the discriminator also encodes another view of each sequence
+  # fields of config.objective that not all objectives read; with NAME also NAME_schedule
+  own_fields: tuple[str, ...] = ()
   # its loss uses the sampling probabilities, so settings must not distort them
   exact_sampling: bool = False
   # a function of `scoring`, or None if the networks give no likelihood
@@ -201,6 +204,71 @@ def electra_mlm(spec: PretrainSpec) -> Objective:
   return objective
 
 
+def _corrective_terms(spec, params, batch, keys, step) -> tuple[dict[str, Term], jax.Array]:
+  """Returns the terms of `metro` and the discriminator's states [B, L, D]."""
+  c = corrupt(spec, params, batch, keys, step)
+  states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
+  scores = networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
+  weight = spec.discriminator_weight.at(step)
+  detection = detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, weight)
+  nll, hit = networks.nll(_at_masked(spec, params, states, c.masked), c.masked.labels)
+  original = -jax.lax.stop_gradient(jnp.take_along_axis(scores, c.masked.positions, axis=1))
+  loss = copy_nll(original, nll, c.sampled == c.masked.labels)
+  weight = spec.replace_mlm_weight.at(step)
+  return c.terms | detection | token_terms(
+    "corrective", loss, hit, c.masked.weights, weight
+  ), states
+
+
+def metro(spec: PretrainSpec) -> Objective:
+  """ELECTRA whose discriminator also corrects the masked tokens (METRO, Bajaj et al. 2022).
+
+  The loss is the generator's + discriminator_weight x detection + replace_mlm_weight x corrective
+  language modelling: -log(d 1[sample = original] + (1 - d) p(original)) at masked positions, with d
+  the discriminator's probability of "original", stopped (Meng et al. 2021, Section 3.2).
+  """
+
+  def objective(params, batch, keys, step):
+    keys = split_streams(keys, training=step is not None)
+    return _corrective_terms(spec, params, batch, keys, step)[0]
+
+  return objective
+
+
+def coco_lm(spec: PretrainSpec) -> Objective:
+  """`metro` + contrast_weight x contrast of the sequence with a crop of it (Meng et al. 2021).
+
+  Differs from the paper: a sequence's negatives are its `contrast_group` of consecutive rows, not
+  all of a device, so that the loss does not depend on the number of devices or microbatches; and
+  detection has ELECTRA's head of two layers, which exports, not one.
+
+  Raises:
+    ValueError: rows hold several documents, or the groups do not divide a device's rows.
+  """
+
+  def objective(params, batch, keys, step):
+    rows, group = len(batch.ids), spec.contrast_group
+    if batch.document_ids is not None:
+      raise ValueError(f"objective {spec.objective} needs data.examples=segments: one text a row")
+    if rows % group:
+      raise ValueError(
+        f"objective.contrast_group={group} does not divide the {rows} sequences of a device in a"
+        " (micro)batch: change it, or train.batch_size, train.accumulation or eval.batch_size"
+      )
+    keys = split_streams(keys, training=step is not None)
+    terms, states = _corrective_terms(spec, params, batch, keys, step)
+    again = jax.vmap(lambda key: jax.random.fold_in(key, 1))
+    cropped, dropout = contrast.crop(batch, again(keys.samples)), keys.discriminator_dropout
+    dropout = None if dropout is None else again(dropout)
+    view = networks.main_states(spec, params, cropped.ids, cropped, dropout)
+    present = batch.padding_mask.any(-1)
+    return terms | contrast.contrast_terms(
+      states[:, 0], view[:, 0], present, group, spec.contrast_weight
+    )
+
+  return objective
+
+
 def copy_nll(gate: jax.Array, nll: jax.Array, same: jax.Array) -> jax.Array:
   """Returns -log(D 1[same] + (1 - D) p) in log-space, D = sigmoid(gate) and p = exp(-nll).
 
@@ -310,10 +378,24 @@ def _log_q(c, batch: Batch) -> jax.Array:
   return jnp.where(changed, 0.0, -c.output.nll).at[rows, c.masked.positions].add(at_masked)
 
 
+_WITH_WORDS = ObjectiveDef(
+  electra_mlm,
+  heads=("rtd_head", "mlm_head"),
+  own_fields=("replace_mlm_weight",),
+  log_p=scoring.implied,
+)
+
 OBJECTIVES: dict[str, ObjectiveDef] = {
   "electra": ObjectiveDef(electra, log_p=scoring.implied),
   "electra_15": ObjectiveDef(electra_15, log_p=scoring.original),
-  "electra_mlm": ObjectiveDef(electra_mlm, heads=("rtd_head", "mlm_head"), log_p=scoring.implied),
+  "electra_mlm": _WITH_WORDS,
+  "metro": dataclasses.replace(_WITH_WORDS, make=metro),
+  "coco_lm": dataclasses.replace(
+    _WITH_WORDS,
+    make=coco_lm,
+    second_pass=True,
+    own_fields=("replace_mlm_weight", "contrast_weight", "contrast_group"),
+  ),
   "replace_mlm": ObjectiveDef(replace_mlm, heads=("mlm_head",)),
   "all_tokens_mlm": ObjectiveDef(
     all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True
@@ -323,6 +405,7 @@ OBJECTIVES: dict[str, ObjectiveDef] = {
     adversarial,
     accepts=lambda generator: generator.trained,
     generator_heads=("baseline_head",),
+    own_fields=("adversarial_weight",),
     exact_sampling=True,
     log_p=scoring.implied,
   ),

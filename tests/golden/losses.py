@@ -64,9 +64,10 @@ CASES = {
     name: (f"{name}.py:small", {})
     for name in (
       "electra", "electra_15", "electra_tt", "all_tokens_mlm", "replace_mlm", "electric",
-      "adversarial", "bert", "electra_mlm",
+      "adversarial", "bert", "electra_mlm", "metro",
     )
   },
+  "coco_lm": ("coco_lm.py:small", {"objective.contrast_group": 2}),
   "bert_small": ("bert_small.py", {}),
   "stage1": ("two_stage.py:stage1,small", {}),
   "uniform": ("small.py", {"generator.kind": "uniform"}),

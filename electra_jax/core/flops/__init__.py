@@ -74,6 +74,8 @@ def main_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
   """Returns the discriminator's FLOPs for one sequence in a training step, by part."""
   cfg, definition = spec.discriminator, OBJECTIVES[spec.objective]
   parts = {"discriminator": 3 * encoder_flops(cfg, length)}
+  if definition.second_pass:
+    parts["second pass"] = parts["discriminator"]
   for name in definition.heads:
     at_masked = HEADS[name].predicts_words and not definition.predicts_all
     positions = spec.masking.num_masked(length, True) if at_masked else length

@@ -169,4 +169,6 @@ def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:
   if any(HEADS[name].predicts_words for name in definition.heads):
     output = "all" if definition.predicts_all else "masked"
   parts["discriminator"] = 2 * forward_flops(_network(spec.discriminator, length, output))
+  if definition.second_pass:
+    parts["second pass"] = 2 * forward_flops(_network(spec.discriminator, length, "none"))
   return parts

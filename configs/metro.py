@@ -1,0 +1,19 @@
+"""METRO (Bajaj et al. 2022): detection, and correction of the replaced tokens, in one pass.
+
+Command:  python -m electra_jax.train --config=configs/metro.py:small --workdir=DIR
+          --config.data.dir=SHARDS
+Hardware: as the size that is named after the colon.
+Expected: not measured here yet. The paper's networks are deeper and trained on more text than
+          ELECTRA's: their scores do not compare with the table in README.
+"""
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import load
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
+  c = load(f"{arg or 'base'}.py")
+  c.objective.name = "metro"
+  return c
