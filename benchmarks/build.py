@@ -23,7 +23,7 @@ import machine
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.data import python_docs, sources, tokenizer
+from electra_jax.data import python_docs, sources, tokenizer, vocabulary
 
 FLOOR = 4.0  # MB/s of raw text on two cores
 POLL_SECS = 0.05
@@ -111,7 +111,7 @@ def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dic
     lines = (line for piece in pieces for line in piece.text.split("\n"))
     start = time.perf_counter()
     vocab = str(folder / "vocab.txt")
-    tokenizer.train("wordpiece", lines, size=30_522, path=Path(vocab))
+    vocabulary.train("wordpiece", lines, size=30_522, path=Path(vocab))
     extra["vocabulary_secs"] = round(time.perf_counter() - start, 1)
   return source, vocab, extra
 

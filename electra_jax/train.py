@@ -29,7 +29,16 @@ from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
-from electra_jax.runtime import curves, metrics, parallel, processes, terminal, tracing, version
+from electra_jax.runtime import (
+  curves,
+  memory,
+  metrics,
+  parallel,
+  processes,
+  terminal,
+  tracing,
+  version,
+)
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
@@ -79,6 +88,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
         to_global=run.fns.sharding.to_global,
       )
     stack.enter_context(checkpoints)
+    processes.run_on_all(lambda: check_state_memory(run))
     with goodput.doing("restore"), processes.abort_if_peer_lost():
       state, meta = make_state(run, checkpoints, console)
     display = terminal.Display(int(state.step), config.train.steps, console)
@@ -118,11 +128,7 @@ def train_with_rollback(
         return loop(run, state, meta, skipped, log, monitors)
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
-          o = run.config.optimizer
-          raise metrics.NotFiniteError(
-            f"{error}; try a lower optimizer.learning_rate (now {o.learning_rate:g}) or more"
-            f" optimizer.warmup_steps (now {o.warmup_steps:,})"
-          ) from None
+          raise metrics.NotFiniteError(f"{error}; {remedy(run.config.optimizer)}") from None
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
         log.warn([f"{error}: rolling back to skip batch {skipped[-1]:,} ({which})"])
@@ -130,6 +136,13 @@ def train_with_rollback(
     with monitors.goodput.doing("restore"):
       monitors.checkpoints.wait()
       state, meta = make_state(run, monitors.checkpoints, display.console)
+
+
+def remedy(o: ConfigDict) -> str:
+  """Returns what to change in config.optimizer after a number that is not finite."""
+  rates = {k: o[k] for k in ("learning_rate", "generator_learning_rate") if o[k]}
+  listed = " or ".join(f"optimizer.{name} (now {rate:g})" for name, rate in rates.items())
+  return f"try a lower {listed}, or more optimizer.warmup_steps (now {o.warmup_steps:,})"
 
 
 # The start.
@@ -204,15 +217,16 @@ def newest(checkpoints: Checkpoints) -> int | None:
   return latest
 
 
+def check_state_memory(run: Run) -> None:
+  """Raises ValueError if the weights and the optimizer's moments do not fit into free memory."""
+  remedy = "lower the networks' size, or set optimizer.sharded=True on more devices"
+  memory.refuse("the state", run.fns.sharding.bytes_per_device(), remedy)
+
+
 def make_state(run: Run, checkpoints: Checkpoints, console: Console):
   """Returns the initial or restored state and the metadata saved with it (None at step 0)."""
   sharding, fallback = run.fns.sharding, run.config.checkpoint.fallback
   while (latest := newest(checkpoints)) is not None:
-    if latest > (steps := run.config.train.steps):
-      raise ValueError(
-        f"{run.workdir} is at step {latest:,}, beyond config.train.steps={steps:,}: raise it, or"
-        " use another --workdir"
-      )
     started = time.perf_counter()
     try:
       state, meta = checkpoints.restore(latest, sharding.shapes(), processes.run_on_all)
@@ -229,7 +243,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
       console.print(f"warning: {found}; moved to {place}", style="bold")
       continue
     took = time.perf_counter() - started
-    what = "already at" if latest == steps else "resuming from"
+    what = "already at" if latest == run.config.train.steps else "resuming from"
     console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
   tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)

@@ -14,13 +14,14 @@ for argument in "$@"; do
   case $argument in --workdir=*) workdir=${argument#*=} ;; esac
 done
 : "${workdir:?give --workdir=DIR}"
-has_gpu() { JAX_PLATFORMS=cuda,rocm .venv/bin/python -c 'import jax; jax.devices()' > /dev/null 2>&1; }
+see_gpu='import jax; assert jax.default_backend() == "gpu", jax.devices()'
+has_gpu() { .venv/bin/python -c "$see_gpu" > /dev/null 2>&1; }
 if [ ! -x .venv/bin/python ]; then run python3 -m venv .venv; fi
 if [ "$dry" ] || ! has_gpu; then  # also in a .venv that `make` has made, for CPUs
   run .venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[data,gpu]'
 fi
 if [ ! "$dry" ] && ! has_gpu; then
-  echo "error: JAX sees no GPU: JAX_PLATFORMS=cuda .venv/bin/python -c 'import jax; jax.devices()'" >&2
+  echo "error: JAX sees no GPU: .venv/bin/python -c '$see_gpu'" >&2
   exit 1
 fi
 # Again after an abort, a memory fault or the kernel's kill for memory; not when it was told to stop.

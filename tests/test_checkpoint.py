@@ -326,7 +326,7 @@ def test_parameters_that_do_not_fit_are_listed_by_name(tmp_path):
     "params/embeddings/word is (500, 64), the model's is (500, 32)",
   ):
     assert part in str(error.value)
-  with pytest.raises(CheckpointError, match="init_from: .* holds no checkpoint"):
+  with pytest.raises(CheckpointError, match="checkpoints holds no checkpoint"):
     restore_from(tmp_path / "nowhere", {"params": other})
 
 

@@ -19,7 +19,7 @@ from tf1_files import same_embeddings, save_tf1
 
 from electra_jax import export
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data import tokenizer
+from electra_jax.data import tokenizer, vocabulary
 from electra_jax.finetune import model
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network
@@ -287,7 +287,7 @@ def test_a_vocabulary_that_was_saved_again_is_the_same(words45, tmp_path):
   text = [f"the cat number {i} sat on mat {i * 7} and ate fish" for i in range(300)]
   for kind in ("unigram", "bpe"):
     (tmp_path / kind).mkdir()
-    pieces = tokenizer.train(kind, text, size=50, path=tmp_path / kind / "spm.model")
+    pieces = vocabulary.train(kind, text, size=50, path=tmp_path / kind / "spm.model")
     assert difference(pieces, saved_again(tmp_path / f"{kind} again", pieces)) is None
 
 
@@ -316,7 +316,7 @@ def test_a_vocabulary_with_other_rules_or_entries_is_another(words45, tmp_path):
   )
   short = changed(tmp_path / "3", words45, "model", max_input_chars_per_word=7)
   assert difference(words45, short) == "model.max_input_chars_per_word is 100, not 7"
-  unigram = tokenizer.train("unigram", ["a b"] * 300, size=9, path=tmp_path / "spm.model")
+  unigram = vocabulary.train("unigram", ["a b"] * 300, size=9, path=tmp_path / "spm.model")
   assert difference(unigram, words45) == "a Unigram model, not WordPiece"
 
 

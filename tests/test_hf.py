@@ -18,7 +18,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import pretrain_batches, tokenizer
+from electra_jax.data import pretrain_batches, tokenizer, vocabulary
 from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.sources import Network
@@ -197,7 +197,7 @@ def test_an_export_keeps_its_vocabularys_rule_for_accents(tmp_path, lowercase, s
 
   texts = ["अच्छा है।", "Tiếng Việt", "今天很好。", "CAFÉ cafe\u0301"]
   path = tmp_path / "vocab.txt"
-  tokenizer.train("wordpiece", texts, size=200, path=path, lowercase=False)
+  vocabulary.train("wordpiece", texts, size=200, path=path, lowercase=False)
   own = tokenizer.load(path, lowercase, strip_accents)
   cfg = dataclasses.replace(SIZES["projected"], vocab_size=own.vocab.size)
   source = sources.Source({"discriminator": Network(cfg, random_network(cfg, None), None)}, own, {})

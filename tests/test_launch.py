@@ -55,18 +55,35 @@ def test_scripts_are_clean_for_bash_and_shellcheck(name):
 
 
 def test_a_slurm_job_is_one_srun_that_queues_itself_again(launch):
-  assert dry_run(launch / "slurm.sbatch", *ARGS) == [
-    ["srun", "--kill-on-bad-exit=1", ".venv/bin/python", "-m", "electra_jax.train", *ARGS],
+  args = [*ARGS, "--workdir=run"]
+  assert dry_run(launch / "slurm.sbatch", *args) == [
+    ["srun", "--kill-on-bad-exit=1", ".venv/bin/python", "-m", "electra_jax.train", *args],
     ["scontrol", "requeue", "JOB"],
   ]
+  done = call(launch / "slurm.sbatch", *ARGS, "--workdir", "run")  # else it could not count starts
+  assert done.returncode != 0 and "give --workdir=DIR" in done.stderr
 
 
-@pytest.mark.parametrize("gpus, visible", [("1", "0"), ("h100:8", "0,1,2,3,4,5,6,7"), ("", "")])
+@pytest.mark.parametrize(
+  "gpus, visible", [("1", "0 cuda"), ("h100:8", "0,1,2,3,4,5,6,7 cuda"), ("", " ")]
+)
 def test_a_slurm_task_takes_the_gpus_and_cores_that_slurm_gives_it(launch, tmp_path, gpus, visible):
-  write_program(tmp_path / "bin" / "srun", 'echo "${JAX_LOCAL_DEVICE_IDS-} $SRUN_CPUS_PER_TASK"')
+  shown = "${JAX_LOCAL_DEVICE_IDS-} ${JAX_PLATFORMS-} $SRUN_CPUS_PER_TASK"
+  write_program(tmp_path / "bin" / "srun", f'echo "{shown}"')
   path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-  given = {"SLURM_GPUS_PER_TASK": gpus, "SLURM_CPUS_PER_TASK": "8"}
-  assert call(launch / "slurm.sbatch", *ARGS, PATH=path, **given).stdout == f"{visible} 8\n"
+  given = {"SLURM_GPUS_PER_TASK": gpus, "SLURM_CPUS_PER_TASK": "8", "JAX_PLATFORMS": ""}
+  args = [*ARGS, "--workdir=run"]
+  assert call(launch / "slurm.sbatch", *args, PATH=path, **given).stdout == f"{visible} 8\n"
+
+
+def test_a_program_that_must_not_run_on_the_cpu_says_that_jax_finds_no_other_device(tmp_path):
+  args = ["--config=configs/quickstart.py", f"--workdir={tmp_path}", "--config.data.dir=nowhere"]
+  done = subprocess.run(
+    [sys.executable, "-m", "electra_jax.train", *args],
+    capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "abacus"},
+  )  # fmt: skip
+  assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+  assert "error: JAX finds no device for JAX_PLATFORMS=abacus" in done.stderr
 
 
 @pytest.mark.parametrize("code", [0, 1, 134, 137, 138, 143])

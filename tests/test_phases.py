@@ -106,7 +106,7 @@ def test_a_phase_that_cannot_continue_a_run_is_refused(straight, tiny_config, tm
   config = decaying(tiny_config)
   config.init_from, config.init_step, config.init_optimizer = str(straight), 8, True
   config.optimizer.name = "muon"
-  with pytest.raises(CheckpointError, match=r"init_from: the checkpoint .*8.* does not fit"):
+  with pytest.raises(CheckpointError, match=r"^the checkpoint .*8.* does not fit"):
     train.train(config, tmp_path / "d")
   other = tmp_path / "other"
   shutil.copytree(straight, other)
@@ -129,7 +129,7 @@ def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_pa
   assert ours[1]["learning_rate"] == theirs[1]["learning_rate"]  # the optimizer starts anew
   assert saved(tmp_path / "new") != saved(straight)
   config.model.ffn_size = 64
-  with pytest.raises(ValueError, match=r"init_from: .*ffn_in/kernel is \(2, 16, 32\), the model's"):
+  with pytest.raises(ValueError, match=r".*ffn_in/kernel is \(2, 16, 32\), the model's"):
     train.train(config, tmp_path / "other")
 
 

@@ -28,6 +28,8 @@ def test_task_info_survives_json():
   [
     ("tagging", "He left", "x expects sequences of words: 'He left'"),
     ("tagging", ["He left"], "x expects sequences of words: 'He left'"),
+    ("tagging", iter(["He left"]), "x expects sequences of words: 'He left'"),
+    ("tagging", 5, "a sequence of items is needed, got 5"),
     ("qa", "who?", r"x expects pairs of a question and a context: 'who\?'"),
     ("qa", ("who?", "He left."), r"x expects pairs of a question and a context: 'who\?'"),
   ],

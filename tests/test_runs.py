@@ -70,10 +70,17 @@ def test_a_damaged_line_is_named_and_those_after_it_are_kept(run, tiny_config, c
   path, before = run / "metrics.jsonl", lines(run)
   texts = path.read_text().splitlines()
   texts[2] = texts[2][:40]
-  path.write_text("\n".join([*texts, '{"step": 13, "spl']))
+  others = [
+    '{"step": "5", "split": "train"}',
+    '{"step": 6}',
+    '{"step": 7, "split": "train", "x": "y"}',
+  ]
+  path.write_text("\n".join([*texts, *others, '{"step": 13, "spl']))
   train.train(tiny_config, run)
   assert lines(run) == before[:2] + before[3:]
-  assert f"{path}: dropped damaged lines: 3\n" in capsys.readouterr().out
+  n = len(texts)
+  dropped = f"{path}: dropped damaged lines: 3, {n + 1}, {n + 2}, {n + 3}, {n + 4}\n"
+  assert dropped in capsys.readouterr().out
 
 
 def test_a_history_without_its_checkpoints_is_refused_and_left_as_it_is(run, tiny_config):
@@ -126,6 +133,7 @@ def test_a_step_that_needs_more_memory_than_is_free_is_refused_with_both_numbers
   tiny_config, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(memory, "available", lambda: 1000)
+  monkeypatch.setattr(train, "check_state_memory", lambda run: None)
   with pytest.raises(
     ValueError, match=r"training step needs 0.\d\d GB of memory, 0.00 GB are free: raise train.acc"
   ):
@@ -153,6 +161,25 @@ def test_memory_is_no_more_than_a_container_may_take(tmp_path, monkeypatch):
   assert memory.available() == 4000 * 1024
   (tmp_path / "memory.max").write_text("3000\n")
   assert memory.available() == 2000
+  # What the kernel keeps of files is given back when a program needs it.
+  (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 700\n")
+  assert memory.available() == 2700
+  # The limit of a job's own group, as SLURM sets it, or of one above it.
+  job = tmp_path / "slurm" / "job_7"
+  job.mkdir(parents=True)
+  (tmp_path / "own").write_text("0::/slurm/job_7/step_0\n")
+  monkeypatch.setattr(memory, "OWN_GROUPS", tmp_path / "own")
+  (job / "memory.max").write_text("900\n")
+  (job / "memory.current").write_text("100\n")
+  assert memory.available() == 800
+
+
+def test_a_state_that_does_not_fit_is_refused_before_it_is_made(tiny_config, tmp_path, monkeypatch):
+  monkeypatch.setattr(memory, "available", lambda: 1000)
+  with pytest.raises(
+    ValueError, match=r"the state needs 0.\d\d GB of memory, 0.00 GB are free: low"
+  ):
+    train.train(tiny_config, tmp_path)
 
 
 def test_a_warm_up_longer_than_the_run_is_a_warning_with_both_numbers(
@@ -179,13 +206,21 @@ def test_two_configurations_are_refused_by_name():
     cli._resolve_argv(argv)
 
 
+def test_both_learning_rates_are_named_where_there_are_two():
+  o = files.load("quickstart.py").optimizer
+  both = f"optimizer.learning_rate (now {o.learning_rate:g}) or optimizer.generator_learning_rate"
+  assert both in train.remedy(o)
+
+
 def test_a_changed_shape_is_refused_without_the_hint_to_resume_anyway():
-  def refuse(**changed):
+  def refuse(allowed="", **changed):
     fields = compare.upgrade({"model.num_layers": 2, "train.steps": 5})
-    compare.refuse_other_run(fields, fields | changed, "", "run")
+    compare.refuse_other_run(fields, fields | changed, allowed, "run")
 
   with pytest.raises(ValueError, match=r"was 2, is 4; use another --workdir$"):
     refuse(**{"model.num_layers": 4})
+  with pytest.raises(ValueError, match=r"was 2, is 4; use another --workdir$"):
+    refuse("model,train", **{"model.num_layers": 4})  # it could not be resumed
   with pytest.raises(ValueError, match=r"resume anyway with --config.allow_config_change=train.st"):
     refuse(**{"train.steps": 6})
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_tokenizer import LINES
 
-from electra_jax.data import tokenizer
+from electra_jax.data import tokenizer, vocabulary
 from electra_jax.interop import huggingface, sentencepiece_model, sources
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,7 +33,7 @@ def some_text() -> list[str]:
 @pytest.fixture(params=[(kind, low) for kind in ("unigram", "bpe") for low in (True, False)])
 def sentencepieces(request, tmp_path):
   kind, low = request.param
-  return tokenizer.train(kind, some_text(), size=90, path=tmp_path / "spm.model", lowercase=low)
+  return vocabulary.train(kind, some_text(), size=90, path=tmp_path / "spm.model", lowercase=low)
 
 
 def test_sentencepiece_models_give_hugging_face_their_ids(sentencepieces, tmp_path):
@@ -65,7 +65,7 @@ def test_marks_of_other_scripts_are_exported(kind, size, tmp_path):
   from tokenizers import Tokenizer
 
   texts = [*LINES.values()]
-  own = tokenizer.train(kind, texts * 20, size=size, path=tmp_path / "spm.model")
+  own = vocabulary.train(kind, texts * 20, size=size, path=tmp_path / "spm.model")
   folder = tmp_path / "folder"
   folder.mkdir()
   assert huggingface.save_tokenizer(folder, own, 16)
@@ -140,7 +140,7 @@ def test_other_sentencepiece_models_are_exact_or_copied(
 
 def test_a_sentencepiece_export_keeps_its_vocabulary(tmp_path):
   lines = [f"the cat number {i} sat on mat {i * 7} and ate fish" for i in range(300)]
-  trained = tokenizer.train("unigram", lines, size=50, path=tmp_path / "spm.model")
+  trained = vocabulary.train("unigram", lines, size=50, path=tmp_path / "spm.model")
   shutil.copytree(GOLDEN / "discriminator", tmp_path / "out" / "discriminator")
   assert huggingface.save_tokenizer(tmp_path / "out" / "discriminator", trained, 10)
   assert (tmp_path / "out" / "discriminator" / "tokenizer.json").is_file()

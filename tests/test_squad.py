@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import LETTERS, PIECES
 
-from electra_jax.data import tokenizer
+from electra_jax.data import tokenizer, vocabulary
 from electra_jax.finetune import squad
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.squad_files import Question, Questions, normalize
@@ -32,7 +32,7 @@ def tokenizers_of_all_kinds(words, tmp_path_factory):
   text = [text for text in TEXTS[:6] for _ in range(20)] + ["some other words to split"] * 20
   made = {"uncased": words, "cased": tokenizer.load(words.path, lowercase=False)}
   for kind in ("unigram", "bpe"):
-    made[kind] = tokenizer.train(kind, text, size=64, path=folder / f"{kind}.model")
+    made[kind] = vocabulary.train(kind, text, size=64, path=folder / f"{kind}.model")
   engine = Tokenizer(models.BPE())
   engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, trim_offsets=False)
   special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from electra_jax.data import tokenizer
+from electra_jax.data import tokenizer, vocabulary
 from electra_jax.data.tokenizer import VocabError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -155,20 +155,20 @@ def test_a_missing_vocabulary_is_refused(tmp_path):
     tokenizer.load(tmp_path / "vocab.txt")
 
 
-@pytest.mark.parametrize("kind", tokenizer.KINDS)
+@pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_training_twice_gives_the_same_file(tmp_path, kind):
   paths = [tmp_path / f"{i}" / ("v.txt" if kind == "wordpiece" else "v.model") for i in range(2)]
   for path in paths:
     path.parent.mkdir()
-    tokenizer.train(kind, iter(TEXT), size=SIZES[kind], path=path)
+    vocabulary.train(kind, iter(TEXT), size=SIZES[kind], path=path)
   assert paths[0].read_bytes() == paths[1].read_bytes()
   assert list(paths[0].parent.iterdir()) == [paths[0]]
 
 
-@pytest.mark.parametrize("kind", tokenizer.KINDS)
+@pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_text_never_becomes_a_special_id_and_comes_back(tmp_path, kind):
   path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
-  own = tokenizer.train(kind, iter(TEXT), size=SIZES[kind], path=path)
+  own = vocabulary.train(kind, iter(TEXT), size=SIZES[kind], path=path)
   ids = own.encode_batch(["the cafe [MASK] <mask> </s> [SEP]"])[0]
   assert not set(ids) & set(own.vocab.special_ids)
   ids = own.encode_batch(["The running bees"])[0]
@@ -178,7 +178,7 @@ def test_text_never_becomes_a_special_id_and_comes_back(tmp_path, kind):
 
 
 def test_every_character_of_the_alphabet_is_known_after_training(tmp_path):
-  own = tokenizer.train("wordpiece", iter(TEXT), size=80, path=tmp_path / "v.txt")
+  own = vocabulary.train("wordpiece", iter(TEXT), size=80, path=tmp_path / "v.txt")
   known = ids_of(tmp_path / "v.txt")
   assert own.encode_batch(["hat"])[0] == bert("hat", known, True)
   assert own.vocab.unk not in own.encode_batch(TEXT[:1])[0]
@@ -189,7 +189,7 @@ def test_every_character_of_the_alphabet_is_known_after_training(tmp_path):
 )
 def test_a_vocabulary_that_cannot_be_trained_is_refused(tmp_path, kind, size):
   with pytest.raises(VocabError) as error:
-    tokenizer.train(kind, iter(TEXT), size=size, path=tmp_path / "v.model")
+    vocabulary.train(kind, iter(TEXT), size=size, path=tmp_path / "v.model")
   assert "\n" not in str(error.value)
   assert list(tmp_path.iterdir()) == []
 
@@ -239,11 +239,11 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("kind", tokenizer.KINDS)
+@pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_marks_survive_a_trained_vocabulary(tmp_path, kind):
   path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
   size = {"wordpiece": 300, "unigram": 83, "bpe": 115}[kind]
-  own = tokenizer.train(kind, [*LINES.values()] * 20, size=size, path=path)
+  own = vocabulary.train(kind, [*LINES.values()] * 20, size=size, path=path)
   for line, ids in zip(LINES.values(), own.encode_batch([*LINES.values()]), strict=True):
     assert own.vocab.unk not in ids
     expected = line if kind == "wordpiece" else unicodedata.normalize("NFKC", line)
@@ -254,7 +254,7 @@ def test_a_wordpiece_alphabet_covers_a_script_of_many_characters(tmp_path):
   rng = random.Random(0)
   chars = [chr(0x4E00 + i) for i in range(600)]
   lines = ["".join(rng.choices(chars, range(600, 0, -1), k=40)) for _ in range(2000)]
-  own = tokenizer.train("wordpiece", lines, size=2048, path=tmp_path / "v.txt")
+  own = vocabulary.train("wordpiece", lines, size=2048, path=tmp_path / "v.txt")
   ids = [i for line in own.encode_batch(lines) for i in line]
   assert ids.count(own.vocab.unk) < 0.0005 * len(ids)
 
@@ -266,7 +266,7 @@ def test_ids_are_hugging_faces_with_and_without_accents(tmp_path, lowercase, str
 
   texts = [*LINES.values(), *ODD_MARKS]
   path = tmp_path / "vocab.txt"
-  tokenizer.train("wordpiece", texts, size=400, path=path, lowercase=False)
+  vocabulary.train("wordpiece", texts, size=400, path=path, lowercase=False)
   theirs = BertWordPieceTokenizer(str(path), lowercase=lowercase, strip_accents=strip_accents)
   own = tokenizer.load(path, lowercase, strip_accents)
   for text in texts:
@@ -284,10 +284,10 @@ ODD_MARKS = [
 
 def test_accents_are_stripped_where_asked_and_where_sentencepiece_cannot_it_says_so(tmp_path):
   line = LINES["vietnamese"]
-  own = tokenizer.train("wordpiece", [line], size=90, path=tmp_path / "v.txt", strip_accents=True)
+  own = vocabulary.train("wordpiece", [line], size=90, path=tmp_path / "v.txt", strip_accents=True)
   assert own.decode(own.encode_batch(["Tiếng Việt"])[0]) == "tieng viet"
   with pytest.raises(VocabError, match="strip_accents=True is for wordpiece.*unigram"):
-    tokenizer.train("unigram", [line], size=90, path=tmp_path / "v.model", strip_accents=True)
+    vocabulary.train("unigram", [line], size=90, path=tmp_path / "v.model", strip_accents=True)
 
 
 @pytest.mark.parametrize("lowercase", [True, False, None])

@@ -202,7 +202,7 @@ def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
     metrics.NotFiniteError, match=r"^step 10: .*= (nan|inf); try a lower"
   ) as error:
     train.train(tiny_config, workdir)
-  assert "optimizer.learning_rate (now 0.01) or more optimizer.warmup_steps (now 3)" in str(
+  assert "optimizer.learning_rate (now 0.01), or more optimizer.warmup_steps (now 3)" in str(
     error.value
   )
   assert sorted(os.listdir(workdir / "checkpoints")) == ["4", "8", "9"]

@@ -127,9 +127,15 @@ def explain(error: BaseException) -> str | None:
       f"the device is out of memory: raise train.accumulation, or set model.remat ({error!s:.200})"
     )
   frames = traceback.extract_tb(error.__traceback__)
-  if not isinstance(error, ValueError | ArithmeticError) or not frames:
+  if not frames:
     return None
   raised_in = Path(frames[-1].filename).resolve()
+  if raised_in.name == "xla_bridge.py" and (asked := os.environ.get("JAX_PLATFORMS")):
+    return (
+      f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or install JAX for that device"
+    )
+  if not isinstance(error, ValueError | ArithmeticError):
+    return None
   ours = any(raised_in.is_relative_to(folder) for folder in (PACKAGE, *FOLDERS))
   return one_line(error) if ours or raised_in.name == "app.py" else None
 

@@ -133,6 +133,8 @@ def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
 def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Path) -> list[str]:
   """Raises ValueError if a defining field of a run has changed; returns the allowed changes.
 
+  A change of SHAPES cannot be allowed.
+
   Args:
     saved, current: flat configurations with DATA_HASHES.
     allowed: comma-separated fields, or groups of fields, that may differ.
@@ -143,7 +145,9 @@ def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Pa
     if name not in current and name not in groups:
       raise ValueError(f"allow_config_change: {unknown_field(name, [*current, *groups])}")
   found = differences(upgrade(saved), current)
-  refused = [f for f in found if not any(f == n or f.startswith(f"{n}.") for n in names)]
+  refused = [
+    f for f in found if f in SHAPES or not any(f == n or f.startswith(f"{n}.") for n in names)
+  ]
   if refused:
     listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused[:LISTED])
     if len(refused) > LISTED:

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from electra_jax import __version__
 from electra_jax.config import cli
-from electra_jax.data import chunks, examples, python_docs, shards, sources, tokenizer
+from electra_jax.data import chunks, examples, python_docs, shards, sources, tokenizer, vocabulary
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import SourceStats, TextChunk, TextSource
 from electra_jax.data.status import Status, say
@@ -108,7 +108,7 @@ def _finished(config: ConfigDict, folder: Path) -> dict:
     for name, value in wanted.items()
     if built.get(name) != value
   ]
-  if config.data.vocab not in tokenizer.KINDS and os.path.isfile(config.data.vocab):
+  if config.data.vocab not in vocabulary.KINDS and os.path.isfile(config.data.vocab):
     found = hashlib.sha256(Path(config.data.vocab).read_bytes()).hexdigest()
     if found != manifest["vocab"]["hash"]:
       differing.append(f"{config.data.vocab} has changed")
@@ -130,7 +130,7 @@ def _settings_of(manifest: dict, wanted: dict) -> dict:
     found = tokenizer.Vocab.from_json(manifest["vocab"]).strip_accents
     asked = wanted["strip_accents"]
     built["strip_accents"] = None if asked is None else found
-    if asked is None and found and built["vocab"] in tokenizer.KINDS:
+    if asked is None and found and built["vocab"] in vocabulary.KINDS:
       say("note: its vocabulary is of version 0.1 and strips accents; --overwrite to keep them")
   return built
 
@@ -155,10 +155,10 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
 def _build(config: ConfigDict, temporary: Path) -> dict:
   """Writes vocabulary and shards into `temporary`; returns the manifest."""
   data = config.data
-  if data.vocab not in tokenizer.KINDS and not Path(data.vocab).is_file():
+  if data.vocab not in vocabulary.KINDS and not Path(data.vocab).is_file():
     raise tokenizer.VocabError(
       f"config.data.vocab={data.vocab!r}: no such vocabulary file, nor one of"
-      f" {', '.join(tokenizer.KINDS)}"
+      f" {', '.join(vocabulary.KINDS)}"
     )
   workers = data.workers or _cores()
   reader = _Reader(config, temporary, workers)
@@ -312,10 +312,10 @@ class _Reader:
 def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokenizer.Vocab:
   """Writes the vocabulary file to `temporary`: a copy of the given file, or a newly trained one."""
   data = config.data
-  if data.vocab not in tokenizer.KINDS:
+  if data.vocab not in vocabulary.KINDS:
     if data.vocab.endswith(".txt"):
-      counts = collections.Counter(Path(data.vocab).read_bytes().rstrip(b"\n").split(b"\n"))
-      if twice := [piece.decode(errors="replace") for piece, n in counts.items() if n > 1]:
+      counts = collections.Counter(tokenizer.read_pieces(Path(data.vocab)))
+      if twice := [piece for piece, n in counts.items() if n > 1]:
         raise ValueError(f"{data.vocab} has {len(twice)} entries twice, the first is {twice[0]!r}")
     loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents)
     if data.strip_accents is not None and loaded.vocab.kind != "wordpiece":
@@ -337,7 +337,7 @@ def _vocabulary(config: ConfigDict, reader: _Reader, temporary: Path) -> tokeniz
     texts = sample(train_only, int(data.vocab_train_mb * 1e6))
   size = sum(len(text.encode()) for text in texts)
   say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
-  trained = tokenizer.train(
+  trained = vocabulary.train(
     data.vocab,
     (line for text in texts for line in text.split("\n")),
     size=data.vocab_size,

@@ -190,6 +190,14 @@ def read_manifest(folder: str | os.PathLike) -> dict:
       f"{path} has format version {manifest.get('version')}, this program reads {FORMAT_VERSION}: "
       "build the shards again"
     )
+  try:
+    splits = manifest["splits"].values()
+    parts = [part for split in splits for part in (split, *split["shards"])]
+    wrong = [part["examples"] for part in parts if type(part["examples"]) is not int]
+  except (KeyError, TypeError, AttributeError) as error:
+    raise DataError(f"{path} is damaged: {type(error).__name__} {error}") from None
+  if wrong:
+    raise DataError(f"{path} is damaged: {wrong[0]!r} is no number of examples")
   return manifest
 
 

@@ -10,7 +10,7 @@ Example:
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import jax
@@ -54,7 +54,7 @@ class Model:
     """Returns the head's predictions of each row; see `loop.make_predictor`."""
     return self._predict(self.weights, features)[0]
 
-  def __call__(self, items: Sequence) -> list[dict]:
+  def __call__(self, items: Iterable) -> list[dict]:
     """Returns the prediction for each item; a text alone is a list of one.
 
     - Text: a text or a pair -> {"label", "probability"} or {"score"}.
@@ -65,7 +65,9 @@ class Model:
     Raises:
       ValueError: an item does not have the form of the task.
     """
-    items = [items] if isinstance(items, str) else items
+    if not isinstance(items, Iterable):
+      raise ValueError(f"a sequence of items is needed, got {items!r:.80}")
+    items = [items] if isinstance(items, str) else list(items)
     return self.kind.answer(self, items) if items else []
 
   def predict_file(self, file: Path, out: Path, columns: Sequence[str] = ()) -> int:

@@ -132,7 +132,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
   copied columns, prediction and, of a class, probability.
   """
-  if taken := {"prediction", "probability"} & set(columns):
+  if taken := {"index", "prediction", "probability"} & set(columns):
     raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename that of {file}")
   examples, copied = glue_files.read_texts(_task(predictor.info), file, columns)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])

@@ -118,6 +118,8 @@ def _open(path: Path) -> Source:
     return _hugging_face(path)
   if not path.exists():
     raise ExchangeError(f"{path} does not exist")
+  if any(path.glob("pytorch_model*.bin*")):
+    raise ExchangeError(f"{path / 'config.json'} is missing beside pytorch_model.bin")
   raise ExchangeError(
     f"{path} is neither a run, an orbax export, a Hugging Face folder nor a TF1 checkpoint"
   )

@@ -200,7 +200,8 @@ def start_or_continue(run: Run) -> list[str]:
   Returns the allowed changes of fields.
 
   Raises:
-    ValueError: the workdir holds another run, or its checkpoints are missing.
+    ValueError: the workdir holds another run, or is beyond the last step, or its checkpoints are
+      missing; nothing was written.
   """
   allowed, saved = [], read_config(run.workdir)
   checkpoints, history = run.workdir / checkpoint.FOLDER, run.workdir / metrics.HISTORY_FILE
@@ -209,7 +210,13 @@ def start_or_continue(run: Run) -> list[str]:
       f"{checkpoints} is missing, but {history.name} has lines: restore the folder to resume, or"
       " start over in another --workdir"
     )
-  if saved is not None and checkpoint.steps_on_disk(checkpoints):
+  done, steps = checkpoint.steps_on_disk(checkpoints), run.config.train.steps
+  if done and done[-1] > steps:
+    raise ValueError(
+      f"{run.workdir} is at step {done[-1]:,}, beyond config.train.steps={steps:,}: raise it, or"
+      " use another --workdir"
+    )
+  if saved is not None and done:
     allowed = compare.refuse_other_run(
       compare.flatten(saved),
       compare.flatten(run.record),

@@ -251,21 +251,21 @@ def restore_from(
   folder = Path(workdir).resolve() / FOLDER
   steps = steps_on_disk(folder)
   if not steps:
-    raise CheckpointError(f"init_from: {folder} holds no checkpoint")
+    raise CheckpointError(f"{folder} holds no checkpoint")
   if step not in (None, *steps):
     raise CheckpointError(f"init_step: {folder} has the steps {steps}, not {step}")
   step = steps[-1] if step is None else step
-  return _restore(folder, step, shapes, run_on_all, "init_from: ")[0], step
+  return _restore(folder, step, shapes, run_on_all)[0], step
 
 
-def _restore(folder: Path, step: int, shapes, run_on_all: Callable, prefix: str = ""):
+def _restore(folder: Path, step: int, shapes, run_on_all: Callable):
   """Returns the arrays of a step that `shapes` names, checked, and its metadata."""
   fields = {name.partition("/")[0] for name in named(shapes)}
 
   def read() -> tuple[Any, dict[str, Any]]:
     meta = _read_meta(folder, step)
     arrays = {k: v for k, v in meta["arrays"].items() if k.partition("/")[0] in fields}
-    _refuse_other_arrays(arrays, shapes, f"{prefix}the checkpoint {folder / str(step)}")
+    _refuse_other_arrays(arrays, shapes, f"the checkpoint {folder / str(step)}")
     partial = len(arrays) < len(meta["arrays"])
     return _read_state(folder, step, shapes, partial_restore=partial), meta | {"arrays": arrays}
 
@@ -421,7 +421,7 @@ def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None
     if name in arrays and tuple(arrays[name]["shape"]) != x.shape:
       problems.append(f"{name} is {tuple(arrays[name]['shape'])}, the model's is {x.shape}")
   if problems:
-    listed = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" * (len(problems) > 8))
+    listed = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" * (len(problems) > 3))
     raise CheckpointError(f"{where} does not fit the model: {listed}")
 
 

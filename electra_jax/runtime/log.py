@@ -30,7 +30,7 @@ class History:
     if resumed_step is not None:
       kept = [line for line in found if line["step"] <= resumed_step]
       texts = path.read_bytes().splitlines() if path.exists() else []
-      if bad := [str(n) for n, text in enumerate(texts[:-1], 1) if parse_line(text) is None]:
+      if bad := [str(n) for n, text in enumerate(texts, 1) if parse_line(text) is None]:
         self.notes = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
     elif found:
       number = next(

@@ -1,12 +1,17 @@
 """Compares the memory that a compiled program needs with the memory there is."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, OWN_GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")  # versions 2 and 1
+LIMITS = (
+  ("memory.max", "memory.current", "inactive_file"),
+  ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
@@ -22,16 +27,24 @@ def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
   Raises:
     ValueError: with both numbers.
   """
-  stats, free = compiled.memory_analysis(), available()
-  if stats is None or free is None:
+  stats = compiled.memory_analysis()
+  if stats is None:
     return
-  needed = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+  refuse(
+    name,
+    stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes,
+    f"raise {remedy}",
+  )
+
+
+def refuse(name: str, needed: int, remedy: str) -> None:
+  """Raises ValueError if a device has less than `needed` bytes free, with both numbers."""
+  free = available()
   if jax.default_backend() == "cpu":
     needed *= jax.local_device_count()
-  if needed > free:
+  if free is not None and needed > free:
     raise ValueError(
-      f"{name} needs {needed / 1e9:,.2f} GB of memory, {free / 1e9:,.2f} GB are free: raise"
-      f" {remedy}"
+      f"{name} needs {needed / 1e9:,.2f} GB of memory, {free / 1e9:,.2f} GB are free: {remedy}"
     )
 
 
@@ -46,11 +59,24 @@ def available() -> int | None:
     free = 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))
   except (OSError, StopIteration):
     return None
-  for group in CGROUPS:
-    for limit, used in (
-      ("memory.max", "memory.current"),
-      ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+  for group in _groups():
+    for limit, used, reclaimable in LIMITS:
       with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-        free = min(free, int((group / limit).read_text()) - int((group / used).read_text()))
+        most = int((group / limit).read_text()) - int((group / used).read_text())
+        with contextlib.suppress(OSError, KeyError):
+          fields = dict(x.split() for x in (group / "memory.stat").read_text().splitlines())
+          most += int(fields[reclaimable])  # files that the kernel keeps while memory is free
+        free = min(free, most)
   return free
+
+
+def _groups() -> Iterator[Path]:
+  """Yields the folders of this process's control groups and of those above them."""
+  own = ""
+  with contextlib.suppress(OSError):
+    own = OWN_GROUPS.read_text()
+  for root in CGROUPS:
+    yield root
+    for line in own.splitlines():  # "0::/system.slice/slurmd", "5:memory:/slurm/job_7"
+      parts = Path(line.split(":", 2)[-1]).parts[1:]
+      yield from (root.joinpath(*parts[:n]) for n in range(1, len(parts) + 1))

@@ -149,15 +149,18 @@ def losses_first(values: dict) -> dict:
 
 
 def read_history(path: Path) -> list[dict]:
-  """Returns the lines of a file of JSON objects, without damaged ones."""
+  """Returns the lines of a run's metrics.jsonl, without damaged ones."""
   found = map(parse_line, path.read_bytes().splitlines() if path.exists() else ())
   return [line for line in found if line is not None]
 
 
 def parse_line(text: bytes) -> dict | None:
-  """Returns a JSON object, None if it is damaged."""
+  """Returns {"step", "split", name: number or None...}, None if the line is damaged."""
   try:
     line = json.loads(text)
-  except ValueError:
+    step, split = line["step"], line["split"]
+    numbers = [step, *(x for k, x in line.items() if k != "split" and x is not None)]
+  except (ValueError, TypeError, KeyError, AttributeError):
     return None
-  return line if isinstance(line, dict) else None
+  good = isinstance(step, int) and all(isinstance(x, int | float) for x in numbers)
+  return line if good and isinstance(split, str) else None

@@ -237,6 +237,11 @@ class StateSharding:
       self._specs,
     )
 
+  def bytes_per_device(self) -> int:
+    """Returns the bytes of the state on a device."""
+    own = jax.tree.leaves(self.shapes())
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in own)
+
   def step_shapes(self):
     """Returns the state's shapes between steps."""
     return jax.eval_shape(self._split, self._shapes)
