@@ -80,6 +80,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.mask_token_prob = 0.85  # of those, the fraction shown as [MASK]; the rest is shown as it is
   o.temperature = 1.0  # divides the generator's logits for sampling only
   o.disallow_correct = False  # never sample the original token (no gain in the paper)
+  o.unigram_share = 0.0  # of the samples, drawn by token frequency instead of by the generator
   o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
   o.discriminator_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
   o.replace_mlm_weight = 1.0  # of its loss on words (electra_mlm, metro, coco_lm)
@@ -90,6 +91,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # jump where two stand at one place: "0%=0.3,100%=0.15". Evaluations use the fields above.
   o.mask_prob_schedule = ""
   o.temperature_schedule = ""
+  o.unigram_share_schedule = ""  # "0=1,50%=0": easy replacements first
   # "1000=0,1000=50": the discriminator waits for the generator
   o.discriminator_weight_schedule = ""
   o.replace_mlm_weight_schedule = ""

@@ -276,6 +276,8 @@ def test_a_missing_extra_is_named():
     ({"objective.mask_prob_schedule": "0%"}, "objective.mask_prob_schedule: a schedule needs"),
     ({"objective.mask_prob_schedule": "0%=0.2,100%=1.5"}, "prob must be between 0 and 1, got 1.5"),
     ({"objective.temperature_schedule": "0=0"}, "temperature must be above 0, got 0"),
+    ({"objective.unigram_share_schedule": "0=2"}, "unigram_share must be from 0 to 1, got 2"),
+    ({"objective.contrast_weight": 2.0}, "does not read objective.contrast_weight: leave it"),
   ],
 )
 def test_combinations_that_mean_nothing_are_refused_with_the_reason(changes, reason):

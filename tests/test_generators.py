@@ -220,6 +220,44 @@ def test_samples_follow_the_schedule_of_the_temperature_and_replaced_is_a_share_
     assert float(share.count) == batch.padding_mask.sum()
 
 
+def test_a_share_of_the_samples_follows_the_frequencies_by_its_schedule():
+  counts = np.r_[np.zeros(5), np.arange(1, 56)]
+  falling = schedules.Schedule(0.25, schedules.parse("0=1,10=0", 10))
+  spec = dataclasses.replace(
+    SPEC, frequencies=tuple(counts), masking=dataclasses.replace(RATES, unigram_share=falling)
+  )
+  weights, batch = fresh(spec), make_batch(B=512, seed=3)
+  weights["generator"]["mlm_head"]["bias"] += 50.0 * (jnp.arange(60) == 7)  # it writes 7 alone
+
+  @jax.jit
+  def corrupt(step):
+    keys = generators.split_streams(keys_of(batch), training=False)
+    return generators.corrupt(spec, weights, batch, keys, step)
+
+  u = counts / counts.sum()
+  for step, share in ((0, 1.0), (5, 0.5), (10, 0.0)):
+    c = corrupt(jnp.int32(step))
+    real = np.asarray(c.masked.weights) > 0
+    found = np.bincount(np.asarray(c.sampled)[real], minlength=60) / real.sum()
+    expected = share * u + (1 - share) * (np.arange(60) == 7)
+    # Of about 1,600 draws; four standard deviations.
+    assert (np.abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / real.sum())).all()
+    entropy = -(expected * np.log(np.maximum(expected, 1e-30))).sum()
+    term = c.terms["sample_entropy"]
+    assert float(term.total / term.count) == pytest.approx(entropy, abs=0.15)
+
+
+def test_a_share_by_frequency_never_writes_the_original_where_that_is_disallowed():
+  rates = dataclasses.replace(RATES, unigram_share=1.0, disallow_correct=True)
+  counts = np.where(np.arange(60) == 9, 1e6, 1.0)  # nearly always 9
+  spec = dataclasses.replace(SPEC, frequencies=tuple(counts), masking=rates)
+  batch = make_batch(B=64)
+  batch = batch._replace(ids=np.where(batch.ids >= 5, 9, batch.ids))
+  keys = generators.split_streams(keys_of(batch), training=False)
+  c = jax.jit(lambda w: generators.corrupt(spec, w, batch, keys, None))(fresh(spec))
+  assert not np.asarray(c.sampled == 9)[np.asarray(c.masked.weights) > 0].any()
+
+
 # Detection of fixed noise, in evaluations.
 
 

@@ -79,6 +79,9 @@ def test_electra_15s_discriminator_is_the_likelihood_itself():
   expected = np.log(1 / (1 + np.exp(detector(spec, weights, batch))))
   expected = np.where(maskable(batch), expected, 0)
   np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
+  spec, weights = make("electra", masking=dataclasses.replace(RATES, unigram_share=0.1))
+  with pytest.raises(ValueError, match="unigram_share 0"):
+    objectives.token_scores(spec, weights, make_batch(), None)
   spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=2.0))
   with pytest.raises(ValueError, match="scoring needs temperature 1"):
     objectives.token_scores(spec, weights, batch, None)

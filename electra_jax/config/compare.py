@@ -49,6 +49,8 @@ ADDED: dict[str, Any] = {
   "init_optimizer": False,
   "objective.replace_mlm_weight": 1.0,
   "objective.replace_mlm_weight_schedule": "",
+  "objective.unigram_share": 0.0,
+  "objective.unigram_share_schedule": "",
   "objective.contrast_weight": 1.0,
   "objective.contrast_group": 8,
   "eval.pairs": None,

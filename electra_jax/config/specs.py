@@ -55,6 +55,7 @@ def make_spec(
     mask_id=vocab.mask,
     special_ids=tuple(vocab.special_ids),
     disallow_correct=o.disallow_correct,
+    unigram_share=make_schedule(config, "unigram_share_schedule"),
   )
   return PretrainSpec(
     _generator(config, discriminator, frozen),

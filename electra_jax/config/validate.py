@@ -135,7 +135,11 @@ def check_combination(config: ConfigDict) -> None:
   generator, kinds = generators.GENERATORS[g.kind], generators.GENERATORS
   weightless = not has_generator_weights(config)
   sampling = (
-    o.temperature != 1 or o.temperature_schedule or o.disallow_correct or not g.sampling_dropout
+    (o.temperature, o.unigram_share) != (1, 0)
+    or o.temperature_schedule
+    or o.unigram_share_schedule
+    or o.disallow_correct
+    or not g.sampling_dropout
   )
   others = {name for d in objectives.OBJECTIVES.values() for name in d.own_fields}
   others -= set(objective.own_fields)
@@ -180,8 +184,8 @@ def check_combination(config: ConfigDict) -> None:
     ),
     (
       objective.exact_sampling and sampling,
-      f"objective {o.name} needs the exact probabilities of its samples: keep temperature"
-      " at 1 without a schedule, disallow_correct off and sampling_dropout on",
+      f"objective {o.name} needs the exact probabilities of its samples: keep temperature at 1 and"
+      " unigram_share at 0 without schedules, disallow_correct off and sampling_dropout on",
     ),
     (
       not generator.trained and not g.sampling_dropout,

@@ -297,6 +297,8 @@ def corrupt(
   if m.disallow_correct:
     logits = masking.disallow(logits, masked.labels)
   sampled, surprise = masking.sample(logits, m.temperature.at(step), keys.samples)
+  if any(m.unigram_share.values):
+    sampled, surprise = _mix_unigrams(spec, logits, sampled, masked.labels, keys.samples, step)
   ids, is_replaced = masking.corrupt(batch.ids, masked, sampled)
 
   hits = (sampled == masked.labels) * masked.weights
@@ -304,10 +306,24 @@ def corrupt(
   terms = {
     **output.terms,
     "sampled_accuracy": Term(hits.sum(), number),
-    # In nats, of the sampled distribution: after temperature and `disallow_correct`.
+    # In nats, of the sampled distribution: with temperature, `disallow_correct`, `unigram_share`.
     "sample_entropy": Term((surprise * masked.weights).sum(), number),
     "replaced": Term(
       (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()
     ),
   }
   return Corruption(masked, output, sampled, ids, is_replaced, terms)
+
+
+def _mix_unigrams(spec: PretrainSpec, logits, sampled, labels, keys, step):
+  """Draws a share of the samples [B, K] by token frequency; returns them and their -log p."""
+  m, again = spec.masking, jax.vmap(jax.random.fold_in, (0, None))
+  noise, log_u = masking.sample_unigrams(spec.frequencies, labels.shape[1], again(keys, 2))
+  share = m.unigram_share.at(step)
+  draw = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(again(keys, 3))
+  chosen = draw < share
+  if m.disallow_correct:
+    chosen &= noise != labels
+  sampled = jnp.where(chosen, noise, sampled)
+  log_q = -networks.nll(jax.lax.stop_gradient(logits) / m.temperature.at(step), sampled)[0]
+  return sampled, -jnp.log((1 - share) * jnp.exp(log_q) + share * jnp.exp(log_u[sampled]))

@@ -4,10 +4,12 @@ Each sequence has its own random key, so results do not depend on devices or hos
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from electra_jax.core.batch import Batch
 from electra_jax.core.schedules import Schedule
@@ -23,9 +25,11 @@ class Masking:
   mask_id: int
   special_ids: tuple[int, ...]  # ids never masked: [PAD], [CLS], [SEP], [MASK]
   disallow_correct: bool = False  # never sample the original token
+  # share of the samples drawn by token frequency instead, a `Schedule` or a number
+  unigram_share: Schedule = Schedule(0.0)
 
   def __post_init__(self):
-    for name in ("mask_prob", "temperature"):
+    for name in ("mask_prob", "temperature", "unigram_share"):
       object.__setattr__(self, name, Schedule.of(getattr(self, name)))
     for rate in self.mask_prob.values:
       if not 0 < rate < 1:
@@ -35,6 +39,9 @@ class Masking:
     for temperature in self.temperature.values:
       if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
+    for share in self.unigram_share.values:
+      if not 0 <= share <= 1:
+        raise ValueError(f"unigram_share must be from 0 to 1, got {share}")
 
   def num_masked(self, length: int, training: bool) -> int:
     """Returns K for the highest mask rate of training or of evaluation."""
@@ -170,6 +177,26 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
   drawn = jnp.minimum(block * _BLOCK + offset, V - 1).astype(jnp.int32)
   picked = jnp.take_along_axis(near, offset[..., None], axis=-1)[..., 0]
   return drawn, jnp.log(cdf[..., -1]) - picked
+
+
+def sample_unigrams(
+  frequencies: Sequence[float], positions: int, keys: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Samples tokens by their frequency.
+
+  Args:
+    frequencies: V counts.
+    keys: [B] typed keys.
+
+  Returns:
+    tokens [B, positions] int32, and log p [V] float32 of all tokens.
+  """
+  p = np.array(frequencies, np.float64) / np.sum(frequencies)
+  cdf = jnp.array(np.cumsum(p), jnp.float32)
+  u = jax.vmap(lambda key: jax.random.uniform(key, (positions,)))(keys)
+  last = int(np.flatnonzero(p)[-1])  # rounding could pass it
+  tokens = jnp.minimum(jnp.searchsorted(cdf, u, side="right"), last).astype(jnp.int32)
+  return tokens, jnp.array(np.log(np.maximum(p, 1e-30)), jnp.float32)
 
 
 def corrupt(

@@ -66,7 +66,9 @@ def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]
 
   They are the same for every run on the data, so their AUC does not depend on the generator.
   """
-  rates = dataclasses.replace(spec.masking, mask_prob=0.15, temperature=1.0, disallow_correct=False)
+  rates = dataclasses.replace(
+    spec.masking, mask_prob=0.15, temperature=1.0, disallow_correct=False, unigram_share=0.0
+  )
   noise = dataclasses.replace(spec, generator_kind="unigram", masking=rates)
   keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(0), row))(batch.row)
   c = corrupt(noise, params, batch, split_streams(keys, training=False), None)

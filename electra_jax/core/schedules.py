@@ -1,6 +1,6 @@
 """Schedules: numbers that are constant or piecewise linear in the step.
 
-The mask rate, the temperature and the discriminator's weight are `Schedule`s. Points are written
+The mask rate, the temperature and the losses' weights are `Schedule`s. Points are written
 "POSITION=VALUE,POSITION=VALUE,...", with positions in steps or in percent of the run.
 """
 

@@ -42,8 +42,9 @@ def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) ->
   Raises:
     ValueError: sampling did not use the generator's own probabilities.
   """
-  if spec.masking.temperature.at(step) != 1 or spec.masking.disallow_correct:
-    raise ValueError("scoring needs temperature 1 and disallow_correct off")
+  m = spec.masking
+  if m.temperature.at(step) != 1 or m.unigram_share.at(step) != 0 or m.disallow_correct:
+    raise ValueError("scoring needs temperature 1, unigram_share 0 and disallow_correct off")
   log_q = generators.GENERATORS[spec.generator_kind].log_q(spec, params, batch)
   return implied_log_p(_logits(spec, params, batch), log_q, spec.masking.mask_prob.at(step))
 

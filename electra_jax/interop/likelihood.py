@@ -29,7 +29,7 @@ def training(source: Source) -> Mapping | None:
   config = specs.saved_config(card["config"])
   rates = {
     name: float(specs.make_schedule(config, f"{name}_schedule").at(card["steps"]))
-    for name in ("mask_prob", "temperature")
+    for name in ("mask_prob", "temperature", "unigram_share")
   }
   return {
     "objective": config.objective.name,
