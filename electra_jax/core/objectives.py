@@ -217,9 +217,8 @@ def _corrective_terms(spec, params, batch, keys, step) -> tuple[dict[str, Term],
   original = -jax.lax.stop_gradient(jnp.take_along_axis(scores, c.masked.positions, axis=1))
   loss = copy_nll(original, nll, c.sampled == c.masked.labels)
   weight = spec.replace_mlm_weight.at(step)
-  return c.terms | detection | token_terms(
-    "corrective", loss, hit, c.masked.weights, weight
-  ), states
+  words = token_terms("corrective", loss, hit, c.masked.weights, weight)
+  return c.terms | detection | words, states
 
 
 def metro(spec: PretrainSpec) -> Objective:
