@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, on any devices, damage found by name."""
 
+import errno
 import glob
 import json
 import os
@@ -239,6 +240,11 @@ def test_what_cannot_be_read_now_is_no_damage(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, old)
   assert not isinstance(found.value, DamagedError)
   assert_same(run.restore(1, shapes_of(state))[0], state)
+
+
+def test_a_disk_that_fails_to_read_a_file_has_lost_it(tmp_path):
+  with pytest.raises(DamagedError), checkpoint._reading(tmp_path, 1):
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_what_was_set_aside_before_stays(tmp_path):

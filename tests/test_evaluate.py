@@ -150,6 +150,13 @@ def test_pairs_that_are_too_long_are_left_out(electra):
     pairs.compare(scorer, network.weights, [long])
 
 
+def test_a_pair_of_equal_scores_is_wrong():
+  found = [Pair("a", "b", "p", "all")] * 3
+  scores = [2.0, 1.0, 1.0, 1.0, 1.0, 2.0]  # of the acceptable sentences, then of the others
+  _, right = pairs.compare(lambda weights, sentences: np.array(scores), {}, found)
+  assert right.tolist() == [True, False, False]
+
+
 def test_an_interval_is_wilsons():
   from scipy.stats import binomtest
 

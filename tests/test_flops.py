@@ -119,6 +119,25 @@ def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
   assert 0.98 < counted / ours < 1.25, (counted, ours)
 
 
+def test_the_parts_of_a_generator_are_those_counted_by_hand():
+  cfg = TransformerConfig(100, 8, 16, 2, 2, 32, 16)  # V 100, E 8, D 16, N 2, 2 heads, F 32
+  rates = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
+  spec = networks.PretrainSpec(
+    cfg, cfg, rates, objective="electric", generator_kind="two_tower", sampling_dropout=False
+  )
+  layer = 2 * 16 * (4 * 16 * 16 + 2 * 16 * 32) + 2 * 2 * 16 * 16 * 16
+  tower = 2 * 16 * 8 * 16 + 2 * layer
+
+  def words(positions):  # from both towers' states
+    return 2 * positions * (2 * 16 * 8 + 8 * 100)
+
+  assert flops.generator_flops(spec, 16) == {
+    "generator": 3 * (2 * tower + words(16)),
+    "generator's samples": words(4),
+    "second pass to sample": 2 * tower + words(4),
+  }
+
+
 @pytest.mark.parametrize(
   ("kind", "peak"),
   [

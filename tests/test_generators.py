@@ -111,12 +111,15 @@ def test_a_correct_sample_can_be_disallowed():
   spec = dataclasses.replace(
     SPEC, generator_kind="uniform", masking=dataclasses.replace(SPEC.masking, disallow_correct=True)
   )
-  batch = make_batch(B=2048)
-  c = corrupt(spec, fresh(spec), batch)
-  assert float(c.terms["sampled_accuracy"].total) == 0.0
-  assert int(c.is_replaced.sum()) == int(c.masked.weights.sum())
-  allowed = corrupt(dataclasses.replace(SPEC, generator_kind="uniform"), fresh(SPEC), batch)
-  assert float(allowed.terms["sampled_accuracy"].total) > 0
+  batch = make_batch(B=256)
+  for training in (True, False):
+    c = corrupt(spec, fresh(spec), batch, training)
+    assert float(c.terms["sampled_accuracy"].total) == 0.0
+    assert int(c.is_replaced.sum()) == int(c.masked.weights.sum())
+  c = corrupt(dataclasses.replace(SPEC, generator_kind="uniform"), fresh(SPEC), batch)
+  hits = np.asarray(c.sampled == c.masked.labels)
+  counted = hits[np.asarray(c.masked.weights) > 0].sum()
+  assert float(c.terms["sampled_accuracy"].total) == counted < hits.sum()
 
 
 def test_samples_without_dropout_are_those_of_evaluation():

@@ -38,7 +38,8 @@ def step_metrics(total, count, loss=1.0, lr=0.5):
   f = jnp.float32
   scores = jnp.array([[2.0, 0.0], [1.0, 1.0]])
   terms = {"x_loss": (f(total), f(count)), "x_scores": (scores, f(1)), "y": (f(3), f(0))}
-  return parallel.pack({"terms": terms, "loss": f(loss), "learning_rate": f(lr)})
+  scalars = {"loss": f(loss), "learning_rate": f(lr), "param_norm": f(10 * lr)}
+  return parallel.pack({"terms": terms, **scalars})
 
 
 def test_a_window_divides_sums_and_never_averages_averages():
@@ -51,6 +52,7 @@ def test_a_window_divides_sums_and_never_averages_averages():
   assert values["y"] is None  # nothing was counted
   assert values["loss"] == 2.0
   assert values["learning_rate"] == pytest.approx(0.2)  # of the last step
+  assert values["param_norm"] == pytest.approx(2.0)  # too
 
 
 def test_an_interrupted_window_gives_the_same_numbers_bit_for_bit():
@@ -209,6 +211,15 @@ def test_curves_have_a_panel_for_every_metric_and_are_a_picture(tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["curves.png"]
   curves.draw(tmp_path / "none.png", [], {})
   assert not (tmp_path / "none.png").exists()
+
+
+def test_a_reference_is_a_dashed_line_at_its_value():
+  from matplotlib.figure import Figure
+
+  axis, history = Figure().subplots(), [{"step": 1, "split": "train", "mlm_loss": 8.0}]
+  curves._panel(axis, "mlm loss", ["mlm_loss"], history, {"mlm_loss": ("unigram", 5.0)})
+  (dashed,) = (line for line in axis.lines if line.get_linestyle() == "--")
+  assert list(dashed.get_ydata()) == [5.0, 5.0] and dashed.get_label() == "unigram"
 
 
 def test_event_files_of_a_resumed_run_hide_what_comes_after_its_step(tmp_path):

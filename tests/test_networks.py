@@ -148,6 +148,20 @@ def test_a_masked_language_model_starts_every_network_of_its_shape_with_its_tabl
     assert "discriminator/encoder" in new
 
 
+@pytest.mark.parametrize("width", [2, 3])
+def test_tables_that_are_not_tied_come_to_each_network_that_a_masked_language_model_fits(width):
+  tables, network = {"word": np.ones((6, 4))}, {"encoder": {"kernel": np.ones((2, 2))}}
+  mine = {
+    "embeddings": {"word": np.zeros((6, 4))},
+    "generator": {**network, "embeddings": {"word": np.zeros((6, 4))}},
+    "discriminator": {"encoder": {"kernel": np.zeros((width, width))}},
+  }
+  other = {"embeddings": tables, "generator": {**network, "mlm_head": {}}}
+  found = params.by_shape(mine, other)
+  assert found["generator"]["embeddings"] == tables
+  assert ("discriminator" in found) == ("embeddings" in found) == (width == 2)
+
+
 def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
   full = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
   less = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3))}}}

@@ -331,19 +331,31 @@ def test_the_baseline_learns_from_its_cross_entropy_alone_and_the_generator_only
   assert not evaluate(spec, weights, make_batch())["mlm_loss"].weight
 
 
-def test_the_baselines_cross_entropy_is_lowest_where_it_equals_the_reward():
+def test_adversarial_terms_equal_a_hand_worked_example(monkeypatch):
+  # Two slots count, one does not. The first is replaced, and detected with probability 4/5; the
+  # second is not, and is taken for original with 1/3. The baseline is -log(3/4) everywhere.
   spec = dataclasses.replace(SPEC, objective="adversarial")
-  weights = fresh(spec)
-  head = weights["generator"]["baseline_head"]["logit"]
-  head["kernel"] = jnp.zeros_like(head["kernel"])
-  batch = make_batch()
-  reward = evaluate(spec, weights, batch)["slot_rtd_loss"]
-  mean_right = float(jnp.exp(-reward.total / reward.count))
-
-  def loss(bias):
-    head["bias"] = jnp.full((1,), bias)
-    return float(evaluate(spec, weights, batch)["baseline_loss"].total)
-
-  best = np.log(mean_right / (1 - mean_right))
-  # Rewards differ little here, so the mean of the probabilities is near that of the geometric one.
-  assert loss(best) < min(loss(best - 0.5), loss(best + 0.5))
+  batch = jax.tree.map(lambda x: x[:1, :4], make_batch()._replace(row=np.zeros((1, 4), np.int32)))
+  masked = masking.MaskedPositions(
+    jnp.array([[1, 2, 3]]), jnp.array([[3, 0, 1]]), jnp.array([[1.0, 1, 0]])
+  )
+  logits = jnp.log(jnp.array([[[1.0, 1, 1, 1], [3, 1, 1, 1], [9, 1, 1, 1]]]))
+  output = generators.GeneratorOutput(logits, {}, states=jnp.zeros((1, 3, 8)))
+  replaced = jnp.array([[False, True, False, True]])
+  sampled = jnp.array([[2, 0, 0]])
+  made = generators.Corruption(masked, output, sampled, jnp.array(batch.ids), replaced, {})
+  monkeypatch.setattr(objectives, "corrupt", lambda *args: made)
+  monkeypatch.setattr(objectives, "_detect", lambda *args: jnp.log(jnp.array([[1.0, 4, 2, 1]])))
+  monkeypatch.setattr(networks, "token_logits", lambda *args: jnp.full((1, 3), np.log(3.0)))
+  keys = jax.random.split(jax.random.key(0), 1)
+  terms = objectives.make(spec)({"generator": {}}, batch, keys, None)
+  expected = {
+    "slot_rtd_loss": np.log(5 / 4) + np.log(3),
+    # Minus the advantage, reward - baseline, times log p of the sample: 1/4 and 1/2.
+    "reinforce": np.log(5 / 4 * 3 / 4) * np.log(4) + np.log(3 * 3 / 4) * np.log(2),
+    # Towards the probability of the right answer.
+    "baseline_loss": (4 / 5 + 1 / 3) * np.log(4 / 3) + (1 / 5 + 2 / 3) * np.log(4),
+  }
+  for name, total in expected.items():
+    assert float(terms[name].total) == pytest.approx(total, rel=1e-6), name
+    assert float(terms[name].count) == 2.0, name

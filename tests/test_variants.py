@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from test_objectives import keys_of, make_batch
 
-from electra_jax.core import attention, encoder, flops, generators, masking, networks, objectives
+from electra_jax.core import (
+  attention,
+  encoder,
+  flops,
+  generators,
+  layers,
+  masking,
+  networks,
+  objectives,
+)
 from electra_jax.core.transformer_config import Compute, TransformerConfig, generator_size
 from electra_jax.interop import modernbert
 
@@ -158,6 +167,17 @@ def test_a_variant_equals_one_written_out_in_numpy(name):
   np.testing.assert_allclose(
     encode(cfg, tables, network, ids, types, mask)[mask], expected[mask], atol=1e-4
   )
+
+
+def test_scaled_init_starts_the_outputs_of_a_block_smaller_by_the_root_of_twice_the_layers():
+  cfg = dataclasses.replace(BERT, scaled_init=True)
+  plain, scaled = (
+    layers.block_output(c, "x").kernel_init(jax.random.key(0), (8, 8), jnp.float32)
+    for c in (BERT, cfg)
+  )
+  np.testing.assert_allclose(scaled, plain / math.sqrt(2 * cfg.num_layers), rtol=1e-6)
+  inner = layers.dense(cfg, 8, "x").kernel_init(jax.random.key(0), (8, 8), jnp.float32)
+  np.testing.assert_array_equal(inner, plain)
 
 
 def test_a_changed_variant_changes_the_states():
