@@ -73,6 +73,12 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
   return network, kind.class_names(info), kind.unit(info)
 
 
+def without_head(network: Network) -> Network:
+  """Returns the embeddings and the encoder of a network."""
+  weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
+  return Network(network.cfg, weights, None)
+
+
 def in_unit(network: Network, unit: float) -> Network:
   """Returns a fine-tuned network with its logits multiplied by `unit`, in the last layer."""
   head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
@@ -116,7 +122,7 @@ def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0
 
 def export_hf(source: Source, out: Path, console: Console) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
-  networks, reason = dict(source.networks), None
+  networks, reason, left_out = dict(source.networks), None, list(source.left_out)
   if {"discriminator", "generator"} <= networks.keys():
     try:
       huggingface.config_json(networks["generator"].cfg, networks["generator"].head, 0)
@@ -130,6 +136,9 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       labels, unit = (), None
       if source.finetuned:
         network, labels, unit = with_task_head(source)
+      elif network.head not in huggingface.family_of(network.cfg).classes:
+        left_out.append(f"the {role}'s {network.head}")
+        network = without_head(network)
       written = network if unit is None else in_unit(network, unit)
       mine = folder / role
       mine.mkdir()
@@ -163,7 +172,7 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         )
   if reason:
     console.print(f"not exported: the generator: {reason}")
-  for what in source.left_out:
+  for what in left_out:
     console.print(f"not exported: {what}: Hugging Face's class has no equivalent")
 
 

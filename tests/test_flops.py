@@ -13,7 +13,8 @@ from electra_jax import flops as program
 from electra_jax.config import files
 from electra_jax.core import flops, masking, networks, objectives
 from electra_jax.core.flops import paper
-from electra_jax.core.transformer_config import Compute, TransformerConfig, generator_size
+from electra_jax.core.networks import generator_size
+from electra_jax.core.transformer_config import Compute, TransformerConfig
 
 # What the original's script prints.
 SCRIPT = {

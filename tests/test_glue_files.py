@@ -328,7 +328,8 @@ def test_impossible_own_tasks_are_refused(tmp_path):
     glue_files.complete(REVIEWS, tmp_path)
   with pytest.raises(TaskError, match="no label of the training split is a number"):
     glue_files.complete(
-      dataclasses.replace(REVIEWS, labels=None, scale=None), write_words(tmp_path)
+      dataclasses.replace(REVIEWS, label_kind="regression", labels=None, scale=None),
+      write_words(tmp_path),
     )
   assert "not known yet" in refused(REVIEWS, tmp_path, "train")
 

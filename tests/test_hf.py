@@ -22,7 +22,7 @@ from electra_jax.data import pretrain_batches, tokenizer, vocabulary
 from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.sources import Network
-from electra_jax.interop.weights import PRETRAINING_HEADS, from_hf, network_shapes, to_hf
+from electra_jax.interop.weights import from_hf, network_shapes, to_hf
 from electra_jax.runtime import metrics, workdir
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,7 +36,7 @@ SIZES = {
   "one head": TransformerConfig(40, 8, 24, 1, 1, 96, 12),
   "wider embeddings": TransformerConfig(2011, 24, 8, 2, 2, 32, 20),
 }
-HEADS = list(PRETRAINING_HEADS)
+HEADS = list(ELECTRA.pretraining_heads)
 
 
 def random_network(cfg, head, seed=0) -> dict:

@@ -19,7 +19,8 @@ from electra_jax.core import (
   networks,
   objectives,
 )
-from electra_jax.core.transformer_config import TransformerConfig, generator_size
+from electra_jax.core.networks import generator_size
+from electra_jax.core.transformer_config import TransformerConfig
 
 TINY = TransformerConfig(
   vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2, num_heads=2, ffn_size=16,

@@ -10,7 +10,7 @@ from conftest import long_except
 from test_objectives import RATES, SPEC, D, evaluate, fresh, make_batch, moved, term_gradients
 
 from electra_jax.core import generators, networks, objectives, params
-from electra_jax.core.transformer_config import generator_size
+from electra_jax.core.networks import generator_size
 
 
 def make(tie, **changes):

@@ -11,7 +11,8 @@ from sklearn.metrics import precision_score, recall_score
 
 from electra_jax.core import generators, heads, masking, networks, objectives, step, terms
 from electra_jax.core.batch import Batch
-from electra_jax.core.transformer_config import TransformerConfig, generator_size
+from electra_jax.core.networks import generator_size
+from electra_jax.core.transformer_config import TransformerConfig
 
 D = TransformerConfig(60, 8, 16, 2, 2, 32, 16)
 RATES = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))

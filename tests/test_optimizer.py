@@ -9,9 +9,10 @@ import optax
 import pytest
 
 from electra_jax.core import masking, objectives, optimizer
+from electra_jax.core.networks import generator_size
 from electra_jax.core.optimizer import OptimizerConfig
 from electra_jax.core.params import named
-from electra_jax.core.transformer_config import TransformerConfig, generator_size
+from electra_jax.core.transformer_config import TransformerConfig
 
 PAPER = OptimizerConfig(
   "electra_adam", 5e-4, "product", 10_000, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0

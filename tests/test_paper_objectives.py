@@ -22,7 +22,7 @@ from test_objectives import (
 
 from electra_jax.core import generators, masking, networks, objectives, schedules
 from electra_jax.core.batch import Batch
-from electra_jax.core.transformer_config import generator_size
+from electra_jax.core.networks import generator_size
 
 
 def make(name, **changes):

@@ -11,7 +11,8 @@ from conftest import long_except
 
 from electra_jax.core import masking, objectives, optimizer, step, terms
 from electra_jax.core.batch import Batch
-from electra_jax.core.transformer_config import TransformerConfig, generator_size
+from electra_jax.core.networks import generator_size
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.runtime import parallel
 
 STEPS, B, L = 3, 16, 16

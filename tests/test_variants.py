@@ -19,7 +19,8 @@ from electra_jax.core import (
   networks,
   objectives,
 )
-from electra_jax.core.transformer_config import Compute, TransformerConfig, generator_size
+from electra_jax.core.networks import generator_size
+from electra_jax.core.transformer_config import Compute, TransformerConfig
 from electra_jax.interop import modernbert
 
 BERT = TransformerConfig(50, 8, 8, 3, 2, 12, 16, layer_norm_eps=1e-5)

@@ -16,13 +16,8 @@ from electra_jax.config.files import load
 from electra_jax.core import masking, objectives, optimizer, schedules
 from electra_jax.core.attention import ATTENTION
 from electra_jax.core.generators import GENERATORS, masked_language_model
-from electra_jax.core.networks import TIES, PretrainSpec
-from electra_jax.core.transformer_config import (
-  Compute,
-  TransformerConfig,
-  generator_size,
-  take_fields,
-)
+from electra_jax.core.networks import TIES, PretrainSpec, generator_size
+from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.runtime import health
 from electra_jax.runtime.workdir import read_config
 

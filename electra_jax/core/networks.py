@@ -113,6 +113,36 @@ def encoder_weights(spec: PretrainSpec, params: dict, network: str) -> dict:
   return params["discriminator" if TIES[spec.tying].shares_encoder else network]["encoder"]
 
 
+def generator_size(
+  discriminator: TransformerConfig, width_multiplier: float, depth_multiplier: float
+) -> TransformerConfig:
+  """Returns the generator's shape by the original's rule: ffn 4 x width, heads of 64.
+
+  A gated feed-forward layer keeps its ratio to the width.
+
+  >>> base = TransformerConfig(30522, 768, 768, 12, 12, 3072, 512)
+  >>> g = generator_size(base, 1 / 3, 1.0)
+  >>> g.hidden_size, g.num_layers, g.num_heads, g.ffn_size
+  (256, 12, 4, 1024)
+  """
+  width = round(discriminator.hidden_size * width_multiplier)
+  depth = round(discriminator.num_layers * depth_multiplier)
+  ffn = round(discriminator.ffn_size * width_multiplier)
+  if width < 1 or depth < 1:
+    raise ValueError(
+      f"a generator of {depth} layers of width {width} is empty: multipliers "
+      f"{depth_multiplier} of {discriminator.num_layers} layers and {width_multiplier} of width "
+      f"{discriminator.hidden_size}"
+    )
+  return dataclasses.replace(
+    discriminator,
+    hidden_size=width,
+    num_layers=depth,
+    num_heads=max(1, width // 64),
+    ffn_size=ffn if layers.FEED_FORWARDS[discriminator.feed_forward].gated else 4 * width,
+  )
+
+
 def _init(module, key, *inputs) -> dict:
   return module.init(key, *inputs)["params"]
 

@@ -75,16 +75,16 @@ def _of_all(of_logits: Callable, cfg, network, batch: Batch, positions, labels) 
 
 
 SCORERS = {
-  # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
-  "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
-  # The same without the later pieces of the token's own word (Kauf and Ivanova 2023).
-  "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, scoring.masked_token),
   # The discriminator's log-probability that all tokens are original.
   "rtd": ScorerDef(
     "rtd_head", _once, functools.partial(_of_all, lambda logits: jax.nn.log_sigmoid(-logits))
   ),
   # Electric's log-likelihood up to a constant (Clark et al. 2020b, Section 2.3).
   "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, jnp.negative)),
+  # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
+  "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
+  # The same without the later pieces of the token's own word (Kauf and Ivanova 2023).
+  "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, scoring.masked_token),
 }
 
 
@@ -123,10 +123,22 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
 
 def default(objective: str | None, heads: Container[str | None]) -> str:
-  """Returns the scorer of an objective, None if unknown, whose networks have these heads."""
+  """Returns the first scorer for the heads that are available; Electric has its own.
+
+  Args:
+    objective: of the training, None if unknown.
+    heads: of the networks.
+
+  Raises:
+    ExchangeError: no scorer is for one of these heads.
+  """
   if objective and OBJECTIVES[objective].log_p is scoring.energy:
     return "energy"
-  return "rtd" if SCORERS["rtd"].head in heads else "mlm"
+  for name, kind in SCORERS.items():
+    if kind.head in heads:
+      return name
+  listed = " or ".join(dict.fromkeys(kind.head for kind in SCORERS.values()))
+  raise ExchangeError(f"sentences can only be scored by a network with {listed}")
 
 
 class SentenceScorer:

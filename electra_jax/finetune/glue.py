@@ -117,7 +117,7 @@ def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
   if not len(scores):
     raise TaskError(f"{task.title}: there are no examples to evaluate")
   classes = len(task.labels or ())
-  return {name: 100 * float(METRICS[name](scores, classes)) for name in task.metrics}
+  return {name: 100 * float(METRICS[name].compute(scores, classes)) for name in task.metrics}
 
 
 def collapsed(task: TextTask, scores: np.ndarray) -> bool:

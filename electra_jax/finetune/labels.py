@@ -5,6 +5,7 @@ All behaviour that depends on the label type is in its entry of LABEL_TYPES (`ta
 
 import collections
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ class TextTask:
   label: str
   pair: str | None = None
   labels: tuple[str, ...] | None = ("0", "1")
+  # a key of LABEL_TYPES; None: "regression" if `labels` is None, else "classification"
+  label_kind: str | None = None
   metrics: tuple[str, ...] = ("accuracy",)  # keys of METRICS, the main one first
   folders: tuple[str, ...] = ()  # names of the folder with the files, lower-cased
   scale: float | None = 1.0  # divides the labels of a regression; None until complete
@@ -45,8 +48,9 @@ class TextTask:
 
   @property
   def label_type(self) -> "LabelType":
-    """The entry of LABEL_TYPES: regression if `labels` is None."""
-    return LABEL_TYPES["regression" if self.labels is None else "classification"]
+    """The entry of LABEL_TYPES."""
+    derived = "regression" if self.labels is None else "classification"
+    return LABEL_TYPES[self.label_kind or derived]
 
   @property
   def is_complete(self) -> bool:
@@ -69,8 +73,7 @@ class LabelType(NamedTuple):
   head: str  # a key of `task_network.HEAD_KINDS`
   output: str  # name of the head's prediction to read
   dtype: type  # of the training target
-  metrics: tuple[str, ...]  # allowed keys of METRICS
-  default_metrics: tuple[str, ...]
+  default_metrics: tuple[str, ...]  # keys of METRICS
   incomplete: dict  # fields of a TextTask with unknown labels or scale
   complete: Callable[[set[str], str], dict]  # -> the fields that replace `incomplete`
   head_arguments: Callable[[TextTask], dict]  # that depend on the labels
@@ -157,7 +160,6 @@ LABEL_TYPES = {
     head="classification",
     output="logits",
     dtype=np.int32,
-    metrics=("accuracy", "f1", "mcc"),
     default_metrics=("accuracy",),
     incomplete={"labels": (), "scale": 1.0},
     complete=_complete_classes,
@@ -175,7 +177,6 @@ LABEL_TYPES = {
     head="regression",
     output="score",
     dtype=np.float32,
-    metrics=("spearman", "pearson"),
     default_metrics=("spearman", "pearson"),
     incomplete={"labels": None, "scale": None},
     complete=_complete_scale,
@@ -220,7 +221,7 @@ def _f1(rows: np.ndarray, classes: int) -> float:
   return _sklearn("f1_score", rows, classes, average=average, zero_division=0.0)
 
 
-def _correlation(name: str, rows: np.ndarray) -> float:
+def _correlation(name: str, rows: np.ndarray, classes: int) -> float:
   from scipy import stats
 
   if (np.ptp(rows, axis=0) == 0).any():
@@ -231,12 +232,22 @@ def _correlation(name: str, rows: np.ndarray) -> float:
   return value if math.isfinite(value) else 0.0
 
 
-# (rows [n, 2] of label and prediction, number of classes or 0) -> from -1 to 1. MCC and the
-# correlations of constant labels or predictions are 0.
+class Metric(NamedTuple):
+  """A metric of predictions.
+
+  `compute` takes rows [n, 2] of label and prediction and the number of classes or 0, and returns a
+  number from -1 to 1. MCC and the correlations of constant labels or predictions are 0.
+  """
+
+  compute: Callable[[np.ndarray, int], float]
+  label_types: tuple[str, ...]  # keys of LABEL_TYPES
+
+
+_CLASSES, _NUMBERS = ("classification",), ("regression",)
 METRICS = {
-  "accuracy": lambda rows, classes: _sklearn("accuracy_score", rows, classes),
-  "f1": _f1,
-  "mcc": lambda rows, classes: _sklearn("matthews_corrcoef", rows, classes),
-  "spearman": lambda rows, classes: _correlation("spearmanr", rows),
-  "pearson": lambda rows, classes: _correlation("pearsonr", rows),
+  "accuracy": Metric(functools.partial(_sklearn, "accuracy_score"), _CLASSES),
+  "f1": Metric(_f1, _CLASSES),
+  "mcc": Metric(functools.partial(_sklearn, "matthews_corrcoef"), _CLASSES),
+  "spearman": Metric(functools.partial(_correlation, "spearmanr"), _NUMBERS),
+  "pearson": Metric(functools.partial(_correlation, "pearsonr"), _NUMBERS),
 }

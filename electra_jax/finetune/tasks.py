@@ -6,7 +6,7 @@ STS-B, otherwise 3).
 """
 
 from electra_jax.finetune.files import TaskError
-from electra_jax.finetune.labels import LABEL_TYPES, TextTask
+from electra_jax.finetune.labels import LABEL_TYPES, METRICS, TextTask
 
 _ENTAILMENT = ("entailment", "not_entailment")
 
@@ -115,9 +115,10 @@ def own(
   if kind not in LABEL_TYPES:
     raise TaskError(f"task {name!r}: its kind must be {' or '.join(LABEL_TYPES)}, got {kind!r}")
   label_type = LABEL_TYPES[kind]
-  wrong = [metric for metric in metrics if metric not in label_type.metrics]
+  allowed = [name for name, metric in METRICS.items() if kind in metric.label_types]
+  wrong = [metric for metric in metrics if metric not in allowed]
   if wrong:
-    has = ", ".join(label_type.metrics)
+    has = ", ".join(allowed)
     raise TaskError(f"task {name!r}: {wrong[0]!r} is not a metric of a {kind}; available: {has}")
   columns = [column for column in (text, pair, label) if column is not None]
   if len(set(columns)) < len(columns):
@@ -128,6 +129,7 @@ def own(
     text=text,
     pair=pair,
     label=label,
+    label_kind=kind,
     metrics=tuple(metrics) or label_type.default_metrics,
     folders=(name.lower(),),
     average=False,

@@ -15,7 +15,7 @@ from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.interop import sentencepiece_model
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import MODERNBERT
-from electra_jax.interop.weights import PRETRAINING_HEADS, ExchangeError, Family, from_hf, to_hf
+from electra_jax.interop.weights import ExchangeError, Family, from_hf, to_hf
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of what is written here
@@ -25,7 +25,7 @@ TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 
 def family_of(cfg: TransformerConfig) -> Family:
   """Returns the family that a network is written as."""
-  return MODERNBERT if cfg.block == "pre_norm" else ELECTRA
+  return next((family for family in FAMILIES.values() if family.holds(cfg)), ELECTRA)
 
 
 def config_json(
@@ -79,7 +79,7 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
       f"{path}: no config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
     ) from None
   kinds = c.get("architectures") or []
-  found = [head for head in PRETRAINING_HEADS if family.classes[head] in kinds]
+  found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
   # A class for any number of labels detects replacements if it has one.
   if found == ["rtd_head"] and len(c.get("id2label", [0])) != 1:
     found = []

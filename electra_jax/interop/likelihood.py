@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from electra_jax.config import specs
 from electra_jax.core import scoring
+from electra_jax.core.heads import HEADS
 from electra_jax.core.masking import Masking
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES
@@ -50,7 +51,7 @@ def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
   main, generator = (source.networks.get(role) for role in ("discriminator", "generator"))
   said = training(source)
   known = dict(said or ORIGINAL)
-  if main is None or (main.head == "mlm_head" and said is None):
+  if main is None or (said is None and main.head is not None and HEADS[main.head].predicts_words):
     main, generator, known["objective"] = main or generator, None, "bert"
   if source.finetuned or main.head is None:
     raise ExchangeError(f"{path} has no head of pretraining, which a likelihood needs")

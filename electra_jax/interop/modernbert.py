@@ -177,4 +177,5 @@ MODERNBERT = Family(
   tied="decoder.weight",
   head_prefixes=("head.", "classifier.", "decoder."),
   token_types=False,
+  holds=lambda cfg: cfg.block == LAYERS["block"],
 )

@@ -25,7 +25,7 @@ from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.vocabularies import difference
-from electra_jax.interop.weights import PRETRAINING_HEADS, ExchangeError, network_shapes
+from electra_jax.interop.weights import ExchangeError, network_shapes
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
@@ -40,7 +40,7 @@ class Network:
 
   cfg: TransformerConfig
   weights: Mapping  # {"embeddings", "encoder"} and the head, numpy float32
-  head: str | None  # "rtd_head", "mlm_head" or None
+  head: str | None  # a key of `heads.HEADS`, or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,18 +271,25 @@ def plain(cfg: TransformerConfig) -> TransformerConfig:
 
 
 def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Network]:
-  """Returns a run's main network with its embeddings, by role: once for each pretraining head.
+  """Returns a run's main network with its embeddings and one head, by role.
 
-  The role of the first head is "discriminator", of the second MASKED_LM.
+  Role "discriminator" has the first head that Hugging Face has too, else the objective's first.
+  MASKED_LM is the same network with another head, if that predicts words.
   """
-  weights = params["discriminator"]
-  heads = [name for name in PRETRAINING_HEADS if name in weights]
+  weights, cfg = params["discriminator"], spec.discriminator
+  own = objectives.OBJECTIVES[spec.objective].heads
+  heads = [name for name in huggingface.family_of(cfg).pretraining_heads if name in own]
+  heads = [*heads, *(name for name in own if name not in heads)]
   tables = jax.tree.map(np.asarray, networks.embeddings(spec, params, "discriminator"))
-  shared = {"embeddings": tables, "encoder": weights["encoder"]}
-  return {
-    role: Network(spec.discriminator, {**shared, head: weights[head]}, head)
-    for role, head in zip(("discriminator", MASKED_LM), heads, strict=False)
-  }
+  encoder = Network(cfg, {"embeddings": tables, "encoder": weights["encoder"]}, None)
+
+  def with_head(name: str) -> Network:
+    return Network(cfg, {**encoder.weights, name: weights[name]}, name)
+
+  found = {"discriminator": with_head(heads[0]) if heads else encoder}
+  if words := [name for name in heads[1:] if HEADS[name].predicts_words]:
+    found[MASKED_LM] = with_head(words[0])
+  return found
 
 
 def _run(path: Path) -> Source:
@@ -292,8 +299,8 @@ def _run(path: Path) -> Source:
   spec, params, steps = read_run(path, tokens)
   params = jax.tree.map(np.asarray, params)
   found = main_networks(spec, params)
-  others = HEADS.keys() - set(PRETRAINING_HEADS)
-  left_out = [f"the discriminator's {name}" for name in params["discriminator"] if name in others]
+  others = params["discriminator"].keys() & HEADS.keys() - {n.head for n in found.values()}
+  left_out = [f"the discriminator's {name}" for name in sorted(others)]
   generator = objectives.generator_of(spec)
   if generator and generator.is_masked_lm:
     cfg, weights = generators.masked_language_model(spec, params)
@@ -329,7 +336,7 @@ def _hugging_face(path: Path) -> Source:
       cfg, head, weights = huggingface.load(folder)
       left_out += [f"{folder.name}'s {name}" for name in huggingface.task_tensors(folder)]
       # A discriminator trained as a masked language model is in the folder "discriminator".
-      mlm = head == "mlm_head" and folder.name != "discriminator"
+      mlm = head is not None and HEADS[head].predicts_words and folder.name != "discriminator"
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
       role = MASKED_LM if folder == path / MASKED_LM else role
       found[role] = Network(cfg, weights, head)

@@ -14,10 +14,9 @@ import jax
 import numpy as np
 
 from electra_jax.core import networks
+from electra_jax.core.heads import HEADS
 from electra_jax.core.params import named
 from electra_jax.core.transformer_config import TransformerConfig
-
-PRETRAINING_HEADS = ("rtd_head", "mlm_head")  # that other formats have
 
 
 class ExchangeError(ValueError):
@@ -68,6 +67,13 @@ class Family:
   head_prefixes: tuple[str, ...]  # of the tensors of heads that `rows` lack
   ignored: frozenset[str] = frozenset()  # tensors of older versions that are no weights
   token_types: bool = True  # takes token_type_ids
+  # config -> True if such a network is written as this family; ELECTRA takes the others
+  holds: Callable[[TransformerConfig], bool] = lambda cfg: False
+
+  @property
+  def pretraining_heads(self) -> tuple[str, ...]:
+    """The keys of `heads.HEADS` that it has classes for."""
+    return tuple(head for head in self.classes if head in HEADS)
 
 
 def network_shapes(cfg: TransformerConfig, head: str | None) -> dict:

@@ -89,7 +89,7 @@ def step_flops(spec: PretrainSpec, batch_size: int, length: int) -> int:
   Recomputation to save memory (`remat`, the chunked vocabulary) is not counted.
 
   >>> from electra_jax.core import masking
-  >>> from electra_jax.core.transformer_config import TransformerConfig, generator_size
+  >>> from electra_jax.core.networks import generator_size
   >>> d = TransformerConfig(30522, 128, 256, 12, 4, 1024, 512)
   >>> m = masking.Masking(0.15, 0.85, 1.0, 103, (0, 101, 102, 103))
   >>> step_flops(PretrainSpec(generator_size(d, 1 / 4, 1.0), d, m), 1, 128) / 1e9  # ELECTRA-Small
