@@ -1,7 +1,7 @@
 """Generators of replaced tokens, and the corruption of a batch by one.
 
 To add a generator, write a function (spec, params, GeneratorInputs) -> GeneratorOutput and an entry
-in GENERATORS. Other code reads the entry and never compares names.
+in GENERATORS. Other code reads the entry and compares no names of generators.
 """
 
 import dataclasses
