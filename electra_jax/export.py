@@ -110,8 +110,8 @@ def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0
   ours = logits(network, batch) * unit
   theirs = huggingface.torch_outputs(folder, network.head, batch)
   form = EXPORT_FORMS.get(network.head)
-  of_text = form is not None and form.of_text  # other heads have logits per token
-  difference = float(np.abs(ours - theirs)[... if of_text else batch.padding_mask].max())
+  is_pooled = form is not None and form.is_pooled  # other heads have logits per token
+  difference = float(np.abs(ours - theirs)[... if is_pooled else batch.padding_mask].max())
   if not difference <= TOLERANCE * unit:
     raise ExchangeError(
       f"logits of {folder.name} differ from transformers' by up to {difference:.2g}, above the"

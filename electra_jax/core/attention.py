@@ -88,8 +88,9 @@ def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
 
 
 def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
-  """cuDNN's fused attention, which takes lengths: it turns a mask into a dense bias, and is slow.
+  """cuDNN's fused attention, given sequence lengths.
 
+  Given a mask instead, cuDNN builds a dense bias, which is slow.
   Documents need a GPU of compute capability 9.0; others mask them.
   """
   q, k, v, padding_mask, document_ids, _ = inputs

@@ -74,7 +74,7 @@ BLOCKS = {"post_norm": BlockDef(_post_norm), "pre_norm": BlockDef(_pre_norm, res
 
 
 class Context(NamedTuple):
-  """What all blocks of an encoder read."""
+  """Inputs shared by all blocks of an encoder."""
 
   padding_mask: jax.Array  # [B, L] bool
   document_ids: jax.Array | None  # [B, L] int32 as in `Batch`
@@ -136,7 +136,7 @@ def _choose(flag: jax.Array, one, other):
 
 
 def _layer_flags(cfg: TransformerConfig) -> dict[str, jax.Array]:
-  """Returns what differs from layer to layer, [N] bool each."""
+  """Returns the flags that differ between layers, {name: [N] bool}."""
   layer, flags = jnp.arange(cfg.num_layers), {}
   if cfg.global_every > 1:
     flags["is_local"] = layer % cfg.global_every != 0

@@ -81,16 +81,16 @@ def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> ja
 def _normalize(x, scale, bias, eps):
   centred = x.astype(jnp.float32)
   centred = centred - centred.mean(-1, keepdims=True)
-  rate = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
-  normal = centred * rate
-  return normal * scale + bias, (normal, rate, scale, jnp.zeros((), x.dtype))
+  inv_std = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
+  normal = centred * inv_std
+  return normal * scale + bias, (normal, inv_std, scale, jnp.zeros((), x.dtype))
 
 
 def _normalize_gradient(kept, g):
-  normal, rate, scale, like = kept
+  normal, inv_std, scale, like = kept
   rows = tuple(range(g.ndim - 1))
   scaled = g * scale
-  to_x = rate * (
+  to_x = inv_std * (
     scaled - scaled.mean(-1, keepdims=True) - normal * (scaled * normal).mean(-1, keepdims=True)
   )
   return to_x.astype(like.dtype), (g * normal).sum(rows), g.sum(rows), None

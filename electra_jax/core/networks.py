@@ -1,7 +1,8 @@
 """The generator and the discriminator: parameters, weight sharing and forward passes.
 
 Parameters: {"embeddings", "generator": {...}, "discriminator": {"encoder", one or more heads}}.
-"discriminator" is the network that is kept, whatever the objective. Letters as in `encoder`.
+"discriminator" is the main network, kept for fine-tuning, under every objective, also BERT's.
+Letters as in `encoder`.
 """
 
 import dataclasses

@@ -188,7 +188,7 @@ def replace_mlm(spec: PretrainSpec) -> Objective:
 
 
 def electra_mlm(spec: PretrainSpec) -> Objective:
-  """ELECTRA whose discriminator also predicts the masked originals, in the same pass.
+  """ELECTRA whose discriminator also predicts the original tokens at masked positions.
 
   The loss is the generator's + discriminator_weight x detection + replace_mlm_weight x Replace MLM.
   """

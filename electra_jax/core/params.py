@@ -31,10 +31,10 @@ def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
 
 
 def by_shape(params: dict, other: dict) -> dict:
-  """Returns `other` with its only network under each role of `params` whose encoder has its shape.
+  """Copies `other`'s single network to every role of `params` whose encoder has the same shapes.
 
-  A masked language model may so be the discriminator of this run, its generator, or both. `other`
-  comes back as it is if it has two networks, no masked language model, or one that fits nowhere.
+  So a masked language model can become this run's discriminator, its generator, or both. `other` is
+  returned unchanged if it has two networks, no masked language model, or one that fits nowhere.
   """
   roles = [role for role in ("generator", "discriminator") if role in other]
   if len(roles) != 1 or "mlm_head" not in other[roles[0]]:
@@ -66,31 +66,32 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
   Raises:
     ValueError: shapes differ, no module is shared, or the runs tie embeddings differently.
   """
-  mine, theirs = _parts(params), _parts(other)
-  both = [name for name in mine if name in theirs]
-  here, there = ({k: _shapes(tree[k]) for k in both} for tree in (mine, theirs))
-  wrong = [
-    f"{name}/{leaf} is {there[name].get(leaf)}, the model's is {here[name].get(leaf)}"
+  target, source = _parts(params), _parts(other)
+  both = [name for name in target if name in source]
+  target_shapes, source_shapes = ({k: _shapes(tree[k]) for k in both} for tree in (target, source))
+  mismatches = [
+    f"{name}/{leaf} is {source_shapes[name].get(leaf)}, the model's is"
+    f" {target_shapes[name].get(leaf)}"
     for name in both
-    for leaf in here[name] | there[name]
-    if there[name].get(leaf) != here[name].get(leaf)
+    for leaf in target_shapes[name] | source_shapes[name]
+    if source_shapes[name].get(leaf) != target_shapes[name].get(leaf)
   ]
-  if wrong:
-    more = f", and {len(wrong) - 3} more arrays differ" if len(wrong) > 3 else ""
-    raise ValueError(f"init_from: {', '.join(wrong[:3])}{more}")
+  if mismatches:
+    more = f", and {len(mismatches) - 3} more arrays differ" if len(mismatches) > 3 else ""
+    raise ValueError(f"init_from: {', '.join(mismatches[:3])}{more}")
   tables = ("embeddings", "embedding_delta")
-  if lost := [name for name in theirs if name not in mine and name.endswith(tables)]:
+  if missing := [name for name in source if name not in target and name.endswith(tables)]:
     raise ValueError(
-      f"init_from: this model has no {', '.join(lost)}: the source ties its embeddings"
+      f"init_from: this model has no {', '.join(missing)}: the source ties its embeddings"
       " differently, set the same generator.tie"
     )
   if not both:
-    raise ValueError(f"init_from: no common module: source {list(theirs)}, model {list(mine)}")
-  taken = {group: dict(modules) for group, modules in params.items()}
+    raise ValueError(f"init_from: no common module: source {list(source)}, model {list(target)}")
+  merged = {group: dict(modules) for group, modules in params.items()}
   for name in both:
     group, module = name.split("/")
-    taken[group][module] = theirs[name]
-  return taken, both, [name for name in mine if name not in theirs]
+    merged[group][module] = source[name]
+  return merged, both, [name for name in target if name not in source]
 
 
 def _shapes(tree) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 # Logit of a position where no answer may be; its probability is 0 in float32.
 EXCLUDED = -1000.0
 # Of the head without `joint`: the start and end logits of a token. "qa_outputs" is Hugging Face's.
-LAYERS = {"linear": linear("qa_outputs", span="span_head"), "modernbert": MODERNBERT}
+HEAD_LAYERS = {"linear": linear("qa_outputs", span="span_head"), "modernbert": MODERNBERT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class QASettings:
   answerable_weight: float  # of the answerability loss; 0 removes the classifier
   hidden: int  # hidden width of the end predictor and of the classifier
   max_answer_length: int  # in tokens, for BERT's null score
-  layers: str = "linear"  # a key of LAYERS, of the head without `joint`
+  layers: str = "linear"  # a key of HEAD_LAYERS, of the head without `joint`
 
   def __post_init__(self):
     if self.beam_size < 1 or self.max_answer_length < 1 or self.hidden < 1:
@@ -43,7 +43,7 @@ class QASettings:
       )
     if self.answerable_weight < 0:
       raise ValueError(f"qa.answerable_weight must be at least 0, got {self.answerable_weight}")
-    known = [QASettings.layers] if self.joint else list(LAYERS)
+    known = [QASettings.layers] if self.joint else list(HEAD_LAYERS)
     if self.layers not in known:
       raise ValueError(
         f"model.head must be {' or '.join(known)} for questions with qa.joint={self.joint}, got"
@@ -72,7 +72,7 @@ def make_head(settings: QASettings) -> Head:
     init=functools.partial(_init, settings),
     loss=lambda cfg, weights, states, batch, keys: _loss(settings, cfg, weights, states, batch),
     predict=functools.partial(_predict, settings),
-    export=None if own else LAYERS[settings.layers].form("span"),
+    export=None if own else HEAD_LAYERS[settings.layers].export_form("span"),
   )
 
 
@@ -84,7 +84,7 @@ def _init(settings: QASettings, cfg: TransformerConfig, key: jax.Array) -> dict:
   if settings.answerable_weight:
     shapes |= {"answerable_dense": (2 * width, hidden), "answerable": (hidden, 1)}
   keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
-  spans = LAYERS[settings.layers].init(cfg, keys["spans"], 2) if "spans" in keys else {}
+  spans = HEAD_LAYERS[settings.layers].init(cfg, keys["spans"], 2) if "spans" in keys else {}
   return spans | {name: glorot(keys[name], *shape) for name, shape in shapes.items() if shape}
 
 
@@ -106,7 +106,7 @@ def _logits(
 ) -> tuple[jax.Array, Callable]:
   """Returns start logits [B, L] and a function from starts [B] to end logits [B, L], float32."""
   if not settings.joint:
-    both = LAYERS[settings.layers].apply(cfg, weights, states, None)
+    both = HEAD_LAYERS[settings.layers].apply(cfg, weights, states, None)
     end_logits = _exclude(both[..., 1], allowed)
     return _exclude(both[..., 0], allowed), lambda start: end_logits
   of_token = _half(weights["end_dense"], states, 1) + weights["end_dense"]["bias"]

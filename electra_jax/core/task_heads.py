@@ -52,12 +52,13 @@ class Layers(NamedTuple):
   init: Callable  # (cfg, key, outputs) -> initial weights
   apply: Callable  # (cfg, weights, states, keys [B] or None) -> [..., outputs] float32
   last: str  # the name of the last layer
-  # {of what: a key of `interop.weights.Family.classes`}, of "text", "token" or "span"
+  # {level: a key of `interop.weights.Family.classes`}; a level is "text", "token" or "span"
   exports: dict[str, str]
 
-  def form(self, of: str) -> "ExportForm | None":
+  def export_form(self, level: str) -> "ExportForm | None":
     """Returns the equivalent head in Hugging Face, or None."""
-    return ExportForm(self.exports[of], self, of == "text") if of in self.exports else None
+    name = self.exports.get(level)
+    return ExportForm(name, self, is_pooled=level == "text") if name else None
 
 
 class ExportForm(NamedTuple):
@@ -65,11 +66,11 @@ class ExportForm(NamedTuple):
 
   name: str  # a key of `interop.weights.Family.classes`
   layers: Layers
-  of_text: bool  # the logits are [B, C], one row per text, of [CLS]
+  is_pooled: bool  # the logits are [B, C], one row per text, of [CLS]
 
   def logits(self, cfg: TransformerConfig, weights: dict, states: jax.Array) -> jax.Array:
     """Returns float32 logits, [B, L, C] or [B, C], of states [B, L, D]."""
-    return self.layers.apply(cfg, weights, states[:, 0] if self.of_text else states, None)
+    return self.layers.apply(cfg, weights, states[:, 0] if self.is_pooled else states, None)
 
 
 def linear(name: str, **exports: str) -> Layers:
@@ -117,7 +118,7 @@ MODERNBERT = Layers(
   "classifier",
   {kind: f"modern_{kind}_head" for kind in ("text", "token", "span")},
 )
-LAYERS = {
+HEAD_LAYERS = {
   "linear": linear("classifier", token="token_head"),
   # Hugging Face's ELECTRA for texts: dropout, dense, GELU, dropout, dense.
   "two_layers": Layers(_init_two, _apply_two, "out_proj", {"text": "text_head"}),
@@ -133,7 +134,7 @@ def _rows(batch: Examples) -> jax.Array:
 
 def classification(outputs: int, layers: str) -> Head:
   """Classifies a text or pair from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
-  init, apply = LAYERS[layers][:2]
+  init, apply = HEAD_LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
     logits, rows = apply(cfg, weights, states[:, 0], keys), _rows(batch)
@@ -146,7 +147,7 @@ def classification(outputs: int, layers: str) -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states[:, 0], None)}
 
-  form = LAYERS[layers].form("text")
+  form = HEAD_LAYERS[layers].export_form("text")
   return Head(functools.partial(init, outputs=outputs), loss, predict, export=form)
 
 
@@ -155,7 +156,7 @@ def regression(layers: str) -> Head:
 
   As in the original: squared error, no output nonlinearity.
   """
-  init, apply = LAYERS[layers][:2]
+  init, apply = HEAD_LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
     scores, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
@@ -165,13 +166,13 @@ def regression(layers: str) -> Head:
   def predict(cfg, weights, states, batch):
     return {"score": apply(cfg, weights, states[:, 0], None)[:, 0]}
 
-  form = LAYERS[layers].form("text")
+  form = HEAD_LAYERS[layers].export_form("text")
   return Head(functools.partial(init, outputs=1), loss, predict, export=form)
 
 
 def tagging(outputs: int, layers: str = "linear") -> Head:
   """Classifies each word; target "tag" [B, L] int32, -1 for none; predicts "logits" [B, L, C]."""
-  init, apply = LAYERS[layers][:2]
+  init, apply = HEAD_LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
     logits, tag = apply(cfg, weights, states, keys), batch.target["tag"].astype(jnp.int32)
@@ -185,5 +186,5 @@ def tagging(outputs: int, layers: str = "linear") -> Head:
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states, None)}
 
-  init, form = functools.partial(init, outputs=outputs), LAYERS[layers].form("token")
+  init, form = functools.partial(init, outputs=outputs), HEAD_LAYERS[layers].export_form("token")
   return Head(init, loss, predict, token_outputs=("logits",), export=form)

@@ -20,9 +20,9 @@ HEAD_KINDS: dict[str, Callable[..., Head]] = {
   "qa": lambda **settings: qa_head.make_head(qa_head.QASettings(**settings)),
 }
 EXPORT_FORMS = {
-  name: kind.form(of)
-  for kind in (*task_heads.LAYERS.values(), *qa_head.LAYERS.values())
-  for of, name in kind.exports.items()
+  name: kind.export_form(level)
+  for kind in (*task_heads.HEAD_LAYERS.values(), *qa_head.HEAD_LAYERS.values())
+  for level, name in kind.exports.items()
 }
 
 

@@ -43,16 +43,16 @@ def zero1_update(tx: optax.GradientTransformation, axis: str, devices: int) -> C
     return part if along is None else jax.lax.all_gather(part, axis, axis=along, tiled=True)
 
   def update(grads, opt_state, params):
-    measure = norm(params, axis, devices)
+    global_norm = norm(params, axis, devices)
     grads = jax.tree.map(scatter, grads)
     updates, opt_state = tx.update(grads, opt_state, jax.tree.map(own, params))
-    return jax.tree.map(gather, updates, params), opt_state, measure(grads)
+    return jax.tree.map(gather, updates, params), opt_state, global_norm(grads)
 
   return update
 
 
 def norm(whole: dict, axis: str, devices: int) -> Callable:
-  """Returns the global norm of trees of sharded arrays.
+  """Returns a function from a tree of sharded arrays to its global norm.
 
   Args:
     whole: the full tree of weights, or of shapes; the trees may be subtrees of it.
@@ -60,10 +60,10 @@ def norm(whole: dict, axis: str, devices: int) -> Callable:
   leaves = jax.tree_util.tree_leaves_with_path(whole)
   split = {path: split_axis(x.shape, devices) is not None for path, x in leaves}
 
-  def measure(tree) -> jax.Array:
+  def global_norm(tree) -> jax.Array:
     squares = {True: jnp.float32(0), False: jnp.float32(0)}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
       squares[split[path]] += jnp.sum(x**2)
     return jnp.sqrt(jax.lax.psum(squares[True], axis) + squares[False])
 
-  return measure
+  return global_norm

@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-  """How many of some pairs are right."""
+  """Accuracy on minimal pairs with its confidence interval."""
 
   pairs: int
   accuracy: float

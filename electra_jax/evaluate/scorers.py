@@ -27,7 +27,7 @@ CPU_BATCH_TOKENS, BATCH_TOKENS = 2_048, 65_536
 
 
 class Row(NamedTuple):
-  """What a network reads: a sentence, or a sentence with masked tokens."""
+  """One input row: a sentence, possibly with masked tokens."""
 
   ids: list[int]  # with [CLS] and [SEP]
   position: int  # of the token that is scored; 0: all of them
@@ -35,7 +35,7 @@ class Row(NamedTuple):
   sentence: int
 
 
-# (ids with special tokens, whether each token goes on a word, [MASK]) -> (ids, position, label)
+# (ids with special tokens, whether each token continues a word, [MASK]) -> (ids, position, label)
 Rows = Callable[[list[int], list[bool], int], Iterator[tuple[list[int], int, int]]]
 
 
@@ -102,7 +102,7 @@ def network_for(scorer: str, found: dict[str, Network], path) -> Network:
 
 
 def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
-  """Returns for each token whether it goes on the word of the token before.
+  """Returns for each token whether it continues the word of the token before (subword pieces).
 
   A word is a run of letters, marks and digits; each Chinese character is a word, as in BERT.
 
@@ -182,7 +182,7 @@ class SentenceScorer:
     return scores
 
   def _start(self, weights: dict, rows: list[Row], length: int) -> tuple[np.ndarray, jax.Array]:
-    """Starts the scoring of some rows; returns their sentences and what will be their scores."""
+    """Returns the rows' sentence indices and their scores, still being computed on the device."""
     size = _batch_size(length)
     ids = np.full((size, length), self._tokenizer.vocab.pad, np.int32)
     lengths, positions, labels = (np.zeros(size, np.int32) for _ in range(3))

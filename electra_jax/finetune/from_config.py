@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from electra_jax.config import compare, specs, validate
 from electra_jax.core.attention import ATTENTION
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
-from electra_jax.core.task_heads import LAYERS
+from electra_jax.core.task_heads import HEAD_LAYERS
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ def check(config: ConfigDict) -> None:
   validate.check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
   for field, known in (
     ("keep", ("best", "all", "none")),
-    ("model.head", LAYERS),
+    ("model.head", HEAD_LAYERS),
     ("model.dtype", ("auto", "float32", "bfloat16")),
     ("model.attention", ("auto", *ATTENTION)),
     ("optimizer.name", OPTIMIZERS),

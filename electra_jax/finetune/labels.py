@@ -66,7 +66,7 @@ class TextTask:
 class LabelType(NamedTuple):
   """The type of a text task's labels.
 
-  `complete` takes the labels in the files and the place that begins the message of a TaskError.
+  `complete` takes the labels in the files and a location (file or task) for error messages.
   `predictions` takes outputs [n, C] or [n] float64 and returns [n] float64, as `parse` does.
   """
 

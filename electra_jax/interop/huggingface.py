@@ -150,7 +150,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
 
 
 def read_training(folder: Path) -> dict | None:
-  """Returns what an export wrote of the training into config.json, None in other folders."""
+  """Returns the training settings that `save` stored in config.json; None if absent."""
   return json.loads((folder / "config.json").read_text()).get(TRAINING)
 
 

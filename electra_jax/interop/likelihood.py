@@ -1,4 +1,4 @@
-"""What the likelihoods of a text need to know of a source's training, from any format."""
+"""How a source was trained (objective, mask rate, temperature), as scoring needs it."""
 
 import warnings
 from collections.abc import Mapping
@@ -49,26 +49,27 @@ def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
     ExchangeError: its networks give no likelihood.
   """
   main, generator = (source.networks.get(role) for role in ("discriminator", "generator"))
-  said = training(source)
-  known = dict(said or ORIGINAL)
-  if main is None or (said is None and main.head is not None and HEADS[main.head].predicts_words):
-    main, generator, known["objective"] = main or generator, None, "bert"
+  recorded = training(source)
+  settings = dict(recorded or ORIGINAL)
+  predicts_words = main is not None and main.head is not None and HEADS[main.head].predicts_words
+  if main is None or (predicts_words and recorded is None):
+    main, generator, settings["objective"] = main or generator, None, "bert"
   if source.finetuned or main.head is None:
     raise ExchangeError(f"{path} has no head of pretraining, which a likelihood needs")
-  kind = OBJECTIVES[known["objective"]]
+  kind = OBJECTIVES[settings["objective"]]
   if kind.log_p is scoring.implied and generator is None:
     raise ExchangeError(f"{path} has the discriminator alone, a likelihood needs its generator too")
-  if said is None and generator is not None:
+  if recorded is None and generator is not None:
     warnings.warn(
       f"{path} does not say its mask rate: {ORIGINAL['mask_prob']} assumed, as of the original's"
       " Small and Base",
       stacklevel=2,
     )
-  objective, generator_kind = known.pop("objective"), known.pop("generator_kind")
+  objective, generator_kind = settings.pop("objective"), settings.pop("generator_kind")
   spec = PretrainSpec(
     (generator or main).cfg,
     main.cfg,
-    Masking(**known, mask_token_prob=1.0, mask_id=vocab.mask, special_ids=vocab.special_ids),
+    Masking(**settings, mask_token_prob=1.0, mask_id=vocab.mask, special_ids=vocab.special_ids),
     objective=objective,
     generator_kind=generator_kind,
     tying="none",

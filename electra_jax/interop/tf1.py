@@ -69,8 +69,8 @@ def _index(prefix: Path) -> Path:
 def read_scopes(prefix: str | Path) -> dict[str, Scopes]:
   """Returns the networks in a checkpoint of the original: "discriminator", "generator".
 
-  A generator without an encoder of its own shares the discriminator's; without a discriminator
-  (the original's BERT objective) it is one, with a head for words.
+  A generator without an encoder of its own shares the discriminator's. If there is no discriminator
+  (the original's BERT objective), the generator is returned as the discriminator, with an MLM head.
 
   Raises:
     ExchangeError: the checkpoint cannot be read, or holds neither.
@@ -142,8 +142,8 @@ def read_config(
 ) -> TransformerConfig:
   """Returns the config of a network in a checkpoint of the original.
 
-  Sizes come from the variables. What these do not say comes from a config beside the checkpoint,
-  which describes the discriminator; without one, heads of width 64 are assumed with a warning.
+  Sizes come from the variables, other fields from a config.json beside the checkpoint, which
+  describes the discriminator; without one, heads of width 64 are assumed with a warning.
 
   Args:
     heads: their number, if it is known.

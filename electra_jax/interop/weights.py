@@ -132,7 +132,7 @@ def fill(
 ) -> dict:
   """Returns a network of the `wanted` shapes; read(name) returns a tensor or None.
 
-  What a row leaves out, the first layer's norm where there is none, is 1.
+  Elements that no row covers (ModernBERT's missing first attention norm) are 1.
 
   Raises:
     ExchangeError: tensors are missing or of another shape.

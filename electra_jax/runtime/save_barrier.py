@@ -55,14 +55,14 @@ class SaveBarrier:
     """
     if jax.process_count() == 1:
       return
-    here, own = f"{self._folder}/{self._save}", jax.process_index()
+    prefix, own = f"{self._folder}/{self._save}", jax.process_index()
     if error := sys.exception():
       if not isinstance(error, SaveError):
         reason = f"process {own}: {self._describe(error)}"
-        self._store.key_value_set(f"{here}/failed/{own}", reason, allow_overwrite=True)
+        self._store.key_value_set(f"{prefix}/failed/{own}", reason, allow_overwrite=True)
       return
     deadline = time.monotonic() + timeout_ms / 1000
-    arrived, self._calls = f"{here}/{self._calls}", self._calls + 1
+    arrived, self._calls = f"{prefix}/{self._calls}", self._calls + 1
     self._store.key_value_set(f"{arrived}/{own}", key)
     for process in range(jax.process_count()):
       while not self._has_arrived(f"{arrived}/{process}"):

@@ -62,7 +62,7 @@ def check_new(out: Path) -> None:
 def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
 
-  All in it gets the umask's mode, also what a library wrote for the user alone.
+  All files in it get the usual permissions (umask), also those that a library created as private.
 
   Args:
     needed: bytes that will be written at least.
