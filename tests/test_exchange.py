@@ -1,6 +1,7 @@
 """Weights in and out: units, vocabularies, heads, others' files, and what is refused in a line."""
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -145,6 +146,22 @@ def test_parity_is_that_of_the_number_here(number, tmp_path, monkeypatch):
   with pytest.raises(sources.ExchangeError, match=r"above the tolerance 0.0005"):
     export.export_hf(number, tmp_path / "out", Console(quiet=True))
   assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("by", [0.5e-4, 2e-4])
+def test_a_network_with_other_logits_there_is_not_exported(by, words45, tmp_path, monkeypatch):
+  source = a_source("discriminator", vocab=words45)
+  ours = functools.partial(export.logits, source.networks["discriminator"])
+  monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: True)
+  monkeypatch.setattr(  # in the place of transformers
+    huggingface, "torch_outputs", lambda folder, head, batch: ours(batch) + by
+  )
+  if by < export.TOLERANCE:
+    export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  else:
+    with pytest.raises(sources.ExchangeError, match="differ .* by up to 0.0002, .*nothing was exp"):
+      export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  assert (tmp_path / "out").exists() == (by < export.TOLERANCE)
 
 
 # The vocabulary and its network.

@@ -113,6 +113,26 @@ def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
   assert tried == [2, 3, 6]
 
 
+def test_a_step_that_does_not_fit_says_with_how_many_microbatches_it_does(tiny, monkeypatch):
+  config = tiny[0].copy_and_resolve_references()
+  config.train.batch_size = 48
+
+  def cost(config, name, target):  # as if all of it were activations
+    n = config.train.accumulation
+    return preflight.StepCost(name, 8, 8, n, 12 / n <= target.memory, target.memory, 12 / n)
+
+  monkeypatch.setattr(preflight, "estimate_step", cost)
+
+  def verdict(memory):
+    return preflight.verdict(
+      preflight.fit(config, "x", dataclasses.replace(tiny[1], memory=memory))
+    )
+
+  assert verdict(12.0) == "x: fits, microbatches: 1"
+  assert verdict(5.0) == "x: fits, microbatches: 3; does not fit with 1, 2"
+  assert verdict(1.0).startswith("x: does not fit with 1, 2, 3, 6 microbatches; try")
+
+
 @pytest.mark.long
 def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny):
   config, target = tiny

@@ -50,6 +50,22 @@ def test_steps_to_trace_that_mean_nothing_are_refused(text):
     tracing.parse_steps(text)
 
 
+def test_a_signal_traces_the_next_steps_and_its_handler_goes_with_the_run(tmp_path, monkeypatch):
+  traced, before = [], signal.getsignal(signal.SIGUSR2)
+  monkeypatch.setattr(tracing.jax.profiler, "start_trace", lambda folder: traced.append("start"))
+  monkeypatch.setattr(tracing.jax.profiler, "stop_trace", lambda: traced.append("stop"))
+  with tracing.Tracer(tmp_path, range(0), signal_steps=2) as tracer:
+    for step in range(1, 7):
+      if step == 3:
+        signal.raise_signal(signal.SIGUSR2)
+      tracer.begin(step)
+      traced.append(step)
+      if tracer.ends(step):
+        assert tracer.finish() == f"trace of steps 3 to 4: xprof --logdir={tmp_path}"
+  assert traced == [1, 2, "start", 3, 4, "stop", 5, 6]
+  assert signal.getsignal(signal.SIGUSR2) is before
+
+
 def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   found = stragglers.StragglerDetector(1.3, batch_size=8, step=0)
   found._names = ["a", "b", "c"]

@@ -115,6 +115,28 @@ def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, f
         np.testing.assert_allclose(ours[name], value, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["replicated", "sharded"])
+def test_a_checkpoint_is_the_same_of_a_sharded_and_a_replicated_optimizer(tmp_path, first):
+  numbers = np.arange(48, dtype=np.float32)
+  state = step.TrainState(
+    np.int32(1), {"w": numbers}, {"m": numbers.reshape(3, 16), "few": numbers[:3]}
+  )
+  shapes = jax.eval_shape(lambda: state)
+  one, other = (
+    parallel.StateSharding(shapes, step.TrainState(step=False, params=False, opt_state=sharded))
+    for sharded in (first, not first)
+  )
+  checkpoints = Checkpoints(tmp_path, keep=1, keep_every_steps=0)
+  made = one.init_state(lambda params: jax.tree.map(jnp.asarray, state))
+  checkpoints.save(1, one.to_global(made(parallel.replicate(state.params))), {})
+  checkpoints.wait()
+  restored, _ = checkpoints.restore(1, other.shapes())
+  checkpoints.close()
+  local = other.to_local(restored)
+  assert local.opt_state["m"].shape == ((3, 16) if first else (8, 3, 2))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(other.to_global(local)), state)
+
+
 def test_a_mapped_step_donates_replicated_and_sharded_arrays():
   state = step.TrainState(jnp.int32(0), {"w": jnp.ones(16)}, {"m": jnp.zeros((16, 2))})
   shapes = jax.eval_shape(lambda: state)
