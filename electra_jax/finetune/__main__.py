@@ -64,7 +64,7 @@ def run_task(
     cfg, head, batch_size=settings.eval_batch_size, buckets=settings.buckets, pad=settings.pad
   )
   outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
-  rows, scores = measure(task, settings.seeds, outputs)
+  rows, scores = score_seeds(task, settings.seeds, outputs)
   best = choose(rows)
   info = dataclasses.asdict(task.info)
   content = {
@@ -91,7 +91,7 @@ def run_task(
   return rows
 
 
-def measure(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
+def score_seeds(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
   """Returns a row of results per split and seed, and each split's example scores [S, n, m]."""
   metrics = prepare.TASK_KINDS[task.info.kind].metrics(task.info)
   rows, scores = [], {}
