@@ -64,6 +64,15 @@ HELDOUT = {"mlm_loss", "replace_mlm_loss", "all_tokens_loss", "mlm_accuracy", "r
 # Commands.
 
 
+def json_lines(path: Path) -> list[dict]:
+  """Returns the JSON objects of a file, without a line that was cut off."""
+  found = []
+  for line in path.read_text().splitlines() if path.exists() else ():
+    with contextlib.suppress(ValueError):
+      found.append(json.loads(line))
+  return found
+
+
 def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
   """Runs a program of the package, unless it has already ended well with the same arguments.
 
@@ -76,7 +85,7 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   Raises:
     SystemExit: it failed or was interrupted; the message ends with its last output.
   """
-  lines = read_history(out / "commands.jsonl")
+  lines = json_lines(out / "commands.jsonl")
   if any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
     return
   command = [sys.executable, "-m", module, *arguments]
@@ -252,7 +261,7 @@ def finetune(
   arguments += assignments(fields)
   results = folder / "results.jsonl"
   run(out, f"finetune/{init}/{name}", "electra_jax.finetune", arguments, results.is_file)
-  rows = [row for row in read_history(results) if row["split"] == "dev"]
+  rows = [row for row in json_lines(results) if row["split"] == "dev"]
   expected = len(finetuning.tasks) * setting.seeds
   if len(rows) != expected:
     raise SystemExit(f"{results}: {len(rows)} results on dev, expected {expected}")
@@ -288,7 +297,7 @@ def run_all(out: Path, setting: Setting, plan: dict, args: argparse.Namespace) -
 def collect(out: Path, setting: Setting, plan: dict, results: dict[str, list[dict]]) -> dict:
   """Returns everything that is kept: settings, costs, held-out metrics, every seed's result."""
   secs: dict[str, float] = {}
-  for line in read_history(out / "commands.jsonl"):
+  for line in json_lines(out / "commands.jsonl"):
     secs[line["job"]] = secs.get(line["job"], 0.0) + line["secs"]
   pretrained = {}
   for name in setting.objectives:
