@@ -46,8 +46,8 @@ from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
-# Losses that equal the unigram entropy for a model of token frequencies alone.
-PREDICTIONS = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
+# Masked-LM losses: a model of token frequencies alone reaches the unigram entropy.
+UNIGRAM_REFERENCE_LOSSES = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
 
 
 def main(argv: list[str]) -> int:
@@ -286,7 +286,7 @@ def finish(run: Run, done: int, console: Console) -> None:
   """Draws the curves; prints the final metrics and the paths of the results."""
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   level = ("held-out unigram entropy", run.entropy)
-  references = dict.fromkeys(PREDICTIONS, level) if run.entropy else {}
+  references = dict.fromkeys(UNIGRAM_REFERENCE_LOSSES, level) if run.entropy else {}
   curves.draw(run.workdir / "curves.png", history, references)
   heldout = [line for line in history if line["split"] == "heldout"]
   if heldout:
