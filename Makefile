@@ -15,8 +15,8 @@ quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: te
 test: lint  ## lint, the examples in docstrings and the default tests
 	$(RUN) -m pytest
 
-test-core: lint  ## lint and the tests of the pure layer
-	$(RUN) -m pytest -m "core and not long" tests
+test-core: lint  ## lint and the quick tests of the pure layer: a minute
+	$(RUN) -m pytest -m "core and not long and not slow" tests
 
 lint: .venv/ready
 	$(RUN) -m ruff check .

@@ -159,7 +159,7 @@ ROWS = [
   ("evaluate pairs --model=run --data=own/dev.tsv", 1, "own/dev.tsv:1: no JSON"),
   ("evaluate pairs --model=run --data=own/empty.jsonl", 1, "own/empty.jsonl has no pairs"),
   ("evaluate pairs --model=run --data=own/half.jsonl", 1, "half.jsonl:1: a pair needs sentence_"),
-  ("evaluate pairs --model=finetuned --data=own/pairs.jsonl", 1, "has no mlm_head, which --scor"),
+  ("evaluate pairs --model=finetuned --data=own/pairs.jsonl", 1, "can only be scored by a network"),
   ("evaluate pairs --model=run --data=own/pairs.jsonl --scorer=best", 2, "invalid choice: 'best'"),
   ("evaluate pairs --model=run --data=own/pairs.jsonl --out=data", 1, "data exists: nothing is"),
   ("evaluate detect --model=run --data=run", 1, "manifest.json is missing"),

@@ -193,12 +193,12 @@ def test_a_trained_vocabulary_never_saw_the_held_out_documents(tmp_path):
       file.write(f"\n\nonly {'zyx' * 3} number {i}")
   seen = []
   config = make_config(tmp_path, vocab="wordpiece", vocab_size=200, holdout_frac=0.5)
-  original = build.tokenizer.train
+  original = build.vocabulary.train
   try:
-    build.tokenizer.train = lambda kind, texts, **kw: original(kind, seen_in(texts, seen), **kw)
+    build.vocabulary.train = lambda kind, texts, **kw: original(kind, seen_in(texts, seen), **kw)
     build.build(config)
   finally:
-    build.tokenizer.train = original
+    build.vocabulary.train = original
   held_out = 0
   for text in (tmp_path / "text.txt").read_text().split("\n\n"):
     key = sources.hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -21,6 +21,7 @@ def corrupt(spec, weights, batch, training=True):
   return jax.jit(lambda w, b, k: generators.corrupt(spec, w, b, k, at))(weights, batch, keys)
 
 
+@pytest.mark.slow
 def test_the_towers_never_see_the_token_they_predict_and_see_all_others():
   weights, batch = (
     fresh(TOWERS),
@@ -132,6 +133,7 @@ def test_samples_without_dropout_are_those_of_evaluation():
   assert (corrupt(SPEC, weights, batch).sampled != evaluation.sampled).any()
 
 
+@pytest.mark.slow
 def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
   spec = dataclasses.replace(SPEC, generator_kind="frozen", tying="none")
   weights, batch = fresh(spec), make_batch()
@@ -148,6 +150,7 @@ def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
   np.testing.assert_array_equal(a.output.logits, b.output.logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", long_except(0, 1, 3, of=generators.GENERATORS))
 def test_every_kind_corrupts_the_chosen_slots_only(kind):
   tie = "none" if kind == "frozen" else "embeddings"
@@ -223,6 +226,7 @@ def test_samples_follow_the_schedule_of_the_temperature_and_replaced_is_a_share_
     assert float(share.count) == batch.padding_mask.sum()
 
 
+@pytest.mark.slow
 def test_a_share_of_the_samples_follows_the_frequencies_by_its_schedule():
   counts = np.r_[np.zeros(5), np.arange(1, 56)]
   falling = schedules.Schedule(0.25, schedules.parse("0=1,10=0", 10))
@@ -264,6 +268,7 @@ def test_a_share_by_frequency_never_writes_the_original_where_that_is_disallowed
 # Detection of fixed noise, in evaluations.
 
 
+@pytest.mark.slow
 def test_fixed_noise_is_drawn_by_frequency_whatever_the_generator_writes():
   counts = np.r_[np.zeros(5), np.arange(1, 56)]
   spec = dataclasses.replace(

@@ -73,6 +73,7 @@ def weights():
   return jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))()
 
 
+@pytest.mark.slow
 def test_initial_weights_are_truncated_normal_except_where_the_original_uses_glorot():
   spec = paper_spec(128, 256, 2, 1 / 4)
   w = jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()

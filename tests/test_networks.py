@@ -25,6 +25,7 @@ WORD = "embeddings/word"
 TABLES = {f"embeddings/{m}" for m in ("word", "position", "token_type", "layer_norm")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("tie", "by_rtd", "by_mlm"),
   long_except(2, 4, of=[
@@ -129,6 +130,7 @@ def test_every_weight_has_a_group():
   }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie", long_except(3, of=["none", "tokens", "embeddings", "gdes"]))
 @pytest.mark.parametrize("fits", [("generator",), ("generator", "discriminator")])
 def test_a_masked_language_model_starts_every_network_of_its_shape_with_its_tables(tie, fits):

@@ -201,6 +201,7 @@ def modern_params(kind="geglu"):
   return objectives.init_params(spec, jax.random.key(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gelu", "geglu"])
 def test_muon_takes_the_matrices_of_hidden_layers_and_nothing_else(kind):
   params = modern_params(kind)

@@ -89,6 +89,7 @@ def test_electra_15_gives_unmasked_logits_exactly_zero_gradient(monkeypatch):
   assert gradient[chosen].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   long_except(2, 3, of=["replace_mlm", "all_tokens_mlm", "electra", "electric", "electra_mlm"]),
@@ -231,6 +232,7 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
   assert terms["cloze_loss"].in_loss and terms["nce_loss"].in_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "kind", "loss"),
   long_except(0, 3, of=[
@@ -319,6 +321,7 @@ def test_reinforce_agrees_with_the_exact_gradient():
   assert (np.abs(samples.mean(0) - exact)[words] < 4 * error[words]).all()
 
 
+@pytest.mark.slow
 def test_the_baseline_learns_from_its_cross_entropy_alone_and_the_generator_only_from_reinforce():
   spec = dataclasses.replace(SPEC, objective="adversarial", mlm_weight=0.0)
   weights = fresh(spec)

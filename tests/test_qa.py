@@ -107,6 +107,7 @@ def loss_of(terms):
   return sum(term.weight * term.total / term.count for term in terms.values())
 
 
+@pytest.mark.slow
 @of_each_head
 def test_losses_are_those_of_the_formulas_over_the_rows_that_are_no_padding(settings):
   weights, states, batch = make(settings)
@@ -177,6 +178,7 @@ def test_a_beam_wider_than_the_text_is_filled_up_with_what_is_never_chosen():
   assert np.all(said["start_logp"][:, 7:] < -900) and np.all(said["end_logp"][:, :, 7:] < -900)
 
 
+@pytest.mark.slow
 @of_each_head
 def test_what_is_in_the_rows_of_padding_changes_nothing(settings):
   weights, states, batch = make(settings)
@@ -189,6 +191,7 @@ def test_what_is_in_the_rows_of_padding_changes_nothing(settings):
   jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
+@pytest.mark.slow
 @of_each_head
 def test_every_parameter_has_a_gradient(settings):
   weights, states, batch = make(settings)

@@ -46,6 +46,7 @@ def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
   assert evaluated.positions.shape == (64, 4)  # the constant, 0.25
 
 
+@pytest.mark.slow
 def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_same():
   spec = dataclasses.replace(
     SPEC, discriminator_weight=schedules.Schedule(50.0, schedules.parse("5=0,5=50", 10))

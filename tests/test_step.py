@@ -93,11 +93,13 @@ def same(a, b):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", long_except(1, of=[2, 8]))
 def test_devices_with_uneven_counts_equal_one_device(reference, devices):
   same(train(devices), reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "accumulation"), long_except(1, of=[(1, 4), (2, 2)]))
 def test_uneven_microbatches_equal_the_large_batch(reference, devices, accumulation):
   same(train(devices, accumulation), reference)
@@ -113,6 +115,7 @@ def test_dropout_too_is_the_same_on_any_devices_and_microbatches():
   same(train(8, dropout=0.1), train(1, accumulation=2, dropout=0.1))
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_totals_over_global_counts(reference):
   # By hand, without psum, scan or pmap.
   spec, batch = make_spec(0.0), make_batch(0)
@@ -130,6 +133,7 @@ def test_gradient_is_that_of_totals_over_global_counts(reference):
   assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(grads)), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_batch_of_padding_only_leaves_finite_parameters():
   spec = make_spec(0.0)
   tx = optax.sgd(1.0)
@@ -153,6 +157,7 @@ def test_keys_differ_by_seed_step_and_row_and_by_nothing_else():
   assert len({tuple(w) for w in seen}) == len(seen)
 
 
+@pytest.mark.slow
 def test_evaluation_is_the_same_at_every_step_and_on_any_devices():
   spec = make_spec(0.1)
   params = first_params()
@@ -169,6 +174,7 @@ def test_evaluation_is_the_same_at_every_step_and_on_any_devices():
     assert np.array_equal(results[1][name][1], count), name
 
 
+@pytest.mark.slow
 def test_the_mapped_step_donates_the_state_and_keeps_its_shapes():
   spec = make_spec(0.0)
   tx = optax.sgd(0.1)
