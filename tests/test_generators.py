@@ -92,6 +92,7 @@ def test_samples_without_a_network_have_the_right_frequencies(kind):
   assert abs(float(term.total) / n - entropy) < 5 * sigma + 1e-5
 
 
+@pytest.mark.slow
 def test_the_entropy_is_that_of_what_is_sampled_from():
   weights, batch = fresh(SPEC), make_batch(B=8)
   for change in ({}, {"temperature": 0.05}, {"disallow_correct": True}):
@@ -108,6 +109,7 @@ def test_the_entropy_is_that_of_what_is_sampled_from():
     assert float(c.terms["sample_entropy"].total) == pytest.approx(total, rel=1e-5), change
 
 
+@pytest.mark.slow
 def test_a_correct_sample_can_be_disallowed():
   spec = dataclasses.replace(
     SPEC, generator_kind="uniform", masking=dataclasses.replace(SPEC.masking, disallow_correct=True)
@@ -123,6 +125,7 @@ def test_a_correct_sample_can_be_disallowed():
   assert float(c.terms["sampled_accuracy"].total) == counted < hits.sum()
 
 
+@pytest.mark.slow
 def test_samples_without_dropout_are_those_of_evaluation():
   still = dataclasses.replace(SPEC, sampling_dropout=False)
   weights, batch = fresh(SPEC), make_batch(B=64)

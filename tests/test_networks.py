@@ -46,6 +46,7 @@ def test_each_loss_reaches_what_its_network_looks_up_and_nothing_else(tie, by_rt
   assert moved(mlm) == own | by_mlm
 
 
+@pytest.mark.slow
 def test_gdes_starts_where_shared_embeddings_do_and_merges_into_plain_tables():
   spec, weights = make("gdes")
   shared = dataclasses.replace(spec, tying="embeddings")
@@ -61,6 +62,7 @@ def test_gdes_starts_where_shared_embeddings_do_and_merges_into_plain_tables():
   assert networks.embeddings(spec, weights, "generator") is weights["embeddings"]
 
 
+@pytest.mark.slow
 def test_an_untied_generators_tables_are_as_wide_as_itself():
   spec, weights = make("none")
   assert weights["generator"]["embeddings"]["word"].shape == (60, spec.generator.hidden_size)

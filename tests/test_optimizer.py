@@ -227,6 +227,7 @@ def orthogonalized(matrix):
   return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
+@pytest.mark.slow
 def test_muons_first_update_is_each_matrix_orthogonalized_by_itself():
   params, rng = modern_params(), np.random.default_rng(0)
   grads = jax.tree.map(lambda x: jnp.float32(rng.normal(size=x.shape)), params)

@@ -61,6 +61,7 @@ def vocabulary(spec, weights, ids, batch):
   return z / z.sum(-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_electra_15_learns_from_the_slots_only():
   spec, weights = make("electra_15")
   batch = make_batch()
@@ -135,6 +136,7 @@ def test_replace_mlm_predicts_originals_from_the_corrupted_text():
   assert terms["mlm_loss"].in_loss  # the generator still learns
 
 
+@pytest.mark.slow
 def test_electra_mlm_detects_and_predicts_originals_in_one_pass():
   weight = schedules.Schedule(3.0, schedules.parse("0=50,10=1", 10))
   spec, weights = make("electra_mlm", discriminator_weight=5.0, replace_mlm_weight=weight)
@@ -155,6 +157,7 @@ def test_electra_mlm_detects_and_predicts_originals_in_one_pass():
   assert float(spec.replace_mlm_weight.at(5)) == pytest.approx(25.5)
 
 
+@pytest.mark.slow
 def test_all_tokens_mlm_is_a_mixture_of_copying_and_predicting():
   spec, weights = make("all_tokens_mlm")
   batch = make_batch()
@@ -205,6 +208,7 @@ def test_bert_is_plain_masked_language_modelling():
   assert float(terms["mlm_loss"].total) == pytest.approx(nll[chosen].sum(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_noise():
   spec, weights = make("electric", generator_kind="two_tower")
   batch = make_batch()
@@ -277,6 +281,7 @@ def reinforce_gradients(weights, batch, keys):
   return jax.jit(jax.vmap(jax.grad(of_bias), (None, 0)))(bias, keys)
 
 
+@pytest.mark.slow
 def test_reinforce_agrees_with_the_exact_gradient():
   weights = jax.jit(lambda: objectives.init_params(TINY, jax.random.key(3)))()
   weights = jax.tree.map(lambda x: 6 * x, weights)  # rewards that differ

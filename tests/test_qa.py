@@ -132,6 +132,7 @@ def test_losses_are_those_of_the_formulas_over_the_rows_that_are_no_padding(sett
   np.testing.assert_allclose(loss_of(terms), expected, **CLOSE)
 
 
+@pytest.mark.slow
 @of_each_head
 def test_beams_hold_the_likeliest_starts_and_the_likeliest_ends_given_each(settings):
   weights, states, batch = make(settings)

@@ -58,6 +58,7 @@ def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_
     assert (float(term.weight), term.in_loss) == (weight, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, o in objectives.OBJECTIVES.items() if o.uses_generator])
 def test_the_main_loss_of_every_objective_follows_the_schedule_of_its_weight(name):
   kind = "two_tower" if name == "electric" else "transformer"
