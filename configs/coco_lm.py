@@ -16,5 +16,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
   c = load(f"{arg or 'base'}.py")
   c.objective.name = "coco_lm"
-  c.objective.contrast_group = 16
   return c
