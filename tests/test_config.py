@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -277,7 +278,6 @@ def test_a_missing_extra_is_named():
     ({"objective.mask_prob_schedule": "0%=0.2,100%=1.5"}, "prob must be between 0 and 1, got 1.5"),
     ({"objective.temperature_schedule": "0=0"}, "temperature must be above 0, got 0"),
     ({"objective.unigram_share_schedule": "0=2"}, "unigram_share must be from 0 to 1, got 2"),
-    ({"objective.contrast_weight": 2.0}, "does not read objective.contrast_weight: leave it"),
   ],
 )
 def test_combinations_that_mean_nothing_are_refused_with_the_reason(changes, reason):
@@ -287,6 +287,17 @@ def test_combinations_that_mean_nothing_are_refused_with_the_reason(changes, rea
   with pytest.raises(ValueError, match=reason):
     validate.check(config)
     specs.make_spec(config, VOCAB)
+
+
+def test_a_weight_that_the_objective_does_not_read_is_a_warning():
+  config = files.load("base.py")
+  config.objective.contrast_weight = 2.0
+  with pytest.warns(UserWarning, match="electra does not read objective.contrast_weight"):
+    validate.check_fields(config)
+  config.objective.name = "coco_lm"
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    validate.check_fields(config)
 
 
 @pytest.mark.parametrize("size", ["small", "base", "large", "quickstart"])

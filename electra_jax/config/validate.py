@@ -3,6 +3,8 @@
 Each error is a ValueError of one line that names the field and the numbers.
 """
 
+import warnings
+
 import jax
 from ml_collections import ConfigDict
 
@@ -71,6 +73,7 @@ def check_fields(config: ConfigDict) -> None:
     if flat[field] not in known:
       raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
   check_combination(config)
+  warn_of_unread(config.objective)
   tracing.parse_steps(config.profile.steps)
   make_limits(config)
   make_optimizer_config(config)
@@ -141,10 +144,6 @@ def check_combination(config: ConfigDict) -> None:
     or o.disallow_correct
     or not g.sampling_dropout
   )
-  others = {name for d in objectives.OBJECTIVES.values() for name in d.own_fields}
-  others -= set(objective.own_fields)
-  changed = (k for k in o if o[k] != base.objective[k])
-  unread = [f"objective.{k}" for k in changed if k.removesuffix("_schedule") in others]
   accepted = [kind for kind in kinds if objective.accepts(kinds[kind])]
   for wrong, reason in (
     (
@@ -153,7 +152,6 @@ def check_combination(config: ConfigDict) -> None:
       f"objective {o.name} has no generator and one loss: do not change generator.kind, the"
       " sampling fields or discriminator_weight_schedule",
     ),
-    (unread, f"objective {o.name} does not read {', '.join(unread)}: leave it as it is"),
     (
       g.kind not in accepted,
       f"objective {o.name} needs a generator of kind {' or '.join(accepted)}, got {g.kind}",
@@ -198,6 +196,19 @@ def check_combination(config: ConfigDict) -> None:
     raise ValueError(
       "optimizer.separate_optimizers needs two trained networks; here only one is trained"
     )
+
+
+def warn_of_unread(o: ConfigDict) -> None:
+  """Warns of changed fields of config.objective that the objective does not read.
+
+  Not an error: a run of an earlier version may have set one, and must resume.
+  """
+  base, kinds = load("base.py").objective, objectives.OBJECTIVES
+  others = {name for kind in kinds.values() for name in kind.own_fields}
+  others -= set(kinds[o.name].own_fields)
+  changed = (k for k in o if o[k] != base[k])
+  if unread := [f"objective.{k}" for k in changed if k.removesuffix("_schedule") in others]:
+    warnings.warn(f"objective {o.name} does not read {', '.join(unread)}", stacklevel=1)
 
 
 def check_attention(m: ConfigDict, platform: str | None = None) -> None:
