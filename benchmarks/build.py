@@ -1,15 +1,20 @@
 """How fast text becomes shards, against the bare tokenizer, and how much memory that takes.
 
   python benchmarks/build.py [SOURCE ...] [--vocab vocab.txt] [--json benchmarks/results/build.json]
+  python benchmarks/build.py SOURCE ... --runner beam|ray [--json FILE]
 
 A SOURCE is an entry of config.data.sources; 'python-docs' unless said. Its documentation is
 harvested beforehand, and the vocabulary trained, if none is given: both are timed on their own.
 Then the whole program is run as a user would run it, start and checksums included, and in turn the
 `tokenizers` library encodes the same lines on all cores, without making anything of them. MB per
 CPU second say how much of the speed is left on a machine that does other things, too.
+
+With --runner (electra_jax[beam] or [ray] must be installed) the text is cut into PARTS files, which
+the engine and a local build turn into shards in turn.
 """
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -26,16 +31,29 @@ from rich.table import Table
 from electra_jax.data import python_docs, sources, tokenizer, vocabulary
 
 FLOOR = 4.0  # MB/s of raw text on two cores
+PARTS, RUNNER_FLOOR = 8, 0.8  # of the local build's speed
+CORES = len(os.sched_getaffinity(0))
+OPTIONS = {  # of engines, to run on this machine
+  "beam": [
+    "--", "--runner=DirectRunner", "--direct_running_mode=multi_processing",
+    f"--direct_num_workers={CORES}",
+  ],
+  "ray": [],
+}  # fmt: skip
 POLL_SECS = 0.05
 
 
-def run_build(source: str, vocab: str, seq_length: int, folder: str) -> tuple[float, float, float]:
+def run_build(
+  source: str, vocab: str, seq_length: int, folder: str, parts: int = 0, arguments: tuple = ()
+) -> tuple[float, float, float]:
   """Builds in a process of its own; returns seconds, CPU seconds and peak MB, children included."""
   fields = {"dir": folder, "sources": source, "vocab": vocab, "seq_length": seq_length}
+  fields["parts"] = parts
   flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
   command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
   start, cpu, peak = time.perf_counter(), children_cpu_secs(), 0.0
-  process = subprocess.Popen([*command, "--overwrite"], stdout=subprocess.DEVNULL)
+  command += ["--overwrite", *arguments]
+  process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   while process.poll() is None:
     peak = max(peak, resident_mb(process.pid))
     time.sleep(POLL_SECS)
@@ -101,7 +119,7 @@ def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dic
   extra = {}
   if source == "python-docs":
     start = time.perf_counter()
-    text = "\n\n".join(python_docs.harvest(len(os.sched_getaffinity(0))))
+    text = "\n\n".join(python_docs.harvest(CORES))
     extra["harvest_secs"] = round(time.perf_counter() - start, 1)
     (folder / "docs.txt").write_text(text, encoding="utf-8")
     source = f"text:{folder / 'docs.txt'}"
@@ -116,6 +134,34 @@ def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dic
   return source, vocab, extra
 
 
+def compare_runner(args: argparse.Namespace, name: str) -> dict:
+  """Builds a text in PARTS files by an engine and locally, in turn; returns a row of results."""
+  with tempfile.TemporaryDirectory() as folder:
+    source, vocab, _ = prepare(name, args.vocab, Path(folder))
+    (parsed,) = sources.parse(source)
+    names = [f"{folder}/part{i}.txt" for i in range(PARTS)]
+    total, size = text_bytes(source), 0
+    files = [open(path, "w", encoding="utf-8") for path in names]
+    for piece in sources.documents(parsed, sources.SourceStats(parsed)):
+      files[size * PARTS // total].write(piece.text + "\n\n")
+      size += piece.size
+    for file in files:
+      file.close()
+    runs: dict[str, list] = {"local": [], args.runner: []}
+    for _ in range(args.rounds):
+      for runner, found in runs.items():
+        engine = (f"--runner={runner}", *OPTIONS.get(runner, ()))
+        text = f"text:{folder}/part*.txt"
+        found.append(run_build(text, vocab, args.seq_length, f"{folder}/shards", PARTS, engine))
+  row = {"text_mb": round(size / 1e6, 1)}
+  for runner, found in runs.items():
+    row[f"{runner}_mb_per_sec"] = round(size / 1e6 / statistics.median(x[0] for x in found), 2)
+    row[f"{runner}_rounds_secs"] = [round(x[0], 2) for x in found]
+    row[f"{runner}_peak_resident_mb"] = round(max(x[2] for x in found))
+  ratio = row[f"{args.runner}_mb_per_sec"] / row["local_mb_per_sec"]
+  return row | {"of_local": round(ratio, 2), "floor": RUNNER_FLOOR}
+
+
 def main() -> None:
   """Measures, prints a table, writes JSON."""
   parser = argparse.ArgumentParser(
@@ -126,7 +172,13 @@ def main() -> None:
   parser.add_argument("--seq_length", type=int, default=128)
   parser.add_argument("--rounds", type=int, default=3)
   parser.add_argument("--json", help="file for the results")
+  parser.add_argument("--runner", choices=OPTIONS)
   args = parser.parse_args()
+  if args.runner:
+    rows = [compare_runner(args, name) for name in args.sources]
+    print(json.dumps(rows, indent=1))
+    machine.save(args.json, {"rows": rows}, hide=[*args.sources, args.vocab])
+    return
   table = Table(title=f"text to examples of {args.seq_length} tokens")
   for column in ("text", "build MB/s", "bare MB/s", "build MB/CPU s", "bare MB/CPU s", "peak MB"):
     table.add_column(column, justify="right")

@@ -117,8 +117,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.single_segment_prob = 0.1  # chance that an example has one segment instead of two
   d.boundary_prob = 0.5  # chance that the sentence that overflows segment A still goes to it
   d.holdout_frac = 0.005  # of the documents, chosen by hash, only evaluated on, never trained on
-  d.max_bad_frac = 0.001  # of the documents may be undecodable and skipped; more stops the build
+  d.max_bad_frac = 0.001  # of the documents may be null or undecodable, they are skipped
   d.examples_per_shard = 100_000  # records in a shard file
+  # A build is made of parts, ranges of the input files: one that is killed goes on, and processes
+  # may share it. 0 = one for every 256 MB of files. Another number gives other bytes
+  d.parts = 0
+  # exact: leave out documents whose text was seen before, but for case and white space
+  d.dedup = ""
   d.workers = 0  # processes that tokenize; 0 = one per core (never changes the result)
 
   c.optimizer = p = ConfigDict()

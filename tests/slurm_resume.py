@@ -6,7 +6,8 @@ Needs Debian's slurm-wlm and munge, and root. A node of two made-up GPUs gets tw
 a task takes of it, then two of two processes each. One is left alone; the other is told to stop as
 SLURM does before a time limit, has to save, to queue itself again and to resume, and is then
 requeued from outside, as for preemption. In the end every array of the last checkpoint and every
-line of the history have to be the same, bit for bit. Exits with 0 if all of this holds.
+line of the history have to be the same, bit for bit. launch/build.sbatch builds shards by an array
+of jobs, which have to be those of one local build. Exits with 0 if all of this holds.
 """
 
 import argparse
@@ -144,12 +145,18 @@ def fields(job: str) -> dict[str, str]:
   return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+def states(job: str) -> set[str]:
+  """Returns the states of a job, or of the tasks of an array."""
+  words = ask("scontrol", "show", "job", job).split()
+  return {word.partition("=")[2] for word in words if word.startswith("JobState=")}
+
+
 def finish(job: str, log: Path) -> None:
   """Waits for a job to be completed; if it fails, shows the end of its log."""
-  over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-  wait_for(f"the end of job {job}", lambda: fields(job).get("JobState") in over)
-  if fields(job)["JobState"] != "COMPLETED":
-    raise SystemExit(f"{log.read_text()[-3000:]}\njob {job}: {fields(job)['JobState']}")
+  over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+  wait_for(f"the end of job {job}", lambda: states(job) and states(job) <= over)
+  if states(job) != {"COMPLETED"}:
+    raise SystemExit(f"{log.read_text()[-3000:]}\njob {job}: {', '.join(states(job))}")
 
 
 def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:
@@ -189,11 +196,38 @@ def see_tasks(folder: Path) -> bool:
   return right
 
 
+def build_by_array(folder: Path) -> bool:
+  """Builds shards by launch/build.sbatch; returns whether they are those of one local build."""
+  text = folder / "texts"
+  text.mkdir()
+  for i in range(3):
+    harness.write_text(text / f"{i}.txt")
+  files = []
+  for name in ("array", "local"):
+    command = harness.command("electra_jax.data.build", folder, 1)
+    fields = {"sources": f"text:{text}/*.txt", "dir": folder / name, "parts": 3}
+    command += [f"--config.data.{key}={value}" for key, value in fields.items()]
+    if name == "local":
+      subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    else:
+      options = f"--cpus-per-task=1 --output={folder}/build-%a.log"
+      environment = {**os.environ, "PYTHON": sys.executable, "OPTIONS": options}
+      script = ["bash", str(ROOT / "launch" / "build.sbatch"), "3", *command[3:]]
+      done = subprocess.run(script, cwd=ROOT, env=environment, capture_output=True, text=True)
+      if done.returncode:
+        raise SystemExit(f"build.sbatch: {done.stderr}")
+      finish(done.stdout.strip(), folder / "build-0.log")
+    found = sorted(p for p in (folder / name).iterdir() if p.is_file() and p.name[0] != ".")
+    files.append({path.name: path.read_bytes() for path in found})
+  print(f"built by an array of three jobs: {len(files[0])} files")
+  return len(files[0]) > 3 and files[0] == files[1]
+
+
 def compare(folder: Path, steps: int, console: Console) -> bool:
   """Runs both jobs; returns whether they came to the same."""
   harness.build(folder)
   with cluster(folder / "slurm"):
-    seen = see_tasks(folder)
+    seen = see_tasks(folder) and build_by_array(folder)
     finish(submit(folder, "alone", steps), folder / "alone.log")
     console.print(f"left alone: {steps} steps")
     job, moved = submit(folder, "moved", steps), folder / "moved"

@@ -9,6 +9,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -167,6 +168,8 @@ ROWS = [
   ("flops --config=configs/smal.py", 1, "did you mean configs/small.py?"),
   ("preflight --config=configs/base.py --topology=v99:2x2", 1, "expected a chip"),
   ("preflight --config=configs/base.py --topology=v5e:3", 1, "v5e:3"),
+  ("preflight --config=configs/base.py --topology=h200x12", 1, "do not divide into hosts of 8"),
+  ("preflight --config=configs/base.py --topology=here,h200x8", 2, "stands alone"),
 ]  # fmt: skip
 
 
@@ -254,7 +257,14 @@ def snapshot(place: Path) -> set[tuple[str, int]]:
   return {(str(p.relative_to(place)), zlib.crc32(p.read_bytes())) for p in files}
 
 
-@pytest.mark.parametrize(("command", "code", "part"), ROWS, ids=[row[0] for row in ROWS])
+# These have a network made first.
+LONG = [row for row in ROWS if re.search(r"init_from=(nowhere|notes|run)", row[0])]
+
+
+@pytest.mark.parametrize(
+  ("command", "code", "part"),
+  [pytest.param(*row, id=row[0], marks=pytest.mark.long if row in LONG else ()) for row in ROWS],
+)
 def test_wrong_input_is_one_line_and_leaves_everything_as_it_was(
   server, place, command, code, part
 ):

@@ -305,6 +305,30 @@ def test_the_job_sets_hold_valid_jobs_that_start_again_and_find_each_other():
   assert "--num_processes=2" in args and "--process_id=$(JOB_COMPLETION_INDEX)" in args
 
 
+def test_a_build_is_two_arrays_of_one_job_a_part(launch, tmp_path):
+  done = call(launch / "build.sbatch", "--dry-run", "16", *ARGS, OPTIONS="--time=1:00")
+  script, array = str(launch / "build.sbatch"), "--array=0-15"
+  first = ["sbatch", "--parsable", "--time=1:00", array, script, *ARGS]
+  second = [*first[:4], "--dependency=afterok:JOB", *first[4:]]
+  assert done.returncode == 0 and words(done.stderr) == [first, second]
+  write_program(tmp_path / "python", 'echo "$@"')
+  given = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16"}
+  done = call(launch / "build.sbatch", *ARGS, PYTHON=str(tmp_path / "python"), **given)
+  assert done.stdout.split()[:3] == ["-m", "electra_jax.data.build", "--part=3/16"]
+  done = call(launch / "build.sbatch", *ARGS)
+  assert done.returncode == 1 and done.stderr == "error: give the number of parts first\n"
+
+
+def test_the_job_that_builds_has_a_pod_for_each_part():
+  job = yaml.safe_load((LAUNCH / "build.yaml").read_text())
+  kubernetes_validate.validate(job, "1.33", strict=True)
+  spec = job["spec"]
+  (container,) = spec["template"]["spec"]["containers"]
+  assert f"--part=$(JOB_COMPLETION_INDEX)/{spec['completions']}" in container["args"]
+  assert container["command"] == ["python", "-m", "electra_jax.data.build"]
+  assert spec["completionMode"] == "Indexed" and spec["backoffLimit"] >= spec["completions"]
+
+
 def test_the_image_copies_what_the_package_is_built_from():
   lines = (LAUNCH / "Dockerfile").read_text().splitlines()
   copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}

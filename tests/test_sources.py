@@ -18,11 +18,14 @@ DOCUMENTS = ["first line\nsecond line", "ein Käse", "last"]
 TEXT = "first line\n  second line \n\n\n \nein Käse\r\n\nlast"
 
 
-def read(spec: str, **options):
+def read(spec: str, max_bad_frac: float = 0.0, **options):
   """Returns the texts of a specification of one source, and its tally."""
   (source,) = parse(spec)
   tally = SourceStats(source)
-  return [piece.text for piece in sources.documents(source, tally, **options)], tally
+  pieces = sources.documents(source, tally, max_bad_frac=max_bad_frac, **options)
+  texts = [piece.text for piece in pieces]
+  sources.check_undecodable(tally, max_bad_frac)
+  return texts, tally
 
 
 def write(path, data: bytes):
@@ -81,7 +84,7 @@ def test_undecodable_documents_are_skipped_counted_and_stop_above_the_limit(tmp_
   (tmp_path / "a.txt").write_bytes(b"good\n\nbad \xff\nrest\n\ngood too")
   texts, tally = read(f"text:{tmp_path}/a.txt", max_bad_frac=0.4)
   assert texts == ["good", "good too"] and tally.undecodable == 1
-  with pytest.raises(SourceError, match="1 of 3 documents are undecodable.*0.3"):
+  with pytest.raises(SourceError, match="1 of 3 documents are null or undecodable.*0.3"):
     read(f"text:{tmp_path}/a.txt", max_bad_frac=0.3)
 
 
@@ -326,12 +329,26 @@ def test_text_in_a_table_that_is_not_utf8_is_undecodable(tmp_path):
   assert texts == ["good"] and tally.undecodable == 1
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hf"])
+def test_a_document_that_is_null_is_skipped_and_counted(tmp_path, kind):
+  bodies = ["one", None, "two"]
+  if kind == "jsonl":
+    (tmp_path / "d").write_text("\n".join(json.dumps({"body": x}) for x in bodies))
+  elif kind == "parquet":
+    save_parquet(tmp_path / "d", bodies)
+  else:
+    save_dataset(tmp_path / "d", bodies, files=1)
+  texts, tally = read(f"{kind}:{tmp_path}/d#body", max_bad_frac=0.5)
+  assert texts == ["one", "two"] and (tally.documents, tally.undecodable) == (2, 1)
+  with pytest.raises(SourceError, match="1 of 3 documents are null or undecodable.*0.3"):
+    read(f"{kind}:{tmp_path}/d#body", max_bad_frac=0.3)
+
+
 @pytest.mark.parametrize(
   "field, message",
   [
     ("text", "a.parquet has no column 'text' \\(it has: body, id\\)"),
     ("id", "a.parquet: column 'id' is int64, not text"),
-    ("body", "a.parquet: row 3 has no string 'body' \\(it is null\\)"),
   ],
 )
 def test_a_column_that_is_no_text_is_refused(tmp_path, field, message):

@@ -51,8 +51,10 @@ def define_config_flag() -> flags.FlagHolder:
   )
 
 
-def run(main: Callable[[list[str]], int | None]) -> None:
+def run(main: Callable[[list[str]], int | None], takes_options: bool = False) -> None:
   """Runs a program: parses the flags, calls main(argv), exits with its result.
+
+  With `takes_options`, arguments after -- are not flags but the rest of argv.
 
   A user error prints one line on stderr and exits with code 2 (command line) or 1 (any other). A
   bug prints its traceback; if the environment variable ELECTRA_JAX_DEBUG is set, so does any error.
@@ -63,7 +65,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
   def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
-    app.run(run_and_leave, flags_parser=_parse_flags)
+    app.run(run_and_leave, flags_parser=functools.partial(_parse_flags, takes_options))
 
   report(parse_and_run)
 
@@ -153,12 +155,13 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
   _leave(code)
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
+def _parse_flags(takes_options: bool, argv: list[str]) -> list[str]:
   """Parses the flags; raises flags.Error for any other argument."""
-  rest = flags.FLAGS(argv)
+  options = argv[argv.index("--") + 1 :] if takes_options and "--" in argv else []
+  rest = flags.FLAGS(argv[: len(argv) - len(options)])
   if len(rest) > 1:
     raise flags.Error(f"{rest[1]!r} is not a flag; flags look like --config=configs/base.py")
-  return rest
+  return rest + options
 
 
 def _resolve_argv(argv: list[str]) -> list[str]:

@@ -55,6 +55,8 @@ ADDED: dict[str, Any] = {
   "objective.contrast_group": 8,
   "eval.pairs": None,
   "eval.max_pairs": 2000,
+  "data.parts": 0,
+  "data.dedup": "",
   "data.strip_accents": None,  # a manifest without it: where it lower-cases (`Vocab.from_json`)
   "model.block": "post_norm",
   "model.norm": "layer_norm",

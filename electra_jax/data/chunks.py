@@ -26,7 +26,8 @@ class Chunk(NamedTuple):
 
   index: int
   texts: dict[str, list[str]]
-  size: int
+  size: int  # UTF-8 bytes
+  last: bool  # of its part
 
 
 class EncodedSplit(NamedTuple):
@@ -35,6 +36,14 @@ class EncodedSplit(NamedTuple):
   data: np.ndarray  # records [n], or the packed stream of ids [n]
   tokens: int  # ids of the text, before any are discarded
   discarded: int  # ids in no record
+
+
+class EncodedChunk(NamedTuple):
+  """What became of a chunk."""
+
+  splits: dict[str, EncodedSplit]
+  size: int
+  last: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +56,14 @@ class WorkerSpec:
   seed: int
 
 
-def chunks(pieces: Iterable[sources.TextChunk], holdout_frac: float) -> Iterator[Chunk]:
-  """Yields chunks; held-out documents are chosen by hash alone and never repeated."""
-  index, size = 0, 0
+def chunks(
+  pieces: Iterable[sources.TextChunk], holdout_frac: float, part: int = 0
+) -> Iterator[Chunk]:
+  """Yields the chunks of a part; held-out documents are chosen by hash alone and never repeated.
+
+  The last one may be empty.
+  """
+  index, size = part << 32, 0  # random numbers differ between parts
   texts: dict[str, list[str]] = {split: [] for split in SPLITS}
   for piece in pieces:
     held_out = is_held_out(piece.key, holdout_frac)
@@ -58,10 +72,9 @@ def chunks(pieces: Iterable[sources.TextChunk], holdout_frac: float) -> Iterator
     texts["heldout" if held_out else "train"].append(piece.text)
     size += piece.size
     if size >= CHUNK_BYTES:
-      yield Chunk(index, texts, size)
+      yield Chunk(index, texts, size, last=False)
       index, size, texts = index + 1, 0, {split: [] for split in SPLITS}
-  if size:
-    yield Chunk(index, texts, size)
+  yield Chunk(index, texts, size, last=True)
 
 
 def is_held_out(key: bytes, holdout_frac: float) -> bool:
@@ -77,14 +90,15 @@ class Worker:
     self._tokenizer = tokenizers.load_from(work.folder, work.vocab)
     self._dtype = examples.record_dtype(work.spec.seq_length, work.vocab.size)
 
-  def __call__(self, chunk: Chunk) -> tuple[int, dict[str, EncodedSplit]]:
-    """Returns the size of a chunk in bytes and its encoded splits."""
-    return chunk.size, {
-      split: self._part(texts, random.Random(f"{self._work.seed} {chunk.index} {split}"))
+  def __call__(self, chunk: Chunk) -> EncodedChunk:
+    """Encodes the documents of a chunk."""
+    splits = {
+      split: self._encode(texts, random.Random(f"{self._work.seed} {chunk.index} {split}"))
       for split, texts in chunk.texts.items()
     }
+    return EncodedChunk(splits, chunk.size, chunk.last)
 
-  def _part(self, texts: list[str], rng: random.Random) -> EncodedSplit:
+  def _encode(self, texts: list[str], rng: random.Random) -> EncodedSplit:
     spec = self._work.spec
     split_lines = spec.examples == "segments" and spec.split_lines
     documents = [
@@ -113,11 +127,11 @@ def _prepare(work: WorkerSpec) -> None:
   _worker = Worker(work)
 
 
-def _run(chunk: Chunk) -> tuple[int, dict[str, EncodedSplit]]:
+def _run(chunk: Chunk) -> EncodedChunk:
   return _worker(chunk)
 
 
-def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[tuple[int, dict]]:
+def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[EncodedChunk]:
   """Yields the result of `Worker` for each chunk, in order, computed by `workers` processes."""
   if workers == 1:
     yield from map(Worker(work), items)

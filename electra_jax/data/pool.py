@@ -13,6 +13,11 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 
+def cores() -> int:
+  """Returns the number of cores available to this process."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 class WorkerError(ValueError):
   """A worker process died."""
 

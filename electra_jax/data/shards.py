@@ -4,7 +4,10 @@ manifest.json                written last: a folder without it is incomplete
 vocab.txt, tokenizer.json or spm.model
 train-00000-of-00007.bin     records of electra_jax.data.examples, without separators
 heldout-00000-of-00001.bin   the same, from documents excluded from training
-.building/                   the unfinished files of a running build, which locks .lock
+.building/                   an unfinished build (electra_jax.data.parts)
+.lock                        locked by the processes that build
+.vocabulary.lock             by the one of them that trains the vocabulary
+.joining.lock                by the one that joins the parts
 """
 
 import contextlib
@@ -99,41 +102,35 @@ class ShardWriter:
     self._left = 0
 
   def finish(self) -> list[dict]:
-    """Closes the last file, gives the files their final names, returns their manifest entries."""
+    """Closes the last file and returns the files: their "file", "examples", "bytes", "sha256"."""
     if self._file:
       self._close()
-    for i, shard in enumerate(self._shards):
-      name = f"{self._split}-{i:05d}-of-{len(self._shards):05d}.bin"
-      os.rename(self._folder / shard["file"], self._folder / name)
-      shard["file"] = name
     return self._shards
 
 
 @contextlib.contextmanager
-def building(folder: Path) -> Iterator[Path]:
-  """Locks the folder and provides an empty subfolder for a build, removed at the end.
+def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[None]:
+  """Locks a file for this process; the lock ends with the process, so a killed one blocks nobody.
 
-  The lock ends with the process, so a killed build does not block the next.
+  Args:
+    path: the file, which is made; its folder too.
+    shared: others may hold it too, if they share it.
+    wait: whether to wait for others, or else to raise.
 
   Raises:
-    DataError: another build is writing to the folder.
+    DataError: another process holds it.
   """
-  folder.mkdir(parents=True, exist_ok=True)
-  with open(folder / LOCK, "w") as lock:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with open(path, "w") as lock:
     try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+      fcntl.flock(lock, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
-      raise DataError(f"{folder}: another build is writing here now") from None
+      raise DataError(f"{path.parent}: another build is writing here now") from None
     except OSError as error:
       if error.errno not in NO_LOCKS:
         raise  # a mounted bucket may not support locks: there the user prevents conflicts
-    temporary = folder / BUILDING
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-      yield temporary
-    finally:
-      shutil.rmtree(temporary, ignore_errors=True)
+    yield
 
 
 def publish(temporary: Path, folder: Path, manifest: dict) -> None:

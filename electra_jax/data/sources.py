@@ -29,12 +29,13 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
 TABLE_ROWS = 64  # of a parquet file in memory at a time
+NOT_UTF8 = b"\xff"  # the line of a document that has no text, so that it counts as undecodable
 EARLY_STOP_DOCUMENTS = 10_000  # with fewer, the share of undecodable documents is unreliable
 
 _TFDS = re.compile(r"(?P<name>[^:#]+(:\d+\.\d+\.\d+)?)(:(?P<split>[^#]+))?(#(?P<field>.+))?")
@@ -60,6 +61,7 @@ class TextChunk(NamedTuple):
   """A document, or a bounded part of one."""
 
   key: bytes  # [16] hash of the document's first chunk, shared by all of its chunks
+  first: bool  # the document begins here
   repeat: int  # number of earlier passes over the source
   text: str  # non-blank lines separated by line feeds
   size: int  # UTF-8 bytes of the text
@@ -168,33 +170,50 @@ def fraction(key: bytes, purpose: str) -> float:
 
 
 def documents(
-  source: TextSource, stats: SourceStats, *, tfds_dir: str | None = None, max_bad_frac: float = 0.0
+  source: TextSource,
+  stats: SourceStats,
+  *,
+  paths: Sequence[str] | None = None,
+  tfds_dir: str | None = None,
+  max_bad_frac: float = 0.0,
+  duplicates: Sequence[bool] | None = None,
 ) -> Iterator[TextChunk]:
   """Yields the chunks of a source, repeated by its weight, and counts them in `stats`.
 
   Args:
-    stats: counts; `undecodable` documents (not UTF-8 or not JSON) are skipped.
+    stats: counts; `undecodable` documents (not UTF-8, not JSON, or null) are skipped.
+    paths: the files to read; None means all of the source's.
     tfds_dir: data_dir of tensorflow_datasets.
-    max_bad_frac: largest allowed share of undecodable documents.
+    max_bad_frac: reading stops where more of at least `EARLY_STOP_DOCUMENTS` are undecodable; at
+      the end `check_undecodable` says whether there were too many.
+    duplicates: whether each document is left out, in the order of a pass.
 
   Raises:
     SourceError: nothing matches, a file is damaged, or too many documents are undecodable.
   """
   for repeat in range(math.ceil(source.weight)):
-    share = min(1.0, source.weight - repeat)
-    for piece in _assemble(_lines_of(source, stats, repeat, tfds_dir), stats, repeat):
-      _check_bad(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
+    share, place = min(1.0, source.weight - repeat), -1
+    for piece in _assemble(_lines_of(source, stats, repeat, paths, tfds_dir), stats, repeat):
+      check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
+      place += piece.first
+      if duplicates is not None and duplicates[place]:
+        continue
       if share == 1.0 or fraction(piece.key, "weight") < share:
         yield piece
-  _check_bad(stats, max_bad_frac, 1)
 
 
-def _check_bad(stats: SourceStats, max_bad_frac: float, at_least: int) -> None:
+def check_undecodable(stats: SourceStats, max_bad_frac: float, at_least: int = 1) -> None:
+  """Raises SourceError if more than a share of the documents is undecodable.
+
+  Args:
+    stats: counts of a source.
+    at_least: the number of documents that the share is of, at least.
+  """
   seen = stats.documents + stats.undecodable
   if stats.undecodable > max_bad_frac * max(seen, at_least):
     raise SourceError(
-      f"source {stats.source.text!r}: {stats.undecodable} of {seen} documents are undecodable, "
-      f"above data.max_bad_frac={max_bad_frac}"
+      f"source {stats.source.text!r}: {stats.undecodable} of {seen} documents are null or"
+      f" undecodable, above data.max_bad_frac={max_bad_frac}"
     )
 
 
@@ -222,27 +241,28 @@ def _assemble(
         stats.undecodable += 1
         skip = True  # the rest of this document
       else:
-        if key is None:
+        if first := key is None:
           key = hashlib.blake2b(data, digest_size=16).digest()
           stats.documents += 1
         stats.text_bytes += len(data)
-        yield TextChunk(key, repeat, text, len(data))
+        yield TextChunk(key, first, repeat, text, len(data))
     if line is None:
       key, skip = None, False
 
 
 def _lines_of(
-  source: TextSource, stats: SourceStats, repeat: int, tfds_dir: str | None
+  source: TextSource, stats: SourceStats, repeat: int, paths, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
   """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
   if source.kind == "tfds":
     yield from _tfds_lines(source, stats, repeat, tfds_dir)
   else:
-    yield from _file_lines(source, stats, repeat)
+    yield from _file_lines(source, stats, repeat, files(source) if paths is None else paths)
 
 
-def _file_lines(source: TextSource, stats: SourceStats, repeat: int) -> Iterator[bytes | None]:
-  paths = files(source)
+def _file_lines(
+  source: TextSource, stats: SourceStats, repeat: int, paths: Sequence[str]
+) -> Iterator[bytes | None]:
   sizes = [os.path.getsize(path) for path in paths]
   stats.files, stats.file_bytes = len(paths), sum(sizes)
   before = repeat * stats.file_bytes
@@ -274,15 +294,16 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
     try:
       value = json.loads(line)
     except ValueError:
-      yield b"\xff"  # invalid UTF-8, so that it counts as undecodable
-      yield None
-      continue
+      value = {field: None}
     text = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(text, str):
+    if text is None and isinstance(value, dict) and field in value:
+      yield NOT_UTF8
+    elif isinstance(text, str):
+      # A lone surrogate passes here and is undecodable later.
+      yield from _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
+    else:
       has = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
       raise SourceError(f"{path}: line {number} has no string field {field!r} (found: {has:.200})")
-    # A lone surrogate passes here and is undecodable later.
-    yield from _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
     yield None
 
 
@@ -319,17 +340,14 @@ def _column_lines(schema, batches, path: str, field: str) -> Iterator[bytes | No
 
   if field not in schema.names:
     raise SourceError(f"{path} has no column {field!r} (it has: {', '.join(schema.names):.200})")
-  row, found = 0, schema.field(field).type
+  found = schema.field(field).type
   try:
     pyarrow.array([], found).cast(pyarrow.large_binary())
   except pyarrow.ArrowException:
     raise SourceError(f"{path}: column {field!r} is {found}, not text") from None
   for batch in batches:
     for value in batch.column(field).cast(pyarrow.large_binary()).to_pylist():
-      row += 1
-      if value is None:
-        raise SourceError(f"{path}: row {row} has no string {field!r} (it is null)")
-      yield from _lines(io.BytesIO(value))
+      yield from [NOT_UTF8] if value is None else _lines(io.BytesIO(value))
       yield None
 
 

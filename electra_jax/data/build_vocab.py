@@ -1,0 +1,77 @@
+"""The vocabulary of a build: a copy of a given file, or trained on a sample of the text."""
+
+import collections
+import heapq
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from electra_jax.data import sources, tokenizer, vocabulary
+from electra_jax.data.sources import TextChunk
+from electra_jax.data.status import say
+from electra_jax.data.tokenizer import Vocab, VocabError
+
+
+def given(config: ConfigDict, folder: Path) -> Vocab:
+  """Copies the file `data.vocab` to a folder and returns its vocabulary.
+
+  Raises:
+    ValueError: it has entries twice, or rules of its own where `strip_accents` is set.
+  """
+  data = config.data
+  if data.vocab.endswith(".txt"):
+    counts = collections.Counter(tokenizer.read_pieces(Path(data.vocab)))
+    if twice := [piece for piece, n in counts.items() if n > 1]:
+      raise ValueError(f"{data.vocab} has {len(twice)} entries twice, the first is {twice[0]!r}")
+  loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents)
+  if data.strip_accents is not None and loaded.vocab.kind != "wordpiece":
+    raise VocabError(
+      f"config.data.strip_accents={data.strip_accents}: {data.vocab} has its own rules, leave it"
+    )
+  loaded.save(folder)
+  if data.strip_accents is None and loaded.vocab.strip_accents:
+    pieces = Path(data.vocab).read_text("utf-8").split("\n")
+    if (count := sum(map(_has_accents, pieces))) > 0.01 * len(pieces):
+      say(
+        f"note: {data.vocab} has {count:,} entries with accents, which BERT's rule strips"
+        " from text: set config.data.strip_accents=false if they were kept when it was trained"
+      )
+  return loaded.vocab
+
+
+def _has_accents(piece: str) -> bool:
+  return any(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", piece))
+
+
+def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
+  """Trains the vocabulary on texts and writes it to a folder."""
+  data = config.data
+  kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
+  size = sum(len(text.encode()) for text in texts)
+  say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
+  return vocabulary.train(
+    data.vocab,
+    (line for text in texts for line in text.split("\n")),
+    size=data.vocab_size,
+    path=folder / tokenizer.FILES[kind],
+    lowercase=data.lowercase,
+    strip_accents=bool(data.strip_accents),
+  ).vocab
+
+
+def sample(pieces: Iterable[TextChunk], most_bytes: int) -> list[str]:
+  """Returns texts of at most `most_bytes` in total, sampled evenly from the stream.
+
+  Each text gets a number from its hash; the texts with the smallest numbers are kept.
+  """
+  heap: list[tuple[float, int, int, str]] = []  # the largest draw on top
+  size = 0
+  for i, piece in enumerate(pieces):
+    draw = sources.fraction(piece.key + i.to_bytes(8, "little"), "vocab")
+    heapq.heappush(heap, (-draw, i, piece.size, piece.text))
+    size += piece.size
+    while size > most_bytes and len(heap) > 1:
+      size -= heapq.heappop(heap)[2]
+  return [text for _, _, _, text in sorted(heap, key=lambda entry: entry[1])]

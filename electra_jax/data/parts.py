@@ -1,0 +1,421 @@
+"""Builds the parts of a plan, each once, by any number of processes, and joins them.
+
+The folder of an unfinished build, DIR/.building, has a folder for each piece of work that is done.
+A piece is written under another name and renamed, so that one without `done.json` does not exist:
+
+plan.json         what is built
+sample-00003/     text for the vocabulary, and digests of the documents, of part 3
+vocabulary/       the vocabulary, and which documents are duplicates
+part-00003/       the records of part 3
+
+All functions may run on several machines at once: a piece that another process has done is taken.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from electra_jax.data import build_vocab, chunks, duplicates, examples, shards, tokenizer
+from electra_jax.data.examples import ExampleSpec
+from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
+from electra_jax.data.shards import SPLITS, DataError, ShardWriter
+from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
+from electra_jax.data.status import Status, say
+from electra_jax.runtime.workdir import replacing
+
+DONE, PLAN, TEXTS, DIGESTS = "done.json", "plan.json", "texts.json", "digests.npz"
+FREQUENCIES, TEMPORARY = "frequencies.npz", ".tmp"
+SAMPLE, PART, DUPLICATES, VOCABULARY = "sample", "part", "duplicates", "vocabulary"
+COUNTS = ("documents", "undecodable", "text_bytes")
+
+
+def name_of(kind: str, part: int) -> str:
+  """Returns the name of a part's folder."""
+  return f"{kind}-{part:05d}"
+
+
+def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = False) -> None:
+  """Prepares the folder of an unfinished build; one of the same plan goes on.
+
+  Args:
+    start_over: deletes an unfinished build of another plan.
+    shared: others may be building here, so that nothing is deleted.
+
+  Raises:
+    DataError: it holds finished parts of another plan, or is shared and of another plan.
+  """
+  path, content = work / PLAN, plan.describe()
+  wanted = json.dumps(content, sort_keys=True)
+  found = path.read_text("utf-8") if path.exists() else None
+  if found not in (None, wanted):
+    if shared or (not start_over and any(work.glob(f"{PART}-*/{DONE}"))):
+      raise DataError(
+        f"{work} holds parts of another build ({_difference(found, content)}): go on with its"
+        " configuration, or delete the folder"
+      )
+    for old in [*work.glob(f"{PART}-*"), *work.glob(f"{SAMPLE}-*"), work / VOCABULARY]:
+      shutil.rmtree(old, ignore_errors=True)
+  work.mkdir(parents=True, exist_ok=True)
+  with replacing(path) as temporary:
+    temporary.write_text(wanted, "utf-8")
+
+
+def check_plan(work: Path, plan: Plan) -> None:
+  """Raises DataError if a process sees another build than the one that began."""
+  path, wanted = work / PLAN, plan.describe()
+  found = path.read_text("utf-8") if path.exists() else "nothing"
+  if found != json.dumps(wanted, sort_keys=True):
+    raise DataError(f"{path} is not what this process sees ({_difference(found, wanted)})")
+
+
+def _difference(found: str, wanted: dict) -> str:
+  try:
+    before = json.loads(found)
+    names = [k for k, v in wanted["settings"].items() if before["settings"].get(k) != v]
+  except (ValueError, KeyError, AttributeError):
+    return "its plan.json is damaged"
+  return f"{', '.join(names)} differ" if names else "the input files or the vocabulary differ"
+
+
+@contextlib.contextmanager
+def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
+  """Provides a folder for a piece of work and a dict of what is known of it.
+
+  At the end both get their name at once; if another process was faster, its piece stays.
+  """
+  temporary = work / f"{name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
+  shutil.rmtree(temporary, ignore_errors=True)
+  temporary.mkdir()
+  try:
+    content = {"plan": plan.digest}
+    yield temporary, content
+    with open(temporary / DONE, "w", encoding="utf-8") as file:
+      json.dump(content, file)
+      file.flush()
+      os.fsync(file.fileno())
+    try:
+      os.rename(temporary, work / name)
+    except OSError:
+      if not (work / name / DONE).exists():
+        raise
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
+  """Returns what is known of a piece of work, None if it is not done.
+
+  Raises:
+    DataError: it is damaged, or of another plan.
+  """
+  folder = work / name
+  if not folder.exists():
+    return None
+  try:
+    content = json.loads((folder / DONE).read_bytes())
+    files = [shard for split in content.get("splits", {}).values() for shard in split["shards"]]
+    whole = all((folder / file["file"]).stat().st_size == file["bytes"] for file in files)
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    whole = False
+  if not whole:
+    raise DataError(f"{folder} is damaged: delete it and build it again")
+  if content["plan"] != plan.digest:
+    raise DataError(f"{folder} is of another build: delete it and build it again")
+  return content
+
+
+def missing(work: Path, plan: Plan, kind: str) -> list[int]:
+  """Returns the parts of which a kind of piece is not done."""
+  return [i for i in range(plan.parts) if read_piece(work, plan, name_of(kind, i)) is None]
+
+
+def count_left(work: Path, plan: Plan, kind: str) -> int:
+  """Returns of how many parts a kind of piece is not done, by the names of the folders alone."""
+  names = os.listdir(work)
+  return plan.parts - sum(n.startswith(f"{kind}-") and not n.endswith(TEMPORARY) for n in names)
+
+
+def take_samples(work: Path, plan: Plan, todo: Iterable[int], workers: int = 1) -> None:
+  """Reads parts once, in this process: text for the vocabulary, and the documents' digests."""
+  data = plan.config.data
+  for part in todo:
+    reader = PartReader(plan, part)
+    digests = {place: duplicates.Digests() for place in reader.stats}
+
+    def read(reader=reader, digests=digests) -> Iterator[TextChunk]:
+      for place in reader.stats:
+        for text in reader.of_input(place):
+          status.update(text.size)
+          if not text.repeat:
+            if plan.drops:
+              digests[place].add(text)
+            if plan.trains:
+              yield text
+
+    why = "the vocabulary" if plan.trains else "duplicates"
+    label = f"reading text for {why}{_of_part(plan, part)}"
+    with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
+      with Status(label, reader.done) as status:
+        training = (t for t in read() if not chunks.is_held_out(t.key, data.holdout_frac))
+        texts = build_vocab.sample(training, int(data.vocab_train_mb * 1e6 * plan.share(part)))
+      np.savez(folder / DIGESTS, **{str(place): found.array() for place, found in digests.items()})
+      (folder / TEXTS).write_text(json.dumps(texts), "utf-8")
+      content["sources"] = _counts(reader)
+
+
+def _of_part(plan: Plan, part: int) -> str:
+  return f", part {part} of {plan.parts}" if plan.parts > 1 else ""
+
+
+def _counts(reader: PartReader) -> dict[str, dict[str, int]]:
+  found = reader.stats.items()
+  return {str(place): {key: getattr(stats, key) for key in COUNTS} for place, stats in found}
+
+
+def write_vocabulary(work: Path, plan: Plan) -> None:
+  """Writes the vocabulary, trained on the samples or given, and finds the duplicates.
+
+  Raises:
+    DataError: a sample is missing.
+  """
+  if read_piece(work, plan, VOCABULARY) is not None:
+    return
+  if plan.samples:
+    check_sources(plan, _all(work, plan, SAMPLE))
+  with piece(work, plan, VOCABULARY) as (folder, content):
+    if plan.drops:
+      _write_duplicates(work, plan, folder)
+    if plan.trains:
+      found = ((work / name_of(SAMPLE, part) / TEXTS) for part in range(plan.parts))
+      texts = [text for path in found for text in json.loads(path.read_text("utf-8"))]
+      vocab = build_vocab.trained(plan.config, texts, folder)
+    else:
+      vocab = build_vocab.given(plan.config, folder)
+    content["vocab"] = dataclasses.asdict(vocab)
+
+
+def _write_duplicates(work: Path, plan: Plan, folder: Path) -> None:
+  """Writes which documents of each part are duplicates, {place: bool [documents]} a file."""
+  digests = []
+  for part in range(plan.parts):
+    with np.load(work / name_of(SAMPLE, part) / DIGESTS) as found:
+      digests.append({place: found[place] for place in found.files})
+  in_order = [array for found in digests for array in found.values()]
+  repeated = duplicates.repeated(np.concatenate(in_order))
+  ends = np.cumsum([len(array) for array in in_order])[:-1]
+  split = iter(np.split(repeated, ends))
+  for part, found in enumerate(digests):
+    np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", **{place: next(split) for place in found})
+  say(f"{int(repeated.sum()):,} of {len(repeated):,} documents are duplicates and left out")
+
+
+def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
+  """Writes the records of parts, which share a pool of processes."""
+  if not todo:
+    return
+  vocab, data = _read_vocab(work, plan), plan.config.data
+  fields = {f.name: data[f.name] for f in dataclasses.fields(ExampleSpec) if f.name in data}
+  spec = ExampleSpec(**fields, cls=vocab.cls, sep=vocab.sep, pad=vocab.pad)
+  settings = chunks.WorkerSpec(str(work / VOCABULARY), vocab, spec, plan.config.seed)
+  readers = {part: PartReader(plan, part) for part in todo}
+
+  def items() -> Iterator[chunks.Chunk]:
+    for part, reader in readers.items():
+      pieces = reader.pieces(_duplicates(work, plan, part))
+      yield from chunks.chunks(pieces, data.holdout_frac, part)
+
+  with contextlib.closing(chunks.process(settings, items(), workers)) as encoded:
+    for part, reader in readers.items():
+      with piece(work, plan, name_of(PART, part)) as (folder, content):
+        writer = PartWriter(folder, plan, spec, vocab)
+        with Status(f"building{_of_part(plan, part)}", reader.done) as status:
+          for chunk in encoded:
+            writer.append(chunk)
+            status.update(chunk.size, sum(split.tokens for split in chunk.splits.values()))
+            if chunk.last:
+              break
+        content |= {"splits": writer.finish(), "sources": _counts(reader)}
+
+
+def _read_vocab(work: Path, plan: Plan) -> tokenizer.Vocab:
+  if (content := read_piece(work, plan, VOCABULARY)) is None:
+    raise DataError(f"{work / VOCABULARY} is missing")
+  return tokenizer.Vocab.from_json(content["vocab"])
+
+
+def _duplicates(work: Path, plan: Plan, part: int) -> dict[int, np.ndarray] | None:
+  if not plan.drops:
+    return None
+  with np.load(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz") as found:
+    return {int(place): found[place] for place in found.files}
+
+
+class Work(NamedTuple):
+  """A kind of piece of which each part has one."""
+
+  do: Callable[[Path, Plan, list[int], int], None]  # (work, plan, parts, workers)
+  done: str  # in a sentence
+
+
+WORK = {SAMPLE: Work(take_samples, "read"), PART: Work(write_parts, "built")}
+
+
+class PartWriter:
+  """Writes the records of one part."""
+
+  def __init__(self, folder: Path, plan: Plan, spec: ExampleSpec, vocab: tokenizer.Vocab):
+    self._folder, self._spec = folder, spec
+    self._packed = spec.examples == "packed"
+    self._dtype = record_layout(plan, vocab)
+    per_shard = plan.config.data.examples_per_shard
+    self._writers = {
+      split: ShardWriter(folder, split, self._dtype, per_shard, vocab.size) for split in SPLITS
+    }
+    self._counts = {split: {"tokens": 0, "discarded": 0} for split in SPLITS}
+    self._rest = {split: np.zeros(0, self._dtype["ids"].base) for split in SPLITS}
+
+  def append(self, chunk: chunks.EncodedChunk) -> None:
+    """Adds the records of a chunk; with the last one a packed row may end early."""
+    for split, found in chunk.splits.items():
+      self._counts[split]["tokens"] += found.tokens
+      self._counts[split]["discarded"] += found.discarded
+      records = found.data
+      if self._packed:
+        stream = np.concatenate([self._rest[split], records])
+        records, self._rest[split] = examples.pack(stream, self._spec, self._dtype, chunk.last)
+      self._writers[split].append(records)
+
+  def finish(self) -> dict[str, dict]:
+    """Closes the files and returns their counts, by split."""
+    found = {
+      split: self._counts[split]
+      | {"examples": writer.examples, "length": writer.length, "shards": writer.finish()}
+      for split, writer in self._writers.items()
+    }
+    counts = {split: writer.frequencies for split, writer in self._writers.items()}
+    np.savez_compressed(self._folder / FREQUENCIES, **counts)
+    return found
+
+
+def record_layout(plan: Plan, vocab: tokenizer.Vocab) -> np.dtype:
+  """Returns the layout of a plan's records."""
+  data = plan.config.data
+  return examples.record_dtype(data.seq_length, vocab.size, starts=data.examples == "packed")
+
+
+def join(work: Path, plan: Plan, folder: Path) -> dict:
+  """Joins the parts to a folder of shards, deletes the unfinished build, returns the manifest.
+
+  Raises:
+    DataError: a part is missing, or no part has a training example.
+    SourceError: too many documents are undecodable.
+  """
+  done = _all(work, plan, PART)
+  counts = check_sources(plan, done)
+  vocab = _read_vocab(work, plan)
+  final = work / "joined.tmp"
+  shutil.rmtree(final, ignore_errors=True)
+  final.mkdir()
+  splits = {split: _join_split(work, final, split, done, plan, vocab) for split in SPLITS}
+  if not splits["train"]["examples"]:
+    _delete(work)
+    raise DataError(f"config.data.sources={plan.config.data.sources!r} gave no training example")
+  shutil.copyfile(work / VOCABULARY / vocab.file, final / vocab.file)
+  dtype = record_layout(plan, vocab)
+  manifest = {
+    "format": shards.FORMAT,
+    "version": shards.FORMAT_VERSION,
+    "vocab": dataclasses.asdict(vocab) | {"special_ids": list(vocab.special_ids)},
+    "seq_length": plan.config.data.seq_length,
+    "record_bytes": dtype.itemsize,
+    "document_starts": "starts" in dtype.names,
+    "splits": splits,
+    "sources": counts,
+    "build": {k: v for k, v in plan.settings.items() if (k, v) not in EARLIER.items()},
+    "versions": versions(),
+  }
+  shards.publish(final, folder, manifest)
+  _delete(work)
+  return manifest
+
+
+def _delete(work: Path) -> None:
+  """Deletes an unfinished build; for other processes it is gone at once."""
+  gone = work.with_name(f"{work.name}-{os.getpid()}{TEMPORARY}")
+  os.rename(work, gone)
+  shutil.rmtree(gone)
+
+
+def _all(work: Path, plan: Plan, kind: str) -> list[dict]:
+  """Returns what is known of the pieces of all parts. Raises DataError if one is missing."""
+  found = [read_piece(work, plan, name_of(kind, part)) for part in range(plan.parts)]
+  if None in found:
+    raise DataError(f"{work / name_of(kind, found.index(None))} is missing: build it first")
+  return found
+
+
+def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:
+  """Returns the counts of each source over all parts.
+
+  Raises:
+    SourceError: too many documents of one are undecodable.
+  """
+  counts = []
+  for place, entry in enumerate(plan.inputs):
+    own = [found["sources"][str(place)] for found in pieces if str(place) in found["sources"]]
+    totals = {key: sum(counted[key] for counted in own) for key in COUNTS}
+    check_undecodable(SourceStats(entry.source, **totals), plan.config.data.max_bad_frac)
+    counts.append(
+      {"source": entry.source.text, "weight": entry.source.weight}
+      | {"files": len(entry.sizes), "file_bytes": sum(entry.sizes)}
+      | totals
+    )
+  return counts
+
+
+def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Plan, vocab) -> dict:
+  """Gives the files of a split their final names and returns its entry of the manifest."""
+  files = [
+    (work / name_of(PART, part) / shard["file"], shard)
+    for part, found in enumerate(done)
+    for shard in found["splits"][split]["shards"]
+  ]
+  entries = []
+  for i, (path, shard) in enumerate(files):
+    name = f"{split}-{i:05d}-of-{len(files):05d}.bin"
+    _link(path, final / name)
+    entries.append(shard | {"file": name})
+  frequencies = np.zeros(vocab.size, np.int64)
+  for part in range(plan.parts):
+    with np.load(work / name_of(PART, part) / FREQUENCIES) as found:
+      frequencies += found[split]
+  frequencies[list(vocab.special_ids)] = 0
+  total = {
+    key: sum(found["splits"][split][key] for found in done)
+    for key in ("examples", "tokens", "discarded", "length")
+  }
+  return {
+    "examples": total["examples"],
+    "tokens": total["tokens"],
+    "kept": total["tokens"] - total["discarded"],
+    "discarded": total["discarded"],
+    "padded": total["examples"] * plan.config.data.seq_length - total["length"],
+    "shards": entries,
+    "frequencies": frequencies.tolist(),
+  }
+
+
+def _link(path: Path, to: Path) -> None:
+  """Gives a file a second name, or where that is impossible copies it: the part stays whole."""
+  try:
+    os.link(path, to)
+  except OSError:
+    shutil.copyfile(path, to)

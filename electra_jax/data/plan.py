@@ -1,0 +1,237 @@
+"""What a build consists of: its settings, its input files, and the parts they are cut into.
+
+A part is a range of the input files. What is written for it depends on the plan alone, not on who
+builds it, when, or in which order, so any number of machines may share a build.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import platform
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from electra_jax import __version__
+from electra_jax.data import python_docs, sources, vocabulary
+from electra_jax.data.sources import SourceStats, TextChunk, TextSource
+from electra_jax.data.status import Status
+from electra_jax.data.tokenizer import VocabError
+from electra_jax.runtime.workdir import replacing
+
+PART_BYTES = 256 << 20  # of input files, where the number of parts is not set
+# Fields of config.data that do not change the shards.
+FREE_FIELDS = ("dir", "tfds_dir", "workers", "max_bad_frac")
+HARVEST = "python-docs.txt"
+# Fields that earlier versions lacked, with what they did; manifests do without them.
+EARLIER = {"parts": 1, "dedup": ""}
+
+
+def settings(config: ConfigDict) -> dict:
+  """Returns the fields that determine the shards, as {name: value}."""
+  data = config.data.to_dict()
+  return {"seed": config.seed} | {k: v for k, v in data.items() if k not in FREE_FIELDS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+  """The files of one source, in order; a TFDS dataset has none and is read whole."""
+
+  source: TextSource
+  paths: tuple[str, ...]
+  sizes: tuple[int, ...]  # bytes
+
+  def units(self) -> list[int]:
+    """Returns the bytes of what parts are made of: the files."""
+    return list(self.sizes) or [0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a build computes. Two builds with the same plan write the same bytes."""
+
+  config: ConfigDict
+  inputs: tuple[Input, ...]
+  settings: dict  # with "parts" as a number above 0
+  harvest: str  # the file that stands for the source python-docs
+
+  @property
+  def parts(self) -> int:
+    return self.settings["parts"]
+
+  @property
+  def samples(self) -> bool:
+    """Whether the text is read once before, for a vocabulary or for duplicates."""
+    return self.trains or self.drops
+
+  @property
+  def drops(self) -> bool:
+    """Whether documents that were seen before are left out."""
+    return bool(self.config.data.dedup)
+
+  @property
+  def trains(self) -> bool:
+    """Whether the vocabulary is trained on the text."""
+    return self.config.data.vocab in vocabulary.KINDS
+
+  def describe(self) -> dict:
+    """Returns what defines the plan, for a file of JSON."""
+    files = [[x.source.text, x.source.weight, x.paths, x.sizes] for x in self.inputs]
+    vocab = None if self.trains else hashlib.sha256(Path(self.config.data.vocab).read_bytes())
+    return {
+      "settings": self.settings, "files": files, "vocab": vocab and vocab.hexdigest(),
+      "versions": versions(),
+    }  # fmt: skip
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """The SHA-256 of the plan."""
+    return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
+
+  @functools.cached_property
+  def _bounds(self) -> list[int]:
+    return cuts([size for entry in self.inputs for size in entry.units()], self.parts)
+
+  def ranges(self, part: int) -> dict[int, slice]:
+    """Returns the files of a part: {place in `inputs`: their range}."""
+    first, last = self._bounds[part : part + 2]
+    found, start = {}, 0
+    for place, entry in enumerate(self.inputs):
+      count = len(entry.units())
+      chosen = slice(max(first - start, 0), min(last - start, count))
+      if chosen.start < chosen.stop:
+        found[place] = chosen
+      start += count
+    return found
+
+  def share(self, part: int) -> float:
+    """Returns the share of the input bytes that a part has, 0 to 1."""
+    total = sum(sum(entry.sizes) for entry in self.inputs)
+    own = sum(sum(self.inputs[i].sizes[chosen]) for i, chosen in self.ranges(part).items())
+    return own / total if total else 1 / self.parts
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of the programs that shards depend on."""
+  packages = ("numpy", "sentencepiece", "tokenizers")
+  return {"electra_jax": __version__, "python": platform.python_version()} | {
+    name: importlib.metadata.version(name) for name in packages
+  }
+
+
+def cuts(sizes: list[int], parts: int) -> list[int]:
+  """Returns parts + 1 bounds that cut a list into ranges of about equal size, none empty.
+
+  >>> cuts([5, 5, 5, 5, 100, 5], 3)
+  [0, 4, 5, 6]
+  """
+  ends = list(itertools.accumulate(sizes))
+  bounds = [0]
+  for part in range(1, parts):
+    wanted = bisect_right(ends, ends[-1] * part / parts)  # files that end before
+    bounds.append(min(max(wanted, bounds[-1] + 1), len(sizes) - parts + part))
+  return [*bounds, len(sizes)]
+
+
+def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None) -> Plan:
+  """Returns the plan of a configuration.
+
+  Args:
+    work: the folder of the unfinished build, which keeps the text of python-docs.
+    parts: replaces a `data.parts` that is 0.
+
+  Raises:
+    ValueError: the vocabulary or a source does not exist, or there are more parts than files.
+  """
+  vocab = config.data.vocab
+  if vocab not in vocabulary.KINDS and not Path(vocab).is_file():
+    known = ", ".join(vocabulary.KINDS)
+    raise VocabError(f"config.data.vocab={vocab!r}: no such vocabulary file, nor one of {known}")
+  parsed = sources.parse(config.data.sources)
+  for source in parsed:
+    if source.kind in sources.READERS:
+      sources.files(source)  # raises before the harvest, which takes a while
+  harvest = work / HARVEST
+  if any(source.kind == "python-docs" for source in parsed) and not harvest.exists():
+    _write_harvest(harvest, workers)
+  inputs = tuple(_input(source, harvest) for source in parsed)
+  units = sum(len(entry.units()) for entry in inputs)
+  total = sum(sum(entry.sizes) for entry in inputs)
+  parts = config.data.parts or parts or min(units, max(1, math.ceil(total / PART_BYTES)))
+  if parts > units:
+    raise ValueError(f"config.data.parts={parts}: a part is a file or more, and there are {units}")
+  return Plan(config, inputs, settings(config) | {"parts": parts}, str(harvest))
+
+
+def _input(source: TextSource, harvest: Path) -> Input:
+  if source.kind == "tfds":
+    return Input(source, (), ())
+  paths = [str(harvest)] if source.kind == "python-docs" else sources.files(source)
+  named = (harvest.name,) if source.kind == "python-docs" else tuple(paths)
+  return Input(source, named, tuple(map(os.path.getsize, paths)))
+
+
+def _write_harvest(path: Path, workers: int) -> None:
+  label = "collecting the documentation of the installed Python packages"
+  done = [0.0]
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with (
+    Status(label, lambda: done[-1]) as status,
+    replacing(path) as temporary,
+    open(temporary, "wb") as file,
+  ):
+    for document in python_docs.harvest(workers, done.append):
+      data = document.encode("utf-8")
+      file.write(data + b"\n\n")
+      status.update(len(data))
+
+
+class PartReader:
+  """Reads the text of one part; `stats` counts it, {place in the plan's inputs: counts}."""
+
+  def __init__(self, plan: Plan, part: int):
+    self._plan, self._ranges = plan, plan.ranges(part)
+    self.stats: dict[int, SourceStats] = {}
+    for place, chosen in self._ranges.items():
+      entry = plan.inputs[place]
+      sizes = entry.sizes[chosen]
+      self.stats[place] = SourceStats(entry.source, files=len(sizes), file_bytes=sum(sizes))
+
+  def pieces(self, duplicates: dict[int, np.ndarray] | None = None) -> Iterator[TextChunk]:
+    """Yields the chunks of text of the part.
+
+    Args:
+      duplicates: {place: bool [documents]}, the documents that are left out.
+    """
+    for place in self.stats:
+      yield from self.of_input(place, duplicates and duplicates[place])
+
+  def of_input(self, place: int, duplicates: np.ndarray | None = None) -> Iterator[TextChunk]:
+    """Yields the chunks of text of one of the inputs."""
+    data, entry = self._plan.config.data, self._plan.inputs[place]
+    source, paths = entry.source, entry.paths[self._ranges[place]]
+    if source.kind == "python-docs":
+      source, paths = dataclasses.replace(source, kind="text"), (self._plan.harvest,)
+    return sources.documents(
+      source,
+      self.stats[place],
+      paths=paths,
+      tfds_dir=data.tfds_dir,
+      max_bad_frac=data.max_bad_frac,
+      duplicates=duplicates,
+    )
+
+  def done(self) -> float:
+    """Returns the fraction of the part's text that has been read, 0 to 1."""
+    total = sum(stats.total_bytes for stats in self.stats.values())
+    return (
+      min(1.0, sum(stats.done_bytes for stats in self.stats.values()) / total) if total else 0.0
+    )
