@@ -1,17 +1,18 @@
 """Estimates the cost of a training step by compiling it for accelerators, present or not.
 
   python -m electra_jax.preflight --config=configs/large.py --topology=v5e:16x16[,v4:2x2x4,...]
+  python -m electra_jax.preflight --config=configs/large.py --topology=h200x8[,a100x64,...]
   python -m electra_jax.preflight --config=configs/large.py --topology=here
 
-A TPU slice needs only the TPU compiler (the extra `tpu`). Memory and communicated bytes come from
-the compiler and are exact. Times are lower bounds: products at the data sheet's peak, memory and
-links at their full rate. `here` means the devices of this machine.
+A TPU slice needs only the TPU compiler (the extra `tpu`), GPUs only theirs (`gpu-compile`, without
+CUDA's libraries). Memory and communicated bytes come from the compiler and are exact. Times are
+lower bounds: products at the data sheet's peak, memory and links at their full rate. `here` means
+the devices of this machine.
 """
 
 import dataclasses
 import json
 import math
-import os
 import re
 from pathlib import Path
 
@@ -25,13 +26,13 @@ from rich.table import Table
 from electra_jax.config import cli, specs, validate
 from electra_jax.core import flops
 from electra_jax.core.batch import Batch
-from electra_jax.core.flops import chips
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.params import split_axis
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import make_train_fns
+from electra_jax.runtime import targets
+from electra_jax.runtime.targets import HERE, Target
 
-HERE = "here"
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
 _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
@@ -61,76 +62,13 @@ class StepCost:
   all_reduce_bytes: float = 0.0
   reduce_scatter_bytes: float = 0.0
   all_gather_bytes: float = 0.0
-  sent_bytes: float = 0.0  # by the device for these collectives, in a ring
+  sent_bytes: float = 0.0  # by the device for these collectives, in a ring of all devices
   flops: float = 0.0  # of matrix products
   product_secs: float = 0.0  # least time of the products
   memory_secs: float | None = None  # least time of the memory traffic
-  link_secs: float | None = None  # least time of `sent_bytes`
+  link_secs: float | None = None  # least time of the collectives
   secs: float = 0.0  # lower bound: max(product_secs, memory_secs) + link_secs
   mfu: float = 0.0  # upper bound
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-  """The devices to compile a step for; sizes and rates are per device, infinite if unknown."""
-
-  devices: tuple
-  chips: int
-  memory: float  # bytes
-  memory_rate: float  # bytes/s
-  link_rate: float  # bytes/s
-  peak: float  # FLOP/s
-  unknown: str = ""  # description of the unknown values
-
-
-def tpu_slice(topology: str) -> Target:
-  """Returns a TPU slice as seen by its compiler.
-
-  Raises:
-    ValueError: there is no such slice, or no compiler for it.
-  """
-  from jax.experimental import topologies
-
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server: this is no TPU machine
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there a TPU to lock
-  chip, axes = chips.parse(topology)
-  count = math.prod(axes)
-  # Training uses the two cores of a chip as one device; by default the compiler sees two in a v4.
-  options = {"chip_config_name": "megacore"} if chip.cores == 2 else {}
-  if count == 1:
-    options["chips_per_host_bounds"] = (1, 1, 1)
-  try:
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
-  except (ImportError, RuntimeError) as error:
-    reason = str(error).strip().splitlines()[0]
-    hint = "" if "INVALID_ARGUMENT" in reason else "; the TPU compiler comes with electra_jax[tpu]"
-    raise ValueError(f"topology {topology}: {reason}{hint}") from None
-  return Target(
-    tuple(found.devices),
-    count,
-    chip.memory,
-    chip.memory_rate,
-    chips.link_rate(chip, axes),
-    flops.PEAK_FLOPS[chip.kind],
-  )
-
-
-def local_target() -> Target:
-  """Returns this machine's devices, with the memory and peak that they report."""
-  devices = jax.devices()
-  peak, source = flops.peak_flops(devices[0])
-  limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
-  unknown = ["memory size"] if limit == math.inf else []
-  unknown += ["memory bandwidth", *(["link bandwidth"] if len(devices) > 1 else [])]
-  return Target(
-    tuple(devices),
-    len(devices),
-    limit,
-    math.inf,
-    math.inf,
-    peak,
-    f"{', '.join(unknown)}; times count matrix products only, peak: {source}",
-  )
 
 
 def _spec(config: ConfigDict) -> PretrainSpec:
@@ -159,9 +97,9 @@ def compile_step(config: ConfigDict, devices: tuple):
 def collective_bytes(text: str, devices: int) -> dict[str, int]:
   """Returns the unsharded bytes that each kind of collective handles in a compiled program.
 
-  Every collective spans all devices. A reduce-scatter returns one device's part; an asynchronous
-  "-start" returns both the part and the whole. A collective that the compiler splits into several
-  operations appears in each, with the same chain_id.
+  Every collective spans all devices. A reduce-scatter returns one device's part. An asynchronous
+  "-start" returns a part and the whole, or in newer versions on GPUs (operands), results. A
+  collective that the compiler splits into several operations appears in each, with one chain_id.
 
   >>> collective_bytes("  %x = (f32[2,3]{1,0}, bf16[4]{0}) all-reduce(%a, %b), channel_id=1", 2)
   {'all-reduce': 32, 'reduce-scatter': 0, 'all-gather': 0}
@@ -169,6 +107,8 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
   {'all-reduce': 0, 'reduce-scatter': 192, 'all-gather': 0}
   >>> collective_bytes("  %x = (f32[2]{0}, f32[8]{0}) all-gather-start(%a), dimensions={0}", 4)
   {'all-reduce': 0, 'reduce-scatter': 0, 'all-gather': 32}
+  >>> collective_bytes("  %x = ((f32[9]{0}), f32[9]{0}) all-reduce-start(%a), channel_id=1", 8)
+  {'all-reduce': 36, 'reduce-scatter': 0, 'all-gather': 0}
   """
   totals, chains = dict.fromkeys(COLLECTIVES, 0), set()
   for line in text.splitlines():
@@ -179,15 +119,23 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
       if (kind, chain[1]) in chains:
         continue
       chains.add((kind, chain[1]))
-    size = 0
-    for bits, shape in _SHAPE.findall(result):
-      size += int(bits or 8) * math.prod(int(n) for n in shape.split(",") if n) // 8
-    if kind != "all-reduce" and starts:
+    nested = result.startswith("((")
+    size = _shape_bytes(result.partition("), ")[2] if nested else result)
+    if kind != "all-reduce" and starts and not nested:
       size = size * devices // (devices + 1)
     elif kind == "reduce-scatter":
       size *= devices
     totals[kind] += size
   return totals
+
+
+def _shape_bytes(text: str) -> int:
+  """Returns the bytes of all arrays of a type."""
+  sizes = (
+    int(bits or 8) * math.prod(int(n) for n in shape.split(",") if n) // 8
+    for bits, shape in _SHAPE.findall(text)
+  )
+  return sum(sizes)
 
 
 def ring_bytes(collectives: dict[str, int], devices: int) -> float:
@@ -198,6 +146,24 @@ def ring_bytes(collectives: dict[str, int], devices: int) -> float:
   """
   times = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
   return sum(times[k] * size for k, size in collectives.items()) * (devices - 1) / devices
+
+
+def least_link_secs(
+  collectives: dict[str, int], links: tuple[tuple[int, float], ...]
+) -> float | None:
+  """Returns the least time of collectives: rings on all levels at once, the slowest counts.
+
+  Inside a host GPUs add up everything, and the hosts, each as one member, do so too. None if
+  something is sent over links of unknown rate.
+
+  >>> sizes = {"all-reduce": 800, "reduce-scatter": 0, "all-gather": 0}
+  >>> least_link_secs(sizes, ((8, 100.0), (2, 100.0))), least_link_secs(sizes, ((8, math.inf),))
+  (14.0, None)
+  """
+  sent = [(ring_bytes(collectives, members), rate) for members, rate in links]
+  if any(size and rate == math.inf for size, rate in sent):
+    return None
+  return max(size / rate for size, rate in sent)
 
 
 def refused_size(message: str) -> float:
@@ -223,6 +189,10 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   try:
     compiled, shapes = compile_step(config, target.devices)
   except jax.errors.JaxRuntimeError as error:
+    if any(word in str(error) for word in ("ptxas", "libdevice not found")):
+      raise ValueError(
+        f"{name}: XLA found no ptxas or libdevice; both come with electra_jax[gpu-compile]"
+      ) from None
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return StepCost(**known, fits=False, used=refused_size(str(error)))
@@ -231,11 +201,11 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   used = moved - m.alias_size_in_bytes + m.temp_size_in_bytes + m.generated_code_size_in_bytes
   work = flops.step_flops(_spec(config), config.train.batch_size, config.data.seq_length) / D
   collectives = collective_bytes(compiled.as_text(), D)
-  sent_bytes = ring_bytes(collectives, D)
+  link_secs = least_link_secs(collectives, target.links)
   # State is read once and written once, and so are temporaries.
   memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
   # Communication overlaps with nothing: it needs the whole gradient, and the optimizer its sum.
-  secs = max(work / target.peak, memory_secs) + sent_bytes / target.link_rate
+  secs = max(work / target.peak, memory_secs) + (link_secs or 0)
   return StepCost(
     **known,
     fits=None if target.memory == math.inf else used <= target.memory,
@@ -247,11 +217,11 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     all_reduce_bytes=collectives["all-reduce"],
     reduce_scatter_bytes=collectives["reduce-scatter"],
     all_gather_bytes=collectives["all-gather"],
-    sent_bytes=sent_bytes,
+    sent_bytes=ring_bytes(collectives, D),
     flops=work,
     product_secs=work / target.peak,
     memory_secs=memory_secs if _known(target.memory_rate) else None,
-    link_secs=sent_bytes / target.link_rate if _known(target.link_rate) or not sent_bytes else None,
+    link_secs=link_secs,
     secs=secs,
     mfu=work / target.peak / secs,
   )
@@ -270,16 +240,27 @@ def _size(tree, devices: int = 1) -> float:
   return sum(parts)
 
 
-def more_microbatches(config: ConfigDict, devices: int) -> int | None:
-  """Returns the next larger number of microbatches that divides a device's sequences."""
+def more_microbatches(config: ConfigDict, devices: int, least: float = 0) -> int | None:
+  """Returns the next larger number of microbatches that divides a device's sequences.
+
+  It is `least` or more, if one is.
+  """
   sequences, now = config.train.batch_size // devices, config.train.accumulation
-  return next((n for n in range(now + 1, sequences + 1) if sequences % n == 0), None)
+  larger = [n for n in range(now + 1, sequences + 1) if sequences % n == 0]
+  return next((n for n in larger if n >= least), larger[-1] if larger else None)
 
 
 def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
-  """Returns the cost of the configuration and, until one fits, of more microbatches."""
+  """Returns the cost of the configuration and, until one fits, of more microbatches.
+
+  n times as many microbatches need more than the n-th part of the memory, as parameters stay, so
+  numbers that this rules out are not compiled.
+  """
   costs = [estimate_step(config, name, target)]
-  while costs[-1].fits is False and (more := more_microbatches(config, len(target.devices))):
+  while (last := costs[-1]).fits is False:
+    least = last.accumulation * last.used / target.memory if last.used < math.inf else 0
+    if not (more := more_microbatches(config, len(target.devices), least)):
+      break
     config = config.copy_and_resolve_references()
     config.train.accumulation = more
     costs.append(estimate_step(config, name, target))
@@ -357,8 +338,11 @@ def verdict(costs: list[StepCost]) -> str:
   return f"{last.topology}: fits, microbatches: {last.accumulation}{fewest}"
 
 
-def for_tpu(config: ConfigDict) -> ConfigDict:
-  """Returns the configuration with `auto` fields set for a TPU."""
+def for_accelerator(config: ConfigDict) -> ConfigDict:
+  """Returns the configuration with `auto` fields set for a TPU or GPU that is elsewhere.
+
+  Attention is XLA's, which every compiler has: cuDNN's and splash need less memory.
+  """
   config = config.copy_and_resolve_references()
   for name, choice in (("dtype", "bfloat16"), ("attention", "xla")):
     if config.model[name] == "auto":
@@ -371,18 +355,19 @@ def main(argv: list[str]) -> int:
   del argv
   args = flags.FLAGS
   if args.config is None or not args.topology:
-    raise flags.Error("--config=FILE and --topology=v5e:16x16 are needed")
+    raise flags.Error("--config=FILE and --topology=v5e:16x16 or h200x8 are needed")
+  if HERE in args.topology and len(args.topology) > 1:
+    raise flags.Error("--topology=here stands alone")
   console = Console(highlight=False, soft_wrap=True)
   config, found = args.config, []
-  if args.topology == [HERE]:
-    target = local_target()
-    found.append(fit(config, HERE, target))
-    console.print(f"unknown: {target.unknown}")
-  else:
+  if args.topology != [HERE]:
     jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
-    config = for_tpu(config)
-    for topology in args.topology:
-      found.append(fit(config, topology, tpu_slice(topology)))
+    config = for_accelerator(config)
+  for topology in args.topology:
+    target = targets.find(topology)
+    if target.note:
+      console.print(target.note)
+    found.append(fit(config, topology, target))
   costs = [f for several in found for f in several]
   console.print(table(config, costs))
   for several in found:
@@ -396,7 +381,7 @@ def main(argv: list[str]) -> int:
 def define_flags() -> None:
   """Defines the command line."""
   cli.define_config_flag()
-  flags.DEFINE_list("topology", None, "TPU slices, e.g. v5e:16x16,v4:2x2x4; or here")
+  flags.DEFINE_list("topology", None, "TPU slices or GPUs, e.g. v5e:16x16,v4:2x2x4,h200x8; or here")
   flags.DEFINE_string("json", None, "output file for the same numbers, one JSON line per column")
 
 

@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import math
+import types
 
 import jax
 import pytest
 from conftest import make_tiny_config
 
 from electra_jax import preflight
-from electra_jax.core.flops import chips
+from electra_jax.core import flops
+from electra_jax.core.flops import chips, gpus
+from electra_jax.runtime import targets
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +20,7 @@ def tiny():
   """A configuration without data, and this machine's devices."""
   config = make_tiny_config("nowhere")
   config.data.vocab_size = 100
-  return config, preflight.local_target()
+  return config, targets.find(preflight.HERE)
 
 
 def weights(config, target):
@@ -48,7 +51,7 @@ def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
 def test_what_a_cpu_does_not_tell_is_said_to_be_unknown(tiny):
   config, target = tiny
   for word in ("memory size", "memory bandwidth", "link bandwidth", "peak: measured"):
-    assert word in target.unknown
+    assert word in target.note
   cost = preflight.estimate_step(config, preflight.HERE, target)
   assert cost.fits is cost.memory is cost.memory_secs is cost.link_secs is None
   assert json.loads(json.dumps(dataclasses.asdict(cost)))["memory"] is None
@@ -93,14 +96,18 @@ def test_every_collective_counts_with_the_whole_array_and_once():
   %h = f32[1024,1024]{1,0:T(8,128)} all-gather(%q), frontend_attributes={chain_id="0"}
   %i = (bf16[2]{0}, bf16[8]{0}) all-gather-start(%q), channel_id=1, dimensions={0}
   %j = bf16[8]{0} all-gather-done(%i)
+  %k = ((f32[5]{0}, f32[2,3]{1,0}), (f32[5]{0}, f32[2,3]{1,0})) all-reduce-start(%a, %b)
+  %l = f32[7]{0} all-reduce-start(%a), channel_id=6
+  %n = ((f32[2]{0}), f32[8]{0}) all-gather-start(%q), channel_id=7
   """
   found = preflight.collective_bytes(text, 4)
   full = 4 * 1024 * 1024
-  assert found["all-reduce"] == full + (24 + 8 + 8)
+  added = full + (24 + 8 + 8) + (20 + 24) + 28
+  assert found["all-reduce"] == added
   assert found["reduce-scatter"] == full + 32
-  assert found["all-gather"] == full + 16
+  assert found["all-gather"] == full + 16 + 32
   sent_bytes = preflight.ring_bytes(found, 4)
-  assert sent_bytes == 3 / 4 * (2 * (full + 40) + full + 32 + full + 16)
+  assert sent_bytes == 3 / 4 * (2 * added + full + 32 + full + 48)
 
 
 def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
@@ -111,6 +118,8 @@ def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
     tried.append(more)
     config.train.accumulation = more
   assert tried == [2, 3, 6]
+  config.train.accumulation = 1
+  assert [preflight.more_microbatches(config, 8, n) for n in (2.5, 3, 3.1, 7)] == [3, 3, 6, 6]
 
 
 def test_a_step_that_does_not_fit_says_with_how_many_microbatches_it_does(tiny, monkeypatch):
@@ -129,8 +138,8 @@ def test_a_step_that_does_not_fit_says_with_how_many_microbatches_it_does(tiny, 
     )
 
   assert verdict(12.0) == "x: fits, microbatches: 1"
-  assert verdict(5.0) == "x: fits, microbatches: 3; does not fit with 1, 2"
-  assert verdict(1.0).startswith("x: does not fit with 1, 2, 3, 6 microbatches; try")
+  assert verdict(5.0) == "x: fits, microbatches: 3; does not fit with 1"  # 12 / 2 is known
+  assert verdict(1.0).startswith("x: does not fit with 1, 6 microbatches; try")
 
 
 @pytest.mark.long
@@ -139,12 +148,17 @@ def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny
   config = config.copy_and_resolve_references()
   config.train.batch_size = 48
   costs = preflight.fit(config, "x", dataclasses.replace(target, memory=1.0))
-  assert [f.accumulation for f in costs] == [1, 2, 3, 6]
-  assert not any(f.fits for f in costs) and costs[3].temporaries < costs[0].temporaries
+  assert [f.accumulation for f in costs] == [1, 6]
+  assert not any(f.fits for f in costs) and costs[1].temporaries < costs[0].temporaries
   said = shown(config, costs)
-  assert said["fits"] == 4 * ["does not fit"] and said["whole run, hours"] == 4 * [""]
-  assert preflight.verdict(costs).startswith("x: does not fit with 1, 2, 3, 6 microbatches")
-  enough = (costs[1].used + costs[2].used) / 2
+  assert said["fits"] == 2 * ["does not fit"] and said["whole run, hours"] == 2 * [""]
+  assert preflight.verdict(costs).startswith("x: does not fit with 1, 6 microbatches")
+  used = [costs[0].used]
+  for config.train.accumulation in (2, 3):
+    used.append(preflight.estimate_step(config, "x", target).used)
+  config.train.accumulation = 1
+  enough = (used[1] + used[2]) / 2
+  assert used[0] / 2 < used[1] and used[0] / 3 < used[2] < enough < used[1]
   found = preflight.fit(config, "x", dataclasses.replace(target, memory=enough))
   assert [(f.accumulation, f.fits) for f in found] == [(1, False), (2, False), (3, True)]
   assert preflight.verdict(found) == "x: fits, microbatches: 3; does not fit with 1, 2"
@@ -152,9 +166,14 @@ def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny
 
 
 def test_a_slice_that_is_none_is_refused():
-  for topology in ("v5e", "v5e:", "v5e:4x", "h100:8", "v5e:0x2"):
+  for topology in ("v5e", "v5e:", "v5e:4x", "h100:8", "v5e:0x2", "h300x8"):
     with pytest.raises(ValueError, match=f"topology {topology!r}: expected a chip "):
       chips.parse(topology)
+  for topology in ("h200", "h200x", "h200x0", "h200xtwo", "h200x2x8"):
+    with pytest.raises(ValueError, match=f"topology {topology!r}: expected the number of GPUs"):
+      chips.parse(topology)
+  with pytest.raises(ValueError, match="'a100x12': 12 GPUs do not divide into hosts of 8"):
+    chips.parse("a100x12")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +214,7 @@ def test_an_axis_that_is_no_ring_has_half_the_links():
 
 def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
   config, target = tiny
-  fast = dataclasses.replace(target, peak=1e12, memory=1e9, memory_rate=1e9, link_rate=1e6)
+  fast = dataclasses.replace(target, peak=1e12, memory=1e9, memory_rate=1e9, links=((8, 1e6),))
   cost = preflight.estimate_step(config, "x", fast)
   assert cost.product_secs == cost.flops / 1e12 < cost.memory_secs < cost.link_secs
   assert cost.link_secs == cost.sent_bytes / 1e6
@@ -205,3 +224,72 @@ def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
   said = shown(config, [cost])
   assert said["fits"] == ["fits"] and said["whole run, hours"] == [f"{hours:.3g}"]
   assert said["chip-hours"] == [f"{8 * hours:.4g}"]
+
+
+def test_gpus_fill_their_hosts_and_the_slower_level_of_links_counts():
+  h200, l4 = gpus.GPUS["h200"], gpus.GPUS["l4"]
+  assert chips.parse("h200x4") == (h200, (1, 4)) and chips.parse("l4x32") == (l4, (4, 8))
+  gradient = {"all-reduce": 8e9, "reduce-scatter": 0, "all-gather": 0}
+
+  def secs(gpu, axes):
+    return preflight.least_link_secs(gradient, gpu.links(axes))
+
+  # 8 GB go round a ring of eight twice: 2 * 7/8 * 8 GB at 450 GB/s, or 32 GB/s over PCIe.
+  assert secs(h200, (1, 8)) == pytest.approx(14e9 / 450e9)
+  assert secs(l4, (1, 8)) == pytest.approx(14e9 / 32e9)
+  # Two hosts of H200 have eight adapters each: 2 * 1/2 * 8 GB at 8 * 400 Gb/s, faster than NVLink.
+  assert secs(h200, (2, 8)) == pytest.approx(14e9 / 450e9)
+  # Of L4 hosts four share 100 Gb/s each: 2 * 3/4 * 8 GB at 12.5 GB/s.
+  assert secs(l4, (4, 8)) == pytest.approx(12e9 / 12.5e9)
+  assert secs(h200, (1, 1)) == 0
+
+
+def test_the_compiler_is_told_the_gpu_of_the_data_sheet():
+  for gpu in gpus.GPUS.values():
+    assert gpu.kind in flops.PEAK_FLOPS
+  fields = dict(
+    line.strip().split(": ", 1)
+    for line in gpus.describe(gpus.GPUS["l4"]).splitlines()
+    if ": " in line
+  )
+  # 24 GB, 300 GB/s, 58 multiprocessors of 128 units.
+  assert int(fields["device_memory_size"]) == 23034 * 2**20 and fields["core_count"] == "58"
+  assert fields["memory_bandwidth"] == "300000000000" and fields["fpus_per_core"] == "128"
+  assert "major: 8 minor: 9" in gpus.describe(gpus.GPUS["l4"])
+
+
+def described(platform, target_config, topology):
+  """In place of the compiler: as many devices as are asked for."""
+  assert platform == "cuda" and "core_count" in target_config
+  return types.SimpleNamespace(devices=range(math.prod(map(int, topology.split("x")))))
+
+
+def test_a_gpu_gives_programs_the_share_that_jax_takes(monkeypatch):
+  monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", described)
+  for name in targets.SHARE_VARIABLES:
+    monkeypatch.delenv(name, raising=False)
+  target = targets.find("h200x16")
+  assert len(target.devices) == target.chips == 16 and target.peak == 989e12
+  assert target.memory == 0.75 * 151_397_597_184 and "0.75 of 141.0 GiB" in target.note
+  monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+  assert targets.find("h200x1").memory == 0.9 * 151_397_597_184
+  for wrong in ("much", "0", "1.5", "nan"):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", wrong)
+    with pytest.raises(ValueError, match="XLA_CLIENT_MEM_FRACTION must be a number above 0"):
+      targets.find("h200x1")
+
+
+def test_a_missing_compiler_is_named_with_the_extra_that_has_it(monkeypatch):
+  monkeypatch.setitem(targets._EXTRAS, "nowhere", "compiler comes with electra_jax[nowhere]")
+  message = r"^topology h200x8: topology not .*; the compiler comes with electra_jax\[nowhere\]$"
+  with pytest.raises(ValueError, match=message):  # whatever this machine has installed
+    targets._described("h200x8", "nowhere", {})
+
+
+def test_a_compiler_without_its_assembler_is_said_in_a_line(tiny, monkeypatch):
+  def without(*_):
+    raise jax.errors.JaxRuntimeError("INTERNAL: libdevice not found at ./libdevice.10.bc")
+
+  monkeypatch.setattr(preflight, "compile_step", without)
+  with pytest.raises(ValueError, match="^h200x8: XLA found no ptxas or libdevice; both come with"):
+    preflight.estimate_step(tiny[0], "h200x8", tiny[1])

@@ -2,26 +2,21 @@
 
   python tests/tpu_compile.py
 
-Installs the compiler that this JAX is for into a folder of its own inside the environment: an
-ordinary program that finds it complains at its start that there is no TPU. Exits with 0 if what
-the compiler says of slices of one and of four chips is what has to come out.
+Installs the compiler that this JAX is for. Exits with 0 if what it says of slices of one and of
+four chips is what has to come out.
 """
 
 import importlib.metadata
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from rich.console import Console
+import compilers
+from compilers import GIB
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "faults"))
 
 import harness  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path(sys.prefix) / "libtpu"
 FIELDS = {
   **harness.FIELDS,
@@ -47,39 +42,11 @@ ROWS = (
   "whole run, hours",
   "chip-hours",
 )
-GIB = 2**30
-
-
-def install() -> None:
-  """Installs libtpu in the version that JAX names, and nothing else."""
-  wanted = next(
-    line.partition(";")[0].strip()
-    for line in importlib.metadata.requires("jax")
-    if line.startswith("libtpu")
-  )
-  done = FOLDER / wanted
-  if not done.exists():
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-deps", "--upgrade", "--target", FOLDER, wanted], check=True)
-    done.touch()
 
 
 def preflight(topologies: str, **fields) -> tuple[str, list[dict]]:
-  """Returns what the program prints, and its JSON."""
-  changes = [f"--config.{name}={value}" for name, value in {**FIELDS, **fields}.items()]
-  with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "costs.jsonl"
-    command = [sys.executable, "-m", "electra_jax.preflight", "--config=configs/base.py", *changes]
-    done = subprocess.run(
-      [*command, f"--topology={topologies}", f"--json={path}"],
-      cwd=ROOT,
-      env=os.environ | {"PYTHONPATH": str(FOLDER), "JAX_PLATFORMS": "cpu"},
-      capture_output=True,
-      text=True,
-    )
-    if done.returncode:
-      raise SystemExit(f"the preflight failed:\n{done.stdout}\n{done.stderr}")
-    return done.stdout, [json.loads(line) for line in path.read_text().splitlines()]
+  """Returns what the program prints for the tiny network, and its JSON."""
+  return compilers.preflight(FOLDER, "base", topologies, {**FIELDS, **fields})
 
 
 def check_slices() -> str:
@@ -123,11 +90,11 @@ def check_refusal() -> str:
   fields |= {"model.dropout": 0.0, "model.attention_dropout": 0.0, "train.batch_size": 144}
   said, costs = preflight("v5e:1x1", **fields)
   tried = [(cost["accumulation"], cost["fits"]) for cost in costs]
-  assert tried == [(1, False), (2, False), (3, True)], costs
-  used = [cost["used"] for cost in costs]
-  assert used[0] > used[1] > 15 * GIB > used[2], used
-  assert "fits, microbatches: 3; does not fit with 1, 2" in said, said
-  return "what is too much for a chip fits in 3 microbatches, not in 1 or 2"
+  # One number of bytes may rule out 2 already.
+  assert tried in ([(1, False), (3, True)], [(1, False), (2, False), (3, True)]), costs
+  assert costs[0]["used"] > 16 * GIB > costs[-1]["used"], costs
+  assert "fits, microbatches: 3; does not fit with 1" in said, said
+  return "what is too much for a chip fits in 3 microbatches, not in fewer"
 
 
 def check_no_slice() -> str:
@@ -141,10 +108,13 @@ def check_no_slice() -> str:
 
 
 def main() -> None:
-  install()
-  console = Console(highlight=False, soft_wrap=True)
-  for check in (check_slices, check_sharded, check_refusal, check_no_slice):
-    console.print(f"ok: {check()}")
+  wanted = next(
+    line.partition(";")[0].strip()
+    for line in importlib.metadata.requires("jax")
+    if line.startswith("libtpu")
+  )
+  compilers.install(FOLDER, wanted)
+  compilers.run(check_slices, check_sharded, check_refusal, check_no_slice)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Data sheets of TPU chips: memory, bandwidths and links.
+"""Data sheets of TPU chips: memory, bandwidths and links; what a topology is called.
 
-Peaks are in `flops.PEAK_FLOPS`. Links are as in "How to Scale Your Model" (2025), Section 2.
+GPUs are in `gpus`, peaks in `flops.PEAK_FLOPS`. Links are as in "How to Scale Your Model" (2025),
+Section 2.
 """
 
 import dataclasses
 import math
+
+from electra_jax.core.flops.gpus import GPUS, Gpu
+from electra_jax.core.flops.gpus import axes as gpu_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +24,10 @@ class Chip:
   wraps: int
   cores: int = 1  # per chip; two work as one device
 
+  def links(self, axes: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+    """Returns how many chips communicate, and each one's bytes/s."""
+    return ((math.prod(axes), link_rate(self, axes)),)
+
 
 CHIPS = {
   "v4": Chip("TPU v4", 32 * 2**30, 1.2e12, 9e10, 4, 2),
@@ -29,21 +37,25 @@ CHIPS = {
 }
 
 
-def parse(topology: str) -> tuple[Chip, tuple[int, ...]]:
-  """Parses a topology into its chip and the number of chips along each axis.
+def parse(topology: str) -> tuple[Chip | Gpu, tuple[int, ...]]:
+  """Parses a topology: a TPU chip and the number of chips along each axis, or hosts x GPUs.
 
   Raises:
     ValueError: the text is not a topology.
 
-  >>> parse("v5e:4x8")[1]
-  (4, 8)
+  >>> parse("v5e:4x8")[1], parse("h200x16")[1]
+  ((4, 8), (2, 8))
   """
+  gpu, _, count = topology.partition("x")
+  if gpu in GPUS:
+    return GPUS[gpu], gpu_axes(GPUS[gpu], topology, count)
   name, _, shape = topology.partition(":")
   axes = shape.split("x")
   if name not in CHIPS or not all(axis.isdecimal() and int(axis) for axis in axes):
     raise ValueError(
-      f"topology {topology!r}: expected a chip ({', '.join(CHIPS)}) and its number along each"
-      " axis, e.g. v5e:4x8 or v4:2x2x4"
+      f"topology {topology!r}: expected a chip of a TPU ({', '.join(CHIPS)}) and its number along"
+      f" each axis, e.g. v5e:4x8 or v4:2x2x4, or GPUs ({', '.join(GPUS)}) and their number, e.g."
+      " h200x8"
     )
   return CHIPS[name], tuple(map(int, axes))
 

@@ -1,0 +1,119 @@
+"""Devices to compile a step for: this machine's, or TPU slices and GPUs that are elsewhere.
+
+A compiler takes a description in place of a device: libtpu knows the slices of TPUs, XLA's for
+CUDA reads the data sheet of a GPU. Neither needs a driver or CUDA's libraries.
+"""
+
+import dataclasses
+import math
+import os
+
+import jax
+
+from electra_jax.core import flops
+from electra_jax.core.flops import chips, gpus
+
+HERE = "here"
+# Of a GPU's memory JAX takes this share, and refuses what needs more ("GPU memory allocation").
+SHARE_VARIABLES, SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"), 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """The devices to compile a step for; sizes and rates are per device, infinite if unknown."""
+
+  devices: tuple
+  chips: int
+  memory: float  # bytes that a program can use
+  memory_rate: float  # bytes/s
+  links: tuple[tuple[int, float], ...]  # for each level, members and the bytes/s that each sends
+  peak: float  # FLOP/s
+  note: str = ""  # what to know about these values
+
+
+def find(topology: str) -> Target:
+  """Returns the devices that a topology names: "here", a TPU slice or GPUs.
+
+  Raises:
+    ValueError: there are no such devices, or no compiler for them.
+  """
+  if topology == HERE:
+    return local()
+  sheet, axes = chips.parse(topology)
+  return _COMPILERS[type(sheet)](topology, sheet, axes)
+
+
+def _tpu_slice(topology: str, chip: chips.Chip, axes: tuple[int, ...]) -> Target:
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server: this is no TPU machine
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there a TPU to lock
+  # Training uses the two cores of a chip as one device; by default the compiler sees two in a v4.
+  options = {"chip_config_name": "megacore"} if chip.cores == 2 else {}
+  if math.prod(axes) == 1:
+    options["chips_per_host_bounds"] = (1, 1, 1)
+  devices = _described(topology, "tpu", {"topology_name": topology, **options})
+  return _target(devices, chip, axes, chip.memory)
+
+
+def _gpu_hosts(topology: str, gpu: gpus.Gpu, axes: tuple[int, ...]) -> Target:
+  hosts, count = axes
+  options = {"target_config": gpus.describe(gpu), "topology": f"1x{hosts}x{count}"}
+  devices = _described(topology, "cuda", options)
+  share = _memory_share()
+  note = (
+    f"{topology}: programs get {share:g} of {gpu.memory / 2**30:.1f} GiB ({SHARE_VARIABLES[0]})"
+  )
+  return _target(devices, gpu, axes, share * gpu.memory, note)
+
+
+_COMPILERS = {chips.Chip: _tpu_slice, gpus.Gpu: _gpu_hosts}
+_EXTRAS = {
+  "tpu": "TPU compiler comes with electra_jax[tpu]",
+  "cuda": "GPU compiler comes with electra_jax[gpu-compile]",
+}
+
+
+def _described(topology: str, platform: str, options: dict) -> tuple:
+  """Returns the devices of a topology as their compiler describes them."""
+  from jax.experimental import topologies
+
+  try:
+    return tuple(topologies.get_topology_desc(platform=platform, **options).devices)
+  except (ImportError, RuntimeError) as error:  # JAX has no such compiler, or it refuses
+    reason = str(error).strip().splitlines()[0]
+    known = "INVALID_ARGUMENT" in reason  # by the compiler, so there is one
+    hint = "" if known else f"; the {_EXTRAS[platform]}"
+    raise ValueError(f"topology {topology}: {reason}{hint}") from None
+
+
+def _target(devices: tuple, sheet, axes: tuple[int, ...], memory: float, note: str = "") -> Target:
+  peak, count = flops.PEAK_FLOPS[sheet.kind], math.prod(axes)
+  return Target(devices, count, memory, sheet.memory_rate, sheet.links(axes), peak, note)
+
+
+def _memory_share() -> float:
+  text = next((os.environ[name] for name in SHARE_VARIABLES if os.environ.get(name)), str(SHARE))
+  try:
+    share = float(text)
+  except ValueError:
+    share = math.nan
+  if not 0 < share <= 1:
+    raise ValueError(f"{SHARE_VARIABLES[0]} must be a number above 0 and up to 1, got {text!r}")
+  return share
+
+
+def local() -> Target:
+  """Returns this machine's devices, with the memory and peak that they report."""
+  devices = jax.devices()
+  peak, source = flops.peak_flops(devices[0])
+  limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
+  unknown = ["memory size"] if limit == math.inf else []
+  unknown += ["memory bandwidth", *(["link bandwidth"] if len(devices) > 1 else [])]
+  return Target(
+    tuple(devices),
+    len(devices),
+    limit,
+    math.inf,
+    ((len(devices), math.inf),),
+    peak,
+    f"unknown: {', '.join(unknown)}; times count matrix products only, peak: {source}",
+  )

@@ -1,0 +1,51 @@
+"""What the programs that ask a compiler have in common: its installation, the preflight's answer.
+
+A compiler is installed into a folder of its own inside the environment, and in the version that
+this JAX is for: an ordinary program that finds it complains at its start of a missing device.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+GIB = 2**30
+
+
+def install(folder: Path, *wanted: str) -> None:
+  """Installs packages, and nothing that they ask for, if they are not there in this version."""
+  done = folder / ",".join(wanted)
+  if not done.exists():
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--upgrade", "--target", folder, *wanted], check=True)
+    done.touch()
+
+
+def preflight(folder: Path, config: str, topologies: str, fields: dict) -> tuple[str, list[dict]]:
+  """Returns what the program prints, and its JSON."""
+  changes = [f"--config.{name}={value}" for name, value in fields.items()]
+  with tempfile.TemporaryDirectory() as made:
+    path = Path(made) / "costs.jsonl"
+    command = [sys.executable, "-m", "electra_jax.preflight", f"--config=configs/{config}.py"]
+    done = subprocess.run(
+      [*command, *changes, f"--topology={topologies}", f"--json={path}"],
+      cwd=ROOT,
+      env=os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"},
+      capture_output=True,
+      text=True,
+    )
+    if done.returncode:
+      raise SystemExit(f"the preflight failed:\n{done.stdout}\n{done.stderr}")
+    return done.stdout, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(*checks) -> None:
+  """Calls each check and prints what it found to be so."""
+  console = Console(highlight=False, soft_wrap=True)
+  for check in checks:
+    console.print(f"ok: {check()}")

@@ -1,0 +1,111 @@
+"""Asks XLA's compiler for CUDA, through the preflight's command line; needs no GPU.
+
+  python tests/gpu_compile.py
+
+Installs the compiler that this JAX is for: the plugin, the assembler ptxas and libdevice, none of
+CUDA's libraries. Exits with 0 if what it says of the paper's small model on one H200 and of base on
+eight is what has to come out.
+"""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import compilers
+from compilers import GIB
+
+FOLDER = Path(sys.prefix) / "cuda-compiler"
+V, P = 30522, 512  # words and positions
+TINY = {
+  "objective.name": "bert",
+  "model.num_layers": 1,
+  "model.hidden_size": 64,
+  "model.num_heads": 1,
+  "model.embedding_size": 64,
+  "data.vocab_size": 1000,
+  "model.dropout": 0.0,
+  "model.attention_dropout": 0.0,
+  "data.seq_length": 64,
+}
+
+
+def parameters(hidden: int, embedding: int, generator: int, layers: int = 12) -> int:
+  """Returns the parameters of ELECTRA, by hand: heads of 64, feed-forward layers of four widths."""
+
+  def encoder(h: int) -> int:
+    block = 4 * (h * h + h) + 2 * 4 * h * h + 4 * h + h + 2 * 2 * h
+    project = embedding * h + h if embedding != h else 0
+    return layers * block + project
+
+  embeddings = (V + P + 2) * embedding + 2 * embedding  # words, positions, types; LayerNorm
+  rtd_head = hidden * hidden + hidden + hidden + 1
+  mlm_head = generator * embedding + embedding + 2 * embedding + V
+  return embeddings + encoder(hidden) + encoder(generator) + rtd_head + mlm_head
+
+
+def check_small() -> str:
+  """One GPU: the state, the share of the memory, nothing on the links."""
+  said, (cost,) = compilers.preflight(FOLDER, "small", "h200x1", {})
+  count = parameters(256, 128, 64)
+  assert cost["devices"] == cost["chips"] == 1 and cost["fits"], cost
+  assert cost["parameters"] == 4 * count, (cost, count)
+  assert 0 <= cost["optimizer"] - 8 * count < 100, cost
+  # 3.0 GiB with JAX 0.12, 3.4 GiB with 0.10.
+  assert 2.5 * GIB < cost["used"] < 4 * GIB, cost
+  assert cost["used"] >= 12 * count + cost["temporaries"], cost
+  assert cost["memory"] == 0.75 * 151_397_597_184, cost
+  sent = [cost[name] for name in ("all_reduce_bytes", "sent_bytes", "link_secs")]
+  assert sent == [0, 0, 0], cost
+  # The data sheet's 989 TFLOP/s and 4.8 TB/s.
+  assert cost["product_secs"] == cost["flops"] / 989e12, cost
+  assert cost["secs"] == max(cost["product_secs"], cost["memory_secs"]), cost
+  assert "h200x1: fits, microbatches: 1" in said, said
+  return f"small fits one H200, in {cost['used'] / GIB:.2f} GiB"
+
+
+def check_base() -> str:
+  """Eight GPUs of a host: every gradient is added up once."""
+  _, (cost,) = compilers.preflight(FOLDER, "base", "h200x8", {})
+  count = parameters(768, 768, 256)
+  assert cost["devices"] == cost["chips"] == 8 and cost["fits"], cost
+  assert cost["parameters"] == 4 * count, (cost, count)
+  # A float32 for each parameter, and numbers for the metrics.
+  assert 0 <= cost["all_reduce_bytes"] - 4 * count < 8000, cost
+  assert cost["sent_bytes"] == 2 * cost["all_reduce_bytes"] * 7 / 8, cost
+  assert cost["link_secs"] == cost["sent_bytes"] / 450e9, cost
+  # 17.2 GiB with JAX 0.12, 21.1 GiB with 0.10.
+  assert 15 * GIB < cost["used"] < 23 * GIB, cost
+  return f"base fits eight H200, in {cost['used'] / GIB:.2f} GiB each; the gradient is sent once"
+
+
+def check_hosts() -> str:
+  """Two hosts of L4, whose network is slower than their PCIe."""
+  _, (cost,) = compilers.preflight(FOLDER, "base", "l4x16", TINY)
+  assert cost["devices"] == 16 and cost["all_reduce_bytes"] > cost["parameters"], cost
+  # Each host sends 2 * 1/2 of the gradient, at 100 Gb/s.
+  assert abs(cost["link_secs"] / (cost["all_reduce_bytes"] / 12.5e9) - 1) < 1e-9, cost
+  return "two hosts of eight L4 wait for their network"
+
+
+def check_too_much() -> str:
+  """A step too large for one GPU, which XLA compiles all the same."""
+  # A very wide layer compiles faster than very many sequences.
+  fields = TINY | {"model.ffn_size": 2**20, "train.batch_size": 96}
+  said, costs = compilers.preflight(FOLDER, "base", "l4x1", fields)
+  tried = [(cost["accumulation"], cost["fits"]) for cost in costs]
+  assert tried[0] == (1, False) and tried[-1][1] and len(tried) > 1, costs
+  assert costs[0]["used"] > costs[0]["memory"] > costs[-1]["used"], costs
+  few = ", ".join(str(n) for n, _ in tried[:-1])
+  assert f"fits, microbatches: {tried[-1][0]}; does not fit with {few}" in said, said
+  return f"what is too much for an L4 fits in {tried[-1][0]} microbatches, not in {few}"
+
+
+def main() -> None:
+  version = importlib.metadata.version("jaxlib")
+  plugin = (f"jax-cuda13-{part}=={version}" for part in ("plugin", "pjrt"))
+  compilers.install(FOLDER, *plugin, "nvidia-cuda-nvcc==13.*", "nvidia-nvvm==13.*")
+  compilers.run(check_small, check_base, check_hosts, check_too_much)
+
+
+if __name__ == "__main__":
+  main()
