@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from electra_jax.core.batch import TOKENS_PER_DOCUMENT
-from electra_jax.core.layers import dropout
+from electra_jax.core.layers import dropout, einsum_float32
 from electra_jax.core.transformer_config import TransformerConfig
 
 # cosines and sines [L, d / 2], or [B, L, d / 2] where rows have their own positions; float32
@@ -80,7 +80,7 @@ def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
   q, k, v, padding_mask, document_ids, seeds = inputs
   if local and local_scores(cfg, q.shape[1]) < q.shape[1] ** 2:
     return _attend_in_blocks(cfg, inputs)
-  scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
+  scores = einsum_float32("blhd,bmhd->bhlm", q, k)
   scores = scores * (q.shape[-1] ** -0.5)
   scores = jnp.where(_visible(cfg, padding_mask, document_ids, local), scores, -1e9)
   probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, seeds).astype(v.dtype)
@@ -249,7 +249,7 @@ def _attend_in_blocks(cfg: TransformerConfig, inputs: Inputs) -> jax.Array:
   if document_ids is not None:
     own, others = padded(document_ids, 0, 0), neighbours(document_ids)
     seen &= (own[..., None] == others[:, :, None])[:, :, None]
-  scores = jnp.einsum("bnqhd,bnkhd->bnhqk", q, k, preferred_element_type=jnp.float32)
+  scores = einsum_float32("bnqhd,bnkhd->bnhqk", q, k)
   scores = jnp.where(seen, scores * d**-0.5, -1e9)
   probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, seeds).astype(v.dtype)
   y = jnp.einsum("bnhqk,bnkhd->bnqhd", probs, v)

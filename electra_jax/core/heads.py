@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from electra_jax.core.layers import dense, gelu, norm
+from electra_jax.core.layers import dense, einsum_float32, gelu, norm
 from electra_jax.core.transformer_config import TransformerConfig
 
 
@@ -40,9 +40,7 @@ class MlmHead(nn.Module):
     x = gelu(dense(cfg, cfg.embedding_size, "dense")(x))
     x = norm(cfg, "layer_norm")(x).astype(cfg.compute.dtype)
     bias = self.param("bias", nn.initializers.zeros, (cfg.vocab_size,))
-    logits = jnp.einsum(
-      "bke,ve->bkv", x, word.astype(cfg.compute.dtype), preferred_element_type=jnp.float32
-    )
+    logits = einsum_float32("bke,ve->bkv", x, word.astype(cfg.compute.dtype))
     return _add_vocabulary_bias(logits, bias)
 
 
