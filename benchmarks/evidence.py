@@ -1,418 +1,352 @@
-"""Minutes of pretraining with five objectives at equal compute, then fine-tuning on six tasks.
+"""What each objective learns from the same FLOPs: the tables and the picture of docs/evidence.md.
 
-  python benchmarks/evidence.py --out DIR --glue DIR --chunk DIR --text 'text:GLOB'
-                                [--nets quickstart|small] [--minutes N | --steps N]
-                                [--objectives NAME...] [--at_once N] [--smoke]
+  python benchmarks/evidence.py --out DIR --text 'text:GLOB' --chunk DIR --pairs FILE.jsonl
+                                --glue DIR [--budgets N] [--at_once 2] [--smoke]
+  python benchmarks/evidence.py --out DIR --report
 
---out      what is made: shards, runs, results, evidence.json. Started again with the same
-           arguments, it goes on where it was: nothing that has ended is done again.
---glue     folder with GLUE's folders (SST-2/train.tsv, ...).
---chunk    folder with CoNLL-2000's train.txt and test.txt.
+--out      what is made. Started again with the same arguments, it goes on where it was.
 --text     what to pretrain on, as config.data.sources.
---nets     quickstart's networks, in an hour and a half on two cores, or ELECTRA-Small, for a GPU.
---minutes  quickstart: of all pretrainings together on two cores, roughly; gives the steps.
---steps    small: of ELECTRA.
---objectives  of them all, to save time.
---at_once  programs that run side by side, each on its share of the cores; 1 on an accelerator.
---smoke    two objectives for a few steps and two tasks, to see that everything runs.
+--chunk    folder with CoNLL-2000's train.txt and test.txt.
+--pairs    BLiMP's minimal pairs.
+--glue     folder with GLUE's folders (SST-2/train.tsv, ...); read from the third budget on.
+--budgets  how many of the four, from the smallest.
+--smoke    a few steps of three arms, to see that everything runs.
+--report   runs nothing; reports the rows that there are.
 
-Every objective has the same data, main network, optimizer and compute; fresh weights are the
-control. Quickstart's networks learn from short sequences first, in which they find the neighbours
-of a token soonest (LOG.md), and then from longer ones, for the positions that tasks need. Compute
-is counted in matrix products as they are done; the paper's accounting, which multiplies by whole
-embedding tables, is in the JSON beside it.
-
-It prints tables in markdown: medians over seeds, means, standard deviations, the paper's order.
+Question: is one objective of the replaced-token family ahead of `bert` beyond two standard
+deviations on minimal pairs and on chunking, at the same FLOPs (generator and heads included)? All
+arms (benchmarks/evidence_config.py) have the same main network, data and optimizer, and each gets
+the same search of its learning rate at the smallest budget, with one seed. The two largest budgets
+are for `bert` and the best arms of the budget before. All choices, the scorer of the pairs too, are
+made on data that no table shows: every third paradigm of the pairs, and 2,000 sentences cut from
+chunking's training file.
 """
 
 import argparse
-import contextlib
-import itertools
 import json
-import os
-import queue
-import shlex
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+import jobs
 import machine
-from evidence_settings import (
-  MINUTES,
-  PAPER,
-  Phase,
-  Setting,
-  quickstart_setting,
-  small_setting,
-  smoke_setting,
+from evidence_config import ARMS
+
+from electra_jax.config import files
+from electra_jax.core.objectives import OBJECTIVES
+from electra_jax.evaluate import scorers
+
+CONFIG = Path(__file__).with_name("evidence_config.py")
+REFERENCE, FRESH = "bert", "fresh weights"
+RATES, PAIRS, CUT = (1.6e-3, 3.2e-3, 6.4e-3), 6_700, 2_000
+FINETUNING = {"data.max_length": 64, "data.buckets": 2, "optimizer.learning_rate": 5e-4}
+GLUE = {  # tasks of one command: its fields
+  "sst2": {"train.epochs": 1.0, "data.train_examples": 20_000},
+  "cola": {"train.epochs": 1.0},
+  "mrpc,stsb": {"train.epochs": 1.0},
+  "rte": {"train.epochs": 3.0},
+}
+HELDOUT = ("mlm_loss", "replace_mlm_loss", "rtd_auc", "unigram_auc")
+
+
+class Budget(NamedTuple):
+  """FLOPs of a run, and who is trained with them."""
+
+  flops: float
+  best: int | None  # arms beside the reference: the best of the budget before; None: all
+  seeds: int
+  glue: bool = False
+
+
+BUDGETS = (
+  Budget(5e12, None, 3),
+  Budget(2e13, None, 3),
+  Budget(8e13, 4, 3, glue=True),
+  Budget(2e14, 2, 1, glue=True),
 )
 
-from electra_jax import flops
-from electra_jax.config import files
-from electra_jax.finetune.statistics import summary
-from electra_jax.runtime.metrics import read_history
 
-REFERENCE = "electra"  # whose steps are given; the others take as many as cost the same
-RANDOM = "random"
-HELDOUT = {"mlm_loss", "replace_mlm_loss", "all_tokens_loss", "mlm_accuracy", "rtd_auc"}
-
-
-# Commands.
+def prepare(args: argparse.Namespace) -> None:
+  """Builds the shards, and cuts chunking's sentences for choices."""
+  config = f"{CONFIG}:{REFERENCE}"
+  jobs.build(args.out, args.out / "shards", config, {"data.sources": args.text})
+  jobs.write_pairs(args.out, args.pairs, 201 if args.smoke else PAIRS)
+  sentences = (args.chunk / "train.txt").read_text().strip().split("\n\n")
+  for name, part in (("train", sentences[:-CUT]), ("choices", sentences[-CUT:])):
+    (args.out / f"chunk-{name}.txt").write_text("\n\n".join(part) + "\n")
 
 
-def json_lines(path: Path) -> list[dict]:
-  """Returns the JSON objects of a file, without a line that was cut off."""
-  found = []
-  for line in path.read_text().splitlines() if path.exists() else ():
-    with contextlib.suppress(ValueError):
-      found.append(json.loads(line))
-  return found
+def pairs_accuracy(paradigms: dict[str, dict], choices: bool) -> float:
+  """Returns the accuracy in percent: on every third paradigm, for choices, or on the others."""
+  chosen = [x for i, x in enumerate(paradigms.values()) if (i % 3 == 0) == choices]
+  return 100 * sum(x["accuracy"] * x["pairs"] for x in chosen) / sum(x["pairs"] for x in chosen)
 
 
-def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
-  """Runs a program of the package, unless it has already ended well with the same arguments.
-
-  Its output goes to out/logs, its arguments and seconds to out/commands.jsonl. Fine-tunings share
-  what they compile, because all starts have the same shapes.
-
-  Args:
-    ended: whether the work is complete; a program that is interrupted exits with 0, too.
-
-  Raises:
-    SystemExit: it failed or was interrupted; the message ends with its last output.
-  """
-  lines = json_lines(out / "commands.jsonl")
-  if any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
-    return
-  command = [sys.executable, "-m", module, *arguments]
-  log = out / "logs" / f"{job.replace('/', '-')}.log"
-  log.parent.mkdir(parents=True, exist_ok=True)
-  print(f"{job}: {shlex.join(command)}", flush=True)
-  environment = os.environ | (
-    {"JAX_COMPILATION_CACHE_DIR": str((out / "compiled").absolute())}
-    if job.startswith("finetune/")
-    else {}
-  )
-  start, code, complete = time.perf_counter(), None, False
-  try:
-    with log.open("w") as file:
-      code = subprocess.run(
-        command, stdout=file, stderr=subprocess.STDOUT, env=environment
-      ).returncode
-    complete = code == 0 and ended()
-  finally:
-    line = {"job": job, "arguments": arguments, "secs": time.perf_counter() - start}
-    with (out / "commands.jsonl").open("a") as file:
-      file.write(json.dumps(line | {"returncode": code, "ended": complete}) + "\n")
-  if not complete:
-    why = f"ended with {code}" if code else "was interrupted"
-    raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; all of its output: {log}")
-  print(f"{job}: {line['secs']:.0f} s", flush=True)
+def chunking(args: argparse.Namespace, name: str, start: dict) -> dict[str, float]:
+  """Fine-tunes on chunking; returns F1 in percent on the sentences for choices and on the test."""
+  files = {"train": args.out / "chunk-train.txt", "dev": args.out / "chunk-choices.txt"}
+  files |= {"test": args.chunk / "test.txt"}
+  fields = start | {f"data.{split}": file for split, file in files.items()}
+  fields |= FINETUNING | {"keep": "none", "seeds": 1, "train.epochs": 2.0}
+  fields |= {"data.train_examples": 64} if args.smoke else {}
+  rows = jobs.finetune(args.out, f"{name}-chunk", "configs/finetune/tagging.py:chunk", fields)
+  found = {row["split"]: jobs.main_metric(row) for row in rows}
+  return {"chunk_choices": found["dev"], "chunk": found["test"]}
 
 
-@contextlib.contextmanager
-def workers(at_once: int) -> Iterator[ThreadPoolExecutor]:
-  """Gives threads that run programs, each on its own share of the cores.
-
-  Networks this small leave most of a second core idle: two trainings on a core each took 30,300
-  tokens/s together, one on both cores 23,300. If one fails, what is still in the queue is dropped.
-  """
-  cores = sorted(os.sched_getaffinity(0))
-  shares = queue.SimpleQueue()
-  for place in range(at_once):
-    shares.put(cores[place % len(cores) :: at_once])
-  # Linux keeps affinity for a thread, and the programs that it starts inherit it.
-  with ThreadPoolExecutor(
-    at_once, initializer=lambda: os.sched_setaffinity(0, shares.get())
-  ) as pool:
-    try:
-      yield pool
-    except BaseException:
-      pool.shutdown(cancel_futures=True)
-      raise
-
-
-def finish(jobs: list[Future]) -> None:
-  """Waits for all jobs; raises as soon as one fails, whatever is before it."""
-  done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
-  for job in done:
-    job.result()
-
-
-def assignments(overrides: dict) -> list[str]:
-  """Returns fields of a configuration as a command line sets them."""
-  return [f"--config.{name}={value}" for name, value in overrides.items()]
-
-
-# Pretraining.
-
-
-def shards(out: Path, phase: Phase) -> Path:
-  """Returns the folder of the shards of a phase."""
-  return out / "shards" / str(phase.seq_length)
-
-
-def run_folder(out: Path, objective: str, place: int) -> Path:
-  """Returns the workdir of the phase at a place in the setting."""
-  return out / "pretrain" / objective / f"phase{place + 1}"
-
-
-def build(out: Path, setting: Setting, phase: Phase, text: str) -> None:
-  """Builds the shards of a phase; all have the vocabulary that the first one trains."""
-  fields = {k: v for k, v in setting.recipe.items() if k.startswith(("data.", "model."))} | {
-    "data.dir": shards(out, phase),
-    "data.seq_length": phase.seq_length,
-    "data.examples": phase.examples,
-    "data.sources": text,
-  }
-  if phase is not setting.phases[0]:
-    fields["data.vocab"] = shards(out, setting.phases[0]) / "vocab.txt"
-  arguments = [f"--config=configs/{setting.nets}.py", *assignments(fields)]
-  ended = (shards(out, phase) / "manifest.json").is_file
-  run(out, f"build/{phase.seq_length}", "electra_jax.data.build", arguments, ended)
-
-
-def phase_fields(setting: Setting, phase: Phase) -> dict:
-  """Returns what a pretraining sets in a phase, but for the number of steps and paths."""
-  return setting.recipe | {
-    "data.seq_length": phase.seq_length,
-    "train.batch_size": phase.batch_size,
-    "optimizer.learning_rate": phase.learning_rate,
-    "optimizer.warmup_steps": phase.warmup_steps,
-  }
-
-
-def count_steps(setting: Setting) -> dict[str, list[dict]]:
-  """Returns the steps of each objective and phase, and what they cost by both accountings."""
-  plan = {name: [] for name in setting.objectives}
-  for phase in setting.phases:
-    costs = {}
-    for name in {REFERENCE, *setting.objectives}:
-      config = files.load(f"{name}.py", setting.nets)
-      config.update_from_flattened_dict(phase_fields(setting, phase))
-      costs[name] = [sum(parts.values()) for parts in flops.step_costs(config)]
-    for name in setting.objectives:
-      counted, products = costs[name]
-      steps = max(1, round(phase.steps * costs[REFERENCE][1] / products))
-      plan[name].append(
-        {
-          "steps": steps,
-          "tokens": steps * phase.batch_size * phase.seq_length,
-          "flops_matrix_products": steps * products,
-          "flops_paper_accounting": steps * counted,
-        }
-      )
-  return plan
-
-
-def heldout(folder: Path) -> list[dict]:
-  """Returns the evaluations of a run, first to last."""
-  return [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "heldout"]
-
-
-def pretrain(out: Path, setting: Setting, name: str, plan: list[dict]) -> None:
-  """Trains an objective; a phase starts from the weights of the one before."""
-  for place, (phase, planned) in enumerate(zip(setting.phases, plan, strict=True)):
-    steps, folder = planned["steps"], run_folder(out, name, place)
-    fields = phase_fields(setting, phase) | {"data.dir": shards(out, phase), "train.steps": steps}
-    if files.load(f"{name}.py", setting.nets).optimizer.separate_optimizers:
-      fields["optimizer.generator_learning_rate"] = phase.learning_rate
-    if place:
-      fields["init_from"] = run_folder(out, name, place - 1)
-    arguments = [f"--config=configs/{name}.py:{setting.nets}", f"--workdir={folder}"]
-
-    def ended(folder=folder, steps=steps) -> bool:
-      lines = heldout(folder)
-      return bool(lines) and lines[-1]["step"] == steps
-
-    job = f"pretrain/{name}/phase{place + 1}"
-    run(out, job, "electra_jax.train", arguments + assignments(fields), ended)
-
-
-# Fine-tuning.
-
-
-def finetune(
-  out: Path, setting: Setting, init: str, name: str, glue: str, chunk: str
-) -> list[dict]:
-  """Fine-tunes a pretrained network, or fresh weights, on the tasks of a command.
-
-  Returns:
-    A row a task and seed: {"task", "split", "seed", "metrics": {name: percent, the main one first},
-    "collapsed"}.
-  """
-  finetuning = setting.finetunings[name]
-  last = len(setting.phases) - 1
-  if init == RANDOM:
-    fields = {"init": RANDOM, "like": run_folder(out, setting.objectives[0], last)}
-  else:
-    fields = {"init": run_folder(out, init, last)}
-  if name == "chunk":
-    fields |= {"data.train": f"{chunk}/train.txt", "data.dev": f"{chunk}/test.txt"}
-  else:
-    fields |= {"data.dir": glue}
-  fields |= {"seeds": setting.seeds} | setting.finetune_recipe | finetuning.overrides
-  folder = out / "finetune" / init / name
-  arguments = [f"--config=configs/finetune/{finetuning.config}", f"--workdir={folder}"]
-  arguments += assignments(fields)
-  results = folder / "results.jsonl"
-  run(out, f"finetune/{init}/{name}", "electra_jax.finetune", arguments, results.is_file)
-  rows = [row for row in json_lines(results) if row["split"] == "dev"]
-  expected = len(finetuning.tasks) * setting.seeds
-  if len(rows) != expected:
-    raise SystemExit(f"{results}: {len(rows)} results on dev, expected {expected}")
-  return rows
-
-
-def run_all(out: Path, setting: Setting, plan: dict, args: argparse.Namespace) -> dict:
-  """Builds, pretrains and fine-tunes; returns the rows of results of each start."""
-  first, *others = setting.phases
-  names = setting.objectives
-  build(out, setting, first, args.text)
-  with workers(args.at_once) as pool:
-    for built in [pool.submit(build, out, setting, x, args.text) for x in others]:
-      built.result()
-    pretrained = {name: pool.submit(pretrain, out, setting, name, plan[name]) for name in names}
-
-    def tune(init: str, name: str) -> list[dict]:
-      # First come, first served: what is waited for has begun, so this does not wait for itself.
-      pretrained[names[0] if init == RANDOM else init].result()
-      return finetune(out, setting, init, name, args.glue, args.chunk)
-
-    tuned = {
-      init: [pool.submit(tune, init, name) for name in setting.finetunings]
-      for init in (names[0], RANDOM, *names[1:])
-    }
-    finish([*pretrained.values(), *itertools.chain(*tuned.values())])
-    return {init: [row for job in jobs for row in job.result()] for init, jobs in tuned.items()}
-
-
-# What came of it.
-
-
-def collect(out: Path, setting: Setting, plan: dict, results: dict[str, list[dict]]) -> dict:
-  """Returns everything that is kept: settings, costs, held-out metrics, every seed's result."""
-  secs: dict[str, float] = {}
-  for line in json_lines(out / "commands.jsonl"):
-    secs[line["job"]] = secs.get(line["job"], 0.0) + line["secs"]
-  pretrained = {}
-  for name in setting.objectives:
-    phases = []
-    for place, planned in enumerate(plan[name]):
-      first, *_, last = heldout(run_folder(out, name, place))
-      spent = secs[f"pretrain/{name}/phase{place + 1}"]
-      phases.append(planned | {"heldout_first": first, "heldout_last": last, "secs": spent})
-    pretrained[name] = phases
-  return {
-    "settings": {
-      "phases": [phase._asdict() for phase in setting.phases],
-      "nets": setting.nets,
-      "pretraining_with": setting.recipe,
-      "finetuning_with": setting.finetune_recipe,
-      "finetunings": {k: f._asdict() for k, f in setting.finetunings.items()},
-      "seeds": setting.seeds,
-      "equal_compute": "matrix products as they are done (electra_jax.flops), in each phase",
-    },
-    "pretraining": pretrained,
-    "finetuning": results,
-    "paper_glue_dev_base": PAPER,
-    "secs": secs,
-  }
-
-
-def main_metrics(rows: list[dict]) -> dict[str, list[float]]:
-  """Returns {task: the main metric of its seeds}."""
+def glue(args: argparse.Namespace, name: str, start: dict) -> dict[str, list[float]]:
+  """Fine-tunes on the tasks of GLUE; returns the main metric of each seed, {task: [3]}."""
   found: dict[str, list[float]] = {}
-  for row in rows:
-    found.setdefault(row["task"], []).append(next(iter(row["metrics"].values())))
+  for tasks, own in GLUE.items():
+    fields = start | {"data.dir": args.glue} | FINETUNING | {"keep": "none", "seeds": 3} | own
+    fields |= {"data.train_examples": 64} if args.smoke else {}
+    rows = jobs.finetune(
+      args.out, f"{name}-{tasks.replace(',', '-')}", f"configs/finetune/glue.py:{tasks}", fields
+    )
+    for row in rows:
+      if row["split"] == "dev":
+        found.setdefault(row["task"], []).append(jobs.main_metric(row))
   return found
 
 
-def pretraining_table(setting: Setting, content: dict) -> list[str]:
-  """Returns the lines of a table of the pretrainings, in markdown."""
+class Rows:
+  """The rows of results, one a run, kept in a file as they come."""
+
+  def __init__(self, path: Path):
+    self._path, self._lock = path, threading.Lock()
+
+  def add(self, row: dict) -> dict:
+    """Adds a row and returns it."""
+    with self._lock, self._path.open("a") as file:
+      file.write(json.dumps(row) + "\n")
+    return row
+
+  def read(self) -> list[dict]:
+    """Returns the rows; of a run that has several, the last."""
+    runs = {}
+    for row in jobs.json_lines(self._path):
+      runs[tuple(row[key] for key in ("arm", "flops", "rate", "seed"))] = row
+    return list(runs.values())
+
+
+def run_name(arm: str, budget: Budget, rate: float, seed: int) -> str:
+  """Returns the name of a run's folders."""
+  return f"{arm}-{budget.flops:g}-{rate:g}-{seed}"
+
+
+def scorers_of(arm: str) -> list[str]:
+  """Returns the scorers of pairs that the main network of an arm has heads for."""
+  objective = files.load(CONFIG, arm).objective.name
+  heads = OBJECTIVES[objective].heads
+  also = ["mlm"] if scorers.SCORERS["mlm"].head in heads else []
+  return list(dict.fromkeys([scorers.default(objective, heads), *also]))
+
+
+def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, seed: int) -> dict:
+  """Trains an arm, scores the pairs and fine-tunes it; returns a row of results."""
+  config = f"{CONFIG}:{arm}"
+  own = {"seed": seed}
+  own |= {"eval.max_examples": 64} if args.smoke else {}
+  name = run_name(arm, budget, rate, seed)
+  fields = {"data.dir": args.out / "shards"} | jobs.at_rate(config, own, rate, budget.flops)
+  folder = jobs.train(args.out, name, config, fields)
+  last = jobs.heldout(folder)[-1]
+  row = {"arm": arm, "flops": budget.flops, "rate": rate, "seed": seed, "steps": last["step"]}
+  row |= {key: last[key] for key in HELDOUT if last.get(key) is not None}
+  for scorer in scorers_of(arm):
+    paradigms = jobs.score_pairs(args.out, folder, scorer)["paradigms"]
+    row[f"pairs_{scorer}_choices"] = pairs_accuracy(paradigms, choices=True)
+    row[f"pairs_{scorer}"] = pairs_accuracy(paradigms, choices=False)
+  row |= chunking(args, name, {"init": folder})
+  if budget.glue and seed == 0:
+    row["glue"] = glue(args, name, {"init": folder})
+  return row
+
+
+def control(args: argparse.Namespace, budget: Budget, rate: float, with_glue: bool) -> dict:
+  """Fine-tunes fresh weights of the reference's shape; returns a row of results."""
+  like = args.out / "runs" / run_name(REFERENCE, budget, rate, 0)
+  start = {"init": "random", "like": like}
+  row = {"arm": FRESH, "flops": 0.0, "rate": None, "seed": 0} | chunking(args, "fresh", start)
+  return row | ({"glue": glue(args, "fresh", start)} if with_glue else {})
+
+
+def scorer_of(rows: Iterable[dict]) -> str:
+  """Returns the scorer of an arm's rows that is best on the pairs for choices."""
+  names = [key for key in next(iter(rows)) if key.startswith("pairs_") and key.endswith("_choices")]
+  best = max(names, key=lambda key: statistics.fmean(row[key] for row in rows))
+  return best.removesuffix("_choices")
+
+
+def for_choices(rows: list[dict]) -> float:
+  """Returns the mean of pairs and chunking of an arm's rows, on the data for choices."""
+  pairs = f"{scorer_of(rows)}_choices"
+  return statistics.fmean((row[pairs] + row["chunk_choices"]) / 2 for row in rows)
+
+
+def of_arm(rows: Iterable[dict], arm: str, flops: float) -> list[dict]:
+  """Returns the rows of an arm at a budget."""
+  return [row for row in rows if row["arm"] == arm and row["flops"] == flops]
+
+
+def best_rates(rows: list[dict], flops: float) -> dict[str, float]:
+  """Returns the best learning rate of each arm at a budget, by its first seed."""
+  best: dict[str, dict] = {}
+  for row in rows:
+    if row["flops"] == flops and row["seed"] == 0:
+      arm = row["arm"]
+      best[arm] = max(best.get(arm, row), row, key=lambda found: for_choices([found]))
+  return {arm: row["rate"] for arm, row in best.items()}
+
+
+def at_best(rows: list[dict], flops: float) -> list[dict]:
+  """Returns the rows at each arm's best learning rate at a budget, the smallest."""
+  best = best_rates(rows, flops)
+  return [row for row in rows if row["rate"] == best.get(row["arm"])]
+
+
+def next_arms(rows: list[dict], before: Budget, budget: Budget, arms: list[str]) -> list[str]:
+  """Returns the arms of a budget: the reference and the best of those of the budget before."""
+  if budget.best is None:
+    return arms
+  others = [arm for arm in arms if arm != REFERENCE]
+  others.sort(key=lambda arm: for_choices(of_arm(rows, arm, before.flops)), reverse=True)
+  return [REFERENCE, *others[: budget.best]]
+
+
+def run_all(args: argparse.Namespace, budgets: list[Budget], rows: Rows) -> None:
+  """Runs the search, the budgets and the control; adds a row for each run as it ends."""
+  arms = [REFERENCE, "electra-tuned", "electra_mlm-tuned"] if args.smoke else list(ARMS)
+  first = budgets[0]
+  with jobs.workers(args.at_once) as pool:
+
+    def measured(places: list[tuple]) -> None:
+      jobs.finish([pool.submit(lambda place=p: rows.add(measure(args, *place))) for p in places])
+
+    measured([(arm, first, rate, 0) for rate in RATES[: 2 if args.smoke else None] for arm in arms])
+    best = best_rates(rows.read(), first.flops)
+    fresh = pool.submit(lambda: rows.add(control(args, first, best[REFERENCE], budgets[-1].glue)))
+    for before, budget in zip([first, *budgets], budgets, strict=False):
+      arms = next_arms(at_best(rows.read(), first.flops), before, budget, arms)
+      measured([(arm, budget, best[arm], seed) for seed in range(budget.seeds) for arm in arms])
+    jobs.finish([fresh])
+
+
+# The report.
+
+
+def columns(rows: list[dict], reference: list[dict]) -> list[str]:
+  """Returns the cells of an arm: minimal pairs and chunking, beside the reference's if any."""
+  scorer, theirs = scorer_of(rows), scorer_of(reference or rows)
+  pairs = jobs.compared([row[scorer] for row in rows], [row[theirs] for row in reference], 1)
+  chunk = jobs.compared([row["chunk"] for row in rows], [row["chunk"] for row in reference], 1)
+  return [f"{pairs}, {scorer.removeprefix('pairs_')}", chunk]
+
+
+def table(rows: list[dict], flops: float) -> list[str]:
+  """Returns the lines of the table of a budget, in markdown."""
   lines = [
-    "| objective | steps | tokens | FLOPs | held out at the end | minutes |",
+    "| arm | rate | steps | held out | minimal pairs, % | chunking, F1 |",
     "|---|---|---|---|---|---|",
   ]
-  for name in setting.objectives:
-    phases = content["pretraining"][name]
-    steps = " + ".join(f"{p['steps']:,}" for p in phases)
-    tokens, cost, secs = (
-      sum(p[k] for p in phases) for k in ("tokens", "flops_matrix_products", "secs")
-    )
-    last = phases[-1]["heldout_last"]
-    said = ", ".join(f"{k} {v:.3f}" for k, v in last.items() if k in HELDOUT and v is not None)
-    lines.append(
-      f"| {name} | {steps} | {tokens / 1e6:.1f} M | {cost:.3g} | {said} | {secs / 60:.1f} |"
-    )
+  reference = of_arm(rows, REFERENCE, flops)
+  for arm in ARMS:
+    if mine := of_arm(rows, arm, flops):
+      first = mine[0]
+      found = (
+        f"{key} {statistics.fmean(r[key] for r in mine):.3f}" for key in HELDOUT if key in first
+      )
+      cells = [arm, f"{first['rate']:g}", f"{first['steps']:,}", ", ".join(found)]
+      lines.append(
+        f"| {' | '.join(cells + columns(mine, [] if arm == REFERENCE else reference))} |"
+      )
   return lines
 
 
-def results_table(results: dict[str, list[dict]]) -> list[str]:
-  """Returns the lines of a table of the results and of the order they give, in markdown."""
-  values = {init: main_metrics(rows) for init, rows in results.items()}
-  tasks = list(next(iter(values.values())))
-  average = {
-    init: statistics.fmean(summary(found[task]).median for task in tasks)
-    for init, found in values.items()
-  }
-  lines = [
-    f"| start | paper, GLUE | average | {' | '.join(tasks)} |",
-    "|---|---|---|" + "---|" * len(tasks),
-  ]
-  for init, found in values.items():
-    cells = []
-    for task in tasks:
-      s = summary(found[task])
-      collapsed = sum(row["collapsed"] for row in results[init] if row["task"] == task)
-      note = f", {collapsed} of {s.n} collapsed" if collapsed else ""
-      cells.append(f"{s.median:.1f} ({s.mean:.1f} ± {s.std:.1f}{note})")
-    lines.append(f"| {init} | {PAPER.get(init, '')} | {average[init]:.1f} | {' | '.join(cells)} |")
-  order = sorted(average, key=average.get, reverse=True)
-  paper = sorted((x for x in average if x in PAPER), key=PAPER.get, reverse=True)
-  return [
-    *lines,
-    "",
-    "Percent on dev (chunking: test): median over seeds (mean ± standard deviation).",
-    f"Order here:  {' > '.join(order)}",
-    f"Paper, base: {', '.join(f'{name} {PAPER[name]}' for name in paper)}",
-  ]
+def glue_table(rows: list[dict]) -> list[str]:
+  """Returns the lines of the table of GLUE's tasks, in markdown."""
+  rows = [row for row in rows if "glue" in row]
+  if not rows:
+    return []
+  tasks = list(rows[0]["glue"])
+  lines = [f"| arm | FLOPs | {' | '.join(tasks)} |", "|---" * (len(tasks) + 2) + "|"]
+  for row in rows:
+    cells = [jobs.compared(row["glue"][task], [], 1) for task in tasks]
+    lines.append(f"| {row['arm']} | {row['flops']:.0e} | {' | '.join(cells)} |")
+  return lines
+
+
+def draw(rows: list[dict], fresh: list[dict], path: Path) -> None:
+  """Draws score against FLOPs, a line an arm, and writes a PNG."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
+  FigureCanvasAgg(figure)
+  for axis, name in zip(figure.subplots(1, 2), ("minimal pairs, %", "chunking, F1"), strict=True):
+    for i, arm in enumerate(ARMS):
+      budgets = sorted({row["flops"] for row in rows if row["arm"] == arm})
+      found = [of_arm(rows, arm, flops) for flops in budgets]
+      keys = [scorer_of(mine) if "pairs" in name else "chunk" for mine in found]
+      values = [[r[key] for r in mine] for mine, key in zip(found, keys, strict=True)]
+      axis.errorbar(
+        budgets, [statistics.fmean(v) for v in values],
+        [statistics.stdev(v) if len(v) > 1 else 0 for v in values],
+        label=arm, marker="os^v"[i % 4], markersize=5, capsize=2, color=f"C{i}",
+        linewidth=2.5 if arm == REFERENCE else 1.3,
+      )  # fmt: skip
+    level = 50 if "pairs" in name else fresh and fresh[0]["chunk"]
+    if level:
+      axis.axhline(level, color="#666666", linestyle="--", linewidth=1)
+    axis.set(
+      xscale="log", xlabel="FLOPs of pretraining (dashed: chance, fresh weights)", title=name
+    )
+    axis.grid(alpha=0.25)
+  figure.axes[1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+  figure.savefig(path, format="png")
+
+
+def report(args: argparse.Namespace, rows: list[dict], first: float) -> None:
+  """Writes evidence.md, evidence.png and evidence.json."""
+  runs = [row for row in rows if row["arm"] != FRESH]
+  fresh, best = [row for row in rows if row["arm"] == FRESH], at_best(runs, first)
+  lines = []
+  for flops in sorted({row["flops"] for row in best}):
+    lines += [f"## {flops:.0e} FLOPs", "", *table(best, flops), ""]
+  if fresh:
+    lines += [f"Fresh weights: chunking F1 {fresh[0]['chunk']:.2f}.", ""]
+  text = "\n".join([*lines, *glue_table([*best, *fresh])]).strip() + "\n"
+  (args.out / "evidence.md").write_text(text)
+  print(text)
+  draw(best, fresh, args.out / "evidence.png")
+  hidden = [args.out, args.chunk, args.text, args.pairs, args.glue]
+  machine.save(str(args.out / "evidence.json"), {"rows": rows}, hide=hidden)
 
 
 def main() -> None:
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  for name in ("out", "glue", "chunk", "text"):
-    p.add_argument(f"--{name}", required=True)
-  p.add_argument("--nets", choices=("quickstart", "small"), default="quickstart")
-  p.add_argument("--minutes", type=float, default=MINUTES)
-  p.add_argument("--steps", type=int, default=100_000)
-  p.add_argument("--objectives", nargs="+", choices=PAPER, default=list(PAPER))
+  p.add_argument("--out", type=Path, required=True)
+  p.add_argument("--text")
+  p.add_argument("--chunk", type=Path)
+  p.add_argument("--pairs", type=Path)
+  p.add_argument("--glue")
+  p.add_argument("--budgets", type=int, choices=range(1, 5), default=4)
   p.add_argument("--at_once", type=int, default=2)
   p.add_argument("--smoke", action="store_true")
+  p.add_argument("--report", action="store_true")
   args = p.parse_args()
-  if min(args.minutes, args.steps, args.at_once) <= 0:
-    p.error("--minutes, --steps and --at_once are above 0")
-  objectives = tuple(args.objectives)
-  if args.nets == "quickstart":
-    setting = quickstart_setting(args.minutes, objectives)
-  else:
-    setting = small_setting(args.steps, objectives)
+  rows, budgets = Rows(args.out / "rows.jsonl"), BUDGETS[: args.budgets]
   if args.smoke:
-    setting = smoke_setting(setting)
-  out = Path(args.out)
-  out.mkdir(parents=True, exist_ok=True)
-  plan = count_steps(setting)
-  results = run_all(out, setting, plan, args)
-  content = collect(out, setting, plan, results)
-  hidden = [args.out, args.glue, args.chunk, args.text]
-  machine.save(str(out / "evidence.json"), content, hide=hidden)
-  tables = [*pretraining_table(setting, content), "", *results_table(results)]
-  (out / "evidence.md").write_text("\n".join(tables) + "\n")
-  print("\n".join(tables))
+    budgets = [budget._replace(flops=budget.flops / 100, seeds=2) for budget in BUDGETS[1:3]]
+  if not args.report:
+    if missing := [name for name in ("text", "chunk", "pairs", "glue") if not getattr(args, name)]:
+      p.error(f"--{missing[0]} is needed")
+    args.out.mkdir(parents=True, exist_ok=True)
+    prepare(args)
+    run_all(args, budgets, rows)
+  report(args, rows.read(), budgets[0].flops)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 PACKAGES = (
   "jax",
+  "jax-cuda13-plugin",
   "libtpu",
   "numpy",
   "tensorflow-cpu",

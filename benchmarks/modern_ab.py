@@ -18,21 +18,16 @@ again with the same arguments it goes on where it was. Results: DIR/modern_ab.js
 """
 
 import argparse
-import json
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import evidence
+import jobs
 import machine
-from evidence_settings import PAPER_BLOCKS
 
-from electra_jax import flops
-from electra_jax.config import files
-from electra_jax.evaluate import pairs
 from electra_jax.runtime.metrics import read_history
 
-SEEDS, PAIRS = (0, 1, 2), 6_700
+CONFIG, SEEDS, PAIRS = "configs/quickstart.py", (0, 1, 2), 6_700
 # What differs from configs/quickstart.py, in every run and the build.
 RECIPE = {
   "data.vocab_size": 8192,
@@ -43,6 +38,20 @@ RECIPE = {
   "eval.every_steps": 0,
   "eval.max_examples": 2048,
   "log.tensorboard": False,
+}
+# The paper's blocks, where configs/quickstart.py has ModernBERT's.
+PAPER_BLOCKS = {
+  "model.ffn_size": 512,
+  "model.block": "post_norm",
+  "model.norm": "layer_norm",
+  "model.layer_norm_eps": 1e-12,
+  "model.feed_forward": "gelu",
+  "model.positions": "learned",
+  "model.biases": True,
+  "model.token_types": True,
+  "model.first_norm": True,
+  "model.head_norm": False,
+  "model.init_stddev": 0.1,
 }
 MUON = {"optimizer.name": "muon"}
 # The fourth of each was added because the third was the best of three.
@@ -78,45 +87,18 @@ def shards(out: Path, examples: str) -> Path:
 def build(out: Path, text: str) -> None:
   """Builds both kinds of shards with one vocabulary."""
   for kind in ("segments", "packed"):
-    fields = {k: v for k, v in RECIPE.items() if k.startswith(("data.", "model."))}
-    fields |= {"data.dir": shards(out, kind), "data.examples": kind, "data.sources": text}
+    fields = RECIPE | {"data.examples": kind, "data.sources": text}
     if kind == "packed":
       fields["data.vocab"] = shards(out, "segments") / "vocab.txt"
-    arguments = ["--config=configs/quickstart.py", *evidence.assignments(fields)]
-    ended = (shards(out, kind) / "manifest.json").is_file
-    evidence.run(out, f"build/{kind}", "electra_jax.data.build", arguments, ended)
-
-
-def fields_of(arm: str, rate: float, seed: int, budget: float) -> dict:
-  """Returns what a run sets, with the steps that its FLOPs pay for."""
-  fields = RECIPE | ARMS[arm][1] | {"seed": seed}
-  fields["optimizer.learning_rate"] = rate
-  config = files.load("quickstart.py")
-  if config.optimizer.separate_optimizers:  # the generator keeps its ratio
-    ratio = config.optimizer.generator_learning_rate / config.optimizer.learning_rate
-    fields["optimizer.generator_learning_rate"] = rate * ratio
-  config.update_from_flattened_dict(fields)
-  _, products = flops.step_costs(config)
-  steps = max(10, round(budget / sum(products.values())))
-  warmup = min(config.optimizer.warmup_steps, steps // 10)
-  return fields | {"train.steps": steps, "optimizer.warmup_steps": warmup}
+    jobs.build(out, shards(out, kind), CONFIG, fields)
 
 
 def train(out: Path, arm: str, rate: float, seed: int, budget: float) -> Path:
   """Trains an arm; returns its workdir."""
-  fields = fields_of(arm, rate, seed, budget)
-  folder = out / "runs" / f"{arm.replace(' ', '-')}-{rate:g}-{seed}"
+  fields = jobs.at_rate(CONFIG, RECIPE | ARMS[arm][1] | {"seed": seed}, rate, budget)
   kind = fields.pop("data.examples", "segments")
   fields |= {"data.dir": shards(out, kind), "data.examples": kind}
-  arguments = ["--config=configs/quickstart.py", f"--workdir={folder}"]
-
-  def ended() -> bool:
-    lines = evidence.heldout(folder)
-    return bool(lines) and lines[-1]["step"] == fields["train.steps"]
-
-  job = f"train/{folder.name}"
-  evidence.run(out, job, "electra_jax.train", arguments + evidence.assignments(fields), ended)
-  return folder
+  return jobs.train(out, f"{arm.replace(' ', '-')}-{rate:g}-{seed}", CONFIG, fields)
 
 
 def training_loss(folder: Path) -> float:
@@ -131,35 +113,19 @@ def tune(out: Path, folder: Path, chunk: str, smoke: bool) -> float:
   fields |= {"seeds": 1, "train.epochs": 2.0, "data.max_length": 64, "data.buckets": 2}
   fields |= {"optimizer.learning_rate": 5e-4, "keep": "none"}
   fields |= {"data.train_examples": 64} if smoke else {}
-  place = out / "finetune" / folder.name
-  arguments = ["--config=configs/finetune/tagging.py:chunk", f"--workdir={place}"]
-  results = place / "results.jsonl"
-  evidence.run(
-    out, f"finetune/{folder.name}", "electra_jax.finetune",
-    arguments + evidence.assignments(fields), results.is_file,
-  )  # fmt: skip
-  (row,) = (row for row in evidence.json_lines(results) if row["split"] == "dev")
-  return next(iter(row["metrics"].values()))
-
-
-def score_pairs(out: Path, folder: Path, scorer: str) -> float:
-  """Scores the minimal pairs with a run; returns the accuracy in percent."""
-  name = f"{folder.name}-{scorer}"
-  place = out / "pairs" / name
-  arguments = ["pairs", f"--model={folder}", f"--data={out / 'pairs.jsonl'}"]
-  arguments += [f"--scorer={scorer}", f"--out={place}"]
-  found = place / "pairs.json"
-  evidence.run(out, f"pairs/{name}", "electra_jax.evaluate", arguments, found.is_file)
-  return 100 * json.loads(found.read_text())["all"]["accuracy"]
+  rows = jobs.finetune(out, folder.name, "configs/finetune/tagging.py:chunk", fields)
+  (row,) = (row for row in rows if row["split"] == "dev")
+  return jobs.main_metric(row)
 
 
 def measured(out: Path, arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict:
   """Trains and fine-tunes an arm; returns a row of results."""
   folder = train(out, arm, rate, seed, args.flops)
-  last = evidence.heldout(folder)[-1]
+  last = jobs.heldout(folder)[-1]
   row = {"arm": arm, "rate": rate, "seed": seed, "steps": last["step"]}
   row |= {name: last[name] for name in ("mlm_loss", "rtd_auc", "unigram_auc")}
-  row |= {f"pairs_{scorer}": score_pairs(out, folder, scorer) for scorer in ("rtd", "mlm")}
+  for scorer in ("rtd", "mlm"):
+    row[f"pairs_{scorer}"] = 100 * jobs.score_pairs(out, folder, scorer)["all"]["accuracy"]
   return row | {"chunk_f1": tune(out, folder, args.chunk, args.smoke)}
 
 
@@ -170,15 +136,9 @@ def table(rows: list[dict]) -> list[str]:
   for arm in dict.fromkeys(row["arm"] for row in rows):
     mine = [row for row in rows if row["arm"] == arm]
     cells = [arm, f"{mine[0]['rate']:g}", f"{mine[0]['steps']:,}"]
+    theirs = [row for row in rows if row["arm"] == ARMS[arm][0] != arm]
     for name in columns:
-      values = [row[name] for row in mine]
-      spread = statistics.stdev(values) if len(values) > 1 else float("nan")
-      cells.append(f"{statistics.mean(values):.3f} ± {spread:.3f}")
-      theirs = [row[name] for row in rows if row["arm"] == ARMS[arm][0] != arm]
-      if len(values) > 1 and len(theirs) > 1:
-        gain = statistics.mean(values) - statistics.mean(theirs)
-        error = (spread**2 / len(values) + statistics.variance(theirs) / len(theirs)) ** 0.5
-        cells[-1] += f" ({gain:+.3f} ± {error:.3f})"
+      cells.append(jobs.compared([row[name] for row in mine], [row[name] for row in theirs]))
     lines.append(f"| {' | '.join(cells)} |")
   return lines
 
@@ -187,11 +147,10 @@ def search(out: Path, pool: ThreadPoolExecutor, args: argparse.Namespace) -> tup
   """Returns the best learning rate of each arm of SEARCHED, and what was found."""
   needed = {ARMS[arm][0] for arm in args.only}
   places = [(arm, rate) for arm, rates in SEARCHED.items() if arm in needed for rate in rates]
-  jobs = [pool.submit(train, out, arm, rate, SEEDS[0], args.flops) for arm, rate in places]
-  evidence.finish(jobs)
+  runs = [pool.submit(train, out, arm, rate, SEEDS[0], args.flops) for arm, rate in places]
   rows = [
-    {"arm": arm, "rate": rate, "training_loss": training_loss(job.result())}
-    for (arm, rate), job in zip(places, jobs, strict=True)
+    {"arm": arm, "rate": rate, "training_loss": training_loss(folder)}
+    for (arm, rate), folder in zip(places, jobs.finish(runs), strict=True)
   ]
   best = {
     arm: min((r for r in rows if r["arm"] == arm), key=lambda r: r["training_loss"])["rate"]
@@ -214,15 +173,11 @@ def main() -> None:
   if args.smoke:
     args.flops, RECIPE["eval.max_examples"] = 1e11, 64
   build(args.out, args.text)
-  few = pairs.subset(pairs.read(args.pairs), 100 if args.smoke else PAIRS)
-  lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
-  (args.out / "pairs.jsonl").write_text("\n".join(lines) + "\n")
-  with evidence.workers(args.at_once) as pool:
+  jobs.write_pairs(args.out, args.pairs, 100 if args.smoke else PAIRS)
+  with jobs.workers(args.at_once) as pool:
     rates, searched = search(args.out, pool, args)
     places = [(arm, rates[ARMS[arm][0]], seed) for seed in SEEDS for arm in args.only]
-    jobs = [pool.submit(measured, args.out, *place, args) for place in places]
-    evidence.finish(jobs)
-    rows = [job.result() for job in jobs]
+    rows = jobs.finish([pool.submit(measured, args.out, *place, args) for place in places])
   print("\n".join(table(rows)))
   content = {"flops": args.flops, "search": searched, "rows": rows}
   hidden = [args.out, args.chunk, args.text, args.pairs]

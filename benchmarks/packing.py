@@ -1,7 +1,7 @@
 """Packed rows: real tokens a second against two-segment examples, and the memory of attention.
 
   python benchmarks/packing.py speed --folder=DIR --json=benchmarks/results/packing.json
-  python benchmarks/packing.py memory v5e:1x1 h200 --json=benchmarks/results/packing_memory.json
+  python benchmarks/packing.py memory v5e:1x1 h200x1 --json=benchmarks/results/packing_memory.json
 
 `speed` builds the installed packages' documentation both ways at 128 and 512 tokens and times the
 step of a small network on real batches; rounds alternate, and the best counts. A real token is one
@@ -9,7 +9,7 @@ of the text: neither padding nor special, and none that the examples discard.
 
 `memory` compiles attention and its gradient for devices that need not be here: with the mask and,
 on TPUs, splash attention, on GPUs cuDNN's packed layout. It needs the TPU compiler (the extra
-`tpu`) or jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cudnn-cu13.
+`tpu`) or the GPUs' (`gpu-compile`) and nvidia-cudnn-cu13.
 """
 
 import argparse
@@ -18,34 +18,16 @@ import time
 import jax
 import jax.numpy as jnp
 import machine
-from jax.experimental import topologies
 
-from electra_jax import preflight
 from electra_jax.config import files, specs
 from electra_jax.core import attention
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import build, pretrain_batches
 from electra_jax.pretrain import run
-from electra_jax.runtime import parallel
+from electra_jax.runtime import parallel, targets
 
 TOKENS = 2048  # of a batch
 ROUNDS, STEPS = 6, 5
-
-# What XLA needs to know of an H200 (its file h200.txtpb), as JAX 0.10 reads it.
-H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 151397597184 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 patch: 0 }
-device_description_str: "NVIDIA H200"
-"""
 
 
 class Contestant:
@@ -96,15 +78,7 @@ def speed(folder: str) -> dict:
   return found
 
 
-def device_of(target: str):
-  """Returns a device to compile for."""
-  if target != "h200":
-    return preflight.tpu_slice(target).devices[0]
-  options = {"platform": "cuda", "target_config": H200, "topology": "1x1x1"}
-  return topologies.get_topology_desc(**options).devices[0]
-
-
-def memory(targets: list[str]) -> dict:
+def memory(topologies: list[str]) -> dict:
   """Returns the bytes of temporaries of attention and its gradient, 8 rows of 512, bfloat16."""
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
@@ -112,14 +86,15 @@ def memory(targets: list[str]) -> dict:
   B, L, H, d = 8, 512, 12, 64
   cfg = TransformerConfig(1000, H * d, H * d, 1, H, 4 * H * d, L, window=128)
   found = {}
-  for target in targets:
-    sharding = jax.sharding.SingleDeviceSharding(device_of(target))
+  for topology in topologies:
+    device = targets.find(topology).devices[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
 
     def shape(size, dtype, sharding=sharding):
       return jax.ShapeDtypeStruct(size, dtype, sharding=sharding)
 
     x, ids = shape((B, L, H, d), jnp.bfloat16), shape((B, L), jnp.int32)
-    for name in ("xla", "cudnn" if target == "h200" else "splash"):
+    for name in ("xla", {"gpu": "cudnn", "tpu": "splash"}[device.platform]):
       for local in (False, True):
 
         def total(q, k, v, ids, name=name, local=local):
@@ -130,7 +105,7 @@ def memory(targets: list[str]) -> dict:
         if local and not attention.ATTENTION[name].local:
           continue
         compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x, ids).compile()
-        label = f"{target} {name}{' window 128' if local else ''}"
+        label = f"{topology} {name}{' window 128' if local else ''}"
         found[label] = {"temporary_bytes": compiled.memory_analysis().temp_size_in_bytes}
   return found
 
@@ -138,11 +113,11 @@ def memory(targets: list[str]) -> dict:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("what", choices=("speed", "memory"))
-  parser.add_argument("targets", nargs="*")
+  parser.add_argument("topologies", nargs="*")
   parser.add_argument("--folder")
   parser.add_argument("--json")
   args = parser.parse_args()
-  found = speed(args.folder) if args.what == "speed" else memory(args.targets)
+  found = speed(args.folder) if args.what == "speed" else memory(args.topologies)
   for name, values in found.items():
     print(name, {k: round(v, 4) for k, v in values.items()})
   machine.save(args.json, {"results": found}, hide=[args.folder])

@@ -1,4 +1,4 @@
-"""The script of the evidence, where one of its programs fails."""
+"""The jobs of a long comparison, where one fails."""
 
 import sys
 import threading
@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-import evidence  # noqa: E402
+import jobs  # noqa: E402
 
 
 def test_a_failure_ends_the_queue_before_the_jobs_that_are_waited_for_first():
@@ -21,8 +21,8 @@ def test_a_failure_ends_the_queue_before_the_jobs_that_are_waited_for_first():
     go.wait(60)
 
   with pytest.raises(SystemExit, match="failed"):
-    with evidence.workers(2) as pool:
-      jobs = [pool.submit(job, name) for name in ("long", "fails", "queued", "later")]
+    with jobs.workers(2) as pool:
+      started = [pool.submit(job, name) for name in ("long", "fails", "queued", "later")]
       threading.Timer(1, go.set).start()  # "long" and what took the place of "fails"
-      evidence.finish(jobs)
-  assert "later" not in begun and jobs[3].cancelled()
+      jobs.finish(started)
+  assert "later" not in begun and started[3].cancelled()

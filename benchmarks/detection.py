@@ -1,0 +1,138 @@
+"""Why detection learns later than masked LM: one thing changed at a time, at equal FLOPs.
+
+  python benchmarks/detection.py --out DIR --text 'text:GLOB' [--only NAME...] [--at_once 2]
+                                 [--smoke]
+
+A masked LM of this size leaves the unigram entropy within a few hundred steps, a discriminator
+stays at chance for thousands. Each arm says what would be seen if one explanation were right:
+
+- weight, optimizer: the detection loss pulls Adam's or the clipped gradient away, or too little:
+  `weight 50`, `weight 1`, `one optimizer`, `slow discriminator`, `fast discriminator`.
+- embeddings pulled two ways: `gdes` and `own embeddings` would be ahead.
+- the generator: too strong to be seen (`generator 1/8` ahead), too weak to learn from (`generator
+  1/2` ahead), moving (`frozen generator` ahead: a masked LM of the main network's size).
+- no first-order gradient towards the product of token and context: fixed noise (`unigram`) stays at
+  chance, with more tokens a step too, and is learned at once by a network that starts from a masked
+  LM (`unigram from bert`). If it is noise instead, 4 and 16 times the tokens a step help as much.
+- depth against width: `deep`, `wide`.
+
+Every arm has three seeds but those of more FLOPs, which have one. The measure is the AUC against
+the generator and against fixed noise on held-out documents. Results: DIR/detection.json.
+"""
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import jobs
+import machine
+
+CONFIG = Path(__file__).with_name("evidence_config.py")
+RATE, FLOPS, SEEDS = 3.2e-3, 1e13, (0, 1, 2)
+COLUMNS = ("mlm_loss", "rtd_auc", "unigram_auc")
+START = "bert"  # the arm whose run, of the same seed, others start from
+
+
+class Arm(NamedTuple):
+  """A contestant: an arm of evidence_config.py and what it changes."""
+
+  config: str
+  fields: dict
+  rate: float = 1.0  # of the discriminator, times RATE; the generator's stays
+  flops: float = 1.0  # times FLOPS
+
+
+UNIGRAM = {"generator.kind": "unigram"}
+ARMS = {
+  START: Arm("bert", {}),
+  "tuned": Arm("electra-tuned", {}),
+  "weight 50": Arm("electra-tuned", {"objective.discriminator_weight": 50.0}),
+  "weight 1": Arm("electra-tuned", {"objective.discriminator_weight": 1.0}),
+  "one optimizer": Arm("electra", {"objective.discriminator_weight": 5.0}),
+  "slow discriminator": Arm("electra-tuned", {"optimizer.learning_rate": 0.6e-3}, rate=0.5),
+  "fast discriminator": Arm("electra-tuned", {"optimizer.learning_rate": 2.4e-3}, rate=2.0),
+  "gdes": Arm("electra-tuned", {"generator.tie": "gdes"}),
+  "own embeddings": Arm("electra-tuned", {"generator.tie": "none"}),
+  "generator 1/8": Arm("electra-tuned", {"generator.width_multiplier": 1 / 8}),
+  "generator 1/2": Arm("electra-tuned", {"generator.width_multiplier": 1 / 2}),
+  "no curriculum": Arm("electra-tuned", {"objective.temperature_schedule": ""}),
+  "words too": Arm("electra_mlm-tuned", {}),
+  "from bert": Arm("electra-tuned", {"init_from": START}),
+  "frozen generator": Arm(
+    "electra",
+    {"generator.kind": "frozen", "generator.init_from": START, "generator.tie": "none"}
+    | {"generator.width_multiplier": 1.0, "objective.discriminator_weight": 5.0},
+  ),
+  "unigram": Arm("electra", UNIGRAM),
+  "unigram from bert": Arm("electra", UNIGRAM | {"init_from": START}),
+  "unigram, 4 x the tokens": Arm("electra", UNIGRAM | {"train.batch_size": 64}, flops=4.0),
+  "unigram, 16 x the tokens": Arm("electra", UNIGRAM | {"train.batch_size": 256}, flops=16.0),
+  "deep": Arm(
+    "electra-tuned",
+    {"model.num_layers": 8, "model.unroll": 8, "model.hidden_size": 96, "model.num_heads": 3}
+    | {"model.ffn_size": 256},
+  ),
+  "wide": Arm(
+    "electra-tuned",
+    {"model.num_layers": 2, "model.unroll": 2, "model.hidden_size": 192, "model.num_heads": 6}
+    | {"model.ffn_size": 512},
+  ),
+}
+
+
+def run_name(arm: str, seed: int) -> str:
+  """Returns the name of a run's folder."""
+  return f"{arm.replace(' ', '-').replace('/', '-').replace(',', '')}-{seed}"
+
+
+def measure(args: argparse.Namespace, arm: str, seed: int) -> dict:
+  """Trains an arm; returns a row of results."""
+  config, changed, rate, flops = ARMS[arm]
+  start = str(args.out / "runs" / run_name(START, seed))
+  own = {k: start if v == START else v for k, v in changed.items()} | {"seed": seed}
+  own |= {"eval.max_examples": 64} if args.smoke else {}
+  budget = flops * (FLOPS / 100 if args.smoke else FLOPS)
+  source = f"{CONFIG}:{config}"
+  fields = {"data.dir": args.out / "shards"} | jobs.at_rate(source, own, rate * RATE, budget)
+  last = jobs.heldout(jobs.train(args.out, run_name(arm, seed), source, fields))[-1]
+  row = {"arm": arm, "seed": seed, "steps": last["step"], "flops": budget}
+  return row | {name: last[name] for name in COLUMNS if last.get(name) is not None}
+
+
+def table(rows: list[dict]) -> list[str]:
+  """Returns the table in markdown, with differences from `tuned`."""
+  lines = [f"| arm | steps | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
+  for arm in dict.fromkeys(row["arm"] for row in rows):
+    mine = [row for row in rows if row["arm"] == arm]
+    cells = [arm, f"{mine[0]['steps']:,}"]
+    for name in COLUMNS:
+      values = [row[name] for row in mine if name in row]
+      theirs = [row[name] for row in rows if row["arm"] == "tuned" != arm]
+      cells.append(jobs.compared(values, theirs) if values else "")
+    lines.append(f"| {' | '.join(cells)} |")
+  return lines
+
+
+def main() -> None:
+  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  p.add_argument("--out", type=Path, required=True)
+  p.add_argument("--text", required=True, help="what to pretrain on, as config.data.sources")
+  p.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS))
+  p.add_argument("--at_once", type=int, default=2)
+  p.add_argument("--smoke", action="store_true", help="a few steps of each, to see that all runs")
+  args = p.parse_args()
+  jobs.build(args.out, args.out / "shards", f"{CONFIG}:{START}", {"data.sources": args.text})
+  others = [arm for arm in args.only if arm != START]
+  with jobs.workers(args.at_once) as pool:
+
+    def rows_of(arms: list[str]) -> list[dict]:
+      places = [(a, seed) for seed in SEEDS for a in arms if ARMS[a].flops == 1 or seed == 0]
+      return jobs.finish([pool.submit(measure, args, *place) for place in places])
+
+    rows = rows_of([START]) + rows_of(others)
+  print("\n".join(table(rows)))
+  machine.save(str(args.out / "detection.json"), {"rows": rows}, hide=[args.out, args.text])
+
+
+if __name__ == "__main__":
+  main()

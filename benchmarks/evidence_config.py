@@ -1,0 +1,45 @@
+"""The contestants of benchmarks/evidence.py: the quickstart's network on 8,192 entries, by Muon.
+
+Command:  python -m electra_jax.train --config=benchmarks/evidence_config.py:ARM --workdir=DIR
+          --config.data.dir=SHARDS
+Hardware: two CPU cores.
+Expected: docs/evidence.md.
+"""
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import load
+
+# As in the paper: one optimizer, samples at temperature 1. The others have the quickstart's
+# curriculum, its two learning rates, and 5 as the discriminator's weight.
+AS_PUBLISHED = {
+  "bert": {},
+  "electra": {"objective.discriminator_weight": 50.0},
+  "electra_15": {"objective.discriminator_weight": 50.0},
+  "replace_mlm": {},
+  "all_tokens_mlm": {},
+  "electric": {},
+}
+TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
+ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED))
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` is one of ARMS."""
+  if arg not in ARMS:
+    raise ValueError(f"{arg!r} is none of {', '.join(ARMS)}")
+  objective = arg.removesuffix("-tuned")
+  c = load(f"{objective}.py", "quickstart")
+  if objective == arg:
+    c.objective.temperature_schedule = ""
+    c.optimizer.separate_optimizers = False
+    c.optimizer.generator_learning_rate = None
+    c.update_from_flattened_dict(AS_PUBLISHED[objective])
+  c.data.vocab_size = 8192
+  c.data.holdout_frac = 0.01
+  c.data.vocab_train_mb = 20.0
+  c.optimizer.name = "muon"
+  c.eval.every_steps = 0
+  c.eval.max_examples = 2048
+  c.log.tensorboard = False
+  return c

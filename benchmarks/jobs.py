@@ -1,0 +1,210 @@
+"""Runs the package's programs side by side, each once, for comparisons that take hours.
+
+What a script makes is in one folder: logs, `commands.jsonl`, shards, runs, results. Started again
+with the same arguments, a script goes on where it was: a job that ended well is not run again.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from electra_jax import flops
+from electra_jax.config import files
+from electra_jax.evaluate import pairs
+from electra_jax.runtime.metrics import read_history
+
+
+def json_lines(path: Path) -> list[dict]:
+  """Returns the JSON objects of a file, without a line that was cut off."""
+  found = []
+  for line in path.read_text().splitlines() if path.exists() else ():
+    with contextlib.suppress(ValueError):
+      found.append(json.loads(line))
+  return found
+
+
+def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
+  """Runs a program of the package, unless it has already ended well with the same arguments.
+
+  Its output goes to out/logs, its arguments and seconds to out/commands.jsonl. Fine-tunings share
+  what they compile, because all starts have the same shapes.
+
+  Args:
+    ended: whether the work is complete; a program that is interrupted exits with 0, too.
+
+  Raises:
+    SystemExit: it failed or was interrupted; the message ends with its last output.
+  """
+  lines = json_lines(out / "commands.jsonl")
+  if any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
+    return
+  command = [sys.executable, "-m", module, *arguments]
+  log = out / "logs" / f"{job.replace('/', '-')}.log"
+  log.parent.mkdir(parents=True, exist_ok=True)
+  print(f"{job}: {shlex.join(command)}", flush=True)
+  environment = os.environ | (
+    {"JAX_COMPILATION_CACHE_DIR": str((out / "compiled").absolute())}
+    if job.startswith("finetune/")
+    else {}
+  )
+  start, code, complete = time.perf_counter(), None, False
+  try:
+    with log.open("w") as file:
+      code = subprocess.run(
+        command, stdout=file, stderr=subprocess.STDOUT, env=environment
+      ).returncode
+    complete = code == 0 and ended()
+  finally:
+    line = {"job": job, "arguments": arguments, "secs": time.perf_counter() - start}
+    with (out / "commands.jsonl").open("a") as file:
+      file.write(json.dumps(line | {"returncode": code, "ended": complete}) + "\n")
+  if not complete:
+    why = f"ended with {code}" if code else "was interrupted"
+    raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; all of its output: {log}")
+  print(f"{job}: {line['secs']:.0f} s", flush=True)
+
+
+@contextlib.contextmanager
+def workers(at_once: int) -> Iterator[ThreadPoolExecutor]:
+  """Gives threads that run programs, each on its own share of the cores.
+
+  Networks this small leave most of a second core idle: two trainings on a core each took 30,300
+  tokens/s together, one on both cores 23,300. If one fails, what is still in the queue is dropped.
+  """
+  cores = sorted(os.sched_getaffinity(0))
+  shares = queue.SimpleQueue()
+  for place in range(at_once):
+    shares.put(cores[place % len(cores) :: at_once])
+  # Linux keeps affinity for a thread, and the programs that it starts inherit it.
+  with ThreadPoolExecutor(
+    at_once, initializer=lambda: os.sched_setaffinity(0, shares.get())
+  ) as pool:
+    try:
+      yield pool
+    except BaseException:
+      pool.shutdown(cancel_futures=True)
+      raise
+
+
+def finish(jobs: list[Future]) -> list:
+  """Waits for all jobs and returns their results; raises as soon as one fails."""
+  done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+  for job in done:
+    job.result()
+  return [job.result() for job in jobs]
+
+
+def assignments(overrides: dict) -> list[str]:
+  """Returns fields of a configuration as a command line sets them."""
+  return [f"--config.{name}={value}" for name, value in overrides.items()]
+
+
+def build(out: Path, folder: Path, config: str, fields: dict) -> None:
+  """Builds shards in a folder, with those of the fields that a build reads."""
+  wanted = {k: v for k, v in fields.items() if k.startswith(("data.", "model."))}
+  arguments = [f"--config={config}", *assignments({"data.dir": folder} | wanted)]
+  ended = (folder / "manifest.json").is_file
+  run(out, f"build/{folder.name}", "electra_jax.data.build", arguments, ended)
+
+
+def at_rate(config: str, fields: dict, rate: float, budget: float) -> dict:
+  """Returns the fields of a run with its learning rates and the steps that its FLOPs pay for.
+
+  FLOPs are matrix products as they are done, the generator's included. A generator with its own
+  learning rate keeps its ratio to the discriminator's.
+
+  Args:
+    config: a configuration file, with its argument after a colon if it has one.
+    fields: what the run changes in it.
+    rate: `optimizer.learning_rate`.
+    budget: FLOPs.
+  """
+  name, _, argument = config.partition(":")
+  loaded = files.load(name, argument or None)
+  loaded.update_from_flattened_dict(fields)
+  fields = fields | {"optimizer.learning_rate": rate}
+  optimizer = loaded.optimizer
+  if optimizer.separate_optimizers:
+    ratio = optimizer.generator_learning_rate / optimizer.learning_rate
+    fields["optimizer.generator_learning_rate"] = rate * ratio
+  _, products = flops.step_costs(loaded)
+  steps = max(10, round(budget / sum(products.values())))
+  warmup = min(optimizer.warmup_steps, steps // 10)
+  return fields | {"train.steps": steps, "optimizer.warmup_steps": warmup}
+
+
+def heldout(folder: Path) -> list[dict]:
+  """Returns the evaluations of a run, first to last."""
+  return [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "heldout"]
+
+
+def train(out: Path, name: str, config: str, fields: dict) -> Path:
+  """Trains a run; returns its workdir."""
+  folder = out / "runs" / name
+  arguments = [f"--config={config}", f"--workdir={folder}", *assignments(fields)]
+
+  def ended() -> bool:
+    lines = heldout(folder)
+    return bool(lines) and lines[-1]["step"] == fields["train.steps"]
+
+  run(out, f"train/{name}", "electra_jax.train", arguments, ended)
+  return folder
+
+
+def write_pairs(out: Path, source: Path, count: int) -> None:
+  """Writes `count` of the minimal pairs of a file to out/pairs.jsonl."""
+  few = pairs.subset(pairs.read(source), count)
+  lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
+  (out / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def score_pairs(out: Path, folder: Path, scorer: str) -> dict:
+  """Scores out/pairs.jsonl with a run; returns what `evaluate pairs` writes."""
+  name = f"{folder.name}-{scorer}"
+  place = out / "pairs" / name
+  arguments = ["pairs", f"--model={folder}", f"--data={out / 'pairs.jsonl'}"]
+  arguments += [f"--scorer={scorer}", f"--out={place}"]
+  found = place / "pairs.json"
+  run(out, f"pairs/{name}", "electra_jax.evaluate", arguments, found.is_file)
+  return json.loads(found.read_text())
+
+
+def finetune(out: Path, name: str, config: str, fields: dict) -> list[dict]:
+  """Fine-tunes; returns a row of results for each task, split and seed."""
+  place = out / "finetune" / name
+  arguments = [f"--config={config}", f"--workdir={place}", *assignments(fields)]
+  results = place / "results.jsonl"
+  run(out, f"finetune/{name}", "electra_jax.finetune", arguments, results.is_file)
+  return json_lines(results)
+
+
+def main_metric(row: dict) -> float:
+  """Returns the main metric of a row of fine-tuning's results, in percent."""
+  return next(iter(row["metrics"].values()))
+
+
+def compared(values: list[float], reference: list[float], digits: int = 3) -> str:
+  """Returns the mean and standard deviation of values, and the difference from a reference's mean.
+
+  The difference has its standard error. A statistic that needs two values or more is left out.
+
+  >>> compared([4.0, 6.0, 5.0], [1.0, 3.0], digits=2)
+  '5.00 ± 1.00 (+3.00 ± 1.15)'
+  """
+  cell = f"{statistics.fmean(values):.{digits}f}"
+  if len(values) > 1:
+    cell += f" ± {statistics.stdev(values):.{digits}f}"
+  if len(values) > 1 and len(reference) > 1:
+    gain = statistics.fmean(values) - statistics.fmean(reference)
+    variances = (statistics.variance(x) / len(x) for x in (values, reference))
+    cell += f" ({gain:+.{digits}f} ± {sum(variances) ** 0.5:.{digits}f})"
+  return cell
