@@ -32,7 +32,7 @@ def test_metro_corrects_with_the_probability_of_detection_as_copy_gate():
   assert float(terms["rtd_loss"].count) == batch.padding_mask.sum() and not same.all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_correction_does_not_train_detection_nor_the_generator():
   correction, detection = term_gradients(METRO, fresh(METRO), "corrective_loss", "rtd_loss")
   assert "discriminator/mlm_head" in moved(correction)

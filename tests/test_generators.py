@@ -154,7 +154,7 @@ def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", long_except(0, 1, 3, of=generators.GENERATORS))
+@pytest.mark.parametrize("kind", long_except(1, of=generators.GENERATORS))
 def test_every_kind_corrupts_the_chosen_slots_only(kind):
   tie = "none" if kind == "frozen" else "embeddings"
   spec = dataclasses.replace(SPEC, generator_kind=kind, tying=tie, frequencies=(1.0,) * 60)

@@ -28,7 +28,7 @@ TABLES = {f"embeddings/{m}" for m in ("word", "position", "token_type", "layer_n
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("tie", "by_rtd", "by_mlm"),
-  long_except(2, 4, of=[
+  long_except(4, of=[
     ("none", TABLES, {"generator/embeddings"}),
     ("tokens", {WORD, "discriminator/embeddings"}, {WORD, "generator/embeddings"}),
     ("embeddings", TABLES, TABLES),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from conftest import long_except, make_tiny_config
 from rich.console import Console
-from test_objectives import RATES, SPEC, make_batch
+from test_earlier_versions import VERSIONS
+from test_objectives import RATES, SPEC, fresh, make_batch
 
 from electra_jax import export, score, train
 from electra_jax.core import generators, networks, objectives, schedules
@@ -21,7 +23,7 @@ from electra_jax.runtime.workdir import read_config
 
 def make(objective, kind="transformer", **changes):
   spec = dataclasses.replace(SPEC, objective=objective, generator_kind=kind, **changes)
-  return spec, jax.jit(lambda: objectives.init_params(spec, jax.random.key(0)))()
+  return spec, fresh(spec)
 
 
 def scores_of(spec, weights, batch):
@@ -57,13 +59,18 @@ def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
   batch, network = make_batch(), "discriminator" if objective == "bert" else "generator"
   cfg = getattr(spec, network)
   log_q = np.zeros((4, 16))
+
+  @jax.jit
+  def predict(ids):
+    states = networks.encode(
+      cfg, weights["embeddings"], weights[network]["encoder"], ids, batch, None
+    )
+    return networks.vocabulary_logits(cfg, weights[network], weights["embeddings"], states)
+
   for t in range(16):
     masked_ids = batch.ids.copy()
     masked_ids[:, t] = RATES.mask_id
-    states = networks.encode(
-      cfg, weights["embeddings"], weights[network]["encoder"], masked_ids, batch, None
-    )
-    logits = networks.vocabulary_logits(cfg, weights[network], weights["embeddings"], states)
+    logits = predict(masked_ids)
     log_q[:, t] = log_softmax(logits)[np.arange(4), t, batch.ids[:, t]]
   if objective == "electra":
     # p = D q / (a (1 - D) + q), with D the probability of "original" and a = 0.75 / 0.25.
@@ -110,6 +117,18 @@ def test_networks_without_likelihoods_are_refused(objective, kind):
 
 
 @pytest.fixture(scope="module")
+def electra_run(tmp_path_factory):
+  """A run of an earlier version."""
+  folder = tmp_path_factory.mktemp("electra")
+  shutil.copytree(VERSIONS[0], folder, dirs_exist_ok=True)
+  path = folder / "run" / "config.json"
+  config = json.loads(path.read_text())
+  config["data"]["dir"] = str(folder / "data")
+  path.write_text(json.dumps(config))
+  return folder / "run"
+
+
+@pytest.fixture(scope="module")
 def electric_run(tiny_shards, tmp_path_factory):
   config = make_tiny_config(tiny_shards)
   config.objective.name, config.generator.kind = "electric", "two_tower"
@@ -119,15 +138,16 @@ def electric_run(tiny_shards, tmp_path_factory):
   return workdir
 
 
-def test_sentences_score_alike_in_any_batch_and_order(electric_run):
+def test_sentences_score_alike_in_any_batch_and_order(electra_run):
   sentences = ["abc def", "", "a", "gh ab cd ef gh ab", "abc def"]
-  together = score.Scorer(electric_run)(sentences)
-  alone = [score.Scorer(electric_run, batch_size=1)([s])[0] for s in sentences[:2]]
+  scorer, one_by_one = score.Scorer(electra_run), score.Scorer(electra_run, batch_size=1)
+  together = scorer(sentences)
+  alone = [one_by_one([s])[0] for s in sentences[:2]]
   np.testing.assert_allclose(together[:2], alone, rtol=1e-5)
   assert together[0] == together[4] and together[1] == (0.0, 0)
   assert [n > 0 for _, n in together] == [True, False, True, True, True]
   with pytest.raises(ValueError, match=r"line 2 has \d+ tokens, the limit is 14"):
-    score.Scorer(electric_run)(["a", "abcdefgh " * 20])
+    scorer(["a", "abcdefgh " * 20])
 
 
 def run(workdir, text: str, *args):
@@ -136,32 +156,30 @@ def run(workdir, text: str, *args):
   return subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
 
 
-def test_the_command_prints_scores_and_picks_the_best_of_n(electric_run):
-  done = run(electric_run, "abc def\ngh\n")
+def test_the_command_prints_scores(electra_run):
+  done = run(electra_run, "abc def\ngh\n")
   assert done.returncode == 0, done.stderr
   rows = [line.split("\t") for line in done.stdout.splitlines()]
-  expected = score.Scorer(electric_run)(["abc def", "gh"])
+  expected = score.Scorer(electra_run)(["abc def", "gh"])
   assert [(float(s), int(n)) for s, n, _ in rows] == [(round(s, 4), n) for s, n in expected]
   assert [text for _, _, text in rows] == ["abc def", "gh"]
 
-  nbest = "u1\t-1.5\tabc def\nu1\t-1.0\tgh\nu2\t-3\tab\n"
-  done = run(electric_run, nbest, "--nbest", "--weight=0")
-  assert done.stdout.splitlines() == ["u1\t-1.0000\tgh", "u2\t-3.0000\tab"]
-  done = run(electric_run, "u1 -1 abc\n", "--nbest")
-  assert done.returncode == 1
-  assert done.stderr == "error: line 1 is not ID, TAB, score, TAB, hypothesis: 'u1 -1 abc'\n"
+  with pytest.raises(ValueError, match="^line 2 is not ID, TAB, score, TAB, hypothesis: 'u1 -1 a"):
+    score.read_nbest(["u1\t-1\tabc", "u1 -1 abc"])
 
 
-def test_what_was_scored_is_printed_where_a_line_is_too_long(electric_run):
+def test_what_was_scored_is_printed_where_a_line_is_too_long(electra_run):
   long = "abcdefgh " * 20
-  done = run(electric_run, f"abc def\n{long}\ngh\n{long}\n")
+  done = run(electra_run, f"abc def\n{long}\ngh\n{long}\n")
   assert done.returncode == 1
   assert [line.split("\t")[2] for line in done.stdout.splitlines()] == ["abc def", "gh"]
   assert done.stderr.startswith("error: line 2 has ") and done.stderr.count("\n") == 1
   assert done.stderr.endswith(" tokens, the limit is 14, and 1 more lines have too many\n")
-  done = run(electric_run, f"u1\t-1\tgh\nu2\t-1\t{long}\nu2\t-3\tab\nu3\t0\ta\n", "--nbest")
-  assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["u1", "u3"]
-  assert done.returncode == 1 and done.stderr.startswith("error: line 2 has ")
+  # The best of n, of those all of whose hypotheses fit.
+  nbest = f"u1\t-1.5\tabc def\nu1\t-1\tgh\nu2\t-1\t{long}\nu2\t-3\tab\nu3\t0\ta\n"
+  done = run(electra_run, nbest, "--nbest", "--weight=0")
+  assert done.stdout.splitlines() == ["u1\t-1.0000\tgh", "u3\t0.0000\ta"]
+  assert done.returncode == 1 and done.stderr.startswith("error: line 3 has ")
 
 
 def exported(run, folder):
@@ -176,26 +194,33 @@ def exported(run, folder):
 SENTENCES = ["abc def", "", "gh ab cd ef gh ab"]
 
 
-def test_an_export_scores_as_its_run(electric_run, tmp_path):
+@pytest.mark.long
+def test_an_export_of_electric_scores_as_its_run_in_both_forms(electric_run, tmp_path):
   expected = score.Scorer(electric_run)(SENTENCES)
   for path in exported(electric_run, tmp_path):
     np.testing.assert_allclose(score.Scorer(path)(SENTENCES), expected, rtol=1e-5)
 
 
+def test_an_export_scores_as_its_run(electra_run, tmp_path):
+  hf, _ = exported(electra_run, tmp_path)
+  expected = score.Scorer(electra_run)(SENTENCES)
+  np.testing.assert_allclose(score.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
+
+
 @pytest.fixture(scope="module")
-def electra_run(tiny_shards, tmp_path_factory):
+def scheduled_run(tiny_shards, tmp_path_factory):
   config = make_tiny_config(tiny_shards)
   config.train.steps = 2
   config.objective.mask_prob_schedule = "0=0.5,2=0.25"
-  workdir = tmp_path_factory.mktemp("electra")
+  workdir = tmp_path_factory.mktemp("scheduled")
   assert train.train(config, workdir) == 2
   return workdir
 
 
 @pytest.mark.long
-def test_both_networks_score_as_their_run_and_one_alone_where_it_can(electra_run, tmp_path):
-  expected = score.Scorer(electra_run)(SENTENCES)
-  hf, orbax = exported(electra_run, tmp_path)
+def test_both_networks_score_as_their_run_and_one_alone_where_it_can(scheduled_run, tmp_path):
+  expected = score.Scorer(scheduled_run)(SENTENCES)
+  hf, orbax = exported(scheduled_run, tmp_path)
   np.testing.assert_allclose(score.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
   for alone in (orbax, hf / "discriminator"):
     with pytest.raises(ValueError, match="the discriminator alone, a likelihood needs its gener"):

@@ -139,11 +139,8 @@ def test_a_batch_of_padding_only_leaves_finite_parameters():
   tx = optax.sgd(1.0)
   one = step.make_train_step(objectives.electra(spec), tx, lambda _: 1.0, seed=0)
   params = first_params()
-  empty = jax.tree.map(lambda x: np.zeros_like(x)[None], make_batch(0))
-  mapped = jax.pmap(
-    one, axis_name="data", in_axes=(None, 0), out_axes=(None, None), devices=jax.devices()[:1]
-  )
-  state, metrics = mapped(step.init_state(params, tx), empty)
+  empty = jax.tree.map(np.zeros_like, make_batch(0))
+  state, metrics = on_one_device(one)(step.init_state(params, tx), empty)
   assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
   jax.tree.map(np.testing.assert_array_equal, state.params, params)
 

@@ -132,6 +132,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
     sources.open_source(prefix, [6, 6])
 
 
+@pytest.mark.long
 def test_the_command_says_the_heads_it_assumed_in_a_line(eight_heads, tmp_path):
   prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
   code, out, said = command("export", prefix, tmp_path / "out", "--to", "orbax")

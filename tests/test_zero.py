@@ -32,6 +32,8 @@ APART = optimizer.OptimizerConfig(
 
 def run(cfg, sharded: bool, steps: int = 3):
   spec = make_spec(0.0)
+  if not cfg.separate_optimizers:  # one network, which compiles in half the time
+    spec = dataclasses.replace(spec, objective="bert")
   programs = make_train_fns(spec, dataclasses.replace(cfg, sharded=sharded), 50, 7, 1)
   state = programs.init_state(parallel.replicate(programs.init_params()))
   held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state.opt_state))
