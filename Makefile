@@ -5,7 +5,7 @@ RUN = .venv/bin/python
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
-.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu lock clean
+.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile test-engines lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
@@ -40,6 +40,12 @@ test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyT
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU
 	$(RUN) tests/tpu_compile.py
 
+test-gpu-compile: .venv/ready  ## preflight with the GPU compiler (700 MB), likewise; small on an H200, base on eight
+	$(RUN) tests/gpu_compile.py
+
+test-engines: .venv/ready  ## builds of shards on Apache Beam and Ray, installed where only this finds them
+	$(RUN) tests/engines.py
+
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -51,6 +57,8 @@ test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only 
 lock:  ## solves the versions anew, for every Python and platform; needs uv
 	uv pip compile --universal --python-version 3.11 --extra dev --no-annotate --no-header \
 	  --upgrade pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --extra beam --no-annotate --no-header \
+	  --upgrade pyproject.toml -o requirements-beam.lock
 
 clean:  ## removes what runs made; shards, checkpoints and .venv
 	rm -rf runs .venv .pytest_cache
