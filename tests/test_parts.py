@@ -171,6 +171,22 @@ def test_a_process_that_comes_too_late_finds_the_build_done(tmp_path, monkeypatc
   assert not (tmp_path / "shards" / shards.BUILDING).exists()
 
 
+def test_a_build_that_others_join_while_a_process_opens_it_stays_joined(tmp_path, monkeypatch):
+  config = make_parts(tmp_path, count=2)
+  locked = shards.locked
+
+  def overtaken(*args, **kwargs):
+    monkeypatch.setattr(shards, "locked", locked)
+    for part in (0, 1, 0, 1):
+      build.build_part(config, part, 2)
+    return locked(*args, **kwargs)
+
+  monkeypatch.setattr(shards, "locked", overtaken)
+  build.build_part(config, 0, 2)
+  assert not (tmp_path / "shards" / shards.BUILDING).exists()
+  assert Shards.open(config.data.dir, verify=True).num_examples > 100
+
+
 @pytest.mark.parametrize("what", ["missing", "cut", "no mark", "another plan"])
 def test_a_part_that_is_wrong_is_named_and_nothing_is_lost(tmp_path, what):
   config = make_parts(tmp_path)

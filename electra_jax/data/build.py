@@ -149,17 +149,29 @@ def _opened(
     count: of parts, if processes share the build.
   """
   check(config)
-  folder = Path(config.data.dir)
+  folder, shared = Path(config.data.dir), count is not None
   work = folder / shards.BUILDING
-  if (folder / shards.MANIFEST).exists() and not overwrite:
-    manifest = _finished(config, folder)
-    say(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
-    yield manifest, None, work
-    return
-  with shards.locked(folder / shards.LOCK, shared=count is not None):
-    made = plans.make(config, work, config.data.workers or pool.cores(), count)
-    parts.open_work(work, made, start_over=overwrite, shared=count is not None)
-    yield None, made, work
+  found, made = _built(config, folder, overwrite), None
+  with contextlib.ExitStack() as locks:
+    if not found:
+      locks.enter_context(shards.locked(folder / shards.LOCK, shared=shared))
+      # Who shares a build opens it while nobody joins it, or else would begin a joined one again.
+      alone = shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()
+      with alone:
+        found = _built(config, folder, overwrite)
+        if not found:
+          made = plans.make(config, work, config.data.workers or pool.cores(), count)
+          parts.open_work(work, made, start_over=overwrite, shared=shared)
+    yield found, made, work
+
+
+def _built(config: ConfigDict, folder: Path, overwrite: bool) -> dict | None:
+  """Returns the manifest of a finished build that stays. Raises DataError if it is another."""
+  if overwrite or not (folder / shards.MANIFEST).exists():
+    return None
+  manifest = _finished(config, folder)
+  say(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
+  return manifest
 
 
 def _join(work: Path, plan: Plan) -> dict:
