@@ -1,7 +1,7 @@
 """Why detection learns later than masked LM: one thing changed at a time, at equal FLOPs.
 
-  python benchmarks/detection.py --out DIR --text 'text:GLOB' [--only NAME...] [--at_once 2]
-                                 [--smoke]
+  python benchmarks/detection.py --out DIR --text 'text:GLOB' [--rows FILE] [--only NAME...]
+                                 [--at_once 2] [--smoke]
 
 A masked LM of this size leaves the unigram entropy within a few hundred steps, a discriminator
 stays at chance for thousands. Each arm says what would be seen if one explanation were right:
@@ -85,18 +85,27 @@ def run_name(arm: str, seed: int) -> str:
   return f"{arm.replace(' ', '-').replace('/', '-').replace(',', '')}-{seed}"
 
 
-def measure(args: argparse.Namespace, arm: str, seed: int) -> dict:
-  """Trains an arm; returns a row of results."""
-  config, changed, rate, flops = ARMS[arm]
+def train(args: argparse.Namespace, arm: str, seed: int, budget: float) -> Path:
+  """Trains an arm; returns its workdir."""
+  config, changed, rate, _ = ARMS[arm]
   start = str(args.out / "runs" / run_name(START, seed))
   own = {k: start if v == START else v for k, v in changed.items()} | {"seed": seed}
   own |= {"eval.max_examples": 64} if args.smoke else {}
-  budget = flops * (FLOPS / 100 if args.smoke else FLOPS)
   source = f"{CONFIG}:{config}"
   fields = {"data.dir": args.out / "shards"} | jobs.at_rate(source, own, rate * RATE, budget)
-  last = jobs.heldout(jobs.train(args.out, run_name(arm, seed), source, fields))[-1]
-  row = {"arm": arm, "seed": seed, "steps": last["step"], "flops": budget}
-  return row | {name: last[name] for name in COLUMNS if last.get(name) is not None}
+  return jobs.train(args.out, run_name(arm, seed), source, fields)
+
+
+def measure(rows: jobs.Rows, args: argparse.Namespace, arm: str, seed: int) -> dict:
+  """Returns the row of an arm, which is trained unless it has one."""
+  budget = ARMS[arm].flops * (FLOPS / 100 if args.smoke else FLOPS)
+
+  def measured() -> dict:
+    last = jobs.heldout(train(args, arm, seed, budget))[-1]
+    row = {name: last[name] for name in COLUMNS if last.get(name) is not None}
+    return {"steps": last["step"]} | row
+
+  return rows.once({"arm": arm, "seed": seed, "flops": budget}, measured)
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -117,21 +126,23 @@ def main() -> None:
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
   p.add_argument("--out", type=Path, required=True)
   p.add_argument("--text", required=True, help="what to pretrain on, as config.data.sources")
+  p.add_argument("--rows", type=Path, help="where rows are kept (DIR/rows.jsonl)")
   p.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS))
   p.add_argument("--at_once", type=int, default=2)
   p.add_argument("--smoke", action="store_true", help="a few steps of each, to see that all runs")
   args = p.parse_args()
   jobs.build(args.out, args.out / "shards", f"{CONFIG}:{START}", {"data.sources": args.text})
+  rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
   others = [arm for arm in args.only if arm != START]
+  places = [(a, seed) for seed in SEEDS for a in others if ARMS[a].flops == 1 or seed == 0]
+  budget = FLOPS / 100 if args.smoke else FLOPS
   with jobs.workers(args.at_once) as pool:
-
-    def rows_of(arms: list[str]) -> list[dict]:
-      places = [(a, seed) for seed in SEEDS for a in arms if ARMS[a].flops == 1 or seed == 0]
-      return jobs.finish([pool.submit(measure, args, *place) for place in places])
-
-    rows = rows_of([START]) + rows_of(others)
-  print("\n".join(table(rows)))
-  machine.save(str(args.out / "detection.json"), {"rows": rows}, hide=[args.out, args.text])
+    # Others start from these runs, so that on another machine their rows are not enough.
+    jobs.finish([pool.submit(train, args, START, seed, budget) for seed in SEEDS])
+    places = [(START, seed) for seed in SEEDS] + places
+    found = jobs.finish([pool.submit(measure, rows, args, *place) for place in places])
+  print("\n".join(table(found)))
+  machine.save(str(args.out / "detection.json"), {"rows": found}, hide=[args.out, args.text])
 
 
 if __name__ == "__main__":

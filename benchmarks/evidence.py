@@ -1,14 +1,15 @@
 """What each objective learns from the same FLOPs: the tables and the picture of docs/evidence.md.
 
   python benchmarks/evidence.py --out DIR --text 'text:GLOB' --chunk DIR --pairs FILE.jsonl
-                                --glue DIR [--budgets N] [--at_once 2] [--smoke]
-  python benchmarks/evidence.py --out DIR --report
+                                --glue DIR [--rows FILE] [--budgets N] [--at_once 2] [--smoke]
+  python benchmarks/evidence.py --out DIR [--rows FILE] --report
 
 --out      what is made. Started again with the same arguments, it goes on where it was.
 --text     what to pretrain on, as config.data.sources.
 --chunk    folder with CoNLL-2000's train.txt and test.txt.
 --pairs    BLiMP's minimal pairs.
 --glue     folder with GLUE's folders (SST-2/train.tsv, ...); read from the third budget on.
+--rows     where rows are kept (DIR/rows.jsonl); on another machine it goes on after them.
 --budgets  how many of the four, from the smallest.
 --smoke    a few steps of three arms, to see that everything runs.
 --report   runs nothing; reports the rows that there are.
@@ -23,9 +24,8 @@ chunking's training file.
 """
 
 import argparse
-import json
+import functools
 import statistics
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -111,26 +111,6 @@ def glue(args: argparse.Namespace, name: str, start: dict) -> dict[str, list[flo
   return found
 
 
-class Rows:
-  """The rows of results, one a run, kept in a file as they come."""
-
-  def __init__(self, path: Path):
-    self._path, self._lock = path, threading.Lock()
-
-  def add(self, row: dict) -> dict:
-    """Adds a row and returns it."""
-    with self._lock, self._path.open("a") as file:
-      file.write(json.dumps(row) + "\n")
-    return row
-
-  def read(self) -> list[dict]:
-    """Returns the rows; of a run that has several, the last."""
-    runs = {}
-    for row in jobs.json_lines(self._path):
-      runs[tuple(row[key] for key in ("arm", "flops", "rate", "seed"))] = row
-    return list(runs.values())
-
-
 def run_name(arm: str, budget: Budget, rate: float, seed: int) -> str:
   """Returns the name of a run's folders."""
   return f"{arm}-{budget.flops:g}-{rate:g}-{seed}"
@@ -145,7 +125,7 @@ def scorers_of(arm: str) -> list[str]:
 
 
 def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, seed: int) -> dict:
-  """Trains an arm, scores the pairs and fine-tunes it; returns a row of results."""
+  """Trains an arm, scores the pairs and fine-tunes it; returns its results."""
   config = f"{CONFIG}:{arm}"
   own = {"seed": seed}
   own |= {"eval.max_examples": 64} if args.smoke else {}
@@ -153,7 +133,7 @@ def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, see
   fields = {"data.dir": args.out / "shards"} | jobs.at_rate(config, own, rate, budget.flops)
   folder = jobs.train(args.out, name, config, fields)
   last = jobs.heldout(folder)[-1]
-  row = {"arm": arm, "flops": budget.flops, "rate": rate, "seed": seed, "steps": last["step"]}
+  row = {"steps": last["step"]}
   row |= {key: last[key] for key in HELDOUT if last.get(key) is not None}
   for scorer in scorers_of(arm):
     paradigms = jobs.score_pairs(args.out, folder, scorer)["paradigms"]
@@ -166,11 +146,12 @@ def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, see
 
 
 def control(args: argparse.Namespace, budget: Budget, rate: float, with_glue: bool) -> dict:
-  """Fine-tunes fresh weights of the reference's shape; returns a row of results."""
+  """Fine-tunes fresh weights of the reference's shape; returns its results."""
   like = args.out / "runs" / run_name(REFERENCE, budget, rate, 0)
   start = {"init": "random", "like": like}
-  row = {"arm": FRESH, "flops": 0.0, "rate": None, "seed": 0} | chunking(args, "fresh", start)
-  return row | ({"glue": glue(args, "fresh", start)} if with_glue else {})
+  return chunking(args, "fresh", start) | (
+    {"glue": glue(args, "fresh", start)} if with_glue else {}
+  )
 
 
 def scorer_of(rows: Iterable[dict]) -> str:
@@ -216,18 +197,24 @@ def next_arms(rows: list[dict], before: Budget, budget: Budget, arms: list[str])
   return [REFERENCE, *others[: budget.best]]
 
 
-def run_all(args: argparse.Namespace, budgets: list[Budget], rows: Rows) -> None:
+def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) -> None:
   """Runs the search, the budgets and the control; adds a row for each run as it ends."""
   arms = [REFERENCE, "electra-tuned", "electra_mlm-tuned"] if args.smoke else list(ARMS)
   first = budgets[0]
   with jobs.workers(args.at_once) as pool:
 
+    def once(arm: str, budget: Budget, rate: float, seed: int) -> dict:
+      key = {"arm": arm, "flops": budget.flops, "rate": rate, "seed": seed}
+      return rows.once(key, lambda: measure(args, arm, budget, rate, seed))
+
     def measured(places: list[tuple]) -> None:
-      jobs.finish([pool.submit(lambda place=p: rows.add(measure(args, *place))) for p in places])
+      jobs.finish([pool.submit(once, *place) for place in places])
 
     measured([(arm, first, rate, 0) for rate in RATES[: 2 if args.smoke else None] for arm in arms])
     best = best_rates(rows.read(), first.flops)
-    fresh = pool.submit(lambda: rows.add(control(args, first, best[REFERENCE], budgets[-1].glue)))
+    key = {"arm": FRESH, "flops": 0.0, "rate": None, "seed": 0}
+    made = functools.partial(control, args, first, best[REFERENCE], budgets[-1].glue)
+    fresh = pool.submit(rows.once, key, made)
     for before, budget in zip([first, *budgets], budgets, strict=False):
       arms = next_arms(at_best(rows.read(), first.flops), before, budget, arms)
       measured([(arm, budget, best[arm], seed) for seed in range(budget.seeds) for arm in arms])
@@ -332,12 +319,14 @@ def main() -> None:
   p.add_argument("--chunk", type=Path)
   p.add_argument("--pairs", type=Path)
   p.add_argument("--glue")
+  p.add_argument("--rows", type=Path)
   p.add_argument("--budgets", type=int, choices=range(1, 5), default=4)
   p.add_argument("--at_once", type=int, default=2)
   p.add_argument("--smoke", action="store_true")
   p.add_argument("--report", action="store_true")
   args = p.parse_args()
-  rows, budgets = Rows(args.out / "rows.jsonl"), BUDGETS[: args.budgets]
+  rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
+  budgets = BUDGETS[: args.budgets]
   if args.smoke:
     budgets = [budget._replace(flops=budget.flops / 100, seeds=2) for budget in BUDGETS[1:3]]
   if not args.report:

@@ -1,7 +1,8 @@
 """Runs the package's programs side by side, each once, for comparisons that take hours.
 
 What a script makes is in one folder: logs, `commands.jsonl`, shards, runs, results. Started again
-with the same arguments, a script goes on where it was: a job that ended well is not run again.
+with the same arguments, a script goes on where it was: a job that ended well is not run again, and
+a run whose row of results is in the file of rows (`Rows`) needs no folder.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -30,6 +32,29 @@ def json_lines(path: Path) -> list[dict]:
     with contextlib.suppress(ValueError):
       found.append(json.loads(line))
   return found
+
+
+class Rows:
+  """The rows of results, one a run, kept in a file as they come."""
+
+  def __init__(self, path: Path):
+    self._path, self._lock = path, threading.Lock()
+
+  def read(self) -> list[dict]:
+    """Returns the rows."""
+    return json_lines(self._path)
+
+  def once(self, key: dict, measure: Callable[[], dict]) -> dict:
+    """Returns the row that has the values of `key`; if there is none, measures and adds it."""
+    for row in self.read():
+      if key.items() <= row.items():
+        return row
+    row = key | measure()
+    with self._lock, self._path.open("a+") as file:
+      file.seek(0)
+      cut_off = file.read()[-1:] not in ("", "\n")
+      file.write("\n" * cut_off + json.dumps(row) + "\n")
+    return row
 
 
 def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:

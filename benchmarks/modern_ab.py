@@ -1,7 +1,8 @@
 """Modern blocks against the paper's, part by part, at equal FLOPs.
 
   python benchmarks/modern_ab.py --out DIR --text 'text:GLOB' --chunk DIR --pairs FILE.jsonl
-                                 [--only NAME...] [--flops 2e13] [--at_once 2] [--smoke]
+                                 [--rows FILE] [--only NAME...] [--flops 2e13] [--at_once 2]
+                                 [--smoke]
 
 Questions: do modern blocks learn more from the same FLOPs (the generator's included) than the
 paper's; which of their parts does it; does Muon learn more than AdamW, `gdes` than shared
@@ -14,10 +15,12 @@ masked-LM loss on the training text in the last tenth of the steps is taken, whi
 Then every arm is trained with three seeds at the rate of the arm that it changes, scores 6,700 of
 the minimal pairs (BLiMP's) by its discriminator and by its generator, and is fine-tuned on
 chunking. `packed` is evaluated on packed rows, so only its pairs and its chunking compare. Started
-again with the same arguments it goes on where it was. Results: DIR/modern_ab.json.
+again with the same arguments it goes on where it was, on another machine after the rows of FILE.
+Results: DIR/modern_ab.json.
 """
 
 import argparse
+import functools
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,14 +122,13 @@ def tune(out: Path, folder: Path, chunk: str, smoke: bool) -> float:
 
 
 def measured(out: Path, arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict:
-  """Trains and fine-tunes an arm; returns a row of results."""
+  """Trains, scores and fine-tunes an arm; returns its results."""
   folder = train(out, arm, rate, seed, args.flops)
   last = jobs.heldout(folder)[-1]
-  row = {"arm": arm, "rate": rate, "seed": seed, "steps": last["step"]}
-  row |= {name: last[name] for name in ("mlm_loss", "rtd_auc", "unigram_auc")}
+  row = {name: last[name] for name in ("mlm_loss", "rtd_auc", "unigram_auc")}
   for scorer in ("rtd", "mlm"):
     row[f"pairs_{scorer}"] = 100 * jobs.score_pairs(out, folder, scorer)["all"]["accuracy"]
-  return row | {"chunk_f1": tune(out, folder, args.chunk, args.smoke)}
+  return {"steps": last["step"]} | row | {"chunk_f1": tune(out, folder, args.chunk, args.smoke)}
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -143,20 +145,21 @@ def table(rows: list[dict]) -> list[str]:
   return lines
 
 
-def search(out: Path, pool: ThreadPoolExecutor, args: argparse.Namespace) -> tuple[dict, list]:
-  """Returns the best learning rate of each arm of SEARCHED, and what was found."""
+def search(rows: jobs.Rows, pool: ThreadPoolExecutor, args: argparse.Namespace) -> dict:
+  """Returns the best learning rate of each arm of SEARCHED that is needed."""
+
+  def searched(arm: str, rate: float) -> dict:
+    key = {"search": arm, "flops": args.flops, "rate": rate}
+    folder = functools.partial(train, args.out, arm, rate, SEEDS[0], args.flops)
+    return rows.once(key, lambda: {"training_loss": training_loss(folder())})
+
   needed = {ARMS[arm][0] for arm in args.only}
   places = [(arm, rate) for arm, rates in SEARCHED.items() if arm in needed for rate in rates]
-  runs = [pool.submit(train, out, arm, rate, SEEDS[0], args.flops) for arm, rate in places]
-  rows = [
-    {"arm": arm, "rate": rate, "training_loss": training_loss(folder)}
-    for (arm, rate), folder in zip(places, jobs.finish(runs), strict=True)
-  ]
-  best = {
-    arm: min((r for r in rows if r["arm"] == arm), key=lambda r: r["training_loss"])["rate"]
+  found = jobs.finish([pool.submit(searched, *place) for place in places])
+  return {
+    arm: min((r for r in found if r["search"] == arm), key=lambda r: r["training_loss"])["rate"]
     for arm in needed
   }
-  return best, rows
 
 
 def main() -> None:
@@ -165,6 +168,7 @@ def main() -> None:
   p.add_argument("--text", required=True)
   p.add_argument("--chunk", required=True)
   p.add_argument("--pairs", required=True, type=Path)
+  p.add_argument("--rows", type=Path, help="where rows are kept (DIR/rows.jsonl)")
   p.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS))
   p.add_argument("--flops", type=float, default=2e13)
   p.add_argument("--at_once", type=int, default=2)
@@ -174,12 +178,20 @@ def main() -> None:
     args.flops, RECIPE["eval.max_examples"] = 1e11, 64
   build(args.out, args.text)
   jobs.write_pairs(args.out, args.pairs, 100 if args.smoke else PAIRS)
+  rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
   with jobs.workers(args.at_once) as pool:
-    rates, searched = search(args.out, pool, args)
-    places = [(arm, rates[ARMS[arm][0]], seed) for seed in SEEDS for arm in args.only]
-    rows = jobs.finish([pool.submit(measured, args.out, *place, args) for place in places])
-  print("\n".join(table(rows)))
-  content = {"flops": args.flops, "search": searched, "rows": rows}
+    rates = search(rows, pool, args)
+
+    def once(arm: str, seed: int) -> dict:
+      rate = rates[ARMS[arm][0]]
+      key = {"arm": arm, "flops": args.flops, "rate": rate, "seed": seed}
+      return rows.once(key, lambda: measured(args.out, arm, rate, seed, args))
+
+    places = [(arm, seed) for seed in SEEDS for arm in args.only]
+    found = jobs.finish([pool.submit(once, *place) for place in places])
+  print("\n".join(table(found)))
+  searched = [row for row in rows.read() if "search" in row and row["flops"] == args.flops]
+  content = {"flops": args.flops, "search": searched, "rows": found}
   hidden = [args.out, args.chunk, args.text, args.pairs]
   machine.save(str(args.out / "modern_ab.json"), content, hide=hidden)
 

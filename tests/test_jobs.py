@@ -26,3 +26,14 @@ def test_a_failure_ends_the_queue_before_the_jobs_that_are_waited_for_first():
       threading.Timer(1, go.set).start()  # "long" and what took the place of "fails"
       jobs.finish(started)
   assert "later" not in begun and started[3].cancelled()
+
+
+def test_a_row_that_a_file_has_is_not_measured_again(tmp_path):
+  rows, key = jobs.Rows(tmp_path / "rows.jsonl"), {"arm": "bert", "seed": 0}
+  first = rows.once(key, lambda: {"loss": 4.0})
+  with (tmp_path / "rows.jsonl").open("a") as file:
+    file.write('{"arm": "cut o')
+  again = jobs.Rows(tmp_path / "rows.jsonl")
+  assert again.once(key, lambda: {"loss": 5.0}) == first == {"arm": "bert", "seed": 0, "loss": 4.0}
+  assert again.once(key | {"seed": 1}, lambda: {"loss": 5.0})["loss"] == 5.0
+  assert [row["loss"] for row in again.read()] == [4.0, 5.0]

@@ -156,7 +156,9 @@ def _opened(
     if not found:
       locks.enter_context(shards.locked(folder / shards.LOCK, shared=shared))
       # Who shares a build opens it while nobody joins it, or else would begin a joined one again.
-      alone = shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()
+      alone = (
+        shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()
+      )
       with alone:
         found = _built(config, folder, overwrite)
         if not found:
