@@ -13,7 +13,9 @@ stays at chance for thousands. Each arm says what would be seen if one explanati
   1/2` ahead), moving (`frozen generator` ahead: a masked LM of the main network's size).
 - no first-order gradient towards the product of token and context: fixed noise (`unigram`) stays at
   chance, with more tokens a step too, and is learned at once by a network that starts from a masked
-  LM (`unigram from bert`). If it is noise instead, 4 and 16 times the tokens a step help as much.
+  LM (`unigram from bert`) or by a head that multiplies them (`slots, product`, at masked slots, of
+  which half keep their token; `slots in text` has the same slots and ELECTRA's head). If it is
+  noise instead, 4 and 16 times the tokens a step help as much.
 - depth against width: `deep`, `wide`.
 
 Every arm has three seeds but those of more FLOPs, which have one. The measure is the AUC against
@@ -28,18 +30,20 @@ import jobs
 import machine
 
 CONFIG = Path(__file__).with_name("evidence_config.py")
+SLOTS = Path(__file__).with_name("detection_config.py")
 RATE, FLOPS, SEEDS = 3.2e-3, 1e13, (0, 1, 2)
 COLUMNS = ("mlm_loss", "rtd_auc", "unigram_auc")
 START = "bert"  # the arm whose run, of the same seed, others start from
 
 
 class Arm(NamedTuple):
-  """A contestant: an arm of evidence_config.py and what it changes."""
+  """A contestant: an argument of a file of configurations and what it changes."""
 
   config: str
-  fields: dict
+  fields: dict = {}
   rate: float = 1.0  # of the discriminator, times RATE; the generator's stays
   flops: float = 1.0  # times FLOPS
+  file: Path = CONFIG
 
 
 UNIGRAM = {"generator.kind": "unigram"}
@@ -67,6 +71,8 @@ ARMS = {
   "unigram from bert": Arm("electra", UNIGRAM | {"init_from": START}),
   "unigram, 4 x the tokens": Arm("electra", UNIGRAM | {"train.batch_size": 64}, flops=4.0),
   "unigram, 16 x the tokens": Arm("electra", UNIGRAM | {"train.batch_size": 256}, flops=16.0),
+  "slots in text": Arm("in_text", file=SLOTS),
+  "slots, product": Arm("product", file=SLOTS),
   "deep": Arm(
     "electra-tuned",
     {"model.num_layers": 8, "model.unroll": 8, "model.hidden_size": 96, "model.num_heads": 3}
@@ -87,11 +93,11 @@ def run_name(arm: str, seed: int) -> str:
 
 def train(args: argparse.Namespace, arm: str, seed: int, budget: float) -> Path:
   """Trains an arm; returns its workdir."""
-  config, changed, rate, _ = ARMS[arm]
+  config, changed, rate, _, file = ARMS[arm]
   start = str(args.out / "runs" / run_name(START, seed))
   own = {k: start if v == START else v for k, v in changed.items()} | {"seed": seed}
   own |= {"eval.max_examples": 64} if args.smoke else {}
-  source = f"{CONFIG}:{config}"
+  source = f"{file}:{config}"
   fields = {"data.dir": args.out / "shards"} | jobs.at_rate(source, own, rate * RATE, budget)
   return jobs.train(args.out, run_name(arm, seed), source, fields)
 
