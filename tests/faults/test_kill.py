@@ -39,8 +39,9 @@ def test_a_build_killed_at_any_moment_is_done_again_to_the_same_bytes(data, tmp_
       assert (tmp_path / "data" / name).read_bytes() == (data / "data" / name).read_bytes(), name
 
 
-def test_twenty_kills_end_in_the_same_bits(data, alone, tmp_path, monkeypatch):
-  rng, workdir = random.Random(SEED), tmp_path / "run"
+def test_twenty_kills_end_in_the_same_bits(data, tmp_path, monkeypatch):
+  rng, workdir, alone = random.Random(SEED), tmp_path / "run", tmp_path / "alone"
+  harness.Run(data, alone, STEPS, **harness.ELECTRA).finish()
   print(f"FAULTS_SEED={SEED}")
 
   def kill(what: str, run: harness.Run, condition, later: float = 0.0) -> None:
@@ -51,7 +52,7 @@ def test_twenty_kills_end_in_the_same_bits(data, alone, tmp_path, monkeypatch):
     print(f"{what}: last line {harness.last_line(workdir)}, newest {harness.newest(workdir)}")
 
   def start() -> harness.Run:
-    return harness.Run(data, workdir, STEPS)
+    return harness.Run(data, workdir, STEPS, **harness.ELECTRA)
 
   # With nothing compiled yet, so that these fall into the first compilation, and at any time of the
   # start before it.

@@ -53,6 +53,7 @@ def test_going_back_ends_after_as_many_times_as_allowed(data, tmp_path):
 def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_path):
   # A rate that throws it off after some lines of peace.
   wild = {
+    **harness.ELECTRA,
     "optimizer__learning_rate": 0.1,
     "optimizer__warmup_steps": 60,
     "optimizer__schedule": "joined",
@@ -80,7 +81,7 @@ def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_pat
   ids=["discriminator is not trained", "generator draws its first choice"],
 )
 def test_a_collapse_is_warned_of(data, tmp_path, fields, told):
-  when = {"health__window": 5, "health__after_step": 5}
+  when = {"health__window": 5, "health__after_step": 5, **harness.ELECTRA}
   assert told in harness.Run(data, tmp_path / "run", STEPS, **when, **fields).finish()
 
 
