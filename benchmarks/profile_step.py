@@ -1,0 +1,183 @@
+"""Where the time of a training step goes on one core, by kind of operation: ours and PyTorch's.
+
+  python benchmarks/profile_step.py [--peer] [--config=configs/small.py] [--batch=32] [--length=128]
+                                    [--set FIELD=VALUE...] [--steps=3] [--json=OUT]
+
+The steps are those of benchmarks/train_step.py, the sizes too. On one core each operation runs by
+itself, so that their times add up to the step's; `rest` is what no operation accounts for. Times
+come from JAX's profiler (the instruction of each event; its kind from the instruction's source and
+shape) and from PyTorch's (time of an operator without those that it calls). Page faults are of the
+whole step. --peer needs torch and transformers.
+"""
+
+import argparse
+import collections
+import json
+import os
+import re
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX and PyTorch count the cores
+
+import jax  # noqa: E402
+import machine  # noqa: E402
+import train_step  # noqa: E402
+
+from electra_jax.config import compare, files  # noqa: E402
+from electra_jax.runtime import parallel  # noqa: E402
+
+PRODUCTS = "products: vocabulary", "products: attention", "products: layers"
+VOCABULARY, ATTENTION, ACTIVATION = "vocabulary", "attention's softmax and dropout", "activation"
+NORM, DROPOUT, OPTIMIZER, OTHER = "norms", "dropout elsewhere", "optimizer", "copies and others"
+KINDS = (*PRODUCTS, VOCABULARY, ATTENTION, ACTIVATION, NORM, DROPOUT, OPTIMIZER, OTHER)
+INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = \(?(\w+)\[([\d,]*)\]")
+
+
+def instructions(program: str) -> dict[str, tuple[tuple[int, ...], str]]:
+  """Returns {name: (shape of the result, source)} of an optimized program's instructions.
+
+  The source of a weight's gradient is its transposition, so it gets the word "dot_general", too.
+  """
+  found = {}
+  for line in program.splitlines():
+    if match := INSTRUCTION.match(line):
+      source = re.search(r'op_name="([^"]*)"', line)
+      shape = tuple(int(n) for n in match[3].split(",") if n)
+      product = " dot_general" * (" dot(" in line)
+      found[match[1]] = shape, (source[1] if source else "") + product
+  return found
+
+
+def kind_of(shape: tuple[int, ...], source: str, vocabulary: int, length: int) -> str:
+  """Returns the kind of an instruction of our step."""
+  is_product = "dot_general" in source
+  if "while/body" not in source:  # the loop over microbatches
+    return OPTIMIZER
+  if vocabulary in shape or "MlmHead" in source:
+    return PRODUCTS[0] if is_product else VOCABULARY
+  if shape[-2:] == (length, length) or ("bhlm" in source and is_product):
+    return PRODUCTS[1] if is_product else ATTENTION
+  if is_product:
+    return PRODUCTS[2]
+  for word, kind in (("norm", NORM), ("rsqrt", NORM), ("erf", ACTIVATION), ("hash", DROPOUT)):
+    if word in source:
+      return kind
+  return OTHER
+
+
+def ours(step: train_step.Ours, batch, steps: int) -> dict[str, float]:
+  """Returns the seconds a step of each kind of operation of our step."""
+  (placed,) = parallel.prefetch([batch])
+  known = instructions(step.step.lower(step.state, placed).compile().as_text())
+  found: collections.Counter[str] = collections.Counter()
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      step.run(steps)
+    (path,) = Path(folder).rglob("*.xplane.pb")
+    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+      for line in plane.lines:
+        for event in line.events:
+          name = dict(event.stats).get("hlo_op")
+          if name in known and not event.name.startswith("end:"):
+            V, L = step.spec.discriminator.vocab_size, batch.ids.shape[1]
+            found[kind_of(*known[name], V, L)] += event.duration_ns / 1e9 / steps
+  return dict(found)
+
+
+# Operators of PyTorch by the start of their names.
+OPERATORS = {
+  "aten::_softmax": ATTENTION,
+  "aten::_scaled_dot_product": ATTENTION,
+  "aten::native_dropout": DROPOUT,
+  "aten::bernoulli": DROPOUT,
+  "aten::gelu": ACTIVATION,
+  "aten::native_layer_norm": NORM,
+  "aten::_log_softmax": VOCABULARY,
+  "aten::nll_loss": VOCABULARY,
+  "aten::_foreach": OPTIMIZER,
+  "aten::_fused_adam": OPTIMIZER,
+}
+
+
+def kind_of_operator(name: str, shapes: list[list[int]], vocabulary: int, length: int) -> str:
+  """Returns the kind of an operator of PyTorch with inputs of these shapes."""
+  sizes = {n for shape in shapes if isinstance(shape, list) for n in shape if isinstance(n, int)}
+  if name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"):
+    return PRODUCTS[0 if vocabulary in sizes else 1 if "bmm" in name else 2]
+  for start, kind in OPERATORS.items():
+    if name.startswith(start):
+      return ATTENTION if kind == DROPOUT and length in shapes[0][-1:] else kind
+  return VOCABULARY if vocabulary in sizes else OTHER
+
+
+def peers(peer: train_step.Peer, length: int, steps: int) -> dict[str, float]:
+  """Returns the seconds a step of each kind of operation of the peer's step."""
+  from torch import profiler
+
+  with profiler.profile(activities=[profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+    peer.run(steps)
+  found: collections.Counter[str] = collections.Counter()
+  for row in profile.key_averages(group_by_input_shape=True):
+    kind = kind_of_operator(row.key, row.input_shapes, train_step.VOCAB.size, length)
+    found[kind] += row.self_cpu_time_total / 1e6 / steps
+  return dict(found)
+
+
+def timed(run, steps: int) -> dict[str, float]:
+  """Returns seconds and page faults a step, without a profiler."""
+  faults, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+  run(steps)
+  secs = (time.perf_counter() - start) / steps
+  faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / steps
+  return {"secs_per_step": secs, "page_faults": faults}
+
+
+def table(results: dict[str, dict]) -> str:
+  """Returns the table in markdown: milliseconds a step."""
+  lines = [f"| | {' | '.join(results)} |", "|---" * (1 + len(results)) + "|"]
+  for kind in (*KINDS, "rest"):
+    cells = (f"{1000 * found['kinds'].get(kind, 0):.0f}" for found in results.values())
+    lines.append(f"| {kind} | {' | '.join(cells)} |")
+  for name, scale in (("secs_per_step", 1000), ("page_faults", 1)):
+    cells = (f"{scale * found[name]:.0f}" for found in results.values())
+    lines.append(f"| {name.replace('secs', 'ms')} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def main() -> None:
+  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  p.add_argument("--config", default="configs/small.py")
+  p.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the configuration")
+  p.add_argument("--batch", type=int, default=32)
+  p.add_argument("--length", type=int, default=128)
+  p.add_argument("--steps", type=int, default=3)
+  p.add_argument("--peer", action="store_true")
+  p.add_argument("--json")
+  args = p.parse_args()
+  config = files.load(args.config)
+  config.train.batch_size = args.batch
+  config.model.unroll = config.model.num_layers
+  config.train.accumulation = max(1, args.batch // 8)
+  for field, value in (pair.split("=", 1) for pair in args.set):
+    config.update_from_flattened_dict({field: type(compare.flatten(config)[field])(value)})
+  parallel.keep_freed_memory()
+  batch = train_step.synthetic_batch(args.batch, args.length)
+  step = train_step.Ours(config, batch)
+  results = {step.name: timed(step.run, args.steps) | {"kinds": ours(step, batch, args.steps)}}
+  if args.peer:
+    peer = train_step.Peer(config.optimizer.to_dict(), batch, step.spec, 1)
+    kinds = peers(peer, args.length, args.steps)
+    results[peer.name] = timed(peer.run, args.steps) | {"kinds": kinds}
+  for found in results.values():
+    found["kinds"]["rest"] = found["secs_per_step"] - sum(found["kinds"].values())
+  print(table(results))
+  sizes = f"{args.config}, batch {args.batch} x {args.length}, one core"
+  machine.save(args.json, {"sizes": sizes, "results": results})
+  print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+  main()
