@@ -392,3 +392,20 @@ def test_the_four_sites_of_dropout_are_where_numpy_puts_them():
   states = np_layer_norm(states + y * masks[3], layer["ffn_norm"])
   # Rounding of float32 as in the test without dropout; another mask changes states by about 1.
   np.testing.assert_allclose(got, states, atol=2e-4)
+
+
+@pytest.mark.parametrize(("summed", "features"), [((6,), (10,)), ((10,), (6,)), ((2, 5), (3, 2))])
+def test_the_gradients_of_a_product_are_numpys(summed, features):
+  rng = np.random.default_rng(0)
+  x, kernel, g = (
+    rng.normal(size=shape).astype(np.float32)
+    for shape in ((4, 3, *summed), (*summed, *features), (4, 3, *features))
+  )
+  dimensions = ((2, 3)[: len(summed)], (0, 1)[: len(summed)]), ((), ())
+  y, gradients = jax.vjp(lambda x, w: layers.dot_general(x, w, dimensions), x, kernel)
+  n = len(summed)
+  np.testing.assert_allclose(y, np.tensordot(x, kernel, n), rtol=0, atol=1e-5)
+  of_x = np.tensordot(g, kernel, (range(2, 2 + len(features)), range(n, kernel.ndim)))
+  of_kernel = np.tensordot(x, g, ((0, 1), (0, 1)))
+  for found, wanted in zip(gradients(g), (of_x, of_kernel), strict=True):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)  # sums of a dozen numbers near 1

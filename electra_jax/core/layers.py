@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -160,12 +161,49 @@ def norm(cfg: TransformerConfig, name: str) -> nn.Module:
   return NORMS[cfg.norm](cfg.layer_norm_eps, name=name)
 
 
+@jax.custom_vjp
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Returns x [T, K] times kernel [K, N]; on CPUs its kernel's gradient is faster than autodiff's.
+
+  XLA multiplies by two transposed matrices there, at half of the speed: 9 % of a step of Small.
+  """
+  return x @ kernel
+
+
+def _product_gradient(saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+  x, kernel = saved
+  over_rows = (((0,), (0,)), ((), ()))
+
+  def transpose_smaller(x, g):
+    if x.shape[1] <= g.shape[1]:
+      return jax.lax.dot_general(x, g, over_rows)
+    # Without the barrier XLA swaps the operands.
+    return jax.lax.optimization_barrier(jax.lax.dot_general(g, x, over_rows)).T
+
+  def as_autodiff(x, g):
+    return jax.lax.dot_general(g, x, over_rows).T
+
+  of_kernel = jax.lax.platform_dependent(x, g, cpu=transpose_smaller, default=as_autodiff)
+  return g @ kernel.T, of_kernel
+
+
+product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_gradient)
+
+
+def dot_general(x: jax.Array, kernel: jax.Array, dimensions, precision=None) -> jax.Array:
+  """`product` over the last axes of x and the first of kernel, as DenseGeneral asks for it."""
+  summed = len(dimensions[0][0])
+  K = math.prod(kernel.shape[:summed])
+  y = product(x.reshape(-1, K), kernel.reshape(K, -1))
+  return y.reshape(*x.shape[: x.ndim - summed], *kernel.shape[summed:])
+
+
 def dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **kwargs):
   """Returns a dense layer with the biases, initialisation and dtype of `cfg`."""
   kwargs.setdefault("kernel_init", nn.initializers.truncated_normal(cfg.init_stddev))
   kwargs.setdefault("dtype", cfg.compute.dtype)
   kwargs.setdefault("use_bias", cfg.biases)
-  return nn.DenseGeneral(features, name=name, **kwargs)
+  return nn.DenseGeneral(features, name=name, dot_general=dot_general, **kwargs)
 
 
 def block_output(cfg: TransformerConfig, name: str, **kwargs):
