@@ -1,8 +1,12 @@
 """What the README promises of a run, in this process; `tests/faults` does it with real ones."""
 
 import json
+import os
+import platform
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -227,3 +231,30 @@ def test_the_steps_that_are_asked_for_are_traced(begun, tiny_config, capsys):
   (trace,) = (begun / "profile").rglob("*.xplane.pb")
   assert trace.stat().st_size > 1000
   assert f"{begun / 'profile'}" in capsys.readouterr().out
+
+
+FAULTS = """
+import resource
+from electra_jax.runtime import parallel
+parallel.keep_freed_memory()
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(x):
+  y = jnp.tanh(x @ jnp.ones((64, 16384)))  # 128 MB, 32,768 pages
+  return y @ jnp.ones((16384, 64)) / 16384
+
+x = step(step(jnp.ones((2048, 64)))).block_until_ready()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+  x = step(x)
+x.block_until_ready()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
+def test_a_step_on_cpus_finds_the_memory_of_the_step_before():
+  env = {**os.environ, "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+  run = subprocess.run([sys.executable, "-c", FAULTS], env=env, capture_output=True, check=True)
+  assert int(run.stdout) < 3_000  # all of its pages where the temporary is mapped anew

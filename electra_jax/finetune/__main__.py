@@ -161,9 +161,9 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
   Raises:
     ValueError: the configuration or a file is invalid; finished tasks are kept.
   """
+  parallel.keep_freed_memory()
   check(config)
   names = prepare.task_names(config)
-  parallel.keep_freed_memory()
   with workdir.claim(root):
     pretrained, rows = None, []
     others = [p for p in sorted(root.glob(f"[!.]*/{RESULTS}")) if p.parent.name not in names]
