@@ -13,6 +13,7 @@ import pytest
 from test_build import make_config
 
 from electra_jax.data import build, pretrain_batches, shards
+from electra_jax.data.index_shuffle import index_shuffle
 from electra_jax.data.pretrain_batches import Shards, eval_batches, train_batches
 from electra_jax.data.shards import DataError
 
@@ -154,6 +155,33 @@ def test_the_order_is_pinned():
 
   order = tf.random.experimental.index_shuffle(tf.range(8, dtype=tf.int64), [3, 1], 99).numpy()
   assert order.tolist() == PINNED
+
+
+def test_numpys_order_is_tensorflows():
+  import tensorflow as tf
+
+  rng = np.random.default_rng(0)
+  powers = [2**n + d for n in (0, 1, 15, 16, 17, 18, 20, 33) for d in (-1, 0, 1)]
+  for most in [*powers, *(int(2**x) for x in rng.uniform(0, 45, 100))]:
+    index, seed = rng.integers(0, most + 1, 20), rng.integers(-(2**62), 2**62, 2)
+    expected = tf.random.experimental.index_shuffle(index, seed, np.int64(most)).numpy()
+    found = index_shuffle(index, (int(seed[0]), int(seed[1])), most)
+    np.testing.assert_array_equal(found, expected, err_msg=str(most))
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_batches_are_the_same_without_tensorflow(data, host, monkeypatch):
+  """Over the end of an epoch, with batches left out, for each host."""
+  last = data.num_examples // 8  # its batch is of two epochs, if 8 does not divide the examples
+  assert data.num_examples % 8
+  options = {"seed": 5, "batch_size": 8, "host": host, "hosts": 2}
+  options |= {"start_step": last - 3, "skipped": (2, last - 1)}
+  expected = take(data, 6, **options)
+  monkeypatch.setitem(sys.modules, "tensorflow", None)
+  with pytest.raises(ModuleNotFoundError):
+    pretrain_batches.import_tensorflow()
+  for found, right in zip(take(data, 6, **options), expected, strict=True):
+    assert_equal(found, right)
 
 
 def test_another_seed_is_another_order(data):

@@ -3,7 +3,8 @@
 The example is a pure function of (seed, epoch, position), so there is no shuffle buffer and no
 iterator state: resuming starts at another step, and a seek costs the same at any step. Every epoch
 is a full shuffle, and the global batch does not depend on the number of hosts. TensorFlow is kept
-off accelerators and imported only with the first training batch.
+off accelerators and imported only with the first training batch; where it is not installed, NumPy
+computes the same order.
 """
 
 import collections
@@ -11,6 +12,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import resource
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,7 @@ import numpy as np
 
 from electra_jax.core.batch import Batch
 from electra_jax.data import examples, shards
+from electra_jax.data.index_shuffle import index_shuffle
 from electra_jax.data.shards import DataError
 from electra_jax.data.tokenizer import Vocab
 
@@ -202,7 +205,13 @@ def _indices(
   The pipeline runs no Python: a `numpy_function` running when an iterator is deleted deadlocks with
   the interpreter (seen to hang at exit with TensorFlow 2.21).
   """
-  tf = import_tensorflow()
+  try:
+    tf = import_tensorflow()
+  except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+      raise
+    yield from _numpy_indices(num_examples, seed, batch_size, rows, start_step, skipped)
+    return
   count = tf.constant(num_examples, tf.int64)
 
   def indices(step):
@@ -232,6 +241,24 @@ def _indices(
   # wakes only once a minute: a run of an hour took that long to stop (TensorFlow 2.21).
   options.autotune.enabled = False
   yield from dataset.with_options(options).as_numpy_iterator()
+
+
+def _numpy_indices(
+  num_examples: int,
+  seed: int,
+  batch_size: int,
+  rows: np.ndarray,
+  start_step: int,
+  skipped: Sequence[int],
+) -> Iterator[np.ndarray]:
+  """Yields what `_indices` does, without TensorFlow."""
+  for step in itertools.count(start_step):
+    position = batch_number(step, skipped) * batch_size + rows.astype(np.int64)
+    epochs, index = position // num_examples, position % num_examples
+    for epoch in np.unique(epochs):
+      own = epochs == epoch
+      index[own] = index_shuffle(index[own], (seed, int(epoch)), num_examples - 1)
+    yield index
 
 
 def eval_batches(
