@@ -1,65 +1,80 @@
 """Speed of fine-tuning on MRPC, with buckets and padded, against a PyTorch loop of Trainer's kind.
 
   python benchmarks/finetune.py --glue=GLUE --vocab=vocab.txt --peer --json=OUT
+  python benchmarks/finetune.py --peer compiled   # random tokens, as many as MRPC's pairs have
 
 One epoch over the training set (each pair once) in batches of 32, ELECTRA-Small, dropout 0.1,
-float32 on CPUs. Ours trains one seed by `finetune.loop`'s step: in batches of few lengths, and, as
-a limit, padded to 128 as the peer is. The peer is transformers' ElectraForSequenceClassification of
-the same sizes with PyTorch's AdamW, clipping and a linear schedule, its dataset padded to 128, as
-Trainer does with padding="max_length". Weights are fresh: speed does not depend on them. The epoch
-is cut into parts, and the contestants take turns, because a shared machine's speed drifts. The
-first step of every length, which compiles, comes before. Needs torch and transformers for --peer.
+float32 on CPUs, bfloat16 on GPUs. Ours trains one seed by `finetune.loop`'s step: in batches of few
+lengths, and, as a limit, padded to 128 as the peer is. The peer is transformers'
+ElectraForSequenceClassification of the same sizes with PyTorch's AdamW, clipping and a linear
+schedule, its dataset padded to 128, as Trainer does with padding="max_length". Weights are fresh:
+speed does not depend on them. The epoch is cut into parts, and the contestants take turns, because
+a shared machine's speed drifts. The first step of every length, which compiles, comes before, and
+all compile at the same time. Needs torch and transformers for --peer.
 """
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import time
 
 import jax
 import machine
 import numpy as np
+import peers
 
 from electra_jax.config import files
 from electra_jax.core import optimizer, task_heads
 from electra_jax.core import step as steps
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.data import finetune_batches as data
 from electra_jax.data import tokenizer
 from electra_jax.finetune import glue, glue_files, loop, tasks
 from electra_jax.runtime import parallel
 
 LENGTH, BATCH = 128, 32
+# Of MRPC's 3,668 training pairs: percentiles of their tokens, in BERT's vocabulary.
+PAIRS, VOCAB_SIZE, PAD = 3668, 30522, 0
+PERCENTILES = ((0, 5, 25, 50, 75, 95, 100), (19, 32, 44, 53, 62, 74, 103))
 
 
-def small(vocab_size: int) -> TransformerConfig:
-  """ELECTRA-Small's discriminator, as configs/small.py has it."""
+def small(layers: int) -> TransformerConfig:
+  """ELECTRA-Small's discriminator, as configs/small.py has it, with so many layers."""
   m = files.load("small.py").model
-  return TransformerConfig(
-    vocab_size,
-    m.embedding_size,
-    m.hidden_size,
-    m.num_layers,
-    m.num_heads,
-    m.ffn_size,
-    m.max_positions,
-    unroll=m.num_layers if jax.default_backend() == "cpu" else 1,
-    dtype="float32" if jax.default_backend() == "cpu" else "bfloat16",
-  )
+  m.num_layers = layers
+  on_cpu = jax.default_backend() == "cpu"
+  compute = Compute("float32" if on_cpu else "bfloat16", unroll=layers if on_cpu else 1)
+  return take_fields(TransformerConfig, m, vocab_size=VOCAB_SIZE, compute=compute)
+
+
+def random_pairs() -> list[data.Feature]:
+  """Returns random tokens, as many as MRPC's pairs have."""
+  rng = np.random.default_rng(0)
+  lengths = np.interp(rng.uniform(0, 100, PAIRS), *PERCENTILES).astype(int)
+  return [
+    data.Feature(
+      rng.integers(1000, VOCAB_SIZE, n, np.int32), n // 2, {"label": np.int32(rng.integers(2))}
+    )
+    for n in lengths
+  ]
+
+
+def read_pairs(folder: str, vocab: str) -> list[data.Feature]:
+  """Returns MRPC's training pairs; the vocabulary is BERT's."""
+  task = tasks.TASKS["mrpc"]
+  examples = glue_files.read(task, folder, "train").examples
+  return glue.features(task, examples, tokenizer.load(vocab), max_length=LENGTH)[0]
 
 
 class Ours:
   """The project's own step on one seed, an epoch at a time."""
 
-  def __init__(
-    self, name: str, rows: list, cfg: TransformerConfig, buckets: tuple, pad: int, micro
-  ):
-    self.name, self.rows, self.buckets, self.pad = name, rows, buckets, pad
+  def __init__(self, name: str, rows: list, cfg: TransformerConfig, buckets: tuple, micro: int):
+    self.name, self.rows, self.buckets = name, rows, buckets
     adam = optimizer.OptimizerConfig(
       "electra_adam", 3e-4, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0
     )
-    settings = loop.Settings((0,), adam, 0.1, 0.8, False, BATCH, micro, 3.0, BATCH, 4, 100, pad)
+    settings = loop.Settings((0,), adam, 0.1, 0.8, False, BATCH, micro, 3.0, BATCH, 4, 100, PAD)
     head = task_heads.classification(2, "linear")
     params = loop.init_params(cfg, head, None, (0,))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
@@ -77,7 +92,7 @@ class Ours:
     return next(i for i, row in enumerate(self.rows) if len(row.ids) <= length)
 
   def _run(self, plans: list) -> None:
-    batches = (data.collate(self.rows, plan, BATCH, self.pad) for plan in plans)
+    batches = (data.collate(self.rows, plan, BATCH, PAD) for plan in plans)
     one_seed = (jax.tree.map(lambda x: x[:, None], batch) for batch in batches)
     for batch in parallel.prefetch(one_seed):
       self.state, _ = self.step(self.state, batch)
@@ -89,9 +104,9 @@ class Ours:
 
 
 class Peer:
-  """Hugging Face's classifier in a plain PyTorch loop."""
+  """Hugging Face's classifier in a plain PyTorch loop; `backend` is torch.compile's, or None."""
 
-  def __init__(self, rows: list, cfg: TransformerConfig, pad: int):
+  def __init__(self, backend: str | None, rows: list, cfg: TransformerConfig):
     import torch
     from transformers import ElectraConfig, ElectraForSequenceClassification
 
@@ -107,13 +122,19 @@ class Peer:
       num_labels=2,
     )
     self.model = ElectraForSequenceClassification(shape).to(self.device).train()
-    self.tx = torch.optim.AdamW(self.model.parameters(), 3e-4, weight_decay=0.0)
+    self.forward = (
+      torch.compile(self.model, backend=backend, dynamic=False) if backend else self.model
+    )
+    self.tx = torch.optim.AdamW(
+      self.model.parameters(), 3e-4, weight_decay=0.0, fused=self.device == "cuda"
+    )
     self.schedule = torch.optim.lr_scheduler.LambdaLR(self.tx, lambda t: max(0.0, 1 - t / 1000))
     order = np.random.default_rng(0).permutation(len(rows))
     plans = [data.Plan(order[i : i + BATCH], LENGTH) for i in range(0, len(rows), BATCH)]
-    self.batches = [data.collate(rows, plan, len(plan.rows), pad) for plan in plans]
+    self.batches = [data.collate(rows, plan, len(plan.rows), PAD) for plan in plans]
     start = time.perf_counter()
-    self._step(self.batches[0])
+    for batch in {len(batch.ids): batch for batch in self.batches}.values():
+      self._step(batch)
     self.compile_secs = time.perf_counter() - start
 
   def _step(self, batch) -> None:
@@ -126,7 +147,7 @@ class Peer:
     }
     tensors = {k: torch.from_numpy(v).long().to(self.device) for k, v in tensors.items()}
     with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-      loss = self.model(**tensors).loss
+      loss = self.forward(**tensors).loss
     self.tx.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -141,73 +162,47 @@ class Peer:
       self.torch.cuda.synchronize()
 
 
-class InItsOwnProcess:
-  """A peer that runs there and is waited for here: in one process threads wait on each other."""
-
-  name = "transformers + PyTorch, padded to 128"
-
-  def __init__(self, *args):
-    context = multiprocessing.get_context("spawn")
-    self.pipe, theirs = context.Pipe()
-    context.Process(target=_serve, args=(theirs, *args), daemon=True).start()
-    self.compile_secs = self.pipe.recv()
-
-  def run(self, *part) -> None:
-    """As `Peer.run`."""
-    self.pipe.send(part)
-    self.pipe.recv()
-
-  def stop(self) -> None:
-    """Ends the process."""
-    self.pipe.send(None)
-
-
-def _serve(pipe, *args) -> None:
-  peer = Peer(*args)
-  pipe.send(peer.compile_secs)
-  while (part := pipe.recv()) is not None:
-    peer.run(*part)
-    pipe.send(None)
-
-
 def main() -> None:
   """Runs from the command line."""
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--glue", required=True, help="folder with GLUE's folders")
-  p.add_argument("--vocab", required=True, help="BERT's vocab.txt")
+  p.add_argument("--glue", help="folder with GLUE's folders")
+  p.add_argument("--vocab", help="BERT's vocab.txt, with --glue")
   p.add_argument("--examples", type=int, default=0, help="an even choice of so many; 0 = all")
   p.add_argument("--parts", type=int, default=6, help="turns that the epoch is cut into")
   p.add_argument("--buckets", type=int, default=4)
   p.add_argument("--microbatch", type=int, default=8, help="examples; on accelerators all at once")
-  p.add_argument("--peer", action="store_true", help="also run transformers on PyTorch")
+  p.add_argument(
+    "--peer", nargs="*", choices=peers.PEERS, help="also run transformers on PyTorch (eager)"
+  )
+  p.add_argument("--layers", type=int, default=12, help="of the network")
   p.add_argument("--json", help="write the result here")
   args = p.parse_args()
   parallel.keep_freed_memory()
-  task, words = tasks.TASKS["mrpc"], tokenizer.load(args.vocab)
-  rows, _ = glue.features(
-    task, glue_files.read(task, args.glue, "train").examples, words, max_length=LENGTH
-  )
+  if args.glue and not args.vocab:
+    p.error("--glue needs --vocab")
+  rows = read_pairs(args.glue, args.vocab) if args.glue else random_pairs()
   if args.examples:
     rows = [rows[i * len(rows) // args.examples] for i in range(args.examples)]
   lengths = np.array([len(r.ids) for r in rows])
-  cfg, pad = small(words.vocab.size), words.vocab.pad
+  cfg = small(args.layers)
+  kinds = args.peer or ["eager"] if args.peer is not None else []
+  others = [
+    peers.InItsOwnProcess(f"{name}, padded to 128", Peer, backend, rows, cfg)
+    for name, backend in (peers.PEERS[kind] for kind in kinds)
+  ]
   micro = BATCH // args.microbatch if jax.default_backend() == "cpu" else 1
   buckets = data.bucket_lengths(lengths, args.buckets)
   padded = np.asarray(buckets)[np.searchsorted(buckets, lengths)]
-  contestants = [
-    Ours("electra_jax", rows, cfg, buckets, pad, micro),
-    Ours("electra_jax, padded to 128", rows, cfg, (LENGTH,), pad, micro),
+  ours = [
+    Ours("electra_jax", rows, cfg, buckets, micro),
+    Ours("electra_jax, padded to 128", rows, cfg, (LENGTH,), micro),
   ]
-  if args.peer:
-    contestants.append(InItsOwnProcess(rows, cfg, pad))
-  secs: dict[str, list[float]] = {c.name: [] for c in contestants}
-  for part in range(args.parts):
-    for c in contestants:
-      start = time.perf_counter()
-      c.run(part, args.parts)
-      secs[c.name].append(time.perf_counter() - start)
+  ready, failed = peers.wait_for(others)
+  secs, gave_up = peers.take_turns([*ours, *ready], [(i, args.parts) for i in range(args.parts)])
+  peers.stop(ready)
   result = {
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "pairs": "MRPC" if args.glue else "random tokens of MRPC's lengths",
     "examples": len(rows),
     "mean_tokens": float(lengths.mean()),
     "buckets": buckets,
@@ -219,16 +214,19 @@ def main() -> None:
         "examples_per_sec": len(rows) / sum(secs[c.name]),
         "first_steps_secs": c.compile_secs,
       }
-      for c in contestants
+      for c in [*ours, *ready]
+      if c.name in secs
     },
+    "could_not": failed + gave_up,
   }
-  if args.peer:
-    contestants[-1].stop()
-    peer = secs[InItsOwnProcess.name]
-    for c in contestants[:2]:
-      ratios = [b / a for a, b in zip(secs[c.name], peer, strict=True)]
-      result["results"][c.name]["speed_over_peer"] = sum(peer) / sum(secs[c.name])
-      result["results"][c.name]["speed_over_peer_median_of_turns"] = statistics.median(ratios)
+  for peer in (peer.name for peer in ready if peer.name in secs):
+    result["results"][peer]["our_speed_over_it"] = {
+      c.name: {
+        "epoch": sum(secs[peer]) / sum(secs[c.name]),
+        "median_of_turns": statistics.median(np.divide(secs[peer], secs[c.name])),
+      }
+      for c in ours
+    }
   print(json.dumps(result, indent=1))
   machine.save(args.json, result, hide=[args.glue, args.vocab])
 

@@ -26,7 +26,7 @@ import jax  # noqa: E402
 import machine  # noqa: E402
 import train_step  # noqa: E402
 
-from electra_jax.config import compare, files  # noqa: E402
+from electra_jax.config import files  # noqa: E402
 from electra_jax.runtime import parallel  # noqa: E402
 
 PRODUCTS = "products: vocabulary", "products: attention", "products: layers"
@@ -161,8 +161,7 @@ def main() -> None:
   config.train.batch_size = args.batch
   config.model.unroll = config.model.num_layers
   config.train.accumulation = max(1, args.batch // 8)
-  for field, value in (pair.split("=", 1) for pair in args.set):
-    config.update_from_flattened_dict({field: type(compare.flatten(config)[field])(value)})
+  train_step.change(config, args.set)
   parallel.keep_freed_memory()
   batch = train_step.synthetic_batch(args.batch, args.length)
   step = train_step.Ours(config, batch)

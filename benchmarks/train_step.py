@@ -2,20 +2,23 @@
 
   python benchmarks/train_step.py --config=configs/small.py --batch=32 --length=128 --json=OUT
   python benchmarks/train_step.py --peer   # also Hugging Face's networks; needs torch, transformers
+  python benchmarks/train_step.py --peer compiled --config=configs/modern.py:150m
 
 The peer trains the same sizes with the same dropout and batch, gathers the masked positions before
-the vocabulary layer, samples, and steps AdamW with clipping; fp32 on CPUs, bf16 autocast on GPUs.
-On a CPU ours splits the batch into microbatches of 8, as configs/base.py advises: the same update,
-from activations that stay in the caches. `--peer_microbatches` gives the peer the same.
-Rounds alternate between the two, because a shared machine's speed drifts; the best one counts. The
-peer has a process of its own: in one process the threads of the one wait busily on the other's
-cores. `host_secs_per_step` is the CPU time of the thread that starts the steps and reads their
-numbers; another one places the batches. Needs no TensorFlow. Works the same on a GPU.
+the vocabulary layer, samples, and steps AdamW with clipping; fp32 on CPUs, bf16 autocast on GPUs;
+its attention is PyTorch's scaled_dot_product_attention. Of `gdes` it has shared embeddings, of
+ModernBERT no dropout. On a CPU ours splits the batch into microbatches of 8, as configs/base.py
+advises: the same update, from activations that stay in the caches. `--peer_microbatches` gives the
+peer the same. Rounds alternate between the contestants, because a shared machine's speed drifts;
+the best one counts. The peer has a process of its own: in one process the threads of the one wait
+busily on the other's cores. All compile at the same time. `host_secs_per_step` is the CPU time of
+the thread that starts the steps and reads their numbers; another one places the batches. A peer
+that fails is told in `could_not`. Needs no TensorFlow. Works the same on a GPU.
 """
 
 import argparse
+import ast
 import json
-import multiprocessing
 import resource
 import statistics
 import time
@@ -24,10 +27,13 @@ from types import SimpleNamespace
 import jax
 import machine
 import numpy as np
+import peers
+from ml_collections import ConfigDict
 
 from electra_jax.config import compare, files, specs
-from electra_jax.core import flops, objectives, optimizer, step
+from electra_jax.core import flops, objectives
 from electra_jax.core.batch import Batch
+from electra_jax.pretrain import run as pretraining
 from electra_jax.runtime import metrics, parallel
 
 # BERT's uncased vocabulary, as far as the step needs to know it.
@@ -49,20 +55,14 @@ class Ours:
 
   def __init__(self, config, batch: Batch):
     self.spec = specs.make_spec(config, VOCAB)
-    cfg = specs.make_optimizer_config(config)
-    schedule = optimizer.make_schedule(cfg, config.train.steps)
-    tx = optimizer.make_optimizer(cfg, schedule)
-    objective = objectives.make(self.spec)
-    self.step = parallel.map_train_step(
-      step.make_train_step(
-        objective, tx, schedule, seed=0, accumulation=config.train.accumulation, axis=parallel.AXIS
-      )
+    fns = pretraining.make_train_fns(
+      self.spec,
+      specs.make_optimizer_config(config),
+      config.train.steps,
+      config.seed,
+      config.train.accumulation,
     )
-
-    def fresh():
-      return step.init_state(objectives.init_params(self.spec, jax.random.key(0)), tx)
-
-    self.state = parallel.replicate(jax.jit(fresh)())
+    self.step, self.state = fns.train_step, fns.init_state(parallel.replicate(fns.init_params()))
     self.batch = batch
     self.host_secs = []
     start = time.perf_counter()
@@ -83,41 +83,53 @@ class Ours:
     jax.block_until_ready(self.state)
 
 
+# The vocabulary layer of a masked language model, by the family that Hugging Face has it in.
+WORD_LOGITS = {
+  "electra": lambda model, states: model.generator_lm_head(model.generator_predictions(states)),
+  "modernbert": lambda model, states: model.decoder(model.head(states)),
+}
+
+
 class Peer:
-  """Hugging Face's networks in a plain PyTorch loop."""
+  """Hugging Face's networks in a plain PyTorch loop, with PyTorch's fused attention.
 
-  name = "transformers + PyTorch"
+  Args:
+    adam: fields of config.optimizer.
+    backend: of torch.compile, None without it.
+  """
 
-  def __init__(self, adam: dict, batch: Batch, spec: objectives.PretrainSpec, microbatches: int):
+  name = peers.PEERS["eager"][0]
+
+  def __init__(
+    self,
+    adam: dict,
+    batch: Batch,
+    spec: objectives.PretrainSpec,
+    microbatches: int,
+    backend: str | None = None,
+  ):
     import torch
-    from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
-
-    def shape(cfg):
-      return ElectraConfig(
-        vocab_size=cfg.vocab_size,
-        embedding_size=cfg.embedding_size,
-        hidden_size=cfg.hidden_size,
-        num_hidden_layers=cfg.num_layers,
-        num_attention_heads=cfg.num_heads,
-        intermediate_size=cfg.ffn_size,
-        hidden_dropout_prob=cfg.dropout,
-        attention_probs_dropout_prob=cfg.attention_dropout,
-      )
 
     self.torch = torch
     self.device = "cuda" if torch.cuda.is_available() else "cpu"
-    self.d = ElectraForPreTraining(shape(spec.discriminator)).to(self.device).train()
-    self.g = ElectraForMaskedLM(shape(spec.generator)).to(self.device).train()
-    self.g.electra.embeddings = self.d.electra.embeddings
-    self.g.generator_lm_head.weight = self.d.electra.embeddings.word_embeddings.weight
+    self.d = _network(spec.discriminator, "rtd_head").to(self.device).train()
+    self.g = _network(spec.generator, "mlm_head").to(self.device).train()
+    self.word_logits = WORD_LOGITS[self.g.config.model_type]
+    tables = self.d.base_model.embeddings
+    self.g.base_model.embeddings = tables
+    self.g.get_output_embeddings().weight = self.d.get_input_embeddings().weight
     both = [*self.g.parameters(), *self.d.parameters()]
     self.weights = list({id(p): p for p in both}.values())
     self.tx = torch.optim.AdamW(
-      self.weights, adam["learning_rate"], weight_decay=adam["weight_decay"]
+      self.weights,
+      adam["learning_rate"],
+      weight_decay=adam["weight_decay"],
+      fused=self.device == "cuda",
     )
     self.parts = torch.from_numpy(batch.ids).long().to(self.device).chunk(microbatches)
     self.masked = spec.masking.num_masked(batch.ids.shape[1], True)
     self.weight = spec.discriminator_weight.constant
+    self.loss = torch.compile(self._loss, backend=backend, dynamic=False) if backend else self._loss
     start = time.perf_counter()
     self.run(1)
     self.compile_secs = time.perf_counter() - start
@@ -127,21 +139,21 @@ class Peer:
     at = torch.rand(ids.shape, device=self.device).topk(self.masked, 1).indices
     originals = ids.gather(1, at)
     with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-      states = self.g.electra(ids.scatter(1, at, VOCAB.mask)).last_hidden_state
+      states = self.g.base_model(ids.scatter(1, at, VOCAB.mask)).last_hidden_state
       states = states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
-      logits = self.g.generator_lm_head(self.g.generator_predictions(states)).float()
+      logits = self.word_logits(self.g, states).float()
       mlm = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
       noise = torch.empty_like(logits).exponential_()
       sampled = (logits.detach() - noise.log()).argmax(-1)
       corrupted = ids.scatter(1, at, sampled)
-      scores = self.d(corrupted).logits.float()
+      scores = self.d(corrupted).logits.float().reshape(ids.shape)
       rtd = torch.nn.functional.binary_cross_entropy_with_logits(scores, (corrupted != ids).float())
     return mlm + self.weight * rtd
 
   def _step(self) -> None:
     self.tx.zero_grad()
     for ids in self.parts:  # of equal size, with as many tokens and slots in each
-      (self._loss(ids) / len(self.parts)).backward()
+      (self.loss(ids) / len(self.parts)).backward()
     self.torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
     self.tx.step()
 
@@ -153,39 +165,16 @@ class Peer:
       self.torch.cuda.synchronize()
 
 
-class InItsOwnProcess:
-  """A peer that runs there and is waited for here."""
+def _network(cfg, head: str):
+  """Returns a fresh network of Hugging Face's of the same shape."""
+  import transformers
 
-  name = Peer.name
+  from electra_jax.interop import huggingface
 
-  def __init__(self, *args):
-    context = multiprocessing.get_context("spawn")
-    self.pipe, theirs = context.Pipe()
-    context.Process(target=_serve, args=(theirs, *args), daemon=True).start()
-    self.compile_secs = self.pipe.recv()
-
-  def run(self, steps: int) -> None:
-    self.pipe.send(steps)
-    self.pipe.recv()
-
-
-def _serve(pipe, *args) -> None:
-  peer = Peer(*args)
-  pipe.send(peer.compile_secs)
-  while True:
-    peer.run(pipe.recv())
-    pipe.send(None)
-
-
-def measure(contestants: list, rounds: int, steps: int) -> dict[str, list[float]]:
-  """Returns the seconds a step of each contestant in each round, contestants taking turns."""
-  secs = {c.name: [] for c in contestants}
-  for _ in range(rounds):
-    for c in contestants:
-      start = time.perf_counter()
-      c.run(steps)
-      secs[c.name].append((time.perf_counter() - start) / steps)
-  return secs
+  transformers.utils.logging.set_verbosity_error()
+  kind = getattr(transformers, huggingface.family_of(cfg).classes[head])
+  fields = huggingface.config_json(cfg, head, pad_id=0)
+  return kind(kind.config_class.from_dict(fields | {"attn_implementation": "sdpa"}))
 
 
 def peak_memory_gb() -> float:
@@ -196,43 +185,33 @@ def peak_memory_gb() -> float:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def main() -> None:
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--config", default="configs/small.py")
-  p.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the configuration")
-  p.add_argument("--batch", type=int, default=32, help="sequences in a step")
-  p.add_argument("--length", type=int, default=128, help="tokens of a sequence")
-  p.add_argument("--rounds", type=int, default=5)
-  p.add_argument("--steps", type=int, default=3, help="steps a round")
-  p.add_argument("--peer", action="store_true", help="also run transformers on PyTorch")
-  p.add_argument("--peer_microbatches", type=int, default=1, help="of the peer")
-  p.add_argument("--json", help="write the result here")
-  args = p.parse_args()
-
-  config = files.load(args.config)
+def configure(args: argparse.Namespace) -> ConfigDict:
+  """Returns the configuration that is measured."""
+  file, _, argument = args.config.partition(":")
+  config = files.load(file, argument or None)
   config.train.batch_size = args.batch
-  parallel.keep_freed_memory()
   if jax.default_backend() == "cpu":
     # What configs/base.py advises for a CPU.
     config.model.unroll = config.model.num_layers
     config.train.accumulation = max(1, args.batch // 8)
-  for field, value in (pair.split("=", 1) for pair in args.set):
-    config.update_from_flattened_dict({field: type(compare.flatten(config)[field])(value)})
-  batch = synthetic_batch(args.batch, args.length)
+  return change(config, args.set)
 
-  ours = Ours(config, batch)
-  memory = peak_memory_gb()
-  contestants = [ours] + (
-    [InItsOwnProcess(config.optimizer.to_dict(), batch, ours.spec, args.peer_microbatches)]
-    if args.peer
-    else []
-  )
+
+def change(config: ConfigDict, pairs: list[str]) -> ConfigDict:
+  """Returns the configuration with fields set by FIELD=VALUE."""
+  for field, value in (pair.split("=", 1) for pair in pairs):
+    is_text = isinstance(compare.flatten(config)[field], str)
+    config.update_from_flattened_dict({field: value if is_text else ast.literal_eval(value)})
+  return config
+
+
+def summarise(args: argparse.Namespace, ours: Ours, started: list, secs: dict) -> dict:
+  """Returns the results of all contestants from the seconds of their rounds."""
   work = flops.step_flops(ours.spec, args.batch, args.length)
-  secs = measure(contestants, args.rounds, args.steps)
   peak, source = flops.peak_flops(jax.local_devices()[0])
   peak *= jax.device_count()
   rows = {}
-  for c in contestants:
+  for c in (c for c in started if c.name in secs):
     best = min(secs[c.name])
     rows[c.name] = {
       "secs_per_step": best,
@@ -243,22 +222,58 @@ def main() -> None:
       "share_of_matmul_peak": work / best / peak,
       "first_step_secs": c.compile_secs,
     }
-  rows[ours.name]["peak_memory_gb"] = memory
+  for name in rows.keys() - {ours.name}:
+    ratios = [theirs / own for theirs, own in zip(secs[name], secs[ours.name], strict=True)]
+    rows[name]["our_speed_over_it_best"] = min(secs[name]) / min(secs[ours.name])
+    rows[name]["our_speed_over_it_median_of_rounds"] = statistics.median(ratios)
   rows[ours.name]["host_secs_per_step"] = statistics.median(ours.host_secs)
+  return {"matmul_peak_flops": peak, "matmul_peak_source": source, "results": rows}
+
+
+def main() -> None:
+  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  p.add_argument("--config", default="configs/small.py")
+  p.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the configuration")
+  p.add_argument("--batch", type=int, default=32, help="sequences in a step")
+  p.add_argument("--length", type=int, default=128, help="tokens of a sequence")
+  p.add_argument("--rounds", type=int, default=5)
+  p.add_argument("--steps", type=int, default=3, help="steps a round")
+  p.add_argument(
+    "--peer", nargs="*", choices=peers.PEERS, help="also run transformers on PyTorch (eager)"
+  )
+  p.add_argument("--peer_microbatches", type=int, default=1, help="of the peer")
+  p.add_argument("--json", help="write the result here")
+  args = p.parse_args()
+
+  parallel.keep_freed_memory()
+  config = configure(args)
+  batch = synthetic_batch(args.batch, args.length)
+  kinds = args.peer or ["eager"] if args.peer is not None else []
+  spec, adam = specs.make_spec(config, VOCAB), config.optimizer.to_dict()
+  others = [
+    peers.InItsOwnProcess(name, Peer, adam, batch, spec, args.peer_microbatches, backend)
+    for name, backend in (peers.PEERS[kind] for kind in kinds)
+  ]
+  ours = Ours(config, batch)
+  memory = peak_memory_gb()
+  ready, failed = peers.wait_for(others)
+  secs, gave_up = peers.take_turns([ours, *ready], args.rounds * [(args.steps,)])
+  peers.stop(ready)
+  secs = {name: [x / args.steps for x in values] for name, values in secs.items()}
   result = {
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "sizes": f"{args.config}, batch {args.batch} x {args.length},"
     f" {ours.spec.discriminator.compute.dtype},"
     f" dropout {ours.spec.discriminator.dropout}, in {config.train.accumulation} microbatches",
-    "matmul_peak_flops": peak,
-    "matmul_peak_source": source,
-    "results": rows,
+    "batch": args.batch,
+    "length": args.length,
+    "dtype": ours.spec.discriminator.compute.dtype,
+    "attention": ours.spec.discriminator.compute.attention,
+    **summarise(args, ours, [ours, *ready], secs),
+    "peer_microbatches": args.peer_microbatches,
+    "could_not": failed + gave_up,
   }
-  if args.peer:
-    result["peer_microbatches"] = args.peer_microbatches
-    ratios = [b / a for a, b in zip(*(secs[c.name] for c in contestants), strict=True)]
-    result["speed_over_peer_best"] = min(secs[Peer.name]) / min(secs[ours.name])
-    result["speed_over_peer_median_of_rounds"] = statistics.median(ratios)
+  result["results"][ours.name]["peak_memory_gb"] = memory
   print(json.dumps(result, indent=1))
   machine.save(args.json, result)
 

@@ -1,0 +1,119 @@
+"""PyTorch peers, each in a process of its own."""
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable
+
+# How a peer is run: its name in the results, and the backend of torch.compile, None without it.
+PEERS = {
+  "eager": ("transformers + PyTorch", None),
+  "compiled": ("transformers + torch.compile", "inductor"),
+  # What torch.compile captures, without code generation, which takes minutes: to try it.
+  "captured": ("transformers + torch.compile, not generated", "aot_eager"),
+}
+
+
+class PeerError(RuntimeError):
+  """A peer failed; the message is one line."""
+
+
+class InItsOwnProcess:
+  """A peer that runs in another process and is waited for in this one.
+
+  In one process the threads of each wait busily on the other's cores. It starts at once; `wait`
+  before the first `run`.
+
+  Args:
+    name: in the results.
+    make: makes the peer: an object with `compile_secs` and `run(*args)`.
+    args: of `make`, and pickled as it is.
+  """
+
+  def __init__(self, name: str, make: Callable, *args):
+    self.name = name
+    context = multiprocessing.get_context("spawn")
+    self._pipe, theirs = context.Pipe()
+    self._process = context.Process(target=_serve, args=(theirs, make, *args), daemon=True)
+    self._process.start()
+    theirs.close()  # so that the pipe ends with the process
+
+  def wait(self) -> None:
+    """Waits for the first step, which compiles. Raises PeerError if the peer failed."""
+    self.compile_secs = self._answer()
+
+  def run(self, *args) -> None:
+    """Has the peer run. Raises PeerError if it failed."""
+    with contextlib.suppress(BrokenPipeError):  # its last answer says why
+      self._pipe.send(args)
+    self._answer()
+
+  def stop(self) -> None:
+    """Ends the process."""
+    self._pipe.close()
+    self._process.join(10)
+
+  def _answer(self) -> float | None:
+    try:
+      failed, answer = self._pipe.recv()
+    except (EOFError, ConnectionError):
+      self._process.join()
+      failed, answer = True, f"its process ended with {self._process.exitcode}"
+    if failed:
+      raise PeerError(f"{self.name}: {answer}")
+    return answer
+
+
+def _serve(pipe, make: Callable, *args) -> None:
+  try:
+    peer = make(*args)
+    pipe.send((False, peer.compile_secs))
+    while True:
+      peer.run(*pipe.recv())
+      pipe.send((False, None))
+  except EOFError:  # the other process has ended
+    pass
+  except Exception as error:  # whatever PyTorch raises: out of memory, no compiler ...
+    text = " ".join(str(error).split())
+    pipe.send((True, f"{type(error).__name__}: {text[:300]}"))
+
+
+def wait_for(started: list[InItsOwnProcess]) -> tuple[list[InItsOwnProcess], list[str]]:
+  """Waits for the first steps of peers; returns those that can run, and why the others cannot."""
+  ready, could_not = [], []
+  for peer in started:
+    try:
+      peer.wait()
+      ready.append(peer)
+    except PeerError as error:
+      could_not.append(str(error))
+  return ready, could_not
+
+
+def stop(started: list[InItsOwnProcess]) -> None:
+  """Ends the processes of peers."""
+  for peer in started:
+    peer.stop()
+
+
+def take_turns(contestants: list, rounds: list[tuple]) -> tuple[dict[str, list[float]], list[str]]:
+  """Runs each contestant in each round; returns their seconds, and why others gave up.
+
+  Contestants take turns, because a shared machine's speed drifts.
+
+  Args:
+    contestants: have a name and `run(*args)`; those that raise PeerError are left out.
+    rounds: the arguments of each.
+  """
+  secs: dict[str, list[float]] = {c.name: [] for c in contestants}
+  could_not = []
+  for args in rounds:
+    for c in [c for c in contestants if c.name in secs]:
+      start = time.perf_counter()
+      try:
+        c.run(*args)
+        secs[c.name].append(time.perf_counter() - start)
+      except PeerError as error:
+        del secs[c.name]
+        could_not.append(str(error))
+  return secs, could_not
