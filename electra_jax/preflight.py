@@ -94,6 +94,13 @@ def compile_step(config: ConfigDict, devices: tuple):
   ).compile(), programs.shapes
 
 
+def used_bytes(compiled: jax.stages.Compiled) -> int:
+  """Returns the bytes that a compiled program needs on each device, by the compiler."""
+  m = compiled.memory_analysis()
+  own = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+  return own + m.temp_size_in_bytes + m.generated_code_size_in_bytes
+
+
 def collective_bytes(text: str, devices: int) -> dict[str, int]:
   """Returns the unsharded bytes that each kind of collective handles in a compiled program.
 
@@ -196,9 +203,8 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return StepCost(**known, fits=False, used=refused_size(str(error)))
-  m = compiled.memory_analysis()
+  m, used = compiled.memory_analysis(), used_bytes(compiled)
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
-  used = moved - m.alias_size_in_bytes + m.temp_size_in_bytes + m.generated_code_size_in_bytes
   work = flops.step_flops(_spec(config), config.train.batch_size, config.data.seq_length) / D
   collectives = collective_bytes(compiled.as_text(), D)
   link_secs = least_link_secs(collectives, target.links)
