@@ -1,0 +1,123 @@
+"""Is a run that was killed on this machine's accelerator, bit for bit, one that was left alone?
+
+  python benchmarks/resume.py --out DIR [--set FIELD=VALUE ...] [--json OUT]
+
+Trains once to the end, once until `kill -9` behind the second checkpoint, and then on to the end,
+and compares the last checkpoints and the lines of metrics. All three share what is compiled. GPUs
+may add up in another order each time; where bits differ it says by how much, and does it again with
+XLA's deterministic operations. Exits with 1 if bits differ then too. Needs no TensorFlow.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import machine
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
+
+import harness  # noqa: E402
+
+SAVES = 8  # of a run
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
+def start(folder: Path, workdir: Path, steps: int, fields: dict, flags: str) -> subprocess.Popen:
+  """Starts a run, or goes on with it."""
+  every = steps // SAVES
+  fields = {
+    "checkpoint.every_steps": every,
+    "eval.every_steps": 2 * every,
+    "log.tensorboard": False,
+    **fields,
+  }
+  command = harness.command("electra_jax.train", folder, steps, f"--workdir={workdir}", **fields)
+  environment = os.environ | {
+    "JAX_COMPILATION_CACHE_DIR": str(folder.absolute() / "compiled"),
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
+  }
+  with workdir.with_suffix(".log").open("a") as log:
+    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+
+
+def finish(process: subprocess.Popen, workdir: Path) -> None:
+  """Waits for a run's end; raises SystemExit if it failed."""
+  if code := process.wait():
+    said = workdir.with_suffix(".log").read_text().strip().splitlines()
+    raise SystemExit(f"error: training ended with {code}: {(said or ['said nothing'])[-1]}")
+
+
+def kill_late(process: subprocess.Popen, workdir: Path, saved: int) -> int:
+  """Kills a run behind a checkpoint; returns the last step of which it wrote a line."""
+  while not (harness.newest(workdir) >= saved and harness.last_line(workdir) > saved):
+    if process.poll() is not None:
+      finish(process, workdir)
+      raise SystemExit("error: the run was over before it could be killed: raise --steps")
+    time.sleep(0.005)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  return harness.last_line(workdir)
+
+
+def compare(folder: Path, steps: int, fields: dict, flags: str) -> dict:
+  """Returns whether the two runs end in the same bits, and how far apart they are."""
+  name = "deterministic" if flags else "default"
+  whole, killed = folder / f"{name}-whole", folder / f"{name}-killed"
+  if whole.exists() or killed.exists():
+    raise SystemExit(f"error: {whole} or {killed} is there already: remove both")
+  finish(start(folder, whole, steps, fields, flags), whole)
+  at = kill_late(start(folder, killed, steps, fields, flags), killed, 2 * (steps // SAVES))
+  left = harness.newest(killed)
+  finish(start(folder, killed, steps, fields, flags), killed)
+  found = {"steps": steps, "killed_after": at, "went_on_from": left}
+  same = harness.outcome(whole, steps) == harness.outcome(killed, steps)
+  found["same_bits"] = same
+  if not same:
+    expected, got = (harness.arrays(run, steps) for run in (whole, killed))
+    squares = [
+      (np.square(np.float64(got[k]) - np.float64(x)).sum(), np.square(np.float64(x)).sum())
+      for k, x in expected.items()
+    ]
+    apart, size = np.sum(squares, axis=0)
+    found["relative_difference_of_the_state"] = float(np.sqrt(apart / size))
+  return found
+
+
+def main() -> int:
+  """Compares, prints, writes JSON."""
+  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  p.add_argument("--out", type=Path, required=True, help="an empty folder")
+  p.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the configuration")
+  p.add_argument("--steps", type=int, default=400)
+  p.add_argument("--json", help="write the result here")
+  args = p.parse_args()
+  if args.steps < 5 * SAVES:
+    p.error(f"--steps is at least {5 * SAVES}")
+  fields = dict(pair.split("=", 1) for pair in args.set)
+  args.out.mkdir(parents=True, exist_ok=True)
+  harness.build(args.out)
+  found = {"default": compare(args.out, args.steps, fields, "")}
+  could_not = []
+  if not found["default"]["same_bits"]:
+    try:
+      found["deterministic"] = compare(args.out, args.steps, fields, DETERMINISTIC)
+    except SystemExit as error:
+      could_not.append(f"with {DETERMINISTIC}: {str(error).removeprefix('error: ')}")
+  last = list(found.values())[-1]
+  wrong = [] if last["same_bits"] else ["a killed run does not end with the bits of one left alone"]
+  for name, values in found.items():
+    print(f"{name}: {values}")
+  result = {"device": jax.devices()[0].device_kind, "runs": found, "wrong": wrong}
+  machine.save(args.json, result | {"could_not": could_not}, hide=[args.out])
+  return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
