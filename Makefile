@@ -5,7 +5,8 @@ RUN = .venv/bin/python
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
-.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile test-engines lock clean
+.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile test-engines
+.PHONY: gpu gpu-smoke lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
@@ -45,6 +46,13 @@ test-gpu-compile: .venv/ready  ## preflight with the GPU compiler (700 MB), like
 
 test-engines: .venv/ready  ## builds of shards on Apache Beam and Ray, installed where only this finds them
 	$(RUN) tests/engines.py
+
+gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX for it; goes on where it was
+	$(PYTHON) benchmarks/gpu.py $(ARGS)
+
+gpu-smoke: .venv/ready  ## the same in miniature, on the CPU and without TensorFlow
+	rm -rf runs/gpu-smoke
+	PYTHONPATH=$(CURDIR)/tests/without_tensorflow $(RUN) benchmarks/gpu.py --smoke
 
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -62,3 +62,13 @@ def save(path: str | None, results: dict, hide: tuple | list = ()) -> None:
   content = {"command": command, "machine": describe(), **results}
   Path(path).parent.mkdir(parents=True, exist_ok=True)
   Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def write_between(file: Path, mark: str, text: str) -> None:
+  """Puts lines of text between `<!-- mark -->` and `<!-- end -->` of a file."""
+  start, end = f"<!-- {mark} -->", "<!-- end -->"
+  before, found, rest = file.read_text().partition(start)
+  _, ends, after = rest.partition(end)
+  if not found or not ends:
+    raise SystemExit(f"error: {file.name} has no {start} ... {end}")
+  file.write_text(f"{before}{start}\n{text}{end}{after}")

@@ -27,7 +27,6 @@ from electra_jax.core.flops import chips, gpus
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "preflight_table.json"
-START, END = "<!-- preflight table -->", "<!-- end -->"
 # In the order of their worth: one slice for each model and kind of chip, then a pod, one chip, ...
 SLICES = (
   ("small", "v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2"),
@@ -126,15 +125,6 @@ def markdown(results: list[dict]) -> str:
   return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
-def write(readme: Path, table: str) -> None:
-  """Puts the table between the two marks of a file."""
-  before, start, rest = readme.read_text().partition(START)
-  _, end, after = rest.partition(END)
-  if not start or not end:
-    raise SystemExit(f"{readme.name} has no {START} ... {END}")
-  readme.write_text(f"{before}{START}\n{table}{END}{after}")
-
-
 def main() -> None:
   """Compiles what is missing, prints the table, writes JSON."""
   parser = argparse.ArgumentParser(
@@ -166,7 +156,7 @@ def main() -> None:
   table = markdown(results)
   console.print(table, markup=False)
   if args.write:
-    write(ROOT / "docs" / "preflight.md", table)
+    machine.write_between(ROOT / "docs" / "preflight.md", "preflight table", table)
 
 
 if __name__ == "__main__":

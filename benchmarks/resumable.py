@@ -1,0 +1,181 @@
+"""Runs steps one after the other within a time budget; started again, goes on where it was.
+
+Each step leaves a JSON in the folder when it ends. One that is done is not run again, one that
+failed is tried again after the others, and one that is stopped by the end of the time is begun
+anew, or goes on if it can. Needs nothing but Python.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+DONE, FAILED, LEFT = "done", "failed", "left"
+PR_SET_PDEATHSIG = 1
+
+
+class StepError(RuntimeError):
+  """A step failed; the message is one line."""
+
+
+class OutOfTime(RuntimeError):
+  """The time was over before a step was.
+
+  Args:
+    result: what the step has so far, {} if nothing.
+  """
+
+  def __init__(self, message: str, result: dict | None = None):
+    super().__init__(message)
+    self.result = result or {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """The folder of some steps and the end of their time."""
+
+  folder: Path
+  deadline: float  # of time.monotonic()
+  environment: dict[str, str] = dataclasses.field(default_factory=dict)  # of programs
+
+  def secs_left(self) -> float:
+    """Returns the seconds until the deadline."""
+    return self.deadline - time.monotonic()
+
+  def path(self, name: str) -> Path:
+    """Returns the file of a step's JSON."""
+    return self.folder / f"{name.replace(' ', '-')}.json"
+
+  def record(self, name: str) -> dict:
+    """Returns what is kept of a step, {} if nothing."""
+    with contextlib.suppress(OSError, ValueError):
+      return json.loads(self.path(name).read_text())
+    return {}
+
+  def write(self, path: Path, content: dict) -> None:
+    """Writes JSON to a file in the folder, completely or not at all."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(draft, path)
+
+  def program(
+    self, name: str, command: Sequence[str], stop_secs: float = 0, **environment: str
+  ) -> str:
+    """Runs a program; returns what it said, which is also in folder/logs.
+
+    It gets SIGTERM `stop_secs` before the deadline and SIGKILL at the deadline, as does what it has
+    started; and SIGKILL when this process ends, however that ends.
+
+    Raises:
+      StepError: it ended with another code than 0; the message has its last line.
+      OutOfTime: the time was over.
+    """
+    log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("a+") as file:
+      begin = file.tell()
+      process = subprocess.Popen(
+        command,
+        stdout=file,
+        stderr=file,
+        env=os.environ | self.environment | environment,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+      )
+      late = False
+      try:
+        code = process.wait(max(0, self.secs_left() - stop_secs))
+      except subprocess.TimeoutExpired:
+        late, code = True, _stop(process, stop_secs)
+      except BaseException:  # Ctrl-C, SIGTERM
+        _stop(process, 20)
+        raise
+      file.seek(begin)
+      said = file.read()
+    if late:
+      raise OutOfTime("the time was over")
+    if code:
+      lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
+      errors = [line for line in lines if line.startswith("error: ")]
+      text = (errors or lines)[-1].removeprefix("error: ")
+      text = f"{text} (exit code {code}, {log})".replace(f"{self.folder}/", "")
+      raise StepError(text)
+    return said
+
+
+def _end_with_parent() -> None:
+  ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _stop(process: subprocess.Popen, secs: float) -> int:
+  """Ends a program and what it has started; gives it some seconds if it is to save something."""
+  if secs:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      process.wait(secs)
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
+  return process.wait()
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A step and the time that it takes.
+
+  Args:
+    run: returns its result, of which "could_not" is a list of lines.
+    mins: by estimate; it is not begun with less time left.
+    goes_on: it goes on where it was stopped, so it is worth beginning with less.
+  """
+
+  run: Callable[[Work], dict]
+  mins: float
+  goes_on: bool = False
+
+  @property
+  def least_mins(self) -> float:
+    """The minutes with which it is begun."""
+    return min(self.mins, 1.5) if self.goes_on else self.mins
+
+
+def run_steps(steps: dict[str, Step], work: Work, say: Callable[[str], None]) -> dict[str, dict]:
+  """Runs what is not done; returns the record of every step, in their order."""
+  known = {name: work.record(name) for name in steps}
+  for name in sorted(steps, key=lambda name: known[name].get("status") == FAILED):
+    step, record = steps[name], known[name]
+    if record.get("status") == DONE:
+      say(f"{name}: done before")
+      continue
+    if work.secs_left() < 60 * step.least_mins:
+      why = f"takes about {step.mins:g} minutes, {max(0, work.secs_left()) / 60:.1f} are left"
+      known[name] = {"status": LEFT, "reason": why, "secs": 0.0, "result": {}} | record
+      say(f"{name}: left: {why}")
+      continue
+    say(f"{name}: begins, about {step.mins:g} minutes")
+    known[name] = _run(step, work, record.get("secs", 0.0))
+    work.write(work.path(name), known[name])
+    reason = known[name]["reason"]
+    secs, status = known[name]["secs"], known[name]["status"]
+    say(f"{name}: {status} after {secs:.0f} s" + (f": {reason}" if reason else ""))
+  return known
+
+
+def _run(step: Step, work: Work, before: float) -> dict:
+  """Runs a step and returns its record; `before` are the seconds of its earlier starts."""
+  start, status, result, reason = time.monotonic(), DONE, {}, ""
+  try:
+    result = step.run(work)
+  except OutOfTime as error:
+    status, result, reason = LEFT, error.result, str(error)
+  except StepError as error:
+    status, reason = FAILED, str(error)
+  except Exception as error:  # whatever a step does wrong, the others are run
+    status, reason = FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}"
+  secs = time.monotonic() - start + (before if step.goes_on else 0)
+  return {"status": status, "reason": reason, "secs": secs, "result": result}
