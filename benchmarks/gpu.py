@@ -444,3 +444,5 @@ if __name__ == "__main__":
   except KeyboardInterrupt:
     print("stopped; start it again to go on")
     sys.exit(STOPPED)
+  except OSError as error:  # the folder of the results can no longer be written
+    sys.exit(f"error: {error.strerror}: {error.filename or 'in the folder of --out'}")

@@ -140,7 +140,7 @@ def main() -> None:
     sources = {"electra_jax": train, "limit": limit_batches(data, args.batch_size)}
     could_not = []
     try:
-      few = dataclasses.replace(data, num_examples=args.tfrecord_examples)
+      few = dataclasses.replace(data, num_examples=min(args.tfrecord_examples, args.examples))
       write_tfrecords(few, folder)
       sources["tfrecord"] = tfrecord_batches(folder, args.batch_size, args.seq_length)
     except ModuleNotFoundError as error:
