@@ -5,7 +5,7 @@ RUN = .venv/bin/python
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
-.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile test-engines
+.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile test-engines test-trackers
 .PHONY: gpu gpu-smoke lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
@@ -53,6 +53,9 @@ gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX 
 gpu-smoke: .venv/ready  ## the same in miniature, on the CPU and without TensorFlow
 	rm -rf runs/gpu-smoke
 	PYTHONPATH=$(CURDIR)/tests/without_tensorflow $(RUN) benchmarks/gpu.py --smoke
+
+test-trackers: .venv/ready  ## runs that log to wandb and MLflow, offline, installed where only this finds them
+	$(RUN) tests/trackers.py
 
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

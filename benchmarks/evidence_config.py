@@ -41,5 +41,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.optimizer.name = "muon"
   c.eval.every_steps = 0
   c.eval.max_examples = 2048
-  c.log.tensorboard = False
+  c.log.trackers = ""
   return c

@@ -40,7 +40,7 @@ RECIPE = {
   "train.batch_size": 16,
   "eval.every_steps": 0,
   "eval.max_examples": 2048,
-  "log.tensorboard": False,
+  "log.trackers": "",
 }
 # The paper's blocks, where configs/quickstart.py has ModernBERT's.
 PAPER_BLOCKS = {

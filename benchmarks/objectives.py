@@ -65,7 +65,7 @@ def learn(sources: str) -> dict:
     for name in CONFIGS:
       c = load(name, "quickstart")
       c.data.dir = config.data.dir
-      c.train.steps, c.optimizer.warmup_steps, c.log.tensorboard = STEPS, 20, False
+      c.train.steps, c.optimizer.warmup_steps, c.log.trackers = STEPS, 20, ""
       if name == "two_stage:stage2":
         c.init_from = c.generator.init_from = str(folder / "two_stage:stage1")
       train.train(c, folder / name)

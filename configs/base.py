@@ -194,5 +194,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
   c.log = ConfigDict()
   c.log.every_steps = 100  # steps between lines
-  c.log.tensorboard = True  # also write event files
+  # Where the lines go besides metrics.jsonl: tensorboard, wandb, mlflow, separated by commas. Each
+  # is an extra; wandb and mlflow read their own environment variables
+  c.log.trackers = "tensorboard"
   return c

@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -37,6 +38,7 @@ from electra_jax.runtime import (
   processes,
   terminal,
   tracing,
+  trackers,
   version,
 )
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
@@ -44,10 +46,10 @@ from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
 from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
+from electra_jax.runtime.trackers import Start, Tracker
 from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
-# Masked-LM losses: a model of token frequencies alone reaches the unigram entropy.
-UNIGRAM_REFERENCE_LOSSES = ("mlm_loss", "cloze_loss", "replace_mlm_loss")
+CURVES_FILE = "curves.png"
 
 
 def main(argv: list[str]) -> int:
@@ -119,7 +121,7 @@ def train_with_rollback(
       display,
       start_step=int(state.step),
       resumed=meta is not None,
-      tensorboard=run.config.log.tensorboard,
+      others=places(run, int(state.step), resumed=meta is not None),
       must_write=run.config.checkpoint.on_error == "stop",
       enabled=jax.process_index() == 0,
     )
@@ -136,6 +138,21 @@ def train_with_rollback(
     with monitors.goodput.doing("restore"):
       monitors.checkpoints.wait()
       state, meta = make_state(run, monitors.checkpoints, display.console)
+
+
+def places(run: Run, step: int, resumed: bool) -> list[Callable[[], Tracker]]:
+  """Returns what makes the places for the lines besides metrics.jsonl: trackers and the curves."""
+  start = Start(run.workdir, step, resumed, compare.flatten(run.record))
+  names = trackers.parse(run.config.log.trackers)
+  made = [functools.partial(trackers.TRACKERS[name].make, start) for name in names]
+  return [*made, functools.partial(curves.Redrawn, functools.partial(draw_curves, run))]
+
+
+def draw_curves(run: Run) -> None:
+  """Draws curves.png from the lines so far."""
+  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
+  title = f"{run.workdir.absolute().name}: {run.config.objective.name}"
+  curves.draw(run.workdir / CURVES_FILE, title, history, run.chance)
 
 
 def remedy(o: ConfigDict) -> str:
@@ -195,7 +212,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" {sequences * run.shards.seq_length:,} tokens ="
     f" {sequences / run.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {terminal.shown('loss', run.entropy)} per token",
+    f" held-out unigram entropy {terminal.shown('loss', run.chance.entropy)} per token",
     "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
   }
   if allowed:
@@ -284,10 +301,8 @@ def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> 
 
 def finish(run: Run, done: int, console: Console) -> None:
   """Draws the curves; prints the final metrics and the paths of the results."""
+  draw_curves(run)
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-  level = ("held-out unigram entropy", run.entropy)
-  references = dict.fromkeys(UNIGRAM_REFERENCE_LOSSES, level) if run.entropy else {}
-  curves.draw(run.workdir / "curves.png", history, references)
   heldout = [line for line in history if line["split"] == "heldout"]
   if heldout:
     table = Table(title="held-out documents")
@@ -296,10 +311,11 @@ def finish(run: Run, done: int, console: Console) -> None:
     for name in (k for k in heldout[-1] if k not in ("step", "split")):
       values = (terminal.shown(name, line.get(name)) for line in (heldout[0], heldout[-1]))
       table.add_row(terminal.label(name), *values)
-    table.add_row("unigram entropy", *2 * [terminal.shown("loss", run.entropy)], style="dim")
+    entropy = terminal.shown("loss", run.chance.entropy)
+    table.add_row("unigram entropy", entropy, entropy, style="dim")
     console.print(table)
   console.print(f"checkpoint: {run.workdir / 'checkpoints' / str(done)}")
-  console.print(f"curves:     {run.workdir / 'curves.png'}")
+  console.print(f"curves:     {run.workdir / CURVES_FILE}")
   console.print(f"metrics:    {run.workdir / 'metrics.jsonl'}")
 
 

@@ -133,7 +133,7 @@ def make_tiny_config(shards: str):
       "eval.max_examples": 20,
       "checkpoint.every_steps": 4,
       "log.every_steps": 3,
-      "log.tensorboard": False,
+      "log.trackers": "",
     }
   )
   return config

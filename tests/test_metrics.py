@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax.runtime import curves, goodput, log, metrics, parallel, terminal
+from electra_jax.runtime import curves, goodput, log, metrics, parallel, terminal, trackers
+from electra_jax.runtime.chance import Chance
 
 
 def histogram(scores, labels, bins=32):
@@ -172,9 +173,14 @@ def test_a_terminal_gets_a_bar_and_is_left_whole(monkeypatch):
   assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
+def events(folder, step):
+  start = trackers.Start(folder, step, resumed=step > 0, config={})
+  return lambda: trackers.TRACKERS["tensorboard"].make(start)
+
+
 def test_event_files_hold_what_the_history_holds(tmp_path):
   display = terminal.Display(0, 10, Console(file=io.StringIO()))
-  lines = log.Log(tmp_path, display, start_step=0, resumed=False, tensorboard=True)
+  lines = log.Log(tmp_path, display, start_step=0, resumed=False, others=[events(tmp_path, 0)])
   lines.write(5, "train", {"x_loss": 1.5, "nothing": None})
   lines.close()
   assert metrics.read_history(tmp_path / "metrics.jsonl") == [
@@ -206,27 +212,56 @@ def test_curves_have_a_panel_for_every_metric_and_are_a_picture(tmp_path):
     "grad norm": ["grad_norm"],
     "new": ["new"],
   }
-  curves.draw(tmp_path / "curves.png", history, {"mlm_loss": ("unigram", 5.0)})
+  curves.draw(tmp_path / "curves.png", "seed 1, $x", history, Chance(entropy=5.0))
   assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
   assert [p.name for p in tmp_path.iterdir()] == ["curves.png"]
-  curves.draw(tmp_path / "none.png", [], {})
+  curves.draw(tmp_path / "none.png", "", [], Chance())
   assert not (tmp_path / "none.png").exists()
 
 
-def test_a_reference_is_a_dashed_line_at_its_value():
+def dashed(history, names, chance) -> dict[str, list]:
+  """Returns the values of the dashed lines of a panel, by their labels."""
   from matplotlib.figure import Figure
 
-  axis, history = Figure().subplots(), [{"step": 1, "split": "train", "mlm_loss": 8.0}]
-  curves._panel(axis, "mlm loss", ["mlm_loss"], history, {"mlm_loss": ("unigram", 5.0)})
-  (dashed,) = (line for line in axis.lines if line.get_linestyle() == "--")
-  assert list(dashed.get_ydata()) == [5.0, 5.0] and dashed.get_label() == "unigram"
+  axis = Figure().subplots()
+  curves._panel(axis, "title", names, history, chance)
+  return {
+    line.get_label(): list(line.get_ydata()) for line in axis.lines if line.get_linestyle() == "--"
+  }
+
+
+def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
+  lines = [{"mlm_loss": 8.0, "mlm_accuracy": 0.1, "pairs_accuracy": 0.6, "contrast_loss": 1.0}]
+  lines.append({"mlm_loss": 7.0, "rtd_loss": 0.4, "rtd_auc": 0.6})
+  # Of 100 tokens 20 are replaced; 15 are called so, 10 of them rightly. Then 10 and none.
+  lines[0] |= {"rtd_loss": 0.5, "rtd_accuracy": 0.85, "rtd_recall": 0.5, "rtd_precision": 2 / 3}
+  lines[1] |= {"rtd_accuracy": 0.9, "rtd_recall": 0.0, "rtd_precision": None}
+  history = [{"step": step, "split": "train"} | line for step, line in enumerate(lines, 1)]
+  chance = Chance(entropy=5.0, most_frequent=0.07, choices=15)
+  expected = {
+    "mlm_loss": ("held-out unigram entropy", [5.0, 5.0]),
+    "mlm_accuracy": ("always the most frequent token", [0.07]),
+    "pairs_accuracy": ("chance", [0.5]),
+    "rtd_auc": ("chance", [0.5]),
+    "contrast_loss": ("any view", [np.log(15)]),
+    "rtd_loss": ("entropy of the share", [0.500402, 0.325083]),  # nats, of 0.2 and 0.1
+    "rtd_accuracy": ("always the same answer", [0.8, 0.9]),
+    "rtd_precision": ("all are positive", [0.2]),
+  }
+  for name, (label, values) in expected.items():
+    ((found, drawn),) = dashed(history, [name], chance).items()
+    assert found == f"knowing nothing: {label}", name
+    assert drawn == pytest.approx(values, abs=1e-6), name
+  # A recall has no such level, and a run without held-out text no entropy.
+  assert not any(dashed(history, ["rtd_recall"], chance).values())
+  assert not any(dashed(history, ["mlm_loss"], Chance()).values())
 
 
 def test_event_files_of_a_resumed_run_hide_what_comes_after_its_step(tmp_path):
   from tensorboardX.proto import event_pb2
 
   display = terminal.Display(0, 10, Console(file=io.StringIO()))
-  log.Log(tmp_path, display, start_step=7, resumed=True, tensorboard=True).close()
+  log.Log(tmp_path, display, start_step=7, resumed=True, others=[events(tmp_path, 7)]).close()
   (path,) = (tmp_path / "tensorboard").iterdir()
   data, sessions = path.read_bytes(), []
   while data:  # records: length in 8 bytes, checksum in 4, the event, checksum in 4

@@ -252,7 +252,7 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
     "data.vocab": str(tmp_path / "released" / "tokenizer.json"), "data.holdout_frac": 0.1,
     "train.batch_size": 8, "train.steps": 1, "optimizer.warmup_steps": 0,
     "optimizer.decay_steps": 0, "optimizer.learning_rate": 1e-30, "eval.max_examples": 8,
-    "eval.batch_size": 8, "log.tensorboard": False, "init_from": str(tmp_path / "released"),
+    "eval.batch_size": 8, "log.trackers": "", "init_from": str(tmp_path / "released"),
   })  # fmt: skip
   build.build(c)
   assert train.train(c, tmp_path / "run") == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax.finetune import statistics
+from electra_jax.finetune import glue, statistics
 from electra_jax.finetune.tasks import TASKS
 
 
@@ -179,3 +179,26 @@ def test_the_picture_has_a_dot_for_each_seed_and_the_median(tmp_path):
   assert not (tmp_path / "a.tmp").exists()
   with pytest.raises(ValueError, match="no results"):
     statistics.picture(tmp_path / "b.png", [])
+
+
+def test_the_picture_has_the_level_of_the_most_frequent_class(tmp_path):
+  # As in GLUE's dev sets: 279 of 408 pairs of MRPC are paraphrases.
+  labels = np.repeat([1.0, 0.0], [279, 129])
+  scores = np.stack([labels, np.zeros_like(labels)], 1)
+  level = glue.majority(TASKS["mrpc"], scores)
+  assert level == pytest.approx({"accuracy": 100 * 279 / 408, "f1": 100 * 2 * 279 / (408 + 279)})
+  assert glue.majority(TASKS["cola"], scores)["mcc"] == 0
+  assert glue.majority(TASKS["stsb"], scores)["spearman"] == 0
+  rows = results("mrpc", "dev", "accuracy", [90.0])
+  pictures = []
+  for name, level in (("without", None), ("with", {"accuracy": 68.4})):
+    statistics.picture(tmp_path / name, [row | {"majority": level} for row in rows])
+    pictures.append(greys(tmp_path / name))
+  assert pictures[0] < pictures[1]
+
+
+def greys(path) -> int:
+  """Returns the number of pixels in the colour of the dashed line."""
+  from matplotlib import image
+
+  return int((abs(image.imread(path)[..., :3] - 0x66 / 255) < 0.02).all(-1).sum())

@@ -19,7 +19,8 @@ from electra_jax.config import compare, files, specs
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
-from electra_jax.runtime import metrics, parallel
+from electra_jax.runtime import curves, metrics, parallel, trackers
+from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -369,6 +370,40 @@ def test_a_line_names_every_promised_number(straight):
   assert [name for name in promised if name not in train_line] == []
 
 
+def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):
+  clock, drawn = [100.0], []
+  monkeypatch.setattr(curves.time, "monotonic", lambda: clock[0])
+  picture = curves.Redrawn(lambda: drawn.append(clock[0]))
+  for now, split in ((101, "heldout"), (120, "train"), (121, "heldout"), (140, "heldout")):
+    clock[0] = float(now)
+    picture.write(1, split, {})
+  assert drawn == [121]
+  clock[0] = 141.0
+  picture.write(2, "heldout", {})
+  assert drawn == [121, 141]
+
+
+def test_a_tracker_that_is_unknown_or_missing_is_one_line_before_the_start(tiny_config, tmp_path):
+  tiny_config.log.trackers = "tensorboard, comet"
+  with pytest.raises(ValueError, match="'comet' is not one of tensorboard, wandb, mlflow"):
+    train.train(tiny_config, tmp_path / "a")
+  for name in ("wandb", "mlflow"):
+    tiny_config.log.trackers = name
+    with pytest.raises(ValueError, match=f"trackers={name} needs .*'electra_jax.{name}.'$"):
+      train.train(tiny_config, tmp_path / "a")
+  assert not (tmp_path / "a").exists()
+
+
+def test_a_run_has_its_id_in_a_tracker_until_it_starts_over(tmp_path):
+  ids = iter("abc")
+
+  def remembered(resumed):
+    return trackers.Start(tmp_path, 0, resumed, {}).remembered("wandb", lambda: next(ids))
+
+  assert [remembered(x) for x in (False, True, True, False, True)] == list("aaabb")
+  assert trackers.Start(tmp_path, 0, True, {}).remembered("mlflow", lambda: "m") == "m"
+
+
 def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
   heldout = pretrain_batches.Shards.open(tiny_shards, "heldout")
   tokens = np.concatenate(
@@ -377,7 +412,9 @@ def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
   tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
   _, counts = np.unique(tokens, return_counts=True)
   p = counts / counts.sum()
-  assert heldout.unigram_entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
+  found = Chance.of(heldout.frequencies, group=8)
+  assert found.entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
+  assert found.most_frequent == pytest.approx(p.max(), rel=1e-12)
 
 
 def heldout_batches(heldout):

@@ -19,6 +19,7 @@ from electra_jax.runtime import (
   stragglers,
   terminal,
   tracing,
+  trackers,
   workdir,
 )
 
@@ -97,9 +98,7 @@ def test_a_line_that_is_cut_off_is_taken_back_and_ends_the_run_or_is_told(tmp_pa
   display = terminal.Display(0, 9, Console(file=out, width=200))
   old = resource.getrlimit(resource.RLIMIT_FSIZE)
   for must_write in (True, False):
-    lines = log.Log(
-      tmp_path, display, start_step=0, resumed=False, tensorboard=False, must_write=must_write
-    )
+    lines = log.Log(tmp_path, display, start_step=0, resumed=False, must_write=must_write)
     lines.write(1, "train", {"x": 1.0})
     whole = path.read_bytes()
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, old[1]))  # no file grows beyond it
@@ -177,3 +176,24 @@ def test_only_one_kind_of_error_on_all_processes_is_that_kind():
 def test_a_process_that_is_told_only_part_of_where_it_is_refuses(given):
   with pytest.raises(ValueError, match="set all of coordinator, num_processes"):
     processes.initialize(*given)
+
+
+def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path):
+  class Down:
+    def write(self, step, split, values):
+      if step == 2:
+        raise trackers.TrackerError("tracker: no route to host")
+      seen.append(step)
+
+    def close(self):
+      raise trackers.TrackerError("tracker: still none")
+
+  seen, out = [], io.StringIO()
+  display = terminal.Display(0, 9, Console(file=out, width=200))
+  lines = log.Log(tmp_path, display, start_step=0, resumed=False, others=[Down, Down])
+  for step in (1, 2, 3):
+    lines.write(step, "train", {"x": 1.0})
+  lines.close()
+  assert seen == [1, 1]
+  assert out.getvalue().count("warning: step 2: tracker: no route to host; no more lines go") == 2
+  assert len(metrics.read_history(tmp_path / "metrics.jsonl")) == 3

@@ -41,7 +41,10 @@ RENAMED = {
   "objective.rtd_weight": "objective.discriminator_weight",
   "objective.rtd_weight_schedule": "objective.discriminator_weight_schedule",
   "optimizer.decoupled": "optimizer.separate_optimizers",
+  "log.tensorboard": "log.trackers",
 }
+# {field: {value in earlier versions: value}}
+REVALUED = {"log.trackers": {True: "tensorboard", False: ""}}
 # Fields that earlier versions lacked, with the value that reproduces them. A new field of base.py
 # belongs here; `tests/test_earlier_versions.py` finds a missing one.
 ADDED: dict[str, Any] = {
@@ -98,8 +101,14 @@ def upgrade(saved: dict[str, Any]) -> dict[str, Any]:
 
   >>> upgrade({"objective.rtd_weight": 50.0})["objective.discriminator_weight"]
   50.0
+  >>> upgrade({"log.tensorboard": False})["log.trackers"]
+  ''
   """
-  return ADDED | {RENAMED.get(field, field): value for field, value in saved.items()}
+  fields = ADDED | {RENAMED.get(field, field): value for field, value in saved.items()}
+  for field, values in REVALUED.items():
+    if field in fields:
+      fields[field] = values.get(fields[field], fields[field])
+  return fields
 
 
 def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:

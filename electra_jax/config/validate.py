@@ -17,7 +17,7 @@ from electra_jax.config.specs import (
   make_schedule,
 )
 from electra_jax.core import attention, encoder, generators, layers, networks, objectives, optimizer
-from electra_jax.runtime import parallel, tracing
+from electra_jax.runtime import parallel, tracing, trackers
 
 # Single-field ranges; cross-field checks are in `check_combination` and in the objects.
 _ABOVE_0 = (
@@ -46,6 +46,7 @@ def check(config: ConfigDict) -> None:
   """Raises ValueError if a training configuration is invalid on this machine."""
   check_fields(config)
   check_attention(config.model)
+  trackers.check_installed(trackers.parse(config.log.trackers))
   if config.data.dir is None:
     raise ValueError("config.data.dir is not set: the folder written by electra_jax.data.build")
 
@@ -75,6 +76,7 @@ def check_fields(config: ConfigDict) -> None:
   check_combination(config)
   warn_of_unread(config.objective)
   tracing.parse_steps(config.profile.steps)
+  trackers.parse(config.log.trackers)
   make_limits(config)
   make_optimizer_config(config)
   for field in ("init_step", "init_optimizer"):

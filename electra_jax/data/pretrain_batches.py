@@ -94,16 +94,6 @@ class Shards:
     """The count of each id in this split, [V] int64; 0 for special tokens."""
     return np.array(self.manifest["splits"][self.split]["frequencies"], np.int64)
 
-  @property
-  def unigram_entropy(self) -> float:
-    """The entropy of the ordinary tokens' frequencies, in nats per token.
-
-    It is the masked-LM loss of a model that knows only the token frequencies.
-    """
-    counts = self.frequencies
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log(p)).sum())
-
   @functools.cached_property
   def _maps(self) -> tuple[np.ndarray, list[np.ndarray]]:
     """The index of each shard's first record, and the memory-mapped shards."""

@@ -93,12 +93,14 @@ def run_task(
 
 def score_seeds(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
   """Returns a row of results per split and seed, and each split's example scores [S, n, m]."""
-  metrics = prepare.TASK_KINDS[task.info.kind].metrics(task.info)
+  kind = prepare.TASK_KINDS[task.info.kind]
+  metrics = kind.metrics(task.info)
   rows, scores = [], {}
   for name, split in task.splits.items():
     if split.example_scores is None:
       continue
     scores[name] = np.stack([split.example_scores(of_seed) for of_seed in outputs[name]])
+    majority = kind.majority(task.info, scores[name][0])
     rows += [
       {
         "task": task.info.name,
@@ -106,6 +108,7 @@ def score_seeds(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[
         "seed": seed,
         "metrics": metrics(of_seed),
         "collapsed": bool(task.collapsed(of_seed)),
+        "majority": majority,
       }
       for seed, of_seed in zip(seeds, scores[name], strict=True)
     ]

@@ -120,6 +120,13 @@ def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
   return {name: 100 * float(METRICS[name].compute(scores, classes)) for name in task.metrics}
 
 
+def majority(task: TextTask, scores: np.ndarray) -> dict[str, float]:
+  """Returns the metrics of the examples' most frequent class, or mean label, as every answer."""
+  labels = scores[:, 0]
+  constant = np.full_like(labels, task.label_type.constant(labels))
+  return compute_metrics(task, np.stack([labels, constant], 1))
+
+
 def collapsed(task: TextTask, scores: np.ndarray) -> bool:
   """Returns True if training failed: predictions in scores [n, 2] are constant, labels are not.
 

@@ -84,6 +84,7 @@ class LabelType(NamedTuple):
   answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
   written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> text in a submission
   collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n]), see `glue`
+  constant: Callable[[np.ndarray], float]  # labels [n] -> the prediction of who sees no text
   summary: Callable[[TextTask, Sequence], str]  # frequencies or distribution of the labels
 
 
@@ -171,6 +172,7 @@ LABEL_TYPES = {
     answers=_class_answers,
     written=lambda task, predictions: [task.labels[int(index)] for index in predictions],
     collapsed=lambda labels, predictions: bool(np.ptp(predictions) == 0),
+    constant=lambda labels: float(np.bincount(labels.astype(np.int64)).argmax()),
     summary=_class_summary,
   ),
   "regression": LabelType(
@@ -189,6 +191,7 @@ LABEL_TYPES = {
     written=_written_numbers,
     # Below 1 % of the standard deviation of the labels.
     collapsed=lambda labels, predictions: bool(predictions.std() < 0.01 * labels.std()),
+    constant=lambda labels: float(labels.mean()),
     summary=lambda task, labels: f", labels {np.mean(labels):.2f} ± {np.std(labels):.2f}",
   ),
 }

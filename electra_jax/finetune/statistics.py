@@ -2,7 +2,9 @@
 
 The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
-{"accuracy": 87.3}, "collapsed": False}; metrics are percent, the main one first.
+{"accuracy": 87.3}, "collapsed": False, "majority": {"accuracy": 68.4}}; metrics are percent, the
+main one first. "majority" is what the most frequent class reaches, None for tasks without one; rows
+of earlier versions lack it.
 """
 
 import math
@@ -183,6 +185,8 @@ def _cell(row: Mapping | None, metric: str) -> str:
 def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   """Draws the main metric of each task as a PNG, a dot per seed and a line at the median.
 
+  A dashed line is the level of the most frequent class.
+
   An existing file is replaced only when the new one is complete.
   """
   # The Agg canvas needs no display, whatever matplotlib's configuration.
@@ -199,6 +203,8 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   for x, ((task, split), group) in enumerate(groups.items()):
     metric = next(iter(next(iter(group.values()))["metrics"]))
     _column(axis, x, [(r["metrics"][metric], r["collapsed"]) for r in group.values()])
+    if level := next(iter(group.values())).get("majority"):
+      axis.hlines(level[metric], x - 0.28, x + 0.28, color="#666666", linestyle="--", linewidth=1)
     plural = "seed" if len(group) == 1 else "seeds"
     name = f"{_title(task)}\n{split}"
     labels.append(f"{name}\n{LABELS.get(metric, metric)}\n{len(group)} {plural}")
@@ -206,13 +212,19 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   axis.set_xlim(-0.6, len(labels) - 0.4)
   axis.margins(y=0.08)
   axis.set_ylabel("metric of the task, %", fontsize=9)
-  axis.set_title("a dot: one seed; line and number: the median", fontsize=9, loc="left")
+  dashed = "; dashed: the most frequent class" if any(r.get("majority") for r in results) else ""
+  axis.set_title(
+    f"a dot: one seed; line and number: the median{dashed}",
+    fontsize=9 - len(dashed) / 20,
+    loc="left",
+  )
   axis.tick_params(axis="y", labelsize=8)
   axis.tick_params(axis="x", length=0)
   axis.grid(axis="y", alpha=0.25)
   axis.spines[["top", "right"]].set_visible(False)
   if any(row["collapsed"] for row in results):
     axis.plot([], [], linestyle="none", marker="x", color="#b03030", label="collapsed")
+  if axis.get_legend_handles_labels()[1]:
     axis.legend(fontsize=8, frameon=False, loc="best")
   with replacing(Path(path)) as temporary:
     figure.savefig(temporary, format="png")

@@ -96,6 +96,8 @@ class TaskKind(NamedTuple):
   file_ending: str  # default of `out`
   class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
   unit: Callable[[TaskInfo], float | None] = lambda info: None  # of a number, see `LabelType`
+  # example scores [n, m] -> the metrics of one and the same answer; None where there is none
+  majority: Callable[[TaskInfo, np.ndarray], dict[str, float] | None] = lambda info, scores: None
 
 
 def digest(examples: Iterable) -> str:

@@ -179,4 +179,5 @@ KIND = TaskKind(
   file_ending=".tsv",
   class_names=_class_names,
   unit=_unit,
+  majority=lambda info, scores: glue.majority(_task(info), scores),
 )

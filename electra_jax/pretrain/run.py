@@ -20,6 +20,7 @@ from electra_jax.data.shards import copy_vocab
 from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import sources
 from electra_jax.runtime import checkpoint, metrics, parallel, version
+from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
 
@@ -106,7 +107,7 @@ class Run:
   fns: TrainFns
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
-  entropy: float | None  # of the held-out unigrams, nats
+  chance: Chance  # what knowing nothing of the held-out text reaches
   limits: Limits  # of the health checks
   pairs: PairsAccuracy | None  # of eval.pairs
 
@@ -173,7 +174,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     fns=fns,
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
-    entropy=heldout.unigram_entropy if heldout else None,
+    chance=Chance.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
     limits=specs.make_limits(config),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
   )

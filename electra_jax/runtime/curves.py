@@ -1,23 +1,44 @@
 """Plots of a run: metrics.jsonl as curves.png."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from electra_jax.runtime import metrics, terminal
+from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.workdir import replacing
 
 # One colour per metric, for its training line and its held-out points.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
+REDRAW_SECS = 20  # at least, between two drawings: one takes half a second
 FRACTIONS = ("accuracy", "recall", "precision", "auc", "replaced", "copied")
 
 
-def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, float]]) -> None:
+class Redrawn:
+  """Draws at evaluations, but not sooner than REDRAW_SECS after the drawing before."""
+
+  def __init__(self, draw: Callable[[], None]):
+    self._draw, self._drawn = draw, time.monotonic()
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Draws if the line is an evaluation's. Raises OSError."""
+    del step, values
+    if split == "heldout" and time.monotonic() - self._drawn >= REDRAW_SECS:
+      self._draw()
+      self._drawn = time.monotonic()
+
+  def close(self) -> None:
+    """Does nothing: whoever ends the run draws the last picture."""
+
+
+def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
   """Plots training as lines and held-out evaluations as points, and writes a PNG atomically.
 
   Args:
+    title: names the run.
     history: lines of metrics.jsonl.
-    references: {metric: (label, value)}, drawn as dashed lines.
+    chance: what knowing nothing reaches, drawn as dashed lines.
   """
   # A canvas of its own, so that matplotlib never looks for a display.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,18 +49,20 @@ def draw(path: Path, history: list[dict], references: Mapping[str, tuple[str, fl
     return
   columns = min(len(panels), 3 if len(panels) <= 6 else 4)
   rows = math.ceil(len(panels) / columns)
-  width, height = 4.6 * columns, 3.1 * rows  # inches
+  width, height = 4.6 * columns, 3.1 * rows + 0.3  # inches
   figure = Figure(figsize=(width, height), dpi=130)
   FigureCanvasAgg(figure)
   axes = figure.subplots(rows, columns, squeeze=False).flatten()
-  for axis, (title, names) in zip(axes, panels.items(), strict=False):
-    _panel(axis, title, names, history, references)
+  for axis, (heading, names) in zip(axes, panels.items(), strict=False):
+    _panel(axis, heading, names, history, chance)
   for axis in axes[len(panels) :]:
     axis.remove()
   # Fixed margins: a layout engine draws everything twice, half a second of each run.
   figure.subplots_adjust(
-    *(0.6 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.3 / height), wspace=0.22, hspace=0.32
+    *(0.6 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.6 / height), wspace=0.22, hspace=0.32
   )
+  # Not as mathematics, whatever the folder is called.
+  figure.suptitle(title, x=0.1 / width, y=1 - 0.1 / height, ha="left", va="top", parse_math=False)
   with replacing(path) as temporary:
     figure.savefig(temporary, format="png")
 
@@ -66,34 +89,54 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
   return panels | {terminal.label(name): [name] for name in rest}
 
 
-def _panel(axis, title: str, names: list[str], history: list[dict], references) -> None:
+def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chance) -> None:
   for name, colour in zip(names, COLOURS * len(names), strict=False):
-    text = terminal.label(name)
-    points = {split: _points(history, split, name) for split in ("train", "heldout")}
-    axis.plot(*points["train"], color=colour, linewidth=1.4, label=text)
-    axis.plot(
-      *points["heldout"],
-      color=colour,
-      linestyle="none",
-      marker="o",
-      markersize=4.5,
-      markeredgecolor="white",
-      markeredgewidth=0.6,
-      label=f"{text}, held-out" if len(names) == 1 else None,
-    )
-    if name in references:
-      reference, value = references[name]
-      axis.axhline(value, color="#666666", linestyle="--", linewidth=1, label=reference)
+    text, alone = terminal.label(name), len(names) == 1
+    axis.plot(*_points(history, "train", name), color=colour, linewidth=1.4, label=text)
+    if (heldout := _points(history, "heldout", name))[0]:
+      axis.plot(
+        *heldout,
+        color=colour,
+        linestyle="none",
+        marker="o",
+        markersize=4.5,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        label=f"{text}, held-out" if alone else None,
+      )
+    steps, values, what = levels(history, name, chance)
+    if steps:
+      label = f"knowing nothing: {what}" if alone else None
+      grey = "#666666" if alone else colour
+      axis.plot(steps, values, color=grey, linestyle="--", linewidth=1, label=label)
   fractions = all(name.endswith(FRACTIONS) for name in names)
   unit = "nats" if title.endswith("loss") else "fraction" if fractions else ""
-  axis.set_title(title if len(names) == 1 else f"{title} (points: held-out)", fontsize=10)
+  notes = "" if len(names) == 1 else " (points: held-out; dashed: knowing nothing)"
+  axis.set_title(f"{title}{notes}", fontsize=10 if not notes else 8.5)
   axis.set_xlabel("step", fontsize=8)
   axis.set_ylabel(unit, fontsize=8)
   axis.tick_params(labelsize=8)
   axis.grid(alpha=0.25)
   axis.spines[["top", "right"]].set_visible(False)
-  if len(names) > 1 or _points(history, "heldout", names[0])[0] or names[0] in references:
+  if len(axis.get_legend_handles_labels()[1]) > 1:
     axis.legend(fontsize=7, frameon=False)
+
+
+def levels(
+  history: list[dict], name: str, chance: Chance
+) -> tuple[list[int], list[float], str | None]:
+  """Returns the steps, what knowing nothing reaches there, and what it knows; empty if unknown.
+
+  The share of replaced tokens changes, and with it the entropy that the detection's loss starts
+  from: it is taken from the training lines, or from evaluations where there are none.
+  """
+  for split in ("train", "heldout"):
+    lines = [line for line in history if line["split"] == split and line.get(name) is not None]
+    found = [(line["step"], chance.level(name, line)) for line in lines]
+    if known := [(step, *level) for step, level in found if level]:
+      steps, labels, values = zip(*known, strict=True)
+      return list(steps), list(values), labels[0]
+  return [], [], None
 
 
 def _points(history: list[dict], split: str, name: str) -> tuple[list[int], list[float]]:

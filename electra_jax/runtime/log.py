@@ -1,16 +1,16 @@
-"""The log of a run: metrics.jsonl, TensorBoard event files and the terminal."""
+"""The log of a run: metrics.jsonl, the terminal, and other places such as trackers."""
 
 import contextlib
 import errno
 import itertools
 import json
 import os
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from electra_jax.runtime.metrics import HISTORY_FILE, parse_line, read_history
 from electra_jax.runtime.terminal import Display
+from electra_jax.runtime.trackers import Tracker, TrackerError
 from electra_jax.runtime.workdir import naming, replacing
 
 
@@ -69,46 +69,14 @@ class History:
     self._file.close()
 
 
-class Events:
-  """TensorBoard event files, written in the calling thread.
-
-  tensorboardX's own writer uses a thread that a full disk ends, then waits for it forever.
-  """
-
-  def __init__(self, folder: Path, purge_step: int):
-    # Slow imports, needed here only.
-    from tensorboardX import event_file_writer, summary
-    from tensorboardX.proto import event_pb2
-
-    folder.mkdir(parents=True, exist_ok=True)
-    self._folder, self._event, self._scalar = folder, event_pb2.Event, summary.scalar
-    # START hides earlier events of steps that are now trained again.
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    with naming(folder):
-      self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
-      self._writer.write_event(self._event(step=purge_step, session_log=start))
-
-  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Appends the numbers. Raises OSError, naming the folder."""
-    with naming(self._folder):
-      for name, value in values.items():
-        if value is not None:
-          scalar = self._scalar(f"{split}/{name}", value)
-          event = self._event(wall_time=time.time(), step=step, summary=scalar)
-          self._writer.write_event(event)
-      self._writer.flush()
-
-  def close(self) -> None:
-    """Closes the file."""
-    self._writer.close()
-
-
 class Log:
   """All outputs of a run.
 
   Args:
-    folder: the run's folder, for metrics.jsonl and tensorboard/.
+    folder: the run's folder, for metrics.jsonl.
     start_step: the step from which the run starts or resumes.
+    others: each returns another place for the lines. One that fails when it is made ends the run;
+      a tracker that fails later is left out from then on.
     must_write: raise if a line cannot be written; if False, warn.
     enabled: True in one process only.
   """
@@ -120,22 +88,22 @@ class Log:
     *,
     start_step: int,
     resumed: bool,
-    tensorboard: bool,
+    others: Iterable[Callable[[], Tracker]] = (),
     must_write: bool = True,
     enabled: bool = True,
   ):
     self.display = display
     self._must_write = must_write
-    self._places: list[History | Events] = []
+    self._places: list[History | Tracker] = []
     self._enabled = enabled
     if enabled:
       with self._writing("all log lines"):
         history = History(folder / HISTORY_FILE, start_step if resumed else None)
         self._places.append(history)
         self.warn(history.notes)
-    if enabled and tensorboard:
-      with self._writing("all log lines"):
-        self._places.append(Events(folder / "tensorboard", start_step + 1))
+      for make in others:
+        with self._writing("all log lines"):
+          self._places.append(make())
 
   @contextlib.contextmanager
   def _writing(self, what: str) -> Iterator[None]:
@@ -152,9 +120,13 @@ class Log:
     if not self._enabled:
       return
     self.display.show(step, split, values)
-    for place in self._places:
+    for place in tuple(self._places):
       with self._writing(f"step {step}"):
-        place.write(step, split, values)
+        try:
+          place.write(step, split, values)
+        except TrackerError as error:
+          self._places.remove(place)
+          self.warn([f"step {step}: {error}; no more lines go there until the run is resumed"])
 
   def sync(self) -> None:
     """Flushes metrics.jsonl, so that it survives a power cut or the loss of the machine."""
@@ -171,6 +143,6 @@ class Log:
   def close(self) -> None:
     """Closes the files, ignoring errors."""
     for place in self._places:
-      with contextlib.suppress(OSError):  # failed writes were already reported
+      with contextlib.suppress(OSError, TrackerError):  # failed writes were already reported
         place.close()
     self._places = []

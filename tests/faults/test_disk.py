@@ -40,7 +40,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(
 ):
   with harness.small_disk(tmp_path / "disk", 40) as disk:
     workdir = disk / "run"
-    run = harness.Run(data, workdir, STEPS, log__tensorboard=False, log__every_steps=6)
+    run = harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6)
     run.when(lambda: harness.newest(workdir) >= 5)
     left = harness.checkpoints(workdir)
     if while_saving:
@@ -59,7 +59,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(
     kept = harness.checkpoints(workdir)
     assert kept and set(kept) >= set(left[-1:])
     (disk / "filler").unlink()
-    harness.Run(data, workdir, STEPS, log__tensorboard=False, log__every_steps=6).finish()
+    harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6).finish()
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
 
 
@@ -70,7 +70,7 @@ def test_a_save_that_fails_while_training_goes_on_is_told_at_the_next(data, alon
     (disk / "most").write_bytes(b"\0" * (36 << 20))  # so that the rest is full at once
     saving = harness.saves(workdir)
     head = harness.program(harness.PACED)
-    run = harness.Run(data, workdir, STEPS, head=head, log__tensorboard=False, **fields)
+    run = harness.Run(data, workdir, STEPS, head=head, log__trackers="", **fields)
     fill_when(disk, saving)
     run.when((disk / "filler").exists)
     time.sleep(1.5)
@@ -79,7 +79,7 @@ def test_a_save_that_fails_while_training_goes_on_is_told_at_the_next(data, alon
     error = run.error()
     assert "could not write a checkpoint" in error and "no earlier checkpoint" in error, error
     assert harness.last_line(workdir) == 22 and not harness.checkpoints(workdir)
-    harness.Run(data, workdir, STEPS, log__tensorboard=False, **fields).finish()
+    harness.Run(data, workdir, STEPS, log__trackers="", **fields).finish()
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
 
 
@@ -109,7 +109,7 @@ def test_two_processes_over_a_disk_that_fills_up_in_a_save_end_with_a_line(
   """
   with harness.small_disk(tmp_path / "disk", 40) as disk:
     workdir = disk / "run"
-    fields = {"checkpoint__on_error": on_error, "log__tensorboard": "false"}
+    fields = {"checkpoint__on_error": on_error, "log__trackers": ""}
     head = harness.program(harness.PACED if room_again else "")
     runs = harness.pair(data, workdir, STEPS, head=head, **fields)
     runs[0].when(lambda: harness.newest(workdir) >= 5)
@@ -166,7 +166,7 @@ def test_a_run_told_to_stop_over_a_full_disk_does_not_claim_to_have_saved(data, 
 def test_a_workdir_that_becomes_read_only_is_a_clear_line(data, tmp_path):
   with harness.small_disk(tmp_path / "disk", 40) as disk:
     workdir = disk / "run"
-    harness.Run(data, workdir, 6, log__tensorboard=False).finish()
+    harness.Run(data, workdir, 6, log__trackers="").finish()
     before = {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()}
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     error = harness.Run(data, workdir, 6).error()

@@ -152,7 +152,7 @@ def slowed(run: harness.Run):
 def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
   workdir = tmp_path / "run"
   reached = harness.reaches(workdir, 4)
-  runs = harness.pair(data, workdir, 10_000, log__every_steps=4, log__tensorboard="false")
+  runs = harness.pair(data, workdir, 10_000, log__every_steps=4, log__trackers="")
   runs[0].when(reached)
   slow = re.compile(r"warning: process 1 \(.+\) is slow: its own step time is \d")
   assert not slow.search(runs[0].said)

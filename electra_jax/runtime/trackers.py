@@ -1,0 +1,209 @@
+"""Trackers of experiments, by name (`log.trackers`): TensorBoard, Weights & Biases, MLflow.
+
+Each gets the numbers of metrics.jsonl as `train/NAME` and `heldout/NAME`, and the configuration.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from electra_jax.runtime.workdir import naming, replacing
+
+IDS_FILE = "trackers.json"  # {tracker: id of the run there}: a resumed run goes on in the same one
+PROJECT = "electra_jax"
+
+
+class TrackerError(ValueError):
+  """A tracker's own failure, in one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """Where a run starts or resumes."""
+
+  folder: Path  # the run's
+  step: int
+  resumed: bool
+  config: Mapping  # flat
+
+  def remembered(self, tracker: str, make: Callable[[], str]) -> str:
+    """Returns the id that the run has in a tracker; a run that starts gets a new one."""
+    path = self.folder / IDS_FILE
+    ids = json.loads(path.read_text()) if path.exists() else {}
+    if not self.resumed or tracker not in ids:
+      ids[tracker] = make()
+      with replacing(path) as temporary:
+        temporary.write_text(json.dumps(ids) + "\n")
+    return ids[tracker]
+
+
+class Tracker(Protocol):
+  """What a tracker does. Its methods raise OSError or TrackerError."""
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Adds the numbers of a line."""
+
+  def close(self) -> None:
+    """Ends the run there."""
+
+
+class Events:
+  """TensorBoard event files, written in the calling thread.
+
+  tensorboardX's own writer uses a thread that a full disk ends, then waits for it forever.
+  """
+
+  def __init__(self, start: Start):
+    # Slow imports, needed here only.
+    from tensorboardX import event_file_writer, summary
+    from tensorboardX.proto import event_pb2
+
+    folder = start.folder / "tensorboard"
+    folder.mkdir(parents=True, exist_ok=True)
+    self._folder, self._event, self._scalar = folder, event_pb2.Event, summary.scalar
+    # START hides earlier events of steps that are now trained again.
+    session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    with naming(folder):
+      self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+      self._writer.write_event(self._event(step=start.step + 1, session_log=session))
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Appends the numbers. Raises OSError, naming the folder."""
+    with naming(self._folder):
+      for name, value in _numbers(split, values).items():
+        event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
+        self._writer.write_event(event)
+      self._writer.flush()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._writer.close()
+
+
+class Wandb:
+  """A run in Weights & Biases: WANDB_PROJECT, and WANDB_MODE=offline for files in the run's folder.
+
+  A resumed run trains some steps again, and wandb drops what is before its last step: the steps
+  are a metric of their own.
+  """
+
+  def __init__(self, start: Start):
+    import wandb
+
+    try:
+      self._run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        dir=start.folder,
+        name=start.folder.name,
+        id=start.remembered("wandb", lambda: uuid.uuid4().hex[:16]),
+        resume="allow",
+        config=dict(start.config),
+        settings=wandb.Settings(console="off", silent=True),
+      )
+      self._run.define_metric("*", step_metric="step")
+    except wandb.Error as error:
+      raise _failed("wandb", error) from None
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Hands the numbers to wandb's own process."""
+    self._run.log({"step": step, **_numbers(split, values)})
+
+  def close(self) -> None:
+    """Waits until wandb's own process has them all."""
+    self._run.finish()
+
+
+class Mlflow:
+  """A run in MLflow: at MLFLOW_TRACKING_URI, else in files in the run's folder."""
+
+  def __init__(self, start: Start):
+    import mlflow
+    from mlflow.entities import Metric, Param
+
+    # Files are what needs no server and no database; MLflow asks for this since it prefers SQLite.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    self._metric, self._error = Metric, mlflow.exceptions.MlflowException
+    place = os.environ.get("MLFLOW_TRACKING_URI", (start.folder.absolute() / "mlruns").as_uri())
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    try:
+      self._client = mlflow.MlflowClient(place)
+      self._run = start.remembered("mlflow", lambda: self._create(name, start.folder.name))
+      self._client.update_run(self._run, "RUNNING")
+      if not start.resumed:
+        params = [Param(k, str(v)) for k, v in start.config.items()]
+        for first in range(0, len(params), 100):  # at most, in a batch
+          self._client.log_batch(self._run, params=params[first : first + 100])
+    except self._error as error:
+      raise _failed("mlflow", error) from None
+
+  def _create(self, experiment: str, name: str) -> str:
+    found = self._client.get_experiment_by_name(experiment)
+    number = found.experiment_id if found else self._client.create_experiment(experiment)
+    return self._client.create_run(number, run_name=name).info.run_id
+
+  def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    """Sends the numbers. Raises TrackerError."""
+    now, numbers = int(1000 * time.time()), _numbers(split, values)
+    try:
+      batch = [self._metric(name, value, now, step) for name, value in numbers.items()]
+      self._client.log_batch(self._run, metrics=batch)
+    except self._error as error:
+      raise _failed("mlflow", error) from None
+
+  def close(self) -> None:
+    """Marks the run as finished. Raises TrackerError."""
+    try:
+      self._client.set_terminated(self._run)
+    except self._error as error:
+      raise _failed("mlflow", error) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackerDef:
+  """A tracker and the package that it needs; the extra of pyproject.toml has its name."""
+
+  make: Callable[[Start], Tracker]
+  package: str
+
+
+TRACKERS = {
+  "tensorboard": TrackerDef(Events, "tensorboardX"),
+  "wandb": TrackerDef(Wandb, "wandb"),
+  "mlflow": TrackerDef(Mlflow, "mlflow"),
+}
+
+
+def parse(text: str) -> Sequence[str]:
+  """Returns the names of a list such as "tensorboard,wandb".
+
+  Raises:
+    ValueError: one is unknown.
+  """
+  names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+  if unknown := [name for name in names if name not in TRACKERS]:
+    raise ValueError(f"config.log.trackers: {unknown[0]!r} is not one of {', '.join(TRACKERS)}")
+  return names
+
+
+def check_installed(names: Sequence[str]) -> None:
+  """Raises ValueError if a tracker's package is missing."""
+  for name in names:
+    if importlib.util.find_spec(TRACKERS[name].package) is None:
+      raise ValueError(
+        f"config.log.trackers={name} needs the package {TRACKERS[name].package}:"
+        f" pip install 'electra_jax[{name}]'"
+      )
+
+
+def _numbers(split: str, values: Mapping[str, float | None]) -> dict[str, float]:
+  return {f"{split}/{name}": value for name, value in values.items() if value is not None}
+
+
+def _failed(tracker: str, error: Exception) -> TrackerError:
+  return TrackerError(f"{tracker}: {' '.join(str(error).split())}")
