@@ -5,13 +5,14 @@ RUN = .venv/bin/python
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
-.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile test-engines test-trackers
-.PHONY: gpu gpu-smoke lock clean
+.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
+.PHONY: test-engines test-trackers test-report gpu gpu-smoke lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
 	$(RUN) -m electra_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+	$(RUN) -m electra_jax.report runs/quickstart --out=runs/quickstart/report.html
 
 test: lint  ## lint, the examples in docstrings and the default tests
 	$(RUN) -m pytest
@@ -56,6 +57,9 @@ gpu-smoke: .venv/ready  ## the same in miniature, on the CPU and without TensorF
 
 test-trackers: .venv/ready  ## runs that log to wandb and MLflow, offline, installed where only this finds them
 	$(RUN) tests/trackers.py
+
+test-report: .venv/ready  ## a report in a headless Chromium (apt-get install chromium chromium-driver)
+	$(RUN) tests/report_browser.py
 
 .venv/ready: requirements.lock pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

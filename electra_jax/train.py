@@ -44,6 +44,7 @@ from electra_jax.runtime import (
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
+from electra_jax.runtime.journal import Journal
 from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.trackers import Start, Tracker
@@ -81,6 +82,8 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     run, allowed = processes.run_on_all(lambda: begin(config, Path(workdir), verify, stack))
     processes.assert_same(run.fingerprint | {"workdir": shared_or_not(run.workdir)})
     describe(run, console, allowed)
+    journal = Journal(run.workdir, first)
+    journal.write("start", **facts(run))
     k = config.checkpoint
     with processes.abort_if_peer_lost():  # orbax synchronises the processes here
       checkpoints = Checkpoints(
@@ -101,6 +104,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
       state = train_with_rollback(run, state, meta, display, monitors)
       with goodput.doing("save"):  # a second signal does not interrupt this
         checkpoints.wait()
+    journal.write("goodput", step=int(state.step), secs=goodput.secs())
     if first:
       finish(run, int(state.step), console)
       console.print(f"time:       {goodput.summary()}")
@@ -225,6 +229,20 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
       f" learning rate ends at {c.train.steps / warmup:.1%} of optimizer.learning_rate",
       style="bold",
     )
+
+
+def facts(run: Run) -> dict:
+  """Returns what the report says of a start that the configuration does not."""
+  devices = jax.devices()
+  return {
+    "code": version.code_version(),
+    "jax": jax.__version__,
+    "devices": len(devices),
+    "device_kind": devices[0].device_kind,
+    "processes": jax.process_count(),
+    "peak_flops": len(devices) * run.peak[0],
+    "command": shlex.join(sys.orig_argv),
+  }
 
 
 def newest(checkpoints: Checkpoints) -> int | None:

@@ -19,7 +19,7 @@ from electra_jax.config import compare, files, specs
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
-from electra_jax.runtime import curves, metrics, parallel, trackers
+from electra_jax.runtime import curves, journal, metrics, parallel, trackers
 from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -66,6 +66,7 @@ def test_a_run_leaves_everything_it_promises(straight):
     "checkpoints",
     "config.json",
     "curves.png",
+    "journal.jsonl",
     "metrics.jsonl",
     "vocab",
   ]
@@ -368,6 +369,15 @@ def test_a_line_names_every_promised_number(straight):
     " tokens_per_sec mfu eta_secs"
   ).split()
   assert [name for name in promised if name not in train_line] == []
+
+
+def test_a_run_records_what_its_report_says(straight):
+  events = journal.read(straight)
+  assert {"devices": 8, "device_kind": "cpu"}.items() <= events[0].items()
+  assert events[0]["event"] == "start" and "python" in events[0]["command"]
+  assert [e["step"] for e in events[1:]] == [4, 6, 8, 12, 12]
+  secs = journal.seconds(events)
+  assert secs == events[-1]["secs"] and {"steps", "compile", "evaluation", "save"} <= secs.keys()
 
 
 def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):

@@ -103,6 +103,8 @@ def loop(
       with goodput.doing("save"):
         sums = {"window": window.state_dict(), "skipped": skipped}
         save(run, state, done, sums, log, monitors.checkpoints, final=last or bool(signal_name))
+    if evaluating or saving:
+      log.journal.write("goodput", step=done, secs=goodput.secs())
     if signal_name:
       log.display.console.print(f"{signal_name}: stopping after step {done:,}")
       break

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from electra_jax.runtime.journal import Journal
 from electra_jax.runtime.metrics import HISTORY_FILE, parse_line, read_history
 from electra_jax.runtime.terminal import Display
 from electra_jax.runtime.trackers import Tracker, TrackerError
@@ -93,6 +94,7 @@ class Log:
     enabled: bool = True,
   ):
     self.display = display
+    self.journal = Journal(folder, enabled)
     self._must_write = must_write
     self._places: list[History | Tracker] = []
     self._enabled = enabled
@@ -136,8 +138,9 @@ class Log:
           place.sync()
 
   def warn(self, warnings: Iterable[str]) -> None:
-    """Prints one line per warning."""
+    """Prints one line per warning, and keeps it in the journal."""
     for warning in warnings:
+      self.journal.write("warning", text=warning)
       self.display.console.print(f"warning: {warning}", style="bold")
 
   def close(self) -> None:

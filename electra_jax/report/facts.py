@@ -1,0 +1,133 @@
+"""What the folder of a run says about it."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from electra_jax.config import compare, specs
+from electra_jax.core import flops, generators, objectives
+from electra_jax.core.networks import PretrainSpec
+from electra_jax.data import shards
+from electra_jax.data.tokenizer import Vocab
+from electra_jax.interop import sources
+from electra_jax.runtime import checkpoint, journal, metrics
+from electra_jax.runtime.chance import Chance
+from electra_jax.runtime.workdir import read_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """A run as its folder has it."""
+
+  name: str  # unique in a report
+  folder: Path
+  config: ConfigDict
+  history: list[dict]  # the lines of metrics.jsonl
+  events: list[dict]  # of the journal
+  checkpoints: dict[int, int]  # {step: bytes}
+  manifest: dict  # of the shards
+  chance: Chance
+  parameters: dict[str, int]  # of "discriminator", "generator" and all that are "trained"
+  flops_per_step: int  # in matrix products
+
+  @property
+  def done(self) -> int:
+    """The last step of the log."""
+    return max((line["step"] for line in self.history), default=0)
+
+  @property
+  def start(self) -> dict[str, Any]:
+    """The facts of the last start; {} for a run of an earlier version."""
+    return next((e for e in reversed(self.events) if e["event"] == "start"), {})
+
+  @property
+  def warnings(self) -> list[str]:
+    """The warnings, each once."""
+    return list(dict.fromkeys(e["text"] for e in self.events if e["event"] == "warning"))
+
+  @property
+  def secs(self) -> dict[str, float]:
+    """Seconds by activity; of an earlier version's run only those of its lines, as "all"."""
+    found = journal.seconds(self.events)
+    return found or {"all": elapsed(self.history)}
+
+  @property
+  def hours(self) -> float:
+    """Hours of wall time over all starts."""
+    return sum(self.secs.values()) / 3600
+
+  def last(self, split: str) -> dict:
+    """Returns the last line of "train" or "heldout", {} without one."""
+    return next((x for x in reversed(self.history) if x["split"] == split), {})
+
+
+def elapsed(history: list[dict]) -> float:
+  """Returns the seconds of the lines: each start counts from 0.
+
+  >>> elapsed([{"elapsed_secs": x} for x in (10.0, 20.0, 5.0)])
+  25.0
+  """
+  values = [x["elapsed_secs"] for x in history if x.get("elapsed_secs") is not None]
+  ends = [a for a, b in zip(values, [*values[1:], -math.inf], strict=True) if b < a]
+  return sum(ends)
+
+
+def read(folder: Path, name: str) -> Facts:
+  """Reads a run.
+
+  Raises:
+    ValueError: the folder holds no run, or no line of a log yet.
+    OSError: it cannot be read.
+  """
+  saved = read_config(folder) if folder.is_dir() else None
+  if saved is None:
+    raise ValueError(f"{folder} holds no run of electra_jax.train")
+  history = metrics.read_history(folder / metrics.HISTORY_FILE)
+  if not history:
+    raise ValueError(f"{folder / metrics.HISTORY_FILE} has no line yet: the run has just begun")
+  config = specs.saved_config(saved)
+  manifest = shards.read_manifest(sources.data_folder(folder))
+  spec = specs.read_spec(folder, Vocab.from_json(manifest["vocab"]))
+  places = folder / checkpoint.FOLDER
+  return Facts(
+    name=name,
+    folder=folder,
+    config=config,
+    history=history,
+    events=journal.read(folder),
+    checkpoints={step: size(places / str(step)) for step in checkpoint.steps_on_disk(places)},
+    manifest=manifest,
+    chance=Chance.of(manifest["splits"]["heldout"]["frequencies"], config.objective.contrast_group),
+    parameters=parameters(spec),
+    flops_per_step=flops.step_flops(spec, config.train.batch_size, manifest["seq_length"]),
+  )
+
+
+def parameters(spec: PretrainSpec) -> dict[str, int]:
+  """Returns the parameter counts of the networks."""
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  return generators.count_networks(spec, shapes)
+
+
+def size(folder: Path) -> int:
+  """Returns the bytes of the files in a folder."""
+  return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def names(folders: list[Path]) -> list[str]:
+  """Returns a short name for each folder, the whole path where two folders have the same.
+
+  >>> names([Path("runs/a"), Path("runs/b")]), names([Path("x/a"), Path("y/a")])
+  (['a', 'b'], ['x/a', 'y/a'])
+  """
+  short = [folder.absolute().name for folder in folders]
+  return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def changed(facts: Facts) -> dict[str, tuple[Any, Any]]:
+  """Returns {field: (value in base.py, value here)}."""
+  return compare.changed_from_base(facts.config)

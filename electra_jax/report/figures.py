@@ -1,0 +1,105 @@
+"""Curves of several runs on shared axes, as Bokeh figures."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bokeh.models import ColumnDataSource, HoverTool
+from bokeh.plotting import figure
+
+from electra_jax.report.facts import Facts
+from electra_jax.runtime import curves, terminal
+from electra_jax.runtime.chance import WORDS
+
+# Of eight runs; the page turns the lightness around in the dark, so mid-tones are used.
+COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a", "#b03060", "#2a8f8f", "#666666")
+POINTS = 500  # of a line, at most, evenly spaced: no screen shows more
+TITLES = {
+  "generator": "Words: the masked language model",
+  "discriminator": "Detection: the discriminator",
+  "rest": "Loss, norms and rates",
+}
+
+
+def group(name: str, names: Sequence[str]) -> str:
+  """Returns which key of TITLES a metric belongs to, by what else is reported."""
+  stem = name.rpartition("_")[0]
+  if stem in WORDS or name.startswith("sample"):
+    return "generator"
+  if f"{stem}_recall" in names or name.endswith("_auc") or name.startswith("replaced"):
+    return "discriminator"
+  return "rest"
+
+
+def thinned(values: list, most: int = POINTS) -> list:
+  """Returns at most `most` of the values, evenly spaced, with the first and the last.
+
+  >>> thinned(list(range(10)), most=4)
+  [0, 3, 6, 9]
+  """
+  if len(values) <= most:
+    return values
+  return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+class Panel(NamedTuple):
+  """A figure with its captions."""
+
+  title: str  # the metric and its unit
+  note: str  # what the dashed line is, or ""
+  plot: figure
+
+
+def draw(runs: Sequence[Facts]) -> dict[str, dict[str, Panel]]:
+  """Returns {group: {metric: panel}} of all metrics but the timings."""
+  layout = curves.layout([line for run in runs for line in run.history])
+  names = [name for together in layout.values() for name in together]
+  found: dict[str, dict[str, Panel]] = {key: {} for key in TITLES}
+  for name in names:
+    found[group(name, names)][name] = panel(name, runs)
+  return {key: panels for key, panels in found.items() if panels}
+
+
+def panel(name: str, runs: Sequence[Facts]) -> Panel:
+  """Draws one metric: a line for training, dots for evaluations, dashes for knowing nothing."""
+  fractions = name.endswith(curves.FRACTIONS)
+  unit = "nats" if name.endswith(("loss", "entropy")) else "fraction" if fractions else ""
+  plot = figure(
+    name=name,
+    height=250,
+    sizing_mode="stretch_width",
+    tools="pan,xwheel_zoom,box_zoom,reset",
+    toolbar_location="above",
+  )
+  plot.background_fill_color = plot.border_fill_color = None
+  plot.outline_line_color, plot.toolbar.logo = None, None
+  plot.toolbar.autohide = True
+  plot.grid.grid_line_alpha = 0.35
+  plot.xaxis.axis_label = "step"
+  pointed = []
+  for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+    for split, draw_split in (("train", plot.line), ("heldout", plot.scatter)):
+      lines = thinned([x for x in run.history if x["split"] == split and name in x])
+      if not lines:
+        continue
+      # None (a count of 0) leaves a gap.
+      values = [math.nan if x[name] is None else x[name] for x in lines]
+      columns = {
+        "step": [x["step"] for x in lines],
+        "value": values,
+        "run": [run.name] * len(lines),
+        "split": [split] * len(lines),
+      }
+      source = ColumnDataSource(columns, name=f"{run.name} {split} {name}")
+      style = {"line_width": 1.6} if split == "train" else {"size": 7}
+      pointed.append(draw_split("step", "value", source=source, color=colour, **style))
+  note = ""
+  steps, values, what = curves.levels(runs[0].history, name, runs[0].chance)
+  if steps:
+    steps, values = thinned(steps), thinned(values)
+    plot.line(steps, values, color="#777777", line_dash="dashed", line_width=1.2)
+    note = f"dashed: knowing nothing ({what})"
+  tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (terminal.label(name), "@value{0.0000}")]
+  plot.add_tools(HoverTool(renderers=pointed, tooltips=tips, mode="mouse"))
+  plot.axis.axis_label_text_font_size = "9pt"
+  return Panel(f"{terminal.label(name)}{f', {unit}' if unit else ''}", note, plot)

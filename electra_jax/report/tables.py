@@ -1,0 +1,204 @@
+"""The tables of a report: rows of texts, the first row the heads."""
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from electra_jax.evaluate.pairs import accuracy
+from electra_jax.finetune import results, statistics
+from electra_jax.report.facts import Facts, changed
+from electra_jax.runtime import goodput, terminal
+
+Table = list[list[str]]
+LEFT_OUT = ("step", "split", "loss")
+
+
+def overview(runs: Sequence[Facts], price: float | None) -> Table:
+  """What ran: a column for each run. `price` is that of a device for an hour."""
+  rows = {
+    "objective": lambda r: f"{r.config.objective.name}, {r.config.generator.kind} generator",
+    "code": lambda r: r.start.get("code", "not recorded"),
+    "devices": devices,
+    "data": lambda r: r.config.data.dir,
+    "training text": _text,
+    "vocabulary": lambda r: "{size:,} {kind} entries".format(**r.manifest["vocab"]),
+    "parameters": lambda r: ", ".join(f"{k} {v / 1e6:,.2f} M" for k, v in r.parameters.items()),
+    "seen": _seen,
+    "FLOPs in matrix products": lambda r: f"{r.flops_per_step * r.done:.3g}",
+    "hours": lambda r: f"{r.hours:,.2f}",
+    "cost": lambda r: cost(r, price),
+  }
+  if price is None:
+    del rows["cost"]
+  return [["", *(r.name for r in runs)], *([k, *map(f, runs)] for k, f in rows.items())]
+
+
+def devices(run: Facts) -> str:
+  """Returns the devices of the last start."""
+  if not run.start:
+    return "not recorded"
+  return f"{run.start['devices']} x {run.start['device_kind']}, jax {run.start['jax']}"
+
+
+def cost(run: Facts, price: float) -> str:
+  """Returns the device-hours at a price; without a record of its devices, of one."""
+  return f"{run.hours * run.start.get('devices', 1) * price:,.2f}"
+
+
+def _text(run: Facts) -> str:
+  train, heldout = (run.manifest["splits"][split]["examples"] for split in ("train", "heldout"))
+  return f"{train:,} sequences of {run.manifest['seq_length']} tokens, {heldout:,} held out"
+
+
+def _seen(run: Facts) -> str:
+  sequences = run.done * run.config.train.batch_size
+  epochs = sequences / run.manifest["splits"]["train"]["examples"]
+  return f"{sequences * run.manifest['seq_length']:,} tokens, {epochs:.2f} epochs"
+
+
+def fields(runs: Sequence[Facts]) -> Table:
+  """The fields that a run changed from configs/base.py."""
+  found = [changed(run) for run in runs]
+  every = {field: old for one in found for field, (old, _) in one.items()}
+  own = ([repr(one[f][1]) if f in one else "" for one in found] for f in every)
+  return [
+    ["field", "base.py", *(run.name for run in runs)],
+    *([f, repr(every[f]), *values] for f, values in zip(every, own, strict=True)),
+  ]
+
+
+def evaluations(runs: Sequence[Facts]) -> Table:
+  """The last evaluation of each run, and what knowing nothing reaches; pairs with an interval."""
+  lines = [run.last("heldout") for run in runs]
+  names = dict.fromkeys(k for line in lines for k in line if k not in LEFT_OUT)
+  if not names:
+    return []
+  steps = (f"{r.name}, step {x.get('step', 0):,}" for r, x in zip(runs, lines, strict=True))
+  rows = [["held-out", *steps, "knowing nothing"]]
+  for name in names:
+    cells = [_value(run, name, line.get(name)) for run, line in zip(runs, lines, strict=True)]
+    level = runs[0].chance.level(name, lines[0])
+    known = f"{terminal.shown(name, level[1])} ({level[0]})" if level else ""
+    rows.append([terminal.label(name), *cells, known])
+  return rows
+
+
+def _value(run: Facts, name: str, value: float | None) -> str:
+  text = terminal.shown(name, value)
+  if value is None or name != "pairs_accuracy":
+    return text
+  count = run.config.eval.max_pairs
+  found = accuracy(np.arange(count) < round(value * count))
+  return f"{text} ({100 * found.low:.1f} to {100 * found.high:.1f})"
+
+
+def minimal_pairs(folders: Sequence[Path]) -> Table:
+  """The results of `evaluate pairs --out`, with Wilson's intervals of 95 %.
+
+  Raises:
+    ValueError: a folder holds none.
+  """
+  rows = [["model", "scorer", "category", "pairs", "accuracy %", "95 % interval"]]
+  for folder in folders:
+    path = folder / "pairs.json" if folder.is_dir() else folder
+    try:
+      content = json.loads(path.read_text())
+      categories = {"all": content["all"], **content["categories"]}
+      for place, (name, a) in enumerate(categories.items()):
+        first = ("", "") if place else (Path(content["model"]).name, content["scorer"])
+        interval = f"{100 * a['low']:.1f} to {100 * a['high']:.1f}"
+        rows.append([*first, name, f"{a['pairs']:,}", f"{100 * a['accuracy']:.2f}", interval])
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+      raise ValueError(f"{path} is no result of electra_jax.evaluate pairs: {error}") from None
+  return rows
+
+
+def finetuning(folders: Sequence[Path]) -> Table:
+  """The results of fine-tuning over seeds, with Student's interval of their mean.
+
+  Raises:
+    ValueError: a folder holds none.
+  """
+  heads = ["results", "task", "split", "metric", "median", "mean", "95 % interval", "seeds"]
+  rows = [[*heads, "most frequent class"]]
+  for folder in folders:
+    if not (folder / results.RESULTS).is_file():
+      raise ValueError(f"{folder} holds no results of electra_jax.finetune")
+    groups: dict[tuple, list[dict]] = {}
+    for row in results.read_results(folder):
+      groups.setdefault((row["task"], row["split"]), []).append(row)
+    for (task, split), seeds in groups.items():
+      for metric in seeds[0]["metrics"]:
+        values = [row["metrics"][metric] for row in seeds]
+        found = statistics.summary(values)
+        level = (seeds[0].get("majority") or {}).get(metric)
+        rows.append(
+          [folder.name, task, split, statistics.LABELS.get(metric, metric)]
+          + [f"{found.median:.2f}", f"{found.mean:.2f}", interval(found)]
+          + [str(found.n), "" if level is None else f"{level:.2f}"]
+        )
+  return rows
+
+
+def interval(found: statistics.Summary) -> str:
+  """Returns Student's interval of 95 % of a mean over seeds; a single seed has none.
+
+  >>> interval(statistics.summary([61.0, 64.0, 63.0]))
+  '58.87 to 66.46'
+  """
+  if found.n < 2:
+    return "one seed"
+  half = stats.t.ppf(0.975, found.n - 1) * found.std / math.sqrt(found.n)
+  return f"{found.mean - half:.2f} to {found.mean + half:.2f}"
+
+
+def time(runs: Sequence[Facts]) -> Table:
+  """The share of the time by activity, and the speed of the last line."""
+  every = dict.fromkeys(k for run in runs for k in run.secs)
+  order = sorted(every, key=lambda k: goodput.ORDER.index(k) if k in goodput.ORDER else 99)
+  rows = [["", *(run.name for run in runs)]]
+  for activity in order:
+    rows.append([activity, *(_share(run.secs, activity) for run in runs)])
+  for name in ("tokens_per_sec", "mfu"):
+    values = [run.last("train").get(name) for run in runs]
+    rows.append([terminal.label(name), *(terminal.shown(name, value) for value in values)])
+  return rows
+
+
+def _share(secs: dict[str, float], activity: str) -> str:
+  total = sum(secs.values())
+  if activity not in secs or not total:
+    return "-"
+  return f"{terminal.shown('_secs', secs[activity])} ({100 * secs[activity] / total:.1f} %)"
+
+
+def checkpoints(runs: Sequence[Facts]) -> Table:
+  """The checkpoints in the folders of the runs."""
+  rows = [["run", "step", "MB", "folder"]]
+  for run in runs:
+    for step, size in run.checkpoints.items():
+      place = run.folder / "checkpoints" / str(step)
+      rows.append([run.name, f"{step:,}", f"{size / 1e6:,.1f}", str(place)])
+  return rows
+
+
+def commands(run: Facts) -> dict[str, str]:
+  """Returns what to run next: {what it does: command}."""
+  folder = shlex.quote(str(run.folder))
+  known = run.start.get("command") or (
+    f"python -m electra_jax.train --config=CONFIG --workdir={folder}"
+  )
+  what = "train on" if run.done < run.config.train.steps else "train on, with more train.steps"
+  return {
+    what: known,
+    "export to Hugging Face": f"python -m electra_jax.export {folder} {folder}-hf --to hf",
+    "fine-tune": "python -m electra_jax.finetune --config=configs/finetune/glue.py:cola,sst2,mrpc"
+    f" --config.init={folder} --config.data.dir=GLUE --workdir={folder}-glue",
+    "score minimal pairs": f"python -m electra_jax.evaluate pairs --model={folder}"
+    f" --data=blimp.jsonl --out={folder}-pairs",
+  }

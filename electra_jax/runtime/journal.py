@@ -1,0 +1,57 @@
+"""What happened to a run, for its report: journal.jsonl in its folder.
+
+A line is {"time": seconds since 1970, "event": "start", "warning" or "goodput", ...}: with each
+start the code, the devices and the command; each warning; and at evaluations, saves and the end the
+seconds of each activity since that start.
+"""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+JOURNAL_FILE = "journal.jsonl"
+
+
+class Journal:
+  """Appends events; one that cannot be written is lost, and the run goes on."""
+
+  def __init__(self, folder: Path, enabled: bool = True):
+    self._path, self._enabled = folder / JOURNAL_FILE, enabled
+
+  def write(self, event: str, **values: Any) -> None:
+    """Appends an event with values that JSON can hold."""
+    if self._enabled:
+      line = json.dumps({"time": round(time.time(), 1), "event": event, **values})
+      with contextlib.suppress(OSError), self._path.open("a") as file:
+        file.write(line + "\n")
+
+
+def read(folder: Path) -> list[dict]:
+  """Returns the events of a run, without damaged lines; [] for runs of earlier versions."""
+  events = []
+  path = folder / JOURNAL_FILE
+  for text in path.read_bytes().splitlines() if path.exists() else ():
+    with contextlib.suppress(ValueError):
+      if isinstance(line := json.loads(text), dict) and {"time", "event"} <= line.keys():
+        events.append(line)
+  return events
+
+
+def seconds(events: list[dict]) -> dict[str, float]:
+  """Returns the seconds of each activity over all starts: the last account of each counts.
+
+  >>> lines = [{"event": "goodput", "secs": {"steps": x}} for x in (1.0, 5.0)]
+  >>> seconds([{"event": "start"}, *lines, {"event": "start"}, lines[0]])
+  {'steps': 6.0}
+  """
+  total: dict[str, float] = {}
+  last: dict[str, float] = {}
+  for line in [*events, {"event": "start"}]:
+    if line["event"] == "goodput":
+      last = line["secs"]
+    elif line["event"] == "start":
+      total = {k: total.get(k, 0.0) + last.get(k, 0.0) for k in {**total, **last}}
+      last = {}
+  return total

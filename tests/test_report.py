@@ -1,0 +1,170 @@
+"""Reports of runs: the numbers on the page, the verdict, and what a stranger may have written."""
+
+import dataclasses
+import html.parser
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from electra_jax.report import __main__ as report
+from electra_jax.report import facts, page, tables, verdict
+from electra_jax.runtime import journal
+
+GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
+EVIL = "</script><b>a & b"
+
+
+class Reader(html.parser.HTMLParser):
+  """Reads the tables of a page and the tags with their attributes."""
+
+  def __init__(self, text: str):
+    super().__init__()
+    self.tables, self.tags, self.text, self._cell = {}, [], "", False
+    self.feed(text)
+
+  def handle_starttag(self, tag, attributes):
+    self.tags.append((tag, dict(attributes)))
+    if tag == "table":
+      self._rows = self.tables[dict(attributes)["id"]] = []
+    elif tag == "tr":
+      self._rows.append([])
+    elif tag in ("td", "th"):
+      self._rows[-1].append("")
+      self._cell = True
+
+  def handle_endtag(self, tag):
+    self._cell = self._cell and tag not in ("td", "th")
+
+  def handle_data(self, data):
+    self.text += data
+    if self._cell:
+      self._rows[-1][-1] += data
+
+
+def lines(run: Path) -> list[dict]:
+  return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+  """A run of an earlier version, and the same with another name, a journal and a worse ending."""
+  root = tmp_path_factory.mktemp("report")
+  shutil.copytree(GOLDEN / "data", root / "data")
+  for name in ("first", "second"):
+    shutil.copytree(GOLDEN / "run", root / name / "run")
+    config = json.loads((root / name / "run" / "config.json").read_text())
+    config["data"]["dir"] = str(root / "data")
+    config["health"] = {"after_step": 0 if name == "second" else 100}
+    (root / name / "run" / "config.json").write_text(json.dumps(config))
+  second = (root / "second" / "run").rename(root / "second" / EVIL.replace("/", "⁄"))
+  worse = [line | {"rtd_auc": 0.5} for line in lines(second)]
+  (second / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in worse))
+  events = journal.Journal(second)
+  start = {"code": "1.0", "jax": "0.10", "devices": 4, "device_kind": "H100", "command": EVIL}
+  for hours in (1, 2):  # it was stopped after an hour
+    events.write("start", **start)
+    events.write("goodput", step=4, secs={"steps": 60.0})
+    events.write("goodput", step=8, secs={"steps": 3000.0 * hours, "save": 600.0 * hours})
+  events.write("warning", text=EVIL)
+  return [root / "first" / "run", second]
+
+
+@pytest.fixture(scope="module")
+def text(runs) -> str:
+  return page.render(runs, price=2.0)
+
+
+def test_the_numbers_of_the_page_are_those_of_the_log(runs, text):
+  found = {row[0]: row[1:] for row in Reader(text).tables["evaluations"]}
+  last = [[x for x in lines(run) if x["split"] == "heldout"][-1] for run in runs]
+  assert found["mlm loss"][:2] == [f"{x['mlm_loss']:.4f} nats" for x in last]
+  assert found["rtd auc"][1:] == ["0.5", "0.5 (chance)"]
+  counts = json.loads((GOLDEN / "data" / "manifest.json").read_text())["splits"]["heldout"]
+  assert "unigram entropy" in found["mlm loss"][2] and sum(counts["frequencies"])
+  time = {row[0]: row[1:] for row in Reader(text).tables["time"]}
+  assert time["steps"] == ["-", "2:30:00 (83.3 %)"] and time["save"][1] == "0:30:00 (16.7 %)"
+  ran = {row[0]: row[1:] for row in Reader(text).tables["overview"]}
+  assert ran["hours"][1] == "3.00" and ran["cost"][1] == "24.00"  # on four devices
+  assert ran["code"] == ["not recorded", "1.0"] and ran["devices"][1].startswith("4 x H100")
+  assert "discriminator 0.0" in ran["parameters"][0]
+  fields = {row[0]: row[1:] for row in Reader(text).tables["fields"]}
+  assert fields["model.hidden_size"] == ["768", "32", "32"] and "model.init_stddev" in fields
+
+
+def test_the_page_is_one_file_that_loads_nothing_and_runs_nothing_it_was_given(text):
+  tags = Reader(text).tags
+  loads = [x for tag in tags for k, x in tag[1].items() if k in ("src", "href", "data", "action")]
+  assert loads == ["data:,"]
+  assert len(text.encode()) < 5e6
+  assert not any(tag == "b" and "a & b" in str(x) for tag, x in tags)
+  assert EVIL not in text  # neither in the page nor in what its scripts read
+  assert EVIL in Reader(text).text  # but shown: the warning and the command
+
+
+def test_the_verdict_comes_first_and_says_why(runs, text):
+  shown = Reader(text[text.index("<body>") :]).text
+  assert shown.index("did not learn") < shown.index("What ran") < shown.index("Checkpoints")
+  bad = facts.read(runs[1], "bad")
+  entropy, loss = bad.chance.entropy, bad.last("heldout")["mlm_loss"]
+  judged = verdict.judge(bad)
+  assert judged.word == verdict.BAD and judged.sentences == (
+    "It is at step 4 of 8.",
+    f"The held-out mlm loss is {loss:.4f} nats, {abs(loss - entropy):.2f}"
+    f" {'below' if loss < entropy else 'above'} the unigram entropy {entropy:.2f}.",
+    "Detection has an AUC of 0.500 (held-out; chance is 0.5).",
+    "1 warning, below.",
+  )
+
+
+def test_a_run_that_has_just_begun_is_not_condemned(runs):
+  run = facts.read(runs[0], "run")
+  worse = [line | {"rtd_auc": 0.5} for line in run.history]
+  assert verdict.judge(dataclasses.replace(run, history=worse)).word == verdict.EARLY
+  ended = [*worse, worse[-1] | {"step": run.config.train.steps}]
+  assert verdict.judge(dataclasses.replace(run, history=ended)).word == verdict.BAD
+
+
+def test_warnings_without_a_failure_ask_for_a_look(runs):
+  first, second = (facts.read(run, run.name) for run in runs)
+  learned = [x | {"mlm_loss": 1.0, "rtd_auc": 0.9} for x in first.history]
+  for run, word in ((first, verdict.GOOD), (second, verdict.LOOK)):
+    assert verdict.judge(dataclasses.replace(run, history=learned)).word == word
+  early = [x for x in learned if x["step"] == 0 or x["split"] == "train"][:2]
+  judged = verdict.judge(dataclasses.replace(first, history=early))
+  assert "training mlm loss" in str(judged.sentences)  # an evaluation at step 0 says nothing
+
+
+def test_pairs_and_fine_tuning_have_intervals(tmp_path):
+  one = {"pairs": 100, "accuracy": 0.75, "low": 0.657, "high": 0.825}
+  content = {"model": "runs/small", "scorer": "rtd", "all": one, "categories": {"islands": one}}
+  (tmp_path / "pairs.json").write_text(json.dumps(content))
+  assert tables.minimal_pairs([tmp_path])[1:] == [
+    ["small", "rtd", "all", "100", "75.00", "65.7 to 82.5"],
+    ["", "", "islands", "100", "75.00", "65.7 to 82.5"],
+  ]
+  rows = [
+    {"task": "mrpc", "split": "dev", "seed": i, "metrics": {"accuracy": x}, "collapsed": False}
+    for i, x in enumerate((61.0, 64.0, 63.0))
+  ]
+  rows[0]["majority"] = {"accuracy": 68.38}
+  (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  (row,) = tables.finetuning([tmp_path])[1:]
+  # Student's t of 2 degrees of freedom is 4.3027.
+  assert row[1:] == ["mrpc", "dev", "accuracy", "63.00", "62.67", "58.87 to 66.46", "3", "68.38"]
+  with pytest.raises(ValueError, match="is no result of electra_jax.evaluate pairs"):
+    tables.minimal_pairs([tmp_path / "none"])
+  with pytest.raises(ValueError, match="holds no results of electra_jax.finetune"):
+    tables.finetuning([tmp_path / "none"])
+
+
+def test_the_command_writes_the_file_and_names_it(runs, tmp_path, monkeypatch, capsys):
+  out = tmp_path / "report.html"
+  monkeypatch.setattr("sys.argv", ["report", str(runs[0]), f"--out={out}"])
+  report.main()
+  assert capsys.readouterr().out.startswith(f"report: {out} (1.")
+  assert Reader(out.read_text()).tables["checkpoints"][1][:2] == ["run", "4"]
+  monkeypatch.setattr("sys.argv", ["report", str(tmp_path), f"--out={out}"])
+  with pytest.raises(ValueError, match="is not a run|holds no run"):
+    report.main()
