@@ -182,6 +182,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   h.auc_margin = 0.02  # the discriminator's AUC within this of 0.5: it guesses
   h.recall = 0.001  # it finds less than this share of the replaced: it always says "original"
   h.entropy_ratio = 0.5  # the generator's entropy below this times its loss; healthy runs have 1
+  # A band of healthy seeds (configs/bands/*.json, `report --make-band`): warn where it is left
+  h.reference = placeholder(str)
   h.after_step = 20_000  # no collapse is looked for before: twice the warm-up
 
   c.hosts = ConfigDict()

@@ -18,8 +18,9 @@ from electra_jax import train
 from electra_jax.config import compare, files, specs
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
+from electra_jax.pretrain.loop import UnhealthyError
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
-from electra_jax.runtime import curves, journal, metrics, parallel, trackers
+from electra_jax.runtime import bands, curves, journal, metrics, parallel, trackers
 from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.checkpoint import Checkpoints
 
@@ -378,6 +379,18 @@ def test_a_run_records_what_its_report_says(straight):
   assert [e["step"] for e in events[1:]] == [4, 6, 8, 12, 12]
   secs = journal.seconds(events)
   assert secs == events[-1]["secs"] and {"steps", "compile", "evaluation", "save"} <= secs.keys()
+
+
+def test_a_run_is_stopped_where_it_leaves_its_reference(tiny_config, tmp_path, capsys):
+  level = bands.Level(mean=1.0, tolerance=0.1)  # of a loss that starts at 4.6 nats
+  fields = compare.recipe(compare.flatten(tiny_config.to_dict()))
+  reference = bands.Band(3, 3, fields, {"heldout": {0: {"mlm_loss": level}}})
+  bands.write(tmp_path / "band.json", reference)
+  tiny_config.health.reference = str(tmp_path / "band.json")
+  tiny_config.health.on_warning = "stop"
+  with pytest.raises(UnhealthyError, match="step 0: left the reference .*: mlm_loss .heldout. 4"):
+    train.train(tiny_config, tmp_path / "run")
+  assert "Here, not in the reference" not in capsys.readouterr().out
 
 
 def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):

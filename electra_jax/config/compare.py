@@ -32,6 +32,11 @@ SHAPES = (
   *("generator.width_multiplier", "generator.depth_multiplier", "objective.name"),
   *("optimizer.name", "optimizer.separate_optimizers", "data.vocab_hash"),
 )
+# Groups in which a run may differ from the reference that it is judged by (health.reference).
+NOT_JUDGED = (
+  *("seed", "data", "eval", "checkpoint", "health", "hosts", "profile", "log"),
+  "allow_config_change",
+)
 LISTED = 8  # differing fields in an error message
 # Hashes of the shards, compared like fields although they are not in the configuration.
 DATA_HASHES = ("data.manifest", "data.vocab_hash")
@@ -58,6 +63,7 @@ ADDED: dict[str, Any] = {
   "objective.contrast_group": 8,
   "eval.pairs": None,
   "eval.max_pairs": 2000,
+  "health.reference": None,
   "data.parts": 0,
   "data.dedup": "",
   "data.strip_accents": None,  # a manifest without it: where it lower-cases (`Vocab.from_json`)
@@ -115,6 +121,15 @@ def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:
   """Returns {field: (value in base.py, value here)} for the fields that differ from base.py."""
   base = flatten(load("base.py"))
   return {k: (base.get(k), v) for k, v in flatten(config).items() if base.get(k) != v}
+
+
+def recipe(flat: dict[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a flat configuration in which seeds of one recipe are equal.
+
+  >>> recipe({"seed": 1, "train.steps": 10, "model.unroll": 4})
+  {'train.steps': 10}
+  """
+  return {k: v for k, v in flat.items() if k.split(".")[0] not in NOT_JUDGED and k not in FREE}
 
 
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

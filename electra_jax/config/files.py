@@ -37,6 +37,18 @@ def resolve(path: str | Path) -> Path:
   raise FileNotFoundError(errno.ENOENT, f"no such configuration{hint}", str(path))
 
 
+def find_data(path: str | Path) -> Path:
+  """Finds a file by path, else among the project's own (`configs/bands/quickstart.json`).
+
+  Raises:
+    FileNotFoundError: there is none.
+  """
+  path = Path(path)
+  if found := path if path.is_file() else _own(path):
+    return found
+  raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+
+
 def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   """Returns the result of a file's `get_config(arg)`, locked: no field can be added.
 

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import jax
 from ml_collections import ConfigDict
 
-from electra_jax.config.compare import flatten, upgrade
-from electra_jax.config.files import load
+from electra_jax.config.compare import flatten, recipe, upgrade
+from electra_jax.config.files import find_data, load
 from electra_jax.core import masking, objectives, optimizer, schedules
 from electra_jax.core.attention import ATTENTION
 from electra_jax.core.generators import GENERATORS, masked_language_model
 from electra_jax.core.networks import TIES, PretrainSpec, generator_size
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
-from electra_jax.runtime import health
+from electra_jax.runtime import bands, health
 from electra_jax.runtime.workdir import read_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.
@@ -172,6 +172,24 @@ def make_compute(m: ConfigDict, head_width: int) -> Compute:
     cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
     attention = "cudnn" if cudnn and ATTENTION["cudnn"].takes_head(head_width) else "xla"
   return Compute(dtype, attention, m.unroll, m.remat)
+
+
+def reference(config: ConfigDict) -> tuple[bands.Band, str, list[str]] | None:
+  """Returns the band of health.reference, its name and what differs there, None without one.
+
+  Raises:
+    ValueError: the file is no band, or of runs with other steps between their lines.
+    OSError: it cannot be read.
+  """
+  if (name := config.health.reference) is None:
+    return None
+  band = bands.read(find_data(name))
+  if band.every_steps != config.log.every_steps:
+    raise ValueError(
+      f"config.log.every_steps={config.log.every_steps}, but the runs of health.reference={name}"
+      f" have a line every {band.every_steps} steps, and its numbers are means over these"
+    )
+  return band, name, bands.differing(band, recipe(flatten(config)))
 
 
 def make_limits(config: ConfigDict) -> health.Limits:

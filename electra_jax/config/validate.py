@@ -15,6 +15,7 @@ from electra_jax.config.specs import (
   make_limits,
   make_optimizer_config,
   make_schedule,
+  reference,
 )
 from electra_jax.core import attention, encoder, generators, layers, networks, objectives, optimizer
 from electra_jax.runtime import parallel, tracing, trackers
@@ -46,6 +47,7 @@ def check(config: ConfigDict) -> None:
   """Raises ValueError if a training configuration is invalid on this machine."""
   check_fields(config)
   check_attention(config.model)
+  reference(config)
   trackers.check_installed(trackers.parse(config.log.trackers))
   if config.data.dir is None:
     raise ValueError("config.data.dir is not set: the folder written by electra_jax.data.build")

@@ -10,6 +10,7 @@ from electra_jax.data import pretrain_batches
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import Run
 from electra_jax.runtime import memory, metrics, parallel, processes, version
+from electra_jax.runtime.bands import Judge
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput, Speed
 from electra_jax.runtime.health import Health
@@ -62,11 +63,12 @@ def loop(
   peak = run.peak[0] * jax.device_count()
   speed = Speed(goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-  health = Health(run.limits, [line for line in history if line["step"] <= start])
+  reference = Judge(*run.reference) if run.reference else None
+  health = Health(run.limits, [line for line in history if line["step"] <= start], reference)
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
     with goodput.doing("compile"):  # mostly compiles the evaluation
-      evaluate(run, state.params, 0, log)
+      evaluate(run, state.params, 0, log, health)
   for done in range(start + 1, n + 1):
     first = done == start + 1  # the first step compiles and is not timed
     with goodput.doing("data"):
@@ -95,10 +97,10 @@ def loop(
       if compare:
         values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
       log.write(done, "train", values)
-      check_health(run, health, done, values, log)
+      check_health(run, health, done, "train", values, log)
     if evaluating:
       with goodput.doing("evaluation"):
-        evaluate(run, state.params, done, log)
+        evaluate(run, state.params, done, log, health)
     if saving:
       with goodput.doing("save"):
         sums = {"window": window.state_dict(), "skipped": skipped}
@@ -136,11 +138,11 @@ def check_memory(run: Run, state, batch) -> None:
     memory.check("evaluation", evaluation, "the number of devices, or lower eval.batch_size")
 
 
-def check_health(run: Run, health: Health, done: int, values: dict, log: Log) -> None:
+def check_health(run: Run, health: Health, done: int, split: str, values: dict, log: Log) -> None:
   """Logs warnings about a log line; stops all processes if `health.on_warning` is "stop"."""
 
   def warn():
-    warnings = health.check(done, values)
+    warnings = health.check(done, values, split)
     log.warn(warnings)
     if warnings and run.config.health.on_warning == "stop":
       raise UnhealthyError(f"stopped by config.health.on_warning: {warnings[0]}")
@@ -148,8 +150,8 @@ def check_health(run: Run, health: Health, done: int, values: dict, log: Log) ->
   processes.run_on_all(warn) if run.config.health.on_warning == "stop" else warn()
 
 
-def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
-  """Evaluates on the held-out documents, if there are any, and writes a log line."""
+def evaluate(run: Run, params: dict, done: int, log: Log, health: Health) -> None:
+  """Evaluates on the held-out documents, if there are any, and writes and judges a log line."""
   if run.heldout is None:
     return
   batches = pretrain_batches.eval_batches(
@@ -164,6 +166,7 @@ def evaluate(run: Run, params: dict, done: int, log: Log) -> None:
     networks = sources.main_networks(run.spec, params)
     values["pairs_accuracy"] = run.pairs(networks["discriminator"].weights)
   log.write(done, "heldout", values)
+  check_health(run, health, done, "heldout", values, log)
 
 
 def save(

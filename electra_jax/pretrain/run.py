@@ -110,6 +110,7 @@ class Run:
   chance: Chance  # what knowing nothing of the held-out text reaches
   limits: Limits  # of the health checks
   pairs: PairsAccuracy | None  # of eval.pairs
+  reference: tuple | None = None  # the arguments of `bands.Judge`, from health.reference
 
   @property
   def eval_batch_size(self) -> int:
@@ -177,6 +178,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     chance=Chance.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
     limits=specs.make_limits(config),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
+    reference=specs.reference(config),
   )
 
 

@@ -1,4 +1,4 @@
-"""Warnings from a run's log lines: loss spikes and collapsed networks.
+"""Warnings from a run's log lines: loss spikes, collapsed networks, departures from a reference.
 
 Metrics are recognised by name, as in metrics.jsonl: a loss with an accuracy (`mlm_loss`,
 `mlm_accuracy`), a discriminator's `_auc` and `_recall`, a generator's `sample_entropy`. Metrics
@@ -10,6 +10,8 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+
+from electra_jax.runtime.bands import Judge
 
 LEAST_LINES = 5  # of a loss before it is checked for spikes
 LEAST_RISE = 0.1  # nats: a loss near 0 may double by chance
@@ -45,19 +47,26 @@ class Health:
 
   Args:
     history: lines of metrics.jsonl to replay, so that a resumed run warns as if uninterrupted.
+    reference: what else the lines are judged by.
   """
 
-  def __init__(self, limits: Limits, history: Iterable[Mapping] = ()):
-    self._limits = limits
+  def __init__(
+    self, limits: Limits, history: Iterable[Mapping] = (), reference: Judge | None = None
+  ):
+    self._limits, self._reference = limits, reference
     self._levels: dict[str, _Level] = {}
     self._since: dict[str, tuple[int, int]] = {}  # where a collapse began, and its lines so far
     for line in history:
-      if line.get("split", "train") == "train":
-        self.check(line["step"], line)
+      self.check(line["step"], line, line.get("split", "train"))
 
-  def check(self, step: int, values: Mapping[str, float | None]) -> list[str]:
-    """Takes a log line and returns a warning for each problem that begins with it."""
-    warnings = [*self._spikes(values), *self._collapses(step, values)]
+  def check(self, step: int, values: Mapping[str, float | None], split: str = "train") -> list[str]:
+    """Takes a log line and returns a warning for each problem that begins with it.
+
+    Evaluations are judged by the reference alone.
+    """
+    warnings = [] if self._reference is None else self._reference.check(split, step, values)
+    if split == "train":
+      warnings = [*self._spikes(values), *self._collapses(step, values), *warnings]
     return [f"step {step:,}: {text}" for text in warnings]
 
   def _spikes(self, values: Mapping) -> Iterator[str]:

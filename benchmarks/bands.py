@@ -1,0 +1,165 @@
+"""Does a reference band find broken runs early, and leave healthy ones alone?
+
+  python benchmarks/bands.py --out DIR [--steps 1000] [--seeds 5] [--rows FILE] [--band FILE]
+                             [--json benchmarks/results/bands.json]
+
+Trains the quickstart with several seeds and, with seed 0, broken in four ways: doubled learning
+rates; a generator that does not learn; targets of another row; a vocabulary whose continuation
+marks are lost, so that most rare words become [UNK]. Each run has the quickstart's schedule and is
+stopped by SIGTERM after `--steps`. Every seed is judged by the band of the others, each broken run
+by the band of all but its own seed. Started again it goes on where it was; a run whose lines are in
+the file of rows is not trained again.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jobs
+import machine
+
+from electra_jax.config import compare, files
+from electra_jax.runtime import bands, metrics
+
+CONFIG = "configs/quickstart.py"
+PROGRAM = 'import runpy; runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)'
+# The labels of the row before, for both networks.
+SHUFFLE = """
+import jax.numpy as jnp
+from electra_jax.core import networks, objectives
+
+nll, detection = networks.nll, objectives.detection_terms
+networks.nll = lambda logits, labels: nll(logits, jnp.roll(labels, 1, axis=0))
+objectives.detection_terms = lambda name, logits, label, mask, weight: detection(
+  name, logits, jnp.roll(label, 1, axis=0), mask, weight
+)
+"""
+# {name: (fields, code that runs before the program, folder of the shards)}
+FAULTS = {
+  "": ({}, "", "data"),
+  "doubled learning rate": (
+    {"optimizer.learning_rate": 2.4e-3, "optimizer.generator_learning_rate": 4e-3}, "", "data"
+  ),
+  "frozen generator": ({"optimizer.generator_learning_rate": 1e-12}, "", "data"),
+  "shuffled targets": ({}, SHUFFLE, "data"),
+  "broken tokenizer": ({}, "", "broken"),
+}  # fmt: skip
+
+
+def build(out: Path) -> None:
+  """Builds the shards, and those of the broken vocabulary."""
+  jobs.build(out, out / "data", CONFIG, {})
+  words = (out / "data" / "vocab.txt").read_text().splitlines()
+  lost = out / "lost.txt"
+  lost.write_text("".join(word.replace("##", "§§", 1) + "\n" for word in words))
+  jobs.build(out, out / "broken", CONFIG, {"data.vocab": lost})
+
+
+def train(out: Path, fault: str, seed: int, steps: int) -> list[dict]:
+  """Trains a run up to `steps` and returns its lines."""
+  fields, code, data = FAULTS[fault]
+  name = f"{fault or 'healthy'} {seed}".replace(" ", "-")
+  folder, output = out / "runs" / name, out / "logs" / f"{name}.log"
+  fields = {"seed": seed, "data.dir": out / data, "log.trackers": ""} | fields
+  arguments = [f"--config={CONFIG}", f"--workdir={folder}", *jobs.assignments(fields)]
+  history = folder / metrics.HISTORY_FILE
+
+  def done() -> list[dict]:
+    lines = metrics.read_history(history)
+    return lines if lines and lines[-1]["step"] >= steps else []
+
+  if not done():
+    with output.open("a") as log:
+      command = [sys.executable, "-c", code + PROGRAM, *arguments]
+      process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+      try:
+        while process.poll() is None and not done():
+          time.sleep(1)
+      finally:
+        with contextlib.suppress(ProcessLookupError):
+          process.send_signal(signal.SIGTERM)
+        process.wait()
+  if not (lines := done()):
+    raise SystemExit(f"{output.read_text()[-3000:]}\n{name} ended early")
+  return [line for line in lines if line["step"] <= steps]
+
+
+def parser() -> argparse.ArgumentParser:
+  p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  p.add_argument("--out", type=Path, required=True)
+  p.add_argument("--rows", type=Path, help="default: OUT/rows.jsonl")
+  p.add_argument("--steps", type=int, default=1000)
+  p.add_argument("--seeds", type=int, default=5)
+  p.add_argument("--band", type=Path, help="writes the band of all healthy seeds")
+  p.add_argument("--json")
+  return p
+
+
+def main() -> None:
+  """Runs from the command line."""
+  args = parser().parse_args()
+  os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+  build(args.out)
+  rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
+  plan = [("", seed) for seed in range(args.seeds)] + [(fault, 0) for fault in FAULTS if fault]
+  found = {}
+  for fault, seed in plan:
+    key = {"fault": fault, "seed": seed, "steps": args.steps}
+    row = rows.once(key, lambda f=fault, s=seed: {"lines": train(args.out, f, s, args.steps)})
+    found[fault, seed] = row["lines"]
+  config = files.load(CONFIG)
+  fields = compare.recipe(compare.flatten(config))
+  healthy = {seed: lines for (fault, seed), lines in found.items() if not fault}
+
+  def without(seed: int) -> bands.Band:
+    others = [lines for other, lines in healthy.items() if other != seed]
+    return bands.make(others, config.log.every_steps, fields)
+
+  judged = [
+    {"fault": fault, "seed": seed, **judge(without(seed), lines), "lines": rounded(lines)}
+    for (fault, seed), lines in found.items()
+  ]
+  for row in judged:
+    print(f"{row['fault'] or 'healthy'}, seed {row['seed']}: {row['warning'] or 'stays'}")
+  if args.band:
+    bands.write(args.band, bands.make(list(healthy.values()), config.log.every_steps, fields))
+  content = {"config": CONFIG, "steps": args.steps, "seeds": args.seeds, "judged": judged}
+  machine.save(args.json, content, hide=[args.out, args.rows])
+
+
+def rounded(lines: list[dict]) -> list[dict]:
+  """Returns the lines without timings, numbers with five digits."""
+  return [
+    {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in line.items()
+     if k not in metrics.TIMING}
+    for line in lines
+  ]  # fmt: skip
+
+
+def judge(band: bands.Band, lines: list[dict]) -> dict:
+  """Returns where a run leaves a band, with and without its learning rate, and why."""
+  first = {}
+  for name, hidden in (("step", ()), ("step_without_learning_rate", ("learning_rate",))):
+    follow, warned = bands.Judge(band, "of the other seeds"), []
+    for line in lines:
+      values = {k: v for k, v in line.items() if k not in ("step", "split", *hidden)}
+      for text in follow.check(line["split"], line["step"], values):
+        warned.append((line["step"], text))
+    first[name] = warned[0][0] if warned else None
+    if not hidden:
+      first["warning"] = f"step {warned[0][0]}: {warned[0][1]}" if warned else None
+  distances = [
+    abs(x)
+    for line in lines
+    for x in band.distances(line["split"], line["step"], line).values()
+  ]  # fmt: skip
+  return first | {"largest_distance": round(max(distances), 2), "numbers": len(distances)}
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,268 @@
+"""Bands: what healthy seeds of a recipe reach at each line, and why a run may leave them.
+
+For each metric and step a band has the mean over n seeds and a tolerance, the larger of
+- a prediction interval of one more run, t s sqrt(1 + 1/n): s is the standard deviation over seeds,
+  pooled over SMOOTH neighbouring lines, since three seeds alone say little of it, and t Student's
+  quantile of those degrees of freedom at a chance of ALARM for a line;
+- FLOOR of the metric's largest mean: other devices, versions and corpora of the same kind.
+Lines of a run hang together and many metrics are looked at, so one line outside is not enough: a
+metric has left the band after two lines in a row on one side, or one that is twice as far away.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from electra_jax.runtime import metrics
+from electra_jax.runtime.chance import WORDS
+from electra_jax.runtime.terminal import shown
+
+LEAST_RUNS = 3
+SMOOTH = 5  # lines, around each
+ALARM = 1e-3
+FLOOR = 0.02
+LEFT_OUT = ("step", "split", "loss", *metrics.TIMING)  # `loss` follows the schedules of its weights
+NAMED = 3  # causes
+
+
+class BandError(ValueError):
+  """A band cannot be made or read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+  """A metric at a line of a band."""
+
+  mean: float
+  tolerance: float
+
+  def distance(self, value: float) -> float:
+    """Returns how far a value is away, in tolerances; below is negative."""
+    return (value - self.mean) / self.tolerance
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+  """A reference.
+
+  Fields:
+    every_steps: steps between the lines, whose numbers are means since the line before.
+    fields: of the runs' configuration, flat; those that a run may differ in.
+    levels: {split: {step: {metric: Level}}}.
+  """
+
+  every_steps: int
+  runs: int
+  fields: Mapping
+  levels: Mapping[str, Mapping[int, Mapping[str, Level]]]
+
+  def distances(self, split: str, step: int, values: Mapping) -> dict[str, float]:
+    """Returns {metric: distance} of a line; {} where the band has no such step."""
+    levels = self.levels.get(split, {}).get(step, {})
+    known = {k: x for k, x in levels.items() if values.get(k) is not None}
+    return {name: level.distance(values[name]) for name, level in known.items()}
+
+
+def differing(band: Band, fields: Mapping) -> list[str]:
+  """Returns, in words, the fields of a flat configuration that the reference has otherwise."""
+  return [
+    f"{k}={fields[k]!r} (reference: {old!r})"
+    for k, old in band.fields.items()
+    if fields.get(k, old) != old
+  ]
+
+
+def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mapping) -> Band:
+  """Returns the band of several seeds of one configuration, at the steps that all have.
+
+  Raises:
+    BandError: there are too few runs, or they have no line in common.
+  """
+  if len(histories) < LEAST_RUNS:
+    raise BandError(f"a band needs at least {LEAST_RUNS} runs, got {len(histories)}")
+  by_run = [{(x["split"], x["step"]): x for x in lines} for lines in histories]
+  common = sorted(set.intersection(*(set(lines) for lines in by_run)))
+  levels: dict[str, dict[int, dict[str, Level]]] = {}
+  for split in dict.fromkeys(split for split, _ in common):
+    steps = [step for other, step in common if other == split]
+    first = by_run[0][split, steps[0]]
+    table = {step: {} for step in steps}
+    for name in (k for k in first if k not in LEFT_OUT):
+      values = [[lines[split, step].get(name) for step in steps] for lines in by_run]
+      if all(isinstance(x, int | float) for row in values for x in row):
+        for step, level in zip(steps, _levels(np.array(values, np.float64)), strict=True):
+          table[step][name] = level
+    levels[split] = table
+  if not levels:
+    raise BandError("the runs have no line of the same step")
+  return Band(every_steps, len(histories), dict(fields), levels)
+
+
+def _levels(values: np.ndarray) -> list[Level]:
+  """Returns the levels of a metric, [runs, lines]."""
+  n, lines = values.shape
+  mean, variance = values.mean(0), values.var(0, ddof=1)
+  floor = FLOOR * np.abs(mean).max() or 1e-12
+  found = []
+  for i in range(lines):
+    near = variance[max(0, i - SMOOTH // 2) : i + SMOOTH // 2 + 1]
+    t = _student((n - 1) * len(near))
+    tolerance = t * math.sqrt(max(near.mean(), variance[i]) * (1 + 1 / n))
+    found.append(Level(float(mean[i]), float(max(tolerance, floor))))
+  return found
+
+
+@functools.cache
+def _student(freedom: int) -> float:
+  from scipy import stats  # slow to import, and needed to make a band only
+
+  return float(stats.t.ppf(1 - ALARM / 2, freedom))
+
+
+def write(path: Path, band: Band) -> None:
+  """Writes a band as JSON, numbers with five digits."""
+  content = {
+    "runs": band.runs,
+    "every_steps": band.every_steps,
+    "fields": band.fields,
+    "levels": {
+      split: {
+        str(step): {k: [_digits(x.mean), _digits(x.tolerance)] for k, x in levels.items()}
+        for step, levels in table.items()
+      }
+      for split, table in band.levels.items()
+    },
+  }
+  path.write_text(json.dumps(content, separators=(",", ":")).replace('},"', '},\n"') + "\n")
+
+
+def _digits(value: float) -> float:
+  return float(f"{value:.5g}")
+
+
+def read(path: Path) -> Band:
+  """Reads a band.
+
+  Raises:
+    BandError: the file is no band.
+    OSError: it cannot be read.
+  """
+  try:
+    content = json.loads(path.read_text())
+    levels = {
+      split: {int(step): {k: Level(*x) for k, x in row.items()} for step, row in table.items()}
+      for split, table in content["levels"].items()
+    }
+    return Band(int(content["every_steps"]), content["runs"], content["fields"], levels)
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise BandError(f"{path} is no band of electra_jax.report --make-band: {error}") from None
+
+
+# Judging.
+
+
+class Judge:
+  """Follows a run along a band and speaks once, at the line where the run leaves it.
+
+  Args:
+    name: of the band, for the warning.
+    differing: fields that the run has otherwise, in words.
+  """
+
+  def __init__(self, band: Band, name: str, differing: Sequence[str] = ()):
+    self._band, self._name, self._differing = band, name, differing
+    self._before: dict[tuple[str, str], float] = {}  # the distance at the line before
+    self._left = False
+
+  def check(self, split: str, step: int, values: Mapping[str, float | None]) -> list[str]:
+    """Takes a line; returns a warning if the run leaves the band with it."""
+    distances = self._band.distances(split, step, values)
+    out = [name for name, x in distances.items() if self._has_left(split, name, x)]
+    self._before |= {(split, name): x for name, x in distances.items()}
+    if self._left or not out:
+      return []
+    self._left = True
+    levels = self._band.levels[split][step]
+    worst = sorted(out, key=lambda name: -abs(distances[name]))[:NAMED]
+    seen = "; ".join(_departure(name, values[name], levels[name], split) for name in worst)
+    causes = ", ".join(f"({i}) {text}" for i, text in enumerate(causes_of(distances), 1))
+    own = f". Here, not in the reference: {', '.join(self._differing)}" if self._differing else ""
+    return [f"left the reference {self._name}: {seen}. Likely causes: {causes}{own}"]
+
+  def _has_left(self, split: str, name: str, distance: float) -> bool:
+    before = self._before.get((split, name), 0.0)
+    again = abs(distance) > 1 and abs(before) > 1 and distance * before > 0
+    return again or abs(distance) > 2
+
+
+def _departure(name: str, value: float, level: Level, split: str) -> str:
+  side = "above" if value > level.mean else "below"
+  where = "" if split == "train" else f" ({split})"
+  usual = f"{shown(name, level.mean)} ± {shown(name, level.tolerance)}"
+  return f"{name}{where} {shown(name, value)} is {side} {usual}"
+
+
+# What a cause does to the kinds of metrics: 1 above the band, -1 below it, 0 inside it.
+CAUSES: dict[str, Mapping[str, int]] = {
+  "a higher learning rate (optimizer.learning_rate, generator_learning_rate)": {
+    "rate": 1, "words": -1, "entropy": -1,
+  },
+  "a lower learning rate or a longer warm-up (optimizer.learning_rate, warmup_steps)": {
+    "rate": -1, "words": 1, "entropy": 1,
+  },
+  "a generator that does not learn (optimizer.generator_learning_rate, a frozen generator)": {
+    "rate": 0, "words": 1, "detection": 0,
+  },
+  "targets that do not belong to their text (labels shuffled, or shifted by a position)": {
+    "rate": 0, "words": 1, "detection": -1,
+  },
+  "a discriminator that does not learn (objective.discriminator_weight, its gradient)": {
+    "rate": 0, "words": 0, "detection": -1,
+  },
+  "text that is too easy: unknown tokens, a broken tokenizer, repeated documents": {
+    "rate": 0, "words": -1, "entropy": -1,
+  },
+  "text of another kind, or another vocabulary": {"rate": 0, "words": 1, "entropy": 1},
+  "gradients of another size (weights of the losses, optimizer.clip_norm, dtype)": {
+    "rate": 0, "words": 0, "norm": 1,
+  },
+}  # fmt: skip
+
+
+def kind_of(name: str) -> str | None:
+  """Returns the kind of a metric in CAUSES, or None."""
+  kinds = {f"{stem}_loss": "words" for stem in WORDS}
+  kinds |= {"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"}
+  return kinds.get(name, "detection" if name.endswith("_auc") else None)
+
+
+def causes_of(distances: Mapping[str, float]) -> list[str]:
+  """Returns the likeliest causes of a line's distances, the likeliest first.
+
+  A kind of metric that is where a cause puts it counts for it, one on the other side against it.
+  """
+  observed: dict[str, float] = {}
+  for name, distance in distances.items():
+    if kind := kind_of(name):
+      observed[kind] = distance
+
+  def score(effects: Mapping[str, int]) -> float:
+    known = [kind for kind in effects if kind in observed]
+    return sum(_agreement(effects[kind], observed[kind]) for kind in known) / max(len(known), 1)
+
+  return sorted(CAUSES, key=lambda cause: -score(CAUSES[cause]))[:NAMED]
+
+
+def _agreement(expected: int, distance: float) -> float:
+  """Returns from -1 to 1 how well a distance fits: beyond the tolerance it counts in full.
+
+  >>> _agreement(1, 5.0), _agreement(-1, 5.0), _agreement(0, 0.0), _agreement(0, 5.0)
+  (1.0, -1.0, 0.5, -0.5)
+  """
+  inside = max(-1.0, min(1.0, distance))
+  return expected * inside if expected else 0.5 - abs(inside)

@@ -1,0 +1,156 @@
+"""Bands: healthy seeds stay inside, runs that are broken in four ways leave early and for a reason.
+
+The runs are those of benchmarks/bands.py: the first 600 steps of the quickstart.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from electra_jax.config import files, specs
+from electra_jax.report import __main__ as report
+from electra_jax.runtime import bands
+from electra_jax.runtime.health import Health
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = json.loads((ROOT / "benchmarks" / "results" / "bands.json").read_text())["judged"]
+HEALTHY = {row["seed"]: row["lines"] for row in RUNS if not row["fault"]}
+# {fault: (the last step by which it must be seen, a word of its cause)}
+FAULTS = {
+  "doubled learning rate": (100, "a higher learning rate"),
+  "frozen generator": (200, "a generator that does not learn"),
+  "shuffled targets": (100, "targets that do not belong"),
+  "broken tokenizer": (100, "unknown tokens, a broken tokenizer"),
+}
+
+
+def band(without: int) -> bands.Band:
+  return bands.make([x for seed, x in HEALTHY.items() if seed != without], 100, {})
+
+
+def warned(reference: bands.Band, lines, *differing) -> list[tuple[int, str]]:
+  follow = bands.Judge(reference, "ref.json", differing)
+  texts = [(x["step"], text) for x in lines for text in follow.check(x["split"], x["step"], x)]
+  assert not any("\n" in text for _, text in texts)
+  return texts
+
+
+@pytest.mark.parametrize("seed", HEALTHY)
+def test_a_seed_stays_in_the_band_of_the_others(seed):
+  assert len(HEALTHY) >= 4 and warned(band(without=seed), HEALTHY[seed]) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_run_leaves_early_and_its_cause_is_among_the_three(fault):
+  by, cause = FAULTS[fault]
+  (row,) = (row for row in RUNS if row["fault"] == fault)
+  for reference in (band(without=0), bands.read(ROOT / "configs" / "bands" / "quickstart.json")):
+    ((step, text),) = warned(reference, row["lines"])  # it speaks once
+    assert step <= by and "left the reference ref.json: " in text
+    causes = text.partition("Likely causes: ")[2]
+    assert cause in causes and "(3)" in causes and "(4)" not in causes
+
+
+def test_the_causes_do_not_need_the_logged_learning_rate():
+  (row,) = (row for row in RUNS if row["fault"] == "doubled learning rate")
+  hidden = [{k: v for k, v in x.items() if k != "learning_rate"} for x in row["lines"]]
+  ((step, text),) = warned(band(without=0), hidden)
+  assert step == 100 and "a higher learning rate" in text
+
+
+def test_false_alarms_are_rare_where_the_assumption_holds():
+  # Seeds with independent normal noise of another size on each of three metrics, 40 lines each.
+  rng, alarms, trials = np.random.default_rng(0), 0, 100
+
+  def run():
+    noise = rng.normal(size=(40, 3)) * [0.5, 2.0, 0.3]
+    return [
+      {"step": i, "split": "train", **{f"m{k}": float(10.0 + x) for k, x in enumerate(row)}}
+      for i, row in enumerate(noise)
+    ]
+
+  for _ in range(trials):
+    alarms += bool(warned(bands.make([run() for _ in range(3)], 1, {}), run()))
+  # 120 numbers a run at a chance of 1e-3 each: one line outside is common, leaving is not.
+  assert alarms <= 0.02 * trials
+
+
+def test_a_line_outside_is_noise_and_two_or_a_far_one_are_a_departure():
+  level = bands.Level(mean=2.0, tolerance=0.1)
+  reference = bands.Band(1, 3, {}, {"train": {step: {"mlm_loss": level} for step in range(9)}})
+
+  def told(*losses):
+    lines = [{"step": i, "split": "train", "mlm_loss": x} for i, x in enumerate(losses)]
+    return [step for step, _ in warned(reference, lines)]
+
+  assert told(2.0, 2.15, 2.0, 1.85, 2.15, 1.85) == []
+  assert told(2.0, 2.15, 2.15, 2.15) == [2] and told(2.0, 1.79) == [1]
+  assert told(None, 2.09, 2.09) == []
+  ((_, text),) = warned(reference, [{"step": 0, "split": "train", "mlm_loss": 3.0}], "a=1 (b)")
+  assert "mlm_loss 3.0000 nats is above 2.0000 nats ± 0.1000 nats" in text
+  assert text.endswith(". Here, not in the reference: a=1 (b)")
+
+
+def test_a_band_is_small_and_reads_back(tmp_path):
+  shipped = ROOT / "configs" / "bands" / "quickstart.json"
+  assert shipped.stat().st_size < 50_000
+  found = bands.read(shipped)
+  bands.write(tmp_path / "again.json", found)
+  assert bands.read(tmp_path / "again.json") == found
+  config = files.load("quickstart.py")
+  config.health.reference = "configs/bands/quickstart.json"
+  read, name, differing = specs.reference(config)
+  assert (read, name, differing) == (found, config.health.reference, [])
+  config.optimizer.learning_rate *= 2
+  assert specs.reference(config)[2] == ["optimizer.learning_rate=0.0024 (reference: 0.0012)"]
+  config.log.every_steps = 50
+  with pytest.raises(ValueError, match="every_steps=50, but .* a line every 100 steps"):
+    specs.reference(config)
+  (tmp_path / "no.json").write_text("[]")
+  config.health.reference = str(tmp_path / "no.json")
+  with pytest.raises(ValueError, match="no.json is no band"):
+    specs.reference(config)
+
+
+def test_a_resumed_run_does_not_repeat_its_departure():
+  limits = specs.make_limits(files.load("quickstart.py"))
+  (row,) = (row for row in RUNS if row["fault"] == "shuffled targets")
+  health = Health(limits, row["lines"], bands.Judge(band(without=0), "ref.json"))
+  assert health.check(700, row["lines"][-1]) == []
+
+
+def save_run(folder: Path, config, seed: int, lines) -> Path:
+  from electra_jax.runtime import workdir
+
+  folder.mkdir()
+  config.seed = seed
+  workdir.write_config(folder, config.to_dict())
+  (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  return folder
+
+
+def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, capsys):
+  config, out = files.load("quickstart.py"), tmp_path / "band.json"
+  runs = [save_run(tmp_path / f"{s}", config, s, HEALTHY[s]) for s in (0, 1, 2)]
+
+  def command(*folders):
+    argv = ["report", "--make-band", *map(str, folders), f"--out={out}"]
+    monkeypatch.setattr("sys.argv", argv)
+    report.main()
+
+  command(*runs)
+  assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 600\n"
+  found = bands.read(out)
+  assert found.fields["optimizer.learning_rate"] == 1.2e-3 and "seed" not in found.fields
+  expected = np.mean([x["mlm_loss"] for s in (0, 1, 2) for x in HEALTHY[s] if x["step"] == 600])
+  assert found.levels["train"][600]["mlm_loss"].mean == pytest.approx(expected, rel=1e-4)
+  with pytest.raises(ValueError, match="at least 3 runs, got 2"):
+    command(*runs[:2])
+  with pytest.raises(ValueError, match="same seed"):
+    command(runs[0], runs[0], runs[1])
+  config.optimizer.learning_rate = 1e-3
+  other = save_run(tmp_path / "other", config, 3, HEALTHY[3])
+  with pytest.raises(ValueError, match="optimizer.learning_rate is 0.001, in .* 0.0012"):
+    command(*runs, other)
