@@ -1,11 +1,14 @@
 """The batch: the one structure that passes from the data to the step."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
-import jax
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
-Array = jax.Array | np.ndarray
+if TYPE_CHECKING:  # data is built without JAX, which takes a second to import
+  import jax
+  import numpy as np
+
+  Array = jax.Array | np.ndarray
 
 # A row of L tokens holds at most L / 8 documents, because attention kernels need a limit.
 TOKENS_PER_DOCUMENT = 8
