@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from electra_jax import flops
 from electra_jax.config import files
 from electra_jax.evaluate import pairs
+from electra_jax.programs import flops
 from electra_jax.runtime.metrics import read_history
 
 

@@ -20,9 +20,9 @@ import machine
 import numpy as np
 from rich.console import Console
 
-from electra_jax import export
 from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import sources
+from electra_jax.programs import export
 
 
 class Peer:

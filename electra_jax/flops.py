@@ -1,4 +1,4 @@
-"""Prints FLOPs: python -m electra_jax.flops [--config=FILE [--match=FILE]]
+"""Prints FLOPs: electra-jax flops [--config=FILE [--match=FILE]]
 
 Without --config: the paper's models beside the paper's figures. With --config: the cost of a step
 and of the whole run, by the paper's accounting and in matrix products. With --match: the number of
@@ -6,82 +6,20 @@ steps that cost as much as the other configuration's whole run, for comparisons 
 """
 
 from absl import flags
-from ml_collections import ConfigDict
-from rich.console import Console
-from rich.table import Table
 
-from electra_jax.config import cli, files, specs, validate
-from electra_jax.core import flops
-from electra_jax.core.flops import paper
-from electra_jax.interop import sources
+from electra_jax.config import cli
+from electra_jax.runtime import terminal
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
   """Runs from the command line."""
   del argv
-  args, console = flags.FLAGS, Console(highlight=False, soft_wrap=True)
-  if args.match and args.config is None:
+  config, match = flags.FLAGS.config, flags.FLAGS.match
+  if match and config is None:
     raise flags.Error("--match=FILE needs --config=FILE")
-  if args.config is None:
-    console.print(paper_table())
-    return 0
-  console.print(config_table(args.config))
-  if args.match:
-    name, _, arg = args.match.partition(":")
-    other = files.load(files.resolve(name), arg or None)
-    for title, steps in matching_steps(args.config, other).items():
-      console.print(f"{steps:,} steps cost as much as all of {args.match}, {title}")
-  return 0
+  from electra_jax.programs import flops  # slow, and not needed for --help
 
-
-def paper_table() -> Table:
-  """Returns a table of the paper's models: FLOPs counted here and printed in the paper."""
-  caption = (
-    "ELECTRA-Small and its fractions: the paper's tables say 1.4e18, its own script 1.294e18, as"
-    " here. ELMo, XLNet and T5 are fixed numbers in that script and are left out."
-  )
-  table = Table(title="training FLOPs by the paper's accounting", caption=caption)
-  for title in ("model", "batch", "steps", "here", "paper"):
-    table.add_column(title, justify="left" if title == "model" else "right")
-  for name, (nets, batch_size, steps, published) in paper.PAPER.items():
-    total = paper.train_flops(nets, batch_size, steps)
-    table.add_row(name, f"{batch_size:,}", f"{steps:,}", f"{total:.3e}", f"{published:.1e}")
-  return table
-
-
-def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
-  """Returns the FLOPs of one step by part: by the paper's accounting and in matrix products."""
-  validate.check_fields(config)
-  spec = specs.spec_without_data(config, sources.frozen_generator(config))
-  B, L = config.train.batch_size, config.data.seq_length
-  products = flops.generator_flops(spec, L) | flops.main_flops(spec, L)
-  counted = paper.sequence_flops(spec, L)
-  return {k: B * v for k, v in counted.items()}, {k: B * v for k, v in products.items()}
-
-
-def config_table(config: ConfigDict) -> Table:
-  """Returns a table of the FLOPs of a step and of the whole run."""
-  steps, objective = config.train.steps, config.objective.name
-  table = Table(title=f"{objective}, {config.train.batch_size:,} x {config.data.seq_length} tokens")
-  for title in ("FLOPs", "per step", f"total, {steps:,} steps"):
-    table.add_column(title, justify="left" if title == "FLOPs" else "right")
-  counts = zip(("by the paper's accounting", "matrix products"), step_costs(config), strict=True)
-  for title, parts in counts:
-    for name, value in {**parts, title: sum(parts.values())}.items():
-      last = name == title
-      style = "bold" if last else ""
-      table.add_row(name, f"{value:.4g}", f"{value * steps:.4g}", style=style, end_section=last)
-  return table
-
-
-def matching_steps(config: ConfigDict, other: ConfigDict) -> dict[str, int]:
-  """Returns the steps of `config` that cost as much as all of `other`'s, by both accountings."""
-  mine, theirs = step_costs(config), step_costs(other)
-  titles = ("by the paper's accounting", "in matrix products")
-  return {
-    title: round(other.train.steps * sum(b.values()) / sum(a.values()))
-    for title, a, b in zip(titles, mine, theirs, strict=True)
-  }
+  flops.run(config, match, terminal.console())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Scores sentences: python -m electra_jax.score --checkpoint=SOURCE < sentences.txt
+"""Scores sentences: electra-jax score --checkpoint=SOURCE < sentences.txt
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original.
 Prints for each line its pseudo-log-likelihood in nats (the sum over its tokens of log p of each
@@ -11,118 +11,13 @@ Section 4.2: weights from 0.05 to 1).
 """
 
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-import jax
-import numpy as np
 from absl import flags
 
 from electra_jax.config import cli
-from electra_jax.core import objectives
-from electra_jax.core.batch import Batch
-from electra_jax.data import tokenizer
-from electra_jax.interop import likelihood, sources
 
 
-class Scorer:
-  """Scores sentences with a run's newest checkpoint or the networks of another source."""
-
-  def __init__(self, path: str | Path, data_dir: str | None = None, batch_size: int = 32):
-    is_run = sources.is_run(path)
-    source = None if is_run else sources.open_source(path)
-    folder = data_dir or (sources.data_folder(path) if is_run else None)
-    if folder:
-      self.tokenizer = tokenizer.load_from(folder, sources.vocab_of(folder))
-    elif source.tokenizer is None:
-      raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
-    else:
-      self.tokenizer = source.tokenizer
-    vocab = self.tokenizer.vocab
-    if is_run:
-      self.spec, params, step = sources.read_run(path, self.tokenizer)
-    else:
-      sources.check_vocab(self.tokenizer, source.networks, path)
-      self.spec, params, step = likelihood.as_run(source, vocab, str(path))
-    self.batch_size = batch_size
-    # Without a generator, `spec.generator` is the discriminator's config.
-    both = self.spec.discriminator, self.spec.generator
-    self.longest = min(cfg.max_positions for cfg in both) - 2
-    score = jax.jit(
-      lambda params, batch: objectives.token_scores(self.spec, params, batch, step).sum(-1)
-    )
-    self._score = lambda batch: np.asarray(score(params, batch), np.float64)
-
-  def __call__(self, sentences: list[str]) -> list[tuple[float, int]]:
-    """Returns (pseudo-log-likelihood in nats, tokens) of each sentence.
-
-    Raises:
-      ValueError: a sentence is longer than the networks' positions.
-    """
-    scored = self.score_what_fits(sentences)
-    self.check_lengths(scored)
-    return scored
-
-  def check_lengths(self, scored: list[tuple[float, int]]) -> None:
-    """Raises ValueError, which names the line, if a sentence was too long to be scored."""
-    too_long = [i for i, (_, length) in enumerate(scored, 1) if length > self.longest]
-    if too_long:
-      others = f", and {len(too_long) - 1} more lines have too many" * (len(too_long) > 1)
-      raise ValueError(
-        f"line {too_long[0]} has {scored[too_long[0] - 1][1]} tokens, the limit is"
-        f" {self.longest}{others}"
-      )
-
-  def score_what_fits(self, sentences: list[str]) -> list[tuple[float, int]]:
-    """Returns (pseudo-log-likelihood in nats, tokens) of each sentence; NaN if it is too long."""
-    encoded = self.tokenizer.encode_batch(sentences)
-    fitting = [i for i, ids in enumerate(encoded) if len(ids) <= self.longest]
-    # Sorted by length and padded to a power of two: few shapes to compile, little padding.
-    order = sorted(fitting, key=lambda i: len(encoded[i]))
-    scores = np.full(len(encoded), np.nan)
-    for start in range(0, len(order), self.batch_size):
-      rows = order[start : start + self.batch_size]
-      scores[rows] = self._score(self._batch([encoded[i] for i in rows]))[: len(rows)]
-    return [(float(score), len(ids)) for score, ids in zip(scores, encoded, strict=True)]
-
-  def _batch(self, encoded: list[list[int]]) -> Batch:
-    vocab = self.tokenizer.vocab
-    length = 1 << (max(map(len, encoded)) + 1).bit_length()
-    ids = np.full((self.batch_size, min(length, self.longest + 2)), vocab.pad, np.int32)
-    padding_mask = np.zeros(ids.shape, bool)
-    for row, tokens in enumerate(encoded):
-      ids[row, : len(tokens) + 2] = [vocab.cls, *tokens, vocab.sep]
-      padding_mask[row, : len(tokens) + 2] = True
-    return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(len(ids), dtype=np.int32))
-
-
-def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:
-  """Yields the (ID, score, hypothesis) with the highest combined score of each ID, in order.
-
-  >>> list(best([("a", -1.0, "x"), ("a", -2.0, "y"), ("b", -3.0, "z")], [-9.0, -1.0, -5.0], 0.5))
-  [('a', -2.5, 'y'), ('b', -5.5, 'z')]
-  """
-  found: dict[str, tuple[str, float, str]] = {}
-  for (name, score, text), log_p in zip(lines, likelihoods, strict=True):
-    total = score + weight * log_p
-    if name not in found or total > found[name][1]:
-      found[name] = (name, total, text)
-  yield from found.values()
-
-
-def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
-  """Parses lines of ID, score and hypothesis."""
-  hypotheses = []
-  for number, line in enumerate(lines, 1):
-    try:
-      name, score, text = line.split("\t", 2)
-      hypotheses.append((name, float(score), text))
-    except ValueError:
-      raise ValueError(f"line {number} is not ID, TAB, score, TAB, hypothesis: {line!r}") from None
-  return hypotheses
-
-
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
   """Runs from the command line."""
   del argv
   args = flags.FLAGS
@@ -130,23 +25,11 @@ def main(argv: list[str]) -> int:
     raise flags.Error("--checkpoint=SOURCE is needed: a run, an export or a checkpoint")
   lines = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
   lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []
-  hypotheses = read_nbest(lines) if args.nbest else []
-  texts = [text for _, _, text in hypotheses] if args.nbest else lines
-  scorer = Scorer(args.checkpoint, args.data_dir, args.batch_size)
-  scored = scorer.score_what_fits(texts)
-  fits = [tokens <= scorer.longest for _, tokens in scored]
-  if args.nbest:  # a hypothesis without a likelihood leaves its ID without a best one
-    left = {name for (name, _, _), ok in zip(hypotheses, fits, strict=True) if not ok}
-    log_ps = [log_p for log_p, _ in scored]
-    for name, total, text in best(hypotheses, log_ps, args.weight):
-      if name not in left:
-        print(f"{name}\t{total:.4f}\t{text}")
-  else:
-    for (log_p, tokens), text, ok in zip(scored, texts, fits, strict=True):
-      if ok:
-        print(f"{log_p:.4f}\t{tokens}\t{text}")
-  scorer.check_lengths(scored)  # after all others are printed
-  return 0
+  from electra_jax.programs import score  # slow, and not needed for --help
+
+  score.run(
+    lines, args.checkpoint, args.data_dir, args.batch_size, args.weight if args.nbest else None
+  )
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax import export, score, train
 from electra_jax.config import cli, compare, files
 from electra_jax.finetune import model
 from electra_jax.interop import sources
+from electra_jax.programs import export, score, train
 from electra_jax.runtime import workdir
 
 VERSIONS = sorted((Path(__file__).parent / "golden").glob("version_*"))

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from test_objectives import SPEC, D
 
-from electra_jax import export
+import electra_jax
 from electra_jax.core import (
   attention,
   encoder,
@@ -29,8 +29,9 @@ from electra_jax.finetune import glue, labels, tasks
 from electra_jax.finetune.labels import TextTask
 from electra_jax.interop import electra, huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Source
+from electra_jax.programs import export
 
-PACKAGE = Path(export.__file__).parent
+PACKAGE = Path(electra_jax.__file__).parent
 
 
 @pytest.mark.parametrize(

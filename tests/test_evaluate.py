@@ -9,13 +9,13 @@ import pytest
 from conftest import make_tiny_config
 from rich.console import Console
 
-from electra_jax import export, score, train
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import __main__ as program
 from electra_jax.evaluate import detect, pairs, scorers
 from electra_jax.evaluate.pairs import Pair
 from electra_jax.finetune import probe, tagging
 from electra_jax.interop import sources
+from electra_jax.programs import export, score, train
 from electra_jax.runtime import metrics
 
 RNG = random.Random(3)

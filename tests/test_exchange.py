@@ -18,13 +18,14 @@ from rich.console import Console
 from test_hf import HAS_TORCH, SIZES, WORDS45, needs_torch, random_network, same
 from tf1_files import same_embeddings, save_tf1
 
-from electra_jax import export
+from electra_jax import export as entry
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import tokenizer, vocabulary
 from electra_jax.finetune import model
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network
 from electra_jax.interop.vocabularies import difference
+from electra_jax.programs import export
 from electra_jax.runtime import workdir
 
 
@@ -194,7 +195,7 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
   with pytest.raises(
     sources.ExchangeError, match=rf"vocab.txt has {size} entries, the discriminator of .* takes 45"
   ):
-    export.main()
+    entry.main()
   assert sorted(p.name for p in tmp_path.iterdir() if p.name != "wrong") == ["in", "words"]
 
 

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax import export
 from electra_jax.config import files
 from electra_jax.core import task_network
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
-from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import from_config, model, results
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Network, Source
 from electra_jax.interop.weights import network_shapes
+from electra_jax.programs import export
+from electra_jax.programs import finetune as program
 from electra_jax.runtime import workdir
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)

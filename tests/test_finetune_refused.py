@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 from test_finetune import CFG, make_config, source, squad_file  # noqa: F401 (a fixture)
 
-from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import from_config
 from electra_jax.interop import huggingface
 from electra_jax.interop.weights import network_shapes
+from electra_jax.programs import finetune as program
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from test_finetune import make_config, source, squad_file, write_conll  # noqa: F401 (a fixture)
 
-from electra_jax.finetune import __main__ as program
 from electra_jax.finetune import results
+from electra_jax.programs import finetune as program
 
 
 def train_little(config, workdir: Path) -> tuple[dict, list[float]]:

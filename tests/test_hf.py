@@ -13,7 +13,7 @@ from conftest import long_except, make_tiny_config
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from electra_jax import export, train
+from electra_jax import export as entry
 from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.core.task_network import HeadSpec
@@ -23,6 +23,7 @@ from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import from_hf, network_shapes, to_hf
+from electra_jax.programs import export, train
 from electra_jax.runtime import metrics, workdir
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -251,7 +252,7 @@ def run(request, tiny_shards, tmp_path_factory):
 
 def call(monkeypatch, *args) -> None:
   monkeypatch.setattr("sys.argv", ["export", *map(str, args)])
-  export.main()
+  entry.main()
 
 
 def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax import export, train
 from electra_jax.config import files
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
@@ -17,6 +16,7 @@ from electra_jax.data import build
 from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import ExchangeError, network_shapes
+from electra_jax.programs import export, train
 
 HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: make test-hf")

@@ -13,10 +13,10 @@ from conftest import make_tiny_config
 from rich.console import Console
 from test_train import STEPS, lines, programs_of, saved
 
-from electra_jax import export, train
 from electra_jax.config import compare, files
 from electra_jax.data import build, pretrain_batches, tokenizer
 from electra_jax.interop import sources
+from electra_jax.programs import export, train
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import CheckpointError, Checkpoints
 

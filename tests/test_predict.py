@@ -8,7 +8,7 @@ import pytest
 
 from electra_jax.core import task_network
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.finetune import __main__ as program
+from electra_jax.finetune import __main__ as command
 from electra_jax.finetune import model
 from electra_jax.finetune.task_data import TaskInfo
 
@@ -56,5 +56,5 @@ def test_a_place_for_predictions_is_checked_before_the_network_is_loaded(
   args = ["finetune", "--predict", "in.tsv", "--model", "runs", "--out", str(tmp_path / out)]
   monkeypatch.setattr(sys, "argv", args)
   with pytest.raises((ValueError, OSError), match=f"{tmp_path / out}"):
-    program.report()
+    command.report()
   assert [p.name for p in tmp_path.iterdir()] == ["here.tsv"]

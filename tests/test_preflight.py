@@ -9,9 +9,9 @@ import jax
 import pytest
 from conftest import make_tiny_config
 
-from electra_jax import preflight
 from electra_jax.core import flops
 from electra_jax.core.flops import chips, gpus
+from electra_jax.programs import preflight
 from electra_jax.runtime import targets
 
 

@@ -10,12 +10,12 @@ from conftest import make_tiny_config
 from rich.console import Console
 from test_train import STEPS, lines, saved
 
-from electra_jax import train
 from electra_jax.config import cli, compare, files
 from electra_jax.core import params
 from electra_jax.data import build, pretrain_batches, shards
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import prepare
+from electra_jax.programs import train
 from electra_jax.runtime import memory
 
 

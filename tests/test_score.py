@@ -15,9 +15,9 @@ from rich.console import Console
 from test_earlier_versions import VERSIONS
 from test_objectives import RATES, SPEC, fresh, make_batch
 
-from electra_jax import export, score, train
 from electra_jax.core import generators, networks, objectives, schedules
 from electra_jax.interop import sources
+from electra_jax.programs import export, score, train
 from electra_jax.runtime.workdir import read_config
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from conftest import long_except, make_tiny_config
 
-from electra_jax import train
 from electra_jax.config import compare, files, specs
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.loop import UnhealthyError
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
+from electra_jax.programs import train
 from electra_jax.runtime import bands, curves, journal, metrics, parallel, trackers
 from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.checkpoint import Checkpoints

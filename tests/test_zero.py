@@ -18,9 +18,9 @@ from test_train import (
   straight,  # noqa: F401 (a fixture)
 )
 
-from electra_jax import train
 from electra_jax.core import optimizer, params, step, zero
 from electra_jax.pretrain.run import make_train_fns
+from electra_jax.programs import train
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 

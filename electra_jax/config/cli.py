@@ -18,12 +18,15 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
+from rich.console import Console
+from rich.table import Table
 
 from electra_jax.config.compare import flatten, unknown_field
 from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
+HELP = ("--help", "-help", "-h", "--helpshort")
 SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
 DATA_PACKAGES = (  # the extra `data`
   "pyarrow",
@@ -44,10 +47,27 @@ class ArgumentParser(argparse.ArgumentParser):
     raise flags.Error(message)
 
 
+def parser(doc: str) -> ArgumentParser:
+  """Returns the parser of a program with options of its own; --help shows its docstring."""
+  raw = argparse.RawDescriptionHelpFormatter
+  return ArgumentParser(prog=program_name(), description=doc, formatter_class=raw)
+
+
+def program_name() -> str:
+  """Returns how this program was started: `electra-jax train`, `python -m electra_jax.train`."""
+  head = sys.orig_argv[: 1 - len(sys.argv) or None]  # without the program's own arguments
+  if head[1:2] != ["-m"]:
+    head = head[1:] or sys.argv[:1]
+  return " ".join([Path(head[0]).name, *head[1:]])
+
+
 def define_config_flag() -> flags.FlagHolder:
   """Defines --config=FILE[:ARG] and --config.FIELD=VALUE for a program that starts with `run`."""
   return config_flags.DEFINE_config_file(
-    "config", None, "configuration file, e.g. configs/base.py; --config.FIELD=VALUE changes a field"
+    "config",
+    None,
+    "configuration file, e.g. configs/base.py, or FILE:ARG. --config.FIELD=VALUE changes a field;"
+    " electra-jax config FILE lists them",
   )
 
 
@@ -67,7 +87,23 @@ def run(main: Callable[[list[str]], int | None], takes_options: bool = False) ->
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
     app.run(run_and_leave, flags_parser=functools.partial(_parse_flags, takes_options))
 
+  if any(arg in HELP for arg in sys.argv[1:]):
+    _print_help(sys.modules["__main__"].__doc__ or "")
+    return
   report(parse_and_run)
+
+
+def _print_help(doc: str) -> None:
+  """Prints a program's docstring and its flags."""
+  defined = flags.FLAGS.flags_by_module_dict()
+  table = Table.grid(padding=(0, 2))
+  for flag in (f for module, own in defined.items() if not module.startswith("absl") for f in own):
+    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=..."
+    default = f" (default: {flag.default})" if flag.default not in (None, "", False) else ""
+    table.add_row(f"  {name}", f"{flag.help}{default}")
+  console = Console(highlight=False, markup=False, soft_wrap=True)
+  console.print(f"{doc.strip()}\n\nflags:")
+  console.print(table)
 
 
 def _drop_event_loop_errors(error) -> None:

@@ -1,7 +1,7 @@
 """Builds shards of training examples from text.
 
-  python -m electra_jax.data.build --config=configs/quickstart.py --config.data.dir=DIR
-                                   [--part=i/n | --runner=beam|ray [-- OPTION...]]
+  electra-jax build --config=configs/quickstart.py --config.data.dir=DIR
+                    [--part=i/n | --runner=beam|ray [-- OPTION...]]
 
 Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length examples on all
 cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). A finished build of

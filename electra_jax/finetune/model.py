@@ -111,7 +111,7 @@ def from_source(source: Source, path: str | Path) -> Model:
     ExchangeError: the source is not fine-tuned, or on a task that this version does not know.
   """
   if source.finetuned is None:
-    raise ExchangeError(f"{path} is not fine-tuned: run python -m electra_jax.finetune first")
+    raise ExchangeError(f"{path} is not fine-tuned: run electra-jax finetune first")
   try:
     info = TaskInfo.from_json(json.loads(json.dumps(source.finetuned.info)))
     TASK_KINDS[info.kind]

@@ -50,7 +50,7 @@ def find_tasks(root: Path) -> dict[str, Path]:
   """
   found = {p.parent.name: p.parent for p in sorted(root.glob(f"[!.]*/{EXAMPLE_SCORES}"))}
   if not found:
-    raise ValueError(f"{root} holds no results of python -m electra_jax.finetune")
+    raise ValueError(f"{root} holds no results of electra-jax finetune")
   return found
 
 

@@ -1,0 +1,1 @@
+"""What the programs do. Their command lines stand outside and import nothing slow."""

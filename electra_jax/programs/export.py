@@ -1,0 +1,256 @@
+"""Exports of networks: see electra_jax.export."""
+
+import dataclasses
+import importlib.util
+import json
+import pydoc_data.topics
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from electra_jax.core import networks as nets
+from electra_jax.core import params
+from electra_jax.core.batch import Batch
+from electra_jax.core.heads import HEADS
+from electra_jax.core.task_network import EXPORT_FORMS
+from electra_jax.finetune.prepare import TASK_KINDS
+from electra_jax.finetune.task_data import TaskInfo
+from electra_jax.interop import huggingface, likelihood, sources
+from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.runtime.workdir import new_folder
+
+TOLERANCE = 1e-4  # of float32 logits: the two libraries sum in different orders
+
+
+def logits(network: Network, batch: Batch) -> np.ndarray:
+  """Returns the float32 logits of a network's head, [B, L], [B, L, V or C] or, for texts, [B, C].
+
+  Without a head, returns the states [B, L, D].
+  """
+  cfg, weights, name = network.cfg, network.weights, network.head
+  states = nets.encode(cfg, weights["embeddings"], weights["encoder"], batch.ids, batch, None)
+  if name is None:
+    return np.asarray(states)
+  if form := EXPORT_FORMS.get(name):
+    return np.asarray(form.logits(cfg, weights[name], states))
+  if HEADS[name].predicts_words:
+    return np.asarray(nets.vocabulary_logits(cfg, weights, weights["embeddings"], states))
+  return np.asarray(nets.token_logits(cfg, weights, name, states))
+
+
+def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | None]:
+  """Returns a fine-tuned network, the names of its classes and, of a number, the label of logit 1.
+
+  The head is dropped if Hugging Face has no equivalent.
+  """
+  network, finetuned = source.networks["discriminator"], source.finetuned
+  info = TaskInfo.from_json(finetuned.info)
+  form = info.head.make().export
+  if form is None or form.name not in huggingface.family_of(network.cfg).classes:
+    return network, (), None
+  weights, kind = {**network.weights, form.name: finetuned.head}, TASK_KINDS[info.kind]
+  network = dataclasses.replace(network, weights=weights, head=form.name)
+  return network, kind.class_names(info), kind.unit(info)
+
+
+def without_head(network: Network) -> Network:
+  """Returns the embeddings and the encoder of a network."""
+  weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
+  return Network(network.cfg, weights, None)
+
+
+def in_unit(network: Network, unit: float) -> Network:
+  """Returns a fine-tuned network with its logits multiplied by `unit`, in the last layer."""
+  head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
+  scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit), head[last])
+  weights = {**network.weights, network.head: {**head, last: scaled}}
+  return dataclasses.replace(network, weights=weights)
+
+
+def real_text(source: Source, count: int = 8) -> Batch:
+  """Returns a batch of Python's own documentation, of at most 128 tokens."""
+  vocab = source.tokenizer.vocab
+  longest = min(128, *(n.cfg.max_positions for n in source.networks.values()))
+  topics = sorted(pydoc_data.topics.topics.values(), key=len)[-count:]
+  encoded = source.tokenizer.encode_batch([topic[:2000] for topic in topics])
+  ids = np.full((count, longest), vocab.pad, np.int32)
+  padding_mask = np.zeros(ids.shape, bool)
+  for row, tokens in enumerate(encoded):  # different lengths, to test padding
+    tokens = [vocab.cls, *tokens[: longest - 2 - 3 * row % (longest // 2)], vocab.sep]
+    ids[row, : len(tokens)], padding_mask[row, : len(tokens)] = tokens, True
+  return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(count, dtype=np.int32))
+
+
+def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0) -> float:
+  """Returns the largest difference of logits, times `unit`, from transformers, padding excluded.
+
+  Raises:
+    ExchangeError: it is above TOLERANCE, times `unit`.
+  """
+  ours = logits(network, batch) * unit
+  theirs = huggingface.torch_outputs(folder, network.head, batch)
+  form = EXPORT_FORMS.get(network.head)
+  is_pooled = form is not None and form.is_pooled  # other heads have logits per token
+  difference = float(np.abs(ours - theirs)[... if is_pooled else batch.padding_mask].max())
+  if not difference <= TOLERANCE * unit:
+    raise ExchangeError(
+      f"logits of {folder.name} differ from transformers' by up to {difference:.2g}, above the"
+      f" tolerance {TOLERANCE * unit:.3g}; nothing was exported"
+    )
+  return difference
+
+
+def export_hf(source: Source, out: Path, console: Console) -> None:
+  """Writes a folder for each network, checks its logits and prints a summary."""
+  networks, reason, left_out = dict(source.networks), None, list(source.left_out)
+  if {"discriminator", "generator"} <= networks.keys():
+    try:
+      huggingface.config_json(networks["generator"].cfg, networks["generator"].head, 0)
+    except ExchangeError as error:
+      reason = error
+      del networks["generator"]
+  trained = likelihood.training(source)
+  can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+  with new_folder(out, _bytes(source)) as folder:
+    for role, network in networks.items():
+      labels, unit = (), None
+      if source.finetuned:
+        network, labels, unit = with_task_head(source)
+      elif network.head not in huggingface.family_of(network.cfg).classes:
+        left_out.append(f"the {role}'s {network.head}")
+        network = without_head(network)
+      written = network if unit is None else in_unit(network, unit)
+      mine = folder / role
+      mine.mkdir()
+      vocab = source.tokenizer.vocab if source.tokenizer else None
+      pad = vocab.pad if vocab else 0
+      others = {} if trained is None else {huggingface.TRAINING: trained}
+      if unit is not None:  # pipelines of transformers leave such a logit as it is
+        others["problem_type"] = "regression"
+      huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, others)
+      has_tokenizer = False
+      if source.tokenizer:
+        has_tokenizer = huggingface.save_tokenizer(
+          mine, source.tokenizer, network.cfg.max_positions
+        )
+        if not has_tokenizer:
+          source.tokenizer.save(mine)
+          console.print(f"{role}: no AutoTokenizer for this {vocab.kind}, exported {vocab.file}")
+      (mine / "README.md").write_text(model_card(role, network, source, has_tokenizer))
+      kind = huggingface.family_of(network.cfg).classes[network.head]
+      line = f"{role}: {kind}, {params.count(network.weights) / 1e6:,.2f} M"
+      if can_check and source.tokenizer:
+        difference = check_parity(mine, network, real_text(source), unit or 1.0)
+        line += f", max |difference of logits| against transformers {difference:.1e} on real text"
+        line += ", in the unit of the labels" * (unit is not None)
+      else:
+        line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
+      console.print(line)
+      if source.finetuned and network.head is None:
+        console.print(
+          f"{role}: Hugging Face has no such head for {_task(source)}: exported only the encoder"
+        )
+  if reason:
+    console.print(f"not exported: the generator: {reason}")
+  for what in left_out:
+    console.print(f"not exported: {what}: Hugging Face's class has no equivalent")
+
+
+def _bytes(source: Source, *roles: str) -> int:
+  """Returns the bytes of the weights of some networks, or of all."""
+  return 4 * sum(params.count(source.networks[r].weights) for r in roles or source.networks)
+
+
+def _task(source: Source) -> str:
+  return f"{source.finetuned.info['kind']} ({source.finetuned.info['head']['arguments']})"
+
+
+def model_card(role: str, network: Network, source: Source, has_tokenizer: bool) -> str:
+  """Returns the README.md of an exported network."""
+  config, heldout = source.card.get("config"), source.card.get("heldout") or {}
+  family = huggingface.family_of(network.cfg)
+  head = family.classes[network.head]
+  lines = [
+    "---",
+    "library_name: transformers",
+    "tags: [electra, electra_jax]",
+    f"license: {source.card.get('license', 'unknown')}",
+    "---",
+    f"# {family.name} {role}",
+    "",
+    f"{'Fine-tuned' if source.finetuned else 'Pretrained'} {family.name}, exported by electra_jax;"
+    f" loads with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
+    "",
+    f"- {params.count(network.weights):,} parameters: {network.cfg.num_layers} layers of width"
+    f" {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
+    f" {network.cfg.embedding_size}, {network.cfg.vocab_size:,} tokens",
+  ]
+  if config:
+    lines += [
+      f"- objective `{config['objective']['name']}`, {source.card['steps']:,} steps of"
+      f" {config['train']['batch_size']:,} sequences of {config['data']['seq_length']} tokens",
+      *(
+        [
+          f"- this run: {source.card['tokens']:,} tokens, padding included, and"
+          f" {source.card['flops']:.2e} FLOPs of matrix products"
+        ]
+        if "flops" in source.card
+        else []
+      ),
+      f"- text: {', '.join(f'`{Path(source).name}`' for source in source.card['text'])}",
+    ]
+  for row in source.card.get("metrics", []):
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in row["metrics"].items())
+    lines.append(f"- {row['task']}, {row['split']}, seed {row['seed']}: {shown}")
+  lines += ["", "```python", f"from transformers import AutoModel, {head}", ""]
+  lines += [f'encoder = AutoModel.from_pretrained("{role}")']
+  if network.head:
+    lines += [f'network = {head}.from_pretrained("{role}")  # with its head']
+  lines += ["```"]
+  if heldout:
+    lines += ["", "| held-out documents | |", "|---|---|"]
+    lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]
+  if config:
+    kept = {
+      k: v for k, v in config.items() if k in ("model", "generator", "objective", "optimizer")
+    }
+    lines += ["", "```json", json.dumps(kept, indent=1), "```"]
+  return "\n".join(lines) + "\n"
+
+
+def run(
+  path: str,
+  out: Path,
+  form: str,
+  console: Console,
+  *,
+  heads: tuple[int, ...] = (),
+  weights_license: str | None = None,
+) -> None:
+  """Exports the networks of a source.
+
+  Args:
+    path, heads: as `sources.open_source` takes them.
+    out: a new folder.
+    form: hf or orbax.
+    weights_license: for the model card.
+
+  Raises:
+    ExchangeError: nothing was exported.
+  """
+  if out.exists():
+    raise ExchangeError(f"{out} exists: nothing is overwritten")
+  source = sources.open_source(path, heads)
+  if weights_license:
+    source.card["license"] = weights_license
+  with jax.default_matmul_precision("highest"):
+    if form == "hf":
+      export_hf(source, out, console)
+    else:
+      if "discriminator" not in source.networks:
+        raise ExchangeError(f"{path} has no discriminator")
+      with new_folder(out, _bytes(source, "discriminator")) as folder:
+        sources.save_orbax(folder, source)
+  console.print(f"exported to {out}")

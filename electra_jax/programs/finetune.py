@@ -1,0 +1,195 @@
+"""Fine-tuning on tasks, and predictions: see electra_jax.finetune."""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from electra_jax.config import compare
+from electra_jax.finetune import loop, model, prepare, results, statistics
+from electra_jax.finetune.from_config import (
+  PretrainedEncoder,
+  check,
+  load_pretrained,
+  make_settings,
+)
+from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, RESULTS
+from electra_jax.finetune.task_data import TaskData
+from electra_jax.interop import sources
+from electra_jax.interop.sources import Finetuned, Network, Source
+from electra_jax.runtime import parallel, workdir
+
+# One task.
+
+
+def run_task(
+  config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
+) -> list[dict]:
+  """Trains and evaluates a task, fills its folder and returns its rows of results."""
+  cfg = pretrained.cfg
+  task = prepare.prepare(config, name, pretrained.tokenizer, cfg.max_positions)
+  for note in task.notes:
+    console.print(f"{task.title}: {note}")
+  settings = make_settings(config, pretrained, task.epochs)
+  head = task.info.head.make()
+  started = time.perf_counter()
+
+  def log(done: int, steps: int, values: dict) -> None:
+    losses = " ".join(f"{x:.3f}" for x in values["loss"])
+    rate = values["examples_per_sec"]
+    console.print(
+      f"{task.title}: step {done}/{steps} | loss {losses} | {rate:,.1f} examples/s", style="dim"
+    )
+
+  weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
+  trained = time.perf_counter()
+  predict = loop.make_predictor(
+    cfg, head, batch_size=settings.eval_batch_size, buckets=settings.buckets, pad=settings.pad
+  )
+  outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
+  rows, scores = score_seeds(task, settings.seeds, outputs)
+  best = choose(rows)
+  info = dataclasses.asdict(task.info)
+  content = {
+    "config": config.to_dict(),
+    "facts": info,
+    "examples": {name: split.examples for name, split in task.splits.items()},
+    "best_seed": settings.seeds[best],
+  }
+  (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+  results.write_results(folder, rows)
+  np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
+  (folder / "predictions").mkdir()
+  for name, split in task.splits.items():
+    split.write(folder / "predictions", outputs[name][best])
+  kept = {"best": {best: "model"}, "none": {}}.get(
+    config.keep, {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)}
+  )
+  for place, model_name in kept.items():
+    of_seed = jax.device_get(jax.tree.map(lambda x, at=place: x[at], weights))
+    card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
+    save(folder / model_name, pretrained, info, of_seed, card)
+  spent = f"training {trained - started:.0f} s, prediction {time.perf_counter() - trained:.0f} s"
+  console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
+  return rows
+
+
+def score_seeds(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
+  """Returns a row of results per split and seed, and each split's example scores [S, n, m]."""
+  kind = prepare.TASK_KINDS[task.info.kind]
+  metrics = kind.metrics(task.info)
+  rows, scores = [], {}
+  for name, split in task.splits.items():
+    if split.example_scores is None:
+      continue
+    scores[name] = np.stack([split.example_scores(of_seed) for of_seed in outputs[name]])
+    majority = kind.majority(task.info, scores[name][0])
+    rows += [
+      {
+        "task": task.info.name,
+        "split": name,
+        "seed": seed,
+        "metrics": metrics(of_seed),
+        "collapsed": bool(task.collapsed(of_seed)),
+        "majority": majority,
+      }
+      for seed, of_seed in zip(seeds, scores[name], strict=True)
+    ]
+  return rows, scores
+
+
+def choose(rows: list[dict]) -> int:
+  """Returns the index of the seed with the best main metric on the first split; 0 without rows."""
+  values = [next(iter(r["metrics"].values())) for r in rows if r["split"] == rows[0]["split"]]
+  return int(np.argmax(values)) if values else 0
+
+
+def save(
+  folder: Path, pretrained: PretrainedEncoder, info: dict, weights: dict, card: dict
+) -> None:
+  """Writes one seed's network as an orbax export."""
+  encoder = {name: weights[name] for name in ("embeddings", "encoder")}
+  network = Network(sources.plain(pretrained.cfg), encoder, None)
+  folder.mkdir()
+  finetuned = Finetuned(info, weights["head"])
+  source = Source({"discriminator": network}, pretrained.tokenizer, card, finetuned=finetuned)
+  sources.save_orbax(folder, source)
+
+
+# All tasks.
+
+
+def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
+  """Returns the saved results of a task with this configuration; None if there is no folder.
+
+  Raises:
+    ValueError: the folder holds no results, or those of another configuration.
+  """
+  if not folder.exists():
+    return None
+  try:
+    saved = json.loads((folder / CONFIG).read_text())["config"]
+    rows = results.read_results(folder)
+  except (OSError, ValueError, KeyError):
+    raise ValueError(f"{folder} has no readable results: use another --workdir") from None
+  old, new = compare.upgrade(compare.flatten(saved)), compare.flatten(config.to_dict())
+  free = ("task", "log.every_steps")
+  changed = [k for k in new if k not in free and old.get(k) != new[k]]
+  if changed:
+    listed = ", ".join(f"{k} was {old.get(k)!r}, is {new[k]!r}" for k in changed)
+    raise ValueError(f"{folder} has another configuration: {listed}; use another --workdir")
+  return rows
+
+
+def run(config: ConfigDict, root: Path, console: Console) -> None:
+  """Trains and evaluates all unfinished tasks of a configuration.
+
+  Raises:
+    ValueError: the configuration or a file is invalid; finished tasks are kept.
+  """
+  parallel.keep_freed_memory()
+  check(config)
+  names = prepare.task_names(config)
+  with workdir.claim(root):
+    pretrained, rows = None, []
+    others = [p for p in sorted(root.glob(f"[!.]*/{RESULTS}")) if p.parent.name not in names]
+    before = [row for path in others for row in results.read_results(path.parent)]
+    for name in names:
+      done = finished(config, root / name)
+      if done is None:
+        if pretrained is None:
+          pretrained = load_pretrained(config)
+          for part in pretrained.left_out:
+            console.print(f"not used: {part}")
+        with workdir.new_folder(root / name) as folder:
+          done = run_task(config, name, pretrained, folder, console)
+      else:
+        console.print(f"{name}: already finished, see {root / name}")
+      rows += done
+      results.write_results(root, [*before, *rows])
+      if before or rows:
+        statistics.picture(root / "results.png", [*before, *rows])
+  if rows:
+    console.print(statistics.table(rows))
+    results.print_average(rows, console)
+  console.print(f"results: {root / RESULTS}")
+
+
+def predict(
+  path: Path, folder: Path, out: Path | None, columns: list[str], console: Console
+) -> None:
+  """Predicts a file with the fine-tuned network in a folder, copying some of its columns.
+
+  Args:
+    out: a new file; None: beside the file.
+  """
+  network = model.load(folder)
+  ending = network.kind.file_ending
+  out = out or path.with_name(f"{path.name}.predictions{ending}")
+  count = network.predict_file(path, out, columns)
+  console.print(f"{count:,} rows predicted: {out}")

@@ -1,0 +1,365 @@
+"""The cost of a training step, from the compiler: see electra_jax.preflight."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from electra_jax.config import specs, validate
+from electra_jax.core import flops
+from electra_jax.core.batch import Batch
+from electra_jax.core.networks import PretrainSpec
+from electra_jax.core.params import split_axis
+from electra_jax.interop import sources
+from electra_jax.pretrain.run import make_train_fns
+from electra_jax.runtime import targets
+from electra_jax.runtime.targets import HERE, Target
+
+_SIZE = re.compile(r"([\d.]+)([KMG])\b")
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
+_COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
+_SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; pred is one byte
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+  """The memory, communication and time of a step; bytes and FLOPs are per device.
+
+  If the step does not fit, only `memory` and a lower bound of `used` are known. The sizes of the
+  three collectives are the unsharded bytes of the arrays handled per step. None means unknown.
+  """
+
+  topology: str
+  devices: int
+  chips: int
+  accumulation: int  # microbatches of a device's share of the batch
+  fits: bool | None
+  memory: float | None  # bytes of the device
+  used: float  # bytes of it, mostly parameters, optimizer state and temporaries
+  parameters: float = 0.0
+  optimizer: float = 0.0
+  optimizer_sharded: float = 0.0  # bytes of the optimizer with optimizer.sharded
+  temporaries: float = 0.0  # bytes, with the activations
+  all_reduce_bytes: float = 0.0
+  reduce_scatter_bytes: float = 0.0
+  all_gather_bytes: float = 0.0
+  sent_bytes: float = 0.0  # by the device for these collectives, in a ring of all devices
+  flops: float = 0.0  # of matrix products
+  product_secs: float = 0.0  # least time of the products
+  memory_secs: float | None = None  # least time of the memory traffic
+  link_secs: float | None = None  # least time of the collectives
+  secs: float = 0.0  # lower bound: max(product_secs, memory_secs) + link_secs
+  mfu: float = 0.0  # upper bound
+
+
+def _spec(config: ConfigDict) -> PretrainSpec:
+  return specs.spec_without_data(config, sources.frozen_generator(config))
+
+
+def compile_step(config: ConfigDict, devices: tuple):
+  """Returns the training step compiled for devices, and the state's shapes."""
+  validate.check_fields(config)
+  D, c, spec = len(devices), config.train, _spec(config)
+  validate.check_devices(config, D)
+  validate.check_attention(config.model, devices[0].platform)
+  programs = make_train_fns(
+    spec, specs.make_optimizer_config(config), c.steps, config.seed, c.accumulation, devices
+  )
+  rows, length = (D, c.batch_size // D), config.data.seq_length
+  ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)
+  padding_mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
+  documents = ids if config.data.examples == "packed" else None
+  batch = Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32), documents)
+  return programs.train_step.lower(
+    programs.sharding.step_shapes(), batch
+  ).compile(), programs.shapes
+
+
+def used_bytes(compiled: jax.stages.Compiled) -> int:
+  """Returns the bytes that a compiled program needs on each device, by the compiler."""
+  m = compiled.memory_analysis()
+  own = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+  return own + m.temp_size_in_bytes + m.generated_code_size_in_bytes
+
+
+def collective_bytes(text: str, devices: int) -> dict[str, int]:
+  """Returns the unsharded bytes that each kind of collective handles in a compiled program.
+
+  Every collective spans all devices. A reduce-scatter returns one device's part. An asynchronous
+  "-start" returns a part and the whole, or in newer versions on GPUs (operands), results. A
+  collective that the compiler splits into several operations appears in each, with one chain_id.
+
+  >>> collective_bytes("  %x = (f32[2,3]{1,0}, bf16[4]{0}) all-reduce(%a, %b), channel_id=1", 2)
+  {'all-reduce': 32, 'reduce-scatter': 0, 'all-gather': 0}
+  >>> collective_bytes("  %x = f32[2,3]{1,0} reduce-scatter(%a), dimensions={0}", 8)
+  {'all-reduce': 0, 'reduce-scatter': 192, 'all-gather': 0}
+  >>> collective_bytes("  %x = (f32[2]{0}, f32[8]{0}) all-gather-start(%a), dimensions={0}", 4)
+  {'all-reduce': 0, 'reduce-scatter': 0, 'all-gather': 32}
+  >>> collective_bytes("  %x = ((f32[9]{0}), f32[9]{0}) all-reduce-start(%a), channel_id=1", 8)
+  {'all-reduce': 36, 'reduce-scatter': 0, 'all-gather': 0}
+  """
+  totals, chains = dict.fromkeys(COLLECTIVES, 0), set()
+  for line in text.splitlines():
+    if not (found := _COLLECTIVE.search(line)):
+      continue
+    result, kind, starts = found.groups()
+    if chain := _CHAIN.search(line):
+      if (kind, chain[1]) in chains:
+        continue
+      chains.add((kind, chain[1]))
+    nested = result.startswith("((")
+    size = _shape_bytes(result.partition("), ")[2] if nested else result)
+    if kind != "all-reduce" and starts and not nested:
+      size = size * devices // (devices + 1)
+    elif kind == "reduce-scatter":
+      size *= devices
+    totals[kind] += size
+  return totals
+
+
+def _shape_bytes(text: str) -> int:
+  """Returns the bytes of all arrays of a type."""
+  sizes = (
+    int(bits or 8) * math.prod(int(n) for n in shape.split(",") if n) // 8
+    for bits, shape in _SHAPE.findall(text)
+  )
+  return sum(sizes)
+
+
+def ring_bytes(collectives: dict[str, int], devices: int) -> float:
+  """Returns the bytes that each of n devices sends in a ring: (n - 1) / n, doubled for all-reduce.
+
+  >>> ring_bytes({"all-reduce": 800, "reduce-scatter": 0, "all-gather": 80}, 8)
+  1470.0
+  """
+  times = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
+  return sum(times[k] * size for k, size in collectives.items()) * (devices - 1) / devices
+
+
+def least_link_secs(
+  collectives: dict[str, int], links: tuple[tuple[int, float], ...]
+) -> float | None:
+  """Returns the least time of collectives: rings on all levels at once, the slowest counts.
+
+  Inside a host GPUs add up everything, and the hosts, each as one member, do so too. None if
+  something is sent over links of unknown rate.
+
+  >>> sizes = {"all-reduce": 800, "reduce-scatter": 0, "all-gather": 0}
+  >>> least_link_secs(sizes, ((8, 100.0), (2, 100.0))), least_link_secs(sizes, ((8, math.inf),))
+  (14.0, None)
+  """
+  sent = [(ring_bytes(collectives, members), rate) for members, rate in links]
+  if any(size and rate == math.inf for size, rate in sent):
+    return None
+  return max(size / rate for size, rate in sent)
+
+
+def refused_size(message: str) -> float:
+  """Returns the bytes needed, from the compiler's out-of-memory message.
+
+  >>> refused_size("required for HLO temporaries (20.50G) exceeds available HBM (15.75G).") / 2**30
+  20.5
+  """
+  found = _SIZE.search(message)  # the first size is needed, the second available
+  return float(found[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[found[2]] if found else math.inf
+
+
+def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
+  """Compiles a step of a configuration for a target and returns its cost."""
+  D = len(target.devices)
+  known = {
+    "topology": name,
+    "devices": D,
+    "chips": target.chips,
+    "accumulation": config.train.accumulation,
+    "memory": _known(target.memory),
+  }
+  try:
+    compiled, shapes = compile_step(config, target.devices)
+  except jax.errors.JaxRuntimeError as error:
+    if any(word in str(error) for word in ("ptxas", "libdevice not found")):
+      raise ValueError(
+        f"{name}: XLA found no ptxas or libdevice; both come with electra_jax[gpu-compile]"
+      ) from None
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    return StepCost(**known, fits=False, used=refused_size(str(error)))
+  m, used = compiled.memory_analysis(), used_bytes(compiled)
+  moved = m.argument_size_in_bytes + m.output_size_in_bytes
+  work = flops.step_flops(_spec(config), config.train.batch_size, config.data.seq_length) / D
+  collectives = collective_bytes(compiled.as_text(), D)
+  link_secs = least_link_secs(collectives, target.links)
+  # State is read once and written once, and so are temporaries.
+  memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
+  # Communication overlaps with nothing: it needs the whole gradient, and the optimizer its sum.
+  secs = max(work / target.peak, memory_secs) + (link_secs or 0)
+  return StepCost(
+    **known,
+    fits=None if target.memory == math.inf else used <= target.memory,
+    used=used,
+    parameters=_size(shapes.params),
+    optimizer=_size(shapes.opt_state, D if config.optimizer.sharded else 1),
+    optimizer_sharded=_size(shapes.opt_state, D),
+    temporaries=m.temp_size_in_bytes,
+    all_reduce_bytes=collectives["all-reduce"],
+    reduce_scatter_bytes=collectives["reduce-scatter"],
+    all_gather_bytes=collectives["all-gather"],
+    sent_bytes=ring_bytes(collectives, D),
+    flops=work,
+    product_secs=work / target.peak,
+    memory_secs=memory_secs if _known(target.memory_rate) else None,
+    link_secs=link_secs,
+    secs=secs,
+    mfu=work / target.peak / secs,
+  )
+
+
+def _known(x: float) -> float | None:
+  return None if x == math.inf else x
+
+
+def _size(tree, devices: int = 1) -> float:
+  """Returns the bytes of a tree of arrays on each of the devices that they are sharded over."""
+  parts = (
+    x.size * x.dtype.itemsize / (1 if split_axis(x.shape, devices) is None else devices)
+    for x in jax.tree.leaves(tree)
+  )
+  return sum(parts)
+
+
+def more_microbatches(config: ConfigDict, devices: int, least: float = 0) -> int | None:
+  """Returns the next larger number of microbatches that divides a device's sequences.
+
+  It is `least` or more, if one is.
+  """
+  sequences, now = config.train.batch_size // devices, config.train.accumulation
+  larger = [n for n in range(now + 1, sequences + 1) if sequences % n == 0]
+  return next((n for n in larger if n >= least), larger[-1] if larger else None)
+
+
+def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
+  """Returns the cost of the configuration and, until one fits, of more microbatches.
+
+  n times as many microbatches need more than the n-th part of the memory, as parameters stay, so
+  numbers that this rules out are not compiled.
+  """
+  costs = [estimate_step(config, name, target)]
+  while (last := costs[-1]).fits is False:
+    least = last.accumulation * last.used / target.memory if last.used < math.inf else 0
+    if not (more := more_microbatches(config, len(target.devices), least)):
+      break
+    config = config.copy_and_resolve_references()
+    config.train.accumulation = more
+    costs.append(estimate_step(config, name, target))
+  return costs
+
+
+def table(config: ConfigDict, costs: list[StepCost]) -> Table:
+  """Returns a table with a column for each cost."""
+  c = config.train
+  found = Table(
+    title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
+    f" {c.steps:,} steps",
+    caption="bytes: by the compiler; times: lower bounds; MFU and sequences/s: upper bounds",
+  )
+  found.add_column("per device" if any(f.devices > 1 for f in costs) else "")
+  for f in costs:
+    found.add_column(f.topology, justify="right", no_wrap=True)
+  for title, cell, always in ROWS:
+    found.add_row(title, *("" if f.fits is False and not always else cell(f, c) for f in costs))
+  return found
+
+
+def _gib(size: float | None) -> str:
+  if size is None:
+    return "?"
+  return f"{size / 2**30:.2f}" if size >= 2**30 else f"{size / 2**30:.2g}"
+
+
+def _ms(secs: float | None) -> str:
+  return "?" if secs is None else f"{1000 * secs:.3g}"
+
+
+def _hours(f: StepCost, steps: int) -> float:
+  return f.secs * steps / 3600
+
+
+_FITS = {True: "fits", False: "does not fit", None: "unknown"}
+# Rows of the table: title, cell of (cost, config.train), whether to show it if a step does not fit.
+ROWS = (
+  ("microbatches", lambda f, c: f"{f.accumulation}", True),
+  ("device memory, GiB", lambda f, c: _gib(f.memory), True),
+  ("memory used, GiB", lambda f, c: _gib(f.used), True),
+  ("fits", lambda f, c: _FITS[f.fits], True),
+  ("  parameters", lambda f, c: _gib(f.parameters), False),
+  ("  optimizer", lambda f, c: _gib(f.optimizer), False),
+  ("  optimizer, if sharded (ZeRO-1)", lambda f, c: _gib(f.optimizer_sharded), False),
+  ("  activations, gradients", lambda f, c: _gib(f.temporaries), False),
+  ("all-reduce, GiB per step", lambda f, c: _gib(f.all_reduce_bytes), False),
+  ("reduce-scatter, GiB per step", lambda f, c: _gib(f.reduce_scatter_bytes), False),
+  ("all-gather, GiB per step", lambda f, c: _gib(f.all_gather_bytes), False),
+  ("communication, ms per step", lambda f, c: _ms(f.link_secs), False),
+  ("TFLOP per step", lambda f, c: f"{f.flops / 1e12:.3g}", False),
+  ("compute at peak, ms per step", lambda f, c: _ms(f.product_secs), False),
+  ("memory traffic, ms per step", lambda f, c: _ms(f.memory_secs), False),
+  ("step, ms", lambda f, c: _ms(f.secs), False),
+  ("sequences/s, all devices", lambda f, c: f"{c.batch_size / f.secs:,.0f}", False),
+  ("MFU, %", lambda f, c: f"{100 * f.mfu:.0f}", False),
+  ("whole run, hours", lambda f, c: f"{_hours(f, c.steps):,.3g}", False),
+  ("chip-hours", lambda f, c: f"{_hours(f, c.steps) * f.chips:,.4g}", False),
+)
+
+
+def verdict(costs: list[StepCost]) -> str:
+  """Returns a line on whether a step fits, and with how many microbatches, from `fit`'s costs."""
+  *tried, last = costs
+  refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else costs))
+  if last.fits is None:
+    return f"{last.topology}: unknown whether it fits; it needs {_gib(last.used)} GiB per device"
+  if not last.fits:
+    return (
+      f"{last.topology}: does not fit with {refused} microbatches; try model.remat=True,"
+      " optimizer.sharded=True or more devices"
+    )
+  fewest = f"; does not fit with {refused}" if tried else ""
+  return f"{last.topology}: fits, microbatches: {last.accumulation}{fewest}"
+
+
+def for_accelerator(config: ConfigDict) -> ConfigDict:
+  """Returns the configuration with `auto` fields set for a TPU or GPU that is elsewhere.
+
+  Attention is XLA's, which every compiler has: cuDNN's and splash need less memory.
+  """
+  config = config.copy_and_resolve_references()
+  for name, choice in (("dtype", "bfloat16"), ("attention", "xla")):
+    if config.model[name] == "auto":
+      config.model[name] = choice
+  return config
+
+
+def run(config: ConfigDict, topologies: list[str], json_path: str | None, console: Console) -> None:
+  """Prints what a step costs on each topology, and writes it as a line of JSON each."""
+  found = []
+  if topologies != [HERE]:
+    jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
+    config = for_accelerator(config)
+  for topology in topologies:
+    target = targets.find(topology)
+    if target.note:
+      console.print(target.note)
+    found.append(fit(config, topology, target))
+  costs = [f for several in found for f in several]
+  console.print(table(config, costs))
+  for several in found:
+    console.print(verdict(several))
+  if json_path:
+    lines = [json.dumps(dataclasses.asdict(f)) for f in costs]
+    Path(json_path).write_text("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,336 @@
+"""Pretraining, from the configuration to the last checkpoint: see electra_jax.train."""
+
+import contextlib
+import functools
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from electra_jax.config import compare, specs, validate
+from electra_jax.core import generators, objectives, params
+from electra_jax.core.step import restarted
+from electra_jax.core.transformer_config import TransformerConfig, differences
+from electra_jax.data import pretrain_batches, tokenizer
+from electra_jax.interop import sources
+from electra_jax.pretrain.loop import Monitors, loop
+from electra_jax.pretrain.run import Run, prepare, start_or_continue
+from electra_jax.runtime import (
+  curves,
+  memory,
+  metrics,
+  parallel,
+  processes,
+  terminal,
+  tracing,
+  trackers,
+  version,
+)
+from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
+from electra_jax.runtime.goodput import Goodput
+from electra_jax.runtime.interrupt import STOPPED, StopSignals
+from electra_jax.runtime.journal import Journal
+from electra_jax.runtime.log import Log
+from electra_jax.runtime.tracing import Tracer
+from electra_jax.runtime.trackers import Start, Tracker
+from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
+
+CURVES_FILE = "curves.png"
+
+
+def run(
+  config: ConfigDict,
+  workdir: str | Path,
+  *,
+  verify: bool = False,
+  coordinator: str = "",
+  num_processes: int = 0,
+  process_id: int = -1,
+) -> int:
+  """Joins the other processes, if there are any, and trains; returns the exit code.
+
+  Args:
+    verify: check the checksum of every shard first.
+    coordinator, num_processes, process_id: as `processes.initialize` takes them.
+  """
+  processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
+  parallel.keep_freed_memory()
+  signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
+  done = train(config, workdir, verify=verify)
+  return 0 if done == config.train.steps else STOPPED
+
+
+def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> int:
+  """Trains until the last step or a stop signal, and returns the steps done.
+
+  Raises:
+    ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
+    metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
+  """
+  _use_compilation_cache(Path(workdir))
+  first, goodput = jax.process_index() == 0, Goodput()
+  console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
+  with contextlib.ExitStack() as stack:
+    run, allowed = processes.run_on_all(lambda: begin(config, Path(workdir), verify, stack))
+    processes.assert_same(run.fingerprint | {"workdir": shared_or_not(run.workdir)})
+    describe(run, console, allowed)
+    journal = Journal(run.workdir, first)
+    journal.write("start", **facts(run))
+    k = config.checkpoint
+    with processes.abort_if_peer_lost():  # orbax synchronises the processes here
+      checkpoints = Checkpoints(
+        workdir,
+        keep=k.keep,
+        keep_every_steps=k.keep_every_steps,
+        to_global=run.fns.sharding.to_global,
+      )
+    stack.enter_context(checkpoints)
+    processes.run_on_all(lambda: check_state_memory(run))
+    with goodput.doing("restore"), processes.abort_if_peer_lost():
+      state, meta = make_state(run, checkpoints, console)
+    display = terminal.Display(int(state.step), config.train.steps, console)
+    steps = tracing.parse_steps(config.profile.steps if first else "")
+    tracer = Tracer(run.workdir / "profile", steps, config.profile.signal_steps)
+    with display, StopSignals() as stop, tracer, processes.abort_if_peer_lost():
+      monitors = Monitors(checkpoints, stop, tracer, goodput)
+      state = train_with_rollback(run, state, meta, display, monitors)
+      with goodput.doing("save"):  # a second signal does not interrupt this
+        checkpoints.wait()
+    journal.write("goodput", step=int(state.step), secs=goodput.secs())
+    if first:
+      finish(run, int(state.step), console)
+      console.print(f"time:       {goodput.summary()}")
+      if int(state.step) < config.train.steps:
+        console.print(f"resume with: {shlex.join(sys.orig_argv)}")
+    return int(state.step)
+
+
+def train_with_rollback(
+  run: Run, state, meta: dict | None, display: terminal.Display, monitors: Monitors
+):
+  """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN."""
+  limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
+  skipped = tuple(meta.get("skipped", ())) if meta else ()
+  while True:
+    log = Log(
+      run.workdir,
+      display,
+      start_step=int(state.step),
+      resumed=meta is not None,
+      others=places(run, int(state.step), resumed=meta is not None),
+      must_write=run.config.checkpoint.on_error == "stop",
+      enabled=jax.process_index() == 0,
+    )
+    with contextlib.closing(log):
+      try:
+        return loop(run, state, meta, skipped, log, monitors)
+      except metrics.NotFiniteError as error:
+        if error.step is None or len(skipped) >= limit:
+          raise metrics.NotFiniteError(f"{error}; {remedy(run.config.optimizer)}") from None
+        skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
+        which = f"{len(skipped)} of at most {limit}"
+        log.warn([f"{error}: rolling back to skip batch {skipped[-1]:,} ({which})"])
+    del state  # donated to the failed step
+    with monitors.goodput.doing("restore"):
+      monitors.checkpoints.wait()
+      state, meta = make_state(run, monitors.checkpoints, display.console)
+
+
+def places(run: Run, step: int, resumed: bool) -> list[Callable[[], Tracker]]:
+  """Returns what makes the places for the lines besides metrics.jsonl: trackers and the curves."""
+  start = Start(run.workdir, step, resumed, compare.flatten(run.record))
+  names = trackers.parse(run.config.log.trackers)
+  made = [functools.partial(trackers.TRACKERS[name].make, start) for name in names]
+  return [*made, functools.partial(curves.Redrawn, functools.partial(draw_curves, run))]
+
+
+def draw_curves(run: Run) -> None:
+  """Draws curves.png from the lines so far."""
+  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
+  title = f"{run.workdir.absolute().name}: {run.config.objective.name}"
+  curves.draw(run.workdir / CURVES_FILE, title, history, run.chance)
+
+
+def remedy(o: ConfigDict) -> str:
+  """Returns what to change in config.optimizer after a number that is not finite."""
+  rates = {k: o[k] for k in ("learning_rate", "generator_learning_rate") if o[k]}
+  listed = " or ".join(f"optimizer.{name} (now {rate:g})" for name, rate in rates.items())
+  return f"try a lower {listed}, or more optimizer.warmup_steps (now {o.warmup_steps:,})"
+
+
+# The start.
+
+
+def _use_compilation_cache(workdir: Path) -> None:
+  """Caches compiled steps in the workdir, or in JAX_COMPILATION_CACHE_DIR, for resumed runs."""
+  if jax.config.jax_compilation_cache_dir is None:
+    jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
+
+
+def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.ExitStack):
+  """Checks the configuration and locks the workdir until the stack is closed.
+
+  Returns the run and the allowed changes of fields.
+  """
+  validate.check(config)
+  validate.check_devices(config)
+  if jax.process_index() > 0:
+    return prepare(config, workdir, verify), []
+  stack.enter_context(claim(workdir))
+  run = prepare(config, workdir, verify)
+  return run, start_or_continue(run)
+
+
+def shared_or_not(workdir: Path) -> str:
+  """Returns, in words, whether this process sees the configuration just written by process 0."""
+  return "a shared folder" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
+
+
+def describe(run: Run, console: Console, allowed: list[str]) -> None:
+  """Prints a summary of the run."""
+  c, sizes = run.config, generators.count_networks(run.spec, run.fns.shapes.params)
+  sequences = c.train.steps * c.train.batch_size
+  devices = jax.devices()
+  changed = compare.changed_from_base(c)
+  lines = {
+    "electra_jax": f"{version.code_version()}, jax {jax.__version__}",
+    "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
+    f" peak {len(devices) * run.peak[0] / 1e12:,.3g} TFLOP/s ({run.peak[1]})",
+    "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
+    f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['trained'] / 1e6:,.2f} M trained,"
+    f" {run.spec.discriminator.compute.dtype},"
+    f" attention {run.spec.discriminator.compute.attention}",
+    "FLOPs": f"{run.flops_per_step:.3g} per step in matrix products,"
+    f" {run.flops_per_step * c.train.steps:.3g} in total",
+    "data": f"{run.shards.folder.absolute()}: {run.shards.num_examples:,} sequences of"
+    f" {run.shards.seq_length} tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
+    "training": f"{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
+    f" {sequences * run.shards.seq_length:,} tokens ="
+    f" {sequences / run.shards.num_examples:,.2f} epochs",
+    "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
+    f" held-out unigram entropy {terminal.shown('loss', run.chance.entropy)} per token",
+    "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
+  }
+  if allowed:
+    lines["changed in this run"] = ", ".join(allowed)
+  for name, text in lines.items():
+    console.print(f"{name + ':':<19}{text}")
+  if (warmup := c.optimizer.warmup_steps) > c.train.steps:
+    console.print(
+      f"warning: optimizer.warmup_steps={warmup:,} is above train.steps={c.train.steps:,}: the"
+      f" learning rate ends at {c.train.steps / warmup:.1%} of optimizer.learning_rate",
+      style="bold",
+    )
+
+
+def facts(run: Run) -> dict:
+  """Returns what the report says of a start that the configuration does not."""
+  devices = jax.devices()
+  return {
+    "code": version.code_version(),
+    "jax": jax.__version__,
+    "devices": len(devices),
+    "device_kind": devices[0].device_kind,
+    "processes": jax.process_count(),
+    "peak_flops": len(devices) * run.peak[0],
+    "command": shlex.join(sys.orig_argv),
+  }
+
+
+def newest(checkpoints: Checkpoints) -> int | None:
+  """Returns the newest checkpoint's step; raises if the processes see different ones."""
+  latest = checkpoints.latest_step()
+  processes.assert_same({"newest checkpoint": "none" if latest is None else f"step {latest}"})
+  return latest
+
+
+def check_state_memory(run: Run) -> None:
+  """Raises ValueError if the weights and the optimizer's moments do not fit into free memory."""
+  remedy = "lower the networks' size, or set optimizer.sharded=True on more devices"
+  memory.refuse("the state", run.fns.sharding.bytes_per_device(), remedy)
+
+
+def make_state(run: Run, checkpoints: Checkpoints, console: Console):
+  """Returns the initial or restored state and the metadata saved with it (None at step 0)."""
+  sharding, fallback = run.fns.sharding, run.config.checkpoint.fallback
+  while (latest := newest(checkpoints)) is not None:
+    started = time.perf_counter()
+    try:
+      state, meta = checkpoints.restore(latest, sharding.shapes(), processes.run_on_all)
+    except ValueError as error:
+      if not processes.only_raised(error, DamagedError):
+        raise
+      if not fallback:
+        raise DamagedError(
+          f"{error}; --config.checkpoint.fallback=true does this automatically"
+        ) from None
+      place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
+      checkpoints.reopen()
+      found = str(error).partition("; delete that folder")[0]
+      console.print(f"warning: {found}; moved to {place}", style="bold")
+      continue
+    took = time.perf_counter() - started
+    what = "already at" if latest == run.config.train.steps else "resuming from"
+    console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
+    return sharding.to_local(state), meta
+  tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
+  origin, first = run.config.init_from, run.config.init_step
+  if run.config.init_optimizer:
+    if not sources.is_run(origin):
+      raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
+    processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
+    state, first = restore_from(origin, sharding.shapes(), first, processes.run_on_all)
+    processes.assert_same({"init_step": str(first)})
+    console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
+    _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, console)
+    if read_config(Path(origin))["seed"] == run.config.seed:
+      console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
+    return restarted(sharding.to_local(state)), None
+  weights = parallel.replicate(run.fns.init_params())
+  if origin is not None:
+    found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, first))
+    weights, taken, fresh = params.inherit(weights, params.by_shape(weights, found))
+    _warn_of_differences(run, cfg, console)
+    weights = parallel.replicate(weights)
+    console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
+    if fresh:
+      console.print(f"newly initialised: {', '.join(fresh)}")
+  generator = objectives.generator_of(run.spec)
+  if generator and generator.pretrained:
+    source = run.config.generator.init_from
+    found = processes.run_on_all(lambda: sources.masked_language_model(source, tokens))
+    weights = {**weights, "generator": parallel.replicate(found.weights)}
+    console.print(f"frozen generator: the masked language model of {source}")
+  return run.fns.init_state(weights), None
+
+
+def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> None:
+  if changes := differences(run.spec.discriminator, cfg):
+    console.print(f"warning: {'; '.join(changes)} in {run.config.init_from}", style="bold")
+
+
+def finish(run: Run, done: int, console: Console) -> None:
+  """Draws the curves; prints the final metrics and the paths of the results."""
+  draw_curves(run)
+  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
+  heldout = [line for line in history if line["split"] == "heldout"]
+  if heldout:
+    table = Table(title="held-out documents")
+    for title in ("", f"step {heldout[0]['step']:,}", f"step {heldout[-1]['step']:,}"):
+      table.add_column(title, justify="right" if title else "left")
+    for name in (k for k in heldout[-1] if k not in ("step", "split")):
+      values = (terminal.shown(name, line.get(name)) for line in (heldout[0], heldout[-1]))
+      table.add_row(terminal.label(name), *values)
+    entropy = terminal.shown("loss", run.chance.entropy)
+    table.add_row("unigram entropy", entropy, entropy, style="dim")
+    console.print(table)
+  console.print(f"checkpoint: {run.workdir / 'checkpoints' / str(done)}")
+  console.print(f"curves:     {run.workdir / CURVES_FILE}")
+  console.print(f"metrics:    {run.workdir / 'metrics.jsonl'}")
