@@ -24,6 +24,12 @@ def _own(path: Path) -> Path | None:
   return next((file for file in found if file.is_file()), None)
 
 
+def known() -> list[str]:
+  """Returns the project's own files, as names in `configs`."""
+  files = {p.relative_to(folder) for folder in FOLDERS for p in folder.glob("**/*.py")}
+  return sorted(str(p) for p in files)
+
+
 def resolve(path: str | Path) -> Path:
   """Finds a configuration file by path, else among the project's own."""
   path = Path(path)
@@ -31,9 +37,8 @@ def resolve(path: str | Path) -> Path:
     return path.resolve()
   if own := _own(path):
     return own
-  known = sorted({str(p.relative_to(folder)) for folder in FOLDERS for p in folder.glob("**/*.py")})
-  close = difflib.get_close_matches(str(path).removeprefix("configs/"), known, n=1)
-  hint = f"; did you mean configs/{close[0]}?" if close else f"; available: {', '.join(known)}"
+  close = difflib.get_close_matches(str(path).removeprefix("configs/"), known(), n=1)
+  hint = f"; did you mean configs/{close[0]}?" if close else f"; available: {', '.join(known())}"
   raise FileNotFoundError(errno.ENOENT, f"no such configuration{hint}", str(path))
 
 

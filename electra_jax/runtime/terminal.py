@@ -12,7 +12,7 @@ PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 def console() -> Console:
   """Returns the console of a program: lines that are too long are wrapped by the terminal."""
-  return Console(highlight=False, soft_wrap=True)
+  return Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def shown(name: str, value: float | None) -> str:
