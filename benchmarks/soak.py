@@ -158,7 +158,7 @@ def stop(run: harness.Run) -> tuple[float, str]:
     return 100.0, run.said[-3000:]
   if code != harness.STOPPED:
     return 100.0, f"exit code {code}: {run.said[-3000:]}"
-  times = next(x for x in run.said.splitlines() if x.startswith("time:"))
+  times = next(x for x in run.said.splitlines() if "time:" in x)
   return time.monotonic() - started, times
 
 

@@ -10,6 +10,7 @@ bit for bit. Ctrl-C, SIGTERM and SIGUSR1 end the step, save and exit with code 1
 from absl import flags
 
 from electra_jax.config import cli
+from electra_jax.runtime.display import starting
 
 
 def main(argv: list[str]) -> int:
@@ -18,7 +19,8 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if args.config is None or args.workdir is None:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
-  from electra_jax.programs import train  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import train
 
   return train.run(
     args.config,

@@ -373,7 +373,7 @@ def test_errors_are_one_line_and_exit_codes_on_the_command_line(tmp_path):
 
   done = call("--compare", "a", "b")
   assert (done.returncode, done.stderr) == (
-    1, "error: a holds no results of python -m electra_jax.finetune\n"
+    1, "error: a holds no results of electra-jax finetune\n"
   )  # fmt: skip
   done = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
   assert done.returncode == 2 and done.stderr.startswith("error: --config=")

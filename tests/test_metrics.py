@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax.runtime import curves, goodput, log, metrics, parallel, terminal, trackers
+from electra_jax.runtime import curves, display, goodput, log, metrics, parallel, trackers
 from electra_jax.runtime.chance import Chance
 
 
@@ -139,48 +138,14 @@ def test_a_resumed_history_drops_later_lines_and_a_cut_off_one(tmp_path):
   assert metrics.read_history(path) == []
 
 
-VALUES = {
-  "mlm_loss": 6.5,
-  "rtd_recall": 0.25,
-  "tokens_per_sec": 1234.0,
-  "eta_secs": 75.0,
-  "z": 1e-4,
-}
-
-
-def test_lines_say_their_units_and_new_terms_appear_by_themselves():
-  out = io.StringIO()
-  display = terminal.Display(0, 100, Console(file=out, width=300))
-  display.show(10, "train", VALUES)
-  assert out.getvalue() == (
-    "train step 10/100 | mlm loss 6.5000 nats | rtd recall 25.0 % | tokens 1,234/s | ETA 0:01:15"
-    " | z 1.00e-04\n"
-  )
-
-
-def test_a_terminal_gets_a_bar_and_is_left_whole(monkeypatch):
-  monkeypatch.setenv("TERM", "xterm")  # a dumb one has no cursor to hide
-  out = io.StringIO()
-  display = terminal.Display(0, 100, Console(file=out, width=80, height=30, force_terminal=True))
-  with pytest.raises(KeyError), display:
-    display.advance(40)
-    display.show(40, "train", VALUES)
-    display.show(40, "heldout", {"mlm_loss": 6.0})
-    raise KeyError
-  text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-  for part in ("40/100", "ETA 0:01:15", "train, step 40", "heldout, step 40", "6.5000 nats"):
-    assert part in text
-  assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
-
-
 def events(folder, step):
   start = trackers.Start(folder, step, resumed=step > 0, config={})
   return lambda: trackers.TRACKERS["tensorboard"].make(start)
 
 
 def test_event_files_hold_what_the_history_holds(tmp_path):
-  display = terminal.Display(0, 10, Console(file=io.StringIO()))
-  lines = log.Log(tmp_path, display, start_step=0, resumed=False, others=[events(tmp_path, 0)])
+  shown = display.Display(Console(file=io.StringIO()), display.Activity)
+  lines = log.Log(tmp_path, shown, start_step=0, resumed=False, others=[events(tmp_path, 0)])
   lines.write(5, "train", {"x_loss": 1.5, "nothing": None})
   lines.close()
   assert metrics.read_history(tmp_path / "metrics.jsonl") == [
@@ -260,8 +225,8 @@ def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
 def test_event_files_of_a_resumed_run_hide_what_comes_after_its_step(tmp_path):
   from tensorboardX.proto import event_pb2
 
-  display = terminal.Display(0, 10, Console(file=io.StringIO()))
-  log.Log(tmp_path, display, start_step=7, resumed=True, others=[events(tmp_path, 7)]).close()
+  shown = display.Display(Console(file=io.StringIO()), display.Activity)
+  log.Log(tmp_path, shown, start_step=7, resumed=True, others=[events(tmp_path, 7)]).close()
   (path,) = (tmp_path / "tensorboard").iterdir()
   data, sessions = path.read_bytes(), []
   while data:  # records: length in 8 bytes, checksum in 4, the event, checksum in 4

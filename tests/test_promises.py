@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -48,17 +47,14 @@ def test_a_run_that_is_stopped_ends_with_143_and_a_finished_one_with_0(
   tiny_config,
   monkeypatch,
 ):
-  asked = {"config": tiny_config, "workdir": str(begun), "verify": False}
-  alone = {"coordinator": "", "num_processes": 0, "process_id": -1}
   before = signal.getsignal(signal.SIGUSR2)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(train.flags, "FLAGS", SimpleNamespace(**asked, **alone))
     patch.setattr(processes, "initialize", lambda *args: None)  # JAX has been started here
     interrupt_at(monkeypatch, 10, lambda: signal.raise_signal(signal.SIGTERM))
     try:
-      assert train.main([]) == 143
+      assert train.run(tiny_config, begun) == 143
       assert steps_of(begun)[-1] == 10
-      assert train.main([]) == 0
+      assert train.run(tiny_config, begun) == 0
     finally:
       signal.signal(signal.SIGUSR2, before)
   assert saved(begun) == saved(straight)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,7 @@ def test_a_run_leaves_everything_it_promises(straight):
     "curves.png",
     "journal.jsonl",
     "metrics.jsonl",
+    "times.json",
     "vocab",
   ]
   history = lines(straight)
@@ -116,7 +118,13 @@ def test_k_steps_and_the_rest_are_the_whole_run_bit_for_bit(
   interrupt_at(monkeypatch, k, lambda: signal.raise_signal(signal.SIGTERM))
   assert train.train(tiny_config, tmp_path) == k
   said = capsys.readouterr().out
-  assert f"SIGTERM: stopping after step {k}" in said and "resume with: " in said
+  assert f"SIGTERM: stopping after step {k}" in said
+  place = tmp_path / "checkpoints" / str(k)
+  assert f"stopped after step {k} of {STEPS}, saved: {place}\n" in said and "resume with: " in said
+  for line in said.splitlines():
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)
+    assert len(line) <= 160 or "resume with: " in line
+  assert f"train step 1/{STEPS} | mlm loss " in said  # which is no line of the history
   assert train.train(tiny_config, tmp_path) == STEPS
   assert saved(tmp_path) == saved(straight)
   assert lines(tmp_path) == lines(straight)
@@ -153,7 +161,7 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
     raise KeyboardInterrupt  # as a second Ctrl-C: nothing is saved
 
   interrupt_at(monkeypatch, 7, die)
-  with pytest.raises(KeyboardInterrupt):
+  with pytest.raises(KeyboardInterrupt, match="the newest checkpoint: .*/checkpoints/4$"):
     train.train(tiny_config, tmp_path)
   assert [x["step"] for x in lines(tmp_path)] == [0, 3, 6, 6]
   assert train.train(tiny_config, tmp_path) == STEPS  # from step 4
@@ -162,11 +170,14 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
-def test_other_signals_finish_the_step_and_save(tiny_config, tmp_path, monkeypatch, number):
+def test_other_signals_finish_the_step_and_save(tiny_config, tmp_path, monkeypatch, capsys, number):
   before = signal.getsignal(number)
   interrupt_at(monkeypatch, 2, lambda: signal.raise_signal(number))
   assert train.train(tiny_config, tmp_path) == 2
   assert (tmp_path / "checkpoints" / "2").exists()
+  said = capsys.readouterr().out
+  assert f"{signal.Signals(number).name}: stopping after step 2\n" in said
+  assert f"stopped after step 2 of {STEPS}, saved: {tmp_path / 'checkpoints' / '2'}\n" in said
   assert signal.getsignal(number) is before
 
 

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from electra_jax.runtime import (
+  display,
   goodput,
   interrupt,
   log,
   metrics,
   processes,
   stragglers,
-  terminal,
   tracing,
   trackers,
   workdir,
@@ -42,7 +42,7 @@ def test_every_moment_counts_for_one_thing(monkeypatch):
     wait(1)
     raise KeyError  # it still ends there
   assert time.secs() == {"rest": 1, "steps": 6, "data": 2, "save": 1}
-  assert time.summary() == "10.0 s: steps 60 %, data 20 %, save 10 %, rest 10 %"
+  assert time.summary() == "10 s: steps 60 %, data 20 %, save 10 %, rest 10 %"
 
 
 @pytest.mark.parametrize("text", ["x", "5:3", "0:2", "1:2:3", "-1", "3:"])
@@ -74,8 +74,8 @@ def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   said = [found.check(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
   assert [len(x) for x in said] == [0, 0, 1, 0, 0, 0, 1]
   assert said[2] == [
-    "process 2 (c) is slow: its own step time is 1.5e+03 ms, 0 ms of it waiting for data;"
-    " the others' is 1e+03 ms"
+    "process 2 (c) is slow: its own step time is 1,500 ms, 0 ms of it waiting for data;"
+    " the others' is 1,000 ms"
   ]
   other = np.array([1.5, 1.0, 1.0])  # two processes, each slow on one line, are chance
   assert [found.check(own, np.zeros(3))[1] for own in (even, slow, other, slow)] == [[]] * 4
@@ -95,10 +95,10 @@ def test_waiting_for_data_counts_as_it_is_and_the_rest_by_the_devices():
 
 def test_a_line_that_is_cut_off_is_taken_back_and_ends_the_run_or_is_told(tmp_path):
   out, path = io.StringIO(), tmp_path / "metrics.jsonl"
-  display = terminal.Display(0, 9, Console(file=out, width=200))
+  shown = display.Display(Console(file=out, width=200), display.Activity)
   old = resource.getrlimit(resource.RLIMIT_FSIZE)
   for must_write in (True, False):
-    lines = log.Log(tmp_path, display, start_step=0, resumed=False, must_write=must_write)
+    lines = log.Log(tmp_path, shown, start_step=0, resumed=False, must_write=must_write)
     lines.write(1, "train", {"x": 1.0})
     whole = path.read_bytes()
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, old[1]))  # no file grows beyond it
@@ -189,8 +189,8 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path):
       raise trackers.TrackerError("tracker: still none")
 
   seen, out = [], io.StringIO()
-  display = terminal.Display(0, 9, Console(file=out, width=200))
-  lines = log.Log(tmp_path, display, start_step=0, resumed=False, others=[Down, Down])
+  shown = display.Display(Console(file=out, width=200), display.Activity)
+  lines = log.Log(tmp_path, shown, start_step=0, resumed=False, others=[Down, Down])
   for step in (1, 2, 3):
     lines.write(step, "train", {"x": 1.0})
   lines.close()

@@ -8,6 +8,7 @@ import atexit
 import functools
 import os
 import re
+import shlex
 import sys
 import threading
 import traceback
@@ -26,6 +27,7 @@ from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
+SCRIPT = "electra-jax"  # the installed command
 HELP = ("--help", "-help", "-h", "--helpshort")
 SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
 DATA_PACKAGES = (  # the extra `data`
@@ -55,10 +57,19 @@ def parser(doc: str) -> ArgumentParser:
 
 def program_name() -> str:
   """Returns how this program was started: `electra-jax train`, `python -m electra_jax.train`."""
-  head = sys.orig_argv[: 1 - len(sys.argv) or None]  # without the program's own arguments
-  if head[1:2] != ["-m"]:
-    head = head[1:] or sys.argv[:1]
-  return " ".join([Path(head[0]).name, *head[1:]])
+  words = _typed()[: 1 - len(sys.argv) or None]  # without the program's own arguments
+  return " ".join([Path(words[0]).name, *words[1:]]) if words else sys.argv[0]
+
+
+def command_line() -> str:
+  """Returns the command that started this program, for a shell."""
+  return shlex.join(_typed())
+
+
+def _typed() -> list[str]:
+  python, *words = sys.orig_argv
+  is_script = words and Path(words[0]).name == SCRIPT
+  return words if is_script else [python, *words]
 
 
 def define_config_flag() -> flags.FlagHolder:
@@ -138,7 +149,7 @@ def report(program: Callable[[], None]) -> None:
   except Exception as error:
     _fail(error, explain(error), 1)
   except KeyboardInterrupt as error:
-    _fail(error, "interrupted", 130)
+    _fail(error, str(error) or "interrupted", 130)
 
 
 def _show_warning(show: Callable, message, category, filename: str, *others) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -33,6 +34,7 @@ class Monitors:
   stop: StopSignals
   tracer: Tracer
   goodput: Goodput
+  started: Callable[[], None]  # called after the first step
 
 
 def loop(
@@ -67,7 +69,7 @@ def loop(
   health = Health(run.limits, [line for line in history if line["step"] <= start], reference)
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
-    with goodput.doing("compile"):  # mostly compiles the evaluation
+    with goodput.doing("evaluation"):
       evaluate(run, state.params, 0, log, health)
   for done in range(start + 1, n + 1):
     first = done == start + 1  # the first step compiles and is not timed
@@ -83,6 +85,8 @@ def loop(
     log.display.advance(done)
     if first:
       speed.restart(done)
+      monitors.started()
+      log.display.show(done, "train", window.values())
     last, signal_name = done == n, monitors.stop.requested(done)
     evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
     saving = last or signal_name or done % c.checkpoint.every_steps == 0

@@ -2,11 +2,9 @@
 
 import contextlib
 import functools
-import shlex
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -14,7 +12,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import compare, specs, validate
+from electra_jax.config import cli, compare, specs, validate
 from electra_jax.core import generators, objectives, params
 from electra_jax.core.step import restarted
 from electra_jax.core.transformer_config import TransformerConfig, differences
@@ -23,6 +21,7 @@ from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
 from electra_jax.runtime import (
+  checkpoint,
   curves,
   memory,
   metrics,
@@ -34,7 +33,8 @@ from electra_jax.runtime import (
   version,
 )
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
-from electra_jax.runtime.goodput import Goodput
+from electra_jax.runtime.display import Activity, Display, doing
+from electra_jax.runtime.goodput import Goodput, read_times
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
 from electra_jax.runtime.journal import Journal
 from electra_jax.runtime.log import Log
@@ -43,6 +43,16 @@ from electra_jax.runtime.trackers import Start, Tracker
 from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
 CURVES_FILE = "curves.png"
+# {activity of Goodput: what the display says}; steps have a bar.
+DOING = {
+  "start": "starting",
+  "data": "reading",
+  "restore": "preparing the state",
+  "compile": "compiling",
+  "evaluation": "evaluating",
+  "save": "saving",
+  "rest": "preparing",
+}
 
 
 def run(
@@ -74,47 +84,76 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
-  _use_compilation_cache(Path(workdir))
-  first, goodput = jax.process_index() == 0, Goodput()
-  console = Console(highlight=False, soft_wrap=True, quiet=not first, width=None if first else 80)
-  with contextlib.ExitStack() as stack:
-    run, allowed = processes.run_on_all(lambda: begin(config, Path(workdir), verify, stack))
-    processes.assert_same(run.fingerprint | {"workdir": shared_or_not(run.workdir)})
-    describe(run, console, allowed)
-    journal = Journal(run.workdir, first)
-    journal.write("start", **facts(run))
-    k = config.checkpoint
-    with processes.abort_if_peer_lost():  # orbax synchronises the processes here
-      checkpoints = Checkpoints(
-        workdir,
-        keep=k.keep,
-        keep_every_steps=k.keep_every_steps,
-        to_global=run.fns.sharding.to_global,
-      )
-    stack.enter_context(checkpoints)
-    processes.run_on_all(lambda: check_state_memory(run))
-    with goodput.doing("restore"), processes.abort_if_peer_lost():
-      state, meta = make_state(run, checkpoints, console)
-    display = terminal.Display(int(state.step), config.train.steps, console)
-    steps = tracing.parse_steps(config.profile.steps if first else "")
-    tracer = Tracer(run.workdir / "profile", steps, config.profile.signal_steps)
-    with display, StopSignals() as stop, tracer, processes.abort_if_peer_lost():
-      monitors = Monitors(checkpoints, stop, tracer, goodput)
-      state = train_with_rollback(run, state, meta, display, monitors)
-      with goodput.doing("save"):  # a second signal does not interrupt this
-        checkpoints.wait()
-    journal.write("goodput", step=int(state.step), secs=goodput.secs())
-    if first:
-      finish(run, int(state.step), console)
+  workdir, goodput = Path(workdir), Goodput()
+  _use_compilation_cache(workdir)
+  console, last_secs = terminal.log_console(), read_times(workdir)
+
+  def now() -> Activity:
+    name, secs = goodput.now()
+    return Activity(DOING.get(name), secs, last_secs.get(name))
+
+  def started() -> None:
+    last_secs.clear()
+    if jax.process_index() == 0:
+      goodput.save(workdir)
+
+  with _telling_what_is_saved(workdir), contextlib.ExitStack() as stack:
+    with Display(console, now) as display:
+      with goodput.doing("start"):  # of the devices
+        console.quiet = jax.process_index() > 0
+      with goodput.doing("data"):
+        run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack))
+        processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
+      describe(run, console, allowed)
+      journal = Journal(workdir, jax.process_index() == 0)
+      journal.write("start", **facts(run))
+      checkpoints = stack.enter_context(_open_checkpoints(run))
+      processes.run_on_all(lambda: check_state_memory(run))
+      with goodput.doing("restore"), processes.abort_if_peer_lost():
+        state, meta = make_state(run, checkpoints, console)
+      display.begin(int(state.step), config.train.steps)
+      steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
+      tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
+      with StopSignals(display.announce) as stop, tracer, processes.abort_if_peer_lost():
+        monitors = Monitors(checkpoints, stop, tracer, goodput, started)
+        state = train_with_rollback(run, state, meta, display, monitors)
+        with goodput.doing("save"):  # a second signal does not interrupt this
+          checkpoints.wait()
+    done = int(state.step)
+    journal.write("goodput", step=done, secs=goodput.secs())
+    if not console.quiet:
+      finish(run, done, console)
       console.print(f"time:       {goodput.summary()}")
-      if int(state.step) < config.train.steps:
-        console.print(f"resume with: {shlex.join(sys.orig_argv)}")
-    return int(state.step)
+      if done < config.train.steps:
+        place = workdir / checkpoint.FOLDER / str(done)
+        console.print(f"stopped after step {done:,} of {config.train.steps:,}, saved: {place}")
+        console.print(f"resume with: {cli.command_line()}")
+    return done
 
 
-def train_with_rollback(
-  run: Run, state, meta: dict | None, display: terminal.Display, monitors: Monitors
-):
+def _open_checkpoints(run: Run) -> Checkpoints:
+  with processes.abort_if_peer_lost():  # orbax synchronises the processes here
+    return Checkpoints(
+      run.workdir,
+      keep=run.config.checkpoint.keep,
+      keep_every_steps=run.config.checkpoint.keep_every_steps,
+      to_global=run.fns.sharding.to_global,
+    )
+
+
+@contextlib.contextmanager
+def _telling_what_is_saved(workdir: Path) -> Iterator[None]:
+  """Has a KeyboardInterrupt name the newest checkpoint, from which the same command goes on."""
+  try:
+    yield
+  except KeyboardInterrupt:
+    folder = workdir / checkpoint.FOLDER
+    steps = checkpoint.steps_on_disk(folder)
+    told = f"the newest checkpoint: {folder / str(steps[-1])}" if steps else "nothing is saved yet"
+    raise KeyboardInterrupt(f"interrupted; {told}") from None
+
+
+def train_with_rollback(run: Run, state, meta: dict | None, display: Display, monitors: Monitors):
   """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN."""
   limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
   skipped = tuple(meta.get("skipped", ())) if meta else ()
@@ -216,12 +255,14 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" {sequences / run.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
     f" held-out unigram entropy {terminal.shown('loss', run.chance.entropy)} per token",
-    "changed from base": ", ".join(f"{k}={v!r}" for k, (_, v) in changed.items()) or "nothing",
   }
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
-    console.print(f"{name + ':':<19}{text}")
+    console.print(f"{name + ':':<19}{text}", markup=False)
+  console.print("changed from base:" + " nothing" * (not changed))
+  for name, (base, value) in changed.items():
+    console.print(f"  {name} = {value!r} ({base!r})", markup=False)
   if (warmup := c.optimizer.warmup_steps) > c.train.steps:
     console.print(
       f"warning: optimizer.warmup_steps={warmup:,} is above train.steps={c.train.steps:,}: the"
@@ -240,7 +281,7 @@ def facts(run: Run) -> dict:
     "device_kind": devices[0].device_kind,
     "processes": jax.process_count(),
     "peak_flops": len(devices) * run.peak[0],
-    "command": shlex.join(sys.orig_argv),
+    "command": cli.command_line(),
   }
 
 
@@ -318,18 +359,20 @@ def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> 
 
 def finish(run: Run, done: int, console: Console) -> None:
   """Draws the curves; prints the final metrics and the paths of the results."""
-  draw_curves(run)
+  with doing("drawing", console):
+    draw_curves(run)
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   heldout = [line for line in history if line["split"] == "heldout"]
   if heldout:
     table = Table(title="held-out documents")
-    for title in ("", f"step {heldout[0]['step']:,}", f"step {heldout[-1]['step']:,}"):
+    ends = [heldout[0], *heldout[1:][-1:]]
+    for title in ("", *(f"step {line['step']:,}" for line in ends)):
       table.add_column(title, justify="right" if title else "left")
     for name in (k for k in heldout[-1] if k not in ("step", "split")):
-      values = (terminal.shown(name, line.get(name)) for line in (heldout[0], heldout[-1]))
+      values = (terminal.shown(name, line.get(name)) for line in ends)
       table.add_row(terminal.label(name), *values)
     entropy = terminal.shown("loss", run.chance.entropy)
-    table.add_row("unigram entropy", entropy, entropy, style="dim")
+    table.add_row("unigram entropy", *len(ends) * [entropy], style="dim")
     console.print(table)
   console.print(f"checkpoint: {run.workdir / 'checkpoints' / str(done)}")
   console.print(f"curves:     {run.workdir / CURVES_FILE}")

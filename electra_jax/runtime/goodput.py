@@ -2,11 +2,27 @@
 
 import collections
 import contextlib
+import json
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-ORDER = ("steps", "compile", "data", "save", "restore", "evaluation", "rest")
+from electra_jax.runtime.terminal import duration, share
+from electra_jax.runtime.workdir import replacing
+
+ORDER = ("steps", "compile", "data", "save", "restore", "evaluation", "start", "rest")
+
+
+TIMES_FILE = "times.json"  # in the run's folder
+
+
+def read_times(folder: Path) -> dict[str, float]:
+  """Returns the seconds of each activity until the first step of a run's last start, if known."""
+  try:
+    return dict(json.loads((folder / TIMES_FILE).read_text()))
+  except (OSError, ValueError, TypeError):
+    return {}
 
 
 class Goodput:
@@ -34,22 +50,31 @@ class Goodput:
     finally:
       self._switch(before)
 
+  def now(self) -> tuple[str, float]:
+    """Returns the activity of this moment and its seconds so far."""
+    return self._doing, time.monotonic() - self._since
+
   def secs(self) -> dict[str, float]:
     """Returns the seconds of each activity so far."""
     self._switch(self._doing)
     return dict(self._secs)
 
+  def save(self, folder: Path) -> None:
+    """Writes the seconds so far, for `read_times`; where that fails, they are missing then."""
+    with contextlib.suppress(OSError), replacing(folder / TIMES_FILE) as temporary:
+      temporary.write_text(json.dumps({k: round(v, 3) for k, v in self.secs().items()}) + "\n")
+
   def summary(self) -> str:
     """Returns the shares as text.
 
     >>> Goodput().summary()
-    '0.0 s: rest 100 %'
+    '< 0.1 s: rest 100 %'
     """
     secs = self.secs()
     total = sum(secs.values())
     order = sorted(secs, key=lambda k: ORDER.index(k) if k in ORDER else len(ORDER))
-    shares = (f"{name} {100 * secs[name] / total:.3g} %" for name in order)
-    return f"{total:,.1f} s: {', '.join(shares)}"
+    shares = (f"{name} {share(secs[name], total)}" for name in order)
+    return f"{duration(total)}: {', '.join(shares)}"
 
 
 class Speed:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 
 import jax
 from jax.experimental import multihost_utils
@@ -17,9 +18,13 @@ class StopSignals:
   SLURM can send SIGUSR1 before a time limit. With several processes, signals may reach only some,
   at different steps. `jax.distributed` then handles SIGTERM, and all agree on the step to stop
   after.
+
+  Args:
+    announce: called by the handler with a line about what happens now.
   """
 
-  def __init__(self):
+  def __init__(self, announce: Callable[[str], None] = lambda text: None):
+    self._announce = announce
     self._name: str | None = None
     self._alone = jax.process_count() == 1
     self._old: dict = {}
@@ -37,6 +42,8 @@ class StopSignals:
 
   def _note(self, number, _frame) -> None:
     self._name = signal.Signals(number).name
+    again = "; Ctrl-C again: at once, without saving" if number == signal.SIGINT else ""
+    self._announce(f"{self._name}: stopping after this step{again}")
     if not self._alone:
       os.kill(os.getpid(), signal.SIGTERM)
 

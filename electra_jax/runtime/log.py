@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from electra_jax.runtime.display import Display
 from electra_jax.runtime.journal import Journal
 from electra_jax.runtime.metrics import HISTORY_FILE, parse_line, read_history
-from electra_jax.runtime.terminal import Display
 from electra_jax.runtime.trackers import Tracker, TrackerError
 from electra_jax.runtime.workdir import naming, replacing
 

@@ -100,14 +100,19 @@ class Window:
     while self._unread:
       self._read()
 
-  def close(self) -> dict[str, float | None]:
-    """Returns the values of the window, which must have a step, and starts the next window."""
+  def values(self) -> dict[str, float | None]:
+    """Returns the values of the window so far, which must have a step."""
     self.drain()
     sums, last = self._newest.unpack(self._sum), self._newest.unpack(self._numbers)
     terms = means(sums.pop("terms"))
     scalars = {k: float(last[k]) if k in LAST else float(v) / self.steps for k, v in sums.items()}
-    self._sum, self.steps = np.zeros(0), 0
     return losses_first({**terms, **scalars})
+
+  def close(self) -> dict[str, float | None]:
+    """Returns the values of the window, which must have a step, and starts the next window."""
+    values = self.values()
+    self._sum, self.steps = np.zeros(0), 0
+    return values
 
   def state_dict(self) -> dict:
     """Returns the sums as JSON, which keeps floats exactly."""

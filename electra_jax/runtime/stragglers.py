@@ -114,6 +114,6 @@ class StragglerDetector:
       return values, []
     return values, [
       f"process {slowest} ({self._names[slowest]}) is slow: its own step time is"
-      f" {1000 * own[slowest]:.3g} ms, {1000 * data_secs[slowest]:.3g} ms of it waiting for data;"
-      f" the others' is {1000 * others:.3g} ms"
+      f" {1000 * own[slowest]:,.0f} ms, {1000 * data_secs[slowest]:,.0f} ms of it waiting for data;"
+      f" the others' is {1000 * others:,.0f} ms"
     ]

@@ -1,18 +1,92 @@
-"""Terminal output: metrics with units, and a progress bar."""
+"""Numbers and times as text, and the consoles that programs print to."""
 
-from collections.abc import Mapping
+import sys
+import time
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.console import Console
 
+LINE = 160  # most characters of a line without a terminal, with its time stamp
+STAMP = "%Y-%m-%d %H:%M:%S "
+STAMP_WIDTH = 20
 PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
-def console() -> Console:
-  """Returns the console of a program: lines that are too long are wrapped by the terminal."""
-  return Console(highlight=False, markup=False, soft_wrap=True)
+class StampedLines:
+  """A file that writes to stdout, each line with the time before it."""
+
+  encoding = "utf-8"
+
+  def __init__(self):
+    self._begins = True
+
+  def write(self, text: str) -> int:
+    """Writes text, of any number of lines."""
+    for line in text.splitlines(keepends=True):
+      sys.stdout.write(time.strftime(STAMP) + line if self._begins else line)
+      self._begins = line.endswith("\n")
+    return len(text)
+
+  def flush(self) -> None:
+    """Flushes stdout."""
+    sys.stdout.flush()
+
+  def isatty(self) -> bool:
+    """Returns False: lines on a terminal have no time."""
+    return False
+
+
+def console(stderr: bool = False) -> Console:
+  """Returns the console of a program; lines that are too long are wrapped by the terminal."""
+  return Console(highlight=False, soft_wrap=True, stderr=stderr)
+
+
+def log_console() -> Console:
+  """Returns the console of a program that runs for long: without a terminal, lines have a time."""
+  if (on_terminal := console()).is_interactive:
+    return on_terminal
+  return Console(file=StampedLines(), highlight=False, soft_wrap=True, width=LINE - STAMP_WIDTH)
+
+
+def clock(secs: float) -> str:
+  """Returns hours, minutes and seconds.
+
+  >>> clock(75.2)
+  '0:01:15'
+  """
+  minutes, seconds = divmod(round(secs), 60)
+  return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def duration(secs: float) -> str:
+  """Returns a time rounded for people.
+
+  >>> [duration(x) for x in (0.04, 3.21, 59.7, 272, 7300, 190_000)]
+  ['< 0.1 s', '3.2 s', '1 min', '4 min 32 s', '2 h 1 min', '2 d 4 h']
+  """
+  if secs < 9.95:
+    return f"{secs:.1f} s" if secs >= 0.1 else "< 0.1 s"
+  whole = round(secs)
+  for name, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+    if whole >= size:
+      return _sum(whole // size, name, whole % size // part, smaller)
+  return _sum(whole // 60, "min", whole % 60, "s")
+
+
+def _sum(large: int, name: str, small: int, smaller: str) -> str:
+  parts = [f"{n} {unit}" for n, unit in ((large, name), (small, smaller)) if n]
+  return " ".join(parts)
+
+
+def share(part: float, whole: float) -> str:
+  """Returns a share in whole percent.
+
+  >>> share(59.7, 60), share(0.001, 60), share(0, 60)
+  ('99 %', '< 1 %', '0 %')
+  """
+  percent = 100 * part / whole if whole else 0.0
+  if 0 < percent < 1:
+    return "< 1 %"
+  return f"{min(round(percent), 99) if part < whole else 100} %"
 
 
 def shown(name: str, value: float | None) -> str:
@@ -26,8 +100,9 @@ def shown(name: str, value: float | None) -> str:
   if name.endswith(("loss", "entropy")):
     return f"{value:.4f} nats"
   if name.endswith("_secs"):
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    return clock(value)
+  if name.endswith("_ms"):
+    return f"{value:,.1f} ms" if value < 100 else f"{value:,.0f} ms"
   if name.endswith(PERCENT):
     return f"{100 * value:.1f} %"
   if name.endswith("_per_sec"):
@@ -37,60 +112,5 @@ def shown(name: str, value: float | None) -> str:
 
 def label(name: str) -> str:
   """Returns a metric's display name: `tokens_per_sec` is tokens, as its value has the unit."""
-  short = name.removesuffix("_per_sec").removesuffix("_secs")
+  short = name.removesuffix("_per_sec").removesuffix("_secs").removesuffix("_ms")
   return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")
-
-
-class Display:
-  """A progress bar with the newest metrics on a terminal; plain lines elsewhere.
-
-  As a context manager it restores the terminal on any exit.
-  """
-
-  def __init__(self, start_step: int, steps: int, console: Console | None = None):
-    self.console = console or Console(highlight=False, soft_wrap=True)
-    self._steps = steps
-    self._rows: dict[str, tuple[int, Mapping]] = {}
-    self._live = None
-    if self.console.is_terminal:
-      columns = (BarColumn(None), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-      self._progress = Progress(*columns, TextColumn("{task.fields[eta]}"), expand=True)
-      self._task = self._progress.add_task("", total=steps, completed=start_step, eta="")
-      self._live = Live(self._view(), console=self.console, refresh_per_second=4)
-
-  def __enter__(self):
-    if self._live:
-      self._live.start()
-    return self
-
-  def __exit__(self, *unused):
-    if self._live:
-      self._live.stop()
-
-  def advance(self, step: int) -> None:
-    """Moves the bar."""
-    if self._live:
-      self._progress.update(self._task, completed=step)
-
-  def show(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Shows the newest metrics of a split ("train", "heldout")."""
-    if not self._live:
-      numbers = " | ".join(f"{label(k)} {shown(k, v)}" for k, v in values.items())
-      self.console.print(f"{split} step {step}/{self._steps} | {numbers}")
-      return
-    self._rows[split] = (step, values)
-    if "eta_secs" in values:
-      self._progress.update(self._task, eta=f"ETA {shown('eta_secs', values['eta_secs'])}")
-    self._live.update(self._view())
-
-  def _view(self) -> Group:
-    names = list(dict.fromkeys(k for _, values in self._rows.values() for k in values))
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("", style="dim")
-    for split, (step, _) in self._rows.items():
-      table.add_column(f"{split}, step {step}", justify="right")
-    for name in names:
-      if name not in ("eta_secs", "elapsed_secs"):
-        row = (shown(name, v[name]) if name in v else "" for _, v in self._rows.values())
-        table.add_row(label(name), *row)
-    return Group(table, self._progress) if names else Group(self._progress)

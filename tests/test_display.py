@@ -1,0 +1,200 @@
+"""What a run shows: on a terminal of any size, and as lines where there is none."""
+
+import io
+import math
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from electra_jax.runtime import display, goodput, terminal
+from electra_jax.runtime.display import Activity, Display
+
+VALUES = {
+  "mlm_loss": 6.5,
+  "rtd_recall": 0.25,
+  "tokens_per_sec": 1234.0,
+  "eta_secs": 75.0,
+  "z": 1e-4,
+}
+MANY = {f"metric_{i}_loss": 1.0 for i in range(40)} | VALUES
+
+
+def without_codes(text: str) -> str:
+  """Returns what can be read of a terminal's input."""
+  return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", text)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+  """Returns a function from a size to a display that shows much, and its output."""
+  monkeypatch.setenv("TERM", "xterm")  # a dumb one has no cursor to move
+  monkeypatch.setattr(display, "TICK_SECS", 1e6)  # it draws when it is told to
+
+  def make(width: int, height: int, activity=None) -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True)
+    shown = Display(console, lambda: activity or Activity())
+    shown.begin(0, 1_000_000)
+    shown.advance(123_456)
+    shown.show(123_400, "heldout", {"mlm_loss": 6.0})
+    shown.show(123_456, "train", MANY)
+    return shown, out
+
+  return make
+
+
+def last_frame(shown: Display, out: io.StringIO) -> list[str]:
+  """Draws and returns the lines that stand below everything else."""
+  out.truncate(0)
+  out.seek(0)
+  shown._draw()
+  return without_codes(out.getvalue()).split("\n")
+
+
+def test_lines_say_their_units_and_new_terms_appear_by_themselves():
+  out = io.StringIO()
+  shown = Display(Console(file=out, width=300), Activity)
+  shown.begin(0, 100)
+  shown.show(10, "train", VALUES)
+  assert out.getvalue() == (
+    "train step 10/100 | mlm loss 6.5000 nats | rtd recall 25.0 % | tokens 1,234/s | ETA 0:01:15"
+    " | z 1.00e-04\n"
+  )
+
+
+def test_without_a_terminal_lines_have_a_time_and_at_most_160_characters(capsys):
+  console = terminal.log_console()
+  shown = Display(console, Activity)
+  shown.begin(0, 1_000_000)
+  shown.show(123_456, "train", MANY)
+  console.print("a\nb")
+  line, a, b = capsys.readouterr().out.splitlines()
+  stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+  assert re.match(stamp + r"train step 123456/1000000 \| metric 0 loss 1.0000 nats \| ", line)
+  assert line.endswith("| tokens 1,234/s | ETA 0:01:15") and 130 < len(line) <= 160
+  assert re.fullmatch(stamp + "a", a) and re.fullmatch(stamp + "b", b)
+
+
+def test_a_terminal_gets_a_bar_and_is_left_whole(monkeypatch):
+  monkeypatch.setenv("TERM", "xterm")
+  out = io.StringIO()
+  shown = Display(Console(file=out, width=80, height=30, force_terminal=True), Activity)
+  with pytest.raises(KeyError), shown:
+    shown.begin(0, 100)
+    shown.advance(40)
+    shown.show(40, "heldout", {"mlm_loss": 6.0})
+    shown.show(40, "train", VALUES)
+    raise KeyError
+  text = without_codes(out.getvalue())
+  for part in ("40/100", "ETA 0:01:1", "6.5000 nats"):
+    assert part in text
+  assert re.search(r"^step +train 40 +heldout 40$", text, re.M)
+  assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+@pytest.mark.parametrize("size", [(60, 15), (120, 40), (60, 6), (60, 3)])
+def test_the_bar_and_the_eta_stay_where_the_table_has_no_room(screen, size):
+  shown, out = screen(*size, Activity("evaluating", 70.0, 30.0))
+  with shown:
+    lines = last_frame(shown, out)
+  assert len(lines) < size[1] and max(map(len, lines)) < size[0]
+  assert re.search(r"━ +123456/1000000 steps .*ETA 0:01:1\d$", lines[-1])
+  assert lines[-2].startswith("evaluating, 0:01:10 (30 s the last time)")
+  assert len(lines) == min(size[1] - 1, 2 + 1 + len(MANY) - 1) or size[1] == 3  # ETA is in the bar
+
+
+@pytest.mark.parametrize("sizes", [[(120, 40), (60, 15)], [(60, 15), (120, 40), (50, 10)]])
+def test_a_resized_terminal_is_cleared_of_what_it_has_broken_into_more_lines(screen, sizes):
+  shown, out = screen(*sizes[0])
+  with shown:
+    lines = last_frame(shown, out)
+    for width, height in sizes[1:]:
+      shown.console.size = width, height
+      rows = sum(math.ceil(len(line) / width) for line in lines)
+      lines = last_frame(shown, out)
+      ups = out.getvalue().split("━")[0].count("\x1b[1A")
+      assert ups == rows - 1  # from the last line to the first
+
+
+def test_lines_that_scrolled_out_of_sight_are_cleared_when_they_come_back(screen):
+  shown, out = screen(60, 40)
+  with shown:
+    tall = last_frame(shown, out)
+    shown.console.size = 60, 15
+    low = last_frame(shown, out)
+    shown.console.size = 60, 40
+    last_frame(shown, out)
+    hidden = len(tall) - 15
+    assert out.getvalue().split("━")[0].count("\x1b[1A") == len(low) - 1 + hidden
+    # What is printed stands between, and is not cleared.
+    shown.console.size = 60, 15
+    last_frame(shown, out)
+    shown.console.print("warning")
+    drawn = last_frame(shown, out)
+    shown.console.size = 60, 40
+    last_frame(shown, out)
+    assert out.getvalue().split("━")[0].count("\x1b[1A") == len(drawn) - 1
+
+
+def test_what_takes_long_is_told_every_five_seconds_and_steps_every_minute(monkeypatch):
+  clock, out, activity = [100.0], io.StringIO(), ["reading"]
+  monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+  since = [clock[0]]
+  shown = Display(
+    Console(file=out, width=200), lambda: Activity(activity[0], clock[0] - since[0], 30.0)
+  )
+
+  def wait(secs: int, what: str | None) -> list[str]:
+    activity[0], since[0] = what, clock[0]
+    for _ in range(4 * secs):
+      clock[0] += 0.25
+      shown._beat()
+    told = out.getvalue().splitlines()
+    out.truncate(0)
+    out.seek(0)
+    return told
+
+  assert wait(12, "reading") == [
+    f"reading, 0:00:{secs:02} (30 s the last time)" for secs in (1, 6, 11)
+  ]
+  assert wait(3, "compiling") == ["compiling, 0:00:01 (30 s the last time)"]
+  shown.begin(0, 9)
+  shown.advance(4)
+  assert wait(130, None) == ["step 4/9"] * 2
+  shown.show(5, "train", {})
+  assert wait(50, None) == ["train step 5/9"]
+
+
+def test_a_signal_is_answered_at_once(monkeypatch):
+  out = io.StringIO()
+  monkeypatch.setattr(display, "TICK_SECS", 1e-3)
+  with Display(Console(file=out), Activity) as shown:
+    shown.announce("SIGINT: stopping after this step")
+    deadline = time.monotonic() + 60
+    while "stopping" not in out.getvalue() and time.monotonic() < deadline:
+      time.sleep(1e-3)
+  assert out.getvalue() == "SIGINT: stopping after this step\n"
+
+
+def test_the_first_estimate_of_the_rest_is_the_bars(screen, monkeypatch):
+  clock = [0.0]
+  shown = Display(Console(file=io.StringIO()), Activity)
+  shown.begin(0, 100)
+  shown._progress.get_time = lambda: clock[0]
+  for step in range(1, 11):
+    clock[0] += 2.0
+    shown.advance(step)
+  assert shown._eta() == "ETA 0:03:00"  # 90 steps of 2 s
+
+
+def test_times_of_a_start_are_kept_and_a_damaged_file_is_none(tmp_path):
+  spent = goodput.Goodput()
+  spent._secs["compile"] = 30.25
+  spent.save(tmp_path)
+  assert goodput.read_times(tmp_path)["compile"] == 30.25
+  for content in ("", "[1]", "{"):
+    (tmp_path / goodput.TIMES_FILE).write_text(content)
+    assert goodput.read_times(tmp_path) == {}
+  spent.save(tmp_path / "missing")  # told nobody: training goes on
