@@ -21,6 +21,7 @@ from pathlib import Path
 
 from electra_jax.config import cli
 from electra_jax.runtime import terminal
+from electra_jax.runtime.display import starting
 
 
 def numbers_of_heads(text: str) -> tuple[int, ...]:
@@ -49,7 +50,8 @@ def main() -> None:
   )
   p.add_argument("--license", help="of the weights, for the model card")
   args = p.parse_args()
-  from electra_jax.programs import export  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import export
 
   console = terminal.console()
   export.run(

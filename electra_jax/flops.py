@@ -9,6 +9,7 @@ from absl import flags
 
 from electra_jax.config import cli
 from electra_jax.runtime import terminal
+from electra_jax.runtime.display import starting
 
 
 def main(argv: list[str]) -> None:
@@ -17,7 +18,8 @@ def main(argv: list[str]) -> None:
   config, match = flags.FLAGS.config, flags.FLAGS.match
   if match and config is None:
     raise flags.Error("--match=FILE needs --config=FILE")
-  from electra_jax.programs import flops  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import flops
 
   flops.run(config, match, terminal.console())
 

@@ -14,6 +14,7 @@ from absl import flags
 
 from electra_jax.config import cli
 from electra_jax.runtime import terminal
+from electra_jax.runtime.display import starting
 
 
 def main(argv: list[str]) -> None:
@@ -24,7 +25,8 @@ def main(argv: list[str]) -> None:
     raise flags.Error("--config=FILE and --topology=v5e:16x16 or h200x8 are needed")
   if "here" in args.topology and len(args.topology) > 1:
     raise flags.Error("--topology=here stands alone")
-  from electra_jax.programs import preflight  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import preflight
 
   preflight.run(args.config, args.topology, args.json, terminal.console())
 

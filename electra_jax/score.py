@@ -15,6 +15,7 @@ import sys
 from absl import flags
 
 from electra_jax.config import cli
+from electra_jax.runtime.display import starting
 
 
 def main(argv: list[str]) -> None:
@@ -25,7 +26,8 @@ def main(argv: list[str]) -> None:
     raise flags.Error("--checkpoint=SOURCE is needed: a run, an export or a checkpoint")
   lines = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
   lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []
-  from electra_jax.programs import score  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import score
 
   score.run(
     lines, args.checkpoint, args.data_dir, args.batch_size, args.weight if args.nbest else None

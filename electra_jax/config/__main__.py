@@ -12,6 +12,7 @@ import sys
 from absl import flags
 from rich.console import Console
 from rich.padding import Padding
+from rich.text import Text
 
 from electra_jax.config import cli, files
 from electra_jax.config.fields import Field, base_of, fields_of
@@ -44,11 +45,11 @@ def show(field: Field, console: Console) -> None:
   """Prints a field: on a terminal the comment below it, elsewhere in the same line."""
   line = f"{'*' if field.is_changed else ' '} {field}"
   if not console.is_terminal:
-    console.print(f"{line}  # {field.comment}" if field.comment else line)
+    console.print(f"{line}  # {field.comment}" if field.comment else line, markup=False)
     return
-  console.print(line, style="bold" if field.is_changed else "")
+  console.print(line, style="bold" if field.is_changed else "", markup=False)
   if field.comment:
-    console.print(Padding(field.comment, (0, 0, 0, 6)), style="dim", soft_wrap=False)
+    console.print(Padding(Text(field.comment), (0, 0, 0, 6)), style="dim", soft_wrap=False)
 
 
 def main() -> None:

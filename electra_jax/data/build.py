@@ -16,13 +16,11 @@ import math
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict
-from rich.console import Console
 from rich.table import Table
 
 from electra_jax.config import cli
@@ -32,6 +30,7 @@ from electra_jax.data.plan import Plan, settings
 from electra_jax.data.runners import RUNNERS, PartWork
 from electra_jax.data.shards import DataError
 from electra_jax.data.status import say
+from electra_jax.runtime.terminal import log_console
 
 VOCABULARY_LOCK, JOINING_LOCK = ".vocabulary.lock", ".joining.lock"
 
@@ -288,7 +287,7 @@ def _say_counts(splits: dict, data: ConfigDict) -> None:
       f"{counts['discarded']:,} ({lost:.1%})",
       f"{counts['padded']:,} ({padding:.1%})",
     )
-  Console(file=sys.stdout, width=100 if not sys.stdout.isatty() else None).print(table)
+  log_console().print(table)
   if data.holdout_frac and not splits["heldout"]["examples"]:
     say(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
 

@@ -12,6 +12,8 @@ from electra_jax.data import sources, tokenizer, vocabulary
 from electra_jax.data.sources import TextChunk
 from electra_jax.data.status import say
 from electra_jax.data.tokenizer import Vocab, VocabError
+from electra_jax.runtime.display import doing
+from electra_jax.runtime.terminal import log_console
 
 
 def given(config: ConfigDict, folder: Path) -> Vocab:
@@ -51,14 +53,15 @@ def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
   kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
   size = sum(len(text.encode()) for text in texts)
   say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
-  return vocabulary.train(
-    data.vocab,
-    (line for text in texts for line in text.split("\n")),
-    size=data.vocab_size,
-    path=folder / tokenizer.FILES[kind],
-    lowercase=data.lowercase,
-    strip_accents=bool(data.strip_accents),
-  ).vocab
+  with doing("training the vocabulary", log_console()):
+    return vocabulary.train(
+      data.vocab,
+      (line for text in texts for line in text.split("\n")),
+      size=data.vocab_size,
+      path=folder / tokenizer.FILES[kind],
+      lowercase=data.lowercase,
+      strip_accents=bool(data.strip_accents),
+    ).vocab
 
 
 def sample(pieces: Iterable[TextChunk], most_bytes: int) -> list[str]:

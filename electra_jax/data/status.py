@@ -6,7 +6,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-LINE_SECS = 15.0  # between two log lines
+from electra_jax.runtime.terminal import clock, duration, log_console
+
+LINE_SECS = 5.0  # between two log lines
 BAR_SECS = 0.2  # between two updates of the bar
 
 
@@ -20,7 +22,7 @@ class Status:
     self._start = self._last = time.monotonic()
     self._bar = None
     console = Console(stderr=True)
-    if console.is_terminal:
+    if console.is_interactive:
       columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
       text = TextColumn("{task.fields[text]}")
       self._bar = Progress(*columns, text, console=console, transient=True)
@@ -35,7 +37,7 @@ class Status:
     if self._bar:
       self._bar.stop()
     if kind is None:
-      say(f"{self._label}: {self._text()}, {time.monotonic() - self._start:.1f} s")
+      say(f"{self._label}: {self._text()}, {duration(time.monotonic() - self._start)}")
 
   def update(self, size: int = 0, tokens: int = 0) -> None:
     """Adds `size` bytes of text and `tokens` tokens."""
@@ -45,7 +47,7 @@ class Status:
       return
     self._last = now
     done = self._done()
-    eta = f", ETA {(now - self._start) * (1 - done) / done:.0f} s" if done else ""
+    eta = f", ETA {clock((now - self._start) * (1 - done) / done)}" if done else ""
     if self._bar:
       total = None if done is None else 1.0
       self._bar.update(self._task, completed=done or 0.0, total=total, text=self._text() + eta)
@@ -60,5 +62,5 @@ class Status:
 
 
 def say(line: str) -> None:
-  """Prints a line and flushes it, for pipes."""
-  print(line, flush=True)
+  """Prints a line, with the time where there is no terminal."""
+  log_console().print(line, markup=False)

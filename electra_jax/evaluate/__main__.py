@@ -21,6 +21,7 @@ from pathlib import Path
 
 from electra_jax.config import cli
 from electra_jax.runtime import terminal
+from electra_jax.runtime.display import starting
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
   """Runs from the command line."""
   args = parser().parse_args()
-  from electra_jax.programs import evaluate  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import evaluate
 
   evaluate.PROGRAMS[args.what](args, terminal.console())
 

@@ -17,6 +17,7 @@ from absl import flags
 
 from electra_jax.config import cli
 from electra_jax.runtime import terminal
+from electra_jax.runtime.display import starting
 from electra_jax.runtime.workdir import check_new
 
 
@@ -26,9 +27,10 @@ def main(argv: list[str]) -> None:
   config, root = flags.FLAGS.config, flags.FLAGS.workdir
   if config is None or root is None:
     raise flags.Error("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
-  from electra_jax.programs import finetune  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import finetune
 
-  finetune.run(config, Path(root), terminal.console())
+  finetune.run(config, Path(root), terminal.log_console())
 
 
 def report() -> None:
@@ -49,7 +51,8 @@ def report() -> None:
     raise ValueError("--predict needs --model: the folder of a fine-tuned network or its results")
   if args.out:
     check_new(args.out)
-  from electra_jax.programs import finetune  # slow, and not needed for --help
+  with starting():  # slow, and not needed for --help
+    from electra_jax.programs import finetune
 
   if args.compare:
     finetune.results.compare(*args.compare, terminal.console())

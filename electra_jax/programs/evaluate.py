@@ -14,6 +14,7 @@ from electra_jax.evaluate import detect, pairs, scorers
 from electra_jax.finetune import probe, tagging
 from electra_jax.interop import likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Source
+from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import check_new, new_folder
 
 
@@ -33,7 +34,8 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   started = time.perf_counter()
   sentence_scorer = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
   read = len(found)
-  found, right = pairs.compare(sentence_scorer, network.weights, found)
+  with doing(f"scoring {read:,} pairs"):
+    found, right = pairs.compare(sentence_scorer, network.weights, found)
   secs = time.perf_counter() - started
   if len(found) < read:
     limit = f"a sentence of more than {sentence_scorer.longest} tokens"
@@ -72,7 +74,8 @@ def run_detect(args: argparse.Namespace, console: Console) -> None:
       f" {network.cfg.max_positions}"
     )
   frequencies = Shards.open(args.data, "train").frequencies
-  value = detect.auc(network, data, frequencies, args.batch_size, args.examples)
+  with doing("detecting"):
+    value = detect.auc(network, data, frequencies, args.batch_size, args.examples)
   console.print(f"AUC against replacements drawn by frequency: {value:.4f}")
 
 
@@ -82,13 +85,16 @@ def run_probe(args: argparse.Namespace, console: Console) -> None:
   source = _open(args.model)
   if "discriminator" not in source.networks:
     raise ExchangeError(f"{args.model} has no discriminator")
-  found = probe.run(source.networks["discriminator"], source.tokenizer, train, test, args.max_words)
+  network, most = source.networks["discriminator"], args.max_words
+  with doing("fitting"):
+    found = probe.run(network, source.tokenizer, train, test, most)
   scores = ", ".join(f"{name} {value:.2f}" for name, value in found.metrics.items())
   console.print(f"linear probe on {found.words:,} words, {found.labels} labels: {scores}")
 
 
 def _open(path: str) -> Source:
-  source = sources.open_source(path)
+  with doing("reading"):
+    source = sources.open_source(path)
   if source.tokenizer is None:
     raise ExchangeError(f"{path} has no vocabulary: put its vocab.txt there")
   return source

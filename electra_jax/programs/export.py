@@ -19,6 +19,7 @@ from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface, likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import new_folder
 
 TOLERANCE = 1e-4  # of float32 logits: the two libraries sum in different orders
@@ -142,7 +143,8 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       kind = huggingface.family_of(network.cfg).classes[network.head]
       line = f"{role}: {kind}, {params.count(network.weights) / 1e6:,.2f} M"
       if can_check and source.tokenizer:
-        difference = check_parity(mine, network, real_text(source), unit or 1.0)
+        with doing(f"comparing the {role} with transformers"):
+          difference = check_parity(mine, network, real_text(source), unit or 1.0)
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
         line += ", in the unit of the labels" * (unit is not None)
       else:
@@ -242,7 +244,8 @@ def run(
   """
   if out.exists():
     raise ExchangeError(f"{out} exists: nothing is overwritten")
-  source = sources.open_source(path, heads)
+  with doing("reading"):
+    source = sources.open_source(path, heads)
   if weights_license:
     source.card["license"] = weights_license
   with jax.default_matmul_precision("highest"):

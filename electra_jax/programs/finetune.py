@@ -23,6 +23,8 @@ from electra_jax.finetune.task_data import TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.runtime import parallel, workdir
+from electra_jax.runtime.display import doing
+from electra_jax.runtime.terminal import duration
 
 # One task.
 
@@ -32,7 +34,8 @@ def run_task(
 ) -> list[dict]:
   """Trains and evaluates a task, fills its folder and returns its rows of results."""
   cfg = pretrained.cfg
-  task = prepare.prepare(config, name, pretrained.tokenizer, cfg.max_positions)
+  with doing(f"{name}: reading", console):
+    task = prepare.prepare(config, name, pretrained.tokenizer, cfg.max_positions)
   for note in task.notes:
     console.print(f"{task.title}: {note}")
   settings = make_settings(config, pretrained, task.epochs)
@@ -42,16 +45,17 @@ def run_task(
   def log(done: int, steps: int, values: dict) -> None:
     losses = " ".join(f"{x:.3f}" for x in values["loss"])
     rate = values["examples_per_sec"]
-    console.print(
-      f"{task.title}: step {done}/{steps} | loss {losses} | {rate:,.1f} examples/s", style="dim"
-    )
+    line = f"{task.title}: step {done}/{steps} | loss {losses} | {rate:,.1f} examples/s"
+    display.say(line, style="dim")
 
-  weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
+  with doing(f"{task.title}: training", console) as display:
+    weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
   trained = time.perf_counter()
   predict = loop.make_predictor(
     cfg, head, batch_size=settings.eval_batch_size, buckets=settings.buckets, pad=settings.pad
   )
-  outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
+  with doing(f"{task.title}: predicting", console):
+    outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
   rows, scores = score_seeds(task, settings.seeds, outputs)
   best = choose(rows)
   info = dataclasses.asdict(task.info)
@@ -74,7 +78,8 @@ def run_task(
     of_seed = jax.device_get(jax.tree.map(lambda x, at=place: x[at], weights))
     card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
     save(folder / model_name, pretrained, info, of_seed, card)
-  spent = f"training {trained - started:.0f} s, prediction {time.perf_counter() - trained:.0f} s"
+  took = duration(trained - started), duration(time.perf_counter() - trained)
+  spent = f"training {took[0]}, prediction {took[1]}"
   console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
   return rows
 
@@ -163,7 +168,8 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
       done = finished(config, root / name)
       if done is None:
         if pretrained is None:
-          pretrained = load_pretrained(config)
+          with doing("reading the network", console):
+            pretrained = load_pretrained(config)
           for part in pretrained.left_out:
             console.print(f"not used: {part}")
         with workdir.new_folder(root / name) as folder:
@@ -191,5 +197,6 @@ def predict(
   network = model.load(folder)
   ending = network.kind.file_ending
   out = out or path.with_name(f"{path.name}.predictions{ending}")
-  count = network.predict_file(path, out, columns)
+  with doing(f"predicting {path}"):
+    count = network.predict_file(path, out, columns)
   console.print(f"{count:,} rows predicted: {out}")

@@ -20,6 +20,7 @@ from electra_jax.core.params import split_axis
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import make_train_fns
 from electra_jax.runtime import targets
+from electra_jax.runtime.display import doing
 from electra_jax.runtime.targets import HERE, Target
 
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
@@ -355,7 +356,8 @@ def run(config: ConfigDict, topologies: list[str], json_path: str | None, consol
     target = targets.find(topology)
     if target.note:
       console.print(target.note)
-    found.append(fit(config, topology, target))
+    with doing(f"compiling for {topology}"):
+      found.append(fit(config, topology, target))
   costs = [f for several in found for f in several]
   console.print(table(config, costs))
   for several in found:

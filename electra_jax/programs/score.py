@@ -10,6 +10,7 @@ from electra_jax.core import objectives
 from electra_jax.core.batch import Batch
 from electra_jax.data import tokenizer
 from electra_jax.interop import likelihood, sources
+from electra_jax.runtime.display import doing
 
 
 class Scorer:
@@ -119,8 +120,10 @@ def run(
   """
   hypotheses = [] if weight is None else read_nbest(lines)
   texts = lines if weight is None else [text for _, _, text in hypotheses]
-  scorer = Scorer(path, data_dir, batch_size)
-  scored = scorer.score_what_fits(texts)
+  with doing("reading"):
+    scorer = Scorer(path, data_dir, batch_size)
+  with doing(f"scoring {len(texts):,} sentences"):
+    scored = scorer.score_what_fits(texts)
   fits = [tokens <= scorer.longest for _, tokens in scored]
   if weight is None:
     for (log_p, tokens), text, ok in zip(scored, texts, fits, strict=True):
