@@ -1,0 +1,163 @@
+"""The command line: what it lists, helps with and prints, at once and without what is slow."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from electra_jax import __version__
+from electra_jax.__main__ import COMMANDS
+from electra_jax.config import cli, compare, fields, files
+
+ROOT = Path(__file__).resolve().parent.parent
+SLOW = {"jax", "flax", "optax", "orbax", "tensorflow", "tokenizers", "matplotlib", "pyarrow"}
+
+
+def call(*args: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
+  """Runs the command in a folder; its errors are followed by the modules that it imports."""
+  return subprocess.run(
+    [sys.executable, "-X", "importtime", "-m", "electra_jax", *args],
+    capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+  )  # fmt: skip
+
+
+def slow_imports(done: subprocess.CompletedProcess) -> set[str]:
+  """Returns the slow packages that a command has imported."""
+  return {name.strip() for name in re.findall(r"\| +(\w+)$", done.stderr, re.M)} & SLOW
+
+
+def errors(done: subprocess.CompletedProcess) -> list[str]:
+  """Returns what a command says on stderr."""
+  return [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["help"]])
+def test_without_a_program_the_programs_are_listed(args, tmp_path):
+  done = call(*args, folder=tmp_path)
+  assert done.returncode == 0 and not errors(done)
+  listed = re.findall(r"^  ([a-z]+)  +\w", done.stdout, re.M)
+  assert listed == list(COMMANDS)
+
+
+def test_the_versions_are_told():
+  done = call("--version")
+  assert re.match(rf"electra_jax {__version__}( \(.*\))?, jax \d+\.\d+.*, Python 3\.", done.stdout)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_the_options_at_once(name, tmp_path):
+  done = call(name, "--help", folder=tmp_path)
+  assert (done.returncode, errors(done)) == (0, [])
+  assert f"electra-jax {name}" in done.stdout
+  options = {"evaluate": "pairs", "score": "--checkpoint", "export": "--to", "config": "--grep"}
+  assert options.get(name, "--config=") in done.stdout
+  assert not slow_imports(done)
+
+
+@pytest.mark.parametrize(
+  ("args", "code", "message"),
+  [
+    (["trian"], 2, "unknown command 'trian'; did you mean train?"),
+    (["train"], 2, "--config=FILE and --workdir=DIR are needed"),
+    (["train", "--workdirr=x"], 2, "Unknown command line flag 'workdirr'"),
+    (["train", "--config=configs/bas.py"], 1, "did you mean configs/base.py?: configs/bas.py"),
+    (["config", "configs/smal.py"], 1, "did you mean configs/small.py?: configs/smal.py"),
+    (["config", "configs/small.py", "--grep=xyz"], 1, "--grep=xyz: no field matches, of "),
+    (["config", "configs/small.py", "--grep=["], 1, "--grep=[: unterminated character set"),
+    (["config", "--grep=warmup"], 2, "FILE is needed, e.g. configs/small.py"),
+    (["config", "configs/small.py", "--config.train.step=1"], 1, "did you mean config.train.steps"),
+    (["export", "run", "out"], 2, "the following arguments are required: --to"),
+  ],
+)
+def test_what_is_typed_wrong_is_one_line_at_once(args, code, message, tmp_path):
+  done = call(*args, folder=tmp_path)
+  assert (done.returncode, done.stdout) == (code, "")
+  (line,) = errors(done)
+  assert line.startswith("error: ") and message in line
+  assert not slow_imports(done)
+
+
+def test_the_fields_of_a_configuration_are_printed_with_their_meaning_and_changes(tmp_path):
+  done = call("config", "configs/small.py", "--config.train.steps=5", folder=tmp_path)
+  assert (done.returncode, errors(done), slow_imports(done)) == (0, [], set())
+  *lines, last = done.stdout.splitlines()
+  known = compare.flatten(files.load("base.py"))
+  assert sorted(re.match(r"[* ] ([\w.]+) = ", line)[1] for line in lines) == sorted(known)
+  assert "* train.steps = 5 (default 766000)  # optimizer steps; the schedule ends here (Table" in (
+    done.stdout
+  )
+  assert "\n  train.accumulation = 1  # Microbatches a device splits its share into: the" in (
+    done.stdout
+  )
+  changed = compare.changed_from_base(files.load("small.py"))
+  starred = {line.split()[1] for line in lines if line.startswith("*")}
+  assert starred == set(changed) and "train.steps" in changed
+  assert last == f"{len(changed)} of {len(known)} fields differ from configs/base.py (*)"
+
+
+def test_fields_are_found_by_name_and_meaning():
+  done = call("config", "configs/finetune/glue.py:mrpc", "--grep", "WARM|which seeds")
+  found = re.findall("^  ([a-z._]+) = ", done.stdout, re.M)
+  assert found == ["keep", "optimizer.schedule", "optimizer.warmup_frac"]
+  assert "keep = 'best'  # which seeds' networks are kept" in done.stdout
+  assert done.stdout.endswith("\n1 of 57 fields differ from configs/finetune/base.py (*)\n")
+
+
+def test_without_a_file_the_configurations_are_listed(tmp_path):
+  listed = call("config", folder=tmp_path).stdout
+  assert re.findall(r"^configs/(\S+) +\w", listed, re.M) == files.known()
+
+
+@pytest.mark.parametrize("base", fields.BASES)
+def test_every_field_of_a_base_configuration_is_found_in_its_file(base):
+  found = fields.comments_in(files.resolve(base))
+  assert sorted(found) == sorted(compare.flatten(files.load(base)))
+  assert sum(map(bool, found.values())) > 0.9 * len(found)
+
+
+def test_comments_stand_above_a_field_or_behind_it(tmp_path):
+  path = tmp_path / "base.py"
+  path.write_text(
+    "def get_config():\n"
+    "  c = ConfigDict()\n"
+    "  # About one,\n"
+    "  # in two lines\n"
+    "  c.one = 1  # unit\n"
+    "  c.group = g = ConfigDict()  # of the group\n"
+    "  g.two = (\n"
+    "    2  # in brackets\n"
+    "  )\n"
+    "  g.text = '# no comment'\n"
+    "  c.other = ConfigDict()\n"
+    "  c.other.three = 3  # three\n"
+    "  return c\n"
+  )
+  assert fields.comments_in(path) == {
+    "one": "About one, in two lines; unit",
+    "group.two": "in brackets",
+    "group.text": "",
+    "other.three": "three",
+  }
+
+
+@pytest.mark.parametrize(
+  ("typed", "name", "command"),
+  [
+    ("python -m electra_jax.train", "python -m electra_jax.train", "python -m electra_jax.train"),
+    (
+      "/e/python -m electra_jax train",
+      "python -m electra_jax train",
+      "/e/python -m electra_jax tr",
+    ),
+    ("/e/python /e/electra-jax train", "electra-jax train", "/e/electra-jax train"),
+  ],
+)
+def test_a_program_knows_how_it_was_called(typed, name, command, monkeypatch):
+  monkeypatch.setattr(sys, "orig_argv", [*typed.split(), "--workdir=a b"])
+  monkeypatch.setattr(sys, "argv", ["program", "--workdir=a b"])
+  assert cli.program_name() == name
+  assert cli.command_line().startswith(command)
+  assert cli.command_line().endswith(" '--workdir=a b'")
