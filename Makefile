@@ -6,7 +6,7 @@ RUN = .venv/bin/python
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
-.PHONY: test-engines test-trackers test-report gpu gpu-smoke lock clean
+.PHONY: test-engines test-trackers test-report gpu gpu-smoke dist lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
@@ -68,6 +68,10 @@ test-report: .venv/ready  ## a report in a headless Chromium (apt-get install ch
 	$(RUN) -m pip install --quiet --disable-pip-version-check --use-pep517 -r requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+dist: .venv/ready  ## the sdist and the wheel of a release
+	rm -rf build dist
+	$(RUN) -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
 
 lock:  ## solves the versions anew, for every Python and platform; needs uv
 	uv pip compile --universal --python-version 3.11 --extra dev --no-annotate --no-header \

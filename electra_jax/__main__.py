@@ -7,7 +7,7 @@ import runpy
 import sys
 from typing import NamedTuple
 
-from electra_jax.runtime import version
+from electra_jax.runtime import terminal, version
 
 
 class Command(NamedTuple):
@@ -59,7 +59,7 @@ def main() -> None:
   """Runs from the command line."""
   name = sys.argv[1] if len(sys.argv) > 1 else ""
   if name in INSTEAD:
-    print(INSTEAD[name]())
+    terminal.console().print(INSTEAD[name](), markup=False)
     return
   if name not in COMMANDS:
     close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)[0]

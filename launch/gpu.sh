@@ -4,8 +4,10 @@
 #   launch/gpu.sh [--dry-run] --config=configs/base.py --config.data.dir=SHARDS --workdir=DIR
 #
 # Shows DIR.log. Ctrl-C ends the showing only; `pkill -f -- --workdir=DIR` saves and ends the run.
+# Makes .venv in the clone; with PYTHON=python nothing is installed: that has electra_jax[data,gpu].
 set -euo pipefail
-cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+if [ -z "${PYTHON-}" ]; then cd "$(dirname "$0")/.."; fi
 dry=; if [ "${1-}" = --dry-run ]; then dry=1; shift; fi
 run() { if [ "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
 
@@ -15,13 +17,14 @@ for argument in "$@"; do
 done
 : "${workdir:?give --workdir=DIR}"
 see_gpu='import jax; assert jax.default_backend() == "gpu", jax.devices()'
-has_gpu() { .venv/bin/python -c "$see_gpu" > /dev/null 2>&1; }
-if [ ! -x .venv/bin/python ]; then run python3 -m venv .venv; fi
-if [ "$dry" ] || ! has_gpu; then  # also in a .venv that `make` has made, for CPUs
+has_gpu() { "$python" -c "$see_gpu" > /dev/null 2>&1; }
+if [ -z "${PYTHON-}" ] && [ ! -x .venv/bin/python ]; then run python3 -m venv .venv; fi
+# Also in a .venv that `make` has made, for CPUs.
+if [ -z "${PYTHON-}" ] && { [ "$dry" ] || ! has_gpu; }; then
   run .venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[data,gpu]'
 fi
 if [ ! "$dry" ] && ! has_gpu; then
-  echo "error: JAX sees no GPU: .venv/bin/python -c '$see_gpu'" >&2
+  echo "error: JAX sees no GPU: $python -c '$see_gpu'" >&2
   exit 1
 fi
 # Again after an abort, a memory fault or the kernel's kill for memory; not when it was told to stop.
@@ -29,7 +32,7 @@ fi
 again='while "$@"; code=$?; case $code in 134 | 135 | 136 | 137 | 139) true ;; *) false ;; esac; do
   echo "killed ($code): going on from the newest checkpoint"; sleep 5
 done; exit $code'
-command=(nohup setsid bash -c "$again" gpu.sh .venv/bin/python -m electra_jax.train "$@")
+command=(nohup setsid bash -c "$again" gpu.sh "$python" -m electra_jax.train "$@")
 if [ "$dry" ]; then run "${command[@]}"; exit; fi
 mkdir -p "$(dirname "$workdir")"
 "${command[@]}" >> "$workdir.log" 2>&1 < /dev/null &

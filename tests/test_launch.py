@@ -56,10 +56,18 @@ def test_scripts_are_clean_for_bash_and_shellcheck(name):
 
 def test_a_slurm_job_is_one_srun_that_queues_itself_again(launch):
   args = [*ARGS, "--workdir=run"]
-  assert dry_run(launch / "slurm.sbatch", *args) == [
-    ["srun", "--kill-on-bad-exit=1", ".venv/bin/python", "-m", "electra_jax.train", *args],
-    ["scontrol", "requeue", "JOB"],
-  ]
+
+  def asked(**environment) -> str:
+    job, again = dry_run(launch / "slurm.sbatch", *args, **environment)
+    assert again == ["scontrol", "requeue", "JOB"]
+    assert job[:2] == ["srun", "--kill-on-bad-exit=1"]
+    assert job[3:] == ["-m", "electra_jax.train", *args]
+    return job[2]
+
+  assert asked() == "python"  # of the environment that is active
+  write_program(launch / ".venv" / "bin" / "python", "")
+  assert asked() == ".venv/bin/python"
+  assert asked(PYTHON="/e/bin/python") == "/e/bin/python"
   done = call(launch / "slurm.sbatch", *ARGS, "--workdir", "run")  # else it could not count starts
   assert done.returncode != 0 and "give --workdir=DIR" in done.stderr
 
@@ -120,6 +128,8 @@ def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch):
   assert train[:4] == ["nohup", "setsid", "bash", "-c"]
   assert train[6:] == [".venv/bin/python", "-m", "electra_jax.train", *args]
   assert "give --workdir=DIR" in call(launch / "gpu.sh", *ARGS).stderr
+  (alone,) = dry_run(launch / "gpu.sh", *args, PYTHON="/e/bin/python")
+  assert alone[6:] == ["/e/bin/python", "-m", "electra_jax.train", *args]
 
 
 def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_path):

@@ -181,7 +181,8 @@ def explain(error: BaseException) -> str | None:
   raised_in = Path(frames[-1].filename).resolve()
   if raised_in.name == "xla_bridge.py" and (asked := os.environ.get("JAX_PLATFORMS")):
     return (
-      f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or install JAX for that device"
+      f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or install JAX for that device:"
+      " pip install 'electra_jax[gpu]' or 'electra_jax[tpu]'"
     )
   if not isinstance(error, ValueError | ArithmeticError):
     return None

@@ -309,7 +309,9 @@ if __name__ == "__main__":
     "overwrite", False, "replace a finished build of another configuration"
   )
   _PART = flags.DEFINE_string(
-    "part", None, "i/n: only part i of n, from 0; processes share a build (launch/build.sbatch)"
+    "part",
+    None,
+    "i/n: only part i of n, from 0; processes share a build, each part asked for twice",
   )
   _RUNNER = flags.DEFINE_enum(
     "runner", "local", list(RUNNERS), "engine that builds the parts; its options stand after --"

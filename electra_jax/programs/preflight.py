@@ -188,7 +188,8 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   except jax.errors.JaxRuntimeError as error:
     if any(word in str(error) for word in ("ptxas", "libdevice not found")):
       raise ValueError(
-        f"{name}: XLA found no ptxas or libdevice; both come with electra_jax[gpu-compile]"
+        f"{name}: XLA found no ptxas or libdevice; both come with: pip install"
+        " 'electra_jax[gpu-compile]'"
       ) from None
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise

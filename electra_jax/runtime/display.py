@@ -23,7 +23,7 @@ from electra_jax.runtime.terminal import clock, duration, label, shown
 
 TICK_SECS = 0.25
 SHOWN_AFTER_SECS = 1.0  # shorter activities are not shown
-BEAT_SECS = 5.0  # without a terminal: most time without a line about an activity
+BEAT_SECS = 5.0  # without a terminal: most time without a line
 STEPS_BEAT_SECS = 60.0  # and between two lines while steps are trained
 LAST_DROPPED = ("tokens_per_sec", "eta_secs")  # of a line that is too long
 
@@ -135,7 +135,7 @@ class Display:
     """Prints a line if there was none for long."""
     quiet = time.monotonic() - self._last_line
     if activity := self._activity():
-      if activity.what != self._told or quiet >= BEAT_SECS:
+      if activity.what != self._told or quiet + TICK_SECS >= BEAT_SECS:
         self._told = activity.what
         self.say(str(activity))
     elif self._progress and quiet >= STEPS_BEAT_SECS:

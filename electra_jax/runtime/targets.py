@@ -67,8 +67,8 @@ def _gpu_hosts(topology: str, gpu: gpus.Gpu, axes: tuple[int, ...]) -> Target:
 
 _COMPILERS = {chips.Chip: _tpu_slice, gpus.Gpu: _gpu_hosts}
 _EXTRAS = {
-  "tpu": "TPU compiler comes with electra_jax[tpu]",
-  "cuda": "GPU compiler comes with electra_jax[gpu-compile]",
+  "tpu": "TPU compiler comes with: pip install 'electra_jax[tpu]'",
+  "cuda": "GPU compiler comes with: pip install 'electra_jax[gpu-compile]'",
 }
 
 

@@ -1,0 +1,110 @@
+"""What is released works without the clone: in a fresh environment, from an empty folder.
+
+The libraries are those of the environment that runs the tests, found through a .pth file.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+from electra_jax import __version__
+from electra_jax.__main__ import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
+
+
+def build(kind: str, source: Path, out: Path) -> None:
+  """Builds an sdist or a wheel of a source folder."""
+  arguments = [sys.executable, "-c", BUILD.format(kind), str(out)]
+  subprocess.run(arguments, cwd=source, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory) -> Path:
+  """The folder of a wheel, built from the sdist of what git has, and that sdist unpacked."""
+  folder = tmp_path_factory.mktemp("release")
+  clone = folder / "clone"
+  clone.mkdir()
+  tree = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+  names = [name for name in tree.decode().split("\0") if name and (ROOT / name).is_file()]
+  for name in names:
+    (clone / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / name, clone / name)
+  build("sdist", clone, folder)
+  with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+    archive.extractall(folder, filter="data")
+  build("wheel", folder / f"electra_jax-{__version__}", folder)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def script(release) -> Path:
+  """The command of a fresh environment with the wheel."""
+  fresh = release / "fresh"
+  venv.create(fresh, symlinks=True)
+  python = fresh / "bin" / "python"
+  purelib = sysconfig.get_path("purelib", vars={"base": str(fresh)})
+  libraries = sysconfig.get_path("purelib")
+  (Path(purelib) / "libraries.pth").write_text(f"{libraries}\n")
+  wheel = next(release.glob("*.whl"))
+  install = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+  subprocess.run([sys.executable, *install, wheel], check=True, capture_output=True)
+  return fresh / "bin" / "electra-jax"
+
+
+@pytest.fixture
+def call(script, tmp_path):
+  """Returns a function that runs the command in an empty folder and returns what it says."""
+
+  def run(*args: str) -> str:
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run([script, *args], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+  return run
+
+
+@pytest.mark.long
+def test_the_sdist_has_what_a_user_needs_and_no_tests(release):
+  source = release / f"electra_jax-{__version__}"
+  for name in ("README.md", "LICENSE", "CHANGELOG.md", "requirements.lock", "launch/gpu.sh"):
+    assert (source / name).is_file(), name
+  assert (source / "docs" / "scale.md").is_file() and not (source / "tests").exists()
+
+
+@pytest.mark.long
+def test_the_installed_command_lists_helps_and_finds_the_configurations(call):
+  assert call("--version").startswith(f"electra_jax {__version__}, jax ")
+  assert all(f"\n  {name} " in call() for name in COMMANDS)
+  assert "--config=" in call("train", "--help")
+  said = call("config", "configs/small.py", "--grep", "warmup")
+  assert "optimizer.warmup_steps = 10000" in said and "differ from configs/base.py" in said
+  assert "electra-jax finetune" in call("finetune", "--help")
+
+
+@pytest.mark.long
+def test_the_quickstart_builds_trains_and_exports_by_the_installed_command(call, tmp_path):
+  (tmp_path / "text.txt").write_text("\n\n".join(f"alpha beta {i}.\ngamma." for i in range(2000)))
+  quickstart = ["--config=configs/quickstart.py", "--config.data.dir=data"]
+  fields = ["--config.data.sources=text:text.txt", "--config.data.vocab_size=100"]
+  assert "wrote data/manifest.json" in call("build", *quickstart, *fields)
+  few = ["--config.train.steps=2", "--config.eval.max_examples=16", "--config.eval.every_steps=2"]
+  call("train", *quickstart, *few, "--workdir=run")
+  history = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+  assert [(x["split"], x["step"]) for x in history] == [
+    ("heldout", 0),
+    ("train", 2),
+    ("heldout", 2),
+  ]
+  assert "exported to out" in call("export", "run", "out", "--to", "orbax")
+  assert call("score", "--help").startswith("Scores sentences")
