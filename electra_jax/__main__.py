@@ -26,6 +26,7 @@ COMMANDS = {
   "evaluate": Command("electra_jax.evaluate", "measures a pretrained network in minutes"),
   "finetune": Command("electra_jax.finetune", "fine-tunes on tasks, compares results, predicts"),
   "score": Command("electra_jax.score", "prints the pseudo-log-likelihoods of sentences"),
+  "report": Command("electra_jax.report", "writes a page about runs, or a band of healthy ones"),
   "export": Command("electra_jax.export", "writes networks for Hugging Face or fine-tuning"),
 }
 
