@@ -86,16 +86,17 @@ def loop(
     if first:
       speed.restart(done)
       monitors.started()
-      log.display.show(done, "train", window.values())
     last, signal_name = done == n, monitors.stop.requested(done)
     evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
     saving = last or signal_name or done % c.checkpoint.every_steps == 0
     logging = last or done % c.log.every_steps == 0
+    if first and not logging:  # shown, but no line of the history
+      log.display.show(done, "train", window.values())
     with goodput.doing("steps"):
       if logging or evaluating or saving or tracer.ends(done):
         window.drain()  # count pending steps as training time
     if tracer.ends(done):
-      log.display.console.print(tracer.finish())
+      log.display.say(tracer.finish())
     if logging:
       values = {**window.close(), **speed.read(done, n - done)}
       if compare:
@@ -112,7 +113,7 @@ def loop(
     if evaluating or saving:
       log.journal.write("goodput", step=done, secs=goodput.secs())
     if signal_name:
-      log.display.console.print(f"{signal_name}: stopping after step {done:,}")
+      log.display.say(f"{signal_name}: stopping after step {done:,}")
       break
   return state
 

@@ -70,7 +70,8 @@ def run(
     verify: check the checksum of every shard first.
     coordinator, num_processes, process_id: as `processes.initialize` takes them.
   """
-  processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
+  with doing("joining the other processes", terminal.log_console()):
+    processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
   parallel.keep_freed_memory()
   signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
   done = train(config, workdir, verify=verify)

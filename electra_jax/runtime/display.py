@@ -116,9 +116,10 @@ class Display:
 
   def _draw_until_closed(self) -> None:
     while not self._closed.wait(TICK_SECS):
-      while self._notes:
-        self.say(self._notes.pop(0))
-      self._draw() if self.console.is_interactive else self._beat()
+      with contextlib.suppress(OSError):  # a full disk; the program itself will meet it
+        while self._notes:
+          self.say(self._notes.pop(0))
+        self._draw() if self.console.is_interactive else self._beat()
 
   def _draw(self) -> None:
     """Draws anew on a terminal, without the remains of another size."""

@@ -141,7 +141,7 @@ class Log:
     """Prints one line per warning, and keeps it in the journal."""
     for warning in warnings:
       self.journal.write("warning", text=warning)
-      self.display.console.print(f"warning: {warning}", style="bold")
+      self.display.say(f"warning: {warning}", style="bold")
 
   def close(self) -> None:
     """Closes the files, ignoring errors."""
