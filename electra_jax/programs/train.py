@@ -260,7 +260,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
-    console.print(f"{name + ':':<19}{text}", markup=False)
+    console.print(f"{name + ':':<21}{text}", markup=False)
   console.print("changed from base:" + " nothing" * (not changed))
   for name, (base, value) in changed.items():
     console.print(f"  {name} = {value!r} ({base!r})", markup=False)
