@@ -52,7 +52,13 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   done = call(name, "--help", folder=tmp_path)
   assert (done.returncode, errors(done)) == (0, [])
   assert f"electra-jax {name}" in done.stdout
-  options = {"evaluate": "pairs", "score": "--checkpoint", "export": "--to", "config": "--grep"}
+  options = {
+    "evaluate": "pairs",
+    "report": "--make-band",
+    "score": "--checkpoint",
+    "export": "--to",
+    "config": "--grep",
+  }
   assert options.get(name, "--config=") in done.stdout
   assert not slow_imports(done)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from electra_jax.runtime import display, goodput, terminal
+from electra_jax.runtime import display, journal, terminal
 from electra_jax.runtime.display import Activity, Display
 
 VALUES = {
@@ -189,12 +189,13 @@ def test_the_first_estimate_of_the_rest_is_the_bars(screen, monkeypatch):
   assert shown._eta() == "ETA 0:03:00"  # 90 steps of 2 s
 
 
-def test_times_of_a_start_are_kept_and_a_damaged_file_is_none(tmp_path):
-  spent = goodput.Goodput()
-  spent._secs["compile"] = 30.25
-  spent.save(tmp_path)
-  assert goodput.read_times(tmp_path)["compile"] == 30.25
-  for content in ("", "[1]", "{"):
-    (tmp_path / goodput.TIMES_FILE).write_text(content)
-    assert goodput.read_times(tmp_path) == {}
-  spent.save(tmp_path / "missing")  # told nobody: training goes on
+def test_the_seconds_before_the_last_first_step_are_kept_and_a_damaged_line_is_none(tmp_path):
+  events = journal.Journal(tmp_path)
+  for secs in (20.0, 30.25):
+    events.write("first step", secs={"compile": secs})
+    events.write("goodput", secs={"compile": 99.0})
+  with (tmp_path / journal.JOURNAL_FILE).open("a") as file:
+    file.write('[1]\n{"time": 1.0, "event": "fir')
+  assert journal.first_step_seconds(journal.read(tmp_path)) == {"compile": 30.25}
+  assert journal.first_step_seconds(journal.read(tmp_path / "missing")) == {}
+  journal.Journal(tmp_path / "missing").write("first step", secs={})  # told nobody

@@ -70,7 +70,6 @@ def test_a_run_leaves_everything_it_promises(straight):
     "curves.png",
     "journal.jsonl",
     "metrics.jsonl",
-    "times.json",
     "vocab",
   ]
   history = lines(straight)

@@ -23,6 +23,7 @@ from electra_jax.pretrain.run import Run, prepare, start_or_continue
 from electra_jax.runtime import (
   checkpoint,
   curves,
+  journal,
   memory,
   metrics,
   parallel,
@@ -34,9 +35,8 @@ from electra_jax.runtime import (
 )
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.display import Activity, Display, doing
-from electra_jax.runtime.goodput import Goodput, read_times
+from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
-from electra_jax.runtime.journal import Journal
 from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.trackers import Start, Tracker
@@ -87,7 +87,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
   """
   workdir, goodput = Path(workdir), Goodput()
   _use_compilation_cache(workdir)
-  console, last_secs = terminal.log_console(), read_times(workdir)
+  console, last_secs = terminal.log_console(), journal.first_step_seconds(journal.read(workdir))
 
   def now() -> Activity:
     name, secs = goodput.now()
@@ -95,8 +95,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
 
   def started() -> None:
     last_secs.clear()
-    if jax.process_index() == 0:
-      goodput.save(workdir)
+    events.write("first step", secs=goodput.secs())
 
   with _telling_what_is_saved(workdir), contextlib.ExitStack() as stack:
     with Display(console, now) as display:
@@ -106,8 +105,8 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
         run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack))
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
       describe(run, console, allowed)
-      journal = Journal(workdir, jax.process_index() == 0)
-      journal.write("start", **facts(run))
+      events = journal.Journal(workdir, jax.process_index() == 0)
+      events.write("start", **facts(run))
       checkpoints = stack.enter_context(_open_checkpoints(run))
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
@@ -121,7 +120,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
         with goodput.doing("save"):  # a second signal does not interrupt this
           checkpoints.wait()
     done = int(state.step)
-    journal.write("goodput", step=done, secs=goodput.secs())
+    events.write("goodput", step=done, secs=goodput.secs())
     if not console.quiet:
       finish(run, done, console)
       console.print(f"time:       {goodput.summary()}")

@@ -85,7 +85,7 @@ def read(folder: Path, name: str) -> Facts:
   """
   saved = read_config(folder) if folder.is_dir() else None
   if saved is None:
-    raise ValueError(f"{folder} holds no run of electra_jax.train")
+    raise ValueError(f"{folder} holds no run of electra-jax train")
   history = metrics.read_history(folder / metrics.HISTORY_FILE)
   if not history:
     raise ValueError(f"{folder / metrics.HISTORY_FILE} has no line yet: the run has just begun")

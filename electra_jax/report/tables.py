@@ -114,7 +114,7 @@ def minimal_pairs(folders: Sequence[Path]) -> Table:
         interval = f"{100 * a['low']:.1f} to {100 * a['high']:.1f}"
         rows.append([*first, name, f"{a['pairs']:,}", f"{100 * a['accuracy']:.2f}", interval])
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-      raise ValueError(f"{path} is no result of electra_jax.evaluate pairs: {error}") from None
+      raise ValueError(f"{path} is no result of electra-jax evaluate pairs: {error}") from None
   return rows
 
 
@@ -128,7 +128,7 @@ def finetuning(folders: Sequence[Path]) -> Table:
   rows = [[*heads, "most frequent class"]]
   for folder in folders:
     if not (folder / results.RESULTS).is_file():
-      raise ValueError(f"{folder} holds no results of electra_jax.finetune")
+      raise ValueError(f"{folder} holds no results of electra-jax finetune")
     groups: dict[tuple, list[dict]] = {}
     for row in results.read_results(folder):
       groups.setdefault((row["task"], row["split"]), []).append(row)
@@ -190,15 +190,13 @@ def checkpoints(runs: Sequence[Facts]) -> Table:
 def commands(run: Facts) -> dict[str, str]:
   """Returns what to run next: {what it does: command}."""
   folder = shlex.quote(str(run.folder))
-  known = run.start.get("command") or (
-    f"python -m electra_jax.train --config=CONFIG --workdir={folder}"
-  )
+  known = run.start.get("command") or (f"electra-jax train --config=CONFIG --workdir={folder}")
   what = "train on" if run.done < run.config.train.steps else "train on, with more train.steps"
   return {
     what: known,
-    "export to Hugging Face": f"python -m electra_jax.export {folder} {folder}-hf --to hf",
-    "fine-tune": "python -m electra_jax.finetune --config=configs/finetune/glue.py:cola,sst2,mrpc"
+    "export to Hugging Face": f"electra-jax export {folder} {folder}-hf --to hf",
+    "fine-tune": "electra-jax finetune --config=configs/finetune/glue.py:cola,sst2,mrpc"
     f" --config.init={folder} --config.data.dir=GLUE --workdir={folder}-glue",
-    "score minimal pairs": f"python -m electra_jax.evaluate pairs --model={folder}"
+    "score minimal pairs": f"electra-jax evaluate pairs --model={folder}"
     f" --data=blimp.jsonl --out={folder}-pairs",
   }

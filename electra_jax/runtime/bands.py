@@ -160,7 +160,7 @@ def read(path: Path) -> Band:
     }
     return Band(int(content["every_steps"]), content["runs"], content["fields"], levels)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise BandError(f"{path} is no band of electra_jax.report --make-band: {error}") from None
+    raise BandError(f"{path} is no band of electra-jax report --make-band: {error}") from None
 
 
 # Judging.

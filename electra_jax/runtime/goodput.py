@@ -2,27 +2,13 @@
 
 import collections
 import contextlib
-import json
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from electra_jax.runtime.terminal import duration, share
-from electra_jax.runtime.workdir import replacing
 
 ORDER = ("steps", "compile", "data", "save", "restore", "evaluation", "start", "rest")
-
-
-TIMES_FILE = "times.json"  # in the run's folder
-
-
-def read_times(folder: Path) -> dict[str, float]:
-  """Returns the seconds of each activity until the first step of a run's last start, if known."""
-  try:
-    return dict(json.loads((folder / TIMES_FILE).read_text()))
-  except (OSError, ValueError, TypeError):
-    return {}
 
 
 class Goodput:
@@ -58,11 +44,6 @@ class Goodput:
     """Returns the seconds of each activity so far."""
     self._switch(self._doing)
     return dict(self._secs)
-
-  def save(self, folder: Path) -> None:
-    """Writes the seconds so far, for `read_times`; where that fails, they are missing then."""
-    with contextlib.suppress(OSError), replacing(folder / TIMES_FILE) as temporary:
-      temporary.write_text(json.dumps({k: round(v, 3) for k, v in self.secs().items()}) + "\n")
 
   def summary(self) -> str:
     """Returns the shares as text.

@@ -1,8 +1,8 @@
 """What happened to a run, for its report: journal.jsonl in its folder.
 
-A line is {"time": seconds since 1970, "event": "start", "warning" or "goodput", ...}: with each
-start the code, the devices and the command; each warning; and at evaluations, saves and the end the
-seconds of each activity since that start.
+A line is {"time": seconds since 1970, "event": ..., ...}: "start" has the code, the devices and the
+command; "warning" its text; "first step" the seconds of each activity since the start, and
+"goodput" the same at evaluations, saves and the end.
 """
 
 import contextlib
@@ -55,3 +55,9 @@ def seconds(events: list[dict]) -> dict[str, float]:
       total = {k: total.get(k, 0.0) + last.get(k, 0.0) for k in {**total, **last}}
       last = {}
   return total
+
+
+def first_step_seconds(events: list[dict]) -> dict[str, float]:
+  """Returns the seconds of each activity before the last first step; {} if there was none."""
+  found = [line.get("secs", {}) for line in events if line["event"] == "first step"]
+  return found[-1] if found else {}
