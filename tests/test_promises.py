@@ -230,7 +230,7 @@ def test_the_steps_that_are_asked_for_are_traced(begun, tiny_config, capsys):
 
 
 FAULTS = """
-import resource
+import resource, statistics
 from electra_jax.runtime import parallel
 parallel.keep_freed_memory()
 import jax, jax.numpy as jnp
@@ -240,12 +240,12 @@ def step(x):
   y = jnp.tanh(x @ jnp.ones((64, 16384)))  # 128 MB, 32,768 pages
   return y @ jnp.ones((16384, 64)) / 16384
 
-x = step(step(jnp.ones((2048, 64)))).block_until_ready()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(4):
-  x = step(x)
-x.block_until_ready()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
+x, faults = jnp.ones((2048, 64)), []
+for _ in range(41):
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+  x = step(x).block_until_ready()
+  faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(statistics.median(faults))
 """
 
 
@@ -253,4 +253,5 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
 def test_a_step_on_cpus_finds_the_memory_of_the_step_before():
   env = {**os.environ, "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
   run = subprocess.run([sys.executable, "-c", FAULTS], env=env, capture_output=True, check=True)
-  assert int(run.stdout) < 3_000  # all of its pages where the temporary is mapped anew
+  # Each has 32,768 where the temporary is mapped anew; some of the first map what is then kept.
+  assert float(run.stdout) < 3_000

@@ -386,7 +386,9 @@ def test_a_run_records_what_its_report_says(straight):
   events = journal.read(straight)
   assert {"devices": 8, "device_kind": "cpu"}.items() <= events[0].items()
   assert events[0]["event"] == "start" and "python" in events[0]["command"]
-  assert [e["step"] for e in events[1:]] == [4, 6, 8, 12, 12]
+  assert [(e["event"], e.get("step")) for e in events[1:]] == [
+    ("first step", None), *(("goodput", step) for step in (4, 6, 8, 12, 12))
+  ]  # fmt: skip
   secs = journal.seconds(events)
   assert secs == events[-1]["secs"] and {"steps", "compile", "evaluation", "save"} <= secs.keys()
 
