@@ -409,3 +409,14 @@ def test_the_gradients_of_a_product_are_numpys(summed, features):
   of_kernel = np.tensordot(x, g, ((0, 1), (0, 1)))
   for found, wanted in zip(gradients(g), (of_x, of_kernel), strict=True):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)  # sums of a dozen numbers near 1
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4, 3, 2, 6), 2), ((4, 3, 3, 2, 5), 2)])
+def test_the_gradient_of_slices_is_their_gradients_in_one_array(shape, axis):
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=shape).astype(np.float32)
+  parts, gradient = jax.vjp(lambda x: layers.unstack(x, axis), x)
+  gs = tuple(rng.normal(size=part.shape).astype(np.float32) for part in parts)
+  for i, part in enumerate(parts):
+    np.testing.assert_array_equal(part, x.take(i, axis))
+  np.testing.assert_array_equal(jax.jit(gradient)(gs)[0], np.stack(gs, axis))

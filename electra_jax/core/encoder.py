@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from electra_jax.core import attention
-from electra_jax.core.layers import block_output, dense, dropout, feed_forward, norm
+from electra_jax.core.layers import block_output, dense, dropout, feed_forward, norm, unstack
 from electra_jax.core.transformer_config import TransformerConfig
 
 
@@ -104,8 +104,7 @@ class Block(nn.Module):
     at = (lambda site: None) if dropout_seeds is None else (lambda site: dropout_seeds[:, site])
 
     def attend(x):
-      qkv = dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")(x)
-      q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+      q, k, v = unstack(dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")(x), 2)
       if cfg.qk_norm:
         q, k = (norm(cfg, f"{n}_norm")(y).astype(v.dtype) for n, y in (("q", q), ("k", k)))
       if tables:

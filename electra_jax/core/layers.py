@@ -229,10 +229,37 @@ FEED_FORWARDS = {
 }
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def unstack(x: jax.Array, axis: int) -> tuple[jax.Array, ...]:
+  """Returns the slices of x along `axis`, as `jnp.unstack`.
+
+  The gradient is one array that is written once. Autodiff pads the gradient of each slice and adds
+  them, which XLA computes element by element on CPUs: 14 % of a step of the quickstart's network.
+  """
+  return jnp.unstack(x, axis=axis)
+
+
+def _unstack_gradient(axis, _, gs):
+  def copied(gs):  # without the barriers XLA fuses the copies, and loops over elements again
+    before, after = gs[0].shape[:axis], gs[0].shape[axis:]
+    rows = [g.reshape(math.prod(before), -1) for g in gs]
+    whole = jnp.concatenate(jax.lax.optimization_barrier(rows), 1)
+    return jax.lax.optimization_barrier(whole).reshape(*before, len(gs), *after)
+
+  return (jax.lax.platform_dependent(gs, cpu=copied, default=lambda gs: jnp.stack(gs, axis)),)
+
+
+unstack.defvjp(lambda x, axis: (unstack(x, axis), None), _unstack_gradient)
+
+
 def feed_forward(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
   """Returns [B, L, D] from x [B, L, D]; call it in a module."""
   kind = FEED_FORWARDS[cfg.feed_forward]
   inner = (2, cfg.ffn_size) if kind.gated else cfg.ffn_size
   x = dense(cfg, inner, "ffn_in")(x)
-  x = kind.activation(x[..., 0, :]) * x[..., 1, :] if kind.gated else kind.activation(x)
+  if kind.gated:
+    x, gate = unstack(x, x.ndim - 2)
+    x = kind.activation(x) * gate
+  else:
+    x = kind.activation(x)
   return block_output(cfg, "ffn_output")(x)
