@@ -145,7 +145,7 @@ def judge(band: bands.Band, lines: list[dict]) -> dict:
   """Returns where a run leaves a band, with and without its learning rate, and why."""
   first = {}
   for name, hidden in (("step", ()), ("step_without_learning_rate", ("learning_rate",))):
-    follow, warned = bands.Judge(band, "of the other seeds"), []
+    follow, warned = bands.BandMonitor(band, "of the other seeds"), []
     for line in lines:
       values = {k: v for k, v in line.items() if k not in ("step", "split", *hidden)}
       for text in follow.check(line["split"], line["step"], values):

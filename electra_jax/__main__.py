@@ -11,10 +11,10 @@ from electra_jax.runtime import terminal, version
 
 
 class Command(NamedTuple):
-  """A program of its own, `python -m MODULE`."""
+  """A program, started as `python -m MODULE`."""
 
   module: str
-  what: str  # it does, for the list
+  purpose: str
 
 
 COMMANDS = {
@@ -33,7 +33,7 @@ COMMANDS = {
 
 def listing() -> str:
   """Returns the commands, a line each."""
-  lines = (f"  {name:<{max(map(len, COMMANDS))}}  {c.what}" for name, c in COMMANDS.items())
+  lines = (f"  {name:<{max(map(len, COMMANDS))}}  {c.purpose}" for name, c in COMMANDS.items())
   return "\n".join(
     [
       "Pretrains and fine-tunes text encoders by replaced-token detection (ELECTRA).",
@@ -42,13 +42,13 @@ def listing() -> str:
       "",
       *lines,
       "",
-      "electra-jax COMMAND --help tells its options, electra-jax --version the versions.",
+      "electra-jax COMMAND --help lists its options, electra-jax --version the versions.",
     ]
   )
 
 
 def versions() -> str:
-  """Returns the versions to name in a report of a bug."""
+  """Returns the versions that a bug report needs."""
   jax = importlib.metadata.version("jax")
   return f"electra_jax {version.code_version()}, jax {jax}, Python {platform.python_version()}"
 

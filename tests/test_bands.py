@@ -31,7 +31,7 @@ def band(without: int) -> bands.Band:
 
 
 def warned(reference: bands.Band, lines, *differing) -> list[tuple[int, str]]:
-  follow = bands.Judge(reference, "ref.json", differing)
+  follow = bands.BandMonitor(reference, "ref.json", differing)
   texts = [(x["step"], text) for x in lines for text in follow.check(x["split"], x["step"], x)]
   assert not any("\n" in text for _, text in texts)
   return texts
@@ -117,7 +117,7 @@ def test_a_band_is_small_and_reads_back(tmp_path):
 def test_a_resumed_run_does_not_repeat_its_departure():
   limits = specs.make_limits(files.load("quickstart.py"))
   (row,) = (row for row in RUNS if row["fault"] == "shuffled targets")
-  health = Health(limits, row["lines"], bands.Judge(band(without=0), "ref.json"))
+  health = Health(limits, row["lines"], bands.BandMonitor(band(without=0), "ref.json"))
   assert health.check(700, row["lines"][-1]) == []
 
 

@@ -150,7 +150,7 @@ def test_what_takes_long_is_told_every_five_seconds_and_steps_every_minute(monke
     activity[0], since[0] = what, clock[0]
     for _ in range(4 * secs):
       clock[0] += 0.25
-      shown._beat()
+      shown._print_heartbeat()
     told = out.getvalue().splitlines()
     out.truncate(0)
     out.seek(0)

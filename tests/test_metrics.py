@@ -215,7 +215,7 @@ def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
   }
   for name, (label, values) in expected.items():
     ((found, drawn),) = dashed(history, [name], chance).items()
-    assert found == f"knowing nothing: {label}", name
+    assert found == f"trivial baseline: {label}", name
     assert drawn == pytest.approx(values, abs=1e-6), name
   # A recall has no such level, and a run without held-out text no entropy.
   assert not any(dashed(history, ["rtd_recall"], chance).values())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from electra_jax.report import __main__ as report
-from electra_jax.report import facts, page, tables, verdict
+from electra_jax.report import page, saved_run, tables, verdict
 from electra_jax.runtime import journal
 
 GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
@@ -106,7 +106,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_runs_nothing_it_was_given(t
 def test_the_verdict_comes_first_and_says_why(runs, text):
   shown = Reader(text[text.index("<body>") :]).text
   assert shown.index("did not learn") < shown.index("What ran") < shown.index("Checkpoints")
-  bad = facts.read(runs[1], "bad")
+  bad = saved_run.read(runs[1], "bad")
   entropy, loss = bad.chance.entropy, bad.last("heldout")["mlm_loss"]
   judged = verdict.judge(bad)
   assert judged.word == verdict.BAD and judged.sentences == (
@@ -119,7 +119,7 @@ def test_the_verdict_comes_first_and_says_why(runs, text):
 
 
 def test_a_run_that_has_just_begun_is_not_condemned(runs):
-  run = facts.read(runs[0], "run")
+  run = saved_run.read(runs[0], "run")
   worse = [line | {"rtd_auc": 0.5} for line in run.history]
   assert verdict.judge(dataclasses.replace(run, history=worse)).word == verdict.EARLY
   ended = [*worse, worse[-1] | {"step": run.config.train.steps}]
@@ -127,7 +127,7 @@ def test_a_run_that_has_just_begun_is_not_condemned(runs):
 
 
 def test_warnings_without_a_failure_ask_for_a_look(runs):
-  first, second = (facts.read(run, run.name) for run in runs)
+  first, second = (saved_run.read(run, run.name) for run in runs)
   learned = [x | {"mlm_loss": 1.0, "rtd_auc": 0.9} for x in first.history]
   for run, word in ((first, verdict.GOOD), (second, verdict.LOOK)):
     assert verdict.judge(dataclasses.replace(run, history=learned)).word == word

@@ -42,7 +42,7 @@ DATA_PACKAGES = (  # the extra `data`
 
 
 class ArgumentParser(argparse.ArgumentParser):
-  """Raises what is wrong on the command line as a flags.Error, without the usage."""
+  """Raises errors of the command line as flags.Error, without printing the usage."""
 
   def error(self, message: str) -> NoReturn:
     """Raises the error; `report` prints its message and exits with code 2."""

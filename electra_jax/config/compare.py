@@ -32,8 +32,8 @@ SHAPES = (
   *("generator.width_multiplier", "generator.depth_multiplier", "objective.name"),
   *("optimizer.name", "optimizer.separate_optimizers", "data.vocab_hash"),
 )
-# Groups in which a run may differ from the reference that it is judged by (health.reference).
-NOT_JUDGED = (
+# Groups in which a run may differ from its reference (health.reference).
+NOT_COMPARED = (
   *("seed", "data", "eval", "checkpoint", "health", "hosts", "profile", "log"),
   "allow_config_change",
 )
@@ -129,7 +129,7 @@ def recipe(flat: dict[str, Any]) -> dict[str, Any]:
   >>> recipe({"seed": 1, "train.steps": 10, "model.unroll": 4})
   {'train.steps': 10}
   """
-  return {k: v for k, v in flat.items() if k.split(".")[0] not in NOT_JUDGED and k not in FREE}
+  return {k: v for k, v in flat.items() if k.split(".")[0] not in NOT_COMPARED and k not in FREE}
 
 
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

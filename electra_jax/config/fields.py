@@ -59,7 +59,7 @@ def fields_of(config: ConfigDict) -> list[Field]:
 
 
 def comments_in(path: Path) -> dict[str, str]:
-  """Returns {field: comment}, "" for none: what stands above its assignment, and behind it."""
+  """Returns {field: comment}, from above and behind its assignment; "" without one."""
   text = path.read_text(encoding="utf-8")
   above, behind = {}, {}  # {line: comment}
   for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -175,7 +175,7 @@ def make_compute(m: ConfigDict, head_width: int) -> Compute:
 
 
 def reference(config: ConfigDict) -> tuple[bands.Band, str, list[str]] | None:
-  """Returns the band of health.reference, its name and what differs there, None without one.
+  """Returns the band of health.reference, its name and the differing fields, or None.
 
   Raises:
     ValueError: the file is no band, or of runs with other steps between their lines.

@@ -6,8 +6,8 @@
 Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length examples on all
 cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). A finished build of
 the same configuration is reused; one that differs is replaced only with --overwrite. A build that
-was killed goes on: what is done of its parts (`config.data.parts`) stays. The same input and
-configuration give the same bytes, whoever builds which part on how many cores.
+was killed resumes with the finished parts (`config.data.parts`). The same input and configuration
+give the same bytes for any number of cores and machines.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan, settings
 from electra_jax.data.runners import RUNNERS, PartWork
 from electra_jax.data.shards import DataError
-from electra_jax.data.status import say
+from electra_jax.data.status import print_line
 from electra_jax.runtime.terminal import log_console
 
 VOCABULARY_LOCK, JOINING_LOCK = ".vocabulary.lock", ".joining.lock"
@@ -67,7 +67,9 @@ def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> d
   def run(kind: str) -> None:
     todo = parts.missing(work, plan, kind)
     if 0 < len(todo) < plan.parts:
-      say(f"{plan.parts - len(todo)} of {plan.parts} parts are {parts.WORK[kind].done} already")
+      print_line(
+        f"{plan.parts - len(todo)} of {plan.parts} parts are {parts.STAGES[kind].done} already"
+      )
     if todo:
       RUNNERS[runner](PartWork(work, plan, kind), todo, options)
 
@@ -80,7 +82,7 @@ def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> d
 
 @contextlib.contextmanager
 def _cleared_by_errors(work: Path, plan: Plan) -> Iterator[None]:
-  """Deletes an unfinished build of one part where it fails; others keep what is done."""
+  """Deletes a failed build of a single part; builds of several parts keep finished ones."""
   try:
     yield
   except Exception:
@@ -90,16 +92,15 @@ def _cleared_by_errors(work: Path, plan: Plan) -> Iterator[None]:
 
 
 def build_part(config: ConfigDict, part: int, count: int) -> None:
-  """Does what can be done now for one part; any number of processes may do so at once.
+  """Performs the next stage of one part; any number of processes may do so at once.
 
-  Reads its text for the vocabulary, if one is trained or duplicates are dropped; the process that
-  reads the last part trains it. Once there is a vocabulary, writes the part's records; the process
-  that writes the last part joins them. So each part is asked for twice, or once with a given
-  vocabulary.
+  First, if a vocabulary is trained or duplicates are dropped, the part's text is sampled; the
+  process with the last part trains the vocabulary. Then the part's records are written; the process
+  with the last part joins them. So each part needs two calls, or one with a given vocabulary.
 
   Args:
     part: from 0.
-    count: `data.parts`, or what stands for it if that is 0.
+    count: `data.parts`, or the number of parts if that is 0.
   """
   if config.data.parts not in (0, count):
     raise ValueError(f"--part={part}/{count}, but config.data.parts={config.data.parts}")
@@ -113,7 +114,7 @@ def build_part(config: ConfigDict, part: int, count: int) -> None:
     except (OSError, ValueError):
       if work.exists() or not (work.parent / shards.MANIFEST).exists():
         raise
-      say(f"part {part}: other processes have built and joined all parts")
+      print_line(f"part {part}: other processes have built and joined all parts")
 
 
 def _do_part(work: Path, plan: Plan, part: int) -> None:
@@ -121,14 +122,14 @@ def _do_part(work: Path, plan: Plan, part: int) -> None:
   if plan.samples and _lacks(work, plan, parts.SAMPLE, part):
     parts.take_samples(work, plan, [part])
   if plan.samples and (left := parts.count_left(work, plan, parts.SAMPLE)):
-    say(f"part {part}: text is read; {left} {of}, then ask again")
+    print_line(f"part {part}: text is read; {left} {of}, then ask again")
     return
   with shards.locked(folder / VOCABULARY_LOCK, wait=True):
     parts.write_vocabulary(work, plan)
   if _lacks(work, plan, parts.PART, part):
     parts.write_parts(work, plan, [part], plan.config.data.workers or pool.cores())
   if left := parts.count_left(work, plan, parts.PART):
-    say(f"part {part} is built; {left} {of}")
+    print_line(f"part {part} is built; {left} {of}")
     return
   with shards.locked(folder / JOINING_LOCK, wait=True):
     _join(work, plan)
@@ -142,7 +143,7 @@ def _lacks(work: Path, plan: Plan, kind: str, part: int) -> bool:
 def _opened(
   config: ConfigDict, *, overwrite: bool = False, count: int | None = None
 ) -> Iterator[tuple[dict | None, Plan | None, Path]]:
-  """Locks the folder of a build; gives a finished build's manifest, or the plan and its work.
+  """Locks the folder of a build; yields (manifest of a finished build, plan, folder of the work).
 
   Args:
     count: of parts, if processes share the build.
@@ -154,7 +155,7 @@ def _opened(
   with contextlib.ExitStack() as locks:
     if not found:
       locks.enter_context(shards.locked(folder / shards.LOCK, shared=shared))
-      # Who shares a build opens it while nobody joins it, or else would begin a joined one again.
+      # Waits for a process that joins the parts, so as not to start a finished build again.
       alone = (
         shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()
       )
@@ -171,7 +172,7 @@ def _built(config: ConfigDict, folder: Path, overwrite: bool) -> dict | None:
   if overwrite or not (folder / shards.MANIFEST).exists():
     return None
   manifest = _finished(config, folder)
-  say(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
+  print_line(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
   return manifest
 
 
@@ -179,7 +180,7 @@ def _join(work: Path, plan: Plan) -> dict:
   folder = Path(plan.config.data.dir)
   manifest = parts.join(work, plan, folder)
   _say_counts(manifest["splits"], plan.config.data)
-  say(f"wrote {folder / shards.MANIFEST}")
+  print_line(f"wrote {folder / shards.MANIFEST}")
   return manifest
 
 
@@ -251,7 +252,9 @@ def _settings_of(manifest: dict, wanted: dict) -> dict:
     asked = wanted["strip_accents"]
     built["strip_accents"] = None if asked is None else found
     if asked is None and found and built["vocab"] in vocabulary.KINDS:
-      say("note: its vocabulary is of version 0.1 and strips accents; --overwrite to keep them")
+      print_line(
+        "note: its vocabulary is of version 0.1 and strips accents; --overwrite to keep them"
+      )
   return built
 
 
@@ -289,7 +292,7 @@ def _say_counts(splits: dict, data: ConfigDict) -> None:
     )
   log_console().print(table)
   if data.holdout_frac and not splits["heldout"]["examples"]:
-    say(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
+    print_line(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
 
 
 def main(argv: list[str]) -> None:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from electra_jax.data import sources, tokenizer, vocabulary
 from electra_jax.data.sources import TextChunk
-from electra_jax.data.status import say
+from electra_jax.data.status import print_line
 from electra_jax.data.tokenizer import Vocab, VocabError
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.terminal import log_console
@@ -36,7 +36,7 @@ def given(config: ConfigDict, folder: Path) -> Vocab:
   if data.strip_accents is None and loaded.vocab.strip_accents:
     pieces = Path(data.vocab).read_text("utf-8").split("\n")
     if (count := sum(map(_has_accents, pieces))) > 0.01 * len(pieces):
-      say(
+      print_line(
         f"note: {data.vocab} has {count:,} entries with accents, which BERT's rule strips"
         " from text: set config.data.strip_accents=false if they were kept when it was trained"
       )
@@ -52,7 +52,7 @@ def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
   data = config.data
   kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
   size = sum(len(text.encode()) for text in texts)
-  say(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
+  print_line(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
   with doing("training the vocabulary", log_console()):
     return vocabulary.train(
       data.vocab,

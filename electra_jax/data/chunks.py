@@ -39,7 +39,7 @@ class EncodedSplit(NamedTuple):
 
 
 class EncodedChunk(NamedTuple):
-  """What became of a chunk."""
+  """The encoded documents of a chunk."""
 
   splits: dict[str, EncodedSplit]
   size: int

@@ -198,8 +198,8 @@ def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: n
 def pack(ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False):
   """Packs a stream [n] of documents, each closed by a [SEP], into records.
 
-  Each document has its own [CLS] and [SEP]. One that does not fit the rest of a record goes on in
-  the next, as a document of its own.
+  Each document has its own [CLS] and [SEP]. One that does not fit the rest of a record is
+  continued in the next, as a document of its own.
 
   Returns the records and the rest, to be prepended to the next stream: the documents of a record
   that is not full. If `last`, the rest becomes a padded record.

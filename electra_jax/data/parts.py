@@ -28,7 +28,7 @@ from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
-from electra_jax.data.status import Status, say
+from electra_jax.data.status import Status, print_line
 from electra_jax.runtime.workdir import replacing
 
 DONE, PLAN, TEXTS, DIGESTS = "done.json", "plan.json", "texts.json", "digests.npz"
@@ -47,7 +47,7 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
 
   Args:
     start_over: deletes an unfinished build of another plan.
-    shared: others may be building here, so that nothing is deleted.
+    shared: other processes may be building here, so nothing is deleted.
 
   Raises:
     DataError: it holds finished parts of another plan, or is shared and of another plan.
@@ -69,7 +69,7 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
 
 
 def check_plan(work: Path, plan: Plan) -> None:
-  """Raises DataError if a process sees another build than the one that began."""
+  """Raises DataError if this process's plan is not that of the build."""
   path, wanted = work / PLAN, plan.describe()
   found = path.read_text("utf-8") if path.exists() else "nothing"
   if found != json.dumps(wanted, sort_keys=True):
@@ -87,9 +87,9 @@ def _difference(found: str, wanted: dict) -> str:
 
 @contextlib.contextmanager
 def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
-  """Provides a folder for a piece of work and a dict of what is known of it.
+  """Yields a temporary folder for a piece of work and a dict for its metadata.
 
-  At the end both get their name at once; if another process was faster, its piece stays.
+  On success the folder is renamed atomically; a piece that another process finished first is kept.
   """
   temporary = work / f"{name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
   shutil.rmtree(temporary, ignore_errors=True)
@@ -111,7 +111,7 @@ def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
 
 
 def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
-  """Returns what is known of a piece of work, None if it is not done.
+  """Returns the metadata of a piece of work, None if it is not done.
 
   Raises:
     DataError: it is damaged, or of another plan.
@@ -133,12 +133,12 @@ def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
 
 
 def missing(work: Path, plan: Plan, kind: str) -> list[int]:
-  """Returns the parts of which a kind of piece is not done."""
+  """Returns the parts whose piece of a kind is not done."""
   return [i for i in range(plan.parts) if read_piece(work, plan, name_of(kind, i)) is None]
 
 
 def count_left(work: Path, plan: Plan, kind: str) -> int:
-  """Returns of how many parts a kind of piece is not done, by the names of the folders alone."""
+  """Returns the number of parts whose piece of a kind is not done, by the folders' names."""
   names = os.listdir(work)
   return plan.parts - sum(n.startswith(f"{kind}-") and not n.endswith(TEMPORARY) for n in names)
 
@@ -214,7 +214,7 @@ def _write_duplicates(work: Path, plan: Plan, folder: Path) -> None:
   split = iter(np.split(repeated, ends))
   for part, found in enumerate(digests):
     np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", **{place: next(split) for place in found})
-  say(f"{int(repeated.sum()):,} of {len(repeated):,} documents are duplicates and left out")
+  print_line(f"{int(repeated.sum()):,} of {len(repeated):,} documents are duplicates and left out")
 
 
 def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
@@ -258,14 +258,14 @@ def _duplicates(work: Path, plan: Plan, part: int) -> dict[int, np.ndarray] | No
     return {int(place): found[place] for place in found.files}
 
 
-class Work(NamedTuple):
-  """A kind of piece of which each part has one."""
+class Stage(NamedTuple):
+  """A stage of a build, in which each part has one piece of work."""
 
   do: Callable[[Path, Plan, list[int], int], None]  # (work, plan, parts, workers)
-  done: str  # in a sentence
+  done: str  # past participle, for messages
 
 
-WORK = {SAMPLE: Work(take_samples, "read"), PART: Work(write_parts, "built")}
+STAGES = {SAMPLE: Stage(take_samples, "read"), PART: Stage(write_parts, "built")}
 
 
 class PartWriter:
@@ -348,14 +348,14 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
 
 
 def _delete(work: Path) -> None:
-  """Deletes an unfinished build; for other processes it is gone at once."""
+  """Deletes an unfinished build, atomically for other processes."""
   gone = work.with_name(f"{work.name}-{os.getpid()}{TEMPORARY}")
   os.rename(work, gone)
   shutil.rmtree(gone)
 
 
 def _all(work: Path, plan: Plan, kind: str) -> list[dict]:
-  """Returns what is known of the pieces of all parts. Raises DataError if one is missing."""
+  """Returns the metadata of the pieces of all parts. Raises DataError if one is missing."""
   found = [read_piece(work, plan, name_of(kind, part)) for part in range(plan.parts)]
   if None in found:
     raise DataError(f"{work / name_of(kind, found.index(None))} is missing: build it first")
@@ -414,7 +414,7 @@ def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Pla
 
 
 def _link(path: Path, to: Path) -> None:
-  """Gives a file a second name, or where that is impossible copies it: the part stays whole."""
+  """Hard-links a file, or copies it where links are impossible; the part keeps its file."""
   try:
     os.link(path, to)
   except OSError:

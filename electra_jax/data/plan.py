@@ -1,7 +1,7 @@
-"""What a build consists of: its settings, its input files, and the parts they are cut into.
+"""The plan of a build: its settings, its input files, and their division into parts.
 
-A part is a range of the input files. What is written for it depends on the plan alone, not on who
-builds it, when, or in which order, so any number of machines may share a build.
+A part is a range of the input files. Its output depends on the plan alone, not on the machine, the
+time or the order, so any number of machines can share a build.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ PART_BYTES = 256 << 20  # of input files, where the number of parts is not set
 # Fields of config.data that do not change the shards.
 FREE_FIELDS = ("dir", "tfds_dir", "workers", "max_bad_frac")
 HARVEST = "python-docs.txt"
-# Fields that earlier versions lacked, with what they did; manifests do without them.
+# Fields that earlier versions lacked, with the values that reproduce them; manifests omit them.
 EARLIER = {"parts": 1, "dedup": ""}
 
 
@@ -50,18 +50,18 @@ class Input:
   sizes: tuple[int, ...]  # bytes
 
   def units(self) -> list[int]:
-    """Returns the bytes of what parts are made of: the files."""
+    """Returns the bytes of each file; parts consist of whole files."""
     return list(self.sizes) or [0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a build computes. Two builds with the same plan write the same bytes."""
+  """The definition of a build. Two builds with the same plan write the same bytes."""
 
   config: ConfigDict
   inputs: tuple[Input, ...]
   settings: dict  # with "parts" as a number above 0
-  harvest: str  # the file that stands for the source python-docs
+  harvest: str  # the file with the text of the source python-docs
 
   @property
   def parts(self) -> int:
@@ -69,7 +69,7 @@ class Plan:
 
   @property
   def samples(self) -> bool:
-    """Whether the text is read once before, for a vocabulary or for duplicates."""
+    """Whether a first pass reads the text, for a vocabulary or for duplicates."""
     return self.trains or self.drops
 
   @property
@@ -83,7 +83,7 @@ class Plan:
     return self.config.data.vocab in vocabulary.KINDS
 
   def describe(self) -> dict:
-    """Returns what defines the plan, for a file of JSON."""
+    """Returns the plan as JSON."""
     files = [[x.source.text, x.source.weight, x.paths, x.sizes] for x in self.inputs]
     vocab = None if self.trains else hashlib.sha256(Path(self.config.data.vocab).read_bytes())
     return {

@@ -37,7 +37,7 @@ class Status:
     if self._bar:
       self._bar.stop()
     if kind is None:
-      say(f"{self._label}: {self._text()}, {duration(time.monotonic() - self._start)}")
+      print_line(f"{self._label}: {self._text()}, {duration(time.monotonic() - self._start)}")
 
   def update(self, size: int = 0, tokens: int = 0) -> None:
     """Adds `size` bytes of text and `tokens` tokens."""
@@ -53,7 +53,7 @@ class Status:
       self._bar.update(self._task, completed=done or 0.0, total=total, text=self._text() + eta)
     else:
       percent = f" {100 * done:.0f} %," if done else ""
-      say(f"{self._label}:{percent} {self._text()}{eta}")
+      print_line(f"{self._label}:{percent} {self._text()}{eta}")
 
   def _text(self) -> str:
     rate = self._bytes / 1e6 / max(time.monotonic() - self._start, 1e-9)
@@ -61,6 +61,6 @@ class Status:
     return f"{self._bytes / 1e6:.1f} MB of text at {rate:.1f} MB/s{tokens}"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
   """Prints a line, with the time where there is no terminal."""
   log_console().print(line, markup=False)

@@ -84,7 +84,7 @@ class LabelType(NamedTuple):
   answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
   written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> text in a submission
   collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n]), see `glue`
-  constant: Callable[[np.ndarray], float]  # labels [n] -> the prediction of who sees no text
+  constant: Callable[[np.ndarray], float]  # labels [n] -> the best constant prediction
   summary: Callable[[TextTask, Sequence], str]  # frequencies or distribution of the labels
 
 

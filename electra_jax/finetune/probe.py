@@ -18,7 +18,7 @@ ITERATIONS = 200  # of L-BFGS, at most
 
 
 class Probe(NamedTuple):
-  """What a probe was trained on, and its scores."""
+  """The size of a probe's training data, and its test scores."""
 
   words: int
   labels: int

@@ -18,7 +18,7 @@ from electra_jax.interop.modernbert import MODERNBERT
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, to_hf
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
-TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of what is written here
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
 TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 

@@ -99,7 +99,7 @@ def check_vocab(
 
 
 def _is_tf1(path: Path) -> bool:
-  """Returns whether there is a TF1 checkpoint, and not what it was converted to."""
+  """Returns whether there is a TF1 checkpoint, and not also a converted network."""
   others = [path / EXPORT_FILE, path / "checkpoints"]
   if any(p.exists() for p in others) or any(map(huggingface.weight_files, _hf_folders(path))):
     return False

@@ -197,16 +197,16 @@ def _stated(prefix: Path, sizes: dict) -> dict:
 
 
 def _assumed_heads(prefix: str | Path, role: str, width: int) -> int:
-  say = f"give num_attention_heads in a {CONFIGS[0]} beside it, or export with --heads"
+  hint = f"give num_attention_heads in a {CONFIGS[0]} beside it, or export with --heads"
   if width > 64 and width % 64:
     raise ExchangeError(
       f"{prefix} does not say its number of heads, and the {role}'s width of {width} is no multiple"
-      f" of 64: {say}"
+      f" of 64: {hint}"
     )
   number = max(1, width // 64)
   warnings.warn(
     f"{prefix} does not say its number of heads: for the {role}, {number} of width"
-    f" {width // number} assumed, as in the original; if there are others, {say}",
+    f" {width // number} assumed, as in the original; if there are others, {hint}",
     stacklevel=2,
   )
   return number

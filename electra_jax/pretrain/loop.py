@@ -11,7 +11,7 @@ from electra_jax.data import pretrain_batches
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import Run
 from electra_jax.runtime import memory, metrics, parallel, processes, version
-from electra_jax.runtime.bands import Judge
+from electra_jax.runtime.bands import BandMonitor
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput, Speed
 from electra_jax.runtime.health import Health
@@ -65,7 +65,7 @@ def loop(
   peak = run.peak[0] * jax.device_count()
   speed = Speed(goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-  reference = Judge(*run.reference) if run.reference else None
+  reference = BandMonitor(*run.reference) if run.reference else None
   health = Health(run.limits, [line for line in history if line["step"] <= start], reference)
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
@@ -96,7 +96,7 @@ def loop(
       if logging or evaluating or saving or tracer.ends(done):
         window.drain()  # count pending steps as training time
     if tracer.ends(done):
-      log.display.say(tracer.finish())
+      log.display.print_line(tracer.finish())
     if logging:
       values = {**window.close(), **speed.read(done, n - done)}
       if compare:
@@ -113,7 +113,7 @@ def loop(
     if evaluating or saving:
       log.journal.write("goodput", step=done, secs=goodput.secs())
     if signal_name:
-      log.display.say(f"{signal_name}: stopping after step {done:,}")
+      log.display.print_line(f"{signal_name}: stopping after step {done:,}")
       break
   return state
 
@@ -156,7 +156,7 @@ def check_health(run: Run, health: Health, done: int, split: str, values: dict, 
 
 
 def evaluate(run: Run, params: dict, done: int, log: Log, health: Health) -> None:
-  """Evaluates on the held-out documents, if there are any, and writes and judges a log line."""
+  """Evaluates on the held-out documents, if there are any, writes a log line and checks it."""
   if run.heldout is None:
     return
   batches = pretrain_batches.eval_batches(

@@ -107,10 +107,10 @@ class Run:
   fns: TrainFns
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
-  chance: Chance  # what knowing nothing of the held-out text reaches
+  chance: Chance  # the trivial baselines on the held-out text
   limits: Limits  # of the health checks
   pairs: PairsAccuracy | None  # of eval.pairs
-  reference: tuple | None = None  # the arguments of `bands.Judge`, from health.reference
+  reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
 
   @property
   def eval_batch_size(self) -> int:
@@ -121,7 +121,7 @@ class Run:
 
   @property
   def record(self) -> dict:
-    """What is saved with the run: its configuration, the hashes of its data, a frozen network."""
+    """The saved description: configuration, hashes of the data, network of a frozen generator."""
     hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
     folder = str(Path(nested["data"]["dir"]).absolute())
@@ -130,7 +130,7 @@ class Run:
 
   @property
   def fingerprint(self) -> dict[str, str]:
-    """Descriptions that must be equal in all processes of a run; paths may differ."""
+    """Descriptions that must be the same in all processes of a run; they contain no paths."""
     fields = compare.flatten(self.record)
     fields.pop("data.dir")
     text = json.dumps(fields, sort_keys=True, default=str)
@@ -153,7 +153,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
     )
   saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
-  if specs.FROZEN_GENERATOR in saved:  # what it was read from need not be there any more
+  if specs.FROZEN_GENERATOR in saved:  # its source may have been deleted since
     frozen = specs.saved_generator(saved, shards.vocab)
   else:
     frozen = sources.frozen_generator(config)

@@ -1,1 +1,1 @@
-"""What the programs do. Their command lines stand outside and import nothing slow."""
+"""The code of the programs; the modules of their command lines import nothing slow."""

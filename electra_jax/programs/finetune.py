@@ -46,7 +46,7 @@ def run_task(
     losses = " ".join(f"{x:.3f}" for x in values["loss"])
     rate = values["examples_per_sec"]
     line = f"{task.title}: step {done}/{steps} | loss {losses} | {rate:,.1f} examples/s"
-    display.say(line, style="dim")
+    display.print_line(line, style="dim")
 
   with doing(f"{task.title}: training", console) as display:
     weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)

@@ -66,7 +66,7 @@ def write_page(args: argparse.Namespace, console: Console) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
-  """Writes what the command line asks for."""
+  """Writes a band or a page."""
   if args.make_band:
     write_band(args.runs, args.out, console)
   else:

@@ -43,7 +43,7 @@ from electra_jax.runtime.trackers import Start, Tracker
 from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
 CURVES_FILE = "curves.png"
-# {activity of Goodput: what the display says}; steps have a bar.
+# {activity of Goodput: its name in the display}; steps have a bar.
 DOING = {
   "start": "starting",
   "data": "reading",
@@ -97,7 +97,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     last_secs.clear()
     events.write("first step", secs=goodput.secs())
 
-  with _telling_what_is_saved(workdir), contextlib.ExitStack() as stack:
+  with _naming_the_checkpoint(workdir), contextlib.ExitStack() as stack:
     with Display(console, now) as display:
       with goodput.doing("start"):  # of the devices
         console.quiet = jax.process_index() > 0
@@ -106,7 +106,7 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
       describe(run, console, allowed)
       events = journal.Journal(workdir, jax.process_index() == 0)
-      events.write("start", **facts(run))
+      events.write("start", **start_event(run))
       checkpoints = stack.enter_context(_open_checkpoints(run))
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
@@ -142,15 +142,15 @@ def _open_checkpoints(run: Run) -> Checkpoints:
 
 
 @contextlib.contextmanager
-def _telling_what_is_saved(workdir: Path) -> Iterator[None]:
-  """Has a KeyboardInterrupt name the newest checkpoint, from which the same command goes on."""
+def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
+  """Adds the newest checkpoint, from which the same command resumes, to a KeyboardInterrupt."""
   try:
     yield
   except KeyboardInterrupt:
     folder = workdir / checkpoint.FOLDER
     steps = checkpoint.steps_on_disk(folder)
-    told = f"the newest checkpoint: {folder / str(steps[-1])}" if steps else "nothing is saved yet"
-    raise KeyboardInterrupt(f"interrupted; {told}") from None
+    saved = f"the newest checkpoint: {folder / str(steps[-1])}" if steps else "nothing is saved yet"
+    raise KeyboardInterrupt(f"interrupted; {saved}") from None
 
 
 def train_with_rollback(run: Run, state, meta: dict | None, display: Display, monitors: Monitors):
@@ -163,7 +163,7 @@ def train_with_rollback(run: Run, state, meta: dict | None, display: Display, mo
       display,
       start_step=int(state.step),
       resumed=meta is not None,
-      others=places(run, int(state.step), resumed=meta is not None),
+      others=destinations(run, int(state.step), resumed=meta is not None),
       must_write=run.config.checkpoint.on_error == "stop",
       enabled=jax.process_index() == 0,
     )
@@ -182,8 +182,8 @@ def train_with_rollback(run: Run, state, meta: dict | None, display: Display, mo
       state, meta = make_state(run, monitors.checkpoints, display.console)
 
 
-def places(run: Run, step: int, resumed: bool) -> list[Callable[[], Tracker]]:
-  """Returns what makes the places for the lines besides metrics.jsonl: trackers and the curves."""
+def destinations(run: Run, step: int, resumed: bool) -> list[Callable[[], Tracker]]:
+  """Returns functions that open the other destinations of the lines: trackers and curves."""
   start = Start(run.workdir, step, resumed, compare.flatten(run.record))
   names = trackers.parse(run.config.log.trackers)
   made = [functools.partial(trackers.TRACKERS[name].make, start) for name in names]
@@ -198,7 +198,7 @@ def draw_curves(run: Run) -> None:
 
 
 def remedy(o: ConfigDict) -> str:
-  """Returns what to change in config.optimizer after a number that is not finite."""
+  """Returns advice on config.optimizer after a number that is not finite."""
   rates = {k: o[k] for k in ("learning_rate", "generator_learning_rate") if o[k]}
   listed = " or ".join(f"optimizer.{name} (now {rate:g})" for name, rate in rates.items())
   return f"try a lower {listed}, or more optimizer.warmup_steps (now {o.warmup_steps:,})"
@@ -228,7 +228,7 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
 
 
 def shared_or_not(workdir: Path) -> str:
-  """Returns, in words, whether this process sees the configuration just written by process 0."""
+  """Describes whether this process sees the configuration that process 0 has just written."""
   return "a shared folder" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
 
 
@@ -271,8 +271,8 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     )
 
 
-def facts(run: Run) -> dict:
-  """Returns what the report says of a start that the configuration does not."""
+def start_event(run: Run) -> dict:
+  """Returns the code, devices and command of this start, for the journal."""
   devices = jax.devices()
   return {
     "code": version.code_version(),

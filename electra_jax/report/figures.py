@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bokeh.models import ColumnDataSource, HoverTool
 from bokeh.plotting import figure
 
-from electra_jax.report.facts import Facts
+from electra_jax.report.saved_run import SavedRun
 from electra_jax.runtime import curves, terminal
 from electra_jax.runtime.chance import WORDS
 
@@ -22,7 +22,7 @@ TITLES = {
 
 
 def group(name: str, names: Sequence[str]) -> str:
-  """Returns which key of TITLES a metric belongs to, by what else is reported."""
+  """Returns the key of TITLES for a metric, judging by the names of all metrics."""
   stem = name.rpartition("_")[0]
   if stem in WORDS or name.startswith("sample"):
     return "generator"
@@ -46,11 +46,11 @@ class Panel(NamedTuple):
   """A figure with its captions."""
 
   title: str  # the metric and its unit
-  note: str  # what the dashed line is, or ""
+  note: str  # meaning of the dashed line, or ""
   plot: figure
 
 
-def draw(runs: Sequence[Facts]) -> dict[str, dict[str, Panel]]:
+def draw(runs: Sequence[SavedRun]) -> dict[str, dict[str, Panel]]:
   """Returns {group: {metric: panel}} of all metrics but the timings."""
   layout = curves.layout([line for run in runs for line in run.history])
   names = [name for together in layout.values() for name in together]
@@ -60,8 +60,8 @@ def draw(runs: Sequence[Facts]) -> dict[str, dict[str, Panel]]:
   return {key: panels for key, panels in found.items() if panels}
 
 
-def panel(name: str, runs: Sequence[Facts]) -> Panel:
-  """Draws one metric: a line for training, dots for evaluations, dashes for knowing nothing."""
+def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
+  """Draws one metric: a line for training, dots for evaluations, dashes for the baseline."""
   fractions = name.endswith(curves.FRACTIONS)
   unit = "nats" if name.endswith(("loss", "entropy")) else "fraction" if fractions else ""
   plot = figure(
@@ -98,7 +98,7 @@ def panel(name: str, runs: Sequence[Facts]) -> Panel:
   if steps:
     steps, values = thinned(steps), thinned(values)
     plot.line(steps, values, color="#777777", line_dash="dashed", line_width=1.2)
-    note = f"dashed: knowing nothing ({what})"
+    note = f"dashed: trivial baseline ({what})"
   tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (terminal.label(name), "@value{0.0000}")]
   plot.add_tools(HoverTool(renderers=pointed, tooltips=tips, mode="mouse"))
   plot.axis.axis_label_text_font_size = "9pt"

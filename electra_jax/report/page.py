@@ -8,7 +8,7 @@ from bokeh.embed import components
 from bokeh.resources import Resources
 from markupsafe import Markup
 
-from electra_jax.report import facts, figures, tables, verdict
+from electra_jax.report import figures, saved_run, tables, verdict
 
 KINDS = {
   verdict.GOOD: "good", verdict.LOOK: "look", verdict.BAD: "bad", verdict.EARLY: "look"
@@ -31,9 +31,9 @@ def render(
     finetune: folders of results of fine-tuning.
 
   Raises:
-    ValueError: a folder does not hold what it should.
+    ValueError: a folder is no run, or holds no results.
   """
-  runs = [facts.read(*x) for x in zip(folders, facts.names(list(folders)), strict=True)]
+  runs = [saved_run.read(*x) for x in zip(folders, saved_run.names(list(folders)), strict=True)]
   drawn = figures.draw(runs)
   plots = {name: panel.plot for panels in drawn.values() for name, panel in panels.items()}
   script, divs = components(plots) if plots else ("", {})

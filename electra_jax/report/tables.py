@@ -11,15 +11,15 @@ from scipy import stats
 
 from electra_jax.evaluate.pairs import accuracy
 from electra_jax.finetune import results, statistics
-from electra_jax.report.facts import Facts, changed
+from electra_jax.report.saved_run import SavedRun, changed
 from electra_jax.runtime import goodput, terminal
 
 Table = list[list[str]]
 LEFT_OUT = ("step", "split", "loss")
 
 
-def overview(runs: Sequence[Facts], price: float | None) -> Table:
-  """What ran: a column for each run. `price` is that of a device for an hour."""
+def overview(runs: Sequence[SavedRun], price: float | None) -> Table:
+  """An overview with a column for each run. `price` is that of a device for an hour."""
   rows = {
     "objective": lambda r: f"{r.config.objective.name}, {r.config.generator.kind} generator",
     "code": lambda r: r.start.get("code", "not recorded"),
@@ -38,30 +38,30 @@ def overview(runs: Sequence[Facts], price: float | None) -> Table:
   return [["", *(r.name for r in runs)], *([k, *map(f, runs)] for k, f in rows.items())]
 
 
-def devices(run: Facts) -> str:
+def devices(run: SavedRun) -> str:
   """Returns the devices of the last start."""
   if not run.start:
     return "not recorded"
   return f"{run.start['devices']} x {run.start['device_kind']}, jax {run.start['jax']}"
 
 
-def cost(run: Facts, price: float) -> str:
+def cost(run: SavedRun, price: float) -> str:
   """Returns the device-hours at a price; without a record of its devices, of one."""
   return f"{run.hours * run.start.get('devices', 1) * price:,.2f}"
 
 
-def _text(run: Facts) -> str:
+def _text(run: SavedRun) -> str:
   train, heldout = (run.manifest["splits"][split]["examples"] for split in ("train", "heldout"))
   return f"{train:,} sequences of {run.manifest['seq_length']} tokens, {heldout:,} held out"
 
 
-def _seen(run: Facts) -> str:
+def _seen(run: SavedRun) -> str:
   sequences = run.done * run.config.train.batch_size
   epochs = sequences / run.manifest["splits"]["train"]["examples"]
   return f"{sequences * run.manifest['seq_length']:,} tokens, {epochs:.2f} epochs"
 
 
-def fields(runs: Sequence[Facts]) -> Table:
+def fields(runs: Sequence[SavedRun]) -> Table:
   """The fields that a run changed from configs/base.py."""
   found = [changed(run) for run in runs]
   every = {field: old for one in found for field, (old, _) in one.items()}
@@ -72,14 +72,14 @@ def fields(runs: Sequence[Facts]) -> Table:
   ]
 
 
-def evaluations(runs: Sequence[Facts]) -> Table:
-  """The last evaluation of each run, and what knowing nothing reaches; pairs with an interval."""
+def evaluations(runs: Sequence[SavedRun]) -> Table:
+  """The last evaluation of each run and the trivial baselines; minimal pairs with intervals."""
   lines = [run.last("heldout") for run in runs]
   names = dict.fromkeys(k for line in lines for k in line if k not in LEFT_OUT)
   if not names:
     return []
   steps = (f"{r.name}, step {x.get('step', 0):,}" for r, x in zip(runs, lines, strict=True))
-  rows = [["held-out", *steps, "knowing nothing"]]
+  rows = [["held-out", *steps, "trivial baseline"]]
   for name in names:
     cells = [_value(run, name, line.get(name)) for run, line in zip(runs, lines, strict=True)]
     level = runs[0].chance.level(name, lines[0])
@@ -88,7 +88,7 @@ def evaluations(runs: Sequence[Facts]) -> Table:
   return rows
 
 
-def _value(run: Facts, name: str, value: float | None) -> str:
+def _value(run: SavedRun, name: str, value: float | None) -> str:
   text = terminal.shown(name, value)
   if value is None or name != "pairs_accuracy":
     return text
@@ -157,7 +157,7 @@ def interval(found: statistics.Summary) -> str:
   return f"{found.mean - half:.2f} to {found.mean + half:.2f}"
 
 
-def time(runs: Sequence[Facts]) -> Table:
+def time(runs: Sequence[SavedRun]) -> Table:
   """The share of the time by activity, and the speed of the last line."""
   every = dict.fromkeys(k for run in runs for k in run.secs)
   order = sorted(every, key=lambda k: goodput.ORDER.index(k) if k in goodput.ORDER else 99)
@@ -177,7 +177,7 @@ def _share(secs: dict[str, float], activity: str) -> str:
   return f"{terminal.shown('_secs', secs[activity])} ({100 * secs[activity] / total:.1f} %)"
 
 
-def checkpoints(runs: Sequence[Facts]) -> Table:
+def checkpoints(runs: Sequence[SavedRun]) -> Table:
   """The checkpoints in the folders of the runs."""
   rows = [["run", "step", "MB", "folder"]]
   for run in runs:
@@ -187,8 +187,8 @@ def checkpoints(runs: Sequence[Facts]) -> Table:
   return rows
 
 
-def commands(run: Facts) -> dict[str, str]:
-  """Returns what to run next: {what it does: command}."""
+def commands(run: SavedRun) -> dict[str, str]:
+  """Returns suggested commands: {purpose: command}."""
   folder = shlex.quote(str(run.folder))
   known = run.start.get("command") or (f"electra-jax train --config=CONFIG --workdir={folder}")
   what = "train on" if run.done < run.config.train.steps else "train on, with more train.steps"

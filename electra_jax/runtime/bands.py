@@ -1,12 +1,12 @@
-"""Bands: what healthy seeds of a recipe reach at each line, and why a run may leave them.
+"""Reference bands: the range of each metric over healthy seeds, and likely causes of a departure.
 
-For each metric and step a band has the mean over n seeds and a tolerance, the larger of
-- a prediction interval of one more run, t s sqrt(1 + 1/n): s is the standard deviation over seeds,
-  pooled over SMOOTH neighbouring lines, since three seeds alone say little of it, and t Student's
-  quantile of those degrees of freedom at a chance of ALARM for a line;
-- FLOOR of the metric's largest mean: other devices, versions and corpora of the same kind.
-Lines of a run hang together and many metrics are looked at, so one line outside is not enough: a
-metric has left the band after two lines in a row on one side, or one that is twice as far away.
+For each metric and log step a band has the mean over n seeds and a tolerance, the larger of
+- the prediction interval of one more run, t s sqrt(1 + 1/n): s is the standard deviation over
+  seeds, pooled over SMOOTH neighbouring lines because three seeds estimate it badly, and t is
+  Student's quantile for these degrees of freedom at a false-alarm rate of ALARM per line;
+- FLOOR x the metric's largest mean, which allows for other devices, versions and similar corpora.
+Successive lines are correlated and many metrics are tested, so a metric has left the band only
+after two lines in a row on the same side, or one at more than twice the tolerance.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ SMOOTH = 5  # lines, around each
 ALARM = 1e-3
 FLOOR = 0.02
 LEFT_OUT = ("step", "split", "loss", *metrics.TIMING)  # `loss` follows the schedules of its weights
-NAMED = 3  # causes
+NAMED = 3  # causes in a warning
 
 
 class BandError(ValueError):
@@ -36,23 +36,23 @@ class BandError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """A metric at a line of a band."""
+  """The mean and the tolerance of a metric at a log line."""
 
   mean: float
   tolerance: float
 
   def distance(self, value: float) -> float:
-    """Returns how far a value is away, in tolerances; below is negative."""
+    """Returns the signed distance of a value from the mean, in tolerances."""
     return (value - self.mean) / self.tolerance
 
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-  """A reference.
+  """The levels of all metrics over several seeds of a configuration.
 
   Fields:
-    every_steps: steps between the lines, whose numbers are means since the line before.
-    fields: of the runs' configuration, flat; those that a run may differ in.
+    every_steps: steps between the lines; each line has the means since the previous one.
+    fields: of the configuration, flat, without those that seeds may differ in.
     levels: {split: {step: {metric: Level}}}.
   """
 
@@ -62,14 +62,14 @@ class Band:
   levels: Mapping[str, Mapping[int, Mapping[str, Level]]]
 
   def distances(self, split: str, step: int, values: Mapping) -> dict[str, float]:
-    """Returns {metric: distance} of a line; {} where the band has no such step."""
+    """Returns {metric: distance} of a line; {} if the band lacks the step."""
     levels = self.levels.get(split, {}).get(step, {})
     known = {k: x for k, x in levels.items() if values.get(k) is not None}
     return {name: level.distance(values[name]) for name, level in known.items()}
 
 
 def differing(band: Band, fields: Mapping) -> list[str]:
-  """Returns, in words, the fields of a flat configuration that the reference has otherwise."""
+  """Describes the fields of a flat configuration that differ from the reference's."""
   return [
     f"{k}={fields[k]!r} (reference: {old!r})"
     for k, old in band.fields.items()
@@ -104,7 +104,7 @@ def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mappi
 
 
 def _levels(values: np.ndarray) -> list[Level]:
-  """Returns the levels of a metric, [runs, lines]."""
+  """Returns the levels of a metric from its values [runs, lines]."""
   n, lines = values.shape
   mean, variance = values.mean(0), values.var(0, ddof=1)
   floor = FLOOR * np.abs(mean).max() or 1e-12
@@ -163,24 +163,24 @@ def read(path: Path) -> Band:
     raise BandError(f"{path} is no band of electra-jax report --make-band: {error}") from None
 
 
-# Judging.
+# Comparing.
 
 
-class Judge:
-  """Follows a run along a band and speaks once, at the line where the run leaves it.
+class BandMonitor:
+  """Compares the lines of a run with a band; warns once, at the first line outside it.
 
   Args:
     name: of the band, for the warning.
-    differing: fields that the run has otherwise, in words.
+    differing: descriptions of the fields that differ, from `differing`.
   """
 
   def __init__(self, band: Band, name: str, differing: Sequence[str] = ()):
     self._band, self._name, self._differing = band, name, differing
-    self._before: dict[tuple[str, str], float] = {}  # the distance at the line before
+    self._before: dict[tuple[str, str], float] = {}  # distances at the previous line
     self._left = False
 
   def check(self, split: str, step: int, values: Mapping[str, float | None]) -> list[str]:
-    """Takes a line; returns a warning if the run leaves the band with it."""
+    """Takes a log line and returns a warning if the run leaves the band there."""
     distances = self._band.distances(split, step, values)
     out = [name for name, x in distances.items() if self._has_left(split, name, x)]
     self._before |= {(split, name): x for name, x in distances.items()}
@@ -207,7 +207,7 @@ def _departure(name: str, value: float, level: Level, split: str) -> str:
   return f"{name}{where} {shown(name, value)} is {side} {usual}"
 
 
-# What a cause does to the kinds of metrics: 1 above the band, -1 below it, 0 inside it.
+# The effect of each cause on kinds of metrics: 1 above the band, -1 below it, 0 inside it.
 CAUSES: dict[str, Mapping[str, int]] = {
   "a higher learning rate (optimizer.learning_rate, generator_learning_rate)": {
     "rate": 1, "words": -1, "entropy": -1,
@@ -242,10 +242,7 @@ def kind_of(name: str) -> str | None:
 
 
 def causes_of(distances: Mapping[str, float]) -> list[str]:
-  """Returns the likeliest causes of a line's distances, the likeliest first.
-
-  A kind of metric that is where a cause puts it counts for it, one on the other side against it.
-  """
+  """Returns the NAMED causes whose effects agree best with the distances, the best first."""
   observed: dict[str, float] = {}
   for name, distance in distances.items():
     if kind := kind_of(name):
@@ -259,7 +256,7 @@ def causes_of(distances: Mapping[str, float]) -> list[str]:
 
 
 def _agreement(expected: int, distance: float) -> float:
-  """Returns from -1 to 1 how well a distance fits: beyond the tolerance it counts in full.
+  """Returns the agreement of a distance, clipped to the tolerance, with an effect, from -1 to 1.
 
   >>> _agreement(1, 5.0), _agreement(-1, 5.0), _agreement(0, 0.0), _agreement(0, 5.0)
   (1.0, -1.0, 0.5, -0.5)

@@ -1,4 +1,4 @@
-"""What a network reaches that knows nothing of the text: the level to compare a metric with."""
+"""Trivial baselines of the metrics: what a predictor reaches that does not read the text."""
 
 import dataclasses
 import math
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# Terms about words, predicted from the text: knowing nothing means token frequencies alone.
+# Terms about words; their trivial baseline predicts the token frequencies.
 WORDS = ("mlm", "cloze", "replace_mlm")
 
 
 @dataclasses.dataclass(frozen=True)
 class Chance:
-  """The frequencies of the held-out text, None without one, and the choices of `contrast_loss`."""
+  """Statistics that determine the trivial baselines; None without held-out text."""
 
   entropy: float | None = None  # of the unigrams, nats per token
   most_frequent: float | None = None  # share of the most frequent token
-  choices: int | None = None  # views that a sequence's other view is looked for among
+  choices: int | None = None  # candidates for the other view of a sequence in `contrast_loss`
 
   @classmethod
   def of(cls, frequencies, group: int) -> "Chance":
-    """Returns the levels from the held-out counts [V] of the tokens and the contrast's group."""
+    """Returns the baselines from held-out token counts [V] and the size of a contrast group."""
     counts = np.asarray(frequencies, np.float64)
     if not counts.sum():
       return cls(choices=2 * group - 1)
@@ -28,7 +28,7 @@ class Chance:
     return cls(float(-(p * np.log(p)).sum()), float(p.max()), 2 * group - 1)
 
   def level(self, name: str, line: Mapping[str, float | None]) -> tuple[str, float] | None:
-    """Returns (what is known, the value reached with it) for a metric of a line, or None."""
+    """Returns (description, value) of the trivial baseline for a metric of a line, or None."""
     stem, _, kind = name.rpartition("_")
     words = {
       "loss": ("held-out unigram entropy", self.entropy),

@@ -16,7 +16,7 @@ FRACTIONS = ("accuracy", "recall", "precision", "auc", "replaced", "copied")
 
 
 class Redrawn:
-  """Draws at evaluations, but not sooner than REDRAW_SECS after the drawing before."""
+  """Redraws the curves at evaluations, at most every REDRAW_SECS."""
 
   def __init__(self, draw: Callable[[], None]):
     self._draw, self._drawn = draw, time.monotonic()
@@ -29,7 +29,7 @@ class Redrawn:
       self._drawn = time.monotonic()
 
   def close(self) -> None:
-    """Does nothing: whoever ends the run draws the last picture."""
+    """Does nothing: the run draws the final picture."""
 
 
 def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
@@ -38,7 +38,7 @@ def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
   Args:
     title: names the run.
     history: lines of metrics.jsonl.
-    chance: what knowing nothing reaches, drawn as dashed lines.
+    chance: trivial baselines, drawn as dashed lines.
   """
   # A canvas of its own, so that matplotlib never looks for a display.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -106,12 +106,12 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
       )
     steps, values, what = levels(history, name, chance)
     if steps:
-      label = f"knowing nothing: {what}" if alone else None
+      label = f"trivial baseline: {what}" if alone else None
       grey = "#666666" if alone else colour
       axis.plot(steps, values, color=grey, linestyle="--", linewidth=1, label=label)
   fractions = all(name.endswith(FRACTIONS) for name in names)
   unit = "nats" if title.endswith("loss") else "fraction" if fractions else ""
-  notes = "" if len(names) == 1 else " (points: held-out; dashed: knowing nothing)"
+  notes = "" if len(names) == 1 else " (points: held-out; dashed: trivial baseline)"
   axis.set_title(f"{title}{notes}", fontsize=10 if not notes else 8.5)
   axis.set_xlabel("step", fontsize=8)
   axis.set_ylabel(unit, fontsize=8)
@@ -125,10 +125,10 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
 def levels(
   history: list[dict], name: str, chance: Chance
 ) -> tuple[list[int], list[float], str | None]:
-  """Returns the steps, what knowing nothing reaches there, and what it knows; empty if unknown.
+  """Returns the steps, values and description of a metric's trivial baseline; empty if unknown.
 
-  The share of replaced tokens changes, and with it the entropy that the detection's loss starts
-  from: it is taken from the training lines, or from evaluations where there are none.
+  The baseline of detection changes with the share of replaced tokens, which is read from the
+  training lines or, without any, from the evaluations.
   """
   for split in ("train", "heldout"):
     lines = [line for line in history if line["split"] == split and line.get(name) is not None]

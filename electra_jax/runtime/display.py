@@ -1,6 +1,6 @@
-"""What a running program shows: an activity with a clock, the newest metrics and a progress bar.
+"""Live display of a running program: its activity, the newest metrics and a progress bar.
 
-On a terminal these lines stay below everything that is printed. Elsewhere they become lines.
+On a terminal the display stays below the printed lines. Elsewhere its content is printed as lines.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from electra_jax.runtime.terminal import clock, duration, label, shown
 
 TICK_SECS = 0.25
 SHOWN_AFTER_SECS = 1.0  # shorter activities are not shown
-BEAT_SECS = 5.0  # without a terminal: most time without a line
-STEPS_BEAT_SECS = 60.0  # and between two lines while steps are trained
+HEARTBEAT_SECS = 5.0  # longest silence without a terminal
+STEPS_HEARTBEAT_SECS = 60.0  # the same while steps are trained
 LAST_DROPPED = ("tokens_per_sec", "eta_secs")  # of a line that is too long
 
 
 class Activity(NamedTuple):
-  """What a program does at the moment."""
+  """The current activity of a program."""
 
-  what: str | None = None  # "compiling"; None: nothing to be told
-  secs: float = 0.0  # so far
-  last_secs: float | None = None  # that it took the last time
+  name: str | None = None  # e.g. "compiling"; None: nothing to show
+  secs: float = 0.0  # elapsed
+  last_secs: float | None = None  # duration in the previous run
 
   def __str__(self) -> str:
     """Returns the activity with its clock.
@@ -42,17 +42,17 @@ class Activity(NamedTuple):
     'compiling, 0:00:12 (30 s the last time)'
     """
     last = "" if self.last_secs is None else f" ({duration(self.last_secs)} the last time)"
-    return f"{self.what}, {clock(self.secs)}{last}"
+    return f"{self.name}, {clock(self.secs)}{last}"
 
 
 class Display:
   """Shows a run; a context manager that leaves the terminal as it was, on any exit.
 
-  A thread draws. All methods only say what is to be drawn.
+  A background thread draws; the methods only change the content.
 
   Args:
     now: returns the activity; called by the thread.
-    transient: nothing is left on the terminal at the end.
+    transient: clear the display at the end.
   """
 
   def __init__(self, console: Console, now: Callable[[], Activity], *, transient: bool = False):
@@ -63,7 +63,7 @@ class Display:
     self._notes: list[str] = []
     self._ends_at: float | None = None  # by the newest metrics, on time.monotonic's clock
     self._lines = _Lines(console)
-    self._told, self._last_line = None, time.monotonic()
+    self._printed_activity, self._last_line = None, time.monotonic()
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._draw_until_closed, daemon=True)
     self._live = Live(
@@ -101,13 +101,13 @@ class Display:
       self._ends_at = time.monotonic() + eta_secs
     if not self.console.is_interactive:
       of = f"/{self._progress.tasks[0].total}" if self._progress else ""
-      self.say(metrics_line(f"{split} step {step}{of}", values, self.console.width))
+      self.print_line(metrics_line(f"{split} step {step}{of}", values, self.console.width))
 
   def announce(self, text: str) -> None:
-    """Has the thread print a line; a signal's handler may call this."""
+    """Queues a line for the thread to print; safe in a signal handler."""
     self._notes.append(text)
 
-  def say(self, text: str, style: str = "") -> None:
+  def print_line(self, text: str, style: str = "") -> None:
     """Prints a line."""
     self.console.print(text, style=style, markup=False)
     self._last_line = time.monotonic()
@@ -118,11 +118,11 @@ class Display:
     while not self._closed.wait(TICK_SECS):
       with contextlib.suppress(OSError):  # a full disk; the program itself will meet it
         while self._notes:
-          self.say(self._notes.pop(0))
-        self._draw() if self.console.is_interactive else self._beat()
+          self.print_line(self._notes.pop(0))
+        self._draw() if self.console.is_interactive else self._print_heartbeat()
 
   def _draw(self) -> None:
-    """Draws anew on a terminal, without the remains of another size."""
+    """Redraws the display on a terminal."""
     if not self.console.is_interactive:
       return
     if not self._live.is_started:
@@ -132,24 +132,24 @@ class Display:
       self.console.push_render_hook(self._lines)
     self._live.refresh()
 
-  def _beat(self) -> None:
-    """Prints a line if there was none for long."""
+  def _print_heartbeat(self) -> None:
+    """Prints a new activity, or any after a long silence."""
     quiet = time.monotonic() - self._last_line
     if activity := self._activity():
-      if activity.what != self._told or quiet + TICK_SECS >= BEAT_SECS:
-        self._told = activity.what
-        self.say(str(activity))
-    elif self._progress and quiet >= STEPS_BEAT_SECS:
+      if activity.name != self._printed_activity or quiet + TICK_SECS >= HEARTBEAT_SECS:
+        self._printed_activity = activity.name
+        self.print_line(str(activity))
+    elif self._progress and quiet >= STEPS_HEARTBEAT_SECS:
       task = self._progress.tasks[0]
-      self.say(f"step {task.completed}/{task.total}")
+      self.print_line(f"step {task.completed}/{task.total}")
 
   def _activity(self) -> Activity | None:
     activity = self._now()
-    is_told = activity.what and activity.secs >= SHOWN_AFTER_SECS and not self._closed.is_set()
-    return activity if is_told else None
+    is_shown = activity.name and activity.secs >= SHOWN_AFTER_SECS and not self._closed.is_set()
+    return activity if is_shown else None
 
   def _view(self) -> "_Lines":
-    """Returns what is to be seen: metrics as there is room, the activity, the bar."""
+    """Returns the content: as many metrics as fit, the activity and the bar."""
     below: list[Text | Progress] = []
     if activity := self._activity():
       below.append(Text(str(activity), style="dim", no_wrap=True, overflow="ellipsis"))
@@ -161,7 +161,7 @@ class Display:
     return self._lines
 
   def _eta(self) -> str:
-    """Returns the estimated rest of the time: by the newest metrics, before them by the bar."""
+    """Returns the estimated time left, by the newest metrics or, before them, by the bar."""
     left = self._progress.tasks[0].time_remaining
     if self._ends_at is not None:
       left = max(0.0, self._ends_at - time.monotonic())
@@ -184,22 +184,22 @@ class Display:
 
 
 class _Lines(RenderHook):
-  """Lines of a terminal that are drawn again and again.
+  """The redrawn lines, which are cleared also after the terminal was resized.
 
-  A terminal that becomes narrower breaks the lines it shows, and one that becomes lower scrolls
-  them out of sight, from where some bring them back. `Live` knows of neither and would leave them.
+  A narrower terminal wraps the lines on it, and a shorter one scrolls them out of view; some scroll
+  them back later. `Live` handles neither and would leave old copies behind.
   """
 
   def __init__(self, console: Console):
     self.content: list = []
     self._console, self._size = console, console.size
-    self._widths: list[int] = []  # of the lines that stand there
-    self._hidden: list[int] = []  # of those above them that have scrolled out of sight
+    self._widths: list[int] = []  # of the drawn lines
+    self._hidden: list[int] = []  # of those that have scrolled out of view
 
   def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
     lines = []
     for part in self.content:
-      # A character less than there are: terminals differ in what a full line does.
+      # One column is left free: terminals differ in whether a full line wraps.
       lines += console.render_lines(part, options.update(width=options.max_width - 1), pad=False)
     texts = ["".join(segment.text for segment in line).rstrip() for line in lines]
     self._widths = [Text(text).cell_len for text in texts]
@@ -208,22 +208,22 @@ class _Lines(RenderHook):
       yield Segment.line()
 
   def process_renderables(self, renderables: list) -> list:
-    """Takes what `Live` made of a print: go up as many lines as are drawn, print, draw."""
+    """Clears displaced lines before `Live`'s output: cursor up, printed lines, redrawn lines."""
     _, *printed, _ = renderables
     clear = self._clear_after_resize()
     if not all(isinstance(x, Control) for x in printed):
-      self._hidden = []  # they are not above the drawn lines any more, but above the printed ones
+      self._hidden = []  # the printed lines are now between them and the drawn ones
     return [clear, *renderables]
 
   def _clear_after_resize(self) -> Control:
-    """Returns what goes up the lines that `Live` does not know of, and clears them."""
+    """Returns a control that clears the lines which a resize has displaced."""
     size = self._console.size
     if size == self._size:
       return Control()
     self._size = size
     widths = [*self._hidden, *self._widths]
     rows = [max(1, math.ceil(width / size.width)) for width in widths]
-    out, self._hidden = sum(rows) - size.height, []  # rows out of sight, which are not cleared
+    out, self._hidden = sum(rows) - size.height, []  # rows out of view cannot be cleared
     for width, height in zip(widths, rows, strict=True):
       if out > 0:
         self._hidden.append(min(width, out * size.width))

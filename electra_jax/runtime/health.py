@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 
-from electra_jax.runtime.bands import Judge
+from electra_jax.runtime.bands import BandMonitor
 
 LEAST_LINES = 5  # of a loss before it is checked for spikes
 LEAST_RISE = 0.1  # nats: a loss near 0 may double by chance
@@ -47,11 +47,11 @@ class Health:
 
   Args:
     history: lines of metrics.jsonl to replay, so that a resumed run warns as if uninterrupted.
-    reference: what else the lines are judged by.
+    reference: a band that the lines are also compared with.
   """
 
   def __init__(
-    self, limits: Limits, history: Iterable[Mapping] = (), reference: Judge | None = None
+    self, limits: Limits, history: Iterable[Mapping] = (), reference: BandMonitor | None = None
   ):
     self._limits, self._reference = limits, reference
     self._levels: dict[str, _Level] = {}
@@ -62,7 +62,7 @@ class Health:
   def check(self, step: int, values: Mapping[str, float | None], split: str = "train") -> list[str]:
     """Takes a log line and returns a warning for each problem that begins with it.
 
-    Evaluations are judged by the reference alone.
+    Evaluations are compared with the reference only.
     """
     warnings = [] if self._reference is None else self._reference.check(split, step, values)
     if split == "train":

@@ -20,7 +20,7 @@ class StopSignals:
   after.
 
   Args:
-    announce: called by the handler with a line about what happens now.
+    announce: called by the handler with a message.
   """
 
   def __init__(self, announce: Callable[[str], None] = lambda text: None):

@@ -1,4 +1,4 @@
-"""What happened to a run, for its report: journal.jsonl in its folder.
+"""The events of a run, for its report: journal.jsonl in its folder.
 
 A line is {"time": seconds since 1970, "event": ..., ...}: "start" has the code, the devices and the
 command; "warning" its text; "first step" the seconds of each activity since the start, and
@@ -15,7 +15,7 @@ JOURNAL_FILE = "journal.jsonl"
 
 
 class Journal:
-  """Appends events; one that cannot be written is lost, and the run goes on."""
+  """Appends events; write errors are ignored."""
 
   def __init__(self, folder: Path, enabled: bool = True):
     self._path, self._enabled = folder / JOURNAL_FILE, enabled
@@ -40,7 +40,7 @@ def read(folder: Path) -> list[dict]:
 
 
 def seconds(events: list[dict]) -> dict[str, float]:
-  """Returns the seconds of each activity over all starts: the last account of each counts.
+  """Returns the seconds of each activity: the sum over starts of each one's last "goodput" event.
 
   >>> lines = [{"event": "goodput", "secs": {"steps": x}} for x in (1.0, 5.0)]
   >>> seconds([{"event": "start"}, *lines, {"event": "start"}, lines[0]])
@@ -58,6 +58,6 @@ def seconds(events: list[dict]) -> dict[str, float]:
 
 
 def first_step_seconds(events: list[dict]) -> dict[str, float]:
-  """Returns the seconds of each activity before the last first step; {} if there was none."""
+  """Returns the seconds of each activity before the newest "first step"; {} without one."""
   found = [line.get("secs", {}) for line in events if line["event"] == "first step"]
   return found[-1] if found else {}

@@ -22,7 +22,7 @@ class History:
   Where training starts over, the earlier file is renamed.
 
   Fields:
-    notes: what became of an earlier file.
+    notes: messages about an earlier file.
   """
 
   def __init__(self, path: Path, resumed_step: int | None):
@@ -76,8 +76,8 @@ class Log:
   Args:
     folder: the run's folder, for metrics.jsonl.
     start_step: the step from which the run starts or resumes.
-    others: each returns another place for the lines. One that fails when it is made ends the run;
-      a tracker that fails later is left out from then on.
+    others: make further destinations of the lines. One that cannot be made ends the run; a tracker
+      that fails later is dropped.
     must_write: raise if a line cannot be written; if False, warn.
     enabled: True in one process only.
   """
@@ -141,7 +141,7 @@ class Log:
     """Prints one line per warning, and keeps it in the journal."""
     for warning in warnings:
       self.journal.write("warning", text=warning)
-      self.display.say(f"warning: {warning}", style="bold")
+      self.display.print_line(f"warning: {warning}", style="bold")
 
   def close(self) -> None:
     """Closes the files, ignoring errors."""

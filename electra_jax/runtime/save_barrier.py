@@ -1,4 +1,4 @@
-"""The barrier of a save's background threads: where one process fails, the others stop waiting."""
+"""A barrier for the background threads of a save, which ends on all processes if one fails."""
 
 import itertools
 import sys
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 from jax._src import distributed  # the key-value store of the run's processes has no public name
 
-POLL_SECS = 1  # between looks at whether another process failed
+POLL_SECS = 1  # between checks whether another process failed
 _OPENED = itertools.count()  # equal on all processes, which open their checkpoints together
 
 
@@ -18,11 +18,11 @@ class SaveError(RuntimeError):
 
 
 class SaveBarrier:
-  """orbax's `barrier_sync_fn`, except that no process waits for one whose save has failed.
+  """A `barrier_sync_fn` for orbax in which no process waits for one whose save has failed.
 
-  orbax's own barrier waits for its time-out, twenty minutes: a shorter one would end slow saves
-  too. A process whose save failed calls the barrier while it handles the error. It then tells the
-  others the reason and does not wait; the others raise `SaveError`.
+  orbax's own barrier waits for its time-out of twenty minutes, and a shorter one would also end
+  slow saves. A process whose save failed calls the barrier while it handles the error: it then
+  publishes the reason and returns at once, and the others raise `SaveError`.
 
   Args:
     describe: returns the reason for an error, in a line.
@@ -34,13 +34,13 @@ class SaveBarrier:
     self._save = self._calls = 0
 
   def begin(self) -> None:
-    """Starts the next save; all processes call it, with no save under way."""
+    """Starts the next save; all processes call it when no save is running."""
     self._save, self._calls = self._save + 1, 0
     if jax.process_index() == 0 and jax.process_count() > 1:
       self._store.key_value_delete(f"{self._folder}/{self._save - 2}/")  # all have left it
 
   def failure(self) -> str:
-    """Returns which process failed in the current save, and why; "" for none."""
+    """Returns "process N: reason" of a failure in the current save, "" if there is none."""
     if jax.process_count() == 1:
       return ""
     failed = self._store.key_value_dir_get(f"{self._folder}/{self._save}/failed/")
@@ -72,12 +72,13 @@ class SaveBarrier:
           raise TimeoutError(f"process {process} did not arrive at {key}")
 
   def wait(self, action: Callable[[], None], grace_secs: float) -> None:
-    """Calls a function that waits for the save; leaves it soon after another process has failed.
+    """Calls a function that waits for the save, and gives up if another process has failed.
 
-    It may wait for a folder that orbax creates on process 0, for twenty minutes.
+    The function may wait twenty minutes for a folder that orbax creates on process 0.
 
     Raises:
-      SaveError: it did not return within `grace_secs` of the failure. Else as the function.
+      SaveError: it did not return within `grace_secs` of the failure.
+      Exception: the function's own.
     """
     failures, reason = [], ""
 

@@ -15,17 +15,17 @@ from typing import Protocol
 
 from electra_jax.runtime.workdir import naming, replacing
 
-IDS_FILE = "trackers.json"  # {tracker: id of the run there}: a resumed run goes on in the same one
+IDS_FILE = "trackers.json"  # {tracker: id of its run}, so that a resumed run continues the same one
 PROJECT = "electra_jax"
 
 
 class TrackerError(ValueError):
-  """A tracker's own failure, in one line."""
+  """A tracker failed; the message is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """Where a run starts or resumes."""
+  """The start or resumption of a run, as a tracker needs it."""
 
   folder: Path  # the run's
   step: int
@@ -33,7 +33,7 @@ class Start:
   config: Mapping  # flat
 
   def remembered(self, tracker: str, make: Callable[[], str]) -> str:
-    """Returns the id that the run has in a tracker; a run that starts gets a new one."""
+    """Returns the run's saved id in a tracker; a run that starts over gets a new one."""
     path = self.folder / IDS_FILE
     ids = json.loads(path.read_text()) if path.exists() else {}
     if not self.resumed or tracker not in ids:
@@ -44,7 +44,7 @@ class Start:
 
 
 class Tracker(Protocol):
-  """What a tracker does. Its methods raise OSError or TrackerError."""
+  """The interface of a tracker; its methods raise OSError or TrackerError."""
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Adds the numbers of a line."""
@@ -89,8 +89,8 @@ class Events:
 class Wandb:
   """A run in Weights & Biases: WANDB_PROJECT, and WANDB_MODE=offline for files in the run's folder.
 
-  A resumed run trains some steps again, and wandb drops what is before its last step: the steps
-  are a metric of their own.
+  wandb drops lines below its last step, but a resumed run repeats some steps: so the step is logged
+  as a metric.
   """
 
   def __init__(self, start: Start):
@@ -115,7 +115,7 @@ class Wandb:
     self._run.log({"step": step, **_numbers(split, values)})
 
   def close(self) -> None:
-    """Waits until wandb's own process has them all."""
+    """Waits until wandb's process has received all lines."""
     self._run.finish()
 
 
@@ -126,7 +126,7 @@ class Mlflow:
     import mlflow
     from mlflow.entities import Metric, Param
 
-    # Files are what needs no server and no database; MLflow asks for this since it prefers SQLite.
+    # Plain files need no server; recent versions of MLflow allow them only with this variable.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     self._metric, self._error = Metric, mlflow.exceptions.MlflowException
     place = os.environ.get("MLFLOW_TRACKING_URI", (start.folder.absolute() / "mlruns").as_uri())

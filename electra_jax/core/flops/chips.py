@@ -1,4 +1,4 @@
-"""Data sheets of TPU chips: memory, bandwidths and links; what a topology is called.
+"""Data sheets of TPU chips (memory, bandwidths, links) and names of topologies.
 
 GPUs are in `gpus`, peaks in `flops.PEAK_FLOPS`. Links are as in "How to Scale Your Model" (2025),
 Section 2.

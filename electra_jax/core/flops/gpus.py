@@ -1,4 +1,4 @@
-"""Data sheets of NVIDIA's GPUs, of the hosts they are built into, and what XLA asks of them.
+"""Data sheets of NVIDIA's GPUs and their hosts, and the descriptions that XLA needs.
 
 Peaks are in `flops.PEAK_FLOPS`. AMD's are missing: JAX's plugin for ROCm (0.10.2) refuses a machine
 without an AMD GPU and is linked against ROCm's libraries.
@@ -21,7 +21,7 @@ class Gpu:
   per_host: int = 8
 
   def links(self, axes: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """Returns who communicates on each level, and each member's bytes/s.
+    """Returns (members, bytes/s of each) of each level of communication.
 
     A host works like one member: it sends its share over all its GPUs' adapters at once.
 

@@ -1,4 +1,4 @@
-"""What the folder of a run says about it."""
+"""Reads a saved run for a report."""
 
 import dataclasses
 import math
@@ -20,8 +20,8 @@ from electra_jax.runtime.workdir import read_config
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-  """A run as its folder has it."""
+class SavedRun:
+  """A run, read from its folder."""
 
   name: str  # unique in a report
   folder: Path
@@ -41,7 +41,7 @@ class Facts:
 
   @property
   def start(self) -> dict[str, Any]:
-    """The facts of the last start; {} for a run of an earlier version."""
+    """The event of the last start; {} for a run of an earlier version."""
     return next((e for e in reversed(self.events) if e["event"] == "start"), {})
 
   @property
@@ -76,7 +76,7 @@ def elapsed(history: list[dict]) -> float:
   return sum(ends)
 
 
-def read(folder: Path, name: str) -> Facts:
+def read(folder: Path, name: str) -> SavedRun:
   """Reads a run.
 
   Raises:
@@ -93,7 +93,7 @@ def read(folder: Path, name: str) -> Facts:
   manifest = shards.read_manifest(sources.data_folder(folder))
   spec = specs.read_spec(folder, Vocab.from_json(manifest["vocab"]))
   places = folder / checkpoint.FOLDER
-  return Facts(
+  return SavedRun(
     name=name,
     folder=folder,
     config=config,
@@ -128,6 +128,6 @@ def names(folders: list[Path]) -> list[str]:
   return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
-def changed(facts: Facts) -> dict[str, tuple[Any, Any]]:
+def changed(run: SavedRun) -> dict[str, tuple[Any, Any]]:
   """Returns {field: (value in base.py, value here)}."""
-  return compare.changed_from_base(facts.config)
+  return compare.changed_from_base(run.config)
