@@ -114,6 +114,48 @@ def test_a_band_is_small_and_reads_back(tmp_path):
     specs.reference(config)
 
 
+def test_a_tolerance_is_the_prediction_interval_of_one_more_run():
+  # Three seeds, two lines: the second line varies more than the two together.
+  values = np.array([[1.0, 1.0], [1.2, 3.0], [1.4, 8.0]])
+  histories = [
+    [{"step": i, "split": "train", "m": x, "loss": x, "mfu": x} for i, x in enumerate(row)]
+    for row in values
+  ]
+  found = bands.make(histories, 1, {}).levels["train"]
+  # `loss` follows the schedules of its weights, and MFU is a timing.
+  assert found.keys() == {0, 1} and found[0].keys() == {"m"}
+  quantile = 8.610302  # Student's t of 4 degrees of freedom at 0.9995, from a table
+  first, second = (sum((x - x.mean()) ** 2) / 2 for x in values.T)
+  for step, variance in ((0, (first + second) / 2), (1, second)):
+    expected = quantile * (variance * 4 / 3) ** 0.5
+    assert found[step]["m"].mean == pytest.approx(values[:, step].mean())
+    assert found[step]["m"].tolerance == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_kind_of_metric_that_is_not_reported_does_not_count_against_a_cause():
+  distances = {"learning_rate": 0.0, "mlm_loss": 1.0, "rtd_auc": -0.2}
+  # Scores: mean of 0.5 and 1 without the entropy; mean of 0.5, 1 and 0.3; of 0.5, 1 and 0.2.
+  another_text, frozen, shuffled = bands.causes_of(distances)
+  assert another_text.startswith("text of another kind")
+  assert frozen.startswith("a generator that does not learn")
+  assert shuffled.startswith("targets that do not belong")
+
+
+def test_an_evaluation_is_compared_with_the_evaluations_of_the_reference():
+  level = {"mlm_loss": bands.Level(mean=2.0, tolerance=0.1)}
+  other = {"mlm_loss": bands.Level(mean=5.0, tolerance=0.1)}
+  reference = bands.Band(1, 3, {}, {"train": {8: level}, "heldout": {8: other}})
+  limits = specs.make_limits(files.load("base.py"))
+
+  def warnings(value: float) -> list[str]:
+    health = Health(limits, (), bands.BandMonitor(reference, "ref.json"))
+    return health.check(8, {"mlm_loss": value}, "heldout")
+
+  assert warnings(5.0) == []
+  (text,) = warnings(2.0)
+  assert "mlm_loss (heldout) 2.0000 nats is below 5.0000 nats" in text
+
+
 def test_a_resumed_run_does_not_repeat_its_departure():
   limits = specs.make_limits(files.load("quickstart.py"))
   (row,) = (row for row in RUNS if row["fault"] == "shuffled targets")
