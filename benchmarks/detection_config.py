@@ -22,54 +22,50 @@ from flax import linen as nn
 from ml_collections import ConfigDict
 
 from electra_jax.config import files
-from electra_jax.core import generators, heads, layers, masking, networks, objectives, terms
+from electra_jax.core import heads, layers, masking, networks, objectives, terms
 
 
-def slots(spec: networks.PretrainSpec, params, batch, keys, step):
-  """Returns the generator's `Corruption`, and tokens [B, K] for the slots, half of them samples."""
-  c = generators.corrupt(spec, params, batch, keys, step)
+def slots(inputs: objectives.ObjectiveInputs) -> jax.Array:
+  """Returns tokens [B, K] for the slots, half of them samples."""
+  c = inputs.corruption
   half = jax.vmap(lambda key: jax.random.bernoulli(key, shape=c.sampled.shape[1:]))
-  drawn = half(jax.vmap(jax.random.fold_in, (0, None))(keys.samples, 4))
-  return c, jnp.where(drawn, c.sampled, c.masked.labels)
+  drawn = half(jax.vmap(jax.random.fold_in, (0, None))(inputs.keys.samples, 4))
+  return jnp.where(drawn, c.sampled, c.masked.labels)
 
 
-def detection(c, tokens, scores, weight) -> dict[str, terms.Term]:
+def states(spec: networks.PretrainSpec, params, inputs, ids) -> jax.Array:
+  """Returns the main network's states [B, K, D] of the slots in ids [B, L]."""
+  keys = inputs.keys.discriminator_dropout
+  return masking.gather(
+    networks.main_states(spec, params, ids, inputs.batch, keys), inputs.corruption.masked
+  )
+
+
+def detection(spec, inputs, tokens, scores) -> dict[str, terms.Term]:
   """Returns the terms of scores [B, K] of the slots' tokens."""
-  replaced = tokens != c.masked.labels
-  return c.terms | terms.detection_terms("rtd", scores, replaced, c.masked.weights, weight)
+  masked, weight = inputs.corruption.masked, spec.discriminator_weight.at(inputs.step)
+  return terms.detection_terms("rtd", scores, tokens != masked.labels, masked.weights, weight)
 
 
-def in_text(spec: networks.PretrainSpec) -> objectives.Objective:
+def in_text(spec: networks.PretrainSpec, params, inputs) -> dict[str, terms.Term]:
   """Detection at the slots, of tokens that the main network reads."""
-
-  def objective(params, batch, keys, step):
-    keys = generators.split_streams(keys, training=step is not None)
-    c, tokens = slots(spec, params, batch, keys, step)
-    ids = masking.write(batch.ids, c.masked, tokens)
-    states = networks.main_states(spec, params, ids, batch, keys.discriminator_dropout)
-    states, main = masking.gather(states, c.masked), params["discriminator"]
-    scores = networks.token_logits(spec.discriminator, main, "rtd_head", states)
-    return detection(c, tokens, scores, spec.discriminator_weight.at(step))
-
-  return objective
+  tokens = slots(inputs)
+  ids = masking.write(inputs.batch.ids, inputs.corruption.masked, tokens)
+  found, main = states(spec, params, inputs, ids), params["discriminator"]
+  scores = networks.token_logits(spec.discriminator, main, "rtd_head", found)
+  return detection(spec, inputs, tokens, scores)
 
 
-def product(spec: networks.PretrainSpec) -> objectives.Objective:
+def product(spec: networks.PretrainSpec, params, inputs) -> dict[str, terms.Term]:
   """Detection at the slots, by tokens' embeddings times states that do not contain the tokens."""
+  tokens, masked = slots(inputs), inputs.corruption.masked
   all_masked = dataclasses.replace(spec.masking, mask_token_prob=1.0)
-
-  def objective(params, batch, keys, step):
-    keys = generators.split_streams(keys, training=step is not None)
-    c, tokens = slots(spec, params, batch, keys, step)
-    ids = masking.mask(batch.ids, c.masked, all_masked, keys.mask_tokens)
-    states = networks.main_states(spec, params, ids, batch, keys.discriminator_dropout)
-    states, main = masking.gather(states, c.masked), params["discriminator"]
-    context = networks.token_logits(spec.discriminator, main, "product_head", states)
-    embedded = networks.embeddings(spec, params, "discriminator")["word"][tokens]
-    scores = -layers.einsum_float32("bke,bke->bk", context, embedded.astype(context.dtype))
-    return detection(c, tokens, scores, spec.discriminator_weight.at(step))
-
-  return objective
+  ids = masking.mask(inputs.batch.ids, masked, all_masked, inputs.keys.mask_tokens)
+  found, main = states(spec, params, inputs, ids), params["discriminator"]
+  context = networks.token_logits(spec.discriminator, main, "product_head", found)
+  embedded = networks.embeddings(spec, params, "discriminator")["word"][tokens]
+  scores = -layers.einsum_float32("bke,bke->bk", context, embedded.astype(context.dtype))
+  return detection(spec, inputs, tokens, scores)
 
 
 class ProductHead(nn.Module):

@@ -351,11 +351,11 @@ def test_adversarial_terms_equal_a_hand_worked_example(monkeypatch):
   replaced = jnp.array([[False, True, False, True]])
   sampled = jnp.array([[2, 0, 0]])
   made = generators.Corruption(masked, output, sampled, jnp.array(batch.ids), replaced, {})
-  monkeypatch.setattr(objectives, "corrupt", lambda *args: made)
   monkeypatch.setattr(objectives, "_detect", lambda *args: jnp.log(jnp.array([[1.0, 4, 2, 1]])))
   monkeypatch.setattr(networks, "token_logits", lambda *args: jnp.full((1, 3), np.log(3.0)))
-  keys = jax.random.split(jax.random.key(0), 1)
-  terms = objectives.make(spec)({"generator": {}}, batch, keys, None)
+  keys = generators.split_streams(jax.random.split(jax.random.key(0), 1), training=False)
+  inputs = objectives.ObjectiveInputs(batch, keys, None, made)
+  terms = objectives.adversarial(spec, {"generator": {}}, inputs)
   expected = {
     "slot_rtd_loss": np.log(5 / 4) + np.log(3),
     # Minus the advantage, reward - baseline, times log p of the sample: 1/4 and 1/2.

@@ -48,7 +48,7 @@ def program(devices, accumulation, dropout):
   cfg = optimizer.OptimizerConfig("electra_adam", 1e-2, "product", 0, 1, 0.01, 0.9, 0.999, 1e-6, 1)
   schedule = optimizer.make_schedule(cfg, 100)
   tx = optimizer.make_optimizer(cfg, schedule)
-  objective = objectives.electra(make_spec(dropout))
+  objective = objectives.make(make_spec(dropout))
   one = step.make_train_step(objective, tx, schedule, seed=7, accumulation=accumulation)
   mapped = jax.pmap(
     one, axis_name="data", in_axes=(None, 0), out_axes=(None, None),
@@ -123,7 +123,7 @@ def test_gradient_is_that_of_totals_over_global_counts(reference):
   keys = step.row_keys(7, jnp.int32(0), batch.row)
 
   def loss(params):
-    t = objectives.electra(spec)(params, batch, keys, jnp.int32(0))
+    t = objectives.make(spec)(params, batch, keys, jnp.int32(0))
     mlm, rtd = t["mlm_loss"], t["rtd_loss"]
     return mlm.total / mlm.count + 50 * rtd.total / rtd.count
 
@@ -137,7 +137,7 @@ def test_gradient_is_that_of_totals_over_global_counts(reference):
 def test_a_batch_of_padding_only_leaves_finite_parameters():
   spec = make_spec(0.0)
   tx = optax.sgd(1.0)
-  one = step.make_train_step(objectives.electra(spec), tx, lambda _: 1.0, seed=0)
+  one = step.make_train_step(objectives.make(spec), tx, lambda _: 1.0, seed=0)
   params = first_params()
   empty = jax.tree.map(np.zeros_like, make_batch(0))
   state, metrics = on_one_device(one)(step.init_state(params, tx), empty)
@@ -158,7 +158,7 @@ def test_keys_differ_by_seed_step_and_row_and_by_nothing_else():
 def test_evaluation_is_the_same_at_every_step_and_on_any_devices():
   spec = make_spec(0.1)
   params = first_params()
-  evaluate = step.make_eval_step(objectives.electra(spec), seed=7)
+  evaluate = step.make_eval_step(objectives.make(spec), seed=7)
   batch, results = make_batch(0), []
   for devices in (1, 4):
     mapped = jax.pmap(
@@ -176,7 +176,7 @@ def test_the_mapped_step_donates_the_state_and_keeps_its_shapes():
   spec = make_spec(0.0)
   tx = optax.sgd(0.1)
   mapped = parallel.map_train_step(
-    step.make_train_step(objectives.electra(spec), tx, lambda _: 0.1, seed=0, axis=parallel.AXIS)
+    step.make_train_step(objectives.make(spec), tx, lambda _: 0.1, seed=0, axis=parallel.AXIS)
   )
   state = step.init_state(jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))(), tx)
   shapes = jax.tree.map(jnp.shape, state)

@@ -1,11 +1,12 @@
-"""Pretraining objectives: functions from (params, batch, keys, step) to named terms.
+"""Pretraining objectives: functions from parameters and a corrupted batch to named terms.
 
-Clark et al. 2020 (ELECTRA) and 2020b (Electric). To add an objective, write a function, an entry in
-OBJECTIVES and a config; the training step does not change.
+Clark et al. 2020 (ELECTRA) and 2020b (Electric). To add an objective, write a function (spec,
+params, ObjectiveInputs) -> terms, an entry in OBJECTIVES and a config; the step does not change.
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from electra_jax.core import contrast, masking, networks, scoring
 from electra_jax.core.batch import Batch
 from electra_jax.core.generators import (
   GENERATORS,
+  Corruption,
   GeneratorDef,
+  Streams,
   corrupt,
   init_generator,
   split_streams,
@@ -26,11 +29,21 @@ from electra_jax.core.terms import Term, detection_terms, token_terms
 Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]]
 
 
+class ObjectiveInputs(NamedTuple):
+  """The inputs of an objective."""
+
+  batch: Batch  # the original text
+  keys: Streams
+  step: jax.Array | None  # [] int32 training step, for schedules; None in evaluation
+  corruption: Corruption | None  # by the generator; None if the objective uses none
+
+
 @dataclasses.dataclass(frozen=True)
 class ObjectiveDef:
   """The definition of an objective and its networks."""
 
-  make: Callable[[PretrainSpec], Objective]
+  # -> the discriminator's terms; those of the generator are added to them
+  terms: Callable[[PretrainSpec, dict, ObjectiveInputs], dict[str, Term]]
   heads: tuple[str, ...] = ("rtd_head",)  # of the discriminator, keys of `heads.HEADS`
   uses_generator: bool = True
   # whether it works with a given generator
@@ -50,15 +63,17 @@ class ObjectiveDef:
 def make(spec: PretrainSpec) -> Objective:
   """Builds the spec's objective; its evaluations include `detect_unigrams` if it can detect."""
   definition = OBJECTIVES[spec.objective]
-  objective = definition.make(spec)
-  if "rtd_head" not in definition.heads or not spec.frequencies:
-    return objective
+  detects = "rtd_head" in definition.heads and bool(spec.frequencies)
 
-  def with_fixed_noise(params, batch, keys, step):
-    terms = objective(params, batch, keys, step)
-    return terms if step is not None else terms | detect_unigrams(spec, params, batch)
+  def objective(params, batch, keys, step):
+    keys, c = split_streams(keys, training=step is not None), None
+    if definition.uses_generator:
+      c = corrupt(spec, params, batch, keys, step)
+    terms = definition.terms(spec, params, ObjectiveInputs(batch, keys, step, c))
+    terms = terms if c is None else c.terms | terms
+    return terms | detect_unigrams(spec, params, batch) if detects and step is None else terms
 
-  return with_fixed_noise
+  return objective
 
 
 def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]:
@@ -72,7 +87,7 @@ def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]
   noise = dataclasses.replace(spec, generator_kind="unigram", masking=rates)
   keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(0), row))(batch.row)
   c = corrupt(noise, params, batch, split_streams(keys, training=False), None)
-  scores = _detect(spec, params, batch, c.ids, None)
+  scores = _rtd_logits(spec, params, networks.main_states(spec, params, c.ids, batch, None))
   terms = detection_terms("unigram", scores, c.is_replaced, batch.padding_mask, 0.0)
   return {"unigram_scores": terms["unigram_scores"]}
 
@@ -111,56 +126,51 @@ def token_scores(spec: PretrainSpec, params: dict, batch: Batch, step: int | Non
   return jnp.where(masking.maskable(batch, spec.masking), scores, 0.0)
 
 
-def _detect(spec: PretrainSpec, params, batch, ids, dropout_keys) -> jax.Array:
-  states = networks.main_states(spec, params, ids, batch, dropout_keys)
+def _states(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> jax.Array:
+  """Returns the discriminator's states [B, L, D] of the corrupted text."""
+  ids, keys = inputs.corruption.ids, inputs.keys.discriminator_dropout
+  return networks.main_states(spec, params, ids, inputs.batch, keys)
+
+
+def _rtd_logits(spec: PretrainSpec, params: dict, states: jax.Array) -> jax.Array:
   return networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
 
 
-def electra(spec: PretrainSpec) -> Objective:
+def _detect(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> jax.Array:
+  return _rtd_logits(spec, params, _states(spec, params, inputs))
+
+
+def _rtd_terms(spec: PretrainSpec, scores: jax.Array, inputs: ObjectiveInputs) -> dict[str, Term]:
+  weight, mask = spec.discriminator_weight.at(inputs.step), inputs.batch.padding_mask
+  return detection_terms("rtd", scores, inputs.corruption.is_replaced, mask, weight)
+
+
+def electra(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """The generator's loss + weight x replaced-token detection, trained jointly (Section 3).
 
   Samples carry no gradient: the discriminator's loss reaches shared weights, not the generator's
   own.
   """
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    c = corrupt(spec, params, batch, keys, step)
-    scores = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
-    weight = spec.discriminator_weight.at(step)
-    return c.terms | detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, weight)
-
-  return objective
+  return _rtd_terms(spec, _detect(spec, params, inputs), inputs)
 
 
-def electra_15(spec: PretrainSpec) -> Objective:
+def electra_15(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """ELECTRA with the discriminator's loss on masked positions only (Section 3.4)."""
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    c = corrupt(spec, params, batch, keys, step)
-    scores = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
-    at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
-    weight = spec.discriminator_weight.at(step)
-    return c.terms | detection_terms("rtd", scores, c.is_replaced, at_masked, weight)
-
-  return objective
+  c = inputs.corruption
+  scores = _detect(spec, params, inputs)
+  at_masked = masking.is_masked(c.masked, inputs.batch.ids.shape[1])
+  weight = spec.discriminator_weight.at(inputs.step)
+  return detection_terms("rtd", scores, c.is_replaced, at_masked, weight)
 
 
-def bert(spec: PretrainSpec) -> Objective:
+def bert(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """Masked language modelling with dynamic masking; no generator, no next-sentence loss."""
-  m = spec.masking
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    masked = masking.choose(batch, m, keys.positions, step)
-    masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
-    states = networks.main_states(spec, params, masked_ids, batch, keys.discriminator_dropout)
-    logits = _at_masked(spec, params, states, masked)
-    loss = networks.nll(logits, masked.labels)
-    return token_terms("mlm", *loss, masked.weights, spec.mlm_weight)
-
-  return objective
+  m, (batch, keys, step, _) = spec.masking, inputs
+  masked = masking.choose(batch, m, keys.positions, step)
+  masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
+  states = networks.main_states(spec, params, masked_ids, batch, keys.discriminator_dropout)
+  loss = networks.nll(_at_masked(spec, params, states, masked), masked.labels)
+  return token_terms("mlm", *loss, masked.weights, spec.mlm_weight)
 
 
 def _at_masked(spec: PretrainSpec, params, states, masked) -> jax.Array:
@@ -174,69 +184,48 @@ def _replace_mlm_terms(spec: PretrainSpec, params, states, c, weight) -> dict[st
   return token_terms("replace_mlm", *loss, c.masked.weights, weight)
 
 
-def replace_mlm(spec: PretrainSpec) -> Objective:
+def replace_mlm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """Masked language modelling on the generator's text, without [MASK] (Section 3.4)."""
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    c = corrupt(spec, params, batch, keys, step)
-    states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
-    weight = spec.discriminator_weight.at(step)
-    return c.terms | _replace_mlm_terms(spec, params, states, c, weight)
-
-  return objective
+  weight = spec.discriminator_weight.at(inputs.step)
+  states = _states(spec, params, inputs)
+  return _replace_mlm_terms(spec, params, states, inputs.corruption, weight)
 
 
-def electra_mlm(spec: PretrainSpec) -> Objective:
+def electra_mlm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """ELECTRA whose discriminator also predicts the original tokens at masked positions.
 
   The loss is the generator's + discriminator_weight x detection + replace_mlm_weight x Replace MLM.
   """
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    c = corrupt(spec, params, batch, keys, step)
-    states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
-    scores = networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
-    weight = spec.discriminator_weight.at(step)
-    detection = detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, weight)
-    words = _replace_mlm_terms(spec, params, states, c, spec.replace_mlm_weight.at(step))
-    return c.terms | detection | words
-
-  return objective
+  states, weight = _states(spec, params, inputs), spec.replace_mlm_weight.at(inputs.step)
+  detection = _rtd_terms(spec, _rtd_logits(spec, params, states), inputs)
+  return detection | _replace_mlm_terms(spec, params, states, inputs.corruption, weight)
 
 
-def _corrective_terms(spec, params, batch, keys, step) -> tuple[dict[str, Term], jax.Array]:
+def _corrective_terms(
+  spec: PretrainSpec, params: dict, inputs: ObjectiveInputs
+) -> tuple[dict[str, Term], jax.Array]:
   """Returns the terms of `metro` and the discriminator's states [B, L, D]."""
-  c = corrupt(spec, params, batch, keys, step)
-  states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
-  scores = networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
-  weight = spec.discriminator_weight.at(step)
-  detection = detection_terms("rtd", scores, c.is_replaced, batch.padding_mask, weight)
+  c, states = inputs.corruption, _states(spec, params, inputs)
+  scores = _rtd_logits(spec, params, states)
   nll, hit = networks.nll(_at_masked(spec, params, states, c.masked), c.masked.labels)
   original = -jax.lax.stop_gradient(jnp.take_along_axis(scores, c.masked.positions, axis=1))
   loss = copy_nll(original, nll, c.sampled == c.masked.labels)
-  weight = spec.replace_mlm_weight.at(step)
+  weight = spec.replace_mlm_weight.at(inputs.step)
   words = token_terms("corrective", loss, hit, c.masked.weights, weight)
-  return c.terms | detection | words, states
+  return _rtd_terms(spec, scores, inputs) | words, states
 
 
-def metro(spec: PretrainSpec) -> Objective:
+def metro(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """ELECTRA whose discriminator also corrects the masked tokens (METRO, Bajaj et al. 2022).
 
   The loss is the generator's + discriminator_weight x detection + replace_mlm_weight x corrective
   language modelling: -log(d 1[sample = original] + (1 - d) p(original)) at masked positions, with d
   the discriminator's probability of "original", stopped (Meng et al. 2021, Section 3.2).
   """
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    return _corrective_terms(spec, params, batch, keys, step)[0]
-
-  return objective
+  return _corrective_terms(spec, params, inputs)[0]
 
 
-def coco_lm(spec: PretrainSpec) -> Objective:
+def coco_lm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """`metro` + contrast_weight x contrast of the sequence with a crop of it (Meng et al. 2021).
 
   Differs from the paper: a sequence's negatives are its `contrast_group` of consecutive rows, not
@@ -246,28 +235,23 @@ def coco_lm(spec: PretrainSpec) -> Objective:
   Raises:
     ValueError: rows hold several documents, or the groups do not divide a device's rows.
   """
-
-  def objective(params, batch, keys, step):
-    rows, group = len(batch.ids), spec.contrast_group
-    if batch.document_ids is not None:
-      raise ValueError(f"objective {spec.objective} needs data.examples=segments: one text a row")
-    if rows % group:
-      raise ValueError(
-        f"objective.contrast_group={group} does not divide the {rows} sequences of a device in a"
-        " (micro)batch: change it, or train.batch_size, train.accumulation or eval.batch_size"
-      )
-    keys = split_streams(keys, training=step is not None)
-    terms, states = _corrective_terms(spec, params, batch, keys, step)
-    again = jax.vmap(lambda key: jax.random.fold_in(key, 1))
-    cropped, dropout = contrast.crop(batch, again(keys.samples)), keys.discriminator_dropout
-    dropout = None if dropout is None else again(dropout)
-    view = networks.main_states(spec, params, cropped.ids, cropped, dropout)
-    present = batch.padding_mask.any(-1)
-    return terms | contrast.contrast_terms(
-      states[:, 0], view[:, 0], present, group, spec.contrast_weight
+  batch, keys, group = inputs.batch, inputs.keys, spec.contrast_group
+  if batch.document_ids is not None:
+    raise ValueError(f"objective {spec.objective} needs data.examples=segments: one text a row")
+  if len(batch.ids) % group:
+    raise ValueError(
+      f"objective.contrast_group={group} does not divide the {len(batch.ids)} sequences of a device"
+      " in a (micro)batch: change it, or train.batch_size, train.accumulation or eval.batch_size"
     )
-
-  return objective
+  terms, states = _corrective_terms(spec, params, inputs)
+  again = jax.vmap(lambda key: jax.random.fold_in(key, 1))
+  cropped, dropout = contrast.crop(batch, again(keys.samples)), keys.discriminator_dropout
+  dropout = None if dropout is None else again(dropout)
+  view = networks.main_states(spec, params, cropped.ids, cropped, dropout)
+  present = batch.padding_mask.any(-1)
+  return terms | contrast.contrast_terms(
+    states[:, 0], view[:, 0], present, group, spec.contrast_weight
+  )
 
 
 def copy_nll(gate: jax.Array, nll: jax.Array, same: jax.Array) -> jax.Array:
@@ -280,35 +264,26 @@ def copy_nll(gate: jax.Array, nll: jax.Array, same: jax.Array) -> jax.Array:
   return -jnp.where(same, jnp.logaddexp(jax.nn.log_sigmoid(gate), generated), generated)
 
 
-def all_tokens_mlm(spec: PretrainSpec) -> Objective:
+def all_tokens_mlm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """Predicts every original token from the generator's text, with a copy gate (Section 3.4)."""
-  cfg = spec.discriminator
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    c = corrupt(spec, params, batch, keys, step)
-    states = networks.main_states(spec, params, c.ids, batch, keys.discriminator_dropout)
-    tables, heads = networks.embeddings(spec, params, "discriminator"), params["discriminator"]
-    K = c.masked.positions.shape[1]
-    nll, hit = networks.chunked_nll(cfg, heads, tables, states, batch.ids, chunk_size=K)
-    gate = networks.token_logits(cfg, heads, "copy_head", states)
-    loss = copy_nll(gate, nll, c.ids == batch.ids)
-    at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
-    ungated = token_terms("ungated", nll, hit, at_masked, 0.0)
-    return c.terms | {
-      "all_tokens_loss": Term(
-        (loss * batch.padding_mask).sum(),
-        batch.padding_mask.sum(),
-        spec.discriminator_weight.at(step),
-      ),
-      "copied": Term((jax.nn.sigmoid(gate) * batch.padding_mask).sum(), batch.padding_mask.sum()),
-      **ungated,
-    }
-
-  return objective
+  cfg, batch, c = spec.discriminator, inputs.batch, inputs.corruption
+  states = _states(spec, params, inputs)
+  tables, heads = networks.embeddings(spec, params, "discriminator"), params["discriminator"]
+  K = c.masked.positions.shape[1]
+  nll, hit = networks.chunked_nll(cfg, heads, tables, states, batch.ids, chunk_size=K)
+  gate = networks.token_logits(cfg, heads, "copy_head", states)
+  loss = copy_nll(gate, nll, c.ids == batch.ids)
+  at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
+  mask, tokens = batch.padding_mask, batch.padding_mask.sum()
+  weight = spec.discriminator_weight.at(inputs.step)
+  return {
+    "all_tokens_loss": Term((loss * mask).sum(), tokens, weight),
+    "copied": Term((jax.nn.sigmoid(gate) * mask).sum(), tokens),
+    **token_terms("ungated", nll, hit, at_masked, 0.0),
+  }
 
 
-def adversarial(spec: PretrainSpec) -> Objective:
+def adversarial(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """Trains the generator to fool the discriminator, by REINFORCE (Section 3.2, Appendix F).
 
   A masked position's reward is the discriminator's loss there. The discriminator's output at a
@@ -316,58 +291,42 @@ def adversarial(spec: PretrainSpec) -> Objective:
   is -log sigmoid(w h), h being the generator's state; the sigmoid is trained by cross-entropy
   towards the discriminator's probability of the right answer.
   """
-  g, m = spec.generator, spec.masking
+  c, at = inputs.corruption, inputs.corruption.masked.positions
+  scores = _detect(spec, params, inputs)
+  score, replaced = (jnp.take_along_axis(x, at, axis=1) for x in (scores, c.is_replaced))
+  reward = jax.nn.softplus(jnp.where(replaced, -score, score))
+  states = jax.lax.stop_gradient(c.output.states)
+  guess = networks.token_logits(spec.generator, params["generator"], "baseline_head", states)
+  advantage = jax.lax.stop_gradient(reward - jax.nn.softplus(-guess))
+  temperature = spec.masking.temperature.at(inputs.step)
+  log_p = -networks.nll(c.output.logits / temperature, c.sampled)[0]
+  right = jnp.exp(-jax.lax.stop_gradient(reward))
+  cross_entropy = right * jax.nn.softplus(-guess) + (1 - right) * jax.nn.softplus(guess)
 
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    c = corrupt(spec, params, batch, keys, step)
-    scores = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
-
-    at = c.masked.positions
-    score, replaced = (jnp.take_along_axis(x, at, axis=1) for x in (scores, c.is_replaced))
-    reward = jax.nn.softplus(jnp.where(replaced, -score, score))
-    states = jax.lax.stop_gradient(c.output.states)
-    guess = networks.token_logits(g, params["generator"], "baseline_head", states)
-    advantage = jax.lax.stop_gradient(reward - jax.nn.softplus(-guess))
-    log_p = -networks.nll(c.output.logits / m.temperature.at(step), c.sampled)[0]
-    right = jnp.exp(-jax.lax.stop_gradient(reward))
-    cross_entropy = right * jax.nn.softplus(-guess) + (1 - right) * jax.nn.softplus(guess)
-
-    w, count = c.masked.weights, c.masked.weights.sum()
-    return {
-      **c.terms,
-      # Only the gradient of this term is meaningful.
-      "reinforce": Term(-(advantage * log_p * w).sum(), count, spec.adversarial_weight),
-      "baseline_loss": Term((cross_entropy * w).sum(), count, spec.adversarial_weight),
-      "slot_rtd_loss": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
-      **detection_terms(
-        "rtd", scores, c.is_replaced, batch.padding_mask, spec.discriminator_weight.at(step)
-      ),
-    }
-
-  return objective
+  w, count = c.masked.weights, c.masked.weights.sum()
+  return {
+    # Only the gradient of this term is meaningful.
+    "reinforce": Term(-(advantage * log_p * w).sum(), count, spec.adversarial_weight),
+    "baseline_loss": Term((cross_entropy * w).sum(), count, spec.adversarial_weight),
+    "slot_rtd_loss": Term((jax.lax.stop_gradient(reward) * w).sum(), count),
+    **_rtd_terms(spec, scores, inputs),
+  }
 
 
-def electric(spec: PretrainSpec) -> Objective:
+def electric(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """An energy for every token, by noise-contrastive estimation (Clark et al. 2020b).
 
   The logit of "noise" is energy + log q + log(p / (1 - p)), with q the two-tower generator's
   probability of the token given the original text and p the mask rate. All noised positions are
   labelled noise, even if the sample equals the original.
   """
-
-  def objective(params, batch, keys, step):
-    keys = split_streams(keys, training=step is not None)
-    c = corrupt(spec, params, batch, keys, step)
-    energy = _detect(spec, params, batch, c.ids, keys.discriminator_dropout)
-    log_q = _log_q(c, batch)
-    rate = spec.masking.mask_prob.at(step)
-    logits = energy + jax.lax.stop_gradient(log_q) + jnp.log(rate / (1 - rate))
-    noised = masking.is_masked(c.masked, batch.ids.shape[1])
-    weight = spec.discriminator_weight.at(step)
-    return c.terms | detection_terms("nce", logits, noised, batch.padding_mask, weight)
-
-  return objective
+  batch, c, step = inputs.batch, inputs.corruption, inputs.step
+  energy = _detect(spec, params, inputs)
+  rate = spec.masking.mask_prob.at(step)
+  logits = energy + jax.lax.stop_gradient(_log_q(c, batch)) + jnp.log(rate / (1 - rate))
+  noised = masking.is_masked(c.masked, batch.ids.shape[1])
+  weight = spec.discriminator_weight.at(step)
+  return detection_terms("nce", logits, noised, batch.padding_mask, weight)
 
 
 def _log_q(c, batch: Batch) -> jax.Array:
@@ -390,10 +349,10 @@ OBJECTIVES: dict[str, ObjectiveDef] = {
   "electra": ObjectiveDef(electra, log_p=scoring.implied),
   "electra_15": ObjectiveDef(electra_15, log_p=scoring.original),
   "electra_mlm": _WITH_WORDS,
-  "metro": dataclasses.replace(_WITH_WORDS, make=metro),
+  "metro": dataclasses.replace(_WITH_WORDS, terms=metro),
   "coco_lm": dataclasses.replace(
     _WITH_WORDS,
-    make=coco_lm,
+    terms=coco_lm,
     second_pass=True,
     own_fields=("replace_mlm_weight", "contrast_weight", "contrast_group"),
   ),
