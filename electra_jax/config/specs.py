@@ -43,20 +43,21 @@ def make_spec(
     vocab_size=vocab.size,
     compute=make_compute(config.model, config.model.hidden_size // config.model.num_heads),
   )
-  rates = masking.Masking(
+  rates = take_fields(
+    masking.Masking,
+    o,
     mask_prob=make_schedule(config, "mask_prob_schedule"),
-    mask_token_prob=o.mask_token_prob,
     temperature=make_schedule(config, "temperature_schedule"),
     mask_id=vocab.mask,
     special_ids=tuple(vocab.special_ids),
-    disallow_correct=o.disallow_correct,
     unigram_share=make_schedule(config, "unigram_share_schedule"),
   )
-  return PretrainSpec(
-    _generator(config, discriminator, frozen),
-    discriminator,
-    rates,
-    mlm_weight=o.mlm_weight,
+  return take_fields(
+    PretrainSpec,
+    o,
+    generator=_generator(config, discriminator, frozen),
+    discriminator=discriminator,
+    masking=rates,
     discriminator_weight=make_schedule(config, "discriminator_weight_schedule"),
     replace_mlm_weight=make_schedule(config, "replace_mlm_weight_schedule"),
     objective=o.name,
@@ -64,9 +65,6 @@ def make_spec(
     tying=g.tie,
     sampling_dropout=g.sampling_dropout,
     frequencies=() if frequencies is None else tuple(float(x) for x in frequencies),
-    adversarial_weight=o.adversarial_weight,
-    contrast_weight=o.contrast_weight,
-    contrast_group=o.contrast_group,
   )
 
 

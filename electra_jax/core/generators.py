@@ -16,7 +16,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.networks import TIES, PretrainSpec
 from electra_jax.core.params import count
 from electra_jax.core.terms import Term, token_terms
-from electra_jax.core.transformer_config import TransformerConfig, in_direction
+from electra_jax.core.transformer_config import TransformerConfig
 
 
 class Streams(NamedTuple):
@@ -106,8 +106,8 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
   tables = networks.embeddings(spec, params, "generator")
   left, right = (
     networks.encode(
-      in_direction(spec.generator, tower), tables, params["generator"][tower], batch.ids,
-      batch, seeds,
+      dataclasses.replace(spec.generator, direction=tower), tables, params["generator"][tower],
+      batch.ids, batch, seeds,
     )
     for tower, seeds in zip(("ltr", "rtl"), dropout_seeds, strict=True)
   )  # fmt: skip

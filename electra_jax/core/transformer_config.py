@@ -102,8 +102,3 @@ def take_fields(cls: type, group: Mapping, **others):
   """
   names = [field.name for field in dataclasses.fields(cls)]
   return cls(**{name: group[name] for name in names if name in group} | others)
-
-
-def in_direction(cfg: TransformerConfig, direction: str) -> TransformerConfig:
-  """Returns the config with attention in one direction, "ltr" or "rtl"."""
-  return dataclasses.replace(cfg, direction=direction)

@@ -168,19 +168,12 @@ def to_records(
       flat.append(spec.sep)
     lengths.append(len(flat) - start)
     discarded += lost
-  return _filled(np.array(lengths, np.int64), np.array(firsts, np.int64), flat, spec, dtype), (
-    discarded
-  )
-
-
-def _filled(lengths, firsts, flat, spec: ExampleSpec, dtype: np.dtype) -> np.ndarray:
   records = np.zeros(len(lengths), dtype)
-  records["length"] = lengths
-  records["first"] = firsts
+  records["length"], records["first"] = lengths, firsts
   ids = np.full((len(lengths), spec.seq_length), spec.pad, dtype["ids"].base)
-  ids[np.arange(spec.seq_length) < lengths[:, None]] = flat
+  ids[np.arange(spec.seq_length) < np.array(lengths, np.int64)[:, None]] = flat
   records["ids"] = ids
-  return records
+  return records, discarded
 
 
 def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: np.dtype):

@@ -182,14 +182,7 @@ def train_batches(
       pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _indices(
-  num_examples: int,
-  seed: int,
-  batch_size: int,
-  rows: np.ndarray,
-  start_step: int,
-  skipped: Sequence[int],
-) -> Iterator[np.ndarray]:
+def _indices(num_examples, seed, batch_size, rows, start_step, skipped) -> Iterator[np.ndarray]:
   """Yields the example indices [b] of `rows` for each step, from an endless tf.data pipeline.
 
   The pipeline runs no Python: a `numpy_function` running when an iterator is deleted deadlocks with
@@ -234,12 +227,7 @@ def _indices(
 
 
 def _numpy_indices(
-  num_examples: int,
-  seed: int,
-  batch_size: int,
-  rows: np.ndarray,
-  start_step: int,
-  skipped: Sequence[int],
+  num_examples, seed, batch_size, rows, start_step, skipped
 ) -> Iterator[np.ndarray]:
   """Yields what `_indices` does, without TensorFlow."""
   for step in itertools.count(start_step):

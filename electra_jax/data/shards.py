@@ -11,7 +11,6 @@ heldout-00000-of-00001.bin   the same, from documents excluded from training
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ import numpy as np
 
 from electra_jax.data import examples
 from electra_jax.data.tokenizer import Vocab
-from electra_jax.runtime.workdir import NO_LOCKS, replacing
+from electra_jax.runtime.workdir import flock, replacing
 
 FORMAT = "electra_jax shards"
 FORMAT_VERSION = 1
@@ -123,13 +122,9 @@ def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[Non
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, "w") as lock:
     try:
-      kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-      fcntl.flock(lock, kind if wait else kind | fcntl.LOCK_NB)
+      flock(lock, shared, wait)
     except BlockingIOError:
       raise DataError(f"{path.parent}: another build is writing here now") from None
-    except OSError as error:
-      if error.errno not in NO_LOCKS:
-        raise  # a mounted bucket may not support locks: there the user prevents conflicts
     yield
 
 
@@ -142,12 +137,10 @@ def publish(temporary: Path, folder: Path, manifest: dict) -> None:
   for path in sorted(temporary.iterdir()):
     os.replace(path, folder / path.name)
   _sync(folder)
-  draft = folder / f"{MANIFEST}.tmp"
-  with open(draft, "w", encoding="utf-8") as file:
+  with replacing(folder / MANIFEST) as draft, open(draft, "w", encoding="utf-8") as file:
     file.write(dump(manifest))
     file.flush()
     os.fsync(file.fileno())
-  os.replace(draft, folder / MANIFEST)
   _sync(folder)
 
 

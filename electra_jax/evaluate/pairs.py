@@ -12,7 +12,7 @@ import numpy as np
 
 from electra_jax.data.sources import decompressed
 from electra_jax.evaluate.scorers import SentenceScorer
-from electra_jax.runtime.workdir import replacing
+from electra_jax.runtime import curves
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 
@@ -115,15 +115,12 @@ def by(names: Sequence[str], right: np.ndarray) -> dict[str, Accuracy]:
 def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> None:
   """Draws the paradigms' accuracies with their intervals, by category, and writes a PNG."""
   from matplotlib import colormaps
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
 
   category = {pair.paradigm: pair.category for pair in pairs}
   means = by([pair.category for pair in pairs], right)
   found = by([pair.paradigm for pair in pairs], right)
   order = sorted(found, key=lambda p: (means[category[p]].accuracy, category[p], found[p].accuracy))
-  figure = Figure(figsize=(8, 1.2 + 0.17 * len(order)), dpi=130, layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = curves.new_figure(8, 1.2 + 0.17 * len(order), layout="constrained")
   axis = figure.subplots()
   colours = {name: colormaps["tab20"](i % 20) for i, name in enumerate(means)}
   for y, name in enumerate(order):
@@ -140,5 +137,4 @@ def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> No
   for name, a in sorted(means.items(), key=lambda item: -item[1].accuracy):
     axis.plot([], [], "o", color=colours[name], markersize=4, label=f"{name} {a.accuracy:.3f}")
   axis.legend(fontsize=6.5, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-  with replacing(path) as temporary:
-    figure.savefig(temporary, format="png")
+  curves.save_figure(path, figure)

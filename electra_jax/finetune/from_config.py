@@ -8,7 +8,7 @@ from electra_jax.config import compare, specs, validate
 from electra_jax.core.attention import ATTENTION
 from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from electra_jax.core.task_heads import HEAD_LAYERS
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig, take_fields
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
@@ -94,18 +94,7 @@ def make_settings(
   rate = p.learning_rate or (3e-4 if width <= 256 else 5e-5 if large else 1e-4)
   return loop.Settings(
     seeds=tuple(range(config.seed, config.seed + config.seeds)),
-    optimizer=OptimizerConfig(
-      name=p.name,
-      learning_rate=rate,
-      schedule=p.schedule,
-      warmup_steps=0,
-      decay_power=p.decay_power,
-      weight_decay=p.weight_decay,
-      b1=p.b1,
-      b2=p.b2,
-      eps=p.eps,
-      clip_norm=p.clip_norm,
-    ),
+    optimizer=take_fields(OptimizerConfig, p, learning_rate=rate, warmup_steps=0),
     warmup_frac=p.warmup_frac,
     layer_decay=p.layer_decay or (0.9 if large else 0.8),
     layer_decay_skip=p.layer_decay_skip,

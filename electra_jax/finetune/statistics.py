@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from electra_jax.finetune.tasks import TASKS
-from electra_jax.runtime.workdir import replacing
+from electra_jax.runtime import curves
 
 LABELS = {"mcc": "MCC", "f1": "F1", "spearman": "Spearman", "pearson": "Pearson", "exact": "EM"}
 
@@ -189,15 +189,10 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
 
   An existing file is replaced only when the new one is complete.
   """
-  # The Agg canvas needs no display, whatever matplotlib's configuration.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   groups = _grouped(results)
   if not groups:
     raise ValueError("there are no results to draw")
-  figure = Figure(figsize=(max(4.6, 1.6 + 1.05 * len(groups)), 4.2), dpi=130, layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = curves.new_figure(max(4.6, 1.6 + 1.05 * len(groups)), 4.2, layout="constrained")
   axis = figure.subplots()
   labels = []
   for x, ((task, split), group) in enumerate(groups.items()):
@@ -226,8 +221,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
     axis.plot([], [], linestyle="none", marker="x", color="#b03030", label="collapsed")
   if axis.get_legend_handles_labels()[1]:
     axis.legend(fontsize=8, frameon=False, loc="best")
-  with replacing(Path(path)) as temporary:
-    figure.savefig(temporary, format="png")
+  curves.save_figure(Path(path), figure)
 
 
 def _column(axis, x: float, seeds: Sequence[tuple[float, bool]]) -> None:

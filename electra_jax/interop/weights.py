@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from electra_jax.core import networks
+from electra_jax.core import networks, task_network
 from electra_jax.core.heads import HEADS
 from electra_jax.core.params import named
 from electra_jax.core.transformer_config import TransformerConfig
@@ -81,10 +81,7 @@ def network_shapes(cfg: TransformerConfig, head: str | None) -> dict:
 
   def fresh():
     key = jax.random.key(0)
-    network = {
-      "embeddings": networks.init_embeddings(cfg, key),
-      "encoder": networks.init_encoder(cfg, key),
-    }
+    network = task_network.init_backbone(cfg, key)
     if head:
       network[head] = networks.init_head(head, cfg, cfg.hidden_size, key)
     return network

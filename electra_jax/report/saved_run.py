@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from electra_jax.config import compare, specs
+from electra_jax.config import specs
 from electra_jax.core import flops, generators, objectives
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.data import shards
@@ -126,8 +126,3 @@ def names(folders: list[Path]) -> list[str]:
   """
   short = [folder.absolute().name for folder in folders]
   return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
-
-
-def changed(run: SavedRun) -> dict[str, tuple[Any, Any]]:
-  """Returns {field: (value in base.py, value here)}."""
-  return compare.changed_from_base(run.config)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from electra_jax.config import compare
 from electra_jax.evaluate.pairs import accuracy
 from electra_jax.finetune import results, statistics
-from electra_jax.report.saved_run import SavedRun, changed
+from electra_jax.report.saved_run import SavedRun
 from electra_jax.runtime import goodput, terminal
 
 Table = list[list[str]]
@@ -63,7 +64,7 @@ def _seen(run: SavedRun) -> str:
 
 def fields(runs: Sequence[SavedRun]) -> Table:
   """The fields that a run changed from configs/base.py."""
-  found = [changed(run) for run in runs]
+  found = [compare.changed_from_base(run.config) for run in runs]
   every = {field: old for one in found for field, (old, _) in one.items()}
   own = ([repr(one[f][1]) if f in one else "" for one in found] for f in every)
   return [

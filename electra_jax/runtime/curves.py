@@ -40,18 +40,13 @@ def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
     history: lines of metrics.jsonl.
     chance: trivial baselines, drawn as dashed lines.
   """
-  # A canvas of its own, so that matplotlib never looks for a display.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   panels = layout(history)
   if not panels:
     return
   columns = min(len(panels), 3 if len(panels) <= 6 else 4)
   rows = math.ceil(len(panels) / columns)
   width, height = 4.6 * columns, 3.1 * rows + 0.3  # inches
-  figure = Figure(figsize=(width, height), dpi=130)
-  FigureCanvasAgg(figure)
+  figure = new_figure(width, height)
   axes = figure.subplots(rows, columns, squeeze=False).flatten()
   for axis, (heading, names) in zip(axes, panels.items(), strict=False):
     _panel(axis, heading, names, history, chance)
@@ -63,6 +58,21 @@ def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
   )
   # Not as mathematics, whatever the folder is called.
   figure.suptitle(title, x=0.1 / width, y=1 - 0.1 / height, ha="left", va="top", parse_math=False)
+  save_figure(path, figure)
+
+
+def new_figure(width: float, height: float, **options):
+  """Returns a matplotlib figure, sizes in inches, that needs no display."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(width, height), dpi=130, **options)
+  FigureCanvasAgg(figure)
+  return figure
+
+
+def save_figure(path: Path, figure) -> None:
+  """Writes a figure as a PNG atomically."""
   with replacing(path) as temporary:
     figure.savefig(temporary, format="png")
 

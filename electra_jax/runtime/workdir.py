@@ -12,6 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
 VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
@@ -94,6 +95,22 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
+def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
+  """Locks an open file until it is closed, where the file system has locks.
+
+  Mounted buckets may have none: there the user prevents conflicts.
+
+  Raises:
+    BlockingIOError: another process holds it, and this one does not wait.
+  """
+  try:
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+  except OSError as error:
+    if error.errno not in NO_LOCKS:
+      raise
+
+
 @contextlib.contextmanager
 def claim(workdir: Path) -> Iterator[None]:
   """Locks a folder for this process, creating it if needed; the lock ends with the process.
@@ -109,13 +126,10 @@ def claim(workdir: Path) -> Iterator[None]:
   workdir.mkdir(parents=True, exist_ok=True)
   with (workdir / LOCK_FILE).open("a+") as lock:
     try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      flock(lock)
     except BlockingIOError:
       lock.seek(0)
       raise ValueError(f"{workdir} is in use by {lock.read().strip()}") from None
-    except OSError as error:
-      if error.errno not in NO_LOCKS:
-        raise
     with naming(workdir / LOCK_FILE):
       lock.truncate(0)
       lock.write(_holder() + "\n")
