@@ -4,6 +4,7 @@ import ast
 import functools
 import os
 import random
+import re
 import tempfile
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def needs_only_core(path: Path) -> bool:
     and ours - pure <= {"electra_jax.runtime.parallel"}
     and all(needs_only_core(path.parent / f"{other}.py") for other in others)
   )
+
+
+def without_activities(stderr: str) -> str:
+  """Drops the lines with a clock ("reading, 0:00:01"), which a loaded machine shows."""
+  return re.sub(r"(?m)^.*, \d+:\d\d:\d\d( \(.*\))?\n", "", stderr)
 
 
 # A vocabulary in which nearly every letter is a token.

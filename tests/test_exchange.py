@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import without_activities
 from rich.console import Console
 from test_hf import HAS_TORCH, SIZES, WORDS45, needs_torch, random_network, same
 from tf1_files import same_embeddings, save_tf1
@@ -36,7 +37,7 @@ def command(program: str, *args, text: str = "", umask: int = 0o022, before=None
     input=text, capture_output=True, text=True, umask=umask, preexec_fn=before,
     env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
   )  # fmt: skip
-  return done.returncode, done.stdout, done.stderr
+  return done.returncode, done.stdout, without_activities(done.stderr)
 
 
 @pytest.mark.parametrize(
