@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -420,3 +421,16 @@ def test_the_gradient_of_slices_is_their_gradients_in_one_array(shape, axis):
   for i, part in enumerate(parts):
     np.testing.assert_array_equal(part, x.take(i, axis))
   np.testing.assert_array_equal(jax.jit(gradient)(gs)[0], np.stack(gs, axis))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_on_accelerators_the_gradient_of_a_kernel_is_autodiffs(platform):
+  x, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((5, 6), (6, 4)))
+
+  def matrices(multiply) -> list[str]:
+    traced = jax.jit(jax.grad(lambda w, x: jnp.sin(multiply(x, w)).sum())).trace(kernel, x)
+    lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
+    found = (line.strip() for line in lines if "dot_general" in line or "transpose" in line)
+    return sorted(re.sub(r"%\w+", "%", line) for line in found)  # without the names of values
+
+  assert matrices(layers.product) == matrices(jnp.matmul) and len(matrices(jnp.matmul)) == 3

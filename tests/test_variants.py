@@ -206,6 +206,28 @@ def test_a_window_is_the_same_in_blocks_and_with_a_mask(window):
     )
 
 
+def test_local_attention_in_blocks_drops_its_probabilities():
+  rate, (B, L, H) = 0.25, (16, 40, 2)
+  cfg = dataclasses.replace(BERT, attention_dropout=rate, global_every=2, window=4)
+  assert attention.local_scores(cfg, L) < L * L  # so that it is computed in blocks
+  # Equal scores: an inner query gives 1/5 to each of five keys, whose values are 1.
+  zeros, ones, mask = jnp.zeros((B, L, H, 4)), jnp.ones((B, L, H, 4)), jnp.ones((B, L), bool)
+
+  def attend(seeds):
+    inputs = attention.Inputs(zeros, zeros, ones, mask, None, seeds)
+    return np.asarray(attention.attend(cfg, inputs, local=True))
+
+  np.testing.assert_allclose(attend(None), 1.0, atol=1e-6)
+  seeds = jax.random.bits(jax.random.key(0), (B, 2), jnp.uint32)
+  dropped = attend(seeds)
+  kept = dropped[:, 2:-2, :, 0] * 5 * (1 - rate)
+  np.testing.assert_allclose(kept, kept.round(), atol=1e-5)
+  # 16 x 36 x 2 queries with five draws each: four standard errors.
+  error = (rate / (1 - rate) / (5 * kept.size)) ** 0.5
+  assert abs(dropped[:, 2:-2].mean() - 1) < 4 * error and (kept < 5).mean() > 0.5
+  np.testing.assert_array_equal(dropped, attend(seeds))
+
+
 def test_bfloat16_stays_near_float32():
   cfg = dataclasses.replace(BERT, **MODERN, global_every=2, window=4)
   tables, network = random_weights(cfg)
@@ -257,9 +279,10 @@ def test_products_of_local_attention_are_those_the_compiler_counts(length):
   assert 0.98 < lowered.cost_analysis()["flops"] / ours < 1.2
 
 
-def test_local_attention_has_fewer_products():
-  """Three blocks of 64 keys a query instead of 1,024, in two layers of three."""
-  cfg = TransformerConfig(50, 128, 128, 3, 2, 256, 1024, global_every=3, window=128)
+@pytest.mark.parametrize("num_layers", [3, 4])  # layers 0 and 3 attend to all tokens
+def test_local_attention_has_fewer_products(num_layers):
+  """Three blocks of 64 keys a query instead of 1,024, in two layers."""
+  cfg = TransformerConfig(50, 128, 128, num_layers, 2, 256, 1024, global_every=3, window=128)
   everywhere = dataclasses.replace(cfg, global_every=1)
   saved = flops.encoder_flops(everywhere, 1024) - flops.encoder_flops(cfg, 1024)
   assert saved == 2 * 2 * 2 * 1024 * (1024 - 3 * 64) * 128
