@@ -105,7 +105,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_runs_nothing_it_was_given(t
 
 def test_the_verdict_comes_first_and_says_why(runs, text):
   shown = Reader(text[text.index("<body>") :]).text
-  assert shown.index("did not learn") < shown.index("What ran") < shown.index("Checkpoints")
+  assert shown.index("did not learn") < shown.index("Overview") < shown.index("Checkpoints")
   bad = saved_run.read(runs[1], "bad")
   entropy, loss = bad.chance.entropy, bad.last("heldout")["mlm_loss"]
   judged = verdict.judge(bad)

@@ -146,8 +146,10 @@ def test_sentences_score_alike_in_any_batch_and_order(electra_run):
   np.testing.assert_allclose(together[:2], alone, rtol=1e-5)
   assert together[0] == together[4] and together[1] == (0.0, 0)
   assert [n > 0 for _, n in together] == [True, False, True, True, True]
-  with pytest.raises(ValueError, match=r"line 2 has \d+ tokens, the limit is 14"):
-    scorer(["a", "abcdefgh " * 20])
+  fits, too_long = scorer(["a", "abcdefgh " * 20])
+  assert np.isfinite(fits[0]) and np.isnan(too_long[0])
+  with pytest.raises(ValueError, match=rf"line 2 has {too_long[1]} tokens, the limit is 14"):
+    scorer.check_lengths([fits, too_long])
 
 
 def run(workdir, text: str, *args):

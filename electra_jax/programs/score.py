@@ -41,16 +41,6 @@ class Scorer:
     )
     self._score = lambda batch: np.asarray(score(params, batch), np.float64)
 
-  def __call__(self, sentences: list[str]) -> list[tuple[float, int]]:
-    """Returns (pseudo-log-likelihood in nats, tokens) of each sentence.
-
-    Raises:
-      ValueError: a sentence is longer than the networks' positions.
-    """
-    scored = self.score_what_fits(sentences)
-    self.check_lengths(scored)
-    return scored
-
   def check_lengths(self, scored: list[tuple[float, int]]) -> None:
     """Raises ValueError, which names the line, if a sentence was too long to be scored."""
     too_long = [i for i, (_, length) in enumerate(scored, 1) if length > self.longest]
@@ -61,7 +51,7 @@ class Scorer:
         f" {self.longest}{others}"
       )
 
-  def score_what_fits(self, sentences: list[str]) -> list[tuple[float, int]]:
+  def __call__(self, sentences: list[str]) -> list[tuple[float, int]]:
     """Returns (pseudo-log-likelihood in nats, tokens) of each sentence; NaN if it is too long."""
     encoded = self.tokenizer.encode_batch(sentences)
     fitting = [i for i, ids in enumerate(encoded) if len(ids) <= self.longest]
@@ -123,7 +113,7 @@ def run(
   with doing("reading"):
     scorer = Scorer(path, data_dir, batch_size)
   with doing(f"scoring {len(texts):,} sentences"):
-    scored = scorer.score_what_fits(texts)
+    scored = scorer(texts)
   fits = [tokens <= scorer.longest for _, tokens in scored]
   if weight is None:
     for (log_p, tokens), text, ok in zip(scored, texts, fits, strict=True):
