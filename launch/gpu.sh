@@ -13,7 +13,7 @@ run() { if [ "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
 
 workdir=
 for argument in "$@"; do
-  case $argument in --workdir=*) workdir=${argument#*=} ;; esac
+  case $argument in --workdir=*) argument=${argument%/}; workdir=${argument#*=} ;; esac
 done
 : "${workdir:?give --workdir=DIR}"
 see_gpu='import jax; assert jax.default_backend() == "gpu", jax.devices()'

@@ -112,9 +112,10 @@ def test_a_slurm_job_gives_up_after_three_starts_without_a_new_checkpoint(launch
 
   def start(number: int, saves: str = "5.orbax-checkpoint-tmp"):
     given.update(SLURM_RESTART_COUNT=str(number), SAVES=saves)
-    return call(launch / "slurm.sbatch", f"--workdir={workdir}", **given).stdout == "again\n"
+    return call(launch / "slurm.sbatch", f"--workdir={workdir}/", **given).stdout == "again\n"
 
   assert [start(0), start(1), start(2)] == [True, True, False]
+  assert os.listdir(workdir) == ["checkpoints"]  # the count is beside it
   assert start(0)  # submitted anew
   assert [start(1), start(2, "9"), start(3, "10"), start(4), start(5)] == [True] * 5
   assert not start(6)
@@ -140,7 +141,7 @@ def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_pat
   )
   write_program(tmp_path / "bin" / "sleep", "")
   path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-  args = [*ARGS, f"--workdir={tmp_path / 'run'}"]
+  args = [*ARGS, f"--workdir={tmp_path / 'run'}/"]  # as completed by a shell
   assert call(launch / "gpu.sh", *args, PATH=path).returncode == 1
   called = (tmp_path / "calls").read_text().splitlines()
   assert called == [" ".join(["-m", "electra_jax.train", *args])] * 2
