@@ -41,6 +41,7 @@ ROWS = [
   ("train --config=empty.py --workdir=new", 1, "empty.py is not a configuration file: it has no"),
   ("train --config=argument.py --workdir=new", 1, "missing 1 required positional argument"),
   ("train --config=other.py --workdir=new", 1, "learning_rat\" does not exist"),
+  ("train --config=sized.py:99m --workdir=new", 1, "error: sizes are 17m and 32m"),
   (f"{TRAIN} --config=configs/base.py", 2, "--config is given twice"),
   (f"{TRAIN} --wrokdir=x", 2, "wrokdir"),
   (f"{TRAIN} more", 2, "'more' is not a flag"),
@@ -189,6 +190,8 @@ def place(tmp_path_factory) -> Path:
   (place / "broken.py").write_text("def get_config(:\n")
   (place / "empty.py").write_text("x = 1\n")
   (place / "argument.py").write_text("def get_config(size):\n  pass\n")
+  sized = "def get_config(size):\n  raise ValueError('sizes are 17m and 32m')\n"
+  (place / "sized.py").write_text(sized)
   (place / "twice.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n")
   words = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n"
   (place / "carriage.txt").write_bytes((words + "a\r\n").encode())

@@ -78,6 +78,8 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   except (AttributeError, KeyError, TypeError) as error:  # e.g. a delta that sets an unknown field
     text = re.sub(r" Other fields present: .*\}\"", "", one_line(error))
     raise ValueError(f"{path}: {text}") from error
+  except ValueError as error:  # what the file itself refuses, e.g. its argument
+    raise ValueError(one_line(error)) from error
 
 
 def one_line(error: BaseException) -> str:
