@@ -140,6 +140,8 @@ ROWS = [
   ("finetune --predict own/dev.tsv --model=run", 1, "run"),
   ("finetune --predict nothing.tsv --model=finetuned", 1, "nothing.tsv"),
   ("finetune --predict own/dev.tsv --model=finetuned --out=lines.jsonl", 1, "lines.jsonl exists"),
+  ("finetune --predict own/dev.tsv --model=finetuned --out=o.csv", 1, "o.csv: its name must end"),
+  ("finetune --predict own/dev.tsv --model=finetuned --out=o.json", 1, "in .tsv or .jsonl"),
   (
     "finetune --predict own/index.tsv --model=finetuned --out=new/out.tsv --columns=index",
     1,

@@ -132,6 +132,8 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
   copied columns, prediction and, of a class, probability.
   """
+  if out.suffix in (".csv", ".json"):
+    raise ValueError(f"{out}: its name must end in .tsv or .jsonl, which are what is written")
   if taken := {"index", "prediction", "probability"} & set(columns):
     raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename that of {file}")
   examples, copied = glue_files.read_texts(_task(predictor.info), file, columns)
