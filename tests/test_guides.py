@@ -1,0 +1,122 @@
+"""The code of docs/guides/extend.md is run as it stands there, and trains."""
+
+import functools
+import random
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import long_except, make_tiny_config
+from test_finetune import make_config, run, source  # noqa: F401 (a fixture)
+from test_train import lines
+
+from electra_jax.core import encoder, generators, masking, objectives
+from electra_jax.finetune import labels, tasks
+from electra_jax.programs import train
+
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
+DICTS = (
+  *(objectives.OBJECTIVES, generators.GENERATORS, encoder.BLOCKS),
+  *(labels.METRICS, tasks.TASKS),
+)
+
+
+@functools.cache
+def sections() -> dict[str, list[str]]:
+  """Returns {heading: its blocks of Python}."""
+  found = {}
+  for part in re.split(r"^## ", GUIDE.read_text(), flags=re.M)[1:]:
+    found[part.partition("\n")[0]] = re.findall(r"^```python\n(.*?)^```", part, re.M | re.S)
+  return found
+
+
+@pytest.fixture
+def entries():
+  """Restores the dicts that the guide adds to."""
+  before = [dict(entries) for entries in DICTS]
+  yield
+  for entries, old in zip(DICTS, before, strict=True):
+    entries.clear()
+    entries.update(old)
+
+
+def execute(code: str) -> dict:
+  names = {"__name__": "guide"}
+  exec(compile(code, str(GUIDE), "exec"), names)
+  return names
+
+
+def test_every_block_of_the_guide_is_run_here():
+  assert {heading: len(blocks) for heading, blocks in sections().items()} == {
+    "An objective": 2,
+    "A generator": 2,
+    "An encoder block": 2,
+    "A task": 1,
+  }
+
+
+@pytest.mark.parametrize(
+  ("heading", "loss"),
+  long_except(
+    0,
+    of=[
+      ("An objective", "shuffled_loss"),
+      ("A generator", "rtd_loss"),
+      ("An encoder block", "mlm_loss"),
+    ],
+  ),
+)
+def test_what_the_guide_adds_trains(heading, loss, entries, tiny_shards, tmp_path):
+  code, config_file = sections()[heading]
+  execute(code)
+  config, small = execute(config_file)["get_config"](), make_tiny_config(tiny_shards)
+  for group in ("data", "eval", "checkpoint", "log"):
+    config[group] = small[group]
+  config.model.update(
+    hidden_size=16, num_layers=2, num_heads=2, ffn_size=32, embedding_size=16, unroll=1
+  )
+  config.generator.width_multiplier = 0.5
+  config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
+  config.eval.every_steps = 0
+  config.train.update(batch_size=8, steps=12)
+  assert train.train(config, tmp_path) == 12
+  history = [line[loss] for line in lines(tmp_path) if line["split"] == "heldout"]
+  assert len(history) == 2 and history[1] < history[0]
+
+
+def test_the_guides_objective_moves_tokens_inside_their_sequence(entries):
+  from test_objectives import RATES, SPEC, fresh, keys_of, make_batch
+
+  execute(sections()["An objective"][0])
+  seen, corrupt = [], masking.corrupt
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(masking, "corrupt", lambda *args: seen.append(corrupt(*args)) or seen[-1])
+    batch = make_batch()
+    objective = objectives.OBJECTIVES["shuffled"].make(SPEC)
+    terms = jax.jit(lambda p, b, k: objective(p, b, k, None) | {"seen": seen[0]})(
+      fresh(SPEC), batch, keys_of(batch)
+    )
+  ids, has_moved = map(np.asarray, terms["seen"])
+  assert (np.sort(ids) == np.sort(batch.ids)).all() and has_moved.any(-1).all()
+  assert not has_moved[np.isin(batch.ids, RATES.special_ids)].any()
+  assert float(terms["shuffled_loss"].count) == batch.padding_mask.sum()
+
+
+def test_the_guides_task_is_measured_by_its_metric(entries, source, tmp_path):  # noqa: F811
+  execute(sections()["A task"][0])
+  rng = random.Random(0)
+  (tmp_path / "kinds").mkdir()
+  for split, n in (("train", 64), ("dev", 24)):
+    # Three of four are functions: whoever always says so has an accuracy of 75 %, balanced 50 %.
+    rows = [("class", "w0") if i % 4 == 0 else ("function", "w1") for i in range(n)]
+    text = [f"{label}\t{word} w{rng.randint(2, 29)}" for label, word in rows]
+    (tmp_path / "kinds" / f"{split}.tsv").write_text("\n".join(["label\ttext", *text]) + "\n")
+  config = make_config("glue", "kinds", source, data__dir=str(tmp_path), train__epochs=4.0)
+  results = run(config, tmp_path / "results")
+  for row in results:
+    assert list(row["metrics"]) == ["balanced", "accuracy"]
+    assert row["metrics"]["balanced"] > 60
+  rows = np.array([[0.0, 0], [0, 1], [1, 1], [1, 1]])
+  assert labels.METRICS["balanced"].compute(rows, 2) == 0.75
