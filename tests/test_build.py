@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -392,6 +393,19 @@ def test_the_command_builds_and_reuses(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert expected in ended.stdout
   assert Shards.open(config.data.dir, verify=True).num_examples > 100
+
+
+def test_the_build_says_what_is_unknown_and_that_short_documents_pack(tmp_path, capsys):
+  make_config(tmp_path)
+  (tmp_path / "text.txt").write_text("\n\n".join(["a b c d e f g h i 中."] * 100))
+  for kind, advised in (("segments", True), ("packed", False)):
+    config = make_config(tmp_path, seq_length=64, holdout_frac=0.0, examples=kind)
+    config.data.dir = str(tmp_path / kind)
+    capsys.readouterr()
+    build.build(config)
+    said = capsys.readouterr().out
+    assert re.search(r"train │ +\d+ │ +1,100 │ +9\.09% │", said), said
+    assert ("data.examples=packed fills" in said) == advised
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -179,7 +179,7 @@ def _built(config: ConfigDict, folder: Path, overwrite: bool) -> dict | None:
 def _join(work: Path, plan: Plan) -> dict:
   folder = Path(plan.config.data.dir)
   manifest = parts.join(work, plan, folder)
-  _say_counts(manifest["splits"], plan.config.data)
+  _say_counts(manifest, plan.config.data)
   print_line(f"wrote {folder / shards.MANIFEST}")
   return manifest
 
@@ -275,22 +275,29 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
       )
 
 
-def _say_counts(splits: dict, data: ConfigDict) -> None:
+def _say_counts(manifest: dict, data: ConfigDict) -> None:
   table = Table(title=f"examples of {data.seq_length} tokens ({data.examples})")
-  for column in ("split", "examples", "tokens", "kept", "discarded", "padding"):
+  for column in ("split", "examples", "tokens", "unknown", "discarded", "padding"):
     table.add_column(column, justify="right")
+  splits = manifest["splits"]
   for split, counts in splits.items():
     lost = counts["discarded"] / max(counts["tokens"], 1)
     padding = counts["padded"] / max(counts["examples"] * data.seq_length, 1)
+    words = counts["frequencies"]  # of what is kept, special tokens excluded
+    unknown = words[manifest["vocab"]["unk"]] / max(sum(words), 1)
     table.add_row(
       split,
       f"{counts['examples']:,}",
       f"{counts['tokens']:,}",
-      f"{counts['kept']:,}",
+      f"{unknown:.2%}",
       f"{counts['discarded']:,} ({lost:.1%})",
       f"{counts['padded']:,} ({padding:.1%})",
     )
   log_console().print(table)
+  if data.examples == "segments" and splits["train"]["padded"] > splits["train"]["kept"]:
+    print_line(
+      "note: more padding than text, as documents are short: data.examples=packed fills the rows"
+    )
   if data.holdout_frac and not splits["heldout"]["examples"]:
     print_line(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
 
