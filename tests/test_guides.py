@@ -1,5 +1,6 @@
 """The code of docs/guides/extend.md is run as it stands there, and trains."""
 
+import dataclasses
 import functools
 import random
 import re
@@ -94,7 +95,7 @@ def test_the_guides_objective_moves_tokens_inside_their_sequence(entries):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(masking, "corrupt", lambda *args: seen.append(corrupt(*args)) or seen[-1])
     batch = make_batch()
-    objective = objectives.OBJECTIVES["shuffled"].make(SPEC)
+    objective = objectives.make(dataclasses.replace(SPEC, objective="shuffled"))
     terms = jax.jit(lambda p, b, k: objective(p, b, k, None) | {"seen": seen[0]})(
       fresh(SPEC), batch, keys_of(batch)
     )
