@@ -421,6 +421,9 @@ def test_the_gradient_of_slices_is_their_gradients_in_one_array(shape, axis):
   for i, part in enumerate(parts):
     np.testing.assert_array_equal(part, x.take(i, axis))
   np.testing.assert_array_equal(jax.jit(gradient)(gs)[0], np.stack(gs, axis))
+  for platform, barriers in (("cpu", 2), ("cuda", 0), ("tpu", 0)):
+    lowered = jax.jit(gradient).trace(gs).lower(lowering_platforms=(platform,)).as_text()
+    assert lowered.count("optimization_barrier") == barriers
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
