@@ -129,7 +129,7 @@ def np_encoder(cfg, tables, network, ids, types, mask):
         y = x if n == 0 and not cfg.first_norm else np_norm(cfg, x, p["attention_norm"])
         x = x + np_attention(cfg, y, p, n, real)
         x = x + np_feed_forward(cfg, np_norm(cfg, x, p["ffn_norm"]), p)
-    rows.append(np_norm(cfg, x, network["final_norm"]) if "final_norm" in network else x)
+    rows.append(np_norm(cfg, x, network["final_norm"]) if cfg.block == "pre_norm" else x)
   return np.stack(rows)
 
 
