@@ -129,14 +129,9 @@ def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 
 def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
   """Returns [B, L] bool: True on masked positions of weight 1."""
-  B = masked.positions.shape[0]
-  return (
-    write(
-      jnp.zeros((B, length), jnp.int32),
-      masked._replace(labels=0 * masked.positions),
-      jnp.ones_like(masked.positions),
-    )
-    > 0
+  nowhere = jnp.zeros((len(masked.positions), length), bool)
+  return jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))(
+    nowhere, masked.positions, masked.weights > 0
   )
 
 

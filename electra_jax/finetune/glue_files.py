@@ -143,10 +143,8 @@ def read_texts(
     TaskError: the file cannot be read, lacks a column, or has an invalid row.
   """
   headed = dataclasses.replace(task, unheaded=(), submission={"file": ""})
-  columns = path.name.lower().removesuffix(".gz").endswith(".tsv")
   examples, cells = [], []
-  rows = (_tsv_rows if columns else _json_rows)(headed, path, "file", copied)
-  for place, (where, row) in enumerate(rows):
+  for place, (where, row) in enumerate(_file_rows(headed, path, "file", copied)):
     why = row if isinstance(row, str) else _fault(headed, row, True)
     if why is not None:
       raise TaskError(f"{where}: {why}")
@@ -185,9 +183,14 @@ def _fault(task: TextTask, row: _Cells, hidden: bool) -> str | None:
 def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) -> Iterator[_Row]:
   if str(source).startswith("tfds:"):
     return _tfds_rows(task, str(source), split, data_dir)
-  path = find_split(task, source, split)
-  columns = path.name.lower().removesuffix(".gz").endswith(".tsv")
-  return (_tsv_rows if columns else _json_rows)(task, path, split)
+  return _file_rows(task, find_split(task, source, split), split)
+
+
+def _file_rows(
+  task: TextTask, path: Path, split: str, copied: Sequence[str] = ()
+) -> Iterator[_Row]:
+  is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
+  return (_tsv_rows if is_tsv else _json_rows)(task, path, split, copied)
 
 
 def _wanted(
@@ -211,7 +214,7 @@ def _lines(path: Path) -> list[str]:
   return lines
 
 
-def _tsv_rows(task: TextTask, path: Path, split: str, copied: Sequence[str] = ()) -> Iterator[_Row]:
+def _tsv_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) -> Iterator[_Row]:
   lines = _lines(path)
   headed = not task.unheaded or split in task.submission
   while "\t" in lines[0] and not lines[-1]:  # with a single column, an empty line is a text
@@ -231,9 +234,7 @@ def _tsv_rows(task: TextTask, path: Path, split: str, copied: Sequence[str] = ()
     yield f"{path}:{number}", _Cells(text, pair, label and label.strip(), copies)
 
 
-def _json_rows(
-  task: TextTask, path: Path, split: str, copied: Sequence[str] = ()
-) -> Iterator[_Row]:
+def _json_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) -> Iterator[_Row]:
   wanted, lines = None, _lines(path)
   while not lines[-1]:
     lines.pop()
