@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
+from electra_jax.core import contrast
 from electra_jax.runtime import curves, display, goodput, log, metrics, parallel, trackers
 from electra_jax.runtime.chance import Chance
 
@@ -193,6 +194,17 @@ def dashed(history, names, chance) -> dict[str, list]:
   return {
     line.get_label(): list(line.get_ydata()) for line in axis.lines if line.get_linestyle() == "--"
   }
+
+
+def test_trivial_baselines_are_those_of_the_counts_and_of_equal_views():
+  found = Chance.of([0, 2, 6], group=4)
+  assert found.entropy == pytest.approx(0.25 * np.log(4) + 0.75 * np.log(4 / 3))
+  assert found.most_frequent == 0.75
+  views = jnp.ones((8, 6))  # where all views are equal, each of the others is as likely
+  term = contrast.contrast_terms(views, views, jnp.ones(8, bool), 4, 1.0)["contrast_loss"]
+  for chance in (found, Chance.of([], group=4)):  # with and without held-out text
+    _, level = chance.level("contrast_loss", {})
+    assert level == pytest.approx(float(term.total / term.count), rel=1e-6)
 
 
 def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
