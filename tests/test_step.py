@@ -245,3 +245,20 @@ def test_evaluation_shares_no_key_with_training_or_with_the_first_weights():
   theirs = np.asarray(jax.random.key_data(trained)).reshape(-1, 2).tolist()
   first = jax.random.fold_in(jax.random.key(7), 2**32 - 2)  # as in `job`
   assert not ours & {*map(tuple, theirs), tuple(jax.random.key_data(first).tolist())}
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_as_many_batches_wait_on_the_devices_as_asked_for(ahead):
+  taken = []
+
+  def batches():
+    for i in range(9):
+      taken.append(i)
+      yield np.full((8, 1), i)
+
+  found = parallel.prefetch(batches(), ahead)
+  first = next(found)
+  found.close()  # waits for the thread
+  assert np.asarray(first).ravel().tolist() == [0] * 8 and taken == list(range(1 + ahead))
+  again = [int(np.asarray(x).max()) for x in parallel.prefetch(batches(), ahead)]
+  assert again == list(range(9))

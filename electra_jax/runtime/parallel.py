@@ -307,5 +307,5 @@ def prefetch(batches: Iterable[Batch], ahead: int = 1) -> Iterator[Batch]:
   with concurrent.futures.ThreadPoolExecutor(1, "prefetch") as thread:
     queue = collections.deque(thread.submit(next, placed, end) for _ in range(ahead + 1))
     while (batch := queue.popleft().result()) is not end:
-      queue.append(thread.submit(next, placed, end))
       yield batch
+      queue.append(thread.submit(next, placed, end))
