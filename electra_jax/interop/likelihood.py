@@ -1,4 +1,4 @@
-"""How a source was trained (objective, mask rate, temperature), as scoring needs it."""
+"""The training settings of a source (objective, mask rate, temperature), for scoring."""
 
 import warnings
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ ORIGINAL = {
 
 
 def training(source: Source) -> Mapping | None:
-  """Returns how a source was trained, with the fields of ORIGINAL; None if it does not say."""
+  """Returns a source's training settings, with the fields of ORIGINAL; None if not recorded."""
   card = source.card
   if card.get("training") or not card.get("config") or source.finetuned:
     return card.get("training")
