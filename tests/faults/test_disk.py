@@ -114,11 +114,14 @@ def test_two_processes_over_a_disk_that_fills_up_in_a_save_end_with_a_line(
     runs = harness.pair(data, workdir, STEPS, head=head, **fields)
     runs[0].when(lambda: harness.newest(workdir) >= 5)
     left, saving = harness.checkpoints(workdir), harness.saves(workdir)
+    if room_again:  # the rest is full at once, before the save has ended
+      (disk / "most").write_bytes(b"\0" * (shutil.disk_usage(disk).free - (4 << 20)))
     fill_when(disk, saving)
     if room_again:  # at the next save, 1.5 s later
       runs[0].when((disk / "filler").exists)
       time.sleep(1)
       (disk / "filler").unlink()
+      (disk / "most").unlink()
     if room_again and on_error == "continue" and not runs[0].wait(60):
       assert not runs[1].wait(60)
     else:
