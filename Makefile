@@ -2,11 +2,12 @@
 # make PYTHON=python3.12 test
 PYTHON ?= python3
 RUN = .venv/bin/python
+DOCS = .venv/docs/bin/python
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
-.PHONY: test-engines test-trackers test-report gpu gpu-smoke dist lock clean
+.PHONY: test-engines test-trackers test-report gpu gpu-smoke docs dist lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: ten minutes on two cores
@@ -67,6 +68,16 @@ test-report: .venv/ready  ## a report in a headless Chromium (apt-get install ch
 	$(PYTHON) -m venv .venv
 	$(RUN) -m pip install --quiet --disable-pip-version-check --use-pep517 -r requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+docs: .venv/docs/ready  ## the documentation as a site, with the API: build/site/index.html
+	$(DOCS) docs/site.py
+
+# Apart from what trains, and without it.
+.venv/docs/ready: .venv/ready pyproject.toml
+	$(PYTHON) -m venv .venv/docs
+	$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+	  | $(DOCS) -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 	touch $@
 
 dist: .venv/ready  ## the sdist and the wheel of a release
