@@ -329,6 +329,10 @@ def test_a_vocabulary_with_other_rules_or_entries_is_another(words45, tmp_path):
   assert difference(cased, words45) == "normalizer.lowercase is False, not True"
   with_accents = changed(tmp_path / "1", words45, "normalizer", strip_accents=False)
   assert difference(with_accents, words45) == "normalizer.strip_accents is False, not True"
+  (tmp_path / "source").mkdir()
+  sources.save_orbax(tmp_path / "source", a_source("discriminator", vocab=with_accents))
+  with pytest.raises(sources.ExchangeError, match="with --config.data.strip_accents=false$"):
+    sources.read_params(tmp_path / "source", words45)
   lower = changed(tmp_path / "2", words45, "normalizer", strip_accents=True)
   assert difference(lower, words45) is None  # BERT's default, spelled out
   assert difference(write_vocab(tmp_path / "50.txt", 50), words45) == "50 entries, not 45"

@@ -278,7 +278,9 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
   c.model.rope_theta, c.generator.kind, c.generator.tie = 160_000.0, "frozen", "none"
   c.generator.init_from = c.init_from
   train.train(c, tmp_path / "frozen")
-  assert "frozen generator: the masked language model of" in capsys.readouterr().out
+  said = capsys.readouterr().out
+  assert "frozen generator: the masked language model of" in said
+  assert "generator" not in said.partition("newly initialised: ")[2].partition("\n")[0]
   ours = sources.open_source(tmp_path / "frozen").networks["generator"]
   theirs = sources.open_source(tmp_path / "released").networks["generator"]
   assert ours.cfg.num_layers == 6 and ours.head == theirs.head == "mlm_head"

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -162,7 +163,9 @@ def open_for(path: str | Path, tokens: Tokenizer) -> Source:
   """
   source = open_source(path)
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
-    raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}")
+    rule = re.match(r"normalizer\.(lowercase|strip_accents) is (\w+)", found)
+    remedy = rule and f"; build them with --config.data.{rule[1]}={rule[2].lower()}"
+    raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}{remedy or ''}")
   return source
 
 

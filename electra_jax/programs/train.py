@@ -335,16 +335,17 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
       console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
     return restarted(sharding.to_local(state)), None
   weights = parallel.replicate(run.fns.init_params())
+  generator = objectives.generator_of(run.spec)
+  frozen = generator is not None and generator.pretrained
   if origin is not None:
     found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, first))
     weights, taken, fresh = params.inherit(weights, params.by_shape(weights, found))
     _warn_of_differences(run, cfg, console)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
-    if fresh:
+    if fresh := [name for name in fresh if not (frozen and name.startswith("generator/"))]:
       console.print(f"newly initialised: {', '.join(fresh)}")
-  generator = objectives.generator_of(run.spec)
-  if generator and generator.pretrained:
+  if frozen:
     source = run.config.generator.init_from
     found = processes.run_on_all(lambda: sources.masked_language_model(source, tokens))
     weights = {**weights, "generator": parallel.replicate(found.weights)}
