@@ -82,6 +82,7 @@ def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, t
   assert all("\n" not in line for line in said), said
 
 
+@pytest.mark.long
 def test_a_process_whose_others_do_not_come_says_so_and_ends(tiny_shards, tmp_path):
   config = make_tiny_config(tiny_shards)
   config.hosts.timeout_secs = 4

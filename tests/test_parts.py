@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import long_except
 from test_build import contents, make_config
 
 from electra_jax.data import build, chunks, duplicates, parts, plan, shards
@@ -281,7 +282,7 @@ def test_undecodable_documents_are_counted_over_all_parts(tmp_path):
     build.build(config)
 
 
-@pytest.mark.parametrize("count", [1, 3, FILES])
+@pytest.mark.parametrize("count", long_except(1, of=[1, 3, FILES]))
 def test_duplicates_are_left_out_the_same_ones_whatever_the_parts(tmp_path, count):
   config = make_parts(tmp_path, f"d{count}", count, examples="packed", holdout_frac=0.0)
   config.data.dedup = "exact"

@@ -48,6 +48,7 @@ def state_at(workdir, step, config):
   return state
 
 
+@pytest.mark.long
 def test_a_run_may_be_made_longer_before_its_decay(straight, tiny_config, tmp_path):
   """It ends in the bits of the run that was as long from the start."""
   workdir, config = tmp_path / "copy", decaying(tiny_config)

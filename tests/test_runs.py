@@ -258,6 +258,7 @@ def test_a_count_of_examples_that_the_files_do_not_hold_is_refused(
     pretrain_batches.Shards.open(tmp_path)
 
 
+@pytest.mark.long
 def test_checking_memory_compiles_nothing_twice(tiny_config, tmp_path):
   compiled = []
   jax.monitoring.register_event_duration_secs_listener(

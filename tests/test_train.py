@@ -354,6 +354,7 @@ def test_a_workdir_that_cannot_be_written_is_one_line(tiny_config, tmp_path, mak
   assert len(errors) == 1 and "/run" in errors[0] and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_another_number_of_devices(straight, tiny_config, tmp_path):
   """The same examples, masks, samples and dropout: only the order of sums differs."""
   workdir = tmp_path / "run"
