@@ -86,9 +86,9 @@ def pairs_accuracy(paradigms: dict[str, dict], choices: bool) -> float:
 
 def chunking(args: argparse.Namespace, name: str, start: dict) -> dict[str, float]:
   """Fine-tunes on chunking; returns F1 in percent on the sentences for choices and on the test."""
-  files = {"train": args.out / "chunk-train.txt", "dev": args.out / "chunk-choices.txt"}
-  files |= {"test": args.chunk / "test.txt"}
-  fields = start | {f"data.{split}": file for split, file in files.items()}
+  splits = {"train": args.out / "chunk-train.txt", "dev": args.out / "chunk-choices.txt"}
+  splits |= {"test": args.chunk / "test.txt"}
+  fields = start | {f"data.{split}": file for split, file in splits.items()}
   fields |= FINETUNING | {"keep": "none", "seeds": 1, "train.epochs": 2.0}
   fields |= {"data.train_examples": 64} if args.smoke else {}
   rows = jobs.finetune(args.out, f"{name}-chunk", "configs/finetune/tagging.py:chunk", fields)

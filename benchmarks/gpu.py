@@ -282,7 +282,7 @@ def pretraining(work: Work, options: Options) -> dict:
     "checkpoint.every_steps": max(5, steps // 50),
     "checkpoint.keep": 2,
     "log.every_steps": max(1, min(100, steps // 20)),
-    "log.tensorboard": False,
+    "log.trackers": "",
   }
   if options.smoke:
     fields |= TINY | {"train.batch_size": TINY_BATCH, "data.seq_length": TINY_LENGTH}

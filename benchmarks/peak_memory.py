@@ -21,10 +21,10 @@ import jax
 import machine
 from train_step import change, synthetic_batch
 
-from electra_jax import preflight
 from electra_jax.config import files, specs
 from electra_jax.core.flops import gpus
 from electra_jax.pretrain.run import make_train_fns
+from electra_jax.programs import preflight
 from electra_jax.runtime import parallel
 
 ROOT = Path(__file__).resolve().parent.parent

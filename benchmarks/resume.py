@@ -35,7 +35,7 @@ def start(folder: Path, workdir: Path, steps: int, fields: dict, flags: str) -> 
   fields = {
     "checkpoint.every_steps": every,
     "eval.every_steps": 2 * every,
-    "log.tensorboard": False,
+    "log.trackers": "",
     **fields,
   }
   command = harness.command("electra_jax.train", folder, steps, f"--workdir={workdir}", **fields)

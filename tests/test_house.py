@@ -3,14 +3,18 @@
 import ast
 import configparser
 import graphlib
+import importlib
 import os
+import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 import electra_jax
+from electra_jax.config import compare, files
 
 PACKAGE = Path(electra_jax.__file__).parent
 # A module's layer is its folder: it may import its own and those before it. What stands beside the
@@ -119,3 +123,35 @@ def test_files_and_functions_stay_short():
         limit = 120 if node.name in ("main", "loop") else 70
         length = node.end_lineno - node.lineno + 1
         assert length <= limit, f"{name}.{node.name} has {length} lines"
+
+
+BENCHMARKS = sorted((PACKAGE.parent / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_names_what_there_is(path):
+  """The package's functions and the fields of its configurations."""
+  tree = ast.parse(path.read_text())
+  known = {}
+  for node in ast.walk(tree):
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("electra_jax"):
+      for name in (alias.name for alias in node.names):
+        module = importlib.import_module(node.module)
+        if not hasattr(module, name):
+          importlib.import_module(f"{node.module}.{name}")
+        known[name] = getattr(module, name)
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+      owner = known.get(node.value.id)
+      assert not isinstance(owner, types.ModuleType) or hasattr(owner, node.attr), node.attr
+  pretraining, finetuning = (
+    compare.flatten(files.load(f"configs/{name}", arg).to_dict())
+    for name, arg in (("base.py", None), ("finetune/glue.py", "mrpc"))
+  )
+  texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is not None)
+  for text in (text for text in texts if isinstance(text, str)):
+    group, _, field = text.partition(".")
+    if group in files.load("configs/base.py") and re.fullmatch(r"[a-z_0-9]+", field):
+      assert text in pretraining.keys() | finetuning.keys() or field in ("json", "jsonl", "py"), (
+        text
+      )
