@@ -314,7 +314,7 @@ def learned(work: Work, run: Path, steps: int) -> dict:
     **{k: statistics.median(x[k] or 0 for x in trained) for k in ("tokens_per_sec", "mfu")},
     "heldout_first": heldout[0],
     "heldout_last": heldout[-1],
-    "time_of_each_start": re.findall(r"^time: +(.*)$", log, re.MULTILINE),
+    "time_of_each_start": re.findall(r" time: +(.*)$", log, re.MULTILINE),
   }
 
 

@@ -237,7 +237,7 @@ def compare(folder: Path, steps: int, console: Console) -> bool:
     console.print("requeued from outside")
     finish(job, folder / "moved.log")
   log = (folder / "moved.log").read_text()
-  resumed = [line for line in log.splitlines() if line.startswith("resuming from step")]
+  resumed = [line for line in log.splitlines() if "resuming from step" in line]
   console.print("\n".join(resumed))
   (arrays, lines), (others, other_lines) = (outcome(folder / x, steps) for x in ("alone", "moved"))
   same_arrays = sum(arrays[name] == others.get(name) for name in arrays)

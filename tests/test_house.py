@@ -144,14 +144,13 @@ def test_a_benchmark_names_what_there_is(path):
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
       owner = known.get(node.value.id)
       assert not isinstance(owner, types.ModuleType) or hasattr(owner, node.attr), node.attr
-  pretraining, finetuning = (
+  fields = [
     compare.flatten(files.load(f"configs/{name}", arg).to_dict())
     for name, arg in (("base.py", None), ("finetune/glue.py", "mrpc"))
-  )
-  texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is not None)
-  for text in (text for text in texts if isinstance(text, str)):
-    group, _, field = text.partition(".")
-    if group in files.load("configs/base.py") and re.fullmatch(r"[a-z_0-9]+", field):
-      assert text in pretraining.keys() | finetuning.keys() or field in ("json", "jsonl", "py"), (
-        text
-      )
+  ]
+  groups = {field.partition(".")[0] for field in fields[0] if "." in field}
+  texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+  for text in (text for text in texts if re.fullmatch(r"[a-z]+\.[a-z_0-9]+", str(text))):
+    group, _, end = text.partition(".")
+    if group in groups and end not in ("json", "jsonl", "py", "txt"):
+      assert any(text in known for known in fields), text
