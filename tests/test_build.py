@@ -432,15 +432,6 @@ def test_text_without_any_example_is_refused(tmp_path):
   assert not (tmp_path / "shards" / shards.MANIFEST).exists()
 
 
-def test_undecodable_text_stops_the_build_with_its_counts(tmp_path):
-  make_config(tmp_path)
-  (tmp_path / "text.txt").write_bytes(b"good text\n\n" * 9 + b"\xff\xff")
-  with pytest.raises(ValueError, match="1 of 10 documents are null or undecodable"):
-    build.build(make_config(tmp_path))
-  manifest = build.build(make_config(tmp_path, max_bad_frac=0.1))
-  assert manifest["sources"][0]["undecodable"] == 1
-
-
 @pytest.mark.parametrize(
   "fields, message",
   [

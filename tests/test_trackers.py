@@ -1,0 +1,40 @@
+"""What gets the lines of a run: trackers by name, and the picture that is drawn anew."""
+
+import pytest
+
+from electra_jax.programs import train
+from electra_jax.runtime import curves, trackers
+
+
+def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):
+  clock, drawn = [100.0], []
+  monkeypatch.setattr(curves.time, "monotonic", lambda: clock[0])
+  picture = curves.Redrawn(lambda: drawn.append(clock[0]))
+  for now, split in ((101, "heldout"), (120, "train"), (121, "heldout"), (140, "heldout")):
+    clock[0] = float(now)
+    picture.write(1, split, {})
+  assert drawn == [121]
+  clock[0] = 141.0
+  picture.write(2, "heldout", {})
+  assert drawn == [121, 141]
+
+
+def test_a_tracker_that_is_unknown_or_missing_is_one_line_before_the_start(tiny_config, tmp_path):
+  tiny_config.log.trackers = "tensorboard, comet"
+  with pytest.raises(ValueError, match="'comet' is not one of tensorboard, wandb, mlflow"):
+    train.train(tiny_config, tmp_path / "a")
+  for name in ("wandb", "mlflow"):
+    tiny_config.log.trackers = name
+    with pytest.raises(ValueError, match=f"trackers={name} needs .*'electra_jax.{name}.'$"):
+      train.train(tiny_config, tmp_path / "a")
+  assert not (tmp_path / "a").exists()
+
+
+def test_a_run_has_its_id_in_a_tracker_until_it_starts_over(tmp_path):
+  ids = iter("abc")
+
+  def remembered(resumed):
+    return trackers.Start(tmp_path, 0, resumed, {}).remembered("wandb", lambda: next(ids))
+
+  assert [remembered(x) for x in (False, True, True, False, True)] == list("aaabb")
+  assert trackers.Start(tmp_path, 0, True, {}).remembered("mlflow", lambda: "m") == "m"
