@@ -3,6 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
+EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1)
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
@@ -25,8 +26,8 @@ lint: .venv/ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-test-long: .venv/ready  ## what the default tests leave out because it compiles for minutes
-	$(RUN) -m pytest -m long
+test-long: .venv/ready  ## what the default tests leave out because it compiles for minutes; test-hf runs its own
+	$(RUN) -m pytest -m long $(EXCHANGE:%=--ignore=%)
 
 test-faults: .venv/ready  ## kill, starve and damage real runs, and compare what they end with, bit for bit
 	$(RUN) -m pytest -m faults tests/faults
@@ -37,8 +38,7 @@ test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine 
 test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
 	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
-	$(RUN) -m pytest -m "long or not long" tests/test_hf.py tests/test_modernbert.py \
-	  tests/test_spm.py tests/test_exchange.py tests/test_tf1.py
+	$(RUN) -m pytest -m "long or not long" $(EXCHANGE)
 
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU
 	$(RUN) tests/tpu_compile.py

@@ -22,7 +22,8 @@ os.environ.setdefault(
   " --xla_cpu_parallel_codegen_split_count=1"
   " --xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
-collect_ignore = ["without_tensorflow"]  # its tensorflow.py is to raise
+# Neither has doctests: one raises when it is imported, the other imports TensorFlow.
+collect_ignore = ["without_tensorflow", "faults/preload.py"]
 # Tests that start a run again, here or in another process, compile its step once.
 _compiled = tempfile.TemporaryDirectory(prefix="electra_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)

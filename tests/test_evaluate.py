@@ -111,6 +111,7 @@ def test_words_are_those_of_berts_tokenizer(words):
     assert scorers.continues_word(text, spans) == [p.startswith("##") for p in pieces]
 
 
+@pytest.mark.long
 def test_every_format_gives_the_same_accuracies(electra, tmp_path, files):
   source = sources.open_source(electra)
   export.export_hf(source, tmp_path / "hf", Console(quiet=True))

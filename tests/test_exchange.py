@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import without_activities
+from conftest import long_except, without_activities
 from rich.console import Console
 from test_hf import HAS_TORCH, SIZES, WORDS45, needs_torch, random_network, same
 from tf1_files import same_embeddings, save_tf1
@@ -200,7 +200,7 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
   assert sorted(p.name for p in tmp_path.iterdir() if p.name != "wrong") == ["in", "words"]
 
 
-@pytest.mark.parametrize("to", ["orbax", "hf"])
+@pytest.mark.parametrize("to", long_except(0, of=["orbax", "hf"]))
 def test_a_disk_that_fills_while_an_export_writes_ends_with_one_line(
   to, words45, tmp_path, monkeypatch
 ):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_tiny_config
+from conftest import long_except, make_tiny_config
 from test_finetune import make_config, run, source  # noqa: F401 (a fixture)
 from test_objectives import RATES, SPEC, D, fresh, keys_of, make_batch
 from test_train import lines
@@ -62,14 +62,17 @@ def test_every_block_of_the_guide_is_run_here():
 
 @pytest.mark.parametrize(
   ("heading", "spec"),
-  [
-    ("An objective", lambda: dataclasses.replace(SPEC, objective="shuffled")),
-    ("A generator", lambda: dataclasses.replace(SPEC, generator_kind="similar")),
-    (
-      "An encoder block",
-      lambda: dataclasses.replace(SPEC, discriminator=dataclasses.replace(D, block="parallel")),
-    ),
-  ],
+  long_except(
+    1,
+    of=[
+      ("An objective", lambda: dataclasses.replace(SPEC, objective="shuffled")),
+      ("A generator", lambda: dataclasses.replace(SPEC, generator_kind="similar")),
+      (
+        "An encoder block",
+        lambda: dataclasses.replace(SPEC, discriminator=dataclasses.replace(D, block="parallel")),
+      ),
+    ],
+  ),
 )
 def test_steps_lower_the_loss_of_what_the_guide_adds(heading, spec, entries):
   execute(sections()[heading][0])

@@ -243,6 +243,7 @@ def test_predictions_come_in_the_order_of_the_features_once_each():
       assert outputs[seed]["logits"][i].shape == (n, 3)
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_seed():
   wild = dataclasses.replace(OPTIMIZER, learning_rate=1e30, name="adamw")
   settings = dataclasses.replace(SETTINGS, optimizer=wild, seeds=(7,), epochs=3.0)

@@ -61,6 +61,7 @@ def test_a_run_may_be_made_longer_before_its_decay(straight, tiny_config, tmp_pa
   assert saved(workdir, 16) == saved(tmp_path / "long", 16)
 
 
+@pytest.mark.long
 def test_a_phase_takes_the_moments_and_counts_its_own_steps(straight, tiny_config, tmp_path):
   config = decaying(tiny_config)
   before = state_at(straight, 8, config)

@@ -249,6 +249,7 @@ print(statistics.median(faults))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
 def test_a_step_on_cpus_finds_the_memory_of_the_step_before():
   env = {**os.environ, "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}

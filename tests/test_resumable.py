@@ -101,6 +101,7 @@ def test_a_record_that_was_cut_off_counts_for_nothing(tmp_path):
   assert found["one"]["result"] == {"ran": True}
 
 
+@pytest.mark.long
 def test_a_program_is_told_to_stop_before_the_end_and_killed_at_it(tmp_path):
   work = a_work(tmp_path, 5)
   with pytest.raises(OutOfTime):

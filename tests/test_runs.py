@@ -107,6 +107,7 @@ def test_training_that_starts_over_keeps_the_earlier_history(run, tiny_config, c
   assert (run / "metrics.jsonl.1").read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_first_try_without_a_checkpoint_does_not_block_the_corrected_command(
   tiny_config, tmp_path, finished
 ):
@@ -118,6 +119,7 @@ def test_a_first_try_without_a_checkpoint_does_not_block_the_corrected_command(
   assert saved(tmp_path / "run") == saved(finished)
 
 
+@pytest.mark.long
 def test_an_evaluation_is_no_larger_than_what_is_evaluated(tiny_config, tmp_path, finished):
   tiny_config.eval.batch_size = 1 << 20
   assert train.train(tiny_config, tmp_path) == STEPS

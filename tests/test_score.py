@@ -170,6 +170,7 @@ def test_the_command_prints_scores(electra_run):
     score.read_nbest(["u1\t-1\tabc", "u1 -1 abc"])
 
 
+@pytest.mark.long
 def test_what_was_scored_is_printed_where_a_line_is_too_long(electra_run):
   long = "abcdefgh " * 20
   done = run(electra_run, f"abc def\n{long}\ngh\n{long}\n")
