@@ -45,7 +45,7 @@ def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
     return
   columns = min(len(panels), 3 if len(panels) <= 6 else 4)
   rows = math.ceil(len(panels) / columns)
-  width, height = 4.6 * columns, 3.1 * rows + 0.3  # inches
+  width, height = 4.6 * columns, 3.4 * rows + 0.3  # inches
   figure = new_figure(width, height)
   axes = figure.subplots(rows, columns, squeeze=False).flatten()
   for axis, (heading, names) in zip(axes, panels.items(), strict=False):
@@ -54,7 +54,7 @@ def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
     axis.remove()
   # Fixed margins: a layout engine draws everything twice, half a second of each run.
   figure.subplots_adjust(
-    *(0.6 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.6 / height), wspace=0.22, hspace=0.32
+    *(0.6 / width, 0.85 / height, 1 - 0.1 / width, 1 - 0.6 / height), wspace=0.22, hspace=0.48
   )
   # Not as mathematics, whatever the folder is called.
   figure.suptitle(title, x=0.1 / width, y=1 - 0.1 / height, ha="left", va="top", parse_math=False)
@@ -101,7 +101,8 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
 
 def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chance) -> None:
   for name, colour in zip(names, COLOURS * len(names), strict=False):
-    text, alone = terminal.label(name), len(names) == 1
+    alone = len(names) == 1
+    text, points = ("training", "held-out") if alone else (terminal.label(name), None)
     axis.plot(*_points(history, "train", name), color=colour, linewidth=1.4, label=text)
     if (heldout := _points(history, "heldout", name))[0]:
       axis.plot(
@@ -112,7 +113,7 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
         markersize=4.5,
         markeredgecolor="white",
         markeredgewidth=0.6,
-        label=f"{text}, held-out" if alone else None,
+        label=points,
       )
     steps, values, what = levels(history, name, chance)
     if steps:
@@ -129,7 +130,8 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
   axis.grid(alpha=0.25)
   axis.spines[["top", "right"]].set_visible(False)
   if len(axis.get_legend_handles_labels()[1]) > 1:
-    axis.legend(fontsize=7, frameon=False)
+    below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17)}  # where it covers no points
+    axis.legend(fontsize=7, frameon=False, ncols=3, columnspacing=1, **below)
 
 
 def levels(
