@@ -3,7 +3,7 @@
 Command:  python -m electra_jax.train --config=configs/all_tokens_mlm.py:small --workdir=DIR
           --config.data.dir=SHARDS
 Hardware: as the size that is named after the colon. The vocabulary
-          layer covers all tokens: the dearest of the objectives.
+          layer covers all tokens: 1.37 times a step of ELECTRA.
 Expected: GLUE dev average 84.3 at base size, where ELECTRA has 85.0 (paper, Table 5).
 """
 

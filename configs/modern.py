@@ -2,8 +2,9 @@
 
 Command:  python -m electra_jax.train --config=configs/modern.py:17m --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: one accelerator for 17m and 32m. The Ettin family took 1.7 T tokens, this run 52 G.
-Expected: no published encoder of this shape was trained by replaced-token detection.
+Hardware: one accelerator for 17m and 32m, an H200 with train.accumulation=4.
+Expected: no published encoder of this shape was trained by replaced-token detection. The Ettin
+          family took 1.7 T tokens, this run takes 52 G.
 
 Sources: Warner et al. 2024 (ModernBERT, Section 2 and Appendix A); Weller et al. 2025 (Ettin: the
 shapes and settings of 17m to 150m, and its training configurations); He et al. 2021 (DeBERTaV3: the

@@ -2,7 +2,7 @@
 # Trains on a TPU slice, makes it anew after each preemption until the run is done, then deletes it.
 #
 #   NAME=large ZONE=us-east5-a TYPE=v5litepod-64 BUCKET=my-bucket \
-#     launch/tpu_pod.sh [--dry-run] --config=configs/large.py [--config.FIELD=VALUE ...]
+#     launch/tpu_pod.sh [--dry-run] --config=configs/large.py --config.train.accumulation=8
 #
 # gs://BUCKET/shards holds the shards, gs://BUCKET/runs/NAME becomes the workdir: every new slice
 # goes on from the checkpoints there. Give the bucket a hierarchical namespace, so that a checkpoint
