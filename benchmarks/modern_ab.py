@@ -14,8 +14,9 @@ Each arm of SEARCHED is trained once at each of four learning rates; the rate wi
 masked-LM loss on the training text in the last tenth of the steps is taken, which no table shows.
 Then every arm is trained with three seeds at the rate of the arm that it changes, scores 6,700 of
 the minimal pairs (BLiMP's) by its discriminator and by its generator, and is fine-tuned on
-chunking. `packed` is evaluated on packed rows, so only its pairs and its chunking compare. Started
-again with the same arguments it goes on where it was, on another machine after the rows of FILE.
+chunking, as are fresh weights of the modern and of the paper's shape. `packed` is evaluated on
+packed rows, so only its pairs and its chunking compare. Started again with the same arguments it
+goes on where it was, on another machine after the rows of FILE.
 Results: DIR/modern_ab.json.
 """
 
@@ -110,25 +111,33 @@ def training_loss(folder: Path) -> float:
   return statistics.mean(x["mlm_loss"] for x in lines if x["step"] > 0.9 * lines[-1]["step"])
 
 
-def tune(out: Path, folder: Path, chunk: str, smoke: bool) -> float:
-  """Fine-tunes a run on chunking; returns F1."""
-  fields = {"init": folder, "data.train": f"{chunk}/train.txt", "data.dev": f"{chunk}/test.txt"}
+def tune(out: Path, name: str, start: dict, chunk: str, smoke: bool) -> float:
+  """Fine-tunes on chunking from the fields `start`; returns F1."""
+  fields = start | {"data.train": f"{chunk}/train.txt", "data.dev": f"{chunk}/test.txt"}
   fields |= {"seeds": 1, "train.epochs": 2.0, "data.max_length": 64, "data.buckets": 2}
   fields |= {"optimizer.learning_rate": 5e-4, "keep": "none"}
   fields |= {"data.train_examples": 64} if smoke else {}
-  rows = jobs.finetune(out, folder.name, "configs/finetune/tagging.py:chunk", fields)
+  rows = jobs.finetune(out, name, "configs/finetune/tagging.py:chunk", fields)
   (row,) = (row for row in rows if row["split"] == "dev")
   return jobs.main_metric(row)
 
 
-def measured(out: Path, arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict:
+def measured(arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict:
   """Trains, scores and fine-tunes an arm; returns its results."""
-  folder = train(out, arm, rate, seed, args.flops)
+  folder = train(args.out, arm, rate, seed, args.flops)
   last = jobs.heldout(folder)[-1]
   row = {name: last[name] for name in ("mlm_loss", "rtd_auc", "unigram_auc")}
   for scorer in ("rtd", "mlm"):
-    row[f"pairs_{scorer}"] = 100 * jobs.score_pairs(out, folder, scorer)["all"]["accuracy"]
-  return {"steps": last["step"]} | row | {"chunk_f1": tune(out, folder, args.chunk, args.smoke)}
+    row[f"pairs_{scorer}"] = 100 * jobs.score_pairs(args.out, folder, scorer)["all"]["accuracy"]
+  f1 = tune(args.out, folder.name, {"init": folder}, args.chunk, args.smoke)
+  return {"steps": last["step"]} | row | {"chunk_f1": f1}
+
+
+def fresh(arm: str, rate: float, args: argparse.Namespace) -> dict:
+  """Fine-tunes fresh weights of an arm's shape; returns its result."""
+  like = train(args.out, arm, rate, SEEDS[0], args.flops)
+  start = {"init": "random", "like": like}
+  return {"chunk_f1": tune(args.out, f"fresh-{arm}", start, args.chunk, args.smoke)}
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -185,13 +194,21 @@ def main() -> None:
     def once(arm: str, seed: int) -> dict:
       rate = rates[ARMS[arm][0]]
       key = {"arm": arm, "flops": args.flops, "rate": rate, "seed": seed}
-      return rows.once(key, lambda: measured(args.out, arm, rate, seed, args))
+      return rows.once(key, lambda: measured(arm, rate, seed, args))
+
+    def once_fresh(arm: str) -> dict:
+      key = {"fresh": arm, "flops": args.flops}
+      return rows.once(key, lambda: fresh(arm, rates[arm], args))
 
     places = [(arm, seed) for seed in SEEDS for arm in args.only]
     found = jobs.finish([pool.submit(once, *place) for place in places])
+    shapes = [arm for arm in ("modern", "paper") if arm in args.only]
+    controls = jobs.finish([pool.submit(once_fresh, arm) for arm in shapes])
   print("\n".join(table(found)))
+  for row in controls:
+    print(f"fresh weights, as {row['fresh']}: chunk_f1 {row['chunk_f1']:.2f}")
   searched = [row for row in rows.read() if "search" in row and row["flops"] == args.flops]
-  content = {"flops": args.flops, "search": searched, "rows": found}
+  content = {"flops": args.flops, "search": searched, "rows": found, "fresh": controls}
   hidden = [args.out, args.chunk, args.text, args.pairs]
   machine.save(str(args.out / "modern_ab.json"), content, hide=hidden)
 

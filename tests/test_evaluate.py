@@ -210,6 +210,15 @@ def test_fixed_noise_is_detected_as_in_the_runs_evaluation(electra, tiny_shards)
   assert found == pytest.approx(last["unigram_auc"], abs=1e-6)
 
 
+def test_dimensions_of_states_count_directions_of_equal_variance():
+  axes = np.concatenate([np.eye(6), -np.eye(6)])  # [12, 6], each direction as wide as the others
+  assert probe.effective_dimensions(axes) == pytest.approx(6)
+  assert probe.effective_dimensions(axes[:, :2] @ np.ones((2, 6))) == pytest.approx(1)
+  assert probe.effective_dimensions(3 * axes[[0, 1, 6, 7]] + 5) == pytest.approx(2)
+  wide = axes * [3, 1, 1, 1, 1, 1]  # variances 9 and five of 1, by hand: 14² / (81 + 5)
+  assert probe.effective_dimensions(wide) == pytest.approx(196 / 86)
+
+
 def test_a_probe_finds_tags_that_the_words_tell_and_no_others(electra):
   source = sources.open_source(electra)
   network = source.networks["discriminator"]
@@ -225,6 +234,7 @@ def test_a_probe_finds_tags_that_the_words_tell_and_no_others(electra):
     probe.run(network, source.tokenizer, of[:80], of[80:], 1000) for of in (told, chance)
   )
   assert first.words == 400 and first.labels == 2
+  assert 1 < first.dimensions == second.dimensions < 16
   # 200 words: chance is 50 with a standard error of 3.5; a network of width 16 tells most letters.
   assert first.metrics["accuracy"] > 70 and 35 < second.metrics["accuracy"] < 65
   with pytest.raises(ValueError, match="all words have the tag X"):

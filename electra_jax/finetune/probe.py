@@ -23,6 +23,16 @@ class Probe(NamedTuple):
   words: int
   labels: int
   metrics: dict[str, float]  # of the test file, as in fine-tuning
+  dimensions: float  # that the training states use, of their width
+
+
+def effective_dimensions(states: np.ndarray) -> float:
+  """Returns the participation ratio of states [n, D], (Σλ)² / Σλ² of their covariance: 1 to D.
+
+  A discriminator that has collapsed has 1: its states say one number about a token.
+  """
+  variances = np.linalg.eigvalsh(np.cov(states, rowvar=False))
+  return float(variances.sum() ** 2 / (variances**2).sum())
 
 
 def _states(
@@ -93,4 +103,5 @@ def run(
     scores[window.positions, tags] = 1.0
     logits.append(scores)
   decoded = tagging.decode(test, of_test, labels, {"logits": logits})
-  return Probe(len(x), len(labels), tagging.compute_metrics(tagging.example_scores(test, decoded)))
+  scores = tagging.compute_metrics(tagging.example_scores(test, decoded))
+  return Probe(len(x), len(labels), scores, effective_dimensions(x))

@@ -90,6 +90,8 @@ def run_probe(args: argparse.Namespace, console: Console) -> None:
     found = probe.run(network, source.tokenizer, train, test, most)
   scores = ", ".join(f"{name} {value:.2f}" for name, value in found.metrics.items())
   console.print(f"linear probe on {found.words:,} words, {found.labels} labels: {scores}")
+  width = network.cfg.hidden_size
+  console.print(f"states use {found.dimensions:.1f} of {width} dimensions (participation ratio)")
 
 
 def _open(path: str) -> Source:
