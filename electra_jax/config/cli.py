@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -226,16 +226,10 @@ def _resolve_argv(argv: list[str]) -> list[str]:
       path, colon_arg = resolve(match[1]), match[2] or ""
       argv[i] = f"--config={path}{colon_arg}"
       config = load(path, colon_arg[1:] or None)
-      for field in _overridden(argv):
-        check_field(config, field)
+      for other in argv:
+        if override := re.match(r"--?(?:no)?config\.([^=]*)", other):
+          check_field(config, override[1])
   return argv
-
-
-def _overridden(argv: list[str]) -> Iterator[str]:
-  """Yields the fields that the command line overrides."""
-  for arg in argv:
-    if match := re.match(r"--?(?:no)?config\.([^=]*)", arg):
-      yield match[1]
 
 
 def check_field(config: ConfigDict, field: str) -> None:
