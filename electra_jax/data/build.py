@@ -55,8 +55,12 @@ def build(
   with _opened(config, overwrite=overwrite) as (found, plan, work):
     if found:
       return found
-    with _cleared_by_errors(work, plan):
+    try:
       return _build_all(work, plan, runner, options)
+    except Exception:
+      if plan.parts == 1:  # of several parts, the finished ones are kept
+        shutil.rmtree(work, ignore_errors=True)
+      raise
 
 
 def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> dict:
@@ -78,17 +82,6 @@ def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> d
   parts.write_vocabulary(work, plan)
   run(parts.PART)
   return _join(work, plan)
-
-
-@contextlib.contextmanager
-def _cleared_by_errors(work: Path, plan: Plan) -> Iterator[None]:
-  """Deletes a failed build of a single part; builds of several parts keep finished ones."""
-  try:
-    yield
-  except Exception:
-    if plan.parts == 1:
-      shutil.rmtree(work, ignore_errors=True)
-    raise
 
 
 def build_part(config: ConfigDict, part: int, count: int) -> None:
