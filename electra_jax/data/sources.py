@@ -193,7 +193,11 @@ def documents(
   """
   for repeat in range(math.ceil(source.weight)):
     share, place = min(1.0, source.weight - repeat), -1
-    for piece in _assemble(_lines_of(source, stats, repeat, paths, tfds_dir), stats, repeat):
+    if source.kind == "tfds":
+      lines = _tfds_lines(source, stats, repeat, tfds_dir)
+    else:
+      lines = _file_lines(source, stats, repeat, files(source) if paths is None else paths)
+    for piece in _assemble(lines, stats, repeat):
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
       place += piece.first
       if duplicates is not None and duplicates[place]:
@@ -250,19 +254,10 @@ def _assemble(
       key, skip = None, False
 
 
-def _lines_of(
-  source: TextSource, stats: SourceStats, repeat: int, paths, tfds_dir: str | None
-) -> Iterator[bytes | None]:
-  """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
-  if source.kind == "tfds":
-    yield from _tfds_lines(source, stats, repeat, tfds_dir)
-  else:
-    yield from _file_lines(source, stats, repeat, files(source) if paths is None else paths)
-
-
 def _file_lines(
   source: TextSource, stats: SourceStats, repeat: int, paths: Sequence[str]
 ) -> Iterator[bytes | None]:
+  """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
   sizes = [os.path.getsize(path) for path in paths]
   stats.files, stats.file_bytes = len(paths), sum(sizes)
   before = repeat * stats.file_bytes
