@@ -44,7 +44,7 @@ def find(path: Path) -> Path | None:
   """
   if not path.is_dir():
     prefix = path.with_name(_ENDING.sub("", path.name))
-    return prefix if _index(prefix).is_file() else None
+    return prefix if prefix.with_name(f"{prefix.name}.index").is_file() else None
   note, there = path / "checkpoint", sorted(p.stem for p in path.glob("*.index"))
   if note.is_file():
     named = re.search(
@@ -60,10 +60,6 @@ def find(path: Path) -> Path | None:
   if len(there) > 1:
     raise ExchangeError(f"{path} holds several checkpoints, name one: {', '.join(there)}")
   return path / there[0] if there else None
-
-
-def _index(prefix: Path) -> Path:
-  return prefix.with_name(f"{prefix.name}.index")
 
 
 def read_scopes(prefix: str | Path) -> dict[str, Scopes]:
