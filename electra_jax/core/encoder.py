@@ -7,6 +7,7 @@ layers.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -108,8 +109,10 @@ class Block(nn.Module):
       if cfg.qk_norm:
         q, k = (norm(cfg, f"{n}_norm")(y).astype(v.dtype) for n, y in (("q", q), ("k", k)))
       if tables:
-        local, every = tables.get("local"), tables["global"]
-        table = every if local is None else _choose(flags["is_local"], local, every)
+        table = tables["global"]
+        if "local" in tables:
+          choose = functools.partial(jnp.where, flags["is_local"])
+          table = jax.tree.map(choose, tables["local"], table)
         q, k = attention.rotate(q, table), attention.rotate(k, table)
       inputs = attention.Inputs(q, k, v, context.padding_mask, context.document_ids, at(0))
       if "is_local" in flags:
@@ -128,10 +131,6 @@ class Block(nn.Module):
       return dropout(feed_forward(cfg, x), rate, at(2))
 
     return BLOCKS[cfg.block].apply(cfg, x, attend, forward, flags), None
-
-
-def _choose(flag: jax.Array, one, other):
-  return jax.tree.map(lambda a, b: jnp.where(flag, a, b), one, other)
 
 
 def _layer_flags(cfg: TransformerConfig) -> dict[str, jax.Array]:
