@@ -1,7 +1,6 @@
 """Runs tasks on a pool of processes, with ordered results and a bounded number of pending tasks."""
 
 import collections
-import concurrent.futures
 import contextlib
 import gc
 import multiprocessing
@@ -9,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 
@@ -54,13 +53,13 @@ def _end_with_parent() -> None:
   os._exit(1)
 
 
-def in_order(pool: ProcessPoolExecutor, function: Callable, items: Iterable, most: int) -> Iterator:
+def in_order(pool: Executor, function: Callable, items: Iterable, most: int) -> Iterator:
   """Yields function(item) for each item, in order, with about `most` items pending.
 
   Raises:
     WorkerError: a process died, most likely from lack of memory.
   """
-  waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+  waiting: collections.deque[Future] = collections.deque()
   try:
     for item in items:
       waiting.append(pool.submit(function, item))

@@ -7,7 +7,6 @@ off accelerators and imported only with the first training batch; where it is no
 computes the same order.
 """
 
-import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.batch import Batch
-from electra_jax.data import examples, shards
+from electra_jax.data import examples, pool, shards
 from electra_jax.data.index_shuffle import index_shuffle
 from electra_jax.data.shards import DataError
 from electra_jax.data.tokenizer import Vocab
@@ -171,15 +170,13 @@ def train_batches(
     raise DataError(
       f"{data.folder}: {data.num_examples} examples are too few for a batch of {batch_size}"
     )
-  with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-    waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+  read = functools.partial(data.read, row=rows)
+  with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
     try:
-      for index in _indices(data.num_examples, seed, batch_size, rows, start_step, skipped):
-        waiting.append(pool.submit(data.read, index, rows))
-        if len(waiting) > READ_AHEAD:
-          yield waiting.popleft().result()
+      indices = _indices(data.num_examples, seed, batch_size, rows, start_step, skipped)
+      yield from pool.in_order(threads, read, indices, READ_AHEAD)
     finally:
-      pool.shutdown(wait=False, cancel_futures=True)
+      threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _indices(num_examples, seed, batch_size, rows, start_step, skipped) -> Iterator[np.ndarray]:
