@@ -1,6 +1,5 @@
 """Curves of several runs on shared axes, as Bokeh figures."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -79,25 +78,18 @@ def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
   pointed = []
   for run, colour in zip(runs, COLOURS * len(runs), strict=False):
     for split, draw_split in (("train", plot.line), ("heldout", plot.scatter)):
-      lines = thinned([x for x in run.history if x["split"] == split and name in x])
-      if not lines:
+      steps, values = map(thinned, curves.points(run.history, split, name))
+      if not steps:
         continue
-      # None (a count of 0) leaves a gap.
-      values = [math.nan if x[name] is None else x[name] for x in lines]
-      columns = {
-        "step": [x["step"] for x in lines],
-        "value": values,
-        "run": [run.name] * len(lines),
-        "split": [split] * len(lines),
-      }
+      columns = {"step": steps, "value": values}
+      columns |= {"run": [run.name] * len(steps), "split": [split] * len(steps)}
       source = ColumnDataSource(columns, name=f"{run.name} {split} {name}")
       style = {"line_width": 1.6} if split == "train" else {"size": 7}
       pointed.append(draw_split("step", "value", source=source, color=colour, **style))
   note = ""
   steps, values, what = curves.levels(runs[0].history, name, runs[0].chance)
   if steps:
-    steps, values = thinned(steps), thinned(values)
-    plot.line(steps, values, color="#777777", line_dash="dashed", line_width=1.2)
+    plot.line(thinned(steps), thinned(values), color="#777777", line_dash="dashed", line_width=1.2)
     note = f"dashed: trivial baseline ({what})"
   tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (terminal.label(name), "@value{0.0000}")]
   plot.add_tools(HoverTool(renderers=pointed, tooltips=tips, mode="mouse"))

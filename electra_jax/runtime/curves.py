@@ -102,9 +102,9 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
 def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chance) -> None:
   for name, colour in zip(names, COLOURS * len(names), strict=False):
     alone = len(names) == 1
-    text, points = ("training", "held-out") if alone else (terminal.label(name), None)
-    axis.plot(*_points(history, "train", name), color=colour, linewidth=1.4, label=text)
-    if (heldout := _points(history, "heldout", name))[0]:
+    text, dots = ("training", "held-out") if alone else (terminal.label(name), None)
+    axis.plot(*points(history, "train", name), color=colour, linewidth=1.4, label=text)
+    if (heldout := points(history, "heldout", name))[0]:
       axis.plot(
         *heldout,
         color=colour,
@@ -113,7 +113,7 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
         markersize=4.5,
         markeredgecolor="white",
         markeredgewidth=0.6,
-        label=points,
+        label=dots,
       )
     steps, values, what = levels(history, name, chance)
     if steps:
@@ -151,7 +151,7 @@ def levels(
   return [], [], None
 
 
-def _points(history: list[dict], split: str, name: str) -> tuple[list[int], list[float]]:
+def points(history: list[dict], split: str, name: str) -> tuple[list[int], list[float]]:
+  """Returns the steps and values of a metric; NaN, which leaves a gap, for a count of 0."""
   lines = [x for x in history if x["split"] == split and name in x]
-  # None (a count of 0) leaves a gap.
   return [x["step"] for x in lines], [math.nan if x[name] is None else x[name] for x in lines]
