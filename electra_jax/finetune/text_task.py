@@ -2,11 +2,11 @@
 
 import csv
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
@@ -80,9 +80,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   head = HeadSpec(task.label_type.head, arguments)
   info = TaskInfo("text", name, head, max_length, text=dataclasses.asdict(task))
 
-  def collapsed(scores: np.ndarray) -> bool:
-    return glue.collapsed(task, scores)
-
+  collapsed = functools.partial(glue.collapsed, task)
   return TaskData(info, task.title, task.epochs, train, splits, collapsed, notes)
 
 
@@ -91,23 +89,20 @@ def _eval_split(task: TextTask, split: str, examples: list[Example], rows: Calla
     name = task.submission.get(split, f"{split}.tsv")
     glue.write_submission(folder / name, task, examples, outputs)
 
-  def scores(outputs: dict) -> np.ndarray:
-    return glue.example_scores(task, examples, outputs)
-
+  scores = functools.partial(glue.example_scores, task, examples)
   labelled = all(example.label is not None for example in examples)
   examples_hash = digest((e.text, e.pair, e.label) for e in examples)
   return EvalSplit(rows(split, examples), examples_hash, scores if labelled else None, write)
 
 
 def _metrics(info: TaskInfo) -> Metrics:
-  task = _task(info)
-  return lambda scores: glue.compute_metrics(task, scores)
+  return functools.partial(glue.compute_metrics, _task(info))
 
 
 def _main_metric(info: TaskInfo) -> Metrics:
   task = _task(info)
   main = dataclasses.replace(task, metrics=task.metrics[:1])
-  return lambda scores: glue.compute_metrics(main, scores)
+  return functools.partial(glue.compute_metrics, main)
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
