@@ -192,17 +192,14 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
   if config:
     lines += [
       f"- objective `{config['objective']['name']}`, {source.card['steps']:,} steps of"
-      f" {config['train']['batch_size']:,} sequences of {config['data']['seq_length']} tokens",
-      *(
-        [
-          f"- this run: {source.card['tokens']:,} tokens, padding included, and"
-          f" {source.card['flops']:.2e} FLOPs of matrix products"
-        ]
-        if "flops" in source.card
-        else []
-      ),
-      f"- text: {', '.join(f'`{Path(source).name}`' for source in source.card['text'])}",
+      f" {config['train']['batch_size']:,} sequences of {config['data']['seq_length']} tokens"
     ]
+    if "flops" in source.card:
+      lines += [
+        f"- this run: {source.card['tokens']:,} tokens, padding included, and"
+        f" {source.card['flops']:.2e} FLOPs of matrix products"
+      ]
+    lines += [f"- text: {', '.join(f'`{Path(text).name}`' for text in source.card['text'])}"]
   for row in source.card.get("metrics", []):
     shown = ", ".join(f"{name} {value:.2f}" for name, value in row["metrics"].items())
     lines.append(f"- {row['task']}, {row['split']}, seed {row['seed']}: {shown}")
@@ -215,9 +212,8 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
     lines += ["", "| held-out documents | |", "|---|---|"]
     lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]
   if config:
-    kept = {
-      k: v for k, v in config.items() if k in ("model", "generator", "objective", "optimizer")
-    }
+    groups = ("model", "generator", "objective", "optimizer")
+    kept = {k: v for k, v in config.items() if k in groups}
     lines += ["", "```json", json.dumps(kept, indent=1), "```"]
   return "\n".join(lines) + "\n"
 
