@@ -90,14 +90,8 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
     wrong.append(f"embedding_size={cfg.embedding_size} at hidden_size={cfg.hidden_size}")
   if wrong:
     raise ExchangeError(f"Hugging Face's ModernBERT does not support {', '.join(wrong)}")
-  rates = {
-    name: cfg.dropout if rate is None else rate
-    for name, rate in (
-      ("embedding_dropout", cfg.embedding_dropout),
-      ("ffn_dropout", cfg.ffn_dropout),
-    )
-  }
-  known = dataclasses.replace(cfg, **rates)
+  unset = [k for k in ("embedding_dropout", "ffn_dropout") if getattr(cfg, k) is None]
+  known = dataclasses.replace(cfg, **dict.fromkeys(unset, cfg.dropout))
   local = [bool(i % cfg.global_every) for i in range(cfg.num_layers)]
   thetas = {False: cfg.rope_theta, True: cfg.local_rope_theta}
   return {
