@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
-from electra_jax.interop import sentencepiece_model
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import MODERNBERT
+from electra_jax.interop.vocabularies import engine_of
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, to_hf
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
@@ -108,19 +108,14 @@ def save(
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   """Writes the files with which AutoTokenizer gives the same ids; returns False if unsupported.
 
-  As usual in Hugging Face, a special token's name in a text becomes that token. `to_engine` lists
-  the supported SentencePiece models.
+  As usual in Hugging Face, a special token's name in a text becomes that token.
+  `sentencepiece_model.to_engine` lists the supported SentencePiece models.
   """
   from tokenizers import AddedToken, processors
-  from tokenizers import Tokenizer as Engine
 
-  vocab = tokenizer.vocab
-  if vocab.kind == "sentencepiece":
-    engine = sentencepiece_model.to_engine(tokenizer.path)
-    if engine is None:
-      return False
-  else:
-    engine = Engine.from_str(tokenizer.engine_json())
+  vocab, engine = tokenizer.vocab, engine_of(tokenizer)
+  if engine is None:
+    return False
   names = {role: engine.id_to_token(getattr(vocab, role)) for role in SPECIAL_NAMES}
   engine.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names.values()])
   cls, sep = names["cls"], names["sep"]

@@ -18,7 +18,7 @@ def difference(one: Tokenizer, other: Tokenizer) -> str | None:
   """
   if one.vocab == other.vocab:
     return None
-  mine, theirs = _engine(one), _engine(other)
+  mine, theirs = engine_of(one), engine_of(other)
   if mine is None or theirs is None:
     return f"SHA-256 {one.vocab.hash[:12]}, not {other.vocab.hash[:12]}"
   a, b = (json.loads(engine.to_str()) for engine in (mine, theirs))
@@ -39,7 +39,7 @@ def difference(one: Tokenizer, other: Tokenizer) -> str | None:
   return None if added[0] == added[1] else "other added tokens"
 
 
-def _engine(tokenizer: Tokenizer):
+def engine_of(tokenizer: Tokenizer):
   """Returns the tokenizer as one of the `tokenizers` library, None if there is no exact one."""
   from tokenizers import Tokenizer as Engine
 
