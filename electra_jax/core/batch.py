@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:  # data is built without JAX, which takes a second to import
   import jax
-  import numpy as np
 
   Array = jax.Array | np.ndarray
 
@@ -37,3 +39,12 @@ class Examples(NamedTuple):
   # {name: labels}, [B] per row or [B, L] per token, padded with 0; empty for prediction
   target: dict[str, Array]
   document_ids = None  # as in `Batch`: each row is one document
+
+
+def from_rows(rows: Sequence[Sequence[int]], shape: tuple[int, int], pad: int) -> Batch:
+  """Returns rows of ids, one segment each, as NumPy arrays [B, L]; other rows are all padding."""
+  ids, lengths = np.full(shape, pad, np.int32), np.zeros((shape[0], 1), np.int32)
+  for i, row in enumerate(rows):
+    ids[i, : len(row)], lengths[i] = row, len(row)
+  mask = np.arange(shape[1]) < lengths
+  return Batch(ids, np.zeros_like(ids), mask, np.arange(shape[0], dtype=np.int32))

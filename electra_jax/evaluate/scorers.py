@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from electra_jax.core import networks, scoring
-from electra_jax.core.batch import Batch
+from electra_jax.core.batch import Batch, from_rows
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
@@ -183,14 +183,11 @@ class SentenceScorer:
 
   def _start(self, weights: dict, rows: list[Row], length: int) -> tuple[np.ndarray, jax.Array]:
     """Returns the rows' sentence indices and their scores, still being computed on the device."""
-    size = _batch_size(length)
-    ids = np.full((size, length), self._tokenizer.vocab.pad, np.int32)
-    lengths, positions, labels = (np.zeros(size, np.int32) for _ in range(3))
-    for i, row in enumerate(rows):
-      ids[i, : len(row.ids)] = row.ids
-      lengths[i], positions[i], labels[i] = len(row.ids), row.position, row.label
-    mask = np.arange(length) < lengths[:, None]
-    batch = Batch(ids, np.zeros_like(ids), mask, np.arange(size, dtype=np.int32))
+    shape = _batch_size(length), length
+    batch = from_rows([row.ids for row in rows], shape, self._tokenizer.vocab.pad)
+    positions, labels = np.zeros((2, shape[0]), np.int32)
+    positions[: len(rows)] = [row.position for row in rows]
+    labels[: len(rows)] = [row.label for row in rows]
     placed = parallel.split_rows((batch, positions, labels))
     return np.array([row.sentence for row in rows]), self._apply(weights, *placed)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from electra_jax.core import networks as nets
 from electra_jax.core import params
-from electra_jax.core.batch import Batch
+from electra_jax.core.batch import Batch, from_rows
 from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import EXPORT_FORMS
 from electra_jax.finetune.prepare import TASK_KINDS
@@ -76,12 +76,11 @@ def real_text(source: Source, count: int = 8) -> Batch:
   longest = min(128, *(n.cfg.max_positions for n in source.networks.values()))
   topics = sorted(pydoc_data.topics.topics.values(), key=len)[-count:]
   encoded = source.tokenizer.encode_batch([topic[:2000] for topic in topics])
-  ids = np.full((count, longest), vocab.pad, np.int32)
-  padding_mask = np.zeros(ids.shape, bool)
-  for row, tokens in enumerate(encoded):  # different lengths, to test padding
-    tokens = [vocab.cls, *tokens[: longest - 2 - 3 * row % (longest // 2)], vocab.sep]
-    ids[row, : len(tokens)], padding_mask[row, : len(tokens)] = tokens, True
-  return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(count, dtype=np.int32))
+  rows = [
+    [vocab.cls, *tokens[: longest - 2 - 3 * i % (longest // 2)], vocab.sep]
+    for i, tokens in enumerate(encoded)  # different lengths, to test padding
+  ]
+  return from_rows(rows, (count, longest), vocab.pad)
 
 
 def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0) -> float:

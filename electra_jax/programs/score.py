@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from electra_jax.core import objectives
-from electra_jax.core.batch import Batch
+from electra_jax.core.batch import Batch, from_rows
 from electra_jax.data import tokenizer
 from electra_jax.interop import likelihood, sources
 from electra_jax.runtime.display import doing
@@ -65,13 +65,9 @@ class Scorer:
 
   def _batch(self, encoded: list[list[int]]) -> Batch:
     vocab = self.tokenizer.vocab
-    length = 1 << (max(map(len, encoded)) + 1).bit_length()
-    ids = np.full((self.batch_size, min(length, self.longest + 2)), vocab.pad, np.int32)
-    padding_mask = np.zeros(ids.shape, bool)
-    for row, tokens in enumerate(encoded):
-      ids[row, : len(tokens) + 2] = [vocab.cls, *tokens, vocab.sep]
-      padding_mask[row, : len(tokens) + 2] = True
-    return Batch(ids, np.zeros_like(ids), padding_mask, np.arange(len(ids), dtype=np.int32))
+    length = min(1 << (max(map(len, encoded)) + 1).bit_length(), self.longest + 2)
+    rows = [[vocab.cls, *tokens, vocab.sep] for tokens in encoded]
+    return from_rows(rows, (self.batch_size, length), vocab.pad)
 
 
 def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:
