@@ -249,7 +249,7 @@ def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int)
       kept[text] = (first, last, float(scores[i]))
       if len(kept) == n_best:
         break
-  shares = np.exp([score - max(scores) for *_, score in kept.values()])
+  shares = np.exp([score - scores.max() for *_, score in kept.values()])
   return [
     Answer(text, *place, float(share))
     for (text, place), share in zip(kept.items(), shares / shares.sum(), strict=True)
