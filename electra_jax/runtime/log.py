@@ -34,10 +34,8 @@ class History:
       if bad := [str(n) for n, text in enumerate(texts, 1) if parse_line(text) is None]:
         self.notes = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
     elif found:
-      number = next(
-        n for n in itertools.count(1) if not path.with_name(f"{path.name}.{n}").exists()
-      )
-      aside = path.rename(path.with_name(f"{path.name}.{number}"))
+      numbered = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
+      aside = path.rename(next(name for name in numbered if not name.exists()))
       self.notes = [f"training starts over: the earlier {path.name} is now {aside}"]
     with replacing(path) as temporary:
       temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
