@@ -80,9 +80,7 @@ class RtdHead(nn.Module):
 
 def mlm_head_flops(cfg: TransformerConfig, positions: int) -> int:
   """Returns the forward FLOPs of `MlmHead` at `positions` states."""
-  return (
-    2 * positions * (cfg.hidden_size * cfg.embedding_size + cfg.embedding_size * cfg.vocab_size)
-  )
+  return 2 * positions * (cfg.hidden_size + cfg.vocab_size) * cfg.embedding_size
 
 
 def rtd_head_flops(cfg: TransformerConfig, positions: int) -> int:

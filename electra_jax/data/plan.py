@@ -232,6 +232,5 @@ class PartReader:
   def done(self) -> float:
     """Returns the fraction of the part's text that has been read, 0 to 1."""
     total = sum(stats.total_bytes for stats in self.stats.values())
-    return (
-      min(1.0, sum(stats.done_bytes for stats in self.stats.values()) / total) if total else 0.0
-    )
+    done = sum(stats.done_bytes for stats in self.stats.values())
+    return min(1.0, done / total) if total else 0.0

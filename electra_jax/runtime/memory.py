@@ -30,11 +30,8 @@ def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
   stats = compiled.memory_analysis()
   if stats is None:
     return
-  refuse(
-    name,
-    stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes,
-    f"raise {remedy}",
-  )
+  results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+  refuse(name, stats.temp_size_in_bytes + results, f"raise {remedy}")
 
 
 def refuse(name: str, needed: int, remedy: str) -> None:

@@ -23,8 +23,8 @@ TRIES = 3
 @functools.cache
 def _work():
   # Long enough to show a shared core: the scheduler lets short work pass undisturbed.
-  size = 512 if jax.default_backend() == "cpu" else 4096
-  dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+  on_cpu = jax.default_backend() == "cpu"
+  size, dtype = (512, jnp.float32) if on_cpu else (4096, jnp.bfloat16)
   work = jax.jit(lambda x: jax.lax.fori_loop(0, 8, lambda _, y: y @ x, x))
   return work, [jax.device_put(jnp.eye(size, dtype=dtype), d) for d in jax.local_devices()]
 
