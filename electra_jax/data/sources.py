@@ -32,6 +32,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
+from electra_jax.data.tokenizer import first_line
+
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
 TABLE_ROWS = 64  # of a parquet file in memory at a time
@@ -327,7 +329,7 @@ def _arrow_errors() -> Iterator[None]:
   try:
     yield
   except (pyarrow.ArrowException, OSError) as error:
-    raise OSError(str(error).strip().split("\n")[0]) from None
+    raise OSError(first_line(error)) from None
 
 
 def _column_lines(schema, batches, path: str, field: str) -> Iterator[bytes | None]:
@@ -363,8 +365,8 @@ def _tfds_lines(
     dataset = builder.as_dataset(split=source.split, shuffle_files=False)
     info = builder.info.splits[source.split]
   except Exception as error:  # TFDS raises many kinds, over many lines
-    reason = str(error).strip().split("\n")[0]
-    raise SourceError(f"source {source.text!r}: {type(error).__name__}: {reason}") from None
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    raise SourceError(f"source {source.text!r}: {reason}") from None
   if source.field not in dataset.element_spec:
     has = ", ".join(dataset.element_spec)
     raise SourceError(f"source {source.text!r} has no field {source.field!r} (found: {has})")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from electra_jax.data.tokenizer import first_line
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines, split_rows
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
@@ -274,9 +275,8 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
     builder.download_and_prepare()
     dataset = builder.as_dataset(split=theirs, shuffle_files=False)
   except Exception as error:  # TFDS raises many kinds, over many lines
-    reason = str(error).strip().split("\n")[0]
     kind = MissingSplit if split in task.submission else TaskError
-    raise kind(f"{task.title}: tfds:{name}, {theirs}: {reason:.300}") from None
+    raise kind(f"{task.title}: tfds:{name}, {theirs}: {first_line(error):.300}") from None
   theirs_of = {c: task.tfds_columns.get(c, c) for c in (task.text, task.pair, task.label)}
   ours_of = {theirs: column for column, theirs in theirs_of.items()}
   columns = [ours_of.get(column, column) for column in dataset.element_spec]
