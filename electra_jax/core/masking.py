@@ -95,12 +95,14 @@ def choose(
   return MaskedPositions(positions, labels, weights.astype(jnp.float32))
 
 
+# Rows [B, L] with values [B, K] at distinct positions [B, K].
+_put = jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))
+
+
 def write(ids: jax.Array, masked: MaskedPositions, values: jax.Array) -> jax.Array:
   """Returns ids [B, L] with values [B, K] at the positions of weight 1."""
   values = jnp.where(masked.weights > 0, values, masked.labels)
-  return jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))(
-    ids, masked.positions, values
-  )
+  return _put(ids, masked.positions, values)
 
 
 def mask(ids: jax.Array, masked: MaskedPositions, masking: Masking, keys: jax.Array) -> jax.Array:
@@ -130,9 +132,7 @@ def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
   """Returns [B, L] bool: True on masked positions of weight 1."""
   nowhere = jnp.zeros((len(masked.positions), length), bool)
-  return jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))(
-    nowhere, masked.positions, masked.weights > 0
-  )
+  return _put(nowhere, masked.positions, masked.weights > 0)
 
 
 def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
