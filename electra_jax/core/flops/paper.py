@@ -12,7 +12,7 @@ from electra_jax.core.heads import HEADS
 from electra_jax.core.layers import FEED_FORWARDS
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES, generator_of
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import TransformerConfig, take_fields
 
 # Operations per element.
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
@@ -133,18 +133,14 @@ PAPER = {
 
 
 def _network(cfg: TransformerConfig, length: int, output: str, output_size: int = 0) -> Network:
-  return Network(
-    cfg.hidden_size,
-    cfg.num_layers,
-    length,
-    cfg.embedding_size,
-    output,
-    cfg.vocab_size,
-    cfg.num_heads,
-    cfg.ffn_size,
-    output_size,
-    FEED_FORWARDS[cfg.feed_forward].gated,
-    attention.encoder_scores(cfg, length) / (cfg.num_layers * length),
+  return take_fields(
+    Network,
+    vars(cfg),
+    length=length,
+    output=output,
+    output_size=output_size,
+    gated=FEED_FORWARDS[cfg.feed_forward].gated,
+    keys=attention.encoder_scores(cfg, length) / (cfg.num_layers * length),
   )
 
 
