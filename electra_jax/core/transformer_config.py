@@ -94,7 +94,7 @@ def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
   ]
 
 
-def take_fields(cls: type, group: Mapping, **others):
+def take_fields(cls: type, group: Mapping, /, **others):
   """Returns cls(...) from the entries of `group` that are fields of cls, and `others`.
 
   >>> take_fields(Compute, {"dtype": "bfloat16", "hidden_size": 8}, unroll=2)

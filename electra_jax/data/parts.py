@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from electra_jax.core.transformer_config import take_fields
 from electra_jax.data import build_vocab, chunks, duplicates, examples, shards, tokenizer
 from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
@@ -222,8 +223,7 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
   if not todo:
     return
   vocab, data = _read_vocab(work, plan), plan.config.data
-  fields = {f.name: data[f.name] for f in dataclasses.fields(ExampleSpec) if f.name in data}
-  spec = ExampleSpec(**fields, cls=vocab.cls, sep=vocab.sep, pad=vocab.pad)
+  spec = take_fields(ExampleSpec, data, cls=vocab.cls, sep=vocab.sep, pad=vocab.pad)
   settings = chunks.WorkerSpec(str(work / VOCABULARY), vocab, spec, plan.config.seed)
   readers = {part: PartReader(plan, part) for part in todo}
 
