@@ -7,6 +7,7 @@ length does not, so several seeds can be stacked in one batch.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from electra_jax.core.batch import Examples
@@ -119,15 +120,9 @@ def batches(
     plans = [plan_epoch(lengths, buckets, batch_size, seed, epoch) for seed in seeds]
     for together in list(zip(*plans, strict=True))[:left]:
       parts = [collate(features, plan, batch_size, pad) for plan in together]
-      yield Examples(*(_stack([p[i] for p in parts]) for i in range(len(Examples._fields))))
+      yield jax.tree.map(lambda *of_seeds: np.stack(of_seeds, 1), *parts)
       left -= 1
     epoch += 1
-
-
-def _stack(parts: list):
-  if isinstance(parts[0], dict):
-    return {name: np.stack([p[name] for p in parts], 1) for name in parts[0]}
-  return np.stack(parts, 1)
 
 
 def steps_of(examples: int, batch_size: int, epochs: float) -> int:
