@@ -14,7 +14,6 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
 from electra_jax.interop import sources
 from electra_jax.interop.vocabularies import difference
-from electra_jax.runtime import parallel
 
 RANDOM = "random"
 # Single-field ranges: above 0, at least 0, at least 0 and below 1.
@@ -79,7 +78,7 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
 def configure(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
   """Returns `cfg` with the configuration's dropout, dtype, attention, unroll and remat."""
   m = config.model
-  compute = specs.make_compute(m, cfg.hidden_size // cfg.num_heads)
+  compute = specs.make_compute(m, cfg.head_size)
   return dataclasses.replace(
     cfg, dropout=m.dropout, attention_dropout=m.attention_dropout, compute=compute
   )
@@ -123,5 +122,4 @@ def check(config: ConfigDict) -> None:
     if flat[field] not in known:
       raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
   validate.check_attention(config.model)
-  for field in ("train.batch_size", "eval.batch_size"):
-    parallel.check_divisible(flat[field], config.train.accumulation if "train" in field else 1)
+  validate.check_devices(config)
