@@ -12,9 +12,8 @@ from electra_jax.runtime import terminal
 from electra_jax.runtime.display import starting
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Runs from the command line."""
-  del argv
   config, match = flags.FLAGS.config, flags.FLAGS.match
   if match and config is None:
     raise flags.Error("--match=FILE needs --config=FILE")

@@ -17,9 +17,8 @@ from electra_jax.runtime import terminal
 from electra_jax.runtime.display import starting
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Runs from the command line."""
-  del argv
   args = flags.FLAGS
   if args.config is None or not args.topology:
     raise flags.Error("--config=FILE and --topology=v5e:16x16 or h200x8 are needed")

@@ -18,9 +18,8 @@ from electra_jax.config import cli
 from electra_jax.runtime.display import starting
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Runs from the command line."""
-  del argv
   args = flags.FLAGS
   if args.checkpoint is None:
     raise flags.Error("--checkpoint=SOURCE is needed: a run, an export or a checkpoint")

@@ -13,9 +13,8 @@ from electra_jax.config import cli
 from electra_jax.runtime.display import starting
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
   """Runs from the command line; returns the exit code."""
-  del argv
   args = flags.FLAGS
   if args.config is None or args.workdir is None:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")

@@ -94,7 +94,7 @@ import sys
 from absl import flags
 from electra_jax.config import cli
 cli.define_config_flag()
-def main(argv):
+def main():
   c = flags.FLAGS.config
   if c.seed == 1: raise ValueError("a number\\nand another")
   if c.seed == 2: {}["bug"]

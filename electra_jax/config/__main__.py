@@ -66,7 +66,7 @@ def main() -> None:
   elif not any(re.match("--?config(=|$)", arg) for arg in rest):
     raise flags.Error("FILE is needed, e.g. configs/small.py")
 
-  def print_config(_) -> None:
+  def print_config() -> None:
     config = flags.FLAGS.config
     fields = fields_of(config)
     for field in matching(fields, args.grep):

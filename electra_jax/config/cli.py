@@ -82,17 +82,17 @@ def define_config_flag() -> flags.FlagHolder:
   )
 
 
-def run(main: Callable[[list[str]], int | None], takes_options: bool = False) -> None:
-  """Runs a program: parses the flags, calls main(argv), exits with its result.
+def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
+  """Runs a program: parses the flags, calls main(), exits with its result.
 
-  With `takes_options`, arguments after -- are not flags but the rest of argv.
+  With `takes_options`, arguments after -- are not flags but the list that main takes.
 
   A user error prints one line on stderr and exits with code 2 (command line) or 1 (any other). A
   bug prints its traceback; if the environment variable ELECTRA_JAX_DEBUG is set, so does any error.
   """
 
   def run_and_leave(argv):
-    _leave(main(argv) or 0)
+    _leave((main(argv[1:]) if takes_options else main()) or 0)
 
   def parse_and_run():
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there

@@ -295,11 +295,10 @@ def _say_counts(manifest: dict, data: ConfigDict) -> None:
     print_line(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
 
 
-def main(argv: list[str]) -> None:
+def main(options: list[str]) -> None:
   """Runs from the command line."""
   if _PART.value is None:
-    runner, options = _RUNNER.value, argv[1:]
-    build(_CONFIG.value, overwrite=_OVERWRITE.value, runner=runner, options=options)
+    build(_CONFIG.value, overwrite=_OVERWRITE.value, runner=_RUNNER.value, options=options)
     return
   if not (asked := re.fullmatch(r"(\d+)/(\d+)", _PART.value)):
     raise ValueError(f"--part={_PART.value} is not i/n, such as 0/16")

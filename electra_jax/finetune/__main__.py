@@ -21,9 +21,8 @@ from electra_jax.runtime.display import starting
 from electra_jax.runtime.workdir import check_new
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Trains according to --config and --workdir."""
-  del argv
   config, root = flags.FLAGS.config, flags.FLAGS.workdir
   if config is None or root is None:
     raise flags.Error("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
