@@ -32,10 +32,6 @@ def _task(info: TaskInfo) -> TextTask:
   return TextTask(**fields)
 
 
-def _known_names(config: ConfigDict) -> tuple[str, ...] | None:
-  return tuple(tasks.TASKS) if config.own.text is None else None
-
-
 def _configured_task(config: ConfigDict, name: str) -> TextTask:
   own = config.own
   if own.text is None:
@@ -93,10 +89,6 @@ def _eval_split(task: TextTask, split: str, examples: list[Example], rows: Calla
   labelled = all(example.label is not None for example in examples)
   examples_hash = digest((e.text, e.pair, e.label) for e in examples)
   return EvalSplit(rows(split, examples), examples_hash, scores if labelled else None, write)
-
-
-def _metrics(info: TaskInfo) -> Metrics:
-  return functools.partial(glue.compute_metrics, _task(info))
 
 
 def _main_metric(info: TaskInfo) -> Metrics:
@@ -167,9 +159,9 @@ def _unit(info: TaskInfo) -> float | None:
 
 
 KIND = TaskKind(
-  known_names=_known_names,
+  known_names=lambda config: tuple(tasks.TASKS) if config.own.text is None else None,
   prepare=_prepare,
-  metrics=_metrics,
+  metrics=lambda info: functools.partial(glue.compute_metrics, _task(info)),
   main_metric=_main_metric,
   answer=_answer,
   predict_file=_predict_file,
