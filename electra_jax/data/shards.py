@@ -46,7 +46,6 @@ class ShardWriter:
     self._folder, self._split, self._per_shard = folder, split, per_shard
     self._dtype = dtype
     self._file = None
-    self._hash = hashlib.sha256()
     self._left = 0  # records that still fit the open file
     self._shards: list[dict] = []
     self.examples = 0
