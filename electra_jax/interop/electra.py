@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.interop.weights import ExchangeError, Family, Row, dense, norm
+from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, dense, norm
 
 _L, _HF, _TF = "encoder/layers", "electra.encoder.layer.{i}", "{encoder}/encoder/layer_{i}"
 TABLE: list[Row] = [
@@ -73,6 +73,8 @@ FIELDS = {
   "init_stddev": "initializer_range",
   "layer_norm_eps": "layer_norm_eps",
 }
+# Of every network that is read or written.
+FIXED = {"hidden_act": "gelu", "type_vocab_size": 2}
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
@@ -82,8 +84,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
       raise ExchangeError(f"Hugging Face's ELECTRA does not support {field.name}={value!r}")
   return {
     **{theirs: getattr(cfg, ours) for ours, theirs in FIELDS.items()},
-    "hidden_act": "gelu",
-    "type_vocab_size": 2,
+    **FIXED,
     "summary_type": "first",
     "summary_use_proj": True,
     "summary_activation": "gelu",
@@ -92,18 +93,11 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
 
 
 def _from_json(path: Path, content: Mapping) -> TransformerConfig:
-  check_variant(path, content)
+  check_fixed(path, content, FIXED)
   # Missing fields have ELECTRA's defaults, as in Hugging Face.
   return TransformerConfig(
     **{ours: content[theirs] for ours, theirs in FIELDS.items() if theirs in content}
   )
-
-
-def check_variant(path: Path, content: Mapping) -> None:
-  """Raises ExchangeError if a config.json describes a variant that is not supported."""
-  for field, right in (("hidden_act", "gelu"), ("type_vocab_size", 2)):
-    if content.get(field, right) != right:
-      raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
 
 
 ELECTRA = Family(

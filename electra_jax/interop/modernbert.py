@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.interop.weights import ExchangeError, Family, Row
+from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed
 
 _L, _HF = "encoder/layers", "model.layers.{i}"
 _HEAD = {"dense/kernel": "head.dense.weight", "layer_norm/scale": "head.norm.weight"}
@@ -112,9 +112,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
 
 
 def _from_json(path: Path, content: Mapping) -> TransformerConfig:
-  for field, right in FIXED.items():
-    if content.get(field, right) != right:
-      raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
+  check_fixed(path, content, FIXED)
   content = {**DEFAULTS, **content}
   sizes = {ours: content[theirs] for ours, theirs in FIELDS.items()}
   every, thetas = _layer_types(path, content), _thetas(path, content)

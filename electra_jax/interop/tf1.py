@@ -10,8 +10,8 @@ import numpy as np
 
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.pretrain_batches import import_tensorflow
-from electra_jax.interop.electra import FIELDS, TABLE, check_variant
-from electra_jax.interop.weights import ExchangeError, fill, network_shapes
+from electra_jax.interop.electra import FIELDS, FIXED, TABLE
+from electra_jax.interop.weights import ExchangeError, check_fixed, fill, network_shapes
 
 # A scalar beside the generator's head, which the original's converters drop.
 IGNORED = {"generator_predictions/temperature"}
@@ -182,7 +182,7 @@ def _stated(prefix: Path, sizes: dict) -> dict:
     content = dict(json.loads(path.read_text()))
   except (ValueError, TypeError) as error:
     raise ExchangeError(f"{path} is damaged: {error}") from None
-  check_variant(path, content)
+  check_fixed(path, content, FIXED)
   stated = {ours: content[theirs] for ours, theirs in FIELDS.items() if theirs in content}
   for name, size in sizes.items():
     if stated.get(name, size) != size:

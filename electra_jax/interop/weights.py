@@ -76,6 +76,13 @@ class Family:
     return tuple(head for head in self.classes if head in HEADS)
 
 
+def check_fixed(path: Path, content: Mapping, fixed: Mapping) -> None:
+  """Raises ExchangeError if a config.json has another value in a field that is `fixed`."""
+  for field, right in fixed.items():
+    if content.get(field, right) != right:
+      raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
+
+
 def network_shapes(cfg: TransformerConfig, head: str | None) -> dict:
   """Returns the shapes of a network with a head or None."""
 
