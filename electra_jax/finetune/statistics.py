@@ -134,13 +134,12 @@ def _title(task: str) -> str:
   return TASKS[task].title if task in TASKS else task
 
 
-def _grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping]]:
+def grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping]]:
   """Returns {(task, split): {seed: row}}, tasks in the order of the rows, seeds sorted."""
-  groups: dict[tuple[str, str], dict[int, Mapping]] = {}
+  groups = {(row["task"], row["split"]): {} for row in rows}
   for row in sorted(rows, key=lambda row: row["seed"]):
-    groups.setdefault((row["task"], row["split"]), {})[row["seed"]] = row
-  order = list(dict.fromkeys((row["task"], row["split"]) for row in rows))
-  return {key: groups[key] for key in order}
+    groups[row["task"], row["split"]][row["seed"]] = row
+  return groups
 
 
 def table(rows: Sequence[Mapping]) -> Table:
@@ -148,7 +147,7 @@ def table(rows: Sequence[Mapping]) -> Table:
 
   A collapsed seed is marked but counts, as in the paper's median.
   """
-  groups = _grouped(rows)
+  groups = grouped(rows)
   seeds = sorted({seed for group in groups.values() for seed in group})
   collapsed = any(row["collapsed"] for row in rows)
   caption = "* collapsed: the same prediction everywhere" if collapsed else None
@@ -189,7 +188,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
 
   An existing file is replaced only when the new one is complete.
   """
-  groups = _grouped(results)
+  groups = grouped(results)
   if not groups:
     raise ValueError("there are no results to draw")
   figure = curves.new_figure(max(4.6, 1.6 + 1.05 * len(groups)), 4.2, layout="constrained")

@@ -13,7 +13,7 @@ from electra_jax.config import compare
 from electra_jax.evaluate.pairs import accuracy
 from electra_jax.finetune import results, statistics
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime import goodput, terminal
+from electra_jax.runtime import checkpoint, goodput, terminal
 
 Table = list[list[str]]
 LEFT_OUT = ("step", "split", "loss")
@@ -130,14 +130,12 @@ def finetuning(folders: Sequence[Path]) -> Table:
   for folder in folders:
     if not (folder / results.RESULTS).is_file():
       raise ValueError(f"{folder} holds no results of electra-jax finetune")
-    groups: dict[tuple, list[dict]] = {}
-    for row in results.read_results(folder):
-      groups.setdefault((row["task"], row["split"]), []).append(row)
-    for (task, split), seeds in groups.items():
-      for metric in seeds[0]["metrics"]:
-        values = [row["metrics"][metric] for row in seeds]
-        found = statistics.summary(values)
-        level = (seeds[0].get("majority") or {}).get(metric)
+    groups = statistics.grouped(results.read_results(folder))
+    for (task, split), of_seeds in groups.items():
+      first = next(iter(of_seeds.values()))
+      for metric in first["metrics"]:
+        found = statistics.summary([row["metrics"][metric] for row in of_seeds.values()])
+        level = (first.get("majority") or {}).get(metric)
         rows.append(
           [folder.name, task, split, statistics.LABELS.get(metric, metric)]
           + [f"{found.median:.2f}", f"{found.mean:.2f}", interval(found)]
@@ -183,7 +181,7 @@ def checkpoints(runs: Sequence[SavedRun]) -> Table:
   rows = [["run", "step", "MB", "folder"]]
   for run in runs:
     for step, size in run.checkpoints.items():
-      place = run.folder / "checkpoints" / str(step)
+      place = run.folder / checkpoint.FOLDER / str(step)
       rows.append([run.name, f"{step:,}", f"{size / 1e6:,.1f}", str(place)])
   return rows
 
