@@ -28,7 +28,7 @@ from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, network_shapes
 from electra_jax.runtime import metrics, parallel
-from electra_jax.runtime.checkpoint import cause, restore_from
+from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
@@ -84,7 +84,7 @@ def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
 
 def is_run(path: str | Path) -> bool:
   """Returns whether a folder holds a run."""
-  return (Path(path) / CONFIG_FILE).is_file() and (Path(path) / "checkpoints").is_dir()
+  return (Path(path) / CONFIG_FILE).is_file() and (Path(path) / FOLDER).is_dir()
 
 
 def check_vocab(
@@ -101,7 +101,7 @@ def check_vocab(
 
 def _is_tf1(path: Path) -> bool:
   """Returns whether there is a TF1 checkpoint, and not also a converted network."""
-  others = [path / EXPORT_FILE, path / "checkpoints"]
+  others = [path / EXPORT_FILE, path / FOLDER]
   if any(p.exists() for p in others) or any(map(huggingface.weight_files, _hf_folders(path))):
     return False
   return tf1.find(path) is not None

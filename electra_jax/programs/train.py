@@ -375,6 +375,6 @@ def finish(run: Run, done: int, console: Console) -> None:
     entropy = terminal.shown("loss", run.chance.entropy)
     table.add_row("unigram entropy", *len(ends) * [entropy], style="dim")
     console.print(table)
-  console.print(f"checkpoint: {run.workdir / 'checkpoints' / str(done)}")
+  console.print(f"checkpoint: {run.workdir / checkpoint.FOLDER / str(done)}")
   console.print(f"curves:     {run.workdir / CURVES_FILE}")
-  console.print(f"metrics:    {run.workdir / 'metrics.jsonl'}")
+  console.print(f"metrics:    {run.workdir / metrics.HISTORY_FILE}")
