@@ -87,11 +87,8 @@ def _generator(
   config: ConfigDict, discriminator: TransformerConfig, frozen: TransformerConfig | None
 ) -> TransformerConfig:
   """Returns the generator's config, or the discriminator's if it has no weights of its own."""
-  g, tying, definition = (
-    config.generator,
-    TIES[config.generator.tie],
-    GENERATORS[config.generator.kind],
-  )
+  g = config.generator
+  tying, definition = TIES[g.tie], GENERATORS[g.kind]
   if definition.pretrained:
     if frozen.max_positions < config.data.seq_length:
       raise ValueError(
