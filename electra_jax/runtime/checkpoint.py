@@ -308,7 +308,7 @@ def _reading(folder: Path, step: int) -> Iterator[None]:
     if system or isinstance(error, MemoryError) or _NOT_NOW.search(str(error)):
       reason = f"the checkpoint {folder / str(step)} cannot be read now ({cause(error)})"
       raise CheckpointError(reason) from error
-    raise _damaged(folder, step, error) from error
+    raise _damaged(folder, step, cause(error)) from error
 
 
 def _state_handler() -> ocp.PyTreeCheckpointHandler:
@@ -406,10 +406,10 @@ def _refuse_not_finite(bad: list[str]) -> None:
 def _compare(folder: Path, step: int, found: dict, bad: list[str], arrays: Mapping) -> None:
   """Raises DamagedError if checksums differ or arrays are not finite."""
   if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
-    text = f"{len(wrong)} arrays do not match their checksums, e.g. {wrong[0]}"
-    raise _damaged(folder, step, ValueError(text))
+    reason = f"{len(wrong)} arrays do not match their checksums, e.g. {wrong[0]}"
+    raise _damaged(folder, step, reason)
   if bad:
-    raise _damaged(folder, step, ValueError(f"{bad[0]} is not finite"))
+    raise _damaged(folder, step, f"{bad[0]} is not finite")
 
 
 def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:
@@ -425,11 +425,11 @@ def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None
     raise CheckpointError(f"{where} does not fit the model: {listed}")
 
 
-def _damaged(folder: Path, step: int, error: Exception) -> DamagedError:
+def _damaged(folder: Path, step: int, reason: str) -> DamagedError:
   older = [s for s in steps_on_disk(folder) if s < step]
   then = f"resume from step {older[-1]}" if older else "start from the beginning"
   return DamagedError(
-    f"the checkpoint {folder / str(step)} is damaged ({cause(error)}); delete that folder to {then}"
+    f"the checkpoint {folder / str(step)} is damaged ({reason}); delete that folder to {then}"
   )
 
 
