@@ -144,7 +144,8 @@ def read_params(
   if step is not None:
     raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
   found = open_for(path, tokens).networks
-  tables = found["discriminator" if "discriminator" in found else "generator"].weights["embeddings"]
+  main = found["discriminator" if "discriminator" in found else "generator"]
+  tables = main.weights["embeddings"]
   params = {"embeddings": tables}
   for role, network in found.items():
     role = "discriminator" if role == MASKED_LM else role
@@ -152,7 +153,7 @@ def read_params(
     params[role] = params.get(role, {}) | weights
     if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
       params[role]["embeddings"] = network.weights["embeddings"]
-  return params, found["discriminator" if "discriminator" in found else "generator"].cfg
+  return params, main.cfg
 
 
 def open_for(path: str | Path, tokens: Tokenizer) -> Source:
