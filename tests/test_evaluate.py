@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import random
 
 import numpy as np
@@ -193,6 +194,16 @@ def test_a_wrong_file_of_pairs_is_refused_in_a_line(tmp_path, content, why):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["p.jsonl.gz", "p.jsonl.xz"])
+def test_a_damaged_file_of_pairs_is_refused_in_a_line(tmp_path, name):
+  compress = gzip.compress if name.endswith("gz") else lzma.compress
+  line = json.dumps({"sentence_good": "a", "sentence_bad": "b"}).encode()
+  (tmp_path / name).write_bytes(compress(line + b"\n" + random.Random(0).randbytes(9999))[:-4999])
+  with pytest.raises(ValueError, match=f"{name}: cannot be read") as error:
+    pairs.read(tmp_path / name)
+  assert "\n" not in str(error.value)
+
+
 def test_a_scorer_needs_its_head(bert):
   with pytest.raises(ValueError, match="has no rtd_head, which --scorer=rtd needs"):
     scores_of(sources.open_source(bert), "rtd")
@@ -208,6 +219,8 @@ def test_fixed_noise_is_detected_as_in_the_runs_evaluation(electra, tiny_shards)
   config = make_tiny_config(tiny_shards)
   found = detect.auc(network, heldout, training.frequencies, 8, config.eval.max_examples)
   assert found == pytest.approx(last["unigram_auc"], abs=1e-6)
+  with pytest.raises(ValueError, match="batch size 7 is not divisible by 8 devices"):
+    detect.auc(network, heldout, training.frequencies, 7, 8)
 
 
 def test_dimensions_of_states_count_directions_of_equal_variance():

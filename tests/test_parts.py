@@ -321,6 +321,18 @@ def test_duplicates_of_a_repeated_source_are_left_out_of_every_pass(tmp_path):
   assert build.build(config)["splits"]["train"]["frequencies"] == twice["frequencies"]
 
 
+@pytest.mark.parametrize("weight", [0.5, 1.5])
+def test_duplicates_of_a_weighted_source_are_left_out_of_what_is_kept(tmp_path, weight):
+  config = make_parts(tmp_path, count=1, dedup="exact", holdout_frac=0.0, examples="packed")
+  words = [f"w{i % 40} x{i % 40}" for i in range(120)]  # each document three times
+  (tmp_path / "a.txt").write_text("\n\n".join(words) + "\n")
+  config.data.sources = f"text:{tmp_path}/a.txt@{weight}"
+  found = build.build(config)["splits"]["train"]
+  (tmp_path / "a.txt").write_text("\n\n".join(words[:40]) + "\n")
+  config.data.dir, config.data.dedup = str(tmp_path / "b"), ""
+  assert build.build(config)["splits"]["train"]["frequencies"] == found["frequencies"]
+
+
 def test_repeated_digests_are_those_seen_before():
   rng = np.random.default_rng(0)
   values = rng.integers(0, 50, 400)

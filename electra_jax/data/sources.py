@@ -188,7 +188,7 @@ def documents(
     tfds_dir: data_dir of tensorflow_datasets.
     max_bad_frac: reading stops where more of at least `EARLY_STOP_DOCUMENTS` are undecodable; at
       the end `check_undecodable` says whether there were too many.
-    duplicates: whether each document is left out, in the order of a pass.
+    duplicates: whether each document is left out, in the order of the first pass.
 
   Raises:
     SourceError: nothing matches, a file is damaged, or too many documents are undecodable.
@@ -201,10 +201,10 @@ def documents(
       lines = _file_lines(source, stats, repeat, files(source) if paths is None else paths)
     for piece in _assemble(lines, stats, repeat):
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
-      place += piece.first
-      if duplicates is not None and duplicates[place]:
-        continue
-      if share == 1.0 or fraction(piece.key, "weight") < share:
+      kept = share == 1.0 or fraction(piece.key, "weight") < share
+      # The digests are of the first pass, so of a source of weight 0.5 of what is kept.
+      place += piece.first and (kept or repeat > 0)
+      if kept and not (duplicates is not None and duplicates[place]):
         yield piece
 
 
@@ -265,15 +265,11 @@ def _file_lines(
   before = repeat * stats.file_bytes
   read = READERS[source.kind]
   for path, size in zip(paths, sizes, strict=True):
-    try:
-      with open(path, "rb") as raw:
-        for line in read(decompressed(raw, path), path, source.field):
-          if line is None:
-            stats.done_bytes = before + raw.tell()
-          yield line
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-      reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-      raise SourceError(f"{path}: cannot be read ({reason})") from None
+    with opened(path) as raw:
+      for line in read(decompressed(raw, path), path, source.field):
+        if line is None:
+          stats.done_bytes = before + raw.tell()
+        yield line
     yield None  # a document never crosses files
     before += size
     stats.done_bytes = before
@@ -392,6 +388,17 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
     yield line
   if rest:
     yield rest
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike) -> Iterator[BinaryIO]:
+  """Opens a file. Raises SourceError if it cannot be opened, read or decompressed."""
+  try:
+    with open(path, "rb") as raw:
+      yield raw
+  except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    raise SourceError(f"{path}: cannot be read ({reason})") from None
 
 
 def decompressed(raw: BinaryIO, path: str) -> BinaryIO:

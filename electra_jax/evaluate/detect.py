@@ -29,7 +29,11 @@ def auc(
     data: held-out shards.
     frequencies: of each token in the training text, [V].
     examples: how many of them at most, evenly spaced.
+
+  Raises:
+    ValueError: the devices do not divide the batch.
   """
+  parallel.check_divisible(batch_size, 1)
   vocab = data.vocab
   rates = Masking(0.15, 1.0, 1.0, mask_id=vocab.mask, special_ids=tuple(vocab.special_ids))
   spec = PretrainSpec(

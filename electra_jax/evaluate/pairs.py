@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.sources import decompressed
+from electra_jax.data.sources import decompressed, opened
 from electra_jax.evaluate.scorers import SentenceScorer
 from electra_jax.runtime import curves
 
@@ -42,11 +42,11 @@ def read(path: Path) -> list[Pair]:
   category, may be missing.
 
   Raises:
-    ValueError: naming the line, which is damaged or lacks a sentence; or there are no lines.
-    OSError: the file cannot be read.
+    ValueError: naming the line, which is damaged or lacks a sentence; or there are no lines, or the
+      file cannot be read.
   """
   pairs = []
-  with Path(path).open("rb") as raw:
+  with opened(path) as raw:
     for number, line in enumerate(decompressed(raw, str(path)), 1):
       if not line.strip():
         continue
