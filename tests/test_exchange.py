@@ -115,6 +115,17 @@ def number(words45):
   return a_source("discriminator", finetuned=sources.Finetuned(info, head), vocab=words45)
 
 
+def test_a_lone_masked_language_model_starts_the_main_network(words45, tmp_path):
+  """As of an export of `electra_mlm` of which only that folder was kept."""
+  cfg = dataclasses.replace(SIZES["projected"], vocab_size=45)
+  weights = random_network(cfg, "mlm_head")
+  (tmp_path / "masked_lm").mkdir()
+  huggingface.save(tmp_path / "masked_lm", cfg, weights, "mlm_head", 0)
+  params, main = sources.read_params(tmp_path, words45)
+  assert main.hidden_size == cfg.hidden_size and set(params) == {"embeddings", "discriminator"}
+  assert same(params["discriminator"]["encoder"], weights["encoder"])
+
+
 def test_a_number_goes_out_in_the_unit_of_its_labels(number, tmp_path):
   from safetensors.numpy import load_file
 

@@ -144,7 +144,7 @@ def read_params(
   if step is not None:
     raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
   found = open_for(path, tokens).networks
-  main = found["discriminator" if "discriminator" in found else "generator"]
+  main = next(found[r] for r in ("discriminator", MASKED_LM, "generator") if r in found)
   tables = main.weights["embeddings"]
   params = {"embeddings": tables}
   for role, network in found.items():
