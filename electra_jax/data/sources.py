@@ -32,6 +32,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
+from electra_jax.data.pretrain_batches import import_tensorflow
 from electra_jax.data.tokenizer import first_line
 
 PIECE_BYTES = 1 << 20
@@ -351,10 +352,9 @@ READERS = {"text": _text_lines, "jsonl": _json_lines, "parquet": _parquet_lines,
 def _tfds_lines(
   source: TextSource, stats: SourceStats, repeat: int, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
-  import tensorflow as tf
+  import_tensorflow()
   import tensorflow_datasets as tfds
 
-  tf.config.set_visible_devices([], "GPU")
   try:
     builder = tfds.builder(source.target, data_dir=tfds_dir)
     builder.download_and_prepare()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from electra_jax.data.pretrain_batches import import_tensorflow
 from electra_jax.data.tokenizer import first_line
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines, split_rows
 from electra_jax.finetune.labels import TextTask
@@ -261,7 +262,7 @@ def _json_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) ->
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:
   """Yields the rows of a TFDS dataset; those of a GLUE task by their index."""
-  import tensorflow as tf
+  import_tensorflow()
   import tensorflow_datasets as tfds
 
   name = source.removeprefix("tfds:")
@@ -269,7 +270,6 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
   theirs = split.replace("dev", "validation")
   if split == "diagnostic":
     name, theirs = "glue/ax", "test"
-  tf.config.set_visible_devices([], "GPU")
   try:
     builder = tfds.builder(name, data_dir=data_dir)
     builder.download_and_prepare()
