@@ -8,7 +8,7 @@ Questions: do modern blocks learn more from the same FLOPs (the generator's incl
 paper's; which of their parts does it; does Muon learn more than AdamW, `gdes` than shared
 embeddings, a narrow deep generator than a wide shallow one, packed rows than two-segment examples?
 A part that is not better than its absence by more than two standard errors is not credited: the
-table has the difference from the arm that each one changes, with its standard error.
+table has the difference from `modern`, with its standard error.
 
 Each arm of SEARCHED is trained once at each of four learning rates; the rate with the lowest
 masked-LM loss on the training text in the last tenth of the steps is taken, which no table shows.
@@ -133,11 +133,11 @@ def measured(arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict
   return {"steps": last["step"]} | row | {"chunk_f1": f1}
 
 
-def fresh(arm: str, rate: float, args: argparse.Namespace) -> dict:
+def fresh(arm: str, rate: float, seed: int, args: argparse.Namespace) -> dict:
   """Fine-tunes fresh weights of an arm's shape; returns its result."""
   like = train(args.out, arm, rate, SEEDS[0], args.flops)
-  start = {"init": "random", "like": like}
-  return {"chunk_f1": tune(args.out, f"fresh-{arm}", start, args.chunk, args.smoke)}
+  start = {"init": "random", "like": like, "seed": seed}
+  return {"chunk_f1": tune(args.out, f"fresh-{arm}-{seed}", start, args.chunk, args.smoke)}
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -147,7 +147,7 @@ def table(rows: list[dict]) -> list[str]:
   for arm in dict.fromkeys(row["arm"] for row in rows):
     mine = [row for row in rows if row["arm"] == arm]
     cells = [arm, f"{mine[0]['rate']:g}", f"{mine[0]['steps']:,}"]
-    theirs = [row for row in rows if row["arm"] == ARMS[arm][0] != arm]
+    theirs = [row for row in rows if row["arm"] == "modern" != arm]
     for name in columns:
       cells.append(jobs.compared([row[name] for row in mine], [row[name] for row in theirs]))
     lines.append(f"| {' | '.join(cells)} |")
@@ -196,17 +196,19 @@ def main() -> None:
       key = {"arm": arm, "flops": args.flops, "rate": rate, "seed": seed}
       return rows.once(key, lambda: measured(arm, rate, seed, args))
 
-    def once_fresh(arm: str) -> dict:
-      key = {"fresh": arm, "flops": args.flops}
-      return rows.once(key, lambda: fresh(arm, rates[arm], args))
+    def once_fresh(arm: str, seed: int) -> dict:
+      key = {"fresh": arm, "flops": args.flops, "seed": seed}
+      return rows.once(key, lambda: fresh(arm, rates[arm], seed, args))
 
     places = [(arm, seed) for seed in SEEDS for arm in args.only]
     found = jobs.finish([pool.submit(once, *place) for place in places])
     shapes = [arm for arm in ("modern", "paper") if arm in args.only]
-    controls = jobs.finish([pool.submit(once_fresh, arm) for arm in shapes])
+    places = [(arm, seed) for arm in shapes for seed in SEEDS]
+    controls = jobs.finish([pool.submit(once_fresh, *place) for place in places])
   print("\n".join(table(found)))
-  for row in controls:
-    print(f"fresh weights, as {row['fresh']}: chunk_f1 {row['chunk_f1']:.2f}")
+  for arm in shapes:
+    scores = [row["chunk_f1"] for row in controls if row["fresh"] == arm]
+    print(f"fresh weights, as {arm}: chunk_f1 {jobs.compared(scores, [])}")
   searched = [row for row in rows.read() if "search" in row and row["flops"] == args.flops]
   content = {"flops": args.flops, "search": searched, "rows": found, "fresh": controls}
   hidden = [args.out, args.chunk, args.text, args.pairs]
