@@ -3,6 +3,7 @@
 Arrays with one value per seed have the seeds as their first axis, S.
 """
 
+import collections
 import dataclasses
 import math
 import time
@@ -126,10 +127,14 @@ def train(
     pad=settings.pad,
   )
   window, since = None, time.perf_counter()
+  in_flight = collections.deque()
   for done, batch in enumerate(parallel.prefetch(batches), 1):
     state, packed = step(state, batch)
-    flat = packed.flat
-    window = flat if window is None else window + flat
+    window = packed.flat if window is None else window + packed.flat
+    # The collectives of CPU devices may deadlock when dozens of steps are in flight.
+    in_flight.append(packed.flat)
+    if len(in_flight) > 2:
+      in_flight.popleft().block_until_ready()
     if done % settings.log_every == 0 or done == num_steps:
       count = (done - 1) % settings.log_every + 1
       values = _means(packed.unpack(np.asarray(window).astype(np.float64)), count, settings)
