@@ -5,9 +5,10 @@
 #
 # Shows DIR.log. Ctrl-C ends the showing only; `pkill -f -- --workdir=DIR` saves and ends the run.
 # Makes .venv in the clone; with PYTHON=python nothing is installed: that has electra_jax[data,gpu].
+# Other paths start from where it is called.
 set -euo pipefail
-python=${PYTHON:-.venv/bin/python}
-if [ -z "${PYTHON-}" ]; then cd "$(dirname "$0")/.."; fi
+clone=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-$clone/.venv/bin/python}
 dry=; if [ "${1-}" = --dry-run ]; then dry=1; shift; fi
 run() { if [ "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
 
@@ -18,10 +19,11 @@ done
 : "${workdir:?give --workdir=DIR}"
 see_gpu='import jax; assert jax.default_backend() == "gpu", jax.devices()'
 has_gpu() { "$python" -c "$see_gpu" > /dev/null 2>&1; }
-if [ -z "${PYTHON-}" ] && [ ! -x .venv/bin/python ]; then run python3 -m venv .venv; fi
+if [ -z "${PYTHON-}" ] && [ ! -x "$python" ]; then run python3 -m venv "$clone/.venv"; fi
 # Also in a .venv that `make` has made, for CPUs.
 if [ -z "${PYTHON-}" ] && { [ "$dry" ] || ! has_gpu; }; then
-  run .venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[data,gpu]'
+  run "$python" -m pip install --quiet --constraint "$clone/requirements.lock" \
+    --editable "${clone}[data,gpu]"
 fi
 if [ ! "$dry" ] && ! has_gpu; then
   echo "error: JAX sees no GPU: $python -c '$see_gpu'" >&2

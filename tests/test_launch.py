@@ -121,13 +121,15 @@ def test_a_slurm_job_gives_up_after_three_starts_without_a_new_checkpoint(launch
   assert not start(6)
 
 
-def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch):
+def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch, tmp_path):
   args = [*ARGS, "--workdir=runs/large"]
   make, install, train = dry_run(launch / "gpu.sh", *args)
-  assert make == ["python3", "-m", "venv", ".venv"]
-  assert install[-4:] == ["--constraint", "requirements.lock", "--editable", ".[data,gpu]"]
+  assert make == ["python3", "-m", "venv", f"{tmp_path}/.venv"]  # called from another folder
+  assert install[-4:] == [
+    "--constraint", f"{tmp_path}/requirements.lock", "--editable", f"{tmp_path}[data,gpu]"
+  ]  # fmt: skip
   assert train[:4] == ["nohup", "setsid", "bash", "-c"]
-  assert train[6:] == [".venv/bin/python", "-m", "electra_jax.train", *args]
+  assert train[6:] == [f"{tmp_path}/.venv/bin/python", "-m", "electra_jax.train", *args]
   assert "give --workdir=DIR" in call(launch / "gpu.sh", *ARGS).stderr
   (alone,) = dry_run(launch / "gpu.sh", *args, PYTHON="/e/bin/python")
   assert alone[6:] == ["/e/bin/python", "-m", "electra_jax.train", *args]
@@ -143,7 +145,7 @@ def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_pat
   path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
   args = [*ARGS, f"--workdir={tmp_path / 'run'}/"]  # as completed by a shell
   assert call(launch / "gpu.sh", *args, PATH=path).returncode == 1
-  called = (tmp_path / "calls").read_text().splitlines()
+  called = (tmp_path / "launch" / "calls").read_text().splitlines()
   assert called == [" ".join(["-m", "electra_jax.train", *args])] * 2
   assert "killed (137)" in (tmp_path / "run.log").read_text()
 
@@ -158,7 +160,7 @@ def test_a_gpu_node_whose_jax_sees_no_gpu_installs_it_and_never_trains_on_the_cp
     f"case $1$2 in -c*) {see} ;; -mpip) touch installed ;; *) echo trained; exit 1 ;; esac",
   )
   done = call(launch / "gpu.sh", *ARGS, f"--workdir={tmp_path / 'run'}")
-  assert done.returncode == 1 and (tmp_path / "installed").exists()
+  assert done.returncode == 1 and (tmp_path / "launch" / "installed").exists()
   assert ("trained" in done.stdout) == installs
   assert ("error: JAX sees no GPU" in done.stderr) != installs
 

@@ -11,6 +11,7 @@ part-00003/       the records of part 3
 All functions may run on several machines at once: a piece that another process has done is taken.
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -226,20 +227,24 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
   spec = take_fields(ExampleSpec, data, cls=vocab.cls, sep=vocab.sep, pad=vocab.pad)
   settings = chunks.WorkerSpec(str(work / VOCABULARY), vocab, spec, plan.config.seed)
   readers = {part: PartReader(plan, part) for part in todo}
+  handed_out = collections.deque()  # how far the reader was, for each chunk that is not done
 
   def items() -> Iterator[chunks.Chunk]:
     for part, reader in readers.items():
       pieces = reader.pieces(_duplicates(work, plan, part))
-      yield from chunks.chunks(pieces, data.holdout_frac, part)
+      for chunk in chunks.chunks(pieces, data.holdout_frac, part):
+        handed_out.append(reader.done())
+        yield chunk
 
   with contextlib.closing(chunks.process(settings, items(), workers)) as encoded:
     for part, reader in readers.items():
       with piece(work, plan, name_of(PART, part)) as (folder, content):
         writer = PartWriter(folder, plan, spec, vocab)
-        with Status(f"building{_of_part(plan, part)}", reader.done) as status:
+        with Status(f"building{_of_part(plan, part)}", lambda: handed_out[0]) as status:
           for chunk in encoded:
             writer.append(chunk)
             status.update(chunk.size, sum(split.tokens for split in chunk.splits.values()))
+            handed_out.popleft()
             if chunk.last:
               break
         content |= {"splits": writer.finish(), "sources": _counts(reader)}

@@ -43,7 +43,12 @@ def report() -> None:
   parser.add_argument("--model", metavar="DIR", type=Path, help="network folder, for --predict")
   parser.add_argument("--out", metavar="FILE", type=Path, help="output path, for --predict")
   parser.add_argument(
-    "--columns", metavar="NAMES", default="", help="columns of FILE to copy, for --predict: id,text"
+    "--columns",
+    metavar="NAMES",
+    action="extend",
+    default=[],
+    type=lambda names: [name for name in names.split(",") if name],
+    help="columns of FILE to copy, for --predict: id,text",
   )
   args = parser.parse_args()
   if args.predict and args.model is None:
@@ -56,8 +61,7 @@ def report() -> None:
   if args.compare:
     finetune.results.compare(*args.compare, terminal.console())
   else:
-    columns = [name for name in args.columns.split(",") if name]
-    finetune.predict(args.predict, args.model, args.out, columns, terminal.console())
+    finetune.predict(args.predict, args.model, args.out, args.columns, terminal.console())
 
 
 if __name__ == "__main__":
