@@ -43,7 +43,7 @@ objectives.detection_terms = lambda name, logits, label, mask, weight: detection
 FAULTS = {
   "": ({}, "", "data"),
   "doubled learning rate": (
-    {"optimizer.learning_rate": 2.4e-3, "optimizer.generator_learning_rate": 4e-3}, "", "data"
+    {"optimizer.learning_rate": 6.4e-3, "optimizer.generator_learning_rate": 6.4e-3}, "", "data"
   ),
   "frozen generator": ({"optimizer.generator_learning_rate": 1e-12}, "", "data"),
   "shuffled targets": ({}, SHUFFLE, "data"),

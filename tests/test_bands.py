@@ -104,7 +104,7 @@ def test_a_band_is_small_and_reads_back(tmp_path):
   read, name, differing = specs.reference(config)
   assert (read, name, differing) == (found, config.health.reference, [])
   config.optimizer.learning_rate *= 2
-  assert specs.reference(config)[2] == ["optimizer.learning_rate=0.0024 (reference: 0.0012)"]
+  assert specs.reference(config)[2] == ["optimizer.learning_rate=0.0064 (reference: 0.0032)"]
   config.log.every_steps = 50
   with pytest.raises(ValueError, match="every_steps=50, but .* a line every 100 steps"):
     specs.reference(config)
@@ -185,7 +185,7 @@ def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, 
   command(*runs)
   assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 600\n"
   found = bands.read(out)
-  assert found.fields["optimizer.learning_rate"] == 1.2e-3 and "seed" not in found.fields
+  assert found.fields["optimizer.learning_rate"] == 3.2e-3 and "seed" not in found.fields
   expected = np.mean([x["mlm_loss"] for s in (0, 1, 2) for x in HEALTHY[s] if x["step"] == 600])
   assert found.levels["train"][600]["mlm_loss"].mean == pytest.approx(expected, rel=1e-4)
   with pytest.raises(ValueError, match="at least 3 runs, got 2"):
@@ -194,5 +194,5 @@ def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, 
     command(runs[0], runs[0], runs[1])
   config.optimizer.learning_rate = 1e-3
   other = save_run(tmp_path / "other", config, 3, HEALTHY[3])
-  with pytest.raises(ValueError, match="optimizer.learning_rate is 0.001, in .* 0.0012"):
+  with pytest.raises(ValueError, match="optimizer.learning_rate is 0.001, in .* 0.0032"):
     command(*runs, other)

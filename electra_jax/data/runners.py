@@ -96,7 +96,7 @@ def ray(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
   if options:
     raise DataError(f"{options[0]!r}: Ray takes no options here, set RAY_ADDRESS")
 
-  with engine.init(log_to_driver=False):
+  with engine.init(log_to_driver=False, include_dashboard=False):
     run = engine.remote(lambda part: work(part))
     started = [run.remote(part) for part in todo]
     engine.wait(started, num_returns=len(started))  # where one fails, the others are finished
