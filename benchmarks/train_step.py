@@ -7,7 +7,7 @@
 The peer trains the same sizes with the same dropout and batch, gathers the masked positions before
 the vocabulary layer, samples, and steps AdamW with clipping; fp32 on CPUs, bf16 autocast on GPUs;
 its attention is PyTorch's scaled_dot_product_attention. Of `gdes` it has shared embeddings, of
-ModernBERT no dropout. On a CPU ours splits the batch into microbatches of 8, as configs/base.py
+ModernBERT no dropout. On a CPU ours has microbatches of 1,024 tokens, as configs/base.py
 advises: the same update, from activations that stay in the caches. `--peer_microbatches` gives the
 peer the same. Rounds alternate between the contestants, because a shared machine's speed drifts;
 the best one counts. The peer has a process of its own: in one process the threads of the one wait
@@ -193,7 +193,7 @@ def configure(args: argparse.Namespace) -> ConfigDict:
   if jax.default_backend() == "cpu":
     # What configs/base.py advises for a CPU.
     config.model.unroll = config.model.num_layers
-    config.train.accumulation = max(1, args.batch // 8)
+    config.train.accumulation = max(1, args.batch * args.length // 1024)
   return change(config, args.set)
 
 
