@@ -102,16 +102,22 @@ def train(args: argparse.Namespace, arm: str, seed: int, budget: float) -> Path:
   return jobs.train(args.out, run_name(arm, seed), source, fields)
 
 
+def key_of(args: argparse.Namespace, arm: str, seed: int) -> dict:
+  """Returns what identifies the row of a run."""
+  budget = ARMS[arm].flops * (FLOPS / 100 if args.smoke else FLOPS)
+  return {"arm": arm, "seed": seed, "flops": budget}
+
+
 def measure(rows: jobs.Rows, args: argparse.Namespace, arm: str, seed: int) -> dict:
   """Returns the row of an arm, which is trained unless it has one."""
-  budget = ARMS[arm].flops * (FLOPS / 100 if args.smoke else FLOPS)
+  key = key_of(args, arm, seed)
 
   def measured() -> dict:
-    last = jobs.heldout(train(args, arm, seed, budget))[-1]
+    last = jobs.heldout(train(args, arm, seed, key["flops"]))[-1]
     row = {name: last[name] for name in COLUMNS if last.get(name) is not None}
     return {"steps": last["step"]} | row
 
-  return rows.once({"arm": arm, "seed": seed, "flops": budget}, measured)
+  return rows.once(key, measured)
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -139,13 +145,13 @@ def main() -> None:
   args = p.parse_args()
   jobs.build(args.out, args.out / "shards", f"{CONFIG}:{START}", {"data.sources": args.text})
   rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
-  others = [arm for arm in args.only if arm != START]
-  places = [(a, seed) for seed in SEEDS for a in others if ARMS[a].flops == 1 or seed == 0]
-  budget = FLOPS / 100 if args.smoke else FLOPS
+  places = [(a, seed) for seed in SEEDS for a in args.only if ARMS[a].flops == 1 or seed == 0]
+  missing = [place for place in places if not rows.find(key_of(args, *place))]
+  # On another machine a row is not enough for those that start from its run.
+  starts = {seed for arm, seed in missing if START in ARMS[arm].fields.values()}
   with jobs.workers(args.at_once) as pool:
-    # Others start from these runs, so that on another machine their rows are not enough.
-    jobs.finish([pool.submit(train, args, START, seed, budget) for seed in SEEDS])
-    places = [(START, seed) for seed in SEEDS] + places
+    flops = key_of(args, START, 0)["flops"]
+    jobs.finish([pool.submit(train, args, START, seed, flops) for seed in sorted(starts)])
     found = jobs.finish([pool.submit(measure, rows, args, *place) for place in places])
   print("\n".join(table(found)))
   machine.save(str(args.out / "detection.json"), {"rows": found}, hide=[args.out, args.text])

@@ -44,11 +44,14 @@ class Rows:
     """Returns the rows."""
     return json_lines(self._path)
 
+  def find(self, key: dict) -> dict | None:
+    """Returns the row that has the values of `key`."""
+    return next((row for row in self.read() if key.items() <= row.items()), None)
+
   def once(self, key: dict, measure: Callable[[], dict]) -> dict:
     """Returns the row that has the values of `key`; if there is none, measures and adds it."""
-    for row in self.read():
-      if key.items() <= row.items():
-        return row
+    if row := self.find(key):
+      return row
     row = key | measure()
     with self._lock, self._path.open("a+") as file:
       file.seek(0)
