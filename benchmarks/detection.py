@@ -16,6 +16,7 @@ stays at chance for thousands. Each arm says what would be seen if one explanati
   LM (`unigram from bert`) or by a head that multiplies them (`slots, product`, at masked slots, of
   which half keep their token; `slots in text` has the same slots and ELECTRA's head). If it is
   noise instead, 4 and 16 times the tokens a step help as much.
+- the optimizer: `AdamW` and `unigram, AdamW`, at its rates, stay at chance.
 - depth against width: `deep`, `wide`.
 
 Every arm has three seeds but those of more FLOPs, which have one. The measure is the AUC against
@@ -46,7 +47,7 @@ class Arm(NamedTuple):
   file: Path = CONFIG
 
 
-UNIGRAM = {"generator.kind": "unigram"}
+UNIGRAM, ADAMW = {"generator.kind": "unigram"}, {"optimizer.name": "adamw"}
 ARMS = {
   START: Arm("bert", {}),
   "tuned": Arm("electra-tuned", {}),
@@ -59,6 +60,11 @@ ARMS = {
   "own embeddings": Arm("electra-tuned", {"generator.tie": "none"}),
   "generator 1/8": Arm("electra-tuned", {"generator.width_multiplier": 1 / 8}),
   "generator 1/2": Arm("electra-tuned", {"generator.width_multiplier": 1 / 2}),
+  "AdamW": Arm(
+    "electra-tuned",
+    ADAMW | {"optimizer.learning_rate": 1.2e-3, "optimizer.generator_learning_rate": 2e-3},
+    rate=0.375,
+  ),
   "no curriculum": Arm("electra-tuned", {"objective.temperature_schedule": ""}),
   "words too": Arm("electra_mlm-tuned", {}),
   "from bert": Arm("electra-tuned", {"init_from": START}),
@@ -68,6 +74,7 @@ ARMS = {
     | {"generator.width_multiplier": 1.0, "objective.discriminator_weight": 5.0},
   ),
   "unigram": Arm("electra", UNIGRAM),
+  "unigram, AdamW": Arm("electra", UNIGRAM | ADAMW, rate=0.375),
   "unigram from bert": Arm("electra", UNIGRAM | {"init_from": START}),
   "unigram, 4 x the tokens": Arm("electra", UNIGRAM | {"train.batch_size": 64}, flops=4.0),
   "unigram, 16 x the tokens": Arm("electra", UNIGRAM | {"train.batch_size": 256}, flops=16.0),
