@@ -16,7 +16,7 @@ stays at chance for thousands. Each arm says what would be seen if one explanati
   LM (`unigram from bert`) or by a head that multiplies them (`slots, product`, at masked slots, of
   which half keep their token; `slots in text` has the same slots and ELECTRA's head). If it is
   noise instead, 4 and 16 times the tokens a step help as much.
-- the optimizer: `AdamW` and `unigram, AdamW`, at its rates, stay at chance.
+- the optimizer: `AdamW` and `unigram, AdamW`, at its rates, would stay at chance.
 - depth against width: `deep`, `wide`.
 
 Every arm has three seeds but those of more FLOPs, which have one. The measure is the AUC against
