@@ -147,7 +147,7 @@ def main() -> None:
     for future in concurrent.futures.as_completed(pool.submit(in_time, x) for x in todo):
       if (found := future.result()) is None:
         continue
-      if "comes with electra_jax[" in found.get("error", ""):
+      if "comes with: pip install" in found.get("error", ""):
         console.print(found["error"])
         continue
       results.append(found)
