@@ -2,7 +2,7 @@
 
   python benchmarks/evidence.py --out DIR --text 'text:GLOB' --chunk DIR --pairs FILE.jsonl
                                 --glue DIR [--rows FILE] [--budgets N] [--at_once 2] [--smoke]
-  python benchmarks/evidence.py --out DIR [--rows FILE] --report
+  python benchmarks/evidence.py --out DIR [--rows FILE] --report [--write]
 
 --out      what is made. Started again with the same arguments, it goes on where it was.
 --text     what to pretrain on, as config.data.sources.
@@ -11,8 +11,9 @@
 --glue     folder with GLUE's folders (SST-2/train.tsv, ...); read from the third budget on.
 --rows     where rows are kept (DIR/rows.jsonl); on another machine it goes on after them.
 --budgets  how many of the four, from the smallest.
---smoke    a few steps of three arms, to see that everything runs.
+--smoke    ten steps of two arms with a smaller network, to see that everything runs.
 --report   runs nothing; reports the rows that there are.
+--write    puts tables and picture into docs/evidence.md.
 
 Question: is one objective of the replaced-token family ahead of `bert` beyond two standard
 deviations on minimal pairs and on chunking, at the same FLOPs (generator and heads included)? All
@@ -25,6 +26,7 @@ chunking's training file.
 
 import argparse
 import functools
+import shutil
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,6 +51,10 @@ GLUE = {  # tasks of one command: its fields
   "rte": {"train.epochs": 3.0},
 }
 HELDOUT = ("mlm_loss", "replace_mlm_loss", "rtd_auc", "unigram_auc")
+SMOKE = {"model.hidden_size": 32, "model.ffn_size": 64, "model.num_layers": 1, "model.unroll": 1}
+SMOKE |= {"model.embedding_size": 32, "model.num_heads": 2, "data.vocab_size": 300}
+SMOKE |= {"eval.max_examples": 64}
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 class Budget(NamedTuple):
@@ -71,10 +77,12 @@ BUDGETS = (
 def prepare(args: argparse.Namespace) -> None:
   """Builds the shards, and cuts chunking's sentences for choices."""
   config = f"{CONFIG}:{REFERENCE}"
-  jobs.build(args.out, args.out / "shards", config, {"data.sources": args.text})
+  fields = {"data.sources": args.text} | (SMOKE if args.smoke else {})
+  jobs.build(args.out, args.out / "shards", config, fields)
   jobs.write_pairs(args.out, args.pairs, 201 if args.smoke else PAIRS)
   sentences = (args.chunk / "train.txt").read_text().strip().split("\n\n")
-  for name, part in (("train", sentences[:-CUT]), ("choices", sentences[-CUT:])):
+  cut = len(sentences) // 3 if args.smoke else CUT
+  for name, part in (("train", sentences[:-cut]), ("choices", sentences[-cut:])):
     (args.out / f"chunk-{name}.txt").write_text("\n\n".join(part) + "\n")
 
 
@@ -99,7 +107,7 @@ def chunking(args: argparse.Namespace, name: str, start: dict) -> dict[str, floa
 def glue(args: argparse.Namespace, name: str, start: dict) -> dict[str, list[float]]:
   """Fine-tunes on the tasks of GLUE; returns the main metric of each seed, {task: [3]}."""
   found: dict[str, list[float]] = {}
-  for tasks, own in GLUE.items():
+  for tasks, own in [("rte", {})] if args.smoke else GLUE.items():
     fields = start | {"data.dir": args.glue} | FINETUNING | {"keep": "none", "seeds": 3} | own
     fields |= {"data.train_examples": 64} if args.smoke else {}
     rows = jobs.finetune(
@@ -124,15 +132,18 @@ def scorers_of(arm: str) -> list[str]:
   return list(dict.fromkeys([scorers.default(objective, heads), *also]))
 
 
+def train(args: argparse.Namespace, arm: str, budget: Budget, rate: float, seed: int) -> Path:
+  """Trains an arm; returns its workdir."""
+  config = f"{CONFIG}:{arm}"
+  own = {"seed": seed} | (SMOKE if args.smoke else {})
+  fields = {"data.dir": args.out / "shards"} | jobs.at_rate(config, own, rate, budget.flops)
+  return jobs.train(args.out, run_name(arm, budget, rate, seed), config, fields)
+
+
 def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, seed: int) -> dict:
   """Trains an arm, scores the pairs and fine-tunes it; returns its results."""
-  config = f"{CONFIG}:{arm}"
-  own = {"seed": seed}
-  own |= {"eval.max_examples": 64} if args.smoke else {}
-  name = run_name(arm, budget, rate, seed)
-  fields = {"data.dir": args.out / "shards"} | jobs.at_rate(config, own, rate, budget.flops)
-  folder = jobs.train(args.out, name, config, fields)
-  last = jobs.heldout(folder)[-1]
+  folder = train(args, arm, budget, rate, seed)
+  name, last = folder.name, jobs.heldout(folder)[-1]
   row = {"steps": last["step"]}
   row |= {key: last[key] for key in HELDOUT if last.get(key) is not None}
   for scorer in scorers_of(arm):
@@ -147,8 +158,7 @@ def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, see
 
 def control(args: argparse.Namespace, budget: Budget, rate: float, with_glue: bool) -> dict:
   """Fine-tunes fresh weights of the reference's shape; returns its results."""
-  like = args.out / "runs" / run_name(REFERENCE, budget, rate, 0)
-  start = {"init": "random", "like": like}
+  start = {"init": "random", "like": train(args, REFERENCE, budget, rate, 0)}
   return chunking(args, "fresh", start) | (
     {"glue": glue(args, "fresh", start)} if with_glue else {}
   )
@@ -199,7 +209,7 @@ def next_arms(rows: list[dict], before: Budget, budget: Budget, arms: list[str])
 
 def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) -> None:
   """Runs the search, the budgets and the control; adds a row for each run as it ends."""
-  arms = [REFERENCE, "electra-tuned", "electra_mlm-tuned"] if args.smoke else list(ARMS)
+  arms = [REFERENCE, "electra_mlm-tuned"] if args.smoke else list(ARMS)
   first = budgets[0]
   with jobs.workers(args.at_once) as pool:
 
@@ -210,7 +220,7 @@ def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) ->
     def measured(places: list[tuple]) -> None:
       jobs.finish([pool.submit(once, *place) for place in places])
 
-    measured([(arm, first, rate, 0) for rate in RATES[: 2 if args.smoke else None] for arm in arms])
+    measured([(arm, first, rate, 0) for rate in RATES[: 1 if args.smoke else None] for arm in arms])
     best = best_rates(rows.read(), first.flops)
     key = {"arm": FRESH, "flops": 0.0, "rate": None, "seed": 0}
     made = functools.partial(control, args, first, best[REFERENCE], budgets[-1].glue)
@@ -296,7 +306,7 @@ def draw(rows: list[dict], fresh: list[dict], path: Path) -> None:
 
 
 def report(args: argparse.Namespace, rows: list[dict], first: float) -> None:
-  """Writes evidence.md, evidence.png and evidence.json."""
+  """Writes evidence.md, evidence.png and evidence.json, and with --write docs/evidence.md."""
   runs = [row for row in rows if row["arm"] != FRESH]
   fresh, best = [row for row in rows if row["arm"] == FRESH], at_best(runs, first)
   lines = []
@@ -308,6 +318,9 @@ def report(args: argparse.Namespace, rows: list[dict], first: float) -> None:
   (args.out / "evidence.md").write_text(text)
   print(text)
   draw(best, fresh, args.out / "evidence.png")
+  if args.write:
+    machine.write_between(DOCS / "evidence.md", "evidence", text)
+    shutil.copy(args.out / "evidence.png", DOCS)
   hidden = [args.out, args.chunk, args.text, args.pairs, args.glue]
   machine.save(str(args.out / "evidence.json"), {"rows": rows}, hide=hidden)
 
@@ -324,11 +337,12 @@ def main() -> None:
   p.add_argument("--at_once", type=int, default=2)
   p.add_argument("--smoke", action="store_true")
   p.add_argument("--report", action="store_true")
+  p.add_argument("--write", action="store_true")
   args = p.parse_args()
   rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
   budgets = BUDGETS[: args.budgets]
   if args.smoke:
-    budgets = [budget._replace(flops=budget.flops / 100, seeds=2) for budget in BUDGETS[1:3]]
+    budgets = [budget._replace(flops=budget.flops / 1e6, seeds=1) for budget in BUDGETS[1:3]]
   if not args.report:
     if missing := [name for name in ("text", "chunk", "pairs", "glue") if not getattr(args, name)]:
       p.error(f"--{missing[0]} is needed")
