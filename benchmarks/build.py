@@ -3,7 +3,7 @@
   python benchmarks/build.py [SOURCE ...] [--vocab vocab.txt] [--json benchmarks/results/build.json]
   python benchmarks/build.py SOURCE ... --runner beam|ray [--json FILE]
 
-A SOURCE is an entry of config.data.sources; 'python-docs' unless said. Its documentation is
+A SOURCE is an entry of config.data.sources; by default 'python-docs'. Its documentation is
 harvested beforehand, and the vocabulary trained, if none is given: both are timed on their own.
 Then the whole program is run as a user would run it, start and checksums included, and in turn the
 `tokenizers` library encodes the same lines on all cores, without making anything of them. MB per

@@ -325,7 +325,7 @@ def find_device(work: Work) -> tuple[str, str]:
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
   lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
   if done.returncode:
-    raise SystemExit(f"error: JAX does not start: {(lines or ['it said nothing'])[-1]}")
+    raise SystemExit(f"error: JAX does not start: {(lines or ['no output'])[-1]}")
   platform, _, device = lines[-1].partition(" ")
   return platform, device
 

@@ -238,11 +238,11 @@ def check_attention(device: jax.Device, smoke: bool) -> tuple[list[Check], list[
       could_not.append(f"attention by {name}: needs a {needed}")
       continue
     for title, (mask, ids) in rows.items():
-      with warnings.catch_warnings(record=True) as said:
+      with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # Probabilities, outputs and gradients are rounded to bfloat16, by 2e-3 each.
         result = check(f"attention: {name}, {title}", 1e-2, error, name, mask, ids)
-      if any("Hopper" in str(warning.message) for warning in said):
+      if any("Hopper" in str(warning.message) for warning in caught):
         could_not.append(f"attention by {name}, {title}: needs Hopper")
       else:
         found.append(result)
@@ -290,7 +290,7 @@ def check_packed(device: jax.Device, smoke: bool) -> list[Check]:
   return [
     check(f"packed rows: {name}, {dtype}", tolerance, error, name, dtype)
     for name, dtype, tolerance in kinds
-    if attention.ATTENTION[name].platform in (None, device.platform)  # else said of attention
+    if attention.ATTENTION[name].platform in (None, device.platform)  # else in the row of attention
   ]
 
 

@@ -83,8 +83,8 @@ def estimate_step(name: str, topology: str) -> dict:
     secs = round(time.perf_counter() - started)
     found = {"config": name, "topology": topology, "secs": secs}
     if done.returncode:
-      said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-      return found | {"error": (said or done.stderr.splitlines()[-1:])[-1]}
+      errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+      return found | {"error": (errors or done.stderr.splitlines()[-1:])[-1]}
     return found | {"costs": [json.loads(line) for line in lines.read_text().splitlines()]}
 
 

@@ -67,7 +67,7 @@ class Work:
   def program(
     self, name: str, command: Sequence[str], stop_secs: float = 0, **environment: str
   ) -> str:
-    """Runs a program; returns what it said, which is also in folder/logs.
+    """Runs a program; returns its output, which is also in folder/logs.
 
     It gets SIGTERM `stop_secs` before the deadline and SIGKILL at the deadline, as does what it has
     started; and SIGKILL when this process ends, however that ends.
@@ -97,16 +97,16 @@ class Work:
         _stop(process, 20)
         raise
       file.seek(begin)
-      said = file.read()
+      output = file.read()
     if late:
       raise OutOfTime("the time was over")
     if code:
-      lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
+      lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
       errors = [line for line in lines if line.startswith("error: ")]
       text = (errors or lines)[-1].removeprefix("error: ")
       text = f"{text} (exit code {code}, {log})".replace(f"{self.folder}/", "")
       raise StepError(text)
-    return said
+    return output
 
 
 def _end_with_parent() -> None:

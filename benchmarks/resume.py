@@ -50,8 +50,8 @@ def start(folder: Path, workdir: Path, steps: int, fields: dict, flags: str) -> 
 def finish(process: subprocess.Popen, workdir: Path) -> None:
   """Waits for a run's end; raises SystemExit if it failed."""
   if code := process.wait():
-    said = workdir.with_suffix(".log").read_text().strip().splitlines()
-    raise SystemExit(f"error: training ended with {code}: {(said or ['said nothing'])[-1]}")
+    lines = workdir.with_suffix(".log").read_text().strip().splitlines()
+    raise SystemExit(f"error: training ended with {code}: {(lines or ['no output'])[-1]}")
 
 
 def kill_late(process: subprocess.Popen, workdir: Path, saved: int) -> int:

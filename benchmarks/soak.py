@@ -145,7 +145,7 @@ def take_turns(runs: list[harness.Run], workdirs: list[Path]) -> list[float]:
 
 
 def stop(run: harness.Run) -> tuple[float, str]:
-  """Tells a process to stop; returns the seconds that it took, and its times or what it said.
+  """Tells a process to stop; returns the seconds that it took, and its times or its output.
 
   They are 100 where it did not, or not as it should.
   """
@@ -155,10 +155,10 @@ def stop(run: harness.Run) -> tuple[float, str]:
     code = run.process.wait(100)
   except subprocess.TimeoutExpired:
     run.kill()
-    return 100.0, run.said[-3000:]
+    return 100.0, run.output[-3000:]
   if code != harness.STOPPED:
-    return 100.0, f"exit code {code}: {run.said[-3000:]}"
-  times = next(x for x in run.said.splitlines() if "time:" in x)
+    return 100.0, f"exit code {code}: {run.output[-3000:]}"
+  times = next(x for x in run.output.splitlines() if "time:" in x)
   return time.monotonic() - started, times
 
 

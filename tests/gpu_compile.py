@@ -45,7 +45,7 @@ def parameters(hidden: int, embedding: int, generator: int, layers: int = 12) ->
 
 def check_small() -> str:
   """One GPU: the state, the share of the memory, nothing on the links."""
-  said, (cost,) = compilers.preflight(FOLDER, "small", "h200x1", {})
+  output, (cost,) = compilers.preflight(FOLDER, "small", "h200x1", {})
   count = parameters(256, 128, 64)
   assert cost["devices"] == cost["chips"] == 1 and cost["fits"], cost
   assert cost["parameters"] == 4 * count, (cost, count)
@@ -59,7 +59,7 @@ def check_small() -> str:
   # The data sheet's 989 TFLOP/s and 4.8 TB/s.
   assert cost["product_secs"] == cost["flops"] / 989e12, cost
   assert cost["secs"] == max(cost["product_secs"], cost["memory_secs"]), cost
-  assert "h200x1: fits, microbatches: 1" in said, said
+  assert "h200x1: fits, microbatches: 1" in output, output
   return f"small fits one H200, in {cost['used'] / GIB:.2f} GiB"
 
 
@@ -91,12 +91,12 @@ def check_too_much() -> str:
   """A step too large for one GPU, which XLA compiles all the same."""
   # A very wide layer compiles faster than very many sequences.
   fields = TINY | {"model.ffn_size": 2**20, "train.batch_size": 96}
-  said, costs = compilers.preflight(FOLDER, "base", "l4x1", fields)
+  output, costs = compilers.preflight(FOLDER, "base", "l4x1", fields)
   tried = [(cost["accumulation"], cost["fits"]) for cost in costs]
   assert tried[0] == (1, False) and tried[-1][1] and len(tried) > 1, costs
   assert costs[0]["used"] > costs[0]["memory"] > costs[-1]["used"], costs
   few = ", ".join(str(n) for n, _ in tried[:-1])
-  assert f"fits, microbatches: {tried[-1][0]}; does not fit with {few}" in said, said
+  assert f"fits, microbatches: {tried[-1][0]}; does not fit with {few}" in output, output
   return f"what is too much for an L4 fits in {tried[-1][0]} microbatches, not in {few}"
 
 

@@ -246,8 +246,8 @@ def place(tmp_path_factory) -> Path:
 
 
 def become(command: str, place: Path) -> None:
-  """Runs a program in the folder; what it prints goes to the file `said`."""
-  with (place / "said").open("w") as file:
+  """Runs a program in the folder; what it prints goes to the file `output`."""
+  with (place / "output").open("w") as file:
     for stream in (sys.stdout, sys.stderr):
       os.dup2(file.fileno(), stream.fileno())
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -258,7 +258,7 @@ def become(command: str, place: Path) -> None:
 
 def snapshot(place: Path) -> set[tuple[str, int]]:
   """Returns the path and the CRC of every file but the locks and what a command printed."""
-  files = (p for p in place.rglob("*") if p.is_file() and p.name not in (".lock", "said"))
+  files = (p for p in place.rglob("*") if p.is_file() and p.name not in (".lock", "output"))
   return {(str(p.relative_to(place)), zlib.crc32(p.read_bytes())) for p in files}
 
 
@@ -278,10 +278,10 @@ def test_wrong_input_is_one_line_and_leaves_everything_as_it_was(
   process.start()
   process.join(120)
   process.kill()  # one that is not refused would train beside the other tests
-  said = (place / "said").read_text()
-  assert process.exitcode == code, said
-  errors = [line for line in said.splitlines() if "error: " in line]
-  assert len(errors) == 1 and part in errors[0] and "Traceback" not in said, said
+  output = (place / "output").read_text()
+  assert process.exitcode == code, output
+  errors = [line for line in output.splitlines() if "error: " in line]
+  assert len(errors) == 1 and part in errors[0] and "Traceback" not in output, output
   assert len(errors[0]) < 500
   may = ("new/", "__pycache__")
   assert not {name for name, _ in snapshot(place) ^ before if not name.startswith(may)}

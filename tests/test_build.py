@@ -403,9 +403,9 @@ def test_the_build_says_what_is_unknown_and_that_short_documents_pack(tmp_path, 
     config.data.dir = str(tmp_path / kind)
     capsys.readouterr()
     build.build(config)
-    said = capsys.readouterr().out
-    assert re.search(r"train │ +\d+ │ +1,100 │ +9\.09% │", said), said
-    assert ("data.examples=packed fills" in said) == advised
+    output = capsys.readouterr().out
+    assert re.search(r"train │ +\d+ │ +1,100 │ +9\.09% │", output), output
+    assert ("data.examples=packed fills" in output) == advised
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -222,17 +222,17 @@ def test_a_disk_that_fills_while_an_export_writes_ends_with_one_line(
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
 
   at = save_hf(tmp_path / "in", a_source("discriminator", vocab=words45))
-  code, _, said = command("export", at, tmp_path / "out", "--to", to, before=small_files)
-  assert code == 1 and said.count("\n") == 1 and "cannot be written: " in said
-  assert "File too large" in said and str(tmp_path) in said
+  code, _, errors = command("export", at, tmp_path / "out", "--to", to, before=small_files)
+  assert code == 1 and errors.count("\n") == 1 and "cannot be written: " in errors
+  assert "File too large" in errors and str(tmp_path) in errors
   assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "words"]
 
 
 def test_the_command_refuses_a_vocabulary_in_one_line(words45, tmp_path):
   at = save_hf(tmp_path / "in", a_source("discriminator", vocab=words45))
   write_vocab(at / "discriminator" / "vocab.txt", 50)
-  code, _, said = command("export", at, tmp_path / "out", "--to", "orbax")
-  assert code == 1 and said.count("\n") == 1 and "has 50 entries" in said
+  code, _, errors = command("export", at, tmp_path / "out", "--to", "orbax")
+  assert code == 1 and errors.count("\n") == 1 and "has 50 entries" in errors
   assert not (tmp_path / "out").exists()
 
 
@@ -294,8 +294,8 @@ def test_the_conversion_that_is_told_works(words45, tmp_path):
 
 
 def test_a_path_that_is_not_there_does_not_exist(tmp_path):
-  code, _, said = command("export", tmp_path / "none", tmp_path / "out", "--to", "hf")
-  assert (code, said) == (1, f"error: {tmp_path / 'none'} does not exist\n")
+  code, _, errors = command("export", tmp_path / "none", tmp_path / "out", "--to", "hf")
+  assert (code, errors) == (1, f"error: {tmp_path / 'none'} does not exist\n")
 
 
 # Two vocabularies.

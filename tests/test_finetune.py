@@ -270,8 +270,8 @@ def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(so
   assert row["metrics"]["f1"] > 90 and not row["collapsed"]
   asked = model.load(tmp_path / "results")
   assert asked([["w3", "w20"]]) == [{"tags": ["B-A", "O"]}]
-  asked.predict_file(tmp_path / "dev.txt", tmp_path / "said.txt")
-  columns = [line.split() for line in (tmp_path / "said.txt").read_text().splitlines() if line]
+  asked.predict_file(tmp_path / "dev.txt", tmp_path / "predicted.txt")
+  columns = [line.split() for line in (tmp_path / "predicted.txt").read_text().splitlines() if line]
   assert np.mean([gold == answers for _, gold, answers in columns]) > 0.9
   again = sources.open_source(model.find(tmp_path / "results"))
   console = Console(quiet=True)

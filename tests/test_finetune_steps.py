@@ -36,10 +36,10 @@ def test_a_few_steps_of_tagging_lower_the_loss_and_its_f1_is_counted_by_hand(
   written = tmp_path / "results" / "words" / "predictions" / "dev.txt"
   right = found = there = 0
   for line in filter(None, written.read_text().splitlines()):
-    *_, gold, said = line.split()
-    assert said in ("B-A", "O")  # so that every entity is one word
-    right += gold == said == "B-A"
-    found += said == "B-A"
+    *_, gold, predicted = line.split()
+    assert predicted in ("B-A", "O")  # so that every entity is one word
+    right += gold == predicted == "B-A"
+    found += predicted == "B-A"
     there += gold == "B-A"
   assert row["metrics"]["f1"] == pytest.approx(100 * 2 * right / (found + there))
 
@@ -60,7 +60,7 @@ def test_a_few_steps_of_answering_lower_the_loss_and_exact_match_is_counted_by_h
   written = tmp_path / "results" / "squad" / "predictions" / "dev" / "predictions.json"
   paragraphs = json.loads((tmp_path / "dev.json").read_text())["data"][0]["paragraphs"]
   predictions = list(json.loads(written.read_text()).values())
-  assert all(said in p["context"] for said, p in zip(predictions, paragraphs, strict=True))
+  assert all(text in p["context"] for text, p in zip(predictions, paragraphs, strict=True))
   golds = [p["qas"][0]["answers"][0]["text"] for p in paragraphs]
-  right = np.mean([said == gold for said, gold in zip(predictions, golds, strict=True)])
+  right = np.mean([text == gold for text, gold in zip(predictions, golds, strict=True)])
   assert row["metrics"]["exact_match"] == pytest.approx(100 * right)

@@ -39,9 +39,9 @@ def test_the_papers_models_cost_what_the_original_script_says(name):
 
 
 def test_the_paper_prints_what_is_counted_but_for_electra_small():
-  for name, (nets, batch_size, steps, said) in paper.PAPER.items():
+  for name, (nets, batch_size, steps, published) in paper.PAPER.items():
     total = paper.train_flops(nets, batch_size, steps)
-    agrees = f"{total:.1e}" == f"{said:.1e}"
+    agrees = f"{total:.1e}" == f"{published:.1e}"
     assert agrees != name.startswith("ELECTRA-Small"), name
 
 

@@ -38,8 +38,8 @@ def line(**changes):
 def told(lines, limits=LIMITS, start=2000):
   """Returns {index of a line: its warnings}, lines of `EVERY` steps from `start`."""
   health = Health(limits)
-  said = {i: health.check(start + EVERY * i, values) for i, values in enumerate(lines)}
-  return {i: warnings for i, warnings in said.items() if warnings}
+  checked = {i: health.check(start + EVERY * i, values) for i, values in enumerate(lines)}
+  return {i: warnings for i, warnings in checked.items() if warnings}
 
 
 def only(warnings):

@@ -27,7 +27,7 @@ from electra_jax.programs import export, train
 from electra_jax.runtime import metrics, workdir
 
 GOLDEN = Path(__file__).parent / "golden"
-FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/said.npz"))
+FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/outputs.npz"))
 HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: make test-hf")
 
@@ -64,11 +64,11 @@ def some_batch(cfg, B=4) -> Batch:
 @pytest.mark.parametrize("name", long_except(0, 1, of=FOLDERS))
 def test_networks_of_transformers_say_here_what_they_say_there(name):
   cfg, head, weights = huggingface.load(GOLDEN / name)
-  said = np.load(GOLDEN / name / "said.npz")
-  batch = Batch(said["ids"].astype(np.int32), said["segments"], said["mask"], np.arange(3))
+  outputs = np.load(GOLDEN / name / "outputs.npz")
+  batch = Batch(outputs["ids"].astype(np.int32), outputs["segments"], outputs["mask"], np.arange(3))
   got = export.logits(Network(cfg, weights, head), batch)
   # Logits of up to 10 in float32, summed in another order: a few units in the last place.
-  np.testing.assert_allclose(got[said["mask"]], said["logits"][said["mask"]], atol=2e-5)
+  np.testing.assert_allclose(got[outputs["mask"]], outputs["logits"][outputs["mask"]], atol=2e-5)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -273,8 +273,8 @@ def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
   card = (tmp_path / "hf" / "discriminator" / "README.md").read_text()
   assert "2 steps of 8 sequences of 16 tokens" in card and "| rtd_loss | " in card
   assert "\nlicense: unknown\n" in card and "- this run: 256 tokens, " in card
-  said = capsys.readouterr().out
-  assert ("max |difference of logits|" if HAS_TORCH else "not compared with transformers") in said
+  compared = "max |difference of logits|" if HAS_TORCH else "not compared with transformers"
+  assert compared in capsys.readouterr().out
 
   before = (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes()
   with pytest.raises(huggingface.ExchangeError, match="exists: nothing is overwritten"):
@@ -402,11 +402,11 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
   (tmp_path / "model").mkdir()
   sources.save_orbax(tmp_path / "model", source)
   call(monkeypatch, tmp_path / "model", tmp_path / "out", "--to", "hf")
-  said = capsys.readouterr().out
+  printed = capsys.readouterr().out
   config = json.loads((tmp_path / "out" / "discriminator" / "config.json").read_text())
   assert config["architectures"] == [theirs]
-  assert ("Hugging Face has no such head" in said) == theirs.endswith("Model")
-  assert ("max |difference of logits|" in said) == HAS_TORCH
+  assert ("Hugging Face has no such head" in printed) == theirs.endswith("Model")
+  assert ("max |difference of logits|" in printed) == HAS_TORCH
   back = sources.open_source(tmp_path / "out").networks["discriminator"]
   assert same(back.weights, network)
 

@@ -173,18 +173,18 @@ def write_program(path: Path, body: str) -> None:
 
 def verbs(commands: list[list[str]]) -> list[str]:
   """Returns what each command does, in a word or two."""
-  said = []
+  steps = []
   for command in commands:
     if command[0] != "gcloud":
-      said.append(command[0])
+      steps.append(command[0])
     elif "ssh" in command:
       what = next(x for x in command if x.startswith("--command="))
       kind = "install" if "uv pip" in what else "begin" if "nohup" in what else "watch"
       worker = next(x for x in command if x.startswith("--worker=")).removeprefix("--worker=")
-      said.append(f"{kind} {worker}")
+      steps.append(f"{kind} {worker}")
     else:
-      said.append(command[4])
-  return said
+      steps.append(command[4])
+  return steps
 
 
 def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):

@@ -62,8 +62,8 @@ def test_a_generator_that_modernbert_has_no_place_for_is_left_out_and_told(tmp_p
   source = sources.Source(networks, None, {})
   export.export_hf(source, tmp_path / "out", Console(width=200))
   assert [p.name for p in (tmp_path / "out").iterdir()] == ["discriminator"]
-  said = capsys.readouterr().out
-  assert "not exported: the generator: Hugging Face's ModernBERT does not support embed" in said
+  output = capsys.readouterr().out
+  assert "not exported: the generator: Hugging Face's ModernBERT does not support embed" in output
   del networks["discriminator"]
   with pytest.raises(ExchangeError, match="does not support embedding_size=16 at hidden_size=8"):
     export.export_hf(sources.Source(networks, None, {}), tmp_path / "none", Console(quiet=True))
@@ -256,11 +256,11 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
   })  # fmt: skip
   build.build(c)
   assert train.train(c, tmp_path / "run") == 1
-  said = capsys.readouterr().out
-  assert "discriminator/encoder" in said.partition("newly initialised")[0]
-  fresh = said.partition("newly initialised: ")[2].partition("\n")[0]
+  output = capsys.readouterr().out
+  assert "discriminator/encoder" in output.partition("newly initialised")[0]
+  fresh = output.partition("newly initialised: ")[2].partition("\n")[0]
   assert set(fresh.split(", ")) >= {"generator/encoder", "discriminator/rtd_head"}
-  assert "warning" not in said
+  assert "warning" not in output
   # After a step of no learning the export's encoder is the released one's, bit for bit.
   export.export_hf(sources.open_source(tmp_path / "run"), tmp_path / "out", Console(quiet=True))
   ours, theirs = (
@@ -278,9 +278,9 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
   c.model.rope_theta, c.generator.kind, c.generator.tie = 160_000.0, "frozen", "none"
   c.generator.init_from = c.init_from
   train.train(c, tmp_path / "frozen")
-  said = capsys.readouterr().out
-  assert "frozen generator: the masked language model of" in said
-  assert "generator" not in said.partition("newly initialised: ")[2].partition("\n")[0]
+  output = capsys.readouterr().out
+  assert "frozen generator: the masked language model of" in output
+  assert "generator" not in output.partition("newly initialised: ")[2].partition("\n")[0]
   ours = sources.open_source(tmp_path / "frozen").networks["generator"]
   theirs = sources.open_source(tmp_path / "released").networks["generator"]
   assert ours.cfg.num_layers == 6 and ours.head == theirs.head == "mlm_head"

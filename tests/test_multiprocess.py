@@ -34,7 +34,7 @@ def start(config, workdir, *args) -> subprocess.Popen:
 
 
 def finish(*processes: subprocess.Popen) -> list[str]:
-  """Waits for all, and returns what each said on stdout."""
+  """Waits for all, and returns what each printed."""
   outputs = [process.communicate(timeout=300) for process in processes]
   for process, (_, err) in zip(processes, outputs, strict=True):
     assert process.returncode == 0, err[-3000:]
@@ -75,11 +75,11 @@ def test_two_processes_train_and_save_what_one_does(straight, tiny_shards, tmp_p
 def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, tmp_path):
   (tmp_path / "notes.txt").write_text("not a run")
   processes = pair(make_tiny_config(tiny_shards), tmp_path)
-  said = [process.communicate(timeout=300)[1].strip() for process in processes]
+  errors = [process.communicate(timeout=300)[1].strip() for process in processes]
   assert [process.returncode for process in processes] == [1, 1]
-  assert said[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), said[0]
-  assert said[1].startswith("error: process 0 failed: ValueError("), said[1]
-  assert all("\n" not in line for line in said), said
+  assert errors[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), errors[0]
+  assert errors[1].startswith("error: process 0 failed: ValueError("), errors[1]
+  assert all("\n" not in line for line in errors), errors
 
 
 @pytest.mark.long
@@ -88,17 +88,17 @@ def test_a_process_whose_others_do_not_come_says_so_and_ends(tiny_shards, tmp_pa
   config.hosts.timeout_secs = 4
   joined = (f"--coordinator=localhost:{free_port()}", "--num_processes=2", "--process_id=0")
   process = start(config, tmp_path, *joined)
-  said = process.communicate(timeout=120)[1]
+  errors = process.communicate(timeout=120)[1]
   assert process.returncode == -signal.SIGABRT
-  assert "not all processes of this run joined within 4 s (config.hosts.timeout_secs)" in said
+  assert "not all processes of this run joined within 4 s (config.hosts.timeout_secs)" in errors
 
 
 @pytest.mark.slow
 def test_processes_that_are_not_alike_all_stop_and_name_the_odd_one(tiny_shards, tmp_path):
   processes = pair(make_tiny_config(tiny_shards), tmp_path, "--config.seed=9")
-  said = [process.communicate(timeout=300)[1].strip() for process in processes]
+  errors = [process.communicate(timeout=300)[1].strip() for process in processes]
   assert [process.returncode for process in processes] == [1, 1]
-  for i, line in enumerate(said):
+  for i, line in enumerate(errors):
     start = "error: configuration: process 1 of 2 differs from the others; process "
     assert line.startswith(f"{start}{i} has SHA-256 ") and "\n" not in line, line
 

@@ -101,10 +101,10 @@ def test_discriminator_measures_equal_scikit_learns():
   t = terms.detection_terms(
     "rtd", jnp.asarray(scores), jnp.asarray(replaced), jnp.asarray(mask), 50.0
   )
-  y, said = replaced[mask], scores[mask] > 0
+  y, predicted = replaced[mask], scores[mask] > 0
   mean = {k: float(v.total / v.count) for k, v in t.items() if v.total.ndim == 0}
-  assert mean["rtd_recall"] == pytest.approx(recall_score(y, said))
-  assert mean["rtd_precision"] == pytest.approx(precision_score(y, said))
+  assert mean["rtd_recall"] == pytest.approx(recall_score(y, predicted))
+  assert mean["rtd_precision"] == pytest.approx(precision_score(y, predicted))
   p = 1 / (1 + np.exp(-scores[mask].astype(np.float64)))
   assert mean["rtd_loss"] == pytest.approx(-np.log(np.where(y, p, 1 - p)).mean(), rel=1e-5)
 

@@ -98,9 +98,9 @@ def test_decays_branch_from_one_run_at_another_length(straight, tiny_shards, tmp
     config.data.dir, config.data.seq_length = str(tmp_path / "short"), 12
     workdir = tmp_path / str(steps)
     assert train.train(config, workdir) == steps
-    said = capsys.readouterr().out
-    assert f"the optimizer of {straight}, step 8" in said
-    assert f"warning: seed=0 as in {straight}: it reads the same data again" in said
+    output = capsys.readouterr().out
+    assert f"the optimizer of {straight}, step 8" in output
+    assert f"warning: seed=0 as in {straight}: it reads the same data again" in output
     rates.append([x["learning_rate"] for x in lines(workdir) if x["split"] == "train"])
   peak = make_tiny_config(tiny_shards).optimizer.learning_rate
   # After t steps of n: 1 - sqrt(t / n); metrics give the rate of the last step of each window.
@@ -157,8 +157,8 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   config.init_from = config.generator.init_from = str(one)
   config.optimizer.weight_decay = 0.5  # would shrink what is not frozen
   assert train.train(config, two) == STEPS
-  said = capsys.readouterr().out
-  assert "newly initialised: discriminator/rtd_head" in said
+  output = capsys.readouterr().out
+  assert "newly initialised: discriminator/rtd_head" in output
   tokens = tokenizer.load_from(tiny_shards, pretrain_batches.Shards.open(tiny_shards).vocab)
   first = sources.read_run(one, tokens).params
   second = sources.read_run(two, tokens).params

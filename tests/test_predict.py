@@ -47,7 +47,7 @@ def test_only_predictions_of_texts_carry_columns(tmp_path, kind):
     model.Model(info, CFG, None, {}).predict_file(tmp_path / "a", tmp_path / "b", columns=("id",))
 
 
-@pytest.mark.parametrize("out", ["here.tsv", "nowhere/said.tsv", "here.tsv/said.tsv"])
+@pytest.mark.parametrize("out", ["here.tsv", "nowhere/new.tsv", "here.tsv/new.tsv"])
 def test_a_place_for_predictions_is_checked_before_the_network_is_loaded(
   tmp_path, monkeypatch, capsys, out
 ):

@@ -55,9 +55,9 @@ def test_what_a_cpu_does_not_tell_is_said_to_be_unknown(tiny):
   cost = preflight.estimate_step(config, preflight.HERE, target)
   assert cost.fits is cost.memory is cost.memory_secs is cost.link_secs is None
   assert json.loads(json.dumps(dataclasses.asdict(cost)))["memory"] is None
-  said = shown(config, [cost])
-  assert said["device memory, GiB"] == said["communication, ms per step"] == ["?"]
-  assert said["memory traffic, ms per step"] == ["?"] and said["fits"] == ["unknown"]
+  cells = shown(config, [cost])
+  assert cells["device memory, GiB"] == cells["communication, ms per step"] == ["?"]
+  assert cells["memory traffic, ms per step"] == ["?"] and cells["fits"] == ["unknown"]
   assert "unknown whether it fits" in preflight.verdict([cost])
 
 
@@ -150,8 +150,8 @@ def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny
   costs = preflight.fit(config, "x", dataclasses.replace(target, memory=1.0))
   assert [f.accumulation for f in costs] == [1, 6]
   assert not any(f.fits for f in costs) and costs[1].temporaries < costs[0].temporaries
-  said = shown(config, costs)
-  assert said["fits"] == 2 * ["does not fit"] and said["whole run, hours"] == 2 * [""]
+  cells = shown(config, costs)
+  assert cells["fits"] == 2 * ["does not fit"] and cells["whole run, hours"] == 2 * [""]
   assert preflight.verdict(costs).startswith("x: does not fit with 1, 6 microbatches")
   used = [costs[0].used]
   for config.train.accumulation in (2, 3):
@@ -177,7 +177,7 @@ def test_a_slice_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize(
-  ("field", "value", "said"),
+  ("field", "value", "message"),
   [
     ("objective.name", "elektra", "config.objective.name must be one of"),
     ("data.seq_length", 1024, "config.data.seq_length 1024 is above"),
@@ -186,12 +186,12 @@ def test_a_slice_that_is_none_is_refused():
     ("eval.batch_size", 9, "config.eval.batch_size: batch size 9 is not divisible by 8 devices"),
   ],
 )
-def test_what_training_refuses_preflight_refuses(tiny, field, value, said):
+def test_what_training_refuses_preflight_refuses(tiny, field, value, message):
   config, target = tiny
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.update_from_flattened_dict({field: value})
-  with pytest.raises(ValueError, match=said):
+  with pytest.raises(ValueError, match=message):
     preflight.estimate_step(config, "here", target)
 
 
@@ -221,9 +221,9 @@ def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
   assert cost.secs == cost.memory_secs + cost.link_secs
   assert cost.mfu == pytest.approx(cost.product_secs / cost.secs)
   hours = cost.secs * config.train.steps / 3600
-  said = shown(config, [cost])
-  assert said["fits"] == ["fits"] and said["whole run, hours"] == [f"{hours:.3g}"]
-  assert said["chip-hours"] == [f"{8 * hours:.4g}"]
+  cells = shown(config, [cost])
+  assert cells["fits"] == ["fits"] and cells["whole run, hours"] == [f"{hours:.3g}"]
+  assert cells["chip-hours"] == [f"{8 * hours:.4g}"]
 
 
 def test_gpus_fill_their_hosts_and_the_slower_level_of_links_counts():

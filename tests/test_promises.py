@@ -71,9 +71,9 @@ def test_with_fallback_a_damaged_newest_checkpoint_is_set_aside_for_the_one_befo
   damage_newest(workdir)
   tiny_config.checkpoint.fallback = True
   assert train.train(tiny_config, workdir) == STEPS
-  said = capsys.readouterr().out
-  assert "checkpoints/12 is damaged" in said and f"moved to {workdir}/damaged/12" in said
-  assert "resuming from step 8" in said
+  output = capsys.readouterr().out
+  assert "checkpoints/12 is damaged" in output and f"moved to {workdir}/damaged/12" in output
+  assert "resuming from step 8" in output
   assert [p.name for p in (workdir / "damaged").iterdir()] == ["12"]
   assert saved(workdir) == saved(straight)
   assert lines(workdir) == lines(straight)
@@ -113,8 +113,8 @@ def test_with_rollback_nan_leaves_the_batch_out_and_the_run_ends(
   poison(monkeypatch, 9)
   tiny_config.health.on_nan = "rollback"
   assert train.train(tiny_config, begun) == STEPS
-  said = capsys.readouterr().out
-  assert "step 10: " in said and "rolling back to skip batch 9 (1 of at most" in said
+  output = capsys.readouterr().out
+  assert "step 10: " in output and "rolling back to skip batch 9 (1 of at most" in output
   meta = json.loads((begun / "checkpoints" / "12" / "meta" / "metadata").read_text())
   assert meta["skipped"] == [9]
   assert meta["position"]["sequences"] == 8 * (STEPS + 1)  # one batch of 8 further

@@ -137,46 +137,46 @@ def test_losses_are_those_of_the_formulas_over_the_rows_that_are_no_padding(sett
 def test_beams_hold_the_likeliest_starts_and_the_likeliest_ends_given_each(settings):
   weights, states, batch = make(settings)
   batch = batch._replace(target={"allowed": batch.target["allowed"]})
-  said = predict(settings, weights, states, batch)
-  assert said["start"].dtype == said["end"].dtype == jnp.int32
+  got = predict(settings, weights, states, batch)
+  assert got["start"].dtype == got["end"].dtype == jnp.int32
   for b in range(2):
     row = Plain(weights, states[b], batch.target["allowed"][b])
     starts = np.argsort(-row.start, kind="stable")[:4]
-    assert said["start"][b].tolist() == starts.tolist()
-    np.testing.assert_allclose(said["start_logp"][b], row.start[starts], **CLOSE)
+    assert got["start"][b].tolist() == starts.tolist()
+    np.testing.assert_allclose(got["start_logp"][b], row.start[starts], **CLOSE)
     for i, start in enumerate(starts):
       ends = np.argsort(-row.end(start), kind="stable")[:4]
-      assert said["end"][b, i].tolist() == ends.tolist()
-      np.testing.assert_allclose(said["end_logp"][b, i], row.end(start)[ends], **CLOSE)
+      assert got["end"][b, i].tolist() == ends.tolist()
+      np.testing.assert_allclose(got["end_logp"][b, i], row.end(start)[ends], **CLOSE)
 
 
 def test_the_null_score_is_the_classifiers_logit():
   settings = HEADS["joint"]
   weights, states, batch = make(settings)
-  said = predict(settings, weights, states, batch)
+  got = predict(settings, weights, states, batch)
   rows = [Plain(weights, states[b], batch.target["allowed"][b]) for b in range(2)]
-  np.testing.assert_allclose(said["null"][:2], [row.impossible() for row in rows], **CLOSE)
+  np.testing.assert_allclose(got["null"][:2], [row.impossible() for row in rows], **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["joint, no classifier", "independent"])
 def test_without_a_classifier_the_null_score_is_that_of_cls_over_the_best_short_span(name):
   settings = dataclasses.replace(HEADS[name], max_answer_length=2)
   weights, states, batch = make(settings)
-  said = predict(settings, weights, states, batch)
+  got = predict(settings, weights, states, batch)
   for b, context in enumerate([(3, 4, 5), (2, 3, 4)]):
     row = Plain(weights, states[b], batch.target["allowed"][b])
     spans = [row.start[s] + row.end(s)[e] for s in context for e in context if s <= e < s + 2]
-    np.testing.assert_allclose(said["null"][b], row.start[0] + row.end(0)[0] - max(spans), **CLOSE)
+    np.testing.assert_allclose(got["null"][b], row.start[0] + row.end(0)[0] - max(spans), **CLOSE)
 
 
 def test_a_beam_wider_than_the_text_is_filled_up_with_what_is_never_chosen():
   settings = dataclasses.replace(HEADS["joint"], beam_size=9)
   weights, states, batch = make(settings)
-  said = predict(settings, weights, states, batch)
-  assert said["start"].shape == said["start_logp"].shape == (B, 9)
-  assert said["end"].shape == said["end_logp"].shape == (B, 9, 9)
-  assert np.all(said["start"][:, 7:] == 0) and np.all(said["end"][:, :, 7:] == 0)
-  assert np.all(said["start_logp"][:, 7:] < -900) and np.all(said["end_logp"][:, :, 7:] < -900)
+  got = predict(settings, weights, states, batch)
+  assert got["start"].shape == got["start_logp"].shape == (B, 9)
+  assert got["end"].shape == got["end_logp"].shape == (B, 9, 9)
+  assert np.all(got["start"][:, 7:] == 0) and np.all(got["end"][:, :, 7:] == 0)
+  assert np.all(got["start_logp"][:, 7:] < -900) and np.all(got["end_logp"][:, :, 7:] < -900)
 
 
 @pytest.mark.slow

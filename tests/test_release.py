@@ -87,8 +87,8 @@ def test_the_installed_command_lists_helps_and_finds_the_configurations(call):
   assert call("--version").startswith(f"electra_jax {__version__}, jax ")
   assert all(f"\n  {name} " in call() for name in COMMANDS)
   assert "--config=" in call("train", "--help")
-  said = call("config", "configs/small.py", "--grep", "warmup")
-  assert "optimizer.warmup_steps = 10000" in said and "differ from configs/base.py" in said
+  output = call("config", "configs/small.py", "--grep", "warmup")
+  assert "optimizer.warmup_steps = 10000" in output and "differ from configs/base.py" in output
   assert "electra-jax finetune" in call("finetune", "--help")
 
 

@@ -284,15 +284,15 @@ def test_only_short_forward_spans_of_the_context_count(words):
   found = questions_of(("b c d e f", "a", ["b"]))
   made = make_windows(found, words, train=False)  # [CLS] a [SEP] b c d e f [SEP]
 
-  def said(*spans, **kwargs):
+  def answers(*spans, **kwargs):
     return [a.text for a in decode(found, made, beam(*spans), **kwargs).nbest["q0"]]
 
-  assert said((0, 0, -1), (1, 3, -1), (7, 8, -1), (4, 3, -1)) == []
-  assert said((7, 11, -1), (3, 4, -2)) == ["b c"]
-  assert said((3, 6, -1), (3, 5, -2), (4, 4, -3), max_answer_length=3) == ["b c d", "c"]
+  assert answers((0, 0, -1), (1, 3, -1), (7, 8, -1), (4, 3, -1)) == []
+  assert answers((7, 11, -1), (3, 4, -2)) == ["b c"]
+  assert answers((3, 6, -1), (3, 5, -2), (4, 4, -3), max_answer_length=3) == ["b c d", "c"]
   assert decode(found, made, beam((0, 0, 0))).predictions == {"q0": ""}
   made = [made[0]._replace(max_context=np.arange(9) == 3)]
-  assert said((4, 5, -1), (3, 4, -2)) == ["b c"]
+  assert answers((4, 5, -1), (3, 4, -2)) == ["b c"]
 
 
 def test_the_n_best_are_different_texts_and_share_the_probability(words):
@@ -347,13 +347,13 @@ def test_files_are_those_that_the_official_scripts_read(tmp_path):
   answer = squad.Answer("Über 😀", 3, 9, -1.5, 1.0)
   decoded = squad.Decoded({"a": "Über 😀", "b": "no"}, {"a": [answer], "b": []}, {"a": -4, "b": 3})
   squad.write(tmp_path / "new", decoded, threshold=-2.75)
-  said = {
+  answers = {
     name: json.loads((tmp_path / "new" / f"{name}.json").read_text("utf-8"))
     for name in ("predictions", "nbest", "null_odds")
   }
-  assert said["predictions"] == {"a": "Über 😀", "b": ""}
-  assert said["null_odds"] == {"a": -4, "b": 3}
-  assert said["nbest"]["a"][0] == answer._asdict()
+  assert answers["predictions"] == {"a": "Über 😀", "b": ""}
+  assert answers["null_odds"] == {"a": -4, "b": 3}
+  assert answers["nbest"]["a"][0] == answer._asdict()
   squad.write(tmp_path / "new", decoded)
   assert json.loads((tmp_path / "new" / "predictions.json").read_text("utf-8"))["b"] == "no"
 
@@ -367,10 +367,10 @@ def scored(form, *rows, threshold=-2.75):
     Question(f"q{i}", "a", "b", (), tuple(golds), not golds) for i, (_, golds, _) in enumerate(rows)
   ]
   found = Questions("here", form, tuple(items), True, 0, 0, 0, 0)
-  said = {f"q{i}": row[0] for i, row in enumerate(rows)}
+  answers = {f"q{i}": row[0] for i, row in enumerate(rows)}
   odds = {f"q{i}": row[2] for i, row in enumerate(rows)}
   return squad.compute_metrics(
-    squad.example_scores(found, squad.Decoded(said, {}, odds)), threshold
+    squad.example_scores(found, squad.Decoded(answers, {}, odds)), threshold
   )
 
 

@@ -196,8 +196,8 @@ def official(dataset, predictions, odds, threshold):
   Returns its exact, f1, best_exact and best_f1, with their thresholds.
   """
 
-  def f1(gold, said):
-    golds, words = normalize(gold).split(), normalize(said).split()
+  def f1(gold, predicted):
+    golds, words = normalize(gold).split(), normalize(predicted).split()
     same = sum((collections.Counter(golds) & collections.Counter(words)).values())
     if not golds or not words:
       return float(golds == words)
@@ -252,12 +252,12 @@ def test_reported_scores_are_those_of_the_official_rules_on_the_files_written(
   split = qa_task._eval_split("dev", found, made, info)
   reported = qa_task.KIND.metrics(info)(split.example_scores(outputs))
   split.write(tmp_path, outputs)
-  said, odds, raw = (
+  predicted, odds, raw = (
     json.loads((tmp_path / "dev" / f"{name}.json").read_text())
     for name in ("predictions", "null_odds", "raw_predictions" if impossible else "predictions")
   )
   # The final predictions need no odds; the best thresholds are of what is predicted without one.
-  for name, value in official(dataset, said, odds, np.inf).items():
+  for name, value in official(dataset, predicted, odds, np.inf).items():
     assert name.startswith("best") or reported[name] == pytest.approx(value, rel=1e-12), name
   for name, value in official(dataset, raw, odds, threshold).items():
     assert reported[name] == pytest.approx(value, rel=1e-12), name

@@ -214,7 +214,7 @@ def test_what_a_step_reports_is_numpys_of_its_place_in_time():
   state = step.init_state({"w": jnp.zeros(3)}, tx)
   w = np.zeros(3)
   for t in range(3):
-    state, said = one(state, make_batch(0))
+    state, found = one(state, make_batch(0))
     gradient, before = 2 * (w - target), w
     w = w - schedule(t) * gradient
     expected = {
@@ -225,9 +225,9 @@ def test_what_a_step_reports_is_numpys_of_its_place_in_time():
       "param_norm": np.linalg.norm(w),
     }
     for name, value in expected.items():
-      assert float(said[name]) == pytest.approx(value, rel=1e-5), (t, name)  # some float32 sums
+      assert float(found[name]) == pytest.approx(value, rel=1e-5), (t, name)  # some float32 sums
     keys = jax.random.key_data(step.row_keys(0, jnp.int32(t), np.arange(B, dtype=np.int32)))
-    np.testing.assert_array_equal(said["terms"]["keys"][0], keys)
+    np.testing.assert_array_equal(found["terms"]["keys"][0], keys)
     assert int(state.step) == t + 1
 
 
@@ -237,8 +237,8 @@ def test_evaluation_shares_no_key_with_training_or_with_the_first_weights():
     return {"keys": terms.Term(jax.random.key_data(keys), jnp.float32(1))}
 
   rows = make_batch(0)._replace(row=np.arange(B, dtype=np.int32))
-  said = on_one_device(step.make_eval_step(objective, seed=7))({}, rows)
-  ours = {tuple(x) for x in np.asarray(said["keys"][0]).tolist()}
+  found = on_one_device(step.make_eval_step(objective, seed=7))({}, rows)
+  ours = {tuple(x) for x in np.asarray(found["keys"][0]).tolist()}
   assert len(ours) == B
   steps = jnp.array([*range(1000), 2**31 - 1])  # the last that an int32 counts to
   trained = jax.vmap(lambda t: step.row_keys(7, t, rows.row))(steps)

@@ -135,9 +135,9 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
 @pytest.mark.long
 def test_the_command_says_the_heads_it_assumed_in_a_line(eight_heads, tmp_path):
   prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
-  code, out, said = command("export", prefix, tmp_path / "out", "--to", "orbax")
+  code, out, errors = command("export", prefix, tmp_path / "out", "--to", "orbax")
   assert code == 0 and "exported to" in out
-  told = [line for line in said.splitlines() if line.startswith("warning: ")]
+  told = [line for line in errors.splitlines() if line.startswith("warning: ")]
   assert len(told) == 2 and all("of width" in line for line in told)
   with pytest.raises(sources.ExchangeError, match="is no TF1 checkpoint"):
     sources.open_source(tmp_path / "out", [8])

@@ -116,14 +116,15 @@ def test_k_steps_and_the_rest_are_the_whole_run_bit_for_bit(
 ):
   interrupt_at(monkeypatch, k, lambda: signal.raise_signal(signal.SIGTERM))
   assert train.train(tiny_config, tmp_path) == k
-  said = capsys.readouterr().out
-  assert f"SIGTERM: stopping after step {k}" in said
+  output = capsys.readouterr().out
+  assert f"SIGTERM: stopping after step {k}" in output
   place = tmp_path / "checkpoints" / str(k)
-  assert f"stopped after step {k} of {STEPS}, saved: {place}\n" in said and "resume with: " in said
-  for line in said.splitlines():
+  assert f"stopped after step {k} of {STEPS}, saved: {place}\n" in output
+  assert "resume with: " in output
+  for line in output.splitlines():
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)
     assert len(line) <= 160 or "resume with: " in line
-  assert f"train step 1/{STEPS} | mlm loss " in said  # which is no line of the history
+  assert f"train step 1/{STEPS} | mlm loss " in output  # which is no line of the history
   assert train.train(tiny_config, tmp_path) == STEPS
   assert saved(tmp_path) == saved(straight)
   assert lines(tmp_path) == lines(straight)
@@ -174,9 +175,9 @@ def test_other_signals_finish_the_step_and_save(tiny_config, tmp_path, monkeypat
   interrupt_at(monkeypatch, 2, lambda: signal.raise_signal(number))
   assert train.train(tiny_config, tmp_path) == 2
   assert (tmp_path / "checkpoints" / "2").exists()
-  said = capsys.readouterr().out
-  assert f"{signal.Signals(number).name}: stopping after step 2\n" in said
-  assert f"stopped after step 2 of {STEPS}, saved: {tmp_path / 'checkpoints' / '2'}\n" in said
+  output = capsys.readouterr().out
+  assert f"{signal.Signals(number).name}: stopping after step 2\n" in output
+  assert f"stopped after step 2 of {STEPS}, saved: {tmp_path / 'checkpoints' / '2'}\n" in output
   assert signal.getsignal(number) is before
 
 

@@ -71,9 +71,9 @@ def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   found = stragglers.StragglerDetector(1.3, batch_size=8, step=0)
   found._names = ["a", "b", "c"]
   even, slow = np.array([1.0, 1.1, 1.0]), np.array([1.0, 1.0, 1.5])
-  said = [found.check(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
-  assert [len(x) for x in said] == [0, 0, 1, 0, 0, 0, 1]
-  assert said[2] == [
+  warned = [found.check(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
+  assert [len(x) for x in warned] == [0, 0, 1, 0, 0, 0, 1]
+  assert warned[2] == [
     "process 2 (c) is slow: its own step time is 1,500 ms, 0 ms of it waiting for data;"
     " the others' is 1,000 ms"
   ]
@@ -140,8 +140,8 @@ def test_of_two_processes_the_slow_one_is_named_by_the_other():
   found = stragglers.StragglerDetector(1.3, batch_size=8, step=0)
   found._names = ["a", "b"]
   # 1.5 times the other, but only 1.2 times the median of both.
-  said = [found.check(np.array([1.5, 1.0]), np.zeros(2))[1] for _ in range(2)]
-  assert [len(x) for x in said] == [0, 1] and said[1][0].startswith("process 0 (a) is slow")
+  warned = [found.check(np.array([1.5, 1.0]), np.zeros(2))[1] for _ in range(2)]
+  assert [len(x) for x in warned] == [0, 1] and warned[1][0].startswith("process 0 (a) is slow")
 
 
 def test_a_folder_of_checkpoints_without_a_configuration_is_no_run(tmp_path):

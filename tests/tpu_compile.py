@@ -51,8 +51,8 @@ def preflight(topologies: str, **fields) -> tuple[str, list[dict]]:
 
 def check_slices() -> str:
   """Four chips of two kinds: memory, bytes on the links, every row of the table."""
-  said, (v5e, v4) = preflight("v5e:2x2,v4:2x2x1")
-  missing = [row for row in ROWS if row not in said]
+  output, (v5e, v4) = preflight("v5e:2x2,v4:2x2x1")
+  missing = [row for row in ROWS if row not in output]
   assert not missing, missing
   for cost in (v5e, v4):
     # Both cores of a v4 chip are one device.
@@ -88,12 +88,12 @@ def check_refusal() -> str:
   # A very wide layer compiles faster than very many sequences.
   fields = {"objective.name": "bert", "model.num_layers": 1, "model.ffn_size": 2**20}
   fields |= {"model.dropout": 0.0, "model.attention_dropout": 0.0, "train.batch_size": 144}
-  said, costs = preflight("v5e:1x1", **fields)
+  output, costs = preflight("v5e:1x1", **fields)
   tried = [(cost["accumulation"], cost["fits"]) for cost in costs]
   # One number of bytes may rule out 2 already.
   assert tried in ([(1, False), (3, True)], [(1, False), (2, False), (3, True)]), costs
   assert costs[0]["used"] > 16 * GIB > costs[-1]["used"], costs
-  assert "fits, microbatches: 3; does not fit with 1" in said, said
+  assert "fits, microbatches: 3; does not fit with 1" in output, output
   return "what is too much for a chip fits in 3 microbatches, not in fewer"
 
 

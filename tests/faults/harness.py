@@ -22,9 +22,7 @@ from pathlib import Path
 import jax
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-STEPS = (
-  44  # of a run, unless said: dozens more than a test waits for, which may be slow to see them
-)
+STEPS = 44  # of a run by default: dozens more than a test waits for, which may be slow to see them
 EVERY = 5  # steps between checkpoints
 STOPPED = 143  # exit code of a run that is to be started again
 UNFINISHED = "*.orbax-checkpoint-tmp"
@@ -180,7 +178,7 @@ class Run:
 
   Args:
     data: the folder with data/.
-    workdir: the run's; what it says goes to a file of that name beside it, and is `said`.
+    workdir: the run's; its output goes to a file of that name beside it.
     head: Python to run instead of `python -m electra_jax.train`, and its first arguments.
   """
 
@@ -210,8 +208,8 @@ class Run:
       time.sleep(0.001)
 
   @property
-  def said(self) -> str:
-    """What this process has said so far."""
+  def output(self) -> str:
+    """What this process has printed so far."""
     with self.log.open() as log:
       log.seek(self.begin)
       return log.read()
@@ -221,7 +219,7 @@ class Run:
     self.process.join(timeout_secs)
     if self.process.is_alive():
       self.send(signal.SIGKILL)
-      raise AssertionError(f"still running after {timeout_secs} s: {self.said[-3000:]}")
+      raise AssertionError(f"still running after {timeout_secs} s: {self.output[-3000:]}")
     return self.process.exitcode
 
   def send(self, number: int) -> None:
@@ -232,8 +230,8 @@ class Run:
     """Waits until the condition holds, while it runs."""
     deadline = time.monotonic() + timeout_secs
     while not condition():
-      assert self.process.is_alive(), f"it was over before: {self.said[-3000:]}"
-      assert time.monotonic() < deadline, f"not within {timeout_secs} s: {self.said[-3000:]}"
+      assert self.process.is_alive(), f"it was over before: {self.output[-3000:]}"
+      assert time.monotonic() < deadline, f"not within {timeout_secs} s: {self.output[-3000:]}"
       time.sleep(0.001)
     return self
 
@@ -243,23 +241,23 @@ class Run:
     self.process.join()
 
   def finish(self) -> str:
-    """Waits for its success and returns what it said."""
+    """Waits for its success and returns its output."""
     code = self.wait()
-    assert code == 0, f"exit code {code}: {self.said[-3000:]}"
-    return self.said
+    assert code == 0, f"exit code {code}: {self.output[-3000:]}"
+    return self.output
 
   def error(self) -> str:
     """Waits for its failure, of which it tells in one line, and returns that."""
-    code, said = self.wait(), self.said
-    lines = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert code == 1 and len(lines) == 1 and "Traceback" not in said, f"{code}: {said[-3000:]}"
+    code, output = self.wait(), self.output
+    lines = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert code == 1 and len(lines) == 1 and "Traceback" not in output, f"{code}: {output[-3000:]}"
     return lines[0]
 
 
 def pair(
   data: Path, workdir: Path, steps: int, count: int = 2, odd: dict | None = None, **kwargs
 ) -> list[Run]:
-  """Starts several processes of one run, of one device each unless said.
+  """Starts several processes of one run, by default of one device each.
 
   Args:
     odd: arguments of `Run` that the last process has otherwise.

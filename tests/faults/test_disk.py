@@ -89,7 +89,7 @@ def test_a_run_goes_on_over_a_full_disk_if_told_to(data, alone, tmp_path):
     reached = harness.reaches(workdir, 6)
     run = harness.Run(data, workdir, STEPS, checkpoint__on_error="continue").when(reached)
     fill(disk)
-    run.when(lambda: "training continues" in run.said and "not written to" in run.said)
+    run.when(lambda: "training continues" in run.output and "not written to" in run.output)
     (disk / "filler").unlink()
     run.finish()
     harness.check_readable(workdir)
@@ -143,7 +143,7 @@ def test_two_processes_go_on_over_a_full_disk(data, tmp_path):
     runs = harness.pair(data, workdir, STEPS, head=harness.program(harness.PACED), **fields)
     runs[0].when(reached)
     fill(disk)
-    runs[0].when(lambda: "training continues" in runs[0].said)
+    runs[0].when(lambda: "training continues" in runs[0].output)
     (disk / "filler").unlink()
     for run in runs:
       run.finish()
@@ -157,7 +157,7 @@ def test_a_run_told_to_stop_over_a_full_disk_does_not_claim_to_have_saved(data, 
     run = harness.Run(data, workdir, 10_000, checkpoint__on_error="continue")
     run.when(lambda: harness.newest(workdir) >= 5)
     fill(disk)
-    run.when(lambda: "training continues" in run.said)
+    run.when(lambda: "training continues" in run.output)
     fill(disk)  # what a save that failed halfway gave back
     left = harness.newest(workdir)
     run.send(signal.SIGTERM)
@@ -209,10 +209,10 @@ def test_a_damaged_checkpoint_is_refused_or_the_one_before_is_taken(data, alone,
   assert f"{workdir}/checkpoints/{STEPS} is damaged" in error
   assert "--config.checkpoint.fallback=true" in error
   assert harness.newest(workdir) == STEPS  # nothing was changed
-  said = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
+  output = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
   place = workdir / "damaged" / str(STEPS)
-  assert "is damaged" in said and f"moved to {place}" in said
-  assert f"resuming from step {STEPS - STEPS % harness.EVERY}" in said and place.is_dir()
+  assert "is damaged" in output and f"moved to {place}" in output
+  assert f"resuming from step {STEPS - STEPS % harness.EVERY}" in output and place.is_dir()
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
 
@@ -220,8 +220,8 @@ def test_where_all_checkpoints_are_damaged_a_fallback_starts_anew(data, alone, t
   workdir = shutil.copytree(alone, tmp_path / "run")
   for step in harness.checkpoints(workdir):
     flip(largest(workdir / "checkpoints" / str(step)))
-  said = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
-  assert said.count("is damaged") == 2 and "resuming" not in said
+  output = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
+  assert output.count("is damaged") == 2 and "resuming" not in output
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
 

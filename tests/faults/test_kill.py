@@ -63,7 +63,7 @@ def test_twenty_kills_end_in_the_same_bits(data, tmp_path, monkeypatch):
       kill("at the start", run, lambda: True, rng.uniform(0.5, 5))
     for _ in range(3):
       run = start()
-      kill("compiling", run, lambda r=run: "changed from base" in r.said, rng.uniform(0, 3))
+      kill("compiling", run, lambda r=run: "changed from base" in r.output, rng.uniform(0, 3))
   for after in sorted(rng.sample(range(1, 11), 5)):
     reached = harness.reaches(workdir, after)
     kill(f"after step {after}", start(), reached)
@@ -72,12 +72,12 @@ def test_twenty_kills_end_in_the_same_bits(data, tmp_path, monkeypatch):
     kill("saving", start(), saving, rng.uniform(0, 0.02))
   for _ in range(3):
     run = start()
-    kill("restoring", run, lambda r=run: "changed from base" in r.said, rng.uniform(0, 0.2))
+    kill("restoring", run, lambda r=run: "changed from base" in r.output, rng.uniform(0, 0.2))
   for after in sorted(rng.sample(range(12, 30), 4)):
     reached = harness.reaches(workdir, max(after, harness.newest(workdir) + 1))
     kill(f"after step {after}", start(), reached)
-  said = start().finish()
-  assert "resuming from step" in said
+  output = start().finish()
+  assert "resuming from step" in output
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
 
@@ -117,7 +117,7 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_to_the_same_bits(
   run.send(number)
   assert run.wait(30) == harness.STOPPED
   stopped = harness.newest(workdir)
-  assert stopped == harness.last_line(workdir) and f"stopping after step {stopped}" in run.said
+  assert stopped == harness.last_line(workdir) and f"stopping after step {stopped}" in run.output
   assert f"resuming from step {stopped}" in harness.Run(data, workdir, STEPS).finish()
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
@@ -136,7 +136,7 @@ def test_a_second_signal_does_not_end_the_last_save(data, alone, tmp_path):
   head, reached = harness.program(SLOW_SAVE), harness.reaches(workdir, 7)
   run = harness.Run(data, workdir, STEPS, head=head).when(reached)
   run.send(signal.SIGTERM)
-  run.when(lambda: "stopping after step" in run.said)
+  run.when(lambda: "stopping after step" in run.output)
   time.sleep(1)  # the steps are over, the save is not
   run.send(signal.SIGTERM)
   run.send(signal.SIGUSR1)

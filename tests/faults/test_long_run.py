@@ -20,8 +20,8 @@ def test_what_was_compiled_is_kept_and_the_last_lines_say_where_time_went(
   harness.Run(data, workdir, 7).finish()
   compiled = sorted((workdir / "compiled").glob("*-cache"))
   assert compiled
-  said = harness.Run(data, workdir, STEPS, allow_config_change="train.steps").finish()
-  assert "resuming from step 7" in said
+  output = harness.Run(data, workdir, STEPS, allow_config_change="train.steps").finish()
+  assert "resuming from step 7" in output
   # The rate of learning depends on the number of steps: the step is another. Nothing else is.
   more = set((workdir / "compiled").glob("*-cache")) - set(compiled)
   assert len(more) < len(compiled)
@@ -33,15 +33,15 @@ def test_what_was_compiled_is_kept_and_the_last_lines_say_where_time_went(
   assert "Error reading persistent compilation cache entry" in again
   assert harness.saved(workdir, STEPS) == whole
   assert sorted((workdir / "compiled").glob("*-cache")) == sorted([*compiled, *more])
-  (line,) = (x for x in said.splitlines() if " time: " in x)
+  (line,) = (x for x in output.splitlines() if " time: " in x)
   for what in ("steps", "compile", "data", "save", "restore", "evaluation"):
     assert f" {what} " in f"{line} ", line
   assert "resuming from step 40" in again
 
 
-def trace_of(workdir, said: str, *steps: int) -> None:
+def trace_of(workdir, output: str, *steps: int) -> None:
   """Checks that there is one trace, of these steps."""
-  (line,) = (x for x in said.splitlines() if "trace of steps " in x)
+  (line,) = (x for x in output.splitlines() if "trace of steps " in x)
   (trace,) = workdir.glob("profile/plugins/profile/*/*.xplane.pb")
   assert b"train" in trace.read_bytes() and str(workdir / "profile") in line
   if steps:
@@ -50,8 +50,8 @@ def trace_of(workdir, said: str, *steps: int) -> None:
 
 def test_a_trace_of_given_steps_is_taken_and_changes_nothing(data, alone, tmp_path):
   workdir = tmp_path / "run"
-  said = harness.Run(data, workdir, STEPS, profile__steps="6:7").finish()
-  trace_of(workdir, said, 6, 7)
+  output = harness.Run(data, workdir, STEPS, profile__steps="6:7").finish()
+  trace_of(workdir, output, 6, 7)
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
 

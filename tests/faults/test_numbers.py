@@ -28,16 +28,16 @@ def test_nan_stops_the_run_and_names_step_and_term(data, alone, tmp_path):
 
 def test_nan_is_met_by_going_back_and_leaving_the_batch_out(data, tmp_path):
   workdir = tmp_path / "run"
-  said = poisoned(data, workdir, 12, health__on_nan="rollback").finish()
-  assert "rolling back to skip batch 12" in said and "resuming from step 10" in said
+  output = poisoned(data, workdir, 12, health__on_nan="rollback").finish()
+  assert "rolling back to skip batch 12" in output and "resuming from step 10" in output
   meta = harness.meta(workdir, STEPS)
   assert meta["skipped"] == [12] and meta["position"]["sequences"] == 16 * (STEPS + 1)
   # The same when it is killed after that: what was left out is part of the checkpoint.
   again = tmp_path / "again"
   run = poisoned(data, again, 12, health__on_nan="rollback")
   run.when(lambda: harness.newest(again) >= 15).kill()
-  said = poisoned(data, again, 12, health__on_nan="rollback").finish()
-  assert "resuming from step" in said and "rolling back" not in said
+  output = poisoned(data, again, 12, health__on_nan="rollback").finish()
+  assert "resuming from step" in output and "rolling back" not in output
   assert harness.outcome(again, STEPS) == harness.outcome(workdir, STEPS)
 
 
@@ -46,7 +46,7 @@ def test_going_back_ends_after_as_many_times_as_allowed(data, tmp_path):
   fields = {"health__on_nan": "rollback", "health__max_rollbacks": 2}
   run = poisoned(data, workdir, 12, every=True, **fields)
   error = run.error()
-  assert run.said.count("rolling back") == 2 and error.startswith("error: step 13: "), run.said
+  assert run.output.count("rolling back") == 2 and error.startswith("error: step 13: "), run.output
   assert harness.newest(workdir) == 10
 
 
@@ -59,9 +59,9 @@ def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_pat
     "optimizer__schedule": "joined",
     "log__every_steps": 2,
   }
-  said = harness.Run(data, tmp_path / "warned", 60, **wild).finish()
-  assert "warning: step " in said and "times the median" in said
-  assert "optimizer.learning_rate" in said
+  output = harness.Run(data, tmp_path / "warned", 60, **wild).finish()
+  assert "warning: step " in output and "times the median" in output
+  assert "optimizer.learning_rate" in output
   run = harness.Run(data, tmp_path / "stopped", 60, health__on_warning="stop", **wild)
   error = run.error()
   assert error.startswith("error: stopped by config.health.on_warning: step "), error
@@ -101,7 +101,7 @@ def test_jumps_of_the_clock_corrupt_nothing(data, alone, tmp_path):
 
   def check_time_out(run: harness.Run) -> None:
     # orbax waits by the same clock, and takes a jump inside of a save for a time-out.
-    assert "could not write a checkpoint" in run.error() and "timed out" in run.said
+    assert "could not write a checkpoint" in run.error() and "timed out" in run.output
     harness.check_readable(workdir)
 
   while not harness.checkpoints(workdir):
@@ -121,7 +121,7 @@ def test_jumps_of_the_clock_corrupt_nothing(data, alone, tmp_path):
     if run.wait() == 0:
       break
     check_time_out(run)
-  assert f"resuming from step {newest}" in run.said or newest < harness.newest(workdir)
+  assert f"resuming from step {newest}" in run.output or newest < harness.newest(workdir)
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
   assert all(0 <= line.get("elapsed_secs", 0) < 1000 for line in read(workdir))
 

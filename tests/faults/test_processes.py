@@ -49,14 +49,14 @@ def test_where_one_of_two_dies_the_other_ends_with_a_message(
   reached = harness.reaches(workdir, 7)
   runs = harness.pair(data, workdir, STEPS, hosts__timeout_secs=20)
   # What has been described is restored next.
-  runs[0].when((lambda: "changed from base" in runs[0].said) if starting else reached)
+  runs[0].when((lambda: "changed from base" in runs[0].output) if starting else reached)
   runs[killed].kill()
   started = time.monotonic()
   other = runs[1 - killed]
   assert other.wait(60) in (134, -signal.SIGABRT)
   assert time.monotonic() - started < 10
   # Ours, or that of JAX's runtime where its thread was faster.
-  assert re.search("error: lost another process of this run|another task died", other.said)
+  assert re.search("error: lost another process of this run|another task died", other.output)
   harness.check_readable(workdir)
   first, _ = (run.finish() for run in harness.pair(data, workdir, STEPS))
   assert "resuming from step" in first
@@ -155,9 +155,9 @@ def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
   runs = harness.pair(data, workdir, 10_000, log__every_steps=4, log__trackers="")
   runs[0].when(reached)
   slow = re.compile(r"warning: process 1 \(.+\) is slow: its own step time is \d")
-  assert not slow.search(runs[0].said)
+  assert not slow.search(runs[0].output)
   with slowed(runs[1]):
-    runs[0].when(lambda: bool(slow.search(runs[0].said)), 120)
+    runs[0].when(lambda: bool(slow.search(runs[0].output)), 120)
   for run in runs:
     run.kill()
   history = metrics.read_history(workdir / "metrics.jsonl")

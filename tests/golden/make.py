@@ -49,7 +49,7 @@ def main() -> None:
       logits = network(input_ids=ids, attention_mask=mask.long(), token_type_ids=segments).logits
     network.save_pretrained(HERE / name)
     arrays = {"ids": ids, "segments": segments, "mask": mask, "logits": logits}
-    np.savez_compressed(HERE / name / "said.npz", **{k: v.numpy() for k, v in arrays.items()})
+    np.savez_compressed(HERE / name / "outputs.npz", **{k: v.numpy() for k, v in arrays.items()})
 
 
 if __name__ == "__main__":
