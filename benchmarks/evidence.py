@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import jobs
 import machine
-from evidence_config import ARMS
+from evidence_config import ARMS, STARTS
 
 from electra_jax.config import files
 from electra_jax.core.objectives import OBJECTIVES
@@ -133,10 +133,13 @@ def scorers_of(arm: str) -> list[str]:
 
 
 def train(args: argparse.Namespace, arm: str, budget: Budget, rate: float, seed: int) -> Path:
-  """Trains an arm; returns its workdir."""
-  config = f"{CONFIG}:{arm}"
+  """Trains an arm, and before it the one that it starts from; returns its workdir."""
+  config, flops = f"{CONFIG}:{arm}", budget.flops
   own = {"seed": seed} | (SMOKE if args.smoke else {})
-  fields = {"data.dir": args.out / "shards"} | jobs.at_rate(config, own, rate, budget.flops)
+  if start := STARTS.get(arm):
+    flops /= 2
+    own["init_from"] = str(train(args, start, budget._replace(flops=flops), rate, seed))
+  fields = {"data.dir": args.out / "shards"} | jobs.at_rate(config, own, rate, flops)
   return jobs.train(args.out, run_name(arm, budget, rate, seed), config, fields)
 
 
@@ -209,7 +212,7 @@ def next_arms(rows: list[dict], before: Budget, budget: Budget, arms: list[str])
 
 def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) -> None:
   """Runs the search, the budgets and the control; adds a row for each run as it ends."""
-  arms = [REFERENCE, "electra_mlm-tuned"] if args.smoke else list(ARMS)
+  arms = [REFERENCE, "electra_mlm-from-bert"] if args.smoke else list(ARMS)
   first = budgets[0]
   with jobs.workers(args.at_once) as pool:
 

@@ -21,16 +21,18 @@ AS_PUBLISHED = {
   "electric": {},
 }
 TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
-ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED))
+# The same after half of the FLOPs by another arm: {arm: the one that it starts from}.
+STARTS = {f"{name}-from-bert": "bert" for name in ("electra", "electra_mlm")}
+ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED), *STARTS)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is one of ARMS."""
   if arg not in ARMS:
     raise ValueError(f"{arg!r} is none of {', '.join(ARMS)}")
-  objective = arg.removesuffix("-tuned")
+  objective = arg.partition("-")[0]
   c = load(f"{objective}.py", "quickstart")
-  if objective == arg:
+  if arg in AS_PUBLISHED:
     c.objective.temperature_schedule = ""
     c.optimizer.separate_optimizers = False
     c.optimizer.generator_learning_rate = None

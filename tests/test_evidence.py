@@ -58,7 +58,7 @@ def test_objectives_are_compared_and_only_what_lacks_a_row_is_run_again(tmp_path
     table = report.partition(f"## {flops} FLOPs")[2].partition("##")[0]
     assert [line.split("|")[1].strip() for line in table.splitlines() if "0.0016" in line] == [
       "bert",
-      "electra_mlm-tuned",
+      "electra_mlm-from-bert",
     ]
   assert "Fresh weights: chunking F1 " in report and "| bert | 8e+07 |" in report
   assert (out / "evidence.png").stat().st_size > 10_000
