@@ -162,12 +162,20 @@ def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, see
   return row
 
 
-def control(args: argparse.Namespace, budget: Budget, rate: float, with_glue: bool) -> dict:
-  """Fine-tunes fresh weights of the reference's shape; returns its results."""
-  start = {"init": "random", "like": train(args, REFERENCE, budget, rate, 0)}
-  return chunking(args, "fresh", start) | (
-    {"glue": glue(args, "fresh", start)} if with_glue else {}
-  )
+def controls(args: argparse.Namespace, like: Path, budgets: list[Budget]) -> list[tuple]:
+  """Returns what is fine-tuned from fresh weights of a run's shape: (key of the row, function)."""
+  start = {"init": "random", "like": like}
+
+  def chunk(seed: int) -> dict:
+    return chunking(args, f"fresh-{seed}", start | {"seed": seed})
+
+  key = {"arm": FRESH, "flops": 0.0}
+  found = [
+    (key | {"seed": seed}, functools.partial(chunk, seed)) for seed in range(budgets[0].seeds)
+  ]
+  if budgets[-1].glue:
+    found.append((key | {"of": "glue"}, lambda: {"glue": glue(args, "fresh", start)}))
+  return found
 
 
 def scorer_of(rows: Iterable[dict]) -> str:
@@ -201,7 +209,7 @@ def best_rates(rows: list[dict], flops: float) -> dict[str, float]:
 def at_best(rows: list[dict], flops: float) -> list[dict]:
   """Returns the rows at each arm's best learning rate at a budget, the smallest."""
   best = best_rates(rows, flops)
-  return [row for row in rows if row["rate"] == best.get(row["arm"])]
+  return [row for row in rows if row["arm"] in best and row["rate"] == best[row["arm"]]]
 
 
 def next_arms(rows: list[dict], before: Budget, budget: Budget, arms: list[str]) -> list[str]:
@@ -228,13 +236,17 @@ def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) ->
 
     measured([(arm, first, rate, 0) for rate in RATES[: 1 if args.smoke else None] for arm in arms])
     best = best_rates(rows.read(), first.flops)
-    key = {"arm": FRESH, "flops": 0.0, "rate": None, "seed": 0}
-    made = functools.partial(control, args, first, best[REFERENCE], budgets[-1].glue)
-    fresh = pool.submit(rows.once, key, made)
+
+    place = (REFERENCE, first, best[REFERENCE], 0)
+    like = args.out / "runs" / run_name(*place)
+    fresh = [x for x in controls(args, like, budgets) if not rows.find(x[0])]
+    if fresh:  # on another machine there may be no such run
+      jobs.finish([pool.submit(train, args, *place)])
+    queued = [pool.submit(rows.once, *x) for x in fresh]
     for before, budget in zip([first, *budgets], budgets, strict=False):
       arms = next_arms(at_best(rows.read(), first.flops), before, budget, arms)
       measured([(arm, budget, best[arm], seed) for seed in range(budget.seeds) for arm in arms])
-    jobs.finish([fresh])
+    jobs.finish(queued)
 
 
 # The report.
@@ -281,8 +293,12 @@ def glue_table(rows: list[dict]) -> list[str]:
   return lines
 
 
-def draw(rows: list[dict], fresh: list[dict], path: Path) -> None:
-  """Draws score against FLOPs, a line an arm, and writes a PNG."""
+def draw(rows: list[dict], fresh: list[float], path: Path) -> None:
+  """Draws score against FLOPs, a line an arm, and writes a PNG.
+
+  Args:
+    fresh: chunking's F1 from fresh weights, of each seed.
+  """
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -300,7 +316,7 @@ def draw(rows: list[dict], fresh: list[dict], path: Path) -> None:
         label=arm, marker="os^v"[i % 4], markersize=5, capsize=2, color=f"C{i}",
         linewidth=2.5 if arm == REFERENCE else 1.3,
       )  # fmt: skip
-    level = 50 if "pairs" in name else fresh and fresh[0]["chunk"]
+    level = 50 if "pairs" in name else fresh and statistics.fmean(fresh)
     if level:
       axis.axhline(level, color="#666666", linestyle="--", linewidth=1)
     axis.set(
@@ -314,13 +330,14 @@ def draw(rows: list[dict], fresh: list[dict], path: Path) -> None:
 def report(args: argparse.Namespace, rows: list[dict], first: float) -> None:
   """Writes evidence.md, evidence.png and evidence.json, and with --write docs/evidence.md."""
   runs = [row for row in rows if row["arm"] != FRESH]
-  fresh, best = [row for row in rows if row["arm"] == FRESH], at_best(runs, first)
+  control, best = [row for row in rows if row["arm"] == FRESH], at_best(runs, first)
+  fresh = [row["chunk"] for row in control if "chunk" in row]
   lines = []
   for flops in sorted({row["flops"] for row in best}):
     lines += [f"## {flops:.0e} FLOPs", "", *table(best, flops), ""]
   if fresh:
-    lines += [f"Fresh weights: chunking F1 {fresh[0]['chunk']:.2f}.", ""]
-  text = "\n".join([*lines, *glue_table([*best, *fresh])]).strip() + "\n"
+    lines += [f"Fresh weights: chunking F1 {jobs.compared(fresh, [], 1)}.", ""]
+  text = "\n".join([*lines, *glue_table([*best, *control])]).strip() + "\n"
   (args.out / "evidence.md").write_text(text)
   print(text)
   draw(best, fresh, args.out / "evidence.png")

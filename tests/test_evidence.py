@@ -62,9 +62,9 @@ def test_objectives_are_compared_and_only_what_lacks_a_row_is_run_again(tmp_path
     ]
   assert "Fresh weights: chunking F1 " in report and "| bert | 8e+07 |" in report
   assert (out / "evidence.png").stat().st_size > 10_000
-  # Another machine, which has the rows but one.
+  # Another machine, which lacks the control.
   lines = rows.read_text().splitlines()
-  assert len(lines) == 5
+  assert len(lines) == 6
   rows.write_text("\n".join(line for line in lines if '"fresh weights"' not in line) + "\n")
   shutil.rmtree(out)
   again = run(out, *given, f"--rows={rows}", "--smoke")
