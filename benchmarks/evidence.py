@@ -299,6 +299,7 @@ def draw(rows: list[dict], fresh: list[float], path: Path) -> None:
   Args:
     fresh: chunking's F1 from fresh weights, of each seed.
   """
+  from matplotlib import colormaps
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -306,14 +307,15 @@ def draw(rows: list[dict], fresh: list[float], path: Path) -> None:
   FigureCanvasAgg(figure)
   for axis, name in zip(figure.subplots(1, 2), ("minimal pairs, %", "chunking, F1"), strict=True):
     for i, arm in enumerate(ARMS):
-      budgets = sorted({row["flops"] for row in rows if row["arm"] == arm})
+      if not (budgets := sorted({row["flops"] for row in rows if row["arm"] == arm})):
+        continue
       found = [of_arm(rows, arm, flops) for flops in budgets]
       keys = [scorer_of(mine) if "pairs" in name else "chunk" for mine in found]
       values = [[r[key] for r in mine] for mine, key in zip(found, keys, strict=True)]
       axis.errorbar(
         budgets, [statistics.fmean(v) for v in values],
         [statistics.stdev(v) if len(v) > 1 else 0 for v in values],
-        label=arm, marker="os^v"[i % 4], markersize=5, capsize=2, color=f"C{i}",
+        label=arm, marker="os^v"[i % 4], markersize=5, capsize=2, color=colormaps["tab20"].colors[i],
         linewidth=2.5 if arm == REFERENCE else 1.3,
       )  # fmt: skip
     level = 50 if "pairs" in name else fresh and statistics.fmean(fresh)
