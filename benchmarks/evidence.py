@@ -315,8 +315,8 @@ def draw(rows: list[dict], fresh: list[float], path: Path) -> None:
       axis.errorbar(
         budgets, [statistics.fmean(v) for v in values],
         [statistics.stdev(v) if len(v) > 1 else 0 for v in values],
-        label=arm, marker="os^v"[i % 4], markersize=5, capsize=2, color=colormaps["tab20"].colors[i],
-        linewidth=2.5 if arm == REFERENCE else 1.3,
+        color=colormaps["tab20"].colors[i], marker="os^v"[i % 4], markersize=5, capsize=2,
+        label=arm, linewidth=2.5 if arm == REFERENCE else 1.3,
       )  # fmt: skip
     level = 50 if "pairs" in name else fresh and statistics.fmean(fresh)
     if level:
