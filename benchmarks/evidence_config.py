@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import load
 
-# As in the paper: one optimizer, samples at temperature 1. The others have the quickstart's
-# curriculum, its two optimizers, and 5 as the discriminator's weight.
+# One optimizer, samples at temperature 1, and in ELECTRA's case the paper's weight. The others have
+# the quickstart's curriculum, its two optimizers, and 5 as the discriminator's weight.
 AS_PUBLISHED = {
   "bert": {},
   "electra": {"objective.discriminator_weight": 50.0},
@@ -19,6 +19,7 @@ AS_PUBLISHED = {
   "replace_mlm": {},
   "all_tokens_mlm": {},
   "electric": {},
+  "electra_tt": {},  # ELECTRA's loss, and Electric's generator and weight
 }
 TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
 # The same after half of the FLOPs by another arm: {arm: the one that it starts from}.
