@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 from pathlib import Path
 
@@ -40,8 +39,7 @@ def release(tmp_path_factory) -> Path:
     (clone / name).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / name, clone / name)
   build("sdist", clone, folder)
-  with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-    archive.extractall(folder, filter="data")
+  shutil.unpack_archive(next(folder.glob("*.tar.gz")), folder)  # tarfile's filter is of 3.11.4
   build("wheel", folder / f"electra_jax-{__version__}", folder)
   return folder
 
