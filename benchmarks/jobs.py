@@ -5,6 +5,7 @@ with the same arguments, a script goes on where it was: a job that ended well is
 a run whose row of results is in the file of rows (`Rows`) needs no folder.
 """
 
+import collections
 import contextlib
 import json
 import os
@@ -23,6 +24,8 @@ from electra_jax.config import files
 from electra_jax.evaluate import pairs
 from electra_jax.programs import flops
 from electra_jax.runtime.metrics import read_history
+
+_RUNNING = collections.defaultdict(threading.Lock)  # by folder and job
 
 
 def json_lines(path: Path) -> list[dict]:
@@ -63,6 +66,7 @@ class Rows:
 def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
   """Runs a program of the package, unless it has already ended well with the same arguments.
 
+  Who asks for a job that another thread runs waits for its end: several runs start from one.
   Its output goes to out/logs, its arguments and seconds to out/commands.jsonl. Fine-tunings share
   what they compile, because all starts have the same shapes.
 
@@ -72,9 +76,13 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   Raises:
     SystemExit: it failed or was interrupted; the message ends with its last output.
   """
-  lines = json_lines(out / "commands.jsonl")
-  if any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
-    return
+  with _RUNNING[out, job]:
+    lines = json_lines(out / "commands.jsonl")
+    if not any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
+      _run(out, job, module, arguments, ended)
+
+
+def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
   command = [sys.executable, "-m", module, *arguments]
   log = out / "logs" / f"{job.replace('/', '-')}.log"
   log.parent.mkdir(parents=True, exist_ok=True)

@@ -37,3 +37,12 @@ def test_a_row_that_a_file_has_is_not_measured_again(tmp_path):
   assert again.once(key, lambda: {"loss": 5.0}) == first == {"arm": "bert", "seed": 0, "loss": 4.0}
   assert again.once(key | {"seed": 1}, lambda: {"loss": 5.0})["loss"] == 5.0
   assert [row["loss"] for row in again.read()] == [4.0, 5.0]
+
+
+def test_a_job_that_two_ask_for_at_once_runs_once(tmp_path):
+  def asked() -> None:
+    jobs.run(tmp_path, "train/shared", "timeit", ["-n1", "-r1", "pass"], lambda: True)
+
+  with jobs.workers(2) as pool:
+    jobs.finish([pool.submit(asked) for _ in range(4)])
+  assert [x["job"] for x in jobs.json_lines(tmp_path / "commands.jsonl")] == ["train/shared"]
