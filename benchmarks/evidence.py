@@ -162,19 +162,19 @@ def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, see
   return row
 
 
-def controls(args: argparse.Namespace, like: Path, budgets: list[Budget]) -> list[tuple]:
-  """Returns what is fine-tuned from fresh weights of a run's shape: (key of the row, function)."""
-  start = {"init": "random", "like": like}
+def controls(args: argparse.Namespace, budgets: list[Budget], rate: float) -> list[tuple]:
+  """Returns what is fine-tuned from fresh weights: (key of the row, function that makes it)."""
+
+  def start() -> dict:  # on another machine the run whose shape they have may be missing
+    return {"init": "random", "like": train(args, REFERENCE, budgets[0], rate, 0)}
 
   def chunk(seed: int) -> dict:
-    return chunking(args, f"fresh-{seed}", start | {"seed": seed})
+    return chunking(args, f"fresh-{seed}", start() | {"seed": seed})
 
-  key = {"arm": FRESH, "flops": 0.0}
-  found = [
-    (key | {"seed": seed}, functools.partial(chunk, seed)) for seed in range(budgets[0].seeds)
-  ]
+  key, seeds = {"arm": FRESH, "flops": 0.0}, range(budgets[0].seeds)
+  found = [(key | {"seed": seed}, functools.partial(chunk, seed)) for seed in seeds]
   if budgets[-1].glue:
-    found.append((key | {"of": "glue"}, lambda: {"glue": glue(args, "fresh", start)}))
+    found.append((key | {"of": "glue"}, lambda: {"glue": glue(args, "fresh", start())}))
   return found
 
 
@@ -236,13 +236,8 @@ def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) ->
 
     measured([(arm, first, rate, 0) for rate in RATES[: 1 if args.smoke else None] for arm in arms])
     best = best_rates(rows.read(), first.flops)
-
-    place = (REFERENCE, first, best[REFERENCE], 0)
-    like = args.out / "runs" / run_name(*place)
-    fresh = [x for x in controls(args, like, budgets) if not rows.find(x[0])]
-    if fresh:  # on another machine there may be no such run
-      jobs.finish([pool.submit(train, args, *place)])
-    queued = [pool.submit(rows.once, *x) for x in fresh]
+    fresh = controls(args, budgets, best[REFERENCE])
+    queued = [pool.submit(rows.once, *control) for control in fresh]
     for before, budget in zip([first, *budgets], budgets, strict=False):
       arms = next_arms(at_best(rows.read(), first.flops), before, budget, arms)
       measured([(arm, budget, best[arm], seed) for seed in range(budget.seeds) for arm in arms])
