@@ -68,6 +68,7 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   [
     (["trian"], 2, "unknown command 'trian'; did you mean train?"),
     (["train"], 2, "--config=FILE and --workdir=DIR are needed"),
+    (["build", "--runner=beam", "--", "--help"], 2, "--config=FILE is needed, e.g. --config="),
     (["train", "--workdirr=x"], 2, "Unknown command line flag 'workdirr'"),
     (["train", "--config=configs/bas.py"], 1, "did you mean configs/base.py?: configs/bas.py"),
     (["config", "configs/smal.py"], 1, "did you mean configs/small.py?: configs/smal.py"),

@@ -290,6 +290,15 @@ def test_a_workdir_in_use_is_refused_and_a_dead_process_holds_nothing(tiny_confi
     pass
 
 
+def test_a_refused_run_leaves_no_folder(tiny_config, tmp_path):
+  tiny_config.data.dir = str(tmp_path / "no shards")
+  (tmp_path / "old").mkdir()
+  for name in ("new", "old"):
+    with pytest.raises(ValueError, match="is missing"):
+      train.train(tiny_config, tmp_path / name)
+  assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
 def test_a_folder_that_is_no_run_is_refused(tiny_config, tmp_path):
   (tmp_path / "thesis.txt").write_text("all of it")
   with pytest.raises(ValueError, match=r"holds thesis.txt but no config.json"):

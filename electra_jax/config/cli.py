@@ -6,6 +6,7 @@ A user error is a ValueError or an OSError.
 import argparse
 import atexit
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -98,7 +99,8 @@ def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
     sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
     app.run(run_and_leave, flags_parser=functools.partial(_parse_flags, takes_options))
 
-  if any(arg in HELP for arg in sys.argv[1:]):
+  own = itertools.takewhile(lambda arg: arg != "--", sys.argv[1:])
+  if any(arg in HELP for arg in own):
     _print_help(sys.modules["__main__"].__doc__ or "")
     return
   report(parse_and_run)

@@ -297,6 +297,8 @@ def _say_counts(manifest: dict, data: ConfigDict) -> None:
 
 def main(options: list[str]) -> None:
   """Runs from the command line."""
+  if _CONFIG.value is None:
+    raise flags.Error("--config=FILE is needed, e.g. --config=configs/base.py")
   if _PART.value is None:
     build(_CONFIG.value, overwrite=_OVERWRITE.value, runner=_RUNNER.value, options=options)
     return

@@ -115,7 +115,8 @@ def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
 def claim(workdir: Path) -> Iterator[None]:
   """Locks a folder for this process, creating it if needed; the lock ends with the process.
 
-  Mounted buckets may lack locks that other hosts see; `check_claim` covers these.
+  A new folder in which nothing was written is removed again. Mounted buckets may lack locks that
+  other hosts see; `check_claim` covers these.
 
   Raises:
     ValueError: a live process holds it.
@@ -123,6 +124,7 @@ def claim(workdir: Path) -> Iterator[None]:
   """
   if re.match(r"\w+:/", str(workdir)):  # a Path makes one slash of two
     raise ValueError(f"--workdir={workdir}: mount the bucket, e.g. with gcsfuse, and give the path")
+  is_new = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
   with (workdir / LOCK_FILE).open("a+") as lock:
     try:
@@ -135,7 +137,11 @@ def claim(workdir: Path) -> Iterator[None]:
       lock.write(_holder() + "\n")
       lock.flush()
       os.fsync(lock.fileno())
-    yield
+    try:
+      yield
+    finally:
+      if is_new and [path.name for path in workdir.glob("*")] == [LOCK_FILE]:
+        shutil.rmtree(workdir, ignore_errors=True)
 
 
 def check_claim(workdir: Path) -> None:
