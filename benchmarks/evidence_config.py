@@ -24,7 +24,8 @@ AS_PUBLISHED = {
 TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
 # The same after half of the FLOPs by another arm: {arm: the one that it starts from}.
 STARTS = {f"{name}-from-bert": "bert" for name in ("electra", "electra_mlm")}
-ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED), *STARTS)
+TOWERS = ("electra_mlm-tt",)  # tuned, with Electric's generator
+ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED), *STARTS, *TOWERS)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -38,6 +39,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.optimizer.separate_optimizers = False
     c.optimizer.generator_learning_rate = None
     c.update_from_flattened_dict(AS_PUBLISHED[objective])
+  if arg in TOWERS:
+    towers = load("electric.py").generator
+    c.generator.kind, c.generator.width_multiplier = towers.kind, towers.width_multiplier
   c.data.vocab_size = 8192
   c.data.holdout_frac = 0.01
   c.data.vocab_train_mb = 20.0
