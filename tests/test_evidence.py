@@ -1,6 +1,7 @@
 """The comparison of objectives in miniature: each of its steps, and what is not run again."""
 
 import random
+import runpy
 import shutil
 import subprocess
 import sys
@@ -8,9 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from electra_jax.config import compare, files, validate
+
 ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "benchmarks" / "evidence_config.py"
 LETTERS, RNG = "abcdefghijklmnop", random.Random(0)
 WORDS = ["".join(RNG.choices(LETTERS, k=RNG.randint(2, 7))) for _ in range(400)]
+
+
+@pytest.mark.parametrize("arm", runpy.run_path(str(CONFIG))["ARMS"])
+def test_contestants_differ_in_objective_and_generator_alone(arm):
+  config, reference = files.load(CONFIG, arm), files.load(CONFIG, "bert")
+  validate.check(config)
+  mine, theirs = compare.flatten(config), compare.flatten(reference)
+  changed = {name for name in mine if mine[name] != theirs[name]}
+  own = {"optimizer.separate_optimizers", "optimizer.generator_learning_rate"}
+  assert all(name.startswith(("objective.", "generator.")) for name in changed - own)
 
 
 def sentence(n: int) -> str:
