@@ -31,6 +31,7 @@ from electra_jax.data.runners import RUNNERS, PartWork
 from electra_jax.data.shards import DataError
 from electra_jax.data.status import print_line
 from electra_jax.runtime.terminal import log_console
+from electra_jax.runtime.workdir import LOCK_FILE, remove_unused
 
 VOCABULARY_LOCK, JOINING_LOCK = ".vocabulary.lock", ".joining.lock"
 
@@ -143,11 +144,13 @@ def _opened(
   """
   check(config)
   folder, shared = Path(config.data.dir), count is not None
-  work = folder / shards.BUILDING
+  work, is_new = folder / shards.BUILDING, not folder.exists()
   found, made = _built(config, folder, overwrite), None
   with contextlib.ExitStack() as locks:
     if not found:
-      locks.enter_context(shards.locked(folder / shards.LOCK, shared=shared))
+      locks.enter_context(shards.locked(folder / LOCK_FILE, shared=shared))
+      if is_new and not shared:
+        locks.callback(remove_unused, folder)
       # Waits for a process that joins the parts, so as not to start a finished build again.
       alone = (
         shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()

@@ -30,7 +30,6 @@ FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
 MANIFEST = "manifest.json"
 BUILDING = ".building"
-LOCK = ".lock"
 
 _SHARD = re.compile(rf"({'|'.join(SPLITS)})-\d{{5,}}-of-\d{{5,}}\.bin")
 

@@ -140,8 +140,14 @@ def claim(workdir: Path) -> Iterator[None]:
     try:
       yield
     finally:
-      if is_new and [path.name for path in workdir.glob("*")] == [LOCK_FILE]:
-        shutil.rmtree(workdir, ignore_errors=True)
+      if is_new:
+        remove_unused(workdir)
+
+
+def remove_unused(folder: Path) -> None:
+  """Removes a folder in which nothing is but its lock, which the caller holds."""
+  if [path.name for path in folder.glob("*")] == [LOCK_FILE]:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_claim(workdir: Path) -> None:
