@@ -40,8 +40,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.optimizer.generator_learning_rate = None
     c.update_from_flattened_dict(AS_PUBLISHED[objective])
   if arg in TOWERS:
-    towers = load("electric.py").generator
-    c.generator.kind, c.generator.width_multiplier = towers.kind, towers.width_multiplier
+    c.generator = load("electric.py", "quickstart").generator
   c.data.vocab_size = 8192
   c.data.holdout_frac = 0.01
   c.data.vocab_train_mb = 20.0

@@ -17,7 +17,6 @@ from electra_jax.config import files
 from electra_jax.data import build, build_vocab, chunks, pool, shards, sources, tokenizer
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
-from electra_jax.runtime import workdir
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = list("abcdefghijklmnopqrstuvwxyz") + [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"]
@@ -360,9 +359,8 @@ def test_a_build_killed_while_it_replaces_another_leaves_none_that_looks_whole(t
 
 def test_two_builds_of_one_folder_are_refused(tmp_path):
   config = make_config(tmp_path)
-  with shards.locked(Path(config.data.dir) / workdir.LOCK_FILE):
-    with pytest.raises(DataError, match="another build"):
-      build.build(config)
+  with shards.locked(tmp_path / "shards/.lock"), pytest.raises(DataError, match="another build"):
+    build.build(config)
   build.build(config)
 
 
@@ -426,10 +424,10 @@ def test_a_folder_without_permission_is_refused(tmp_path):
 
 
 def test_text_without_any_example_is_refused(tmp_path):
-  make_config(tmp_path)
+  config = make_config(tmp_path)
   (tmp_path / "text.txt").write_text("\n\n \n")
   with pytest.raises(DataError, match="no training example"):
-    build.build(make_config(tmp_path))
+    build.build(config)
   assert not (tmp_path / "shards" / shards.MANIFEST).exists()
 
 
@@ -447,7 +445,6 @@ def test_text_without_any_example_is_refused(tmp_path):
   ],
 )
 def test_fields_that_make_no_sense_are_refused_first(tmp_path, fields, message):
-  config = make_config(tmp_path, **fields)
   with pytest.raises(ValueError, match=message):
-    build.build(config)
-  assert not Path(config.data.dir).exists()
+    build.build(make_config(tmp_path, **fields))
+  assert not (tmp_path / "shards").exists()
