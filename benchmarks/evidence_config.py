@@ -24,7 +24,8 @@ AS_PUBLISHED = {
 TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
 # The same after half of the FLOPs by another arm: {arm: the one that it starts from}.
 STARTS = {f"{name}-from-bert": "bert" for name in ("electra", "electra_mlm")}
-TOWERS = ("electra_mlm-tt",)  # tuned, with Electric's generator
+# Tuned, with Electric's generator: {arm: the discriminator's weight}.
+TOWERS = {"electra_mlm-tt": 5.0, "electra_mlm-tt-w1": 1.0}
 ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED), *STARTS, *TOWERS)
 
 
@@ -41,6 +42,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.update_from_flattened_dict(AS_PUBLISHED[objective])
   if arg in TOWERS:
     c.generator = load("electric.py", "quickstart").generator
+    c.objective.discriminator_weight = TOWERS[arg]
   c.data.vocab_size = 8192
   c.data.holdout_frac = 0.01
   c.data.vocab_train_mb = 20.0
