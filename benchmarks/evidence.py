@@ -3,6 +3,7 @@
   python benchmarks/evidence.py --out DIR --text 'text:GLOB' --chunk DIR --pairs FILE.jsonl
                                 --glue DIR [--rows FILE] [--budgets N] [--only ARM...]
                                 [--at_once 2] [--smoke]
+  python benchmarks/evidence.py ... --rows FILE --trial FIELD=VALUE... [--rates RATE...] [--seeds N]
   python benchmarks/evidence.py --out DIR [--rows FILE] --report [--write]
 
 --out      what is made. Started again with the same arguments, it goes on where it was.
@@ -14,6 +15,10 @@
 --budgets  how many of the four, from the smallest.
 --only     arms that are run now; the others may follow.
 --smoke    ten steps of two arms with a smaller network, to see that everything runs.
+--trial    fields that a trial changes in the arms of --only, at the largest of --budgets. A trial
+           is no contestant: its row has the fields, is in a file of its own, and is not reported.
+--rates    of a trial (the three of the search).
+--seeds    of a trial, how many (1).
 --report   runs nothing; reports the rows that there are.
 --write    puts tables and picture into docs/evidence.md.
 
@@ -28,6 +33,7 @@ at chance.
 """
 
 import argparse
+import ast
 import functools
 import shutil
 import statistics
@@ -122,11 +128,6 @@ def glue(args: argparse.Namespace, name: str, start: dict) -> dict[str, list[flo
   return found
 
 
-def run_name(arm: str, budget: Budget, rate: float, seed: int) -> str:
-  """Returns the name of a run's folders."""
-  return f"{arm}-{budget.flops:g}-{rate:g}-{seed}"
-
-
 def scorers_of(arm: str) -> list[str]:
   """Returns the scorers of pairs that the main network of an arm has heads for."""
   objective = files.load(CONFIG, arm).objective.name
@@ -138,12 +139,13 @@ def scorers_of(arm: str) -> list[str]:
 def train(args: argparse.Namespace, arm: str, budget: Budget, rate: float, seed: int) -> Path:
   """Trains an arm, and before it the one that it starts from; returns its workdir."""
   config, flops = f"{CONFIG}:{arm}", budget.flops
-  own = {"seed": seed} | (SMOKE if args.smoke else {})
+  own = {"seed": seed} | args.trial | (SMOKE if args.smoke else {})
   if start := STARTS.get(arm):
     flops /= 2
     own["init_from"] = str(train(args, start, budget._replace(flops=flops), rate, seed))
   fields = {"data.dir": args.out / "shards"} | jobs.at_rate(config, own, rate, flops)
-  return jobs.train(args.out, run_name(arm, budget, rate, seed), config, fields)
+  name = ",".join([arm, *(f"{field}={value}" for field, value in args.trial.items())])
+  return jobs.train(args.out, f"{name}-{budget.flops:g}-{rate:g}-{seed}", config, fields)
 
 
 def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, seed: int) -> dict:
@@ -229,11 +231,15 @@ def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) ->
 
     def once(arm: str, budget: Budget, rate: float, seed: int) -> dict:
       key = {"arm": arm, "flops": budget.flops, "rate": rate, "seed": seed}
+      key |= {"fields": args.trial} if args.trial else {}
       return rows.once(key, lambda: measure(args, arm, budget, rate, seed))
 
     def measured(places: list[tuple]) -> None:
       jobs.finish([pool.submit(once, *place) for place in places])
 
+    if args.trial:
+      seeds, rates = range(args.seeds), args.rates
+      return measured([(a, budgets[-1], r, seed) for seed in seeds for r in rates for a in arms])
     measured([(arm, first, rate, 0) for rate in RATES[: 1 if args.smoke else None] for arm in arms])
     best = best_rates(rows.read(), first.flops)
     fresh = controls(args, budgets, best[REFERENCE])
@@ -345,6 +351,15 @@ def report(args: argparse.Namespace, rows: list[dict], first: float) -> None:
   machine.save(str(args.out / "evidence.json"), {"rows": rows}, hide=hidden)
 
 
+def field(text: str) -> tuple[str, object]:
+  """Returns name and value of a FIELD=VALUE."""
+  name, _, value = text.partition("=")
+  try:
+    return name, ast.literal_eval(value)
+  except (SyntaxError, ValueError):
+    return name, value
+
+
 def main() -> None:
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
   p.add_argument("--out", type=Path, required=True)
@@ -357,19 +372,27 @@ def main() -> None:
   p.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS), metavar="ARM")
   p.add_argument("--at_once", type=int, default=2)
   p.add_argument("--smoke", action="store_true")
+  p.add_argument("--trial", nargs="+", type=field, default=[], metavar="FIELD=VALUE")
+  p.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE")
+  p.add_argument("--seeds", type=int, default=1, metavar="N")
   p.add_argument("--report", action="store_true")
   p.add_argument("--write", action="store_true")
   args = p.parse_args()
+  args.trial = dict(args.trial)
   rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
   budgets = BUDGETS[: args.budgets]
   if args.smoke:
     budgets = [budget._replace(flops=budget.flops / 1e6, seeds=1) for budget in BUDGETS[1:3]]
+  if args.trial and not args.rows:
+    p.error("--trial needs --rows, a file of trials")
   if not args.report:
     if missing := [name for name in ("text", "chunk", "pairs", "glue") if not getattr(args, name)]:
       p.error(f"--{missing[0]} is needed")
     args.out.mkdir(parents=True, exist_ok=True)
     prepare(args)
     run_all(args, budgets, rows)
+    if args.trial:
+      return
   report(args, rows.read(), budgets[0].flops)
 
 
