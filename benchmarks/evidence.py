@@ -132,7 +132,7 @@ def scorers_of(arm: str) -> list[str]:
   """Returns the scorers of pairs that the main network of an arm has heads for."""
   objective = files.load(CONFIG, arm).objective.name
   heads = OBJECTIVES[objective].heads
-  also = ["mlm"] if scorers.SCORERS["mlm"].head in heads else []
+  also = [name for name in ("mlm", "mlm_unmasked") if scorers.SCORERS[name].head in heads]
   return list(dict.fromkeys([scorers.default(objective, heads), *also]))
 
 
@@ -180,10 +180,14 @@ def controls(args: argparse.Namespace, budgets: list[Budget], rate: float) -> li
   return found
 
 
-def scorer_of(rows: Iterable[dict]) -> str:
-  """Returns the scorer of an arm's rows that is best on the pairs for choices."""
-  names = [key for key in next(iter(rows)) if key.startswith("pairs_") and key.endswith("_choices")]
-  best = max(names, key=lambda key: statistics.fmean(row[key] for row in rows))
+def scorer_of(rows: list[dict]) -> str:
+  """Returns the scorer of an arm's rows that is best on the pairs for choices.
+
+  Rows made before a scorer was added do not have it.
+  """
+  names = set.intersection(*map(set, rows))
+  names = (key for key in names if key.startswith("pairs_") and key.endswith("_choices"))
+  best = max(sorted(names), key=lambda key: statistics.fmean(row[key] for row in rows))
   return best.removesuffix("_choices")
 
 

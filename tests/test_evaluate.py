@@ -71,23 +71,37 @@ def test_pseudo_log_likelihoods_are_those_of_the_scoring_program(bert):
   np.testing.assert_allclose(scores_of(sources.open_source(bert), "mlm"), expected, rtol=1e-5)
 
 
+def logits_of(source, network, text):
+  """Returns the ids of a sentence alone and the logits at its tokens."""
+  tokens = source.tokenizer
+  (ids,) = tokens.encode_batch([text])
+  row = np.array([[tokens.vocab.cls, *ids, tokens.vocab.sep]], np.int32)
+  batch = scorers.Batch(row, np.zeros_like(row), np.ones(row.shape, bool), np.zeros(1, np.int32))
+  return ids, np.float64(export.logits(source.networks[network], batch))[0, 1:-1]
+
+
+def test_an_unmasked_score_is_the_sum_of_log_softmax_at_each_token_itself(electra):
+  source = sources.open_source(electra)
+  few = SENTENCES[:4]
+  for text, score_ in zip(few, scores_of(source, "mlm_unmasked", few), strict=True):
+    ids, logits = logits_of(source, "generator", text)
+    own = logits[np.arange(len(ids)), ids] - np.log(np.exp(logits).sum(-1))
+    np.testing.assert_allclose(score_, own.sum(), rtol=1e-5)
+
+
 def test_a_discriminators_score_is_the_sum_of_log_sigmoids_of_each_sentence_alone(electra):
   source = sources.open_source(electra)
-  network, tokens = source.networks["discriminator"], source.tokenizer
   few = SENTENCES[:4]  # each is another shape, which compiles
   scores, energies = (scores_of(source, name, few) for name in ("rtd", "energy"))
   for text, real, energy in zip(few, scores, energies, strict=True):
-    (ids,) = tokens.encode_batch([text])
-    ids = np.array([[tokens.vocab.cls, *ids, tokens.vocab.sep]], np.int32)
-    batch = scorers.Batch(ids, np.zeros_like(ids), np.ones(ids.shape, bool), np.zeros(1, np.int32))
-    logits = np.float64(export.logits(network, batch))[0, 1:-1]
+    logits = logits_of(source, "discriminator", text)[1]
     np.testing.assert_allclose(real, -np.log1p(np.exp(logits)).sum(), rtol=1e-5)
     np.testing.assert_allclose(energy, -logits.sum(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_score_does_not_depend_on_the_other_sentences(electra):
   source = sources.open_source(electra)
-  for scorer in ("rtd", "mlm", "mlm_words"):
+  for scorer in scorers.SCORERS:
     together = scores_of(source, scorer)
     alone = np.concatenate([scores_of(source, scorer, [s]) for s in SENTENCES[:3]])
     np.testing.assert_allclose(together[:3], alone, rtol=1e-5)

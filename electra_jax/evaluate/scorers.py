@@ -1,7 +1,7 @@
 """Scores sentences with one network, so that the acceptable one of two can be chosen.
 
-A scorer is an entry of SCORERS. Those of masked language models take one pass for each token, on
-rows of about equal length; those of discriminators take one pass for each sentence.
+A scorer is an entry of SCORERS. Those that mask take one pass for each token, on rows of about
+equal length; the others take one pass for each sentence.
 """
 
 import dataclasses
@@ -66,25 +66,43 @@ def _each_masked_with_its_words_end(
     yield [*ids[:i], *[mask] * (end - i), *ids[end:]], i, ids[i]
 
 
-def _of_all(of_logits: Callable, cfg, network, batch: Batch, positions, labels) -> jax.Array:
+def _detection(cfg, network, states, ids) -> jax.Array:
+  return networks.token_logits(cfg, network, "rtd_head", states)
+
+
+def _of_all(token_scores: Callable, cfg, network, batch: Batch, positions, labels) -> jax.Array:
   states = networks.encode(cfg, network["embeddings"], network["encoder"], batch.ids, batch, None)
-  scores = of_logits(networks.token_logits(cfg, network, "rtd_head", states))
+  scores = token_scores(cfg, network, states, batch.ids)
   length = batch.padding_mask.sum(-1, keepdims=True)
   place = jnp.arange(batch.ids.shape[1])
   return jnp.where((place > 0) & (place < length - 1), scores, 0.0).sum(-1)  # no special tokens
 
 
+def _log_original(*args) -> jax.Array:
+  return jax.nn.log_sigmoid(-_detection(*args))
+
+
+def _energy(*args) -> jax.Array:
+  return -_detection(*args)
+
+
+def _own_log_p(cfg, network, states, ids) -> jax.Array:
+  # In chunks: the logits of all positions would take gigabytes.
+  return -networks.chunked_nll(cfg, network, network["embeddings"], states, ids, chunk_size=4)[0]
+
+
 SCORERS = {
   # The discriminator's log-probability that all tokens are original.
-  "rtd": ScorerDef(
-    "rtd_head", _once, functools.partial(_of_all, lambda logits: jax.nn.log_sigmoid(-logits))
-  ),
+  "rtd": ScorerDef("rtd_head", _once, functools.partial(_of_all, _log_original)),
   # Electric's log-likelihood up to a constant (Clark et al. 2020b, Section 2.3).
-  "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, jnp.negative)),
+  "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, _energy)),
   # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
   "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
   # The same without the later pieces of the token's own word (Kauf and Ivanova 2023).
   "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, scoring.masked_token),
+  # Log p of each token with nothing masked. A network that learned words from a generator's samples
+  # has never read [MASK], and the sample at a position says little about the original there.
+  "mlm_unmasked": ScorerDef("mlm_head", _once, functools.partial(_of_all, _own_log_p)),
 }
 
 
