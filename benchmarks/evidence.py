@@ -357,7 +357,9 @@ def report(args: argparse.Namespace, rows: list[dict], first: float) -> None:
 
 def field(text: str) -> tuple[str, object]:
   """Returns name and value of a FIELD=VALUE."""
-  name, _, value = text.partition("=")
+  name, given, value = text.partition("=")
+  if not given:
+    raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
   try:
     return name, ast.literal_eval(value)
   except (SyntaxError, ValueError):
