@@ -166,6 +166,19 @@ def test_tables_that_are_not_tied_come_to_each_network_that_a_masked_language_mo
   assert ("discriminator" in found) == ("embeddings" in found) == (width == 2)
 
 
+@pytest.mark.slow
+def test_a_shared_encoder_brings_the_masked_language_models_head_to_the_generator():
+  spec = networks.PretrainSpec(D, D, RATES, tying="all")
+  other = fresh(networks.PretrainSpec(D, D, RATES, objective="bert"))
+  other = jax.tree.map(lambda x: x + 1.0, other)
+  mine = fresh(spec)
+  taken, _, new = params.inherit(mine, params.by_shape(mine, other))
+  assert new == ["discriminator/rtd_head"]
+  for mine, theirs in (("discriminator", "encoder"), ("generator", "mlm_head")):
+    same = jax.tree.map(np.array_equal, taken[mine][theirs], other["discriminator"][theirs])
+    assert jax.tree.all(same), theirs
+
+
 def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
   full = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
   less = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3))}}}

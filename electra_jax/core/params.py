@@ -40,12 +40,15 @@ def by_shape(params: dict, other: dict) -> dict:
   if len(roles) != 1 or "mlm_head" not in other[roles[0]]:
     return other
   network = other[roles[0]]
-  fits = [
-    role
-    for role in ("generator", "discriminator")
-    if "encoder" in params.get(role, {})
-    and _shapes(params[role]["encoder"]) == _shapes(network["encoder"])
-  ]
+
+  def is_fit(role: str) -> bool:
+    own = params.get(role, {})
+    if "mlm_head" in own and all(name.endswith("_head") for name in own):
+      # It has the discriminator's encoder (generator.tie=all).
+      return _shapes(own["mlm_head"]) == _shapes(network["mlm_head"]) and is_fit("discriminator")
+    return "encoder" in own and _shapes(own["encoder"]) == _shapes(network["encoder"])
+
+  fits = [role for role in ("generator", "discriminator") if is_fit(role)]
   if not fits:
     return other
   tables, found = other["embeddings"], {}
