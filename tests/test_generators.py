@@ -268,6 +268,40 @@ def test_a_share_by_frequency_never_writes_the_original_where_that_is_disallowed
   assert not np.asarray(c.sampled == 9)[np.asarray(c.masked.weights) > 0].any()
 
 
+@pytest.mark.parametrize("disallow", [False, True])
+def test_the_entropy_is_that_of_the_samples_where_a_share_follows_the_frequencies(disallow):
+  rates = dataclasses.replace(RATES, unigram_share=0.4, disallow_correct=disallow)
+  u = np.array([0, 0, 0, 0, 0, 5, 3, 2]) / 10
+  spec = dataclasses.replace(SPEC, frequencies=tuple(u), masking=rates)
+  logits = np.random.default_rng(0).normal(size=(1, 1, 8)).astype(np.float32)
+  logits[..., :5] = -1e30
+  original = 5
+  if disallow:
+    logits[..., original] = -1e30
+  g = np.exp(logits[0, 0]) / np.exp(logits[0, 0]).sum()
+  # A draw by frequency that is the original leaves the generator's sample.
+  kept = 0.6 + 0.4 * u[original] * disallow
+  expected = kept * g + 0.4 * u * (np.arange(8) != original if disallow else 1)
+  assert expected.sum() == pytest.approx(1)
+  n = 4000
+  sampled, surprise = generators._mix_unigrams(
+    spec, jnp.broadcast_to(logits, (n, 1, 8)),
+    jax.random.categorical(jax.random.key(1), logits[0], shape=(n, 1)),
+    jnp.full((n, 1), original), jax.random.split(jax.random.key(2), n), None,
+  )  # fmt: skip
+  np.testing.assert_allclose(
+    surprise[:, 0], -np.log(expected[np.asarray(sampled)[:, 0]]), rtol=1e-4
+  )
+  found = np.bincount(np.asarray(sampled)[:, 0], minlength=8) / n
+  assert (np.abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / n)).all()
+
+
+def test_no_temperature_lets_the_mask_token_be_sampled():
+  masked = masking.disallow(jnp.zeros((64, 50, 20)), jnp.int32(4))
+  keys = jax.random.split(jax.random.key(0), 64)
+  assert not np.asarray(masking.sample(masked, 1e5, keys)[0] == 4).any()
+
+
 # Detection of fixed noise, in evaluations.
 
 

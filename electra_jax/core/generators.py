@@ -151,7 +151,7 @@ def uniform(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Genera
 def unigram(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Samples tokens by their frequency in the training text (Clark et al. 2020, Section 3.4)."""
   counts = jnp.array(spec.frequencies, jnp.float32)
-  logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e4)
+  logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e30)
   shape = inputs.masked.positions.shape
   return GeneratorOutput(jnp.broadcast_to(logits, (*shape, counts.size)), {})
 
@@ -321,9 +321,10 @@ def _mix_unigrams(spec: PretrainSpec, logits, sampled, labels, keys, step):
   noise, log_u = masking.sample_unigrams(spec.frequencies, labels.shape[1], again(keys, 2))
   share = m.unigram_share.at(step)
   draw = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(again(keys, 3))
-  chosen = draw < share
-  if m.disallow_correct:
+  chosen, replaced = draw < share, share
+  if m.disallow_correct:  # draws of the original leave the generator's sample
     chosen &= noise != labels
+    replaced = share * (1 - jnp.exp(log_u[labels]))
   sampled = jnp.where(chosen, noise, sampled)
   log_q = -networks.nll(jax.lax.stop_gradient(logits) / m.temperature.at(step), sampled)[0]
-  return sampled, -jnp.log((1 - share) * jnp.exp(log_q) + share * jnp.exp(log_u[sampled]))
+  return sampled, -jnp.log((1 - replaced) * jnp.exp(log_q) + share * jnp.exp(log_u[sampled]))

@@ -57,12 +57,12 @@ class MaskedPositions(NamedTuple):
 
 
 def num_masked(mask_prob: float, length: int) -> int:
-  """Returns K, masked positions per sequence: max(1, floor((p + 0.005) L)), as in the original.
+  """Returns K, masked positions per sequence: floor((p + 0.005) L) from 1 to L, as in the original.
 
-  >>> num_masked(0.15, 128), num_masked(0.15, 512), num_masked(0.25, 512)
-  (19, 79, 130)
+  >>> num_masked(0.15, 128), num_masked(0.15, 512), num_masked(0.999, 512)
+  (19, 79, 512)
   """
-  return max(1, int((mask_prob + 0.005) * length))
+  return min(max(1, int((mask_prob + 0.005) * length)), length)
 
 
 def maskable(batch: Batch, masking: Masking) -> jax.Array:
@@ -125,8 +125,8 @@ _BLOCK = 256  # about sqrt(V), so that both levels of the search are short
 
 
 def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-  """Sets the logits [B, K, V] of `tokens` ([B, K] or scalar) to -1e4: they are never sampled."""
-  return jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], -1e4, logits)
+  """Sets the logits [B, K, V] of `tokens` ([B, K] or scalar) to -1e30: they are never sampled."""
+  return jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], -1e30, logits)
 
 
 def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
