@@ -184,7 +184,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   h.entropy_ratio = 0.5  # the generator's entropy below this times its loss; healthy runs have 1
   # A band of healthy seeds (configs/bands/*.json, `report --make-band`): warn where it is left
   h.reference = placeholder(str)
-  h.after_step = 20_000  # no collapse is looked for before: twice the warm-up
+  # collapses are looked for after so many steps (twice the warm-up) since the loss had a weight
+  h.after_step = 20_000
 
   c.hosts = ConfigDict()
   c.hosts.timeout_secs = 300  # how long the processes of a run wait for one that does not come

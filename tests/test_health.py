@@ -100,6 +100,15 @@ def test_warm_up_does_not_count_towards_a_collapse(name):
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
+def test_a_metric_is_checked_after_as_many_steps_since_a_schedule_explained_its_value(name):
+  health = Health(LIMITS, unchecked=lambda step: (name,) if 3000 < step <= 5000 else ())
+  steps = range(2000, 9000, EVERY)
+  warned = [step for step in steps if health.check(step, line(**COLLAPSES[name]))]
+  assert warned == [2900, 7000]  # at their tenth line; the second after 5,000 + 1,000
+  assert Health(LIMITS, unchecked=lambda step: ("_auc",)).check(2000, line(rtd_auc=None)) == []
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
 def test_a_number_that_was_not_counted_says_nothing(name):
   assert told([line(**dict.fromkeys(COLLAPSES[name]))] * 30) == {}
   # Neither does it end a collapse.

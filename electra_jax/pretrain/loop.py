@@ -66,7 +66,8 @@ def loop(
   speed = Speed(goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   reference = BandMonitor(*run.reference) if run.reference else None
-  health = Health(run.limits, [line for line in history if line["step"] <= start], reference)
+  lines = [line for line in history if line["step"] <= start]
+  health = Health(run.limits, lines, reference, run.unchecked)
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
   if start == 0:
     with goodput.doing("evaluation"):

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from electra_jax.runtime.bands import BandMonitor
 
@@ -30,7 +30,8 @@ class Limits:
   # least fraction of replaced tokens found; below it, the answer is always "original"
   recall: float
   entropy_ratio: float  # least ratio of the generator's entropy to its loss; 1 if calibrated
-  after_step: int  # collapses are checked after this step; discriminators start with "original"
+  # collapses are checked after so many steps of training; discriminators start with "original"
+  after_step: int
 
   def __post_init__(self):
     if self.window < 1:
@@ -48,12 +49,18 @@ class Health:
   Args:
     history: lines of metrics.jsonl to replay, so that a resumed run warns as if uninterrupted.
     reference: a band that the lines are also compared with.
+    unchecked: step -> ends of the names of metrics that are not checked for a collapse then.
   """
 
   def __init__(
-    self, limits: Limits, history: Iterable[Mapping] = (), reference: BandMonitor | None = None
+    self,
+    limits: Limits,
+    history: Iterable[Mapping] = (),
+    reference: BandMonitor | None = None,
+    unchecked: Callable[[int], tuple[str, ...]] = lambda step: (),
   ):
-    self._limits, self._reference = limits, reference
+    self._limits, self._reference, self._unchecked = limits, reference, unchecked
+    self._last: dict[str, int] = {}  # the last line at which a metric was not checked
     self._levels: dict[str, _Level] = {}
     self._since: dict[str, tuple[int, int]] = {}  # where a collapse began, and its lines so far
     for line in history:
@@ -92,10 +99,9 @@ class Health:
         )
 
   def _collapses(self, step: int, values: Mapping) -> Iterator[str]:
-    if step <= self._limits.after_step:
-      return
+    self._last |= {name: step for name in values if name.endswith(self._unchecked(step))}
     for name, is_bad, seen, advice in _signs(self._limits, values):
-      if not is_bad:
+      if not is_bad or step <= self._last.get(name, 0) + self._limits.after_step:
         self._since.pop(name, None)
         continue
       first, lines = self._since.get(name, (step, 0))
