@@ -429,6 +429,15 @@ def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
   assert found.most_frequent == pytest.approx(p.max(), rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["electra", "coco_lm"])
+def test_an_evaluation_of_few_examples_has_whole_groups_on_each_device(name, tiny_config, tmp_path):
+  tiny_config.update_from_flattened_dict({"objective.name": name, "eval.batch_size": 64})
+  devices, group = jax.device_count(), 8 if name == "coco_lm" else 1
+  found = prepare(tiny_config, tmp_path, False).eval_batch_size
+  assert found % (devices * group) == 0
+  assert 20 <= found < 20 + devices * group  # eval.max_examples is 20
+
+
 def heldout_batches(heldout):
   return pretrain_batches.eval_batches(heldout, batch_size=8, max_examples=10_000)
 

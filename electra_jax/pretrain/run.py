@@ -114,10 +114,17 @@ class Run:
 
   @property
   def eval_batch_size(self) -> int:
-    """config.eval.batch_size, at most the evaluated examples in whole rows per device."""
-    devices, count = jax.device_count(), self.heldout.num_examples
-    count = min(count, self.config.eval.max_examples)
-    return min(self.config.eval.batch_size, -(-count // devices) * devices)
+    """config.eval.batch_size, at most the examples, in whole rows or groups per device."""
+    count = min(self.heldout.num_examples, self.config.eval.max_examples)
+    groups = "contrast_group" in objectives.OBJECTIVES[self.spec.objective].own_fields
+    multiple = jax.device_count() * (self.spec.contrast_group if groups else 1)
+    return -(-min(self.config.eval.batch_size, count) // multiple) * multiple
+
+  def unchecked(self, step: int) -> tuple[str, ...]:
+    """Returns the metrics that schedules alone can take to a collapse's level, for `Health`."""
+    idle = not self.spec.discriminator_weight.at(step)
+    sharpened = self.spec.masking.temperature.at(step) < 1
+    return ("_auc", "_recall") * idle + ("sample_entropy",) * sharpened
 
   @property
   def record(self) -> dict:
