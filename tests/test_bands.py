@@ -141,6 +141,13 @@ def test_a_kind_of_metric_that_is_not_reported_does_not_count_against_a_cause():
   assert shuffled.startswith("targets that do not belong")
 
 
+def test_of_two_metrics_of_a_kind_the_one_farther_from_the_band_counts():
+  distances = {"learning_rate": 0.1, "mlm_loss": 5.0, "replace_mlm_loss": 0.0, "rtd_auc": -4.0}
+  backwards = dict(reversed(distances.items()))
+  assert bands.causes_of(distances) == bands.causes_of(backwards)
+  assert bands.causes_of(backwards)[0].startswith("targets that do not belong")
+
+
 def test_an_evaluation_is_compared_with_the_evaluations_of_the_reference():
   level = {"mlm_loss": bands.Level(mean=2.0, tolerance=0.1)}
   other = {"mlm_loss": bands.Level(mean=5.0, tolerance=0.1)}

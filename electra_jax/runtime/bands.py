@@ -245,7 +245,8 @@ def causes_of(distances: Mapping[str, float]) -> list[str]:
   """Returns the NAMED causes whose effects agree best with the distances, the best first."""
   observed: dict[str, float] = {}
   for name, distance in distances.items():
-    if kind := kind_of(name):
+    kind = kind_of(name)
+    if kind and abs(distance) >= abs(observed.get(kind, 0.0)):
       observed[kind] = distance
 
   def score(effects: Mapping[str, int]) -> float:
