@@ -226,6 +226,18 @@ def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
   np.testing.assert_allclose(np.float32(got), np.float32(expected), **tolerance)
 
 
+@pytest.mark.parametrize("layer", ["gelu", *layers.NORMS])
+def test_activations_and_norms_of_bfloat16_are_computed_in_float32(layer):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(50, 64)) * 3, jnp.bfloat16)
+  module = None if layer == "gelu" else layers.NORMS[layer](1e-12)
+  weights = None if layer == "gelu" else module.init(jax.random.key(0), x)
+  apply = layers.gelu if layer == "gelu" else lambda x: module.apply(weights, x)
+  exact = np.float32(apply(x.astype(jnp.float32)))
+  # Rounding of the result alone, relative to it: the tail of GELU too.
+  np.testing.assert_allclose(np.float32(apply(x)), exact, rtol=2**-8, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_product_in_float32_has_a_gradient_of_products_in_its_own_dtype(dtype):
   rng = np.random.default_rng(0)

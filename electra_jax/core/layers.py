@@ -55,16 +55,19 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-  """The exact (erf) GELU, as in the original.
+  """The exact (erf) GELU in float32, as in the original; bfloat16 would round 1 + erf(-2.5) to 0.
 
   The custom gradient saves only x; autodiff would save two more arrays of the feed-forward width.
   """
-  return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
+  z = x.astype(jnp.float32)
+  return (0.5 * z * (1.0 + jax.lax.erf(z * 0.5**0.5))).astype(x.dtype)
 
 
 def _gelu_gradient(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
-  density = jnp.exp(-0.5 * x * x) * (2 * jnp.pi) ** -0.5
-  return (g * (0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5)) + x * density).astype(g.dtype),)
+  z = x.astype(jnp.float32)
+  density = jnp.exp(-0.5 * z * z) * (2 * jnp.pi) ** -0.5
+  slope = 0.5 * (1.0 + jax.lax.erf(z * 0.5**0.5)) + z * density
+  return ((g * slope).astype(x.dtype),)
 
 
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_gradient)
