@@ -143,6 +143,8 @@ def test_the_parts_of_a_generator_are_those_counted_by_hand():
   ("kind", "peak"),
   [
     ("NVIDIA L4", 121e12),
+    ("NVIDIA H100 80GB HBM3", 989e12),
+    ("NVIDIA H100 PCIe", 756e12),
     ("NVIDIA L40S", 362e12),
     ("NVIDIA GH200 480GB", 989e12),
     ("NVIDIA H200", 989e12),

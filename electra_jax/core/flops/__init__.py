@@ -22,6 +22,8 @@ from electra_jax.core.transformer_config import TransformerConfig
 PEAK_FLOPS = {
   "NVIDIA A100": 312e12,
   "NVIDIA H100": 989e12,
+  "NVIDIA H100 NVL": 835e12,
+  "NVIDIA H100 PCIe": 756e12,
   "NVIDIA H200": 989e12,
   "NVIDIA GH200": 989e12,
   "NVIDIA L4": 121e12,
