@@ -36,8 +36,8 @@ test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine 
 	$(RUN) tests/slurm_resume.py
 
 test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
-	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(RUN) -m pip install --quiet --disable-pip-version-check transformers==5.23.0
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile transformers==5.23.0
 	$(RUN) -m pytest -m "long or not long" $(EXCHANGE)
 
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU
@@ -77,7 +77,7 @@ docs: .venv/docs/ready  ## the documentation as a site, with the API: build/site
 .venv/docs/ready: .venv/ready pyproject.toml
 	$(PYTHON) -m venv .venv/docs
 	$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
-	  | $(DOCS) -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	  | $(DOCS) -m pip install --quiet --disable-pip-version-check --no-compile -r /dev/stdin
 	touch $@
 
 dist: .venv/ready  ## the sdist and the wheel of a release

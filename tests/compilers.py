@@ -1,7 +1,7 @@
-"""What the programs that ask a compiler have in common: its installation, the preflight's answer.
+"""What the programs that ask a compiler have in common: the preflight's answer, and their output.
 
-A compiler is installed into a folder of its own inside the environment, and in the version that
-this JAX is for: an ordinary program that finds it complains at its start of a missing device.
+A compiler is installed in the version that this JAX is for, and where no other program finds it: an
+ordinary one that does complains at its start of a missing device.
 """
 
 import json
@@ -17,17 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
 
 
-def install(folder: Path, *wanted: str) -> None:
-  """Installs packages, and nothing that they ask for, if they are not there in this version."""
-  done = folder / ",".join(wanted)
-  if not done.exists():
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-deps", "--upgrade", "--target", folder, *wanted], check=True)
-    done.touch()
-
-
-def preflight(folder: Path, config: str, topologies: str, fields: dict) -> tuple[str, list[dict]]:
-  """Returns what the program prints, and its JSON."""
+def preflight(folder: str, config: str, topologies: str, fields: dict) -> tuple[str, list[dict]]:
+  """Returns what the program prints, and its JSON; `folder` is that of `packages.install`."""
   changes = [f"--config.{name}={value}" for name, value in fields.items()]
   with tempfile.TemporaryDirectory() as made:
     path = Path(made) / "costs.jsonl"
@@ -35,7 +26,7 @@ def preflight(folder: Path, config: str, topologies: str, fields: dict) -> tuple
     done = subprocess.run(
       [*command, *changes, f"--topology={topologies}", f"--json={path}"],
       cwd=ROOT,
-      env=os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"},
+      env=os.environ | {"PYTHONPATH": f"{sys.prefix}/{folder}", "JAX_PLATFORMS": "cpu"},
       capture_output=True,
       text=True,
     )

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import packages
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -49,19 +51,11 @@ def locked(name: str) -> dict[str, str]:
 
 def install(name: str) -> Path:
   """Installs an engine into a folder of the environment, with what differs from the lock."""
-  folder = Path(sys.prefix) / name
-  done = folder / "ready"
-  if not done.exists():
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    usual = locked("requirements.lock")
-    if name == "beam":
-      other = [x for k, x in locked("requirements-beam.lock").items() if usual.get(k) != x]
-      what = ["--no-deps", *(line.partition(" ;")[0] for line in other)]
-    else:
-      what = ["--constraint", str(ROOT / "requirements.lock"), "ray==2.60.0"]
-    subprocess.run([*pip, "--upgrade", "--target", str(folder), *what], check=True)
-    done.touch()
-  return folder
+  if name == "ray":
+    return packages.install(name, *packages.LOCKED, "ray==2.60.0")
+  usual = locked("requirements.lock")
+  other = [x for k, x in locked("requirements-beam.lock").items() if usual.get(k) != x]
+  return packages.install(name, "--no-deps", *(line.partition(" ;")[0] for line in other))
 
 
 def write_text(folder: Path) -> None:

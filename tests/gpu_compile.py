@@ -8,13 +8,12 @@ eight is what has to come out.
 """
 
 import importlib.metadata
-import sys
-from pathlib import Path
 
 import compilers
+import packages
 from compilers import GIB
 
-FOLDER = Path(sys.prefix) / "cuda-compiler"
+FOLDER = "cuda-compiler"
 V, P = 30522, 512  # words and positions
 TINY = {
   "objective.name": "bert",
@@ -103,7 +102,7 @@ def check_too_much() -> str:
 def main() -> None:
   version = importlib.metadata.version("jaxlib")
   plugin = (f"jax-cuda13-{part}=={version}" for part in ("plugin", "pjrt"))
-  compilers.install(FOLDER, *plugin, "nvidia-cuda-nvcc==13.*", "nvidia-nvvm==13.*")
+  packages.install(FOLDER, *plugin, "nvidia-cuda-nvcc==13.*", "nvidia-nvvm==13.*")
   compilers.run(check_small, check_base, check_hosts, check_too_much)
 
 

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import packages
+
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "version_0_1"
 WIDTHS, SCHEMES = (1400, 390), ("light", "dark")
@@ -35,17 +37,6 @@ const deep = root => [...root.querySelectorAll("*")].flatMap(
 return deep(document).filter(e => e.classList.contains("bk-tooltip-row-value"))
   .map(e => e.innerText);
 """
-
-
-def install() -> None:
-  """Installs Selenium into a folder of the environment and lets this process import it."""
-  folder = Path(sys.prefix) / "selenium"
-  if not (folder / "ready").exists():
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    lock = ["--constraint", str(ROOT / "requirements.lock")]
-    subprocess.run([*pip, *lock, "--target", str(folder), "selenium==4.51.0"], check=True)
-    (folder / "ready").touch()
-  sys.path.append(str(folder))
 
 
 def make_runs(folder: Path) -> list[Path]:
@@ -143,7 +134,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--pictures", type=Path, help="where to save what was seen")
   args = parser.parse_args()
-  install()
+  sys.path.append(str(packages.install("selenium", *packages.LOCKED, "selenium==4.51.0")))
   with tempfile.TemporaryDirectory() as folder:
     runs, page = make_runs(Path(folder)), Path(folder) / "report.html"
     command = [sys.executable, "-m", "electra_jax.report", *map(str, runs), f"--out={page}"]

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 import compilers
+import packages
 from compilers import GIB
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "faults"))
 
 import harness  # noqa: E402
 
-FOLDER = Path(sys.prefix) / "libtpu"
+FOLDER = "libtpu"
 FIELDS = {
   **harness.FIELDS,
   "model.max_positions": 64,
@@ -113,7 +114,7 @@ def main() -> None:
     for line in importlib.metadata.requires("jax")
     if line.startswith("libtpu")
   )
-  compilers.install(FOLDER, wanted)
+  packages.install(FOLDER, wanted)
   compilers.run(check_slices, check_sharded, check_refusal, check_no_slice)
 
 

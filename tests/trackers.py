@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import packages
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
 
@@ -69,18 +71,6 @@ print(json.dumps([[run.info.status for run in runs], found, runs[0].data.params]
 """
 
 
-def install() -> Path:
-  """Installs both trackers into a folder of the environment."""
-  folder = Path(sys.prefix) / "trackers"
-  done = folder / "ready"
-  if not done.exists() or done.read_text() != str(PACKAGES):
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    lock = ["--constraint", str(ROOT / "requirements.lock")]
-    subprocess.run([*pip, *lock, "--upgrade", "--target", str(folder), *PACKAGES], check=True)
-    done.write_text(str(PACKAGES))
-  return folder
-
-
 def read(code: str, environment: dict, *arguments: str) -> list:
   """Returns what a reader prints."""
   command = [sys.executable, "-c", code, *arguments]
@@ -89,7 +79,8 @@ def read(code: str, environment: dict, *arguments: str) -> list:
 
 def check(folder: Path) -> None:
   """Trains, stops, resumes and compares. Raises AssertionError with what differs."""
-  path = os.pathsep.join((str(install()), str(ROOT)))
+  installed = packages.install("trackers", *packages.LOCKED, *PACKAGES)
+  path = os.pathsep.join((str(installed), str(ROOT)))
   environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline"}
   harness.build(folder)
   workdir, names = (

@@ -1,0 +1,24 @@
+"""Installs what one program of the tests alone needs, into its own folder of the environment."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCKED = ("--constraint", str(ROOT / "requirements.lock"))
+
+
+def install(name: str, *wanted: str) -> Path:
+  """Installs packages if they are not there in these versions, and returns the folder.
+
+  Args:
+    wanted: arguments of pip: packages with versions, and options.
+  """
+  folder = Path(sys.prefix) / name
+  done = folder / "ready"
+  if not done.exists() or done.read_text() != str(wanted):
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # To compile all modules takes as long as the rest, and few of them are imported.
+    subprocess.run([*pip, "--no-compile", "--upgrade", "--target", folder, *wanted], check=True)
+    done.write_text(str(wanted))
+  return folder
