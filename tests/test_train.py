@@ -438,6 +438,21 @@ def test_an_evaluation_of_few_examples_has_whole_groups_on_each_device(name, tin
   assert 20 <= found < 20 + devices * group  # eval.max_examples is 20
 
 
+def test_what_a_schedule_explains_is_not_checked_for_a_collapse(tiny_config, tmp_path):
+  tiny_config.update_from_flattened_dict(
+    {
+      "objective.discriminator_weight_schedule": "4=0,4=50",
+      "objective.temperature_schedule": "6=1,12=0.5",
+    }
+  )
+  run = prepare(tiny_config, tmp_path, False)
+  assert [run.unchecked(step) for step in (3, 6, 9)] == [
+    ("_auc", "_recall"),
+    (),
+    ("sample_entropy",),
+  ]
+
+
 def heldout_batches(heldout):
   return pretrain_batches.eval_batches(heldout, batch_size=8, max_examples=10_000)
 

@@ -122,9 +122,9 @@ class Run:
 
   def unchecked(self, step: int) -> tuple[str, ...]:
     """Returns the metrics that schedules alone can take to a collapse's level, for `Health`."""
-    idle = not self.spec.discriminator_weight.at(step)
+    idle = self.spec.discriminator_weight.at(step) == 0
     sharpened = self.spec.masking.temperature.at(step) < 1
-    return ("_auc", "_recall") * idle + ("sample_entropy",) * sharpened
+    return (*["_auc", "_recall"] * bool(idle), *["sample_entropy"] * bool(sharpened))
 
   @property
   def record(self) -> dict:
