@@ -218,6 +218,49 @@ def test_names_of_special_tokens_in_text_are_text_for_any_tokenizer_json(vocab_f
   assert own.encode_batch(["[MASK] the"]) == [expected]
 
 
+def vocabularies_with_names_as_pieces(folder):
+  """Yields files whose model itself takes the name of a special token in a text for the token."""
+  import sentencepiece
+  from tokenizers import Tokenizer, models, pre_tokenizers
+
+  letters = list("▁<s>/mak[M]xy")
+  unigram = [(name, 0.0) for name in ("<pad>", "<s>", "</s>", "<unk>", "<mask>")]
+  unigram += [(char, -3.0) for char in dict.fromkeys(letters)]
+  ids = {piece: i for i, piece in enumerate(dict.fromkeys([*SPECIAL, "<s>", "x", "y", *letters]))}
+  whole_words = pre_tokenizers.WhitespaceSplit()
+  for name, model, pre_tokenizer in (
+    ("unigram", models.Unigram(unigram, 3), pre_tokenizers.Metaspace()),
+    ("wordpiece", models.WordPiece(ids, unk_token="[UNK]"), whole_words),
+    ("wordlevel", models.WordLevel(ids, "[UNK]"), whole_words),
+  ):
+    engine = Tokenizer(model)
+    engine.pre_tokenizer = pre_tokenizer
+    engine.add_special_tokens([piece for piece in ids if len(piece) > 1])
+    engine.save(str(folder / f"{name}.json"))
+    yield folder / f"{name}.json"
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(["x y <s> [MASK] </s>"] * 9),
+    model_prefix=str(folder / "spm"),
+    vocab_size=30,
+    hard_vocab_limit=False,
+    pad_id=3,
+    user_defined_symbols=["<mask>", "[MASK]"],
+    minloglevel=2,
+  )
+  yield folder / "spm.model"
+
+
+def test_names_that_are_pieces_of_the_model_are_text_with_their_characters(tmp_path):
+  text = "x <s>y</s> [MASK] x"
+  for path in vocabularies_with_names_as_pieces(tmp_path):
+    own = tokenizer.load(path)
+    ids, spans = own.encode_offsets([text])[0]
+    assert not set(ids) & set(own.vocab.special_ids), path
+    assert own.encode_batch([text, "x"]) == [ids, own.encode_batch(["x"])[0]]
+    covered = {at for span in spans for at in range(*span)}
+    assert covered == {i for i, char in enumerate(text) if char != " "} and spans == sorted(spans)
+
+
 def test_another_vocabulary_in_the_folder_is_refused(vocab_file, tmp_path):
   own = tokenizer.load(vocab_file)
   (tmp_path / "copy").mkdir()

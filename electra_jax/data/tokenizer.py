@@ -37,6 +37,9 @@ class VocabError(ValueError):
   """A vocabulary cannot be used; the message is one line that names the file."""
 
 
+Spans = tuple[list[int], list[tuple[int, int]]]  # ids, and the characters [start, end) of each
+
+
 @dataclasses.dataclass(frozen=True)
 class Vocab:
   """The metadata of a vocabulary; `dataclasses.asdict` of it is JSON.
@@ -108,13 +111,43 @@ class Tokenizer(abc.ABC):
   vocab: Vocab
   path: Path
 
-  @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of each text, without special tokens."""
+    special, found = set(self.vocab.special_ids), self._encode(texts)
+    return [
+      ids if special.isdisjoint(ids) else self._cut(text)[0]
+      for text, ids in zip(texts, found, strict=True)
+    ]
+
+  def encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
+    """Returns the ids of each text and their characters [start, end) without outer spaces."""
+    special, found = set(self.vocab.special_ids), self._encode_offsets(texts)
+    return [
+      spans if special.isdisjoint(spans[0]) else self._cut(text)
+      for text, spans in zip(texts, found, strict=True)
+    ]
 
   @abc.abstractmethod
-  def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """Returns the ids of each text and their characters [start, end) without outer spaces."""
+  def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of each text, in which the name of a special token may be its id."""
+
+  @abc.abstractmethod
+  def _encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
+    """Returns what `encode_offsets` does, in which the name of a special token may be its id."""
+
+  def _cut(self, text: str) -> Spans:
+    """Encodes a text in which names of special tokens stand: cut after their first characters."""
+    special, [(ids, spans)] = set(self.vocab.special_ids), self._encode_offsets([text])
+    named = [span for i, span in zip(ids, spans, strict=True) if i in special]
+    cuts = sorted({start + 1 for start, end in named if end - start > 1})
+    if not cuts:  # a name of one character cannot be cut
+      return [self.vocab.unk if i in special else i for i in ids], spans
+    result = [], []
+    for begin, end in itertools.pairwise([0, *cuts, len(text)]):
+      ids, spans = self._cut(text[begin:end])
+      result[0].extend(ids)
+      result[1].extend((begin + i, begin + j) for i, j in spans)
+    return result
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int]) -> str:
@@ -144,9 +177,9 @@ class _HuggingFace(Tokenizer):
     ids = engine.get_vocab(with_added_tokens=True)
     self.vocab = _vocab(self.path, kind, rules, max(ids.values()) + 1, ids.get, special_ids)
 
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+  def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
-      return self._encode(texts)
+      return self._encode_texts(texts)
     cache = self._cache  # most words repeat: caching their ids is three times faster
     if len(cache) > CACHE_ENTRIES:
       cache.clear()
@@ -155,7 +188,7 @@ class _HuggingFace(Tokenizer):
     plain = [unit for unit in new if unit.isascii() and unit.isalnum()]
     cache.update(zip(plain, self._encode_words(plain), strict=True))
     others = [unit for unit in new if unit not in cache]
-    cache.update(zip(others, map(tuple, self._encode(others)), strict=True))
+    cache.update(zip(others, map(tuple, self._encode_texts(others)), strict=True))
     flatten = itertools.chain.from_iterable
     result = [list(flatten(map(cache.__getitem__, units))) for units in split]
     for unit in new:
@@ -172,11 +205,11 @@ class _HuggingFace(Tokenizer):
       for _, run in itertools.groupby(pairs, operator.itemgetter(0)):
         yield tuple([i for _, i in run])
 
-  def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+  def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
     encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
 
-  def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+  def _encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
     found = self._engine.encode_batch(list(texts), add_special_tokens=False)
     if self._by_word:  # no token contains a space
       return [(e.ids, e.offsets) for e in found]
@@ -250,10 +283,10 @@ class SentencePiece(Tokenizer):
     special = [i for i in range(size) if engine.is_control(i)]
     self.vocab = _vocab(path, "sentencepiece", (None, None), size, names.get, special)
 
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+  def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     return self._engine.encode(list(texts), num_threads=1)
 
-  def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+  def _encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
     found = self._engine.encode(list(texts), num_threads=1, return_type="offset_mapping")
     return [(e["ids"], _trimmed(t, e["offsets"])) for t, e in zip(texts, found, strict=True)]
 
