@@ -261,6 +261,27 @@ def test_names_that_are_pieces_of_the_model_are_text_with_their_characters(tmp_p
     assert covered == {i for i, char in enumerate(text) if char != " "} and spans == sorted(spans)
 
 
+def test_a_tokenizer_json_without_an_unknown_token_drops_what_it_does_not_know(tmp_path):
+  from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+  ids = {piece: i for i, piece in enumerate([*SPECIAL, "a"])}
+  engine = Tokenizer(models.BPE(ids, []))
+  engine.normalizer = normalizers.BertNormalizer()
+  engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  engine.save(str(tmp_path / "tokenizer.json"))
+  assert tokenizer.load(tmp_path / "tokenizer.json").encode_batch(["a xyz a"]) == [[5, 5]]
+
+
+def test_a_tokenizer_json_that_fails_at_unknown_text_is_refused(tmp_path):
+  from tokenizers import Tokenizer, models
+
+  ids = {piece: i for i, piece in enumerate([*SPECIAL, "a"])}
+  for model in (models.WordPiece(ids, unk_token="UNK"), models.BPE(ids, [], unk_token="UNK")):
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(VocabError, match="tokenizer.json: cannot encode unknown text"):
+      tokenizer.load(tmp_path / "tokenizer.json")
+
+
 def test_another_vocabulary_in_the_folder_is_refused(vocab_file, tmp_path):
   own = tokenizer.load(vocab_file)
   (tmp_path / "copy").mkdir()

@@ -167,10 +167,12 @@ class _HuggingFace(Tokenizer):
     self._engine = engine
     self._cache: dict[str, tuple[int, ...]] = {}
     # Under BERT's rules, units can be encoded one by one: the normaliser works on single
-    # characters, and the pre-tokenizer always splits at a space and around punctuation.
+    # characters, the pre-tokenizer always splits at a space and around punctuation, and the model
+    # (unlike BPE, which may drop a word) gives each word an id.
     added = engine.get_added_tokens_decoder().values()
     self._by_word = (
-      type(engine.pre_tokenizer).__name__ == "BertPreTokenizer"
+      type(engine.model).__name__ == "WordPiece"
+      and type(engine.pre_tokenizer).__name__ == "BertPreTokenizer"
       and type(engine.normalizer).__name__ == "BertNormalizer"
       and all(token.special for token in added)  # others may contain spaces
     )
@@ -263,6 +265,10 @@ class TokenizerJson(_HuggingFace):
     engine.no_padding()
     engine.no_truncation()
     engine.encode_special_tokens = True  # the name of a special token in a text is plain text
+    try:
+      engine.encode("\U00010380")  # a letter of Ugaritic, most likely unknown
+    except Exception as error:
+      raise VocabError(f"{path}: cannot encode unknown text ({first_line(error)})") from None
     special = (i for i, token in engine.get_added_tokens_decoder().items() if token.special)
     self._finish(engine, "tokenizer.json", special)
 
