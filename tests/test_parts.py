@@ -1,5 +1,6 @@
 """Parts of a build: the same bytes whoever builds which, nothing done twice, nothing lost."""
 
+import contextlib
 import json
 import os
 import random
@@ -170,6 +171,55 @@ def test_a_process_that_comes_too_late_finds_the_build_done(tmp_path, monkeypatc
   assert "other processes have built and joined all parts" in capsys.readouterr().out
   assert Shards.open(config.data.dir, verify=True).num_examples > 100
   assert not (tmp_path / "shards" / shards.BUILDING).exists()
+
+
+def overtake(monkeypatch, module, name: str, at: int, other) -> list:
+  """Calls `other`, as another process would, before call `at` of a function; returns the calls."""
+  calls, function = [], getattr(module, name)
+
+  def overtaken(*args, **kwargs):
+    calls.append(args)
+    if len(calls) == at + 1:
+      with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)
+        other()
+    return function(*args, **kwargs)
+
+  monkeypatch.setattr(module, name, overtaken)
+  return calls
+
+
+def test_processes_that_open_a_build_at_once_without_locks_share_it(tmp_path, monkeypatch):
+  config = make_parts(tmp_path)
+  work = Path(config.data.dir) / shards.BUILDING
+  made = plan.make(config, work, 1)
+  overtake(monkeypatch, os, "replace", 0, lambda: parts.open_work(work, made, shared=True))
+  parts.open_work(work, made, shared=True)
+  parts.check_plan(work, made)
+
+
+@pytest.mark.parametrize(
+  "module, name, at",
+  [(os, "link", 1), (shards, "publish", 0), (os, "replace", 2), (os, "replace", 5)],
+  ids=["linking", "linked", "naming", "manifest"],
+)
+def test_processes_that_join_at_once_without_locks_leave_whole_shards(
+  tmp_path, monkeypatch, module, name, at
+):
+  config = make_parts(tmp_path, "wanted", count=2)
+  build.build(config)
+  wanted = shard_bytes(config)
+  folder = tmp_path / "shards"
+  config.data.dir, work = str(folder), folder / shards.BUILDING
+  made = plan.make(config, work, 1)
+  parts.open_work(work, made)
+  parts.write_vocabulary(work, made)
+  parts.write_parts(work, made, [0, 1], 1)
+  calls = overtake(monkeypatch, module, name, at, lambda: parts.join(work, made, folder))
+  with contextlib.suppress(OSError, DataError):
+    parts.join(work, made, folder)
+  assert len(calls) > at and shard_bytes(config) == wanted and not work.exists()
+  assert Shards.open(folder, verify=True).num_examples > 100
 
 
 def test_a_build_that_others_join_while_a_process_opens_it_stays_joined(tmp_path, monkeypatch):

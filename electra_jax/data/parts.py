@@ -17,7 +17,6 @@ import dataclasses
 import json
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +30,7 @@ from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
 from electra_jax.data.status import Status, print_line
-from electra_jax.runtime.workdir import replacing
+from electra_jax.runtime.workdir import own_temporary, replacing
 
 DONE, PLAN, TEXTS, DIGESTS = "done.json", "plan.json", "texts.json", "digests.npz"
 FREQUENCIES, TEMPORARY = "frequencies.npz", ".tmp"
@@ -93,7 +92,7 @@ def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
 
   On success the folder is renamed atomically; a piece that another process finished first is kept.
   """
-  temporary = work / f"{name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
+  temporary = own_temporary(work / name)
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir()
   try:
@@ -319,6 +318,9 @@ def record_layout(plan: Plan, vocab: tokenizer.Vocab) -> np.dtype:
 def join(work: Path, plan: Plan, folder: Path) -> dict:
   """Joins the parts to a folder of shards, deletes the unfinished build, returns the manifest.
 
+  Where locks do not work, several processes may join at once: all but the first to end raise an
+  OSError or a DataError, and the shards are whole.
+
   Raises:
     DataError: a part is missing, or no part has a training example.
     SourceError: too many documents are undecodable.
@@ -326,7 +328,7 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
   done = _all(work, plan, PART)
   counts = check_sources(plan, done)
   vocab = _read_vocab(work, plan)
-  final = work / "joined.tmp"
+  final = own_temporary(work / "joined")
   shutil.rmtree(final, ignore_errors=True)
   final.mkdir()
   splits = {split: _join_split(work, final, split, done, plan, vocab) for split in SPLITS}
@@ -348,6 +350,7 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
     "versions": versions(),
   }
   shards.publish(final, folder, manifest)
+  shards.check_files(folder, manifest)
   _delete(work)
   return manifest
 

@@ -127,16 +127,21 @@ def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[Non
 
 
 def publish(temporary: Path, folder: Path, manifest: dict) -> None:
-  """Moves the files of `temporary` to `folder`, replacing an older build; the manifest is last."""
-  (folder / MANIFEST).unlink(missing_ok=True)
+  """Moves the files of `temporary` to `folder`, replacing an older build; the manifest is last.
+
+  Several processes may publish the same files: what one has published, the others do not delete.
+  """
+  new, content, last = sorted(temporary.iterdir()), dump(manifest).encode(), folder / MANIFEST
+  if last.exists() and last.read_bytes() != content:
+    last.unlink(missing_ok=True)
   for path in folder.iterdir():
-    if _SHARD.fullmatch(path.name):
-      path.unlink()
-  for path in sorted(temporary.iterdir()):
+    if _SHARD.fullmatch(path.name) and temporary / path.name not in new:
+      path.unlink(missing_ok=True)
+  for path in new:
     os.replace(path, folder / path.name)
   _sync(folder)
-  with replacing(folder / MANIFEST) as draft, open(draft, "w", encoding="utf-8") as file:
-    file.write(dump(manifest))
+  with replacing(last) as draft, open(draft, "wb") as file:
+    file.write(content)
     file.flush()
     os.fsync(file.fileno())
   _sync(folder)

@@ -30,6 +30,11 @@ def naming(path: Path) -> Iterator[None]:
     raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def own_temporary(path: Path) -> Path:
+  """Returns a name beside `path` that no other process, on no other host, uses."""
+  return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
   """Yields a temporary path that atomically replaces `path` if the block succeeds.
@@ -37,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
   Raises:
     OSError: naming `path`.
   """
-  temporary = path.with_name(path.name + ".tmp")
+  temporary = own_temporary(path)
   try:
     with naming(path):
       yield temporary
@@ -181,9 +186,8 @@ def read_config(workdir: Path) -> dict | None:
     except (ValueError, TypeError) as error:
       raise ValueError(f"{path} is damaged ({error}): use another --workdir") from error
   # Other folders are allowed: they may hold shards or the compilation cache.
-  known = {LOCK_FILE, f"{CONFIG_FILE}.tmp", "config.tmp"}
   files = (p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
-  strangers = sorted(set(files) - known)
+  strangers = sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp"))
   if strangers:
     raise ValueError(
       f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}, it is not a run: use another --workdir"
