@@ -297,6 +297,14 @@ def test_parts_that_cannot_be_are_refused(tmp_path, fields, asked, message):
     build.build_part(config, *asked)
 
 
+def test_a_message_of_an_engine_is_no_finished_part(tmp_path):
+  config = make_parts(tmp_path)
+  build.build_part(config, 0, 3)
+  work = Path(config.data.dir) / shards.BUILDING
+  (work / "part-00001.error").write_text("no space")
+  assert parts.count_left(work, plan.make(config, work, 1), parts.PART) == 2
+
+
 def test_parts_share_one_sample_for_the_vocabulary(tmp_path):
   config = make_parts(tmp_path, vocab="wordpiece", vocab_size=200, vocab_train_mb=0.03)
   work = Path(config.data.dir) / shards.BUILDING

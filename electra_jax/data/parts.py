@@ -140,8 +140,8 @@ def missing(work: Path, plan: Plan, kind: str) -> list[int]:
 
 def count_left(work: Path, plan: Plan, kind: str) -> int:
   """Returns the number of parts whose piece of a kind is not done, by the folders' names."""
-  names = os.listdir(work)
-  return plan.parts - sum(n.startswith(f"{kind}-") and not n.endswith(TEMPORARY) for n in names)
+  names = set(os.listdir(work))
+  return sum(name_of(kind, part) not in names for part in range(plan.parts))
 
 
 def take_samples(work: Path, plan: Plan, todo: Iterable[int], workers: int = 1) -> None:
