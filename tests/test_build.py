@@ -216,6 +216,15 @@ def seen_in(texts, seen):
     yield text
 
 
+def test_a_vocabulary_of_another_kind_replaces_the_old_file(tmp_path):
+  config = make_config(tmp_path, vocab="wordpiece", vocab_size=200)
+  build.build(config)
+  config.data.update(vocab="bpe", vocab_size=50)
+  build.build(config, overwrite=True)
+  files = contents(config.data.dir)
+  assert "spm.model" in files and "vocab.txt" not in files
+
+
 def test_the_vocabulary_sample_is_bounded_and_spread():
   pieces = [
     sources.TextChunk(bytes([i % 256, i // 256] * 8), True, 0, str(i), 10) for i in range(5000)

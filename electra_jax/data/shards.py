@@ -132,10 +132,13 @@ def publish(temporary: Path, folder: Path, manifest: dict) -> None:
   Several processes may publish the same files: what one has published, the others do not delete.
   """
   new, content, last = sorted(temporary.iterdir()), dump(manifest).encode(), folder / MANIFEST
+  stale = [path for path in folder.iterdir() if _SHARD.fullmatch(path.name)]
   if last.exists() and last.read_bytes() != content:
+    with contextlib.suppress(DataError, KeyError, TypeError):
+      stale.append(folder / read_manifest(folder)["vocab"]["file"])
     last.unlink(missing_ok=True)
-  for path in folder.iterdir():
-    if _SHARD.fullmatch(path.name) and temporary / path.name not in new:
+  for path in stale:
+    if temporary / path.name not in new:
       path.unlink(missing_ok=True)
   for path in new:
     os.replace(path, folder / path.name)
