@@ -130,6 +130,12 @@ ROWS = [
   (f"{TEXT} --config.data.vocab=blank.txt", 1, "has 1 entries twice, the first is ''"),
   (f"{BUILD} --config.data.seq_length=600", 1, "seq_length 600 is above config.model.max_position"),
   (f"{BUILD} --config.data.dir=data", 1, "data holds another build"),
+  (f"{BUILD} --part=0/2 --overwrite", 2, "--part goes with neither --overwrite, --runner nor opt"),
+  (f"{BUILD} --part=0/2 --runner=beam", 2, "--part goes with neither --overwrite, --runner nor o"),
+  (f"{BUILD} --part=0/2 -- --direct", 2, "--part goes with neither --overwrite, --runner nor opt"),
+  (f"{BUILD} --config.data.vocab=words --part=0/1", 1, "no such vocabulary file, nor one of wordp"),
+  (f"{TEXT} --config.data.vocab=twice.txt --part=0/1", 1, "has 1 entries twice, the first is 'a'"),
+  (f"{TEXT} --part=0/9", 1, "config.data.parts=9: a part is a file or more, and there are 1"),
   # Fine-tuning.
   ("finetune --config=configs/finetune/own.py", 2, "--workdir"),
   (f"{TUNE} --config.init=nowhere --config.data.dir=own", 1, "nowhere does not exist"),

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from rich.table import Table
 
 from electra_jax.config import cli
-from electra_jax.data import parts, pool, shards, sources, tokenizer, vocabulary
+from electra_jax.data import build_vocab, parts, pool, shards, sources, tokenizer, vocabulary
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan, settings
 from electra_jax.data.runners import RUNNERS, PartWork
@@ -148,6 +148,9 @@ def _opened(
   found, made = _built(config, folder, overwrite), None
   with contextlib.ExitStack() as locks:
     if not found:
+      plans.check(config, count)
+      if config.data.vocab not in vocabulary.KINDS:
+        build_vocab.load_given(config)  # raises before there is a folder
       locks.enter_context(shards.locked(folder / LOCK_FILE, shared=shared))
       if is_new and not shared:
         locks.callback(remove_unused, folder)
@@ -307,6 +310,8 @@ def main(options: list[str]) -> None:
     return
   if not (asked := re.fullmatch(r"(\d+)/(\d+)", _PART.value)):
     raise ValueError(f"--part={_PART.value} is not i/n, such as 0/16")
+  if _OVERWRITE.value or _RUNNER.value != "local" or options:
+    raise flags.Error("--part goes with neither --overwrite, --runner nor options after --")
   build_part(_CONFIG.value, *map(int, asked.groups()))
 
 

@@ -16,8 +16,8 @@ from electra_jax.runtime.display import doing
 from electra_jax.runtime.terminal import log_console
 
 
-def given(config: ConfigDict, folder: Path) -> Vocab:
-  """Copies the file `data.vocab` to a folder and returns its vocabulary.
+def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
+  """Loads the file `data.vocab`.
 
   Raises:
     ValueError: it has entries twice, or rules of its own where `strip_accents` is set.
@@ -32,6 +32,12 @@ def given(config: ConfigDict, folder: Path) -> Vocab:
     raise VocabError(
       f"config.data.strip_accents={data.strip_accents}: {data.vocab} has its own rules, leave it"
     )
+  return loaded
+
+
+def given(config: ConfigDict, folder: Path) -> Vocab:
+  """Copies the file `data.vocab` to a folder and returns its vocabulary; raises as `load_given`."""
+  data, loaded = config.data, load_given(config)
   loaded.save(folder)
   if data.strip_accents is None and loaded.vocab.strip_accents:
     pieces = Path(data.vocab).read_text("utf-8").split("\n")

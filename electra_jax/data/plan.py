@@ -141,12 +141,8 @@ def cuts(sizes: list[int], parts: int) -> list[int]:
   return [*bounds, len(sizes)]
 
 
-def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None) -> Plan:
-  """Returns the plan of a configuration.
-
-  Args:
-    work: the folder of the unfinished build, which keeps the text of python-docs.
-    parts: replaces a `data.parts` that is 0.
+def check(config: ConfigDict, parts: int | None = None) -> tuple[TextSource, ...]:
+  """Returns the sources of a configuration that can be planned; `parts` is as for `make`.
 
   Raises:
     ValueError: the vocabulary or a source does not exist, or there are more parts than files.
@@ -156,9 +152,23 @@ def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None)
     known = ", ".join(vocabulary.KINDS)
     raise VocabError(f"config.data.vocab={vocab!r}: no such vocabulary file, nor one of {known}")
   parsed = sources.parse(config.data.sources)
-  for source in parsed:
-    if source.kind in sources.READERS:
-      sources.files(source)  # raises before the harvest, which takes a while
+  units = sum(len(sources.files(x)) if x.kind in sources.READERS else 1 for x in parsed)
+  if (parts := config.data.parts or parts or 1) > units:
+    raise ValueError(f"config.data.parts={parts}: a part is a file or more, and there are {units}")
+  return parsed
+
+
+def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None) -> Plan:
+  """Returns the plan of a configuration.
+
+  Args:
+    work: the folder of the unfinished build, which keeps the text of python-docs.
+    parts: replaces a `data.parts` that is 0.
+
+  Raises:
+    ValueError: as `check`, before the documentation is collected, which takes a while.
+  """
+  parsed = check(config, parts)
   harvest = work / HARVEST
   if any(source.kind == "python-docs" for source in parsed) and not harvest.exists():
     _write_harvest(harvest, workers)
@@ -166,8 +176,6 @@ def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None)
   units = sum(len(entry.units()) for entry in inputs)
   total = sum(sum(entry.sizes) for entry in inputs)
   parts = config.data.parts or parts or min(units, max(1, math.ceil(total / PART_BYTES)))
-  if parts > units:
-    raise ValueError(f"config.data.parts={parts}: a part is a file or more, and there are {units}")
   return Plan(config, inputs, settings(config) | {"parts": parts}, str(harvest))
 
 
