@@ -253,6 +253,14 @@ def test_docs_are_prose_without_code_headings_and_repetitions(tmp_path, monkeypa
   assert list(python_docs.harvest(workers=2)) == expected
 
 
+def test_half_a_character_in_a_docstring_is_a_question_mark(tmp_path, monkeypatch):
+  path = tmp_path / "a.py"
+  path.write_text(MODULE.replace("more than many a module", "more \\ud800 than many a module"))
+  monkeypatch.setattr(python_docs, "modules", lambda: [str(path)])
+  (document,) = python_docs.harvest()
+  assert "more ? than many a module" in document.encode("utf-8").decode()
+
+
 def test_this_python_has_modules_in_a_fixed_order():
   found = python_docs.modules()
   assert len(found) > 1000 and found == python_docs.modules()
