@@ -318,6 +318,13 @@ def test_another_sequence_length_is_refused_with_both_numbers(folder):
   Shards.open(folder, seq_length=16)
 
 
+def merged(was, change):
+  """Returns `was` with the fields of `change`, those of fields included; {} stays empty."""
+  if not (isinstance(was, dict) and isinstance(change, dict) and change):
+    return change
+  return was | {key: merged(was.get(key), value) for key, value in change.items()}
+
+
 @pytest.mark.parametrize(
   "change, message",
   [
@@ -325,11 +332,18 @@ def test_another_sequence_length_is_refused_with_both_numbers(folder):
     ({"format": "other"}, "not a manifest of shards"),
     ({"vocab": {}}, "is damaged"),
     ({"splits": {}}, "is damaged"),
+    ({"vocab": "words"}, "is damaged"),
+    ({"vocab": {"size": "many"}}, "is damaged: 'many' is no int"),
+    ({"vocab": {"file": 7}}, "is damaged: 7 is no str"),
+    ({"seq_length": None}, "is damaged: None is no int"),
+    ({"sources": None}, "is damaged"),
+    ({"splits": {"train": {"frequencies": ["x"]}}}, "is damaged: 'x' is no int"),
+    ({"splits": {"train": {"shards": [{"examples": 1}]}}}, "is damaged: KeyError 'bytes'"),
   ],
 )
 def test_another_manifest_is_refused(copy, change, message):
   path = copy / shards.MANIFEST
-  path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  path.write_text(json.dumps(merged(json.loads(path.read_text()), change)))
   with pytest.raises(DataError, match=message):
     Shards.open(copy)
 

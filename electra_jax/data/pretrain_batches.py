@@ -65,11 +65,8 @@ class Shards:
     manifest = shards.read_manifest(folder)
     folder = Path(folder)
     path = folder / shards.MANIFEST
-    try:
-      vocab = Vocab.from_json(manifest["vocab"])
-      length, count = manifest["seq_length"], manifest["splits"][split]["examples"]
-    except (KeyError, TypeError) as error:
-      raise DataError(f"{path} is damaged: {error}") from None
+    vocab = Vocab.from_json(manifest["vocab"])
+    length, count = manifest["seq_length"], manifest["splits"][split]["examples"]
     if seq_length not in (None, length):
       raise DataError(f"{path}: shards of {length} tokens, but data.seq_length is {seq_length}")
     itemsize = shards.layout(manifest).itemsize

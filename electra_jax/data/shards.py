@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.data import examples
-from electra_jax.data.tokenizer import Vocab
+from electra_jax.data.tokenizer import SPECIAL_NAMES, Vocab
 from electra_jax.runtime.workdir import flock, replacing
 
 FORMAT = "electra_jax shards"
@@ -187,14 +187,30 @@ def read_manifest(folder: str | os.PathLike) -> dict:
       "build the shards again"
     )
   try:
-    splits = manifest["splits"].values()
-    parts = [part for split in splits for part in (split, *split["shards"])]
-    wrong = [part["examples"] for part in parts if type(part["examples"]) is not int]
+    wrong = [(value, kind) for value, kind in _typed(manifest) if type(value) is not kind]
   except (KeyError, TypeError, AttributeError) as error:
     raise DataError(f"{path} is damaged: {type(error).__name__} {error}") from None
-  if wrong:
-    raise DataError(f"{path} is damaged: {wrong[0]!r} is no number of examples")
+  for value, kind in wrong:
+    raise DataError(f"{path} is damaged: {value!r:.40} is no {kind.__name__}")
   return manifest
+
+
+def _typed(manifest: dict) -> Iterator[tuple[object, type]]:
+  """Yields the values of a manifest that are used, with their types."""
+  vocab = Vocab.from_json(manifest["vocab"])
+  numbers = [manifest["seq_length"], vocab.size, *vocab.special_ids]
+  numbers += [getattr(vocab, role) for role in SPECIAL_NAMES]
+  names = [vocab.file, vocab.hash]
+  for split in (manifest["splits"][name] for name in SPLITS):
+    numbers += [split["examples"], *split["frequencies"]]
+    for shard in split["shards"]:
+      numbers += [shard["examples"], shard["bytes"]]
+      names += [shard["file"], shard["sha256"]]
+  for source in manifest["sources"]:
+    numbers += [source["files"], source["file_bytes"]]
+  yield from ((number, int) for number in numbers)
+  yield from ((name, str) for name in names)
+  yield manifest["build"], dict
 
 
 def layout(manifest: dict) -> np.dtype:
