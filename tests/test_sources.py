@@ -68,10 +68,11 @@ def test_a_damaged_compressed_file_is_named(tmp_path, suffix, damage):
 def test_jsonl_takes_the_field_and_counts_bad_json(tmp_path):
   values = [{"text": "one\n\ntwo", "id": 1}, {"text": "three"}, {"text": "\ud800"}]
   lines = [json.dumps(value) for value in values]
-  write(tmp_path / "a.jsonl.gz", "\n".join([lines[0], "{not json", "", *lines[1:]]).encode())
-  texts, tally = read(f"jsonl:{tmp_path}/*.gz#text", max_bad_frac=0.5)
+  bad = ["{not json", "[" * 100_000 + "]" * 100_000, ""]
+  write(tmp_path / "a.jsonl.gz", "\n".join([lines[0], *bad, *lines[1:]]).encode())
+  texts, tally = read(f"jsonl:{tmp_path}/*.gz#text", max_bad_frac=0.6)
   assert texts == ["one\ntwo", "three"]
-  assert (tally.documents, tally.undecodable) == (2, 2)
+  assert (tally.documents, tally.undecodable) == (2, 3)
 
 
 def test_a_missing_jsonl_field_is_refused_with_the_fields_there_are(tmp_path):
@@ -325,6 +326,10 @@ def test_a_dataset_saved_on_disk_is_read_in_the_order_of_its_state(tmp_path):
   (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
   with pytest.raises(SourceError, match="splits train, test: name one, e.g. hf:.*/train#body"):
     read(f"hf:{tmp_path}#body")
+  for damaged in ("{", "[]", '{"splits": []}', '{"splits": [1]}', '{"splits": {"train": 1}}'):
+    (tmp_path / "dataset_dict.json").write_text(damaged)
+    with pytest.raises(SourceError, match="dataset_dict.json is damaged"):
+      read(f"hf:{tmp_path}#body")
 
 
 def test_text_in_a_table_that_is_not_utf8_is_undecodable(tmp_path):

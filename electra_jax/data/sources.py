@@ -141,23 +141,25 @@ def files(source: TextSource) -> list[str]:
 def _dataset_files(source: TextSource) -> list[str]:
   """Returns the Arrow files of a saved dataset in the order of its rows."""
   state, splits = (os.path.join(source.target, x) for x in ("state.json", "dataset_dict.json"))
-  if os.path.isfile(splits):
-    with open(splits, encoding="utf-8") as file:
-      names = json.load(file)["splits"]
-    raise SourceError(
-      f"source {source.text!r} has the splits {', '.join(names)}: name one, e.g."
-      f" hf:{os.path.join(source.target, names[0])}#{source.field}"
-    )
+  path = splits if os.path.isfile(splits) else state
   try:
-    with open(state, encoding="utf-8") as file:
+    with open(path, encoding="utf-8") as file:
       content = json.load(file)
-    found = [os.path.join(source.target, entry["filename"]) for entry in content["_data_files"]]
+    if path == splits:
+      names, first = ", ".join(content["splits"]), content["splits"][0]
+    else:
+      found = [os.path.join(source.target, entry["filename"]) for entry in content["_data_files"]]
   except FileNotFoundError:
     raise SourceError(
       f"source {source.text!r}: {state} is missing, so it is no folder of datasets' save_to_disk"
     ) from None
-  except (ValueError, KeyError, TypeError) as error:
-    raise SourceError(f"{state} is damaged ({type(error).__name__}: {error})") from None
+  except (ValueError, LookupError, TypeError) as error:
+    raise SourceError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+  if path == splits:
+    raise SourceError(
+      f"source {source.text!r} has the splits {names}: name one, e.g."
+      f" hf:{os.path.join(source.target, first)}#{source.field}"
+    )
   if content.get("_indices_data_files"):
     raise SourceError(f"{state} selects rows by an index: call flatten_indices() before saving")
   for path in found:
@@ -287,7 +289,7 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
       continue
     try:
       value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # lists in lists, thousands deep
       value = {field: None}
     text = value.get(field) if isinstance(value, dict) else None
     if text is None and isinstance(value, dict) and field in value:
