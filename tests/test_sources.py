@@ -55,6 +55,19 @@ def test_files_are_read_in_the_order_of_their_names_and_documents_end_with_them(
   assert read(f"text:{tmp_path}/*.txt")[0] == ["a", "b", "c"]
 
 
+def test_a_link_in_a_circle_gives_a_file_once_and_one_to_nothing_is_named(tmp_path):
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "folder" / "a.txt").write_text("a")
+  (tmp_path / "folder" / "b.txt").symlink_to("a.txt")
+  (tmp_path / "folder" / "circle").symlink_to("..")
+  for pattern in ("**/*.txt", "**"):
+    assert read(f"text:{tmp_path}/{pattern}")[0] == ["a", "a"]
+  (tmp_path / "folder" / "c.txt").symlink_to("gone")
+  for pattern in ("*/*.txt", "folder/c.txt", "**"):
+    with pytest.raises(SourceError, match=r"folder/c.txt is a link to a file that is missing"):
+      read(f"text:{tmp_path}/{pattern}")
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("damage", ["cut", "garbage"])
 def test_a_damaged_compressed_file_is_named(tmp_path, suffix, damage):

@@ -19,6 +19,7 @@ lines.
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import gzip
 import hashlib
@@ -132,10 +133,17 @@ def files(source: TextSource) -> list[str]:
     )
   if source.kind == "hf":
     return _dataset_files(source)
-  found = sorted(path for path in glob.glob(source.target, recursive=True) if os.path.isfile(path))
-  if not found:
+  real, found = functools.cache(os.path.realpath), {}
+  for path in sorted(glob.glob(source.target, recursive=True), key=len):
+    folder, name = os.path.split(path)
+    found.setdefault((real(folder), name), path)  # once, though ** follows a link in a circle
+  for path in found.values():
+    if not os.path.exists(path):
+      raise SourceError(f"source {source.text!r}: {path} is a link to a file that is missing")
+  paths = sorted(filter(os.path.isfile, found.values()))
+  if not paths:
     raise SourceError(f"source {source.text!r} matches no file")
-  return found
+  return paths
 
 
 def _dataset_files(source: TextSource) -> list[str]:
