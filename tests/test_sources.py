@@ -168,6 +168,13 @@ def test_a_giant_line_is_cut_at_spaces_and_loses_nothing(tmp_path, monkeypatch):
   assert len({piece.key for piece in pieces}) == 1 and tally.documents == 1
 
 
+def test_many_spaces_in_a_line_end_no_document(tmp_path, monkeypatch):
+  monkeypatch.setattr(sources, "LINE_BYTES", 100)
+  space = " " * 1000
+  (tmp_path / "a.txt").write_text(f"a{space}b\n{space}c{space}\n{space}\nd\n{space}")
+  assert read(f"text:{tmp_path}/a.txt")[0] == ["a\nb\nc", "d"]
+
+
 def test_a_giant_line_without_spaces_is_cut_between_characters(tmp_path, monkeypatch):
   monkeypatch.setattr(sources, "LINE_BYTES", 64)
   text = "aé中🙂" * 500

@@ -287,8 +287,15 @@ def _file_lines(
 
 
 def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
+  empty = True  # so far, the line in the file, which `_lines` may split
   for line in _lines(stream):
-    yield None if line.isspace() else line
+    if not line.isspace():
+      yield line
+      empty = False
+    if line.endswith(b"\n"):
+      if empty:
+        yield None
+      empty = True
 
 
 def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
