@@ -55,6 +55,14 @@ def test_files_are_read_in_the_order_of_their_names_and_documents_end_with_them(
   assert read(f"text:{tmp_path}/*.txt")[0] == ["a", "b", "c"]
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+  for name in ("a", "b"):
+    (tmp_path / f"{name}.txt").write_text(f"{name} \ufeff{name}\n", "utf-8-sig")
+  assert read(f"text:{tmp_path}/*.txt")[0] == ["a \ufeffa", "b \ufeffb"]
+  (tmp_path / "a.txt").write_text("\na\n", "utf-8-sig")
+  assert read(f"text:{tmp_path}/a.txt")[0] == ["a"]
+
+
 def test_a_link_in_a_circle_gives_a_file_once_and_one_to_nothing_is_named(tmp_path):
   (tmp_path / "folder").mkdir()
   (tmp_path / "folder" / "a.txt").write_text("a")

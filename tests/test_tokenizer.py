@@ -110,6 +110,13 @@ def test_remembering_words_changes_no_id(vocab_file, lowercase, monkeypatch):
   assert [ids for batch in found for ids in batch] == expected
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_piece(vocab_file):
+  vocab = tokenizer.load(vocab_file).vocab
+  vocab_file.write_text(vocab_file.read_text("utf-8"), "utf-8-sig")
+  marked = tokenizer.load(vocab_file).vocab
+  assert dataclasses.replace(marked, hash=vocab.hash) == vocab
+
+
 def test_words_above_100_characters_are_unknown_as_in_hugging_face(vocab_file):
   own = tokenizer.load(vocab_file)
   kept, lost = own.encode_batch(["a" * 100, "a" * 101])

@@ -17,6 +17,7 @@ document above `PIECE_BYTES` is split into several chunks, a line above `LINE_BY
 lines.
 """
 
+import codecs
 import contextlib
 import dataclasses
 import functools
@@ -287,8 +288,9 @@ def _file_lines(
 
 
 def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
-  empty = True  # so far, the line in the file, which `_lines` may split
+  mark, empty = codecs.BOM_UTF8, True  # so far, the line in the file, which `_lines` may split
   for line in _lines(stream):
+    line, mark = line.removeprefix(mark), b""
     if not line.isspace():
       yield line
       empty = False

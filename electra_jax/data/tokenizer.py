@@ -229,7 +229,7 @@ def read_pieces(path: Path) -> list[str]:
   """Returns the lines of a vocab.txt; raises VocabError if it is not text, or empty."""
   try:
     # Not `splitlines`, as in BERT: a piece may be a character that Unicode treats as a line end.
-    pieces = path.read_bytes().decode("utf-8").split("\n")
+    pieces = path.read_bytes().decode("utf-8-sig").split("\n")
   except UnicodeDecodeError as error:
     raise VocabError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
   pieces = [piece.removesuffix("\r") for piece in pieces]
