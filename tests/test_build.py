@@ -250,6 +250,21 @@ def test_a_finished_build_is_reused_and_a_different_one_is_left_alone(tmp_path, 
   assert build.build(config, overwrite=True)["seq_length"] == 32
 
 
+def test_a_finished_build_is_reused_whatever_the_spelling_and_fields_of_no_effect(
+  tmp_path, monkeypatch
+):
+  config = make_config(tmp_path)
+  manifest = build.build(config)
+  monkeypatch.chdir(tmp_path)
+  config.data.update(vocab="./vocab.txt", vocab_size=99, vocab_train_mb=1.0)
+  for spelling in ("text.txt", f"{tmp_path}//text.txt@1", "../" + tmp_path.name + "/text.txt"):
+    config.data.sources = f"text:{spelling}"
+    assert build.build(config) == manifest
+  config.data.sources = "text:text.txt@2"
+  with pytest.raises(DataError, match="holds another build .sources is"):
+    build.build(config)
+
+
 @pytest.mark.parametrize("vocab", ["wordpiece", None])
 def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, capsys, vocab):
   fields = {"vocab": vocab, "vocab_size": 200} if vocab else {}

@@ -11,6 +11,7 @@ give the same bytes for any number of cores and machines.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import os
@@ -223,10 +224,11 @@ def _finished(config: ConfigDict, folder: Path) -> dict:
   if not config.data.parts:
     del wanted["parts"]  # as many as there are
   built = _settings_of(manifest, wanted)
+  there, here = _comparable(built), _comparable(wanted)
   differing = [
     f"{name} is {built.get(name)!r} there, {value!r} in this configuration"
     for name, value in wanted.items()
-    if built.get(name) != value
+    if there.get(name) != here.get(name)
   ]
   if config.data.vocab not in vocabulary.KINDS and os.path.isfile(config.data.vocab):
     found = hashlib.sha256(Path(config.data.vocab).read_bytes()).hexdigest()
@@ -241,6 +243,20 @@ def _finished(config: ConfigDict, folder: Path) -> dict:
     )
   shards.check_files(folder, manifest)
   return manifest
+
+
+def _comparable(fields: dict) -> dict:
+  """Returns the fields that have an effect, with one spelling of each path."""
+  fields = dict(fields)
+  if fields["vocab"] not in vocabulary.KINDS:
+    fields["vocab"] = os.path.realpath(fields["vocab"])
+    for unused in ("vocab_size", "vocab_train_mb"):
+      fields.pop(unused, None)
+  fields["sources"] = [
+    dataclasses.replace(source, text="", target=os.path.realpath(source.target))
+    for source in sources.parse(fields["sources"])
+  ]
+  return fields
 
 
 def _settings_of(manifest: dict, wanted: dict) -> dict:

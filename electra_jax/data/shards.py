@@ -208,9 +208,9 @@ def _typed(manifest: dict) -> Iterator[tuple[object, type]]:
       names += [shard["file"], shard["sha256"]]
   for source in manifest["sources"]:
     numbers += [source["files"], source["file_bytes"]]
+  names += [manifest["build"][field] for field in ("vocab", "sources")]
   yield from ((number, int) for number in numbers)
   yield from ((name, str) for name in names)
-  yield manifest["build"], dict
 
 
 def layout(manifest: dict) -> np.dtype:
