@@ -212,6 +212,7 @@ def check(config: ConfigDict) -> None:
     ("workers", 0, 4096),
     ("parts", 0, 1 << 20),
     ("vocab_size", 8, 1 << 31),
+    ("vocab_train_mb", 0.001, 1 << 20),
   ):
     if not low <= data[field] <= high:
       raise ValueError(f"config.data.{field}={data[field]} is not between {low} and {high}")
