@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_build import make_config
 
-from electra_jax.data import build, pretrain_batches, shards
+from electra_jax.data import build, pretrain_batches, shards, tfds
 from electra_jax.data.index_shuffle import index_shuffle
 from electra_jax.data.pretrain_batches import Shards, eval_batches, train_batches
 from electra_jax.data.shards import DataError
@@ -180,7 +180,7 @@ def test_batches_are_the_same_without_tensorflow(data, host, monkeypatch):
   expected = take(data, 6, **options)
   monkeypatch.setitem(sys.modules, "tensorflow", None)
   with pytest.raises(ModuleNotFoundError):
-    pretrain_batches.import_tensorflow()
+    tfds.import_tensorflow()
   for found, right in zip(take(data, 6, **options), expected, strict=True):
     assert_equal(found, right)
 
@@ -387,7 +387,7 @@ def test_shards_open_and_evaluate_without_tensorflow(folder):
 
 
 def test_tensorflow_sees_no_accelerator():
-  tf = pretrain_batches.import_tensorflow()
+  tf = tfds.import_tensorflow()
   assert tf.config.get_visible_devices("GPU") == [] and tf.config.get_visible_devices("TPU") == []
 
 

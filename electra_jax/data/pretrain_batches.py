@@ -23,6 +23,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.data import examples, pool, shards
 from electra_jax.data.index_shuffle import index_shuffle
 from electra_jax.data.shards import DataError
+from electra_jax.data.tfds import import_tensorflow
 from electra_jax.data.tokenizer import Vocab
 
 __all__ = ["DataError", "Shards", "eval_batches", "train_batches"]
@@ -262,14 +263,3 @@ def _rows(batch_size: int, host: int, hosts: int) -> np.ndarray:
     raise ValueError(f"a batch of {batch_size} is not divisible by {hosts} hosts")
   share = batch_size // hosts
   return np.arange(host * share, (host + 1) * share)
-
-
-def import_tensorflow():
-  """Imports TensorFlow and hides the accelerators from it: it would take all of their memory."""
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # if on, it logs two lines to stderr
-  import tensorflow as tf
-
-  for kind in ("GPU", "TPU"):
-    tf.config.set_visible_devices([], kind)
-  return tf

@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import functools
 import glob
-import gzip
 import hashlib
 import io
 import json
@@ -34,7 +33,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
-from electra_jax.data.pretrain_batches import import_tensorflow
+from electra_jax.data import tfds
+from electra_jax.data.compressed import decompressed
 from electra_jax.data.tokenizer import first_line
 
 PIECE_BYTES = 1 << 20
@@ -371,17 +371,11 @@ READERS = {"text": _text_lines, "jsonl": _json_lines, "parquet": _parquet_lines,
 def _tfds_lines(
   source: TextSource, stats: SourceStats, repeat: int, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
-  import_tensorflow()
-  import tensorflow_datasets as tfds
-
   try:
-    builder = tfds.builder(source.target, data_dir=tfds_dir)
-    builder.download_and_prepare()
-    dataset = builder.as_dataset(split=source.split, shuffle_files=False)
-    info = builder.info.splits[source.split]
-  except Exception as error:  # TFDS raises many kinds, over many lines
-    reason = f"{type(error).__name__}: {first_line(error)}"
-    raise SourceError(f"source {source.text!r}: {reason}") from None
+    dataset, about = tfds.open_split(source.target, source.split, tfds_dir)
+  except tfds.TfdsError as error:
+    raise SourceError(f"source {source.text!r}: {error}") from None
+  info = about.splits[source.split]
   if source.field not in dataset.element_spec:
     has = ", ".join(dataset.element_spec)
     raise SourceError(f"source {source.text!r} has no field {source.field!r} (found: {has})")
@@ -418,47 +412,3 @@ def opened(path: str | os.PathLike) -> Iterator[BinaryIO]:
   except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise SourceError(f"{path}: cannot be read ({reason})") from None
-
-
-def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
-  """Returns the content of a file whose name may end in .gz, .xz or .zst."""
-  if path.endswith(".gz"):
-    return io.BufferedReader(gzip.GzipFile(fileobj=raw), LINE_BYTES)
-  if path.endswith(".xz"):
-    return io.BufferedReader(lzma.LZMAFile(raw), LINE_BYTES)
-  if path.endswith(".zst"):
-    return io.BufferedReader(_ZstdFile(raw), LINE_BYTES)
-  return raw
-
-
-class _ZstdFile(io.RawIOBase):
-  """Decompressed .zst of any number of frames; unlike the library's, it detects truncation."""
-
-  def __init__(self, raw: BinaryIO):
-    import zstandard
-
-    self._raw, self._rest, self._ready = raw, b"", b""
-    self._new = lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-    self._frame, self._error = None, zstandard.ZstdError
-
-  def readable(self) -> bool:
-    return True
-
-  def readinto(self, buffer) -> int:
-    while not self._ready:
-      data = self._rest or self._raw.read(1 << 14)
-      self._rest = b""
-      if not data:
-        if self._frame is not None:
-          raise EOFError("the file ends in the middle of a frame")
-        return 0
-      self._frame = self._frame or self._new()
-      try:
-        self._ready = self._frame.decompress(data)
-      except self._error as error:
-        raise OSError(str(error)) from None
-      if self._frame.eof:
-        self._rest, self._frame = self._frame.unused_data, None
-    part, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
-    buffer[: len(part)] = part
-    return len(part)

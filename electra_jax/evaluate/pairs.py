@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.sources import decompressed, opened
+from electra_jax.data.compressed import decompressed
+from electra_jax.data.sources import opened
 from electra_jax.evaluate.scorers import SentenceScorer
 from electra_jax.runtime import curves
 

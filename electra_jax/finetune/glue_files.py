@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.pretrain_batches import import_tensorflow
-from electra_jax.data.tokenizer import first_line
+from electra_jax.data import tfds
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines, split_rows
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
@@ -262,26 +261,21 @@ def _json_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) ->
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:
   """Yields the rows of a TFDS dataset; those of a GLUE task by their index."""
-  import_tensorflow()
-  import tensorflow_datasets as tfds
-
   name = source.removeprefix("tfds:")
   name = f"glue/{task.name}" if name == "glue" else name
   theirs = split.replace("dev", "validation")
   if split == "diagnostic":
     name, theirs = "glue/ax", "test"
   try:
-    builder = tfds.builder(name, data_dir=data_dir)
-    builder.download_and_prepare()
-    dataset = builder.as_dataset(split=theirs, shuffle_files=False)
-  except Exception as error:  # TFDS raises many kinds, over many lines
+    dataset, about = tfds.open_split(name, theirs, data_dir)
+  except tfds.TfdsError as error:
     kind = MissingSplit if split in task.submission else TaskError
-    raise kind(f"{task.title}: tfds:{name}, {theirs}: {first_line(error):.300}") from None
+    raise kind(f"{task.title}: tfds:{name}, {theirs}: {error}") from None
   theirs_of = {c: task.tfds_columns.get(c, c) for c in (task.text, task.pair, task.label)}
   ours_of = {theirs: column for column, theirs in theirs_of.items()}
   columns = [ours_of.get(column, column) for column in dataset.element_spec]
   wanted = _wanted(task, split, columns, f"{task.title}: tfds:{name}")
-  features_of = dict(builder.info.features.items())
+  features_of = dict(about.features.items())
   classes = getattr(features_of.get(theirs_of[task.label]), "names", None)
   values = list(dataset.as_numpy_iterator())
   if task.name in TASKS and "idx" in dataset.element_spec:  # shards are shuffled

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data.pretrain_batches import import_tensorflow
+from electra_jax.data.tfds import import_tensorflow
 from electra_jax.interop.electra import FIELDS, FIXED, TABLE
 from electra_jax.interop.weights import ExchangeError, check_fixed, fill, network_shapes
 
