@@ -73,9 +73,7 @@ def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> d
   def run(kind: str) -> None:
     todo = parts.missing(work, plan, kind)
     if 0 < len(todo) < plan.parts:
-      print_line(
-        f"{plan.parts - len(todo)} of {plan.parts} parts are {parts.STAGES[kind].done} already"
-      )
+      print_line(f"{plan.parts - len(todo)} of {plan.parts} parts are {parts.STAGES[kind]} already")
     if todo:
       RUNNERS[runner](PartWork(work, plan, kind), todo, options)
 

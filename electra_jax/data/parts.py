@@ -17,9 +17,8 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -144,7 +143,7 @@ def count_left(work: Path, plan: Plan, kind: str) -> int:
   return sum(name_of(kind, part) not in names for part in range(plan.parts))
 
 
-def take_samples(work: Path, plan: Plan, todo: Iterable[int], workers: int = 1) -> None:
+def take_samples(work: Path, plan: Plan, todo: Iterable[int]) -> None:
   """Reads parts once, in this process: text for the vocabulary, and the documents' digests."""
   data = plan.config.data
   for part in todo:
@@ -262,14 +261,16 @@ def _duplicates(work: Path, plan: Plan, part: int) -> dict[int, np.ndarray] | No
     return {int(place): found[place] for place in found.files}
 
 
-class Stage(NamedTuple):
-  """A stage of a build, in which each part has one piece of work."""
-
-  do: Callable[[Path, Plan, list[int], int], None]  # (work, plan, parts, workers)
-  done: str  # past participle, for messages
+# The stages of a build, in which each part has one piece of work: {kind: what is done to parts}.
+STAGES = {SAMPLE: "read", PART: "built"}
 
 
-STAGES = {SAMPLE: Stage(take_samples, "read"), PART: Stage(write_parts, "built")}
+def do_stage(kind: str, work: Path, plan: Plan, todo: list[int], workers: int) -> None:
+  """Does the pieces of a kind of some parts."""
+  if kind == SAMPLE:
+    take_samples(work, plan, todo)
+  else:
+    write_parts(work, plan, todo, workers)
 
 
 class PartWriter:

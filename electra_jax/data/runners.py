@@ -37,7 +37,7 @@ class PartWork:
       plan = plans.make(self.plan.config, self.folder, 1, self.plan.parts)
       parts.check_plan(self.folder, plan)
       if parts.read_piece(self.folder, plan, name) is None:
-        parts.STAGES[self.kind].do(self.folder, plan, [part], 1)
+        parts.do_stage(self.kind, self.folder, plan, [part], 1)
     except (ValueError, OSError) as error:
       with contextlib.suppress(OSError):
         (self.folder / f"{name}.error").write_text(one_line(error), "utf-8")
@@ -73,7 +73,7 @@ def local(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
   if options:
     raise ValueError(f"{options[0]!r}: only other runners take options after --")
   workers = work.plan.config.data.workers or pool.cores()
-  parts.STAGES[work.kind].do(work.folder, work.plan, todo, workers)
+  parts.do_stage(work.kind, work.folder, work.plan, todo, workers)
 
 
 @_explained

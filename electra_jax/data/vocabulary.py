@@ -20,6 +20,8 @@ COVERAGE = 0.9995  # of the text by the characters that a trained vocabulary kno
 # Of WordPiece at least these many (BERT's has about 1000 characters, in two forms).
 MAX_ALPHABET = 1000
 MIN_ALPHABET = 64
+MAX_REPEATS = 10_000  # of a word in one text for the trainer of WordPiece
+MAX_LINE_CHARS = 1000  # of a line for SentencePiece's trainer
 
 
 def train(
@@ -81,11 +83,11 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
   path.write_text("".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)), encoding="utf-8")
 
 
-def _split_counts(words: Counter[str], most: int = 10_000) -> Iterator[tuple[str, int]]:
-  """Yields (word, count) with counts of at most `most`, to limit the joined text."""
+def _split_counts(words: Counter[str]) -> Iterator[tuple[str, int]]:
+  """Yields (word, count) with counts of at most MAX_REPEATS, to limit the joined text."""
   for word in sorted(words):
-    for start in range(0, words[word], most):
-      yield word, min(most, words[word] - start)
+    for start in range(0, words[word], MAX_REPEATS):
+      yield word, min(MAX_REPEATS, words[word] - start)
 
 
 def _alphabet(words: Counter[str], engine, size: int) -> list[str]:
@@ -143,11 +145,11 @@ def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path,
     ) from None
 
 
-def _bounded(text: str, most: int = 1000) -> Iterator[str]:
+def _bounded(text: str) -> Iterator[str]:
   """Splits `text` at spaces: the trainer drops lines above 4192 bytes."""
-  while len(text) > most:
-    cut = text.rfind(" ", 1, most)
-    cut = most if cut < 0 else cut
+  while len(text) > MAX_LINE_CHARS:
+    cut = text.rfind(" ", 1, MAX_LINE_CHARS)
+    cut = MAX_LINE_CHARS if cut < 0 else cut
     yield text[:cut]
     text = text[cut:].lstrip(" ")
   if text:

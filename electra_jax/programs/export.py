@@ -70,17 +70,17 @@ def in_unit(network: Network, unit: float) -> Network:
   return dataclasses.replace(network, weights=weights)
 
 
-def real_text(source: Source, count: int = 8) -> Batch:
-  """Returns a batch of Python's own documentation, of at most 128 tokens."""
+def real_text(source: Source) -> Batch:
+  """Returns eight rows of Python's own documentation, of at most 128 tokens."""
   vocab = source.tokenizer.vocab
   longest = min(128, *(n.cfg.max_positions for n in source.networks.values()))
-  topics = sorted(pydoc_data.topics.topics.values(), key=len)[-count:]
+  topics = sorted(pydoc_data.topics.topics.values(), key=len)[-8:]
   encoded = source.tokenizer.encode_batch([topic[:2000] for topic in topics])
   rows = [
     [vocab.cls, *tokens[: longest - 2 - 3 * i % (longest // 2)], vocab.sep]
     for i, tokens in enumerate(encoded)  # different lengths, to test padding
   ]
-  return from_rows(rows, (count, longest), vocab.pad)
+  return from_rows(rows, (len(rows), longest), vocab.pad)
 
 
 def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0) -> float:
