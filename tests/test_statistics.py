@@ -1,12 +1,17 @@
 """Several seeds: summaries, bootstrap intervals against known cases, the table and the picture."""
 
+import dataclasses
+import io
+import json
 import math
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax.finetune import glue, statistics
+from electra_jax.core.task_network import HeadSpec
+from electra_jax.finetune import glue, results, statistics, tasks
+from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.finetune.tasks import TASKS
 
 
@@ -31,7 +36,7 @@ def test_a_summary_agrees_with_numbers_by_hand():
 def test_the_interval_of_a_difference_of_proportions_is_the_normal_one():
   rng = np.random.default_rng(1)
   a, b = system(rng, 400, [0.8]), system(rng, 400, [0.75])
-  found = statistics.paired_bootstrap(a, b, accuracy, "accuracy", samples=4000)
+  found = statistics.paired_bootstrap(a, b, [accuracy] * 2, "accuracy", samples=4000)
   hits = 100 * (a[0, :, 1] - b[0, :, 1])
   error = hits.std() / math.sqrt(400)  # of a mean of paired differences, in points
   assert found.difference == pytest.approx(hits.mean())
@@ -50,8 +55,8 @@ def test_pairing_takes_what_the_systems_share_out_of_the_interval():
   a = system(rng, 300, [0.7])
   b = a.copy()
   b[0, :3, 1] = 1 - b[0, :3, 1]  # they differ in three scores of 300
-  near = statistics.paired_bootstrap(a, b, accuracy, "accuracy", samples=500)
-  far = statistics.paired_bootstrap(a, b[:, ::-1], accuracy, "accuracy", samples=500)
+  near = statistics.paired_bootstrap(a, b, [accuracy] * 2, "accuracy", samples=500)
+  far = statistics.paired_bootstrap(a, b[:, ::-1], [accuracy] * 2, "accuracy", samples=500)
   assert near.high - near.low < 0.3 * (far.high - far.low)
 
 
@@ -61,7 +66,7 @@ def test_seeds_are_drawn_too():
   value = lambda scores: {"score": float(scores.mean())}  # noqa: E731
   a = np.repeat([60.0, 80.0] * 4, 5).reshape(8, 5, 1)
   b = np.full((1, 5, 1), 70.0)
-  found = statistics.paired_bootstrap(a, b, value, "score", samples=4000)
+  found = statistics.paired_bootstrap(a, b, [value] * 2, "score", samples=4000)
   assert (found.a, found.b, found.difference) == (70.0, 70.0, 0.0)
   # The mean of 8 draws moves in steps of 20 / 8.
   assert found.high == pytest.approx(1.96 * 10 / math.sqrt(8), abs=2.5 / 2)
@@ -70,20 +75,22 @@ def test_seeds_are_drawn_too():
 
 def test_a_system_does_not_differ_from_itself():
   scores = system(np.random.default_rng(3), 200, [0.6, 0.65, 0.7])
-  found = statistics.paired_bootstrap(scores, scores, accuracy, "accuracy", samples=500)
+  found = statistics.paired_bootstrap(scores, scores, [accuracy] * 2, "accuracy", samples=500)
   assert found.difference == 0 and found.low < 0 < found.high and found.p > 0.5
   # With one seed each nothing is left to chance.
-  found = statistics.paired_bootstrap(scores[:1], scores[:1], accuracy, "accuracy", samples=50)
+  found = statistics.paired_bootstrap(
+    scores[:1], scores[:1], [accuracy] * 2, "accuracy", samples=50
+  )
   assert (found.low, found.high, found.p) == (0.0, 0.0, 1.0)
 
 
 def test_a_large_difference_excludes_zero_with_the_sign_of_a_minus_b():
   rng = np.random.default_rng(4)
   a, b = system(rng, 200, [0.9, 0.92]), system(rng, 200, [0.6, 0.62, 0.58])
-  found = statistics.paired_bootstrap(a, b, accuracy, "accuracy", samples=500)
+  found = statistics.paired_bootstrap(a, b, [accuracy] * 2, "accuracy", samples=500)
   assert found.low > 15 and found.level == 0.95
   assert found.p == pytest.approx(2 / 501)  # the smallest that 500 samples can show
-  other = statistics.paired_bootstrap(b, a, accuracy, "accuracy", samples=500)
+  other = statistics.paired_bootstrap(b, a, [accuracy] * 2, "accuracy", samples=500)
   assert other.high < -15 and other.difference == -found.difference
 
 
@@ -91,7 +98,7 @@ def test_the_same_seed_gives_the_same_interval():
   rng = np.random.default_rng(5)
   a, b = system(rng, 50, [0.8, 0.7]), system(rng, 50, [0.7])
   run = lambda seed: statistics.paired_bootstrap(  # noqa: E731
-    a, b, accuracy, "accuracy", samples=100, seed=seed
+    a, b, [accuracy] * 2, "accuracy", samples=100, seed=seed
   )
   assert run(0) == run(0) != run(1)
 
@@ -101,10 +108,41 @@ def test_systems_on_different_units_are_refused_with_both_numbers():
   a, b = system(rng, 50, [0.8]), system(rng, 49, [0.7])
   for first, second in ((a, b), ([a[0], b[0]], a)):
     with pytest.raises(ValueError, match="one has 49, one 50"):
-      statistics.paired_bootstrap(first, second, accuracy, "accuracy")
+      statistics.paired_bootstrap(first, second, [accuracy] * 2, "accuracy")
   for empty in ([], np.zeros((1, 0, 2))):
     with pytest.raises(ValueError, match="one seed and one example"):
-      statistics.paired_bootstrap(empty, empty, accuracy, "accuracy")
+      statistics.paired_bootstrap(empty, empty, [accuracy] * 2, "accuracy")
+
+
+def saved_results(folder, kind, scores, **facts):
+  """Writes the results of a task, as far as a comparison reads them."""
+  (folder / "mine").mkdir(parents=True)
+  info = TaskInfo(kind, "mine", HeadSpec("qa", {}), 64, **facts)
+  content = {"facts": dataclasses.asdict(info), "examples": {"dev": "same"}}
+  (folder / "mine" / results.CONFIG).write_text(json.dumps(content))
+  np.savez(folder / "mine" / results.EXAMPLE_SCORES, dev=np.array(scores, float))
+  return folder
+
+
+def test_each_system_is_compared_by_its_own_threshold_and_classes(tmp_path):
+  # Exact, F1, has an answer, null odds, some text: right below the threshold 0, wrong above.
+  rows, shown = [[[1, 1, 1, -1, 1], [1, 1, 1, 3, 1]]], []
+  for name, threshold in (("a", 0.0), ("b", 5.0)):
+    options = {"threshold": threshold, "impossible": True}
+    saved_results(tmp_path / name, "qa", rows, options=options)
+  task = dataclasses.asdict(tasks.own("mine", text="x", label="y", metrics=("f1",)))
+  for name, classes in (("c", "ab"), ("d", "abc")):
+    text = task | {"labels": tuple(classes)}
+    saved_results(tmp_path / name, "text", [[[1, 1], [1, 1], [0, 1]]], text=text)
+  for one, other in ("ab", "ba", "cd", "dc"):
+    console = Console(width=150, record=True, file=io.StringIO())
+    results.compare(tmp_path / one, tmp_path / other, console, samples=20)
+    (line,) = [x for x in console.export_text().split("\n") if "mine" in x and "dev" in x]
+    shown.append([cell.strip() for cell in line.split("│")[4:6]])
+  # F1 of class 1 of two: 2 x 2 / (3 + 2); the mean over classes: half of it.
+  assert shown == [["50.00", "100.00"], ["100.00", "50.00"], ["80.00", "40.00"], ["40.00", "80.00"]]
+  with pytest.raises(ValueError, match="mine, dev: the metric of A is exact, that of B is f1"):
+    results.compare(tmp_path / "a", tmp_path / "c", Console(quiet=True))
 
 
 def test_the_glue_average_leaves_out_wnli_and_says_what_is_missing():
@@ -116,7 +154,7 @@ def test_the_glue_average_leaves_out_wnli_and_says_what_is_missing():
   assert math.isnan(statistics.glue_average({"wnli": 1.0}).value)
 
 
-def results(task, split, metric, values, collapsed=()):
+def rows_of(task, split, metric, values, collapsed=()):
   return [
     {
       "task": task,
@@ -136,8 +174,8 @@ def shown(rows) -> str:
 
 
 def test_the_table_has_each_seed_and_marks_those_that_collapsed():
-  rows = results("mrpc", "dev", "accuracy", [90.0, 68.4, 88.0], collapsed=(1,))
-  text = shown(rows + results("mnli", "dev_matched", "accuracy", [81.25]))
+  rows = rows_of("mrpc", "dev", "accuracy", [90.0, 68.4, 88.0], collapsed=(1,))
+  text = shown(rows + rows_of("mnli", "dev_matched", "accuracy", [81.25]))
   lines = [[c.strip() for c in x.split("│")[1:-1]] for x in text.split("\n") if x.startswith("│")]
   assert lines == [
     ["MRPC", "dev", "accuracy", "88.00", "82.13", "11.94", "90.00 68.40* 88.00"],
@@ -149,12 +187,12 @@ def test_the_table_has_each_seed_and_marks_those_that_collapsed():
 
 
 def test_a_seed_that_one_task_lacks_keeps_its_place():
-  rows = results("cola", "dev", "mcc", [1.0, 2.0, 3.0])
-  assert "1.00 – 3.00" in shown([rows[0], rows[2], *results("rte", "dev", "mcc", [5.0, 6.0])])
+  rows = rows_of("cola", "dev", "mcc", [1.0, 2.0, 3.0])
+  assert "1.00 – 3.00" in shown([rows[0], rows[2], *rows_of("rte", "dev", "mcc", [5.0, 6.0])])
 
 
 def test_two_splits_of_one_task_are_told_apart():
-  text = shown(results("own", "dev", "f1", [1.0]) + results("own", "test", "f1", [2.0]))
+  text = shown(rows_of("own", "dev", "f1", [1.0]) + rows_of("own", "test", "f1", [2.0]))
   rows = [[c.strip() for c in x.split("│")[1:4]] for x in text.split("\n") if "│ own" in x]
   assert rows == [["own", "dev", "F1"], ["own", "test", "F1"]]
 
@@ -162,7 +200,7 @@ def test_two_splits_of_one_task_are_told_apart():
 def test_ten_seeds_are_all_shown_in_eighty_columns():
   values = [60.11 + i for i in range(10)]
   console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-  console.print(statistics.table(results("stsb", "dev", "spearman", values)))
+  console.print(statistics.table(rows_of("stsb", "dev", "spearman", values)))
   text = console.export_text()
   assert all(f"{value:.2f}" in text for value in values) and "…" not in text
 
@@ -170,7 +208,7 @@ def test_ten_seeds_are_all_shown_in_eighty_columns():
 def test_the_picture_has_a_dot_for_each_seed_and_the_median(tmp_path):
   from matplotlib import image
 
-  rows = results("cola", "dev", "mcc", [57.0, 55.0, 0.0], collapsed=(2,))
+  rows = rows_of("cola", "dev", "mcc", [57.0, 55.0, 0.0], collapsed=(2,))
   statistics.picture(tmp_path / "a.png", rows)
   pixels = image.imread(tmp_path / "a.png")[..., :3]
   blue, orange, red = (0x1F, 0x5F, 0xA8), (0xD1, 0x60, 0x2C), (0xB0, 0x30, 0x30)
@@ -189,7 +227,7 @@ def test_the_picture_has_the_level_of_the_most_frequent_class(tmp_path):
   assert level == pytest.approx({"accuracy": 100 * 279 / 408, "f1": 100 * 2 * 279 / (408 + 279)})
   assert glue.majority(TASKS["cola"], scores)["mcc"] == 0
   assert glue.majority(TASKS["stsb"], scores)["spearman"] == 0
-  rows = results("mrpc", "dev", "accuracy", [90.0])
+  rows = rows_of("mrpc", "dev", "accuracy", [90.0])
   pictures = []
   for name, level in (("without", None), ("with", {"accuracy": 68.4})):
     statistics.picture(tmp_path / name, [row | {"majority": level} for row in rows])

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from electra_jax.finetune import statistics
 from electra_jax.finetune.prepare import TASK_KINDS
-from electra_jax.finetune.task_data import TaskInfo
+from electra_jax.finetune.task_data import Metrics, TaskInfo
 from electra_jax.runtime.workdir import replacing
 
 RESULTS, EXAMPLE_SCORES, CONFIG = "results.jsonl", "units.npz", "config.json"
@@ -62,7 +62,7 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
     samples: number of resamplings.
 
   Raises:
-    ValueError: they have no task in common, or their examples differ.
+    ValueError: they have no task in common, or their examples or main metrics differ.
   """
   ours, theirs = find_tasks(a), find_tasks(b)
   both = [name for name in ours if name in theirs]
@@ -73,17 +73,17 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
     table.add_column(column, justify="left" if column in ("task", "split") else "right")
   for name in both:
     (config, scores), (other_config, other_scores) = map(_read_task, (ours[name], theirs[name]))
-    info = TaskInfo.from_json(config["facts"])
-    kind = TASK_KINDS[info.kind]
+    metrics = [_main_metric(saved) for saved in (config, other_config)]
     for split in (s for s in scores if s in other_scores):
       first, second = scores[split], other_scores[split]
       if config["examples"][split] != other_config["examples"][split]:
         raise ValueError(
           f"{name}, {split}: A and B differ in examples, {first.shape[1]} and {second.shape[1]}"
         )
-      metric = next(iter(kind.metrics(info)(first[0])))
-      main = kind.main_metric(info)
-      found = statistics.paired_bootstrap(first, second, main, metric, samples=samples)
+      metric, other = (next(iter(f(x[0]))) for f, x in zip(metrics, (first, second), strict=True))
+      if metric != other:
+        raise ValueError(f"{name}, {split}: the metric of A is {metric}, that of B is {other}")
+      found = statistics.paired_bootstrap(first, second, metrics, metric, samples=samples)
       table.add_row(
         name,
         split,
@@ -95,6 +95,12 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
         f"{found.p:.3f}",
       )
   console.print(table)
+
+
+def _main_metric(config: dict) -> Metrics:
+  """Returns the main metric of results, with the threshold and the classes that they were given."""
+  info = TaskInfo.from_json(config["facts"])
+  return TASK_KINDS[info.kind].main_metric(info)
 
 
 def _read_task(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:

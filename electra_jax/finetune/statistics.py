@@ -67,7 +67,7 @@ def summary(values: Sequence[float]) -> Summary:
 def paired_bootstrap(
   scores_a: Sequence[np.ndarray],
   scores_b: Sequence[np.ndarray],
-  metrics: Callable[[np.ndarray], Mapping[str, float]],
+  metrics: Sequence[Callable[[np.ndarray], Mapping[str, float]]],
   metric: str,
   *,
   samples: int = 2000,
@@ -82,7 +82,7 @@ def paired_bootstrap(
 
   Args:
     scores_a, scores_b: example scores [S, n, m] and [S', n, m]; row i is the same example in both.
-    metrics: example scores [n, m] -> {metric: value}.
+    metrics: example scores [n, m] -> {metric: value}, of a and of b.
     metric: the one to compare.
     samples: number of resamplings.
     seed: of the resampling.
@@ -98,15 +98,18 @@ def paired_bootstrap(
     raise ValueError(
       f"systems are compared on the same examples: one has {sizes[0]}, one {sizes[-1]}"
     )
-  a, b = (float(np.mean([metrics(scores)[metric] for scores in system])) for system in systems)
+  a, b = (
+    float(np.mean([of(scores)[metric] for scores in system]))
+    for system, of in zip(systems, metrics, strict=True)
+  )
   rng = np.random.default_rng(seed)
   n, found = sizes[0], np.zeros(samples)
   for i in range(samples):
     rows = rng.integers(n, size=n)
     means = []
-    for system in systems:
+    for system, of in zip(systems, metrics, strict=True):
       drawn = np.bincount(rng.integers(len(system), size=len(system)), minlength=len(system))
-      values = [metrics(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
+      values = [of(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
       means.append(sum(values) / len(system))
     found[i] = means[0] - means[1]
   low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
