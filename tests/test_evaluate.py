@@ -161,17 +161,22 @@ def test_pairs_that_are_too_long_are_left_out(electra):
   network = source.networks["discriminator"]
   scorer = scorers.SentenceScorer("rtd", network.cfg, source.tokenizer)
   long = Pair(sentence(40), "a", "p", "all")
-  kept, right = pairs.compare(scorer, network.weights, [long, Pair("a b", "b", "p", "all")])
-  assert [pair.good for pair in kept] == ["a b"] and right.shape == (1,)
+  kept = pairs.fitting(scorer, [long, Pair("a b", "b", "p", "all")])
+  assert [pair.good for pair in kept] == ["a b"]
   with pytest.raises(ValueError, match="all pairs have a sentence of more than 14 tokens"):
-    pairs.compare(scorer, network.weights, [long])
+    pairs.fitting(scorer, [long])
 
 
 def test_a_pair_of_equal_scores_is_wrong():
   found = [Pair("a", "b", "p", "all")] * 3
   scores = [2.0, 1.0, 1.0, 1.0, 1.0, 2.0]  # of the acceptable sentences, then of the others
-  _, right = pairs.compare(lambda weights, sentences: np.array(scores), {}, found)
+  right = pairs.compare(lambda weights, sentences: np.array(scores), {}, found)
   assert right.tolist() == [True, False, False]
+
+
+def test_a_network_of_nan_is_not_called_too_long():
+  with pytest.raises(metrics.NotFiniteError, match="scores of 1 of 2 sentences are not finite"):
+    pairs.compare(lambda *_: np.array([0.0, np.nan]), {}, [Pair("a", "b", "p", "all")])
 
 
 def test_an_interval_is_wilsons():

@@ -14,6 +14,7 @@ from electra_jax.data.compressed import decompressed
 from electra_jax.data.sources import opened
 from electra_jax.evaluate.scorers import SentenceScorer
 from electra_jax.runtime import curves
+from electra_jax.runtime.metrics import NotFiniteError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 
@@ -73,26 +74,45 @@ def subset(pairs: Sequence[Pair], count: int) -> list[Pair]:
   return [pairs[i * len(pairs) // count] for i in range(count)]
 
 
-def compare(
-  scorer: SentenceScorer, weights: Mapping, pairs: Sequence[Pair]
-) -> tuple[list[Pair], np.ndarray]:
-  """Returns the pairs that fit and, [n] bool, whether the acceptable sentence scores higher.
+def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> list[Pair]:
+  """Returns the pairs of which both sentences fit into the network's positions.
 
   Raises:
-    ValueError: all pairs are longer than the network's positions.
+    ValueError: there are none.
+  """
+  good, bad = (scorer.fits([pair[i] for pair in pairs]) for i in (0, 1))
+  kept = [pair for pair, fit in zip(pairs, good & bad, strict=True) if fit]
+  if not kept:
+    raise ValueError(f"all pairs have a sentence of more than {scorer.longest} tokens")
+  return kept
+
+
+def compare(scorer: SentenceScorer, weights: Mapping, pairs: Sequence[Pair]) -> np.ndarray:
+  """Returns whether the acceptable sentence of each pair scores higher, [n] bool.
+
+  Args:
+    pairs: that fit.
+
+  Raises:
+    NotFiniteError: the network's score of a sentence is NaN or infinite.
   """
   scores = scorer(weights, [pair.good for pair in pairs] + [pair.bad for pair in pairs])
-  good, bad = scores[: len(pairs)], scores[len(pairs) :]
-  fits = ~np.isnan(good + bad)
-  if not fits.any():
-    raise ValueError(f"all pairs have a sentence of more than {scorer.longest} tokens")
-  kept = [pair for pair, fit in zip(pairs, fits, strict=True) if fit]
-  return kept, (good > bad)[fits]
+  if wrong := int((~np.isfinite(scores)).sum()):
+    raise NotFiniteError(
+      f"the network's scores of {wrong} of {len(scores)} sentences are not finite"
+    )
+  return scores[: len(pairs)] > scores[len(pairs) :]
 
 
-def accuracy_of(scorer: SentenceScorer, pairs: Sequence[Pair], weights: Mapping) -> float:
-  """Returns the fraction of pairs whose acceptable sentence scores higher."""
-  return float(compare(scorer, weights, pairs)[1].mean())
+class Suite(NamedTuple):
+  """Pairs that fit, with their scorer."""
+
+  scorer: SentenceScorer
+  pairs: Sequence[Pair]
+
+  def accuracy(self, weights: Mapping) -> float:
+    """Returns the fraction of pairs whose acceptable sentence scores higher."""
+    return float(compare(self.scorer, weights, self.pairs).mean())
 
 
 def accuracy(right: np.ndarray) -> Accuracy:

@@ -171,6 +171,11 @@ class SentenceScorer:
     self.longest = cfg.max_positions - 2  # tokens of a sentence
     self._apply = jax.jit(functools.partial(self._kind.apply, cfg))
 
+  def fits(self, sentences: Sequence[str]) -> np.ndarray:
+    """Returns whether each sentence fits into the network's positions, [n] bool."""
+    encoded = self._tokenizer.encode_batch(sentences)
+    return np.array([len(ids) <= self.longest for ids in encoded], bool)
+
   def __call__(self, weights: Mapping, sentences: Sequence[str]) -> np.ndarray:
     """Returns the score of each sentence, [n] float64, in nats; NaN if it is too long.
 

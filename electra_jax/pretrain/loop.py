@@ -170,7 +170,7 @@ def evaluate(run: Run, params: dict, done: int, log: Log, health: Health) -> Non
   values = metrics.evaluate(run.fns.eval_step, params, parallel.prefetch(batches), done)
   if run.pairs:
     networks = sources.main_networks(run.spec, params)
-    values["pairs_accuracy"] = run.pairs(networks["discriminator"].weights)
+    values["pairs_accuracy"] = run.pairs.accuracy(networks["discriminator"].weights)
   log.write(done, "heldout", values)
   check_health(run, health, done, "heldout", values, log)
 

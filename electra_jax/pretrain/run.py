@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,6 @@ from electra_jax.runtime import checkpoint, metrics, parallel, version
 from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
-
-PairsAccuracy = Callable[[Mapping], float]  # from a network's weights
 
 
 class TrainFns(NamedTuple):
@@ -109,7 +107,7 @@ class Run:
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
   chance: Chance  # the trivial baselines on the held-out text
   limits: Limits  # of the health checks
-  pairs: PairsAccuracy | None  # of eval.pairs
+  pairs: pairs.Suite | None  # of eval.pairs
   reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
 
   @property
@@ -189,14 +187,14 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   )
 
 
-def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> PairsAccuracy:
+def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> pairs.Suite:
   tokens = tokenizer.load_from(shards.folder, shards.vocab)
   heads = objectives.OBJECTIVES[spec.objective].heads
   scorer = scorers.SentenceScorer(
     scorers.default(spec.objective, heads), spec.discriminator, tokens
   )
   found = pairs.subset(pairs.read(config.eval.pairs), config.eval.max_pairs)
-  return functools.partial(pairs.accuracy_of, scorer, found)
+  return pairs.Suite(scorer, pairs.fitting(scorer, found))
 
 
 _peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second

@@ -33,13 +33,13 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   network = scorers.network_for(scorer, source.networks, args.model)
   started = time.perf_counter()
   sentence_scorer = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
-  read = len(found)
-  with doing(f"scoring {read:,} pairs"):
-    found, right = pairs.compare(sentence_scorer, network.weights, found)
-  secs = time.perf_counter() - started
+  read, found = len(found), pairs.fitting(sentence_scorer, found)
   if len(found) < read:
     limit = f"a sentence of more than {sentence_scorer.longest} tokens"
     console.print(f"warning: {read - len(found):,} pairs are left out, they have {limit}")
+  with doing(f"scoring {len(found):,} pairs"):
+    right = pairs.compare(sentence_scorer, network.weights, found)
+  secs = time.perf_counter() - started
   categories = pairs.by([pair.category for pair in found], right)
   paradigms = pairs.by([pair.paradigm for pair in found], right)
   title = f"{len(found):,} pairs, {scorer}: {100 * right.mean():.2f} %"
