@@ -17,7 +17,7 @@ from electra_jax.evaluate.pairs import Pair
 from electra_jax.finetune import probe, tagging
 from electra_jax.interop import sources
 from electra_jax.programs import export, score, train
-from electra_jax.runtime import metrics
+from electra_jax.runtime import journal, metrics
 
 RNG = random.Random(3)
 
@@ -145,6 +145,7 @@ def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsy
   source, few = sources.open_source(electra), pairs.subset(files[1], 9)
   scores = scores_of(source, "rtd", [p.good for p in few] + [p.bad for p in few])
   assert last["pairs_accuracy"] == (scores[:9] > scores[9:]).mean()
+  assert journal.read(electra)[0]["pairs"] == 9
   path, out = write_pairs(tmp_path / "few.jsonl", few), tmp_path / "new" / "out"
   command = ["evaluate", "pairs", f"--model={electra}", f"--data={path}", f"--out={out}"]
   monkeypatch.setattr("sys.argv", command)

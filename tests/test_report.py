@@ -159,6 +159,18 @@ def test_pairs_and_fine_tuning_have_intervals(tmp_path):
     tables.finetuning([tmp_path / "none"])
 
 
+def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):
+  for count, interval in ((100, " (65.7 to 82.5)"), (None, "")):  # by hand; earlier versions
+    run = saved_run.read(runs[1], "run")
+    run = dataclasses.replace(
+      run,
+      history=[run.last("heldout") | {"pairs_accuracy": 0.75}],
+      events=[{"event": "start"} | ({"pairs": count} if count else {})],
+    )
+    (row,) = [row for row in tables.evaluations([run]) if row[0] == "pairs accuracy"]
+    assert row[1] == f"75.0 %{interval}"
+
+
 def test_the_command_writes_the_file_and_names_it(runs, tmp_path, monkeypatch, capsys):
   out = tmp_path / "report.html"
   monkeypatch.setattr("sys.argv", ["report", str(runs[0]), f"--out={out}"])

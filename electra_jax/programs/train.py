@@ -281,6 +281,7 @@ def start_event(run: Run) -> dict:
     "device_kind": devices[0].device_kind,
     "processes": jax.process_count(),
     "peak_flops": len(devices) * run.peak[0],
+    "pairs": len(run.pairs.pairs) if run.pairs else 0,
     "command": cli.command_line(),
   }
 

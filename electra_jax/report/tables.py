@@ -91,9 +91,9 @@ def evaluations(runs: Sequence[SavedRun]) -> Table:
 
 def _value(run: SavedRun, name: str, value: float | None) -> str:
   text = terminal.shown(name, value)
-  if value is None or name != "pairs_accuracy":
+  count = run.start.get("pairs")  # earlier versions did not record it
+  if value is None or name != "pairs_accuracy" or not count:
     return text
-  count = run.config.eval.max_pairs
   found = accuracy(np.arange(count) < round(value * count))
   return f"{text} ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
