@@ -203,6 +203,7 @@ def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
     ("\n{}\n", ":2: a pair needs sentence_good and sentence_bad"),
     ('{"sentence_good": "a"}', ":1: a pair needs"),
     ('{"sentence_good": "a", "sentence_bad": 3}', ":1: .* must be texts"),
+    ('{"sentence_good": " ", "sentence_bad": "a"}', ":1: .* must be texts, and not empty"),
     ("[1]", ":1: a pair needs"),
     ("{", ":1: no JSON"),
   ],

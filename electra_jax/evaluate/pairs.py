@@ -59,8 +59,8 @@ def read(path: Path) -> list[Pair]:
         raise ValueError(f"{path}:{number}: no JSON ({error})") from None
       except (KeyError, TypeError):
         raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
-      if not isinstance(good, str) or not isinstance(bad, str):
-        raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts")
+      if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
+        raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts, and not empty")
       names = (str(row.get(field) or "all") for field in ("UID", "linguistics_term"))
       pairs.append(Pair(good, bad, *names))
   if not pairs:

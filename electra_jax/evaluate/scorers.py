@@ -128,12 +128,14 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
   [False, True, False, False]
   >>> continues_word("a ", [(0, 1), (2, 2)])  # a piece that is a space
   [False, False]
+  >>> continues_word("", [])
+  []
   """
 
   def inside(c: str) -> bool:
     return unicodedata.category(c)[0] in "LMN" and "CJK" not in unicodedata.name(c, "")
 
-  before = [(0, 0), *spans[:-1]]
+  before = [(0, 0), *spans][: len(spans)]
   return [
     0 < start == end < stop and inside(text[end - 1]) and inside(text[start])
     for (_, end), (start, stop) in zip(before, spans, strict=True)
