@@ -163,6 +163,21 @@ def test_labels_are_sorted_and_know_every_position_of_a_type():
   assert tagging.unseen([sentence("a b", "VB NN")], ("O", "VB")) == {"NN": 1}
 
 
+def test_an_odd_tag_among_entities_is_refused_by_its_line():
+  odd = Sentence(("c",), ("b-x",), "file:7")
+  with pytest.raises(TaskError, match="file:7: the tag 'b-x' is not BIO, but other tags are"):
+    tagging.labels([sentence("a b", "B-X O"), odd])
+
+
+def test_the_training_labels_alone_say_whether_tags_are_entities(tmp_path):
+  labels = ("B", "I", "NN")  # parts of speech, whatever another file has of them
+  gold = [sentence("a b", "I I")]
+  for predicted in ([["B", "I"]], [["NN", "I"]]):
+    assert tagging.example_scores(gold, predicted, labels).tolist() == [[1, 2]]
+  tagging.write(tmp_path / "p.txt", gold, [["I", "I"]], labels)
+  assert (tmp_path / "p.txt").read_text() == "a I I\nb I I\n\n"
+
+
 # Features.
 
 
@@ -269,14 +284,15 @@ def test_an_oracle_scores_100_and_a_wrong_tag_does_not(tok, scheme, max_length):
   logits = [np.eye(len(labels))[p.feature.target["tag"]] for p in windows]
   predicted = tagging.decode(sentences, windows, labels, {"logits": logits})
   assert predicted == [tagging.to_bio(t) for t in tags]
-  perfect = tagging.compute_metrics(tagging.example_scores(sentences, predicted))
+  perfect = tagging.compute_metrics(tagging.example_scores(sentences, predicted, labels))
   assert perfect == {"f1": 100, "precision": 100, "recall": 100, "accuracy": 100}
   predicted[-1][0] = "O" if predicted[-1][0] != "O" else "B-A"
-  assert tagging.compute_metrics(tagging.example_scores(sentences, predicted))["f1"] < 100
+  assert tagging.compute_metrics(tagging.example_scores(sentences, predicted, labels))["f1"] < 100
 
 
 def test_counts_of_hand_made_cases():
   gold = sentence("a b c d e f", "B-X I-X O B-Y B-Y O")
+  labels = tagging.labels([gold])
   for predicted, counts in (
     ("B-X I-X O B-Y B-Y O", (3, 3, 3, 6, 6)),
     ("B-X O O B-Y B-Y O", (2, 3, 3, 5, 6)),  # a shorter entity is not the entity
@@ -285,8 +301,8 @@ def test_counts_of_hand_made_cases():
     ("I-X I-X O I-Y B-Y O", (3, 3, 3, 6, 6)),  # IOB1 says the same
     ("O O O O O O", (0, 0, 3, 2, 6)),
   ):
-    assert tagging.example_scores([gold], [predicted.split()]).tolist() == [list(counts)]
-  nothing = tagging.compute_metrics(tagging.example_scores([gold], [["O"] * 6]))
+    assert tagging.example_scores([gold], [predicted.split()], labels).tolist() == [list(counts)]
+  nothing = tagging.compute_metrics(tagging.example_scores([gold], [["O"] * 6], labels))
   assert nothing == {"f1": 0, "precision": 0, "recall": 0, "accuracy": 100 / 3}
 
 
@@ -298,7 +314,7 @@ def test_scores_equal_seqevals_own():
     for tags in gold
   ]
   sentences = [Sentence(("w",) * len(tags), tuple(tags), "file:1") for tags in gold]
-  scores = tagging.example_scores(sentences, predicted)
+  scores = tagging.example_scores(sentences, predicted, tagging.labels(sentences))
   assert scores.shape == (60, 5) and scores.dtype == np.float64
   got = tagging.compute_metrics(scores)
   assert list(got) == ["f1", "precision", "recall", "accuracy"] and 20 < got["f1"] < 90
@@ -317,20 +333,20 @@ def test_other_tags_are_scored_by_accuracy_alone(tok):
   logits[0][1, 2] = logits[0][2, 2] = 1  # NN, NN, and the first label of all, "."
   predicted = tagging.decode(sentences, windows, labels, {"logits": logits})
   assert predicted == [["NN", "NN", "."], ["."]]
-  scores = tagging.example_scores(sentences, predicted)
+  scores = tagging.example_scores(sentences, predicted, tagging.labels(sentences))
   assert scores.tolist() == [[2, 3], [0, 1]]
   assert tagging.compute_metrics(scores) == {"accuracy": 50}
 
 
 def test_what_is_written_is_read_again(tmp_path):
   sentences = [sentence("a b", "I-X I-X"), sentence("c", "O")]
-  predicted = [["B-X", "O"], ["B-X"]]
-  tagging.write(tmp_path / "p.txt", sentences, predicted)
+  predicted, labels = [["B-X", "O"], ["B-X"]], tagging.labels(sentences)
+  tagging.write(tmp_path / "p.txt", sentences, predicted, labels)
   text = (tmp_path / "p.txt").read_text()
   assert text == "a B-X B-X\nb I-X O\n\nc O B-X\n\n"
   again = tagging.read(tmp_path / "p.txt")
   assert [list(s.tags) for s in again] == predicted
-  tagging.write(tmp_path / "p.txt", [s._replace(tags=None) for s in sentences], predicted)
+  tagging.write(tmp_path / "p.txt", [s._replace(tags=None) for s in sentences], predicted, labels)
   assert (tmp_path / "p.txt").read_text() == "a B-X\nb O\n\nc B-X\n\n"
 
 

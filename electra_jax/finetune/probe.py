@@ -103,5 +103,5 @@ def run(
     scores[window.positions, tags] = 1.0
     logits.append(scores)
   decoded = tagging.decode(test, of_test, labels, {"logits": logits})
-  scores = tagging.compute_metrics(tagging.example_scores(test, decoded))
+  scores = tagging.compute_metrics(tagging.example_scores(test, decoded, labels))
   return Probe(len(x), len(labels), scores, effective_dimensions(x))

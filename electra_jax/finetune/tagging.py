@@ -159,10 +159,14 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   first entity of a single word.
 
   Raises:
-    TaskError: the sentences have no tags.
+    TaskError: the sentences have no tags; or O, entities of a type, and a tag that is neither.
   """
-  found = {tag for sentence in sentences for tag in _gold(sentence)}
+  places = {tag: sentence.place for sentence in sentences for tag in _gold(sentence)}
+  found = set(places)
   if not is_entities(found):
+    if "O" in found and any(tag[:2] in ("B-", "I-") for tag in found):
+      tag = min(tag for tag in found if not is_entities([tag]))
+      raise TaskError(f"{places[tag]}: the tag {tag!r} is not BIO, but other tags are")
     return tuple(sorted(found))
   types = {tag[1:] for tag in found - {"O"}}
   return tuple(sorted({"O"} | {prefix + kind for prefix in "BIES" for kind in types}))
@@ -301,17 +305,19 @@ def decode(
   return [_as_scored(tags, labels) for tags in predicted]
 
 
-def example_scores(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> np.ndarray:
+def example_scores(
+  sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]], labels: Sequence[str]
+) -> np.ndarray:
   """Returns the counts of each sentence, [sentences, 5] float64, or [sentences, 2].
 
   The columns are correct, predicted and gold entities, correct words (in BIO), words. An entity is
-  correct if its words and its type are. Tags that are not of entities have only the last two.
+  correct if its words and its type are. Labels that are not of entities have only the last two.
 
   Raises:
     TaskError: a sentence has no gold tags.
   """
   pairs = [(_gold(sentence), tags) for sentence, tags in zip(sentences, predicted, strict=True)]
-  if not is_entities({tag for pair in pairs for tags in pair for tag in tags}):
+  if not is_entities(labels):
     return np.array([_right(gold, tags) for gold, tags in pairs], np.float64).reshape(-1, 2)
   rows = []
   for gold, tags in pairs:
@@ -348,20 +354,21 @@ def _percent(part: float, whole: float) -> float:
 
 
 def write(
-  path: str | os.PathLike, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]
+  path: str | os.PathLike,
+  sentences: Sequence[Sentence],
+  predicted: Sequence[Sequence[str]],
+  labels: Sequence[str],
 ) -> None:
   """Writes one line per word: the word, its gold tag if known, and its predicted tag.
 
   As read by conlleval: columns are separated by a space, sentences by a blank line; entities are in
   BIO.
   """
-  gold = (tag for sentence in sentences for tag in sentence.tags or ())
-  entities = is_entities(itertools.chain(gold, *predicted))
   with open(path, "w", encoding="utf-8", newline="\n") as file:
     for sentence, tags in zip(sentences, predicted, strict=True):
       columns: list[Sequence[str]] = [sentence.words]
       if sentence.tags is not None:
-        columns.append(to_bio(sentence.tags) if entities else sentence.tags)
+        columns.append(_as_scored(sentence.tags, labels))
       for row in zip(*columns, tags, strict=True):
         file.write(" ".join(row) + "\n")
       file.write("\n")

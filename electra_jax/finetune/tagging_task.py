@@ -79,10 +79,10 @@ def _eval_split(
     return tagging.decode(sentences, windows, labels, outputs)
 
   def write(folder: Path, outputs: dict) -> None:
-    tagging.write(folder / f"{split}.txt", sentences, decode(outputs))
+    tagging.write(folder / f"{split}.txt", sentences, decode(outputs), labels)
 
   def scores(outputs: dict) -> np.ndarray:
-    return tagging.example_scores(sentences, decode(outputs))
+    return tagging.example_scores(sentences, decode(outputs), labels)
 
   labelled = all(sentence.tags is not None for sentence in sentences)
   examples_hash = digest((s.words, s.tags) for s in sentences)
@@ -117,7 +117,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   if columns:
     raise ValueError("--columns is for text tasks: tags are written beside their words")
   sentences = tagging.read(file, **predictor.info.options)
-  tagging.write(out, sentences, _tags(predictor, sentences))
+  tagging.write(out, sentences, _tags(predictor, sentences), predictor.info.labels)
   return len(sentences)
 
 
