@@ -197,6 +197,7 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
   elif form == "hf":
     at = save_hf(tmp_path / "in", source)
     vocab = at / "discriminator"
+    (vocab / "tokenizer.json").unlink()  # another claim: test_hf
   else:
     at = vocab = tmp_path / "in"
     at.mkdir()
@@ -231,6 +232,7 @@ def test_a_disk_that_fills_while_an_export_writes_ends_with_one_line(
 def test_the_command_refuses_a_vocabulary_in_one_line(words45, tmp_path):
   at = save_hf(tmp_path / "in", a_source("discriminator", vocab=words45))
   write_vocab(at / "discriminator" / "vocab.txt", 50)
+  (at / "discriminator" / "tokenizer.json").unlink()
   code, _, errors = command("export", at, tmp_path / "out", "--to", "orbax")
   assert code == 1 and errors.count("\n") == 1 and "has 50 entries" in errors
   assert not (tmp_path / "out").exists()

@@ -160,7 +160,7 @@ def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_pat
   assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
   config = {"do_lower_case": True, "strip_accents": False}
   (folder / "tokenizer_config.json").write_text(json.dumps(config))
-  with pytest.raises(huggingface.ExchangeError, match="changes BERT's tokenization"):
+  with pytest.raises(huggingface.ExchangeError, match="strip_accents=False changes BERT's rules"):
     sources.open_source(folder)
   from tokenizers import BertWordPieceTokenizer
 
@@ -170,6 +170,45 @@ def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_pat
   (folder / "tokenizer_config.json").write_text("{")
   with pytest.raises(huggingface.ExchangeError, match="tokenizer_config.json is damaged"):
     sources.open_source(folder)
+
+
+@pytest.mark.parametrize(
+  ("file", "field", "value"),
+  [
+    ("tokenizer_config.json", "tokenizer_class", "BertJapaneseTokenizer"),
+    ("config.json", "tokenizer_class", "BertJapaneseTokenizer"),
+    ("tokenizer_config.json", "do_basic_tokenize", False),
+    ("tokenizer_config.json", "never_split", ["a"]),
+  ],
+)
+def test_a_vocab_txt_of_another_tokenizer_is_refused(file, field, value, tmp_path):
+  (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+  known = {"tokenizer_class": "ElectraTokenizer"} if file == "config.json" else {}
+  for name, content in (
+    ("tokenizer_config.json", {}),
+    ("config.json", known),
+    (file, {field: value}),
+  ):
+    (tmp_path / name).write_text(json.dumps(content))
+  with pytest.raises(
+    huggingface.ExchangeError, match=f"{field}={value!r} changes BERT's".replace("[", ".")
+  ):
+    huggingface.load_tokenizer(tmp_path)
+
+
+def test_a_vocab_txt_and_a_tokenizer_json_must_agree(tmp_path):
+  from tokenizers import BertWordPieceTokenizer
+
+  path = tmp_path / "vocab.txt"
+  path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+  for lowercase in (True, False):
+    engine = BertWordPieceTokenizer(str(path), lowercase=lowercase)
+    engine.save(str(tmp_path / "tokenizer.json"))
+    if lowercase:
+      assert huggingface.load_tokenizer(tmp_path).vocab.kind == "wordpiece"
+  message = "vocab.txt, beside tokenizer.json: normalizer.lowercase is True, not False; delete"
+  with pytest.raises(huggingface.ExchangeError, match=message):
+    huggingface.load_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_json_comes_back_with_its_own_bytes(tmp_path):

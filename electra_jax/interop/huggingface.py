@@ -12,14 +12,25 @@ from safetensors.numpy import load_file, save_file
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
+from electra_jax.data.tokenizer import load as load_vocabulary
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import MODERNBERT
-from electra_jax.interop.vocabularies import engine_of
+from electra_jax.interop.vocabularies import difference, engine_of
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, to_hf
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
+# Of BERT's tokenizer: the values in tokenizer_config.json that change nothing.
+BERT_RULES = {
+  "tokenizer_class": (
+    *(f"{name}Tokenizer{fast}" for name in ("Bert", "Electra") for fast in ("", "Fast")),
+    *(TOKENIZER_CLASS, None),
+  ),
+  "tokenize_chinese_chars": (None, True),
+  "do_basic_tokenize": (None, True),
+  "never_split": (None, []),
+}
 TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 
 
@@ -142,6 +153,42 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
   (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
   return True
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+  """Returns the tokenizer of a folder, None without one.
+
+  A vocab.txt is BERT's tokenizer, lower-casing unless tokenizer_config.json differs. If a config
+  changes another of BERT's rules, a tokenizer.json is needed, and read.
+
+  Raises:
+    ExchangeError: it is missing, or gives other ids than the vocab.txt.
+  """
+  path = folder / "tokenizer_config.json"
+  config = {"tokenizer_class": _json(folder / "config.json").get("tokenizer_class"), **_json(path)}
+  lowercase, strip_accents = config.get("do_lower_case", True), config.get("strip_accents")
+  ours = config["tokenizer_class"] == TOKENIZER_CLASS
+  rules = BERT_RULES if ours else {**BERT_RULES, "strip_accents": (None, lowercase)}
+  changed = [f"{k}={config[k]!r}" for k, right in rules.items() if config.get(k) not in right]
+  names = [ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
+  names = [x for x in names if (folder / x).is_file() and not (changed and x == "vocab.txt")]
+  if not names:
+    if (folder / "vocab.txt").is_file():
+      listed = ", ".join(changed)
+      raise ExchangeError(f"{path}: {listed} changes BERT's rules, which needs a tokenizer.json")
+    return None
+  found = [load_vocabulary(folder / x, lowercase, strip_accents) for x in (names[0], names[-1])]
+  if names[0] == "vocab.txt" and (other := difference(*found)):
+    raise ExchangeError(f"{found[0].path}, beside {names[-1]}: {other}; delete the wrong file")
+  return found[0]
+
+
+def _json(path: Path) -> dict:
+  """Returns the content of a file, {} if there is none; raises ExchangeError if it is damaged."""
+  try:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+  except (ValueError, TypeError) as error:
+    raise ExchangeError(f"{path} is damaged: {error}") from None
 
 
 def read_training(folder: Path) -> dict | None:

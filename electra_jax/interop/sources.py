@@ -345,36 +345,8 @@ def _hugging_face(path: Path) -> Source:
       role = MASKED_LM if folder == path / MASKED_LM else role
       found[role] = Network(cfg, weights, head)
       card = card or {"training": huggingface.read_training(folder)}
-  tokens = next(filter(None, map(_hf_tokenizer, _hf_folders(path))), None)
+  tokens = next(filter(None, map(huggingface.load_tokenizer, _hf_folders(path))), None)
   return Source(found, tokens, card, tuple(left_out))
-
-
-def _hf_tokenizer(folder: Path) -> Tokenizer | None:
-  """Returns the tokenizer of a Hugging Face folder, or None.
-
-  A vocab.txt alone is BERT's tokenizer, lower-casing unless tokenizer_config.json differs. If that
-  file changes another of BERT's rules and is not from here, the tokenizer.json is needed.
-  """
-  path, content = folder / "tokenizer_config.json", {}
-  if path.is_file():
-    try:
-      content = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-      raise ExchangeError(f"{path} is damaged: {error}") from None
-  lowercase, strip_accents = content.get("do_lower_case", True), content.get("strip_accents")
-  ours = content.get("tokenizer_class") == huggingface.TOKENIZER_CLASS
-  is_berts = (ours or strip_accents in (None, lowercase)) and content.get(
-    "tokenize_chinese_chars", True
-  )
-  names = [huggingface.ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
-  if not is_berts:
-    names.remove("vocab.txt")
-  for name in names:
-    if (folder / name).is_file():
-      return tokenizer.load(folder / name, lowercase, strip_accents)
-  if (folder / "vocab.txt").is_file():
-    raise ExchangeError(f"{path} changes BERT's tokenization, which needs a tokenizer.json")
-  return None
 
 
 def _tf1(path: Path, heads: Sequence[int]) -> Source:
@@ -388,7 +360,7 @@ def _tf1(path: Path, heads: Sequence[int]) -> Source:
     cfg = tf1.read_config(path, role, scopes, number or known.get(scopes.encoder))
     known[scopes.encoder] = cfg.num_heads
     found[role] = Network(cfg, tf1.load(path, cfg, scopes), scopes.head)
-  return Source(found, _hf_tokenizer(path.parent), {}, tf1.left_out(path))
+  return Source(found, huggingface.load_tokenizer(path.parent), {}, tf1.left_out(path))
 
 
 # orbax exports.
