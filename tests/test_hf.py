@@ -125,6 +125,9 @@ def test_missing_extra_and_misshapen_tensors_are_named():
   assert same(from_hf(ELECTRA, cfg, "rtd_head", good | constants), random_network(cfg, "rtd_head"))
 
 
+DAMAGES = "truncated,no weights,type,act,no json,is_decoder,add_cross_attention".split(",")
+
+
 def damaged(folder: Path, what: str) -> str:
   if what == "truncated":
     path = folder / "model.safetensors"
@@ -134,15 +137,18 @@ def damaged(folder: Path, what: str) -> str:
     (folder / "model.safetensors").unlink()
     return r"model.safetensors is missing"
   config = json.loads((folder / "config.json").read_text())
-  config |= {"type": {"model_type": "bert"}, "act": {"hidden_act": "relu"}}.get(what, {})
+  changes = {"type": {"model_type": "bert"}, "act": {"hidden_act": "relu"}}
+  config |= changes.get(what, {what: True} if what in ("is_decoder", "add_cross_attention") else {})
   text = "{" if what == "no json" else json.dumps(config)
   (folder / "config.json").write_text(text)
+  if what in config:
+    return f"{what} is True, here it is False"
   return {"type": "'bert' is not electra", "act": "hidden_act is 'relu'"}.get(
     what, "no config of electra"
   )
 
 
-@pytest.mark.parametrize("what", ["truncated", "no weights", "type", "act", "no json"])
+@pytest.mark.parametrize("what", DAMAGES)
 def test_a_folder_that_is_damaged_or_another_model_is_refused(what, tmp_path):
   folder = tmp_path / "model"
   shutil.copytree(GOLDEN / "discriminator", folder)

@@ -75,6 +75,10 @@ FIELDS = {
 }
 # Of every network that is read or written.
 FIXED = {"hidden_act": "gelu", "type_vocab_size": 2}
+# Of every network that is read.
+READ_FIXED = {
+  **FIXED, "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"
+}  # fmt: skip
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
@@ -93,7 +97,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
 
 
 def _from_json(path: Path, content: Mapping) -> TransformerConfig:
-  check_fixed(path, content, FIXED)
+  check_fixed(path, content, READ_FIXED)
   # Missing fields have ELECTRA's defaults, as in Hugging Face.
   return TransformerConfig(
     **{ours: content[theirs] for ours, theirs in FIELDS.items() if theirs in content}
