@@ -241,6 +241,45 @@ def test_the_command_refuses_a_vocabulary_in_one_line(words45, tmp_path):
 # Folders of Hugging Face.
 
 
+@pytest.mark.parametrize(
+  ("file", "field", "value"),
+  [
+    ("tokenizer_config.json", "tokenizer_class", "BertJapaneseTokenizer"),
+    ("config.json", "tokenizer_class", "BertJapaneseTokenizer"),
+    ("tokenizer_config.json", "do_basic_tokenize", False),
+    ("tokenizer_config.json", "never_split", ["a"]),
+  ],
+)
+def test_a_vocab_txt_of_another_tokenizer_is_refused(file, field, value, tmp_path):
+  (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+  known = {"tokenizer_class": "ElectraTokenizer"} if file == "config.json" else {}
+  for name, content in (
+    ("tokenizer_config.json", {}),
+    ("config.json", known),
+    (file, {field: value}),
+  ):
+    (tmp_path / name).write_text(json.dumps(content))
+  with pytest.raises(
+    sources.ExchangeError, match=f"{field}={value!r} changes BERT's".replace("[", ".")
+  ):
+    huggingface.load_tokenizer(tmp_path)
+
+
+def test_a_vocab_txt_and_a_tokenizer_json_must_agree(tmp_path):
+  from tokenizers import BertWordPieceTokenizer
+
+  path = tmp_path / "vocab.txt"
+  path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+  for lowercase in (True, False):
+    engine = BertWordPieceTokenizer(str(path), lowercase=lowercase)
+    engine.save(str(tmp_path / "tokenizer.json"))
+    if lowercase:
+      assert huggingface.load_tokenizer(tmp_path).vocab.kind == "wordpiece"
+  message = "vocab.txt, beside tokenizer.json: normalizer.lowercase is True, not False; delete"
+  with pytest.raises(sources.ExchangeError, match=message):
+    huggingface.load_tokenizer(tmp_path)
+
+
 def test_sharded_safetensors_are_read(words45, tmp_path):
   from safetensors.numpy import load_file, save_file
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from electra_jax.config import files
 from electra_jax.core.batch import Batch
@@ -209,6 +210,17 @@ def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):
   with pytest.raises(ExchangeError, match=message) as error:
     huggingface.load(tmp_path)
   assert "\n" not in str(error.value)
+
+
+def test_a_token_classifier_of_two_labels_is_another_tasks(tmp_path):
+  huggingface.save(tmp_path, CFG, random_network(CFG, None), None, 0)
+  path, tensors = tmp_path / "config.json", load_file(tmp_path / "model.safetensors")
+  tensors |= {"classifier.weight": np.zeros((2, 16), np.float32)}
+  save_file(tensors, tmp_path / "model.safetensors")
+  content = json.loads(path.read_text()) | {"architectures": ["ModernBertForTokenClassification"]}
+  for labels in ({"id2label": {"0": "a", "1": "b"}}, {}):  # two are the default
+    path.write_text(json.dumps(content | labels))
+    assert huggingface.load(tmp_path)[1] is None
 
 
 # A released one goes on by replaced-token detection.

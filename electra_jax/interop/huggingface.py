@@ -91,8 +91,9 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
     ) from None
   kinds = c.get("architectures") or []
   found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
-  # A class for any number of labels detects replacements if it has one.
-  if found == ["rtd_head"] and len(c.get("id2label", [0])) != 1:
+  # A class that other heads have too, of any number of labels, detects replacements if it has one.
+  shared = list(family.classes.values()).count(family.classes["rtd_head"]) > 1
+  if found == ["rtd_head"] and shared and len(c.get("id2label", (0, 1))) != 1:  # two by default
     found = []
   return family, cfg, found[0] if found else None
 
