@@ -212,6 +212,16 @@ def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):
   assert "\n" not in str(error.value)
 
 
+def test_an_exported_tokenizer_gives_what_the_network_takes(tmp_path, words):
+  cfg = dataclasses.replace(CFG, vocab_size=words.vocab.size)
+  source = sources.Source(
+    {"discriminator": Network(cfg, random_network(cfg, None), None)}, words, {}
+  )
+  export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  file = tmp_path / "out" / "discriminator" / "tokenizer_config.json"
+  assert json.loads(file.read_text())["model_input_names"] == ["input_ids", "attention_mask"]
+
+
 def test_a_token_classifier_of_two_labels_is_another_tasks(tmp_path):
   huggingface.save(tmp_path, CFG, random_network(CFG, None), None, 0)
   path, tensors = tmp_path / "config.json", load_file(tmp_path / "model.safetensors")

@@ -117,11 +117,17 @@ def save(
     raise ExchangeError(f"{path} cannot be written: {error}") from None
 
 
-def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
+def save_tokenizer(
+  folder: Path, tokenizer: Tokenizer, max_tokens: int, token_types: bool = True
+) -> bool:
   """Writes the files with which AutoTokenizer gives the same ids; returns False if unsupported.
 
   As usual in Hugging Face, a special token's name in a text becomes that token.
   `sentencepiece_model.to_engine` lists the supported SentencePiece models.
+
+  Args:
+    max_tokens: of a row.
+    token_types: whether the network takes token_type_ids.
   """
   from tokenizers import AddedToken, processors
 
@@ -140,7 +146,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> bool:
   config = {
     "tokenizer_class": TOKENIZER_CLASS,
     "model_max_length": max_tokens,
-    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    "model_input_names": ["input_ids", *["token_type_ids"] * token_types, "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
   }
   if vocab.kind == "tokenizer.json":  # the original bytes: shards and runs compare their hash

@@ -132,8 +132,9 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, others)
       has_tokenizer = False
       if source.tokenizer:
+        segments = huggingface.family_of(network.cfg).token_types
         has_tokenizer = huggingface.save_tokenizer(
-          mine, source.tokenizer, network.cfg.max_positions
+          mine, source.tokenizer, network.cfg.max_positions, segments
         )
         if not has_tokenizer:
           source.tokenizer.save(mine)
