@@ -154,6 +154,11 @@ def test_the_glue_average_leaves_out_wnli_and_says_what_is_missing():
   assert math.isnan(statistics.glue_average({"wnli": 1.0}).value)
 
 
+def test_a_task_that_is_added_does_not_join_the_papers_average(monkeypatch):
+  monkeypatch.setitem(TASKS, "mine", tasks.TextTask("mine", "Mine", text="a", label="b"))
+  assert statistics.glue_average({"mine": 10.0, "rte": 70.0}).value == 70.0
+
+
 def rows_of(task, split, metric, values, collapsed=()):
   return [
     {

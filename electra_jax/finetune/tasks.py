@@ -17,6 +17,7 @@ def _glue(name: str, title: str, text: str, pair: str | None = None, **fields) -
     "label": "label",
     "folders": tuple(dict.fromkeys((title.lower(), name))),
     "submission": {"test": f"{title}.tsv"},
+    "average": True,
   }
   return TextTask(name, title, text, pair=pair, **named | fields)
 
@@ -132,7 +133,6 @@ def own(
     label_kind=kind,
     metrics=tuple(metrics) or label_type.default_metrics,
     folders=(name.lower(),),
-    average=False,
     submission={"test": f"{name}.tsv"},
     **label_type.incomplete,
   )
