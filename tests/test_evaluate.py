@@ -10,6 +10,7 @@ import pytest
 from conftest import make_tiny_config
 from rich.console import Console
 
+from electra_jax.core import objectives
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import __main__ as program
 from electra_jax.evaluate import detect, pairs, scorers
@@ -231,6 +232,19 @@ def test_a_scorer_needs_its_head(bert):
   assert scorers.default("bert", {"mlm_head"}) == "mlm"
   assert scorers.default("electric", {"rtd_head"}) == "energy"
   assert scorers.default(None, {"rtd_head", "mlm_head"}) == "rtd"
+
+
+def test_words_learned_from_replacements_are_scored_without_masks():
+  for objective in ("replace_mlm", "all_tokens_mlm"):
+    assert scorers.default(objective, {"mlm_head"}) == "mlm_unmasked"
+  for objective in ("electra_mlm", "metro", "coco_lm"):  # the second is in a folder of its own
+    assert scorers.default(objective, {"rtd_head", "mlm_head"}) == "rtd"
+    assert scorers.default(objective, {"mlm_head"}) == "mlm_unmasked"
+
+
+def test_the_scorers_of_objectives_are_of_their_heads():
+  for definition in objectives.OBJECTIVES.values():
+    assert {scorers.SCORERS[name].head for name in definition.scorers} <= set(definition.heads)
 
 
 def test_fixed_noise_is_detected_as_in_the_runs_evaluation(electra, tiny_shards):

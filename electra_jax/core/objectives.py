@@ -58,6 +58,9 @@ class ObjectiveDef:
   exact_sampling: bool = False
   # a function of `scoring`, or None if the networks give no likelihood
   log_p: Callable[..., jax.Array] | None = None
+  # how to score a sentence by default, keys of `scorers.SCORERS`: the first whose head there is;
+  # () for any
+  scorers: tuple[str, ...] = ()
 
 
 def make(spec: PretrainSpec) -> Objective:
@@ -343,6 +346,7 @@ _WITH_WORDS = ObjectiveDef(
   heads=("rtd_head", "mlm_head"),
   own_fields=("replace_mlm_weight",),
   log_p=scoring.implied,
+  scorers=("rtd", "mlm_unmasked"),
 )
 
 OBJECTIVES: dict[str, ObjectiveDef] = {
@@ -356,9 +360,9 @@ OBJECTIVES: dict[str, ObjectiveDef] = {
     second_pass=True,
     own_fields=("replace_mlm_weight", "contrast_weight", "contrast_group"),
   ),
-  "replace_mlm": ObjectiveDef(replace_mlm, heads=("mlm_head",)),
+  "replace_mlm": ObjectiveDef(replace_mlm, heads=("mlm_head",), scorers=("mlm_unmasked",)),
   "all_tokens_mlm": ObjectiveDef(
-    all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True
+    all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True, scorers=("mlm_unmasked",)
   ),
   "bert": ObjectiveDef(bert, heads=("mlm_head",), uses_generator=False, log_p=scoring.masked_lm),
   "adversarial": ObjectiveDef(
@@ -374,5 +378,6 @@ OBJECTIVES: dict[str, ObjectiveDef] = {
     accepts=lambda generator: generator.predicts_all,
     exact_sampling=True,
     log_p=scoring.energy,
+    scorers=("energy",),
   ),
 }

@@ -12,7 +12,8 @@ pairs   which sentence of a minimal pair is acceptable: lines of JSON with sente
         mlm_words, the same with the later pieces of a word masked too; mlm_unmasked, with nothing
         masked, one pass, for networks that learned words from replacements (replace_mlm,
         all_tokens_mlm, electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are
-        original, one pass; energy, Electric's. Writes DIR/pairs.json and .png.
+        original, one pass; energy, Electric's. Default: the objective's, if a run or an export
+        names it. Writes DIR/pairs.json and .png.
 detect  AUC of detecting replacements drawn by token frequency in held-out shards: it does not
         depend on the run's generator.
 probe   F1 or accuracy of a linear classifier of the words' frozen states, on CoNLL files.

@@ -143,7 +143,7 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
 
 def default(objective: str | None, heads: Container[str | None]) -> str:
-  """Returns the first scorer for the heads that are available; Electric has its own.
+  """Returns the objective's scorer, or the first of any, whose head is available.
 
   Args:
     objective: of the training, None if unknown.
@@ -152,10 +152,9 @@ def default(objective: str | None, heads: Container[str | None]) -> str:
   Raises:
     ExchangeError: no scorer is for one of these heads.
   """
-  if objective and OBJECTIVES[objective].log_p is scoring.energy:
-    return "energy"
-  for name, kind in SCORERS.items():
-    if kind.head in heads:
+  own = OBJECTIVES[objective].scorers if objective else ()
+  for name in (*own, *SCORERS):
+    if SCORERS[name].head in heads:
       return name
   listed = " or ".join(dict.fromkeys(kind.head for kind in SCORERS.values()))
   raise ExchangeError(f"sentences can only be scored by a network with {listed}")
