@@ -11,6 +11,7 @@ import pytest
 from electra_jax.finetune import glue, tasks
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
+from electra_jax.finetune.labels import METRICS
 from electra_jax.finetune.tasks import TASKS
 
 REVIEWS = tasks.own("reviews", text="body", label="stars")
@@ -76,6 +77,12 @@ def test_doubling_appends_every_pair_in_the_other_order():
 
 def numbered(labels) -> list[Example]:
   return [Example("x", "y", label, i) for i, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "mcc"])
+def test_a_single_class_is_scored_without_a_warning(name, recwarn):
+  found = METRICS[name].compute(np.array([[1.0, 1.0], [1.0, 1.0]]), 2)
+  assert found == (0.0 if name == "mcc" else 1.0) and not list(recwarn)
 
 
 def test_example_scores_are_labels_and_predictions():

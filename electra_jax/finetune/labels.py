@@ -215,7 +215,9 @@ def _agreement(rows: np.ndarray, classes: int) -> dict[str, np.ndarray]:
 def _sklearn(name: str, rows: np.ndarray, classes: int, **options) -> float:
   from sklearn import metrics
 
-  return getattr(metrics, name)(**_agreement(rows, classes), **options)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about a resampling of one class
+    return getattr(metrics, name)(**_agreement(rows, classes), **options)
 
 
 def _f1(rows: np.ndarray, classes: int) -> float:
