@@ -327,7 +327,7 @@ def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
 
   For SQuAD 2.0 [n, 5], null odds above `threshold` mean "no answer"; best_* use the thresholds that
   are best for these questions. HasAns_* and NoAns_* are over the questions with and without an
-  answer, nan if there are none.
+  answer, and left out if there are none, as by the official script.
   """
   if scores.shape[1] == 2:
     exact, f1 = 100 * scores.mean(0)
@@ -336,8 +336,9 @@ def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
   decided = np.where((odds > threshold)[:, None], ~has_answer[:, None], raw)
   found = dict(zip(("exact", "f1"), (100 * decided.mean(0)).tolist(), strict=True))
   for name, rows in (("HasAns", has_answer), ("NoAns", ~has_answer)):
-    means = 100 * decided[rows].mean(0) if rows.any() else np.full(2, np.nan)
-    found |= {f"{name}_exact": float(means[0]), f"{name}_f1": float(means[1])}
+    if rows.any():
+      exact, f1 = 100 * decided[rows].mean(0)
+      found |= {f"{name}_exact": float(exact), f"{name}_f1": float(f1)}
   # At the lowest threshold every prediction is "no answer"; raising it answers the questions one by
   # one in the order of their odds.
   order = np.argsort(odds, kind="stable")
