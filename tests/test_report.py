@@ -157,6 +157,11 @@ def test_pairs_and_fine_tuning_have_intervals(tmp_path):
     tables.minimal_pairs([tmp_path / "none"])
   with pytest.raises(ValueError, match="holds no results of electra-jax finetune"):
     tables.finetuning([tmp_path / "none"])
+  for damage in (b'{"task"', b"[]", b'{"task": "mrpc"}', b"\xff"):
+    (tmp_path / "results.jsonl").write_bytes(json.dumps(rows[0]).encode() + b"\n" + damage)
+    with pytest.raises(ValueError, match="results.jsonl:2: not a row of results") as error:
+      tables.finetuning([tmp_path])
+    assert error.traceback[-1].path.name == "results.py"  # so it is shown in one line
 
 
 def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):

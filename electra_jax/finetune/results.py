@@ -14,11 +14,25 @@ from electra_jax.finetune.task_data import Metrics, TaskInfo
 from electra_jax.runtime.workdir import replacing
 
 RESULTS, EXAMPLE_SCORES, CONFIG = "results.jsonl", "units.npz", "config.json"
+ROW = {"task", "split", "seed", "metrics", "collapsed"}  # fields of a row of results
 
 
 def read_results(folder: Path) -> list[dict]:
-  """Returns the rows of results in a folder."""
-  return [json.loads(line) for line in (folder / RESULTS).read_text().splitlines()]
+  """Returns the rows of results in a folder.
+
+  Raises:
+    ValueError: the file holds something else; OSError: it cannot be read.
+  """
+  path, rows = folder / RESULTS, []
+  for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    try:
+      row = json.loads(line)
+    except ValueError:
+      row = None
+    if not (isinstance(row, dict) and row.keys() >= ROW and row["metrics"]):
+      raise ValueError(f"{path}:{number}: not a row of results of electra-jax finetune")
+    rows.append(row)
+  return rows
 
 
 def write_results(folder: Path, rows: list[dict]) -> None:
