@@ -175,6 +175,11 @@ def test_a_header_without_a_wanted_column_is_refused_with_those_it_has(tmp_path)
   assert f"{source / 'dev.tsv'}:1 has no column 'sentence2' (columns: index, sentence1" in message
 
 
+def test_a_header_with_a_wanted_column_twice_is_refused(tmp_path):
+  write(tmp_path / "SST-2", "dev.tsv", ["sentence\tlabel\tsentence", "a\t1\tb"])
+  assert "dev.tsv:1 has two columns 'sentence'" in refused(TASKS["sst2"], tmp_path, "dev")
+
+
 def test_bad_rows_are_left_out_and_counted_up_to_one_percent(tmp_path):
   split = glue_files.read(TASKS["cola"], cola(tmp_path, bad=1, good=99), "train")
   assert len(split.examples) == 99

@@ -197,14 +197,15 @@ def _file_rows(
 def _wanted(
   task: TextTask, split: str, columns: Sequence[str], where: str, copied: Sequence[str] = ()
 ) -> dict[str, str]:
-  """Returns {field of _Cells: column}; raises TaskError if one, or one to copy, is missing."""
+  """Returns {field of _Cells: column}; raises TaskError if one, or one to copy, is not there."""
   wanted = {"text": task.text, "pair": task.pair, "label": task.label}
   if split in task.submission and (task.name in TASKS or task.label not in columns):
     del wanted["label"]  # GLUE hides them; a custom test split may have them
   wanted = {field: column for field, column in wanted.items() if column is not None}
   for column in (*wanted.values(), *copied):
-    if column not in columns:
-      raise TaskError(f"{where} has no column {column!r} (columns: {', '.join(columns):.200})")
+    if columns.count(column) != 1:
+      count = "two columns" if column in columns else "no column"
+      raise TaskError(f"{where} has {count} {column!r} (columns: {', '.join(columns):.200})")
   return wanted
 
 
