@@ -279,6 +279,15 @@ def test_own_labels_are_found_in_the_training_split_and_sorted_as_numbers(tmp_pa
   assert glue_files.read(task, source, "test").examples == [Example("who knows", None, None, 0)]
 
 
+def test_1_and_1_point_0_are_not_two_labels(tmp_path):
+  rows = [{"body": "a", "stars": stars} for stars in (1, 1.0, "1", 2.0, 2.5)]
+  write(tmp_path / "json", "train.jsonl", list(map(json.dumps, rows)))
+  assert glue_files.complete(REVIEWS, tmp_path / "json").labels == ("1", "2", "2.5")
+  write(tmp_path / "tsv", "train.tsv", ["body\tstars", "a\t1", "b\t1.0", "c\t2"])
+  with pytest.raises(TaskError, match="the labels '1' and '1.0' are one number"):
+    glue_files.complete(REVIEWS, tmp_path / "tsv")
+
+
 def test_an_own_test_split_may_have_labels(tmp_path):
   write(tmp_path, "test.tsv", ["body\tstars", "good\tb"])
   task = dataclasses.replace(REVIEWS, labels=("a", "b"))

@@ -251,6 +251,8 @@ def _json_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) ->
       continue
     wanted = wanted or _wanted(task, split, list(value), where, copied)
     text, pair, label = (value.get(wanted[f]) if f in wanted else None for f in _FIELDS)
+    if isinstance(label, float) and label.is_integer():
+      label = int(label)  # tables with a gap have 1.0
     if isinstance(label, bool | int | float):
       label = json.dumps(label)  # 1 and "1" are the same class
     text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))

@@ -6,6 +6,7 @@ All behaviour that depends on the label type is in its entry of LABEL_TYPES (`ta
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -104,9 +105,15 @@ def _complete_classes(labels: set[str], where: str) -> dict:
   if len(labels) < 2:
     has = ", ".join(map(repr, labels)) or "none"
     raise TaskError(f"{where}: the training split has fewer than 2 labels: {has}")
-  numbers = all(_number(label) is not None for label in labels)
-  order = (lambda label: (float(label), label)) if numbers else str
-  return {"labels": tuple(sorted(labels, key=order))}
+  if any(_number(label) is None for label in labels):
+    return {"labels": tuple(sorted(labels))}
+  ordered = sorted(labels, key=lambda label: (float(label), label))
+  for one, other in itertools.pairwise(ordered):
+    if float(one) == float(other):
+      raise TaskError(
+        f"{where}: the labels {one!r} and {other!r} are one number: write one of them"
+      )
+  return {"labels": tuple(ordered)}
 
 
 def _class_fault(task: TextTask, text: str) -> str | None:
