@@ -141,9 +141,14 @@ def test_pairs_and_fine_tuning_have_intervals(tmp_path):
   content = {"model": "runs/small", "scorer": "rtd", "all": one, "categories": {"islands": one}}
   (tmp_path / "pairs.json").write_text(json.dumps(content))
   assert tables.minimal_pairs([tmp_path])[1:] == [
-    ["small", "rtd", "all", "100", "75.00", "65.7 to 82.5"],
+    ["small", "rtd", "all pairs", "100", "75.00", "65.7 to 82.5"],
     ["", "", "islands", "100", "75.00", "65.7 to 82.5"],
   ]
+  other = one | {"pairs": 3}
+  for categories, names in (({"all": one}, []), ({"all": other, "x": one}, ["all", "x"])):
+    (tmp_path / "pairs.json").write_text(json.dumps(content | {"categories": categories}))
+    found = tables.minimal_pairs([tmp_path])[1:]
+    assert [row[2] for row in found] == ["all pairs", *names] and found[0][3] == "100"
   rows = [
     {"task": "mrpc", "split": "dev", "seed": i, "metrics": {"accuracy": x}, "collapsed": False}
     for i, x in enumerate((61.0, 64.0, 63.0))

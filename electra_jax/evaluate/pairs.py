@@ -17,6 +17,7 @@ from electra_jax.runtime import curves
 from electra_jax.runtime.metrics import NotFiniteError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
+UNNAMED = "all"  # paradigm or category of a pair without one
 
 
 class Pair(NamedTuple):
@@ -61,7 +62,7 @@ def read(path: Path) -> list[Pair]:
         raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
       if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
         raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts, and not empty")
-      names = (str(row.get(field) or "all") for field in ("UID", "linguistics_term"))
+      names = (str(row.get(field) or UNNAMED) for field in ("UID", "linguistics_term"))
       pairs.append(Pair(good, bad, *names))
   if not pairs:
     raise ValueError(f"{path} has no pairs")
@@ -131,6 +132,12 @@ def by(names: Sequence[str], right: np.ndarray) -> dict[str, Accuracy]:
   """Returns the accuracy of each name, in the order of their first pairs."""
   of = np.array(names)
   return {name: accuracy(right[of == name]) for name in dict.fromkeys(names)}
+
+
+def rows(total: Accuracy, categories: Mapping[str, Accuracy]) -> list[tuple[str, Accuracy]]:
+  """Returns the rows of a table: all pairs, and the categories unless the file names none."""
+  named = () if categories.keys() == {UNNAMED} else categories.items()
+  return [("all pairs", total), *named]
 
 
 def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> None:

@@ -46,7 +46,7 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   table = Table(title=title, caption=f"{len(paradigms)} paradigms, {secs:.0f} s")
   for name in ("category", "pairs", "accuracy %", "95 % interval"):
     table.add_column(name, justify="left" if name == "category" else "right")
-  for name, a in (categories | {"all": pairs.accuracy(right)}).items():
+  for name, a in pairs.rows(pairs.accuracy(right), categories):
     interval = f"{100 * a.low:.1f} to {100 * a.high:.1f}"
     table.add_row(name, f"{a.pairs:,}", f"{100 * a.accuracy:.2f}", interval)
   console.print(table)

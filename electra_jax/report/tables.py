@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from electra_jax.config import compare
-from electra_jax.evaluate.pairs import accuracy
+from electra_jax.evaluate import pairs
 from electra_jax.finetune import results, statistics
 from electra_jax.report.saved_run import SavedRun
 from electra_jax.runtime import checkpoint, goodput, terminal
@@ -94,7 +94,7 @@ def _value(run: SavedRun, name: str, value: float | None) -> str:
   count = run.start.get("pairs")  # earlier versions did not record it
   if value is None or name != "pairs_accuracy" or not count:
     return text
-  found = accuracy(np.arange(count) < round(value * count))
+  found = pairs.accuracy(np.arange(count) < round(value * count))
   return f"{text} ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
 
@@ -109,12 +109,12 @@ def minimal_pairs(folders: Sequence[Path]) -> Table:
     path = folder / "pairs.json" if folder.is_dir() else folder
     try:
       content = json.loads(path.read_text())
-      categories = {"all": content["all"], **content["categories"]}
-      for place, (name, a) in enumerate(categories.items()):
+      named = pairs.rows(content["all"], content["categories"])
+      for place, (name, a) in enumerate(named):
         first = ("", "") if place else (Path(content["model"]).name, content["scorer"])
         interval = f"{100 * a['low']:.1f} to {100 * a['high']:.1f}"
         rows.append([*first, name, f"{a['pairs']:,}", f"{100 * a['accuracy']:.2f}", interval])
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
       raise ValueError(f"{path} is no result of electra-jax evaluate pairs: {error}") from None
   return rows
 
