@@ -75,7 +75,7 @@ def run(
 
   Raises:
     TaskError: a file has no tags.
-    ValueError: all words have one tag.
+    ValueError: the first `max_words` words have one tag.
   """
   from sklearn.exceptions import ConvergenceWarning
   from sklearn.linear_model import LogisticRegression
@@ -83,14 +83,16 @@ def run(
   from sklearn.preprocessing import StandardScaler
 
   labels = tagging.labels(train)
-  if len(labels) < 2:
-    raise ValueError(f"all words have the tag {labels[0]}: there is nothing to learn")
   length = network.cfg.max_positions
   of_train, of_test = (
     tagging.windows(sentences, tokenizer, labels, max_length=length) for sentences in (train, test)
   )
-  x = np.concatenate(_states(network, tokenizer, of_train))[:max_words]
   y = np.concatenate([w.feature.target["tag"][w.positions] for w in of_train])[:max_words]
+  if len(found := np.unique(y)) == 1:
+    raise ValueError(
+      f"all of the {len(y):,} words have the tag {labels[found[0]]}: there is nothing to learn"
+    )
+  x = np.concatenate(_states(network, tokenizer, of_train))[:max_words]
   model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", ConvergenceWarning)  # a bound for all networks alike
