@@ -6,7 +6,7 @@ Warstadt et al. 2020 (BLiMP): 67 paradigms of 1,000 pairs.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from electra_jax.runtime import curves
 from electra_jax.runtime.metrics import NotFiniteError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
+T = TypeVar("T")
 UNNAMED = "all"  # paradigm or category of a pair without one
 
 
@@ -69,10 +70,10 @@ def read(path: Path) -> list[Pair]:
   return pairs
 
 
-def subset(pairs: Sequence[Pair], count: int) -> list[Pair]:
-  """Returns `count` of the pairs at most, evenly spaced."""
-  count = min(count, len(pairs))
-  return [pairs[i * len(pairs) // count] for i in range(count)]
+def subset(items: Sequence[T], most: int | None) -> list[T]:
+  """Returns `most` of the items at most, None for all, evenly spaced as their order may matter."""
+  count = len(items) if most is None else min(most, len(items))
+  return [items[i * len(items) // count] for i in range(count)]
 
 
 def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> list[Pair]:

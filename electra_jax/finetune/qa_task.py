@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.evaluate.pairs import subset
 from electra_jax.finetune import squad, squad_files
 from electra_jax.finetune.squad import Decoded, Window
 from electra_jax.finetune.squad_files import Question, Questions
@@ -23,7 +24,6 @@ from electra_jax.finetune.task_data import (
   TaskKind,
   digest,
   split_files,
-  training_subset,
 )
 
 # Fields of config.qa saved for windows and decoding, and arguments of the head.
@@ -44,7 +44,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   arguments = {name: q[name] for name in HEAD_ARGUMENTS} | {"layers": config.model.head}
   head = HeadSpec("qa", arguments)
   info = TaskInfo("qa", name, head, max_length, options=options)
-  train = dataclasses.replace(train, items=tuple(training_subset(config, train.items)))
+  train = dataclasses.replace(train, items=tuple(subset(train.items, config.data.train_examples)))
   rows = [w.feature for w in _windows(info, train, tokenizer, train=True)]
   splits = {
     split: _eval_split(split, questions, _windows(info, questions, tokenizer), info)

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.evaluate.pairs import subset
 from electra_jax.finetune import tagging
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 from electra_jax.finetune.tagging import Sentence, TagWindow
@@ -20,14 +21,13 @@ from electra_jax.finetune.task_data import (
   TaskKind,
   digest,
   split_files,
-  training_subset,
 )
 
 
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
   options, notes = config.tagging.to_dict(), []
   read = {split: tagging.read(file, **options) for split, file in split_files(config).items()}
-  train = training_subset(config, read.pop("train"))
+  train = subset(read.pop("train"), config.data.train_examples)
   labels = tagging.labels(train)
   common = collections.Counter(tag for s in train for tag in s.tags).most_common(5)
   words = _count_words(train)

@@ -105,16 +105,6 @@ def digest(examples: Iterable) -> str:
   return hashlib.sha256("\0".join(map(repr, examples)).encode()).hexdigest()
 
 
-def training_subset(config: ConfigDict, examples: Sequence) -> list:
-  """Returns `data.train_examples` examples, evenly spaced, as their order may matter."""
-  most = config.data.train_examples
-  if most is None or most >= len(examples):
-    return list(examples)
-  if most < 1:
-    raise ValueError(f"config.data.train_examples must be at least 1, got {most}")
-  return [examples[i * len(examples) // most] for i in range(most)]
-
-
 def split_files(config: ConfigDict) -> dict[str, str]:
   """Returns {split: file} from config.data."""
   files = {"train": config.data.train, "dev": config.data.dev, "test": config.data.test}

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.evaluate.pairs import subset
 from electra_jax.finetune import glue, glue_files, tasks
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import TextTask
@@ -23,7 +24,6 @@ from electra_jax.finetune.task_data import (
   TaskInfo,
   TaskKind,
   digest,
-  training_subset,
 )
 
 
@@ -64,7 +64,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       notes.append(f"{split}: {100 * cut / len(examples):.1f} % truncated to {max_length} tokens")
     return features
 
-  train = training_subset(config, read("train"))
+  train = subset(read("train"), config.data.train_examples)
   train = rows("train", glue.doubled(train) if task.doubled else train)
   splits = {split: _eval_split(task, split, read(split), rows) for split in task.dev_splits}
   for split in task.submission:
