@@ -32,14 +32,13 @@ class Summary(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """The difference between two systems, with a percentile interval."""
+  """The difference between two systems, with a percentile interval of 95 %."""
 
   a: float  # the metric, a mean over the system's seeds
   b: float
   difference: float  # a - b
   low: float
   high: float
-  level: float  # share of resamplings inside the interval
   p: float  # two-sided bootstrap p-value
 
 
@@ -72,9 +71,8 @@ def paired_bootstrap(
   *,
   samples: int = 2000,
   seed: int = 0,
-  level: float = 0.95,
 ) -> Difference:
-  """Returns the difference of two systems on the same examples, with a percentile interval.
+  """Returns the difference of two systems on the same examples, with its interval of 95 %.
 
   Each resampling draws n examples, the same for both systems, and each system's number of seeds,
   all with replacement. So the interval covers the choice of test examples and seeds; with one seed
@@ -112,10 +110,10 @@ def paired_bootstrap(
       values = [of(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
       means.append(sum(values) / len(system))
     found[i] = means[0] - means[1]
-  low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+  low, high = np.quantile(found, [0.025, 0.975])
   # One is added to both counts: a finite sample cannot show that p is 0.
   tail = (1 + min((found <= 0).sum(), (found >= 0).sum())) / (1 + samples)
-  return Difference(a, b, a - b, float(low), float(high), level, float(min(1.0, 2 * tail)))
+  return Difference(a, b, a - b, float(low), float(high), float(min(1.0, 2 * tail)))
 
 
 def glue_average(results: Mapping[str, float]) -> Average:
