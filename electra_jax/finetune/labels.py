@@ -81,7 +81,8 @@ class LabelType(NamedTuple):
   fault: Callable[[TextTask, str], str | None]  # the reason that a text is no label, or None
   parse: Callable[[TextTask, str], int | float]  # -> the index of the class, or the number
   predictions: Callable[[TextTask, np.ndarray], np.ndarray]
-  unit: Callable[[TextTask], float | None]  # the label of output 1; None for classes
+  # label = output of the head x this factor, as numbers are trained scaled; None for classes
+  unit: Callable[[TextTask], float | None]
   answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
   written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> text in a submission
   collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n]), see `glue`

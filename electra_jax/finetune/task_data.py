@@ -95,8 +95,10 @@ class TaskKind(NamedTuple):
   predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]
   file_ending: str  # default of `out`
   class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
-  unit: Callable[[TaskInfo], float | None] = lambda info: None  # of a number, see `LabelType`
-  # example scores [n, m] -> the metrics of one and the same answer; None where there is none
+  # the factor from the head's output to the label, see `LabelType`; None unless labels are numbers
+  unit: Callable[[TaskInfo], float | None] = lambda info: None
+  # example scores [n, m] -> the metrics if every answer were the most frequent class, or the mean
+  # of the numbers; None for kinds of task without such an answer
   majority: Callable[[TaskInfo, np.ndarray], dict[str, float] | None] = lambda info, scores: None
 
 

@@ -42,9 +42,11 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
 
 
 def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | None]:
-  """Returns a fine-tuned network, the names of its classes and, of a number, the label of logit 1.
+  """Returns a fine-tuned network with its task's head, as Hugging Face's class has it.
 
-  The head is dropped if Hugging Face has no equivalent.
+  Returns:
+    The network, without the head if Hugging Face has no equivalent; the names of the classes, () if
+    there are none; the factor from the logit to the label, None unless the label is a number.
   """
   network, finetuned = source.networks["discriminator"], source.finetuned
   info = TaskInfo.from_json(finetuned.info)
