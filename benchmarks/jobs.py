@@ -21,6 +21,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from electra_jax.config import files
+from electra_jax.data.finetune_batches import subset
 from electra_jax.evaluate import pairs
 from electra_jax.programs import flops
 from electra_jax.runtime.metrics import read_history
@@ -198,7 +199,7 @@ def train(out: Path, name: str, config: str, fields: dict) -> Path:
 
 def write_pairs(out: Path, source: Path, count: int) -> None:
   """Writes `count` of the minimal pairs of a file to out/pairs.jsonl."""
-  few = pairs.subset(pairs.read(source), count)
+  few = subset(pairs.read(source), count)
   lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
   (out / "pairs.jsonl").write_text("\n".join(lines) + "\n")
 

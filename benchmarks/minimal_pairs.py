@@ -20,6 +20,7 @@ import machine
 import numpy as np
 from rich.console import Console
 
+from electra_jax.data.finetune_batches import subset
 from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import sources
 from electra_jax.programs import export
@@ -57,7 +58,7 @@ def main() -> None:
   parser.add_argument("--whole", action="store_true")
   args = parser.parse_args()
   every, source = pairs.read(args.data), sources.open_source(args.model)
-  some = pairs.subset(every, args.peer_pairs)
+  some = subset(every, args.peer_pairs)
   network = scorers.network_for("mlm", source.networks, args.model)
   scorer = scorers.SentenceScorer("mlm", network.cfg, source.tokenizer)
   with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ from conftest import make_tiny_config
 from rich.console import Console
 
 from electra_jax.core import objectives
+from electra_jax.data.finetune_batches import subset
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import __main__ as program
 from electra_jax.evaluate import detect, pairs, scorers
@@ -143,7 +144,7 @@ def test_every_format_gives_the_same_accuracies(electra, tmp_path, files):
 
 def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsys, monkeypatch):
   last = metrics.read_history(electra / "metrics.jsonl")[-1]
-  source, few = sources.open_source(electra), pairs.subset(files[1], 9)
+  source, few = sources.open_source(electra), subset(files[1], 9)
   scores = scores_of(source, "rtd", [p.good for p in few] + [p.bad for p in few])
   assert last["pairs_accuracy"] == (scores[:9] > scores[9:]).mean()
   assert journal.read(electra)[0]["pairs"] == 9
@@ -194,7 +195,7 @@ def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
   path, found = files
   (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(b"\n" + path.read_bytes()))
   assert pairs.read(tmp_path / "p.jsonl.gz") == pairs.read(path) == found
-  assert [p.good for p in pairs.subset(found, 2)] == [found[0].good, found[11].good]
+  assert [p.good for p in subset(found, 2)] == [found[0].good, found[11].good]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ length does not, so several seeds can be stacked in one batch.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from electra_jax.core.batch import Examples
 
 ROUND = 8  # lengths are multiples of this
+T = TypeVar("T")
 
 
 class Feature(NamedTuple):
@@ -28,6 +29,12 @@ class Plan(NamedTuple):
 
   rows: np.ndarray  # indices of features, [<= batch size]
   length: int
+
+
+def subset(items: Sequence[T], most: int | None) -> list[T]:
+  """Returns `most` of the items at most, None for all, evenly spaced as their order may matter."""
+  count = len(items) if most is None else min(most, len(items))
+  return [items[i * len(items) // count] for i in range(count)]
 
 
 def bucket_lengths(lengths: np.ndarray, most: int) -> tuple[int, ...]:

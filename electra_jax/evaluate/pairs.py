@@ -6,7 +6,7 @@ Warstadt et al. 2020 (BLiMP): 67 paradigms of 1,000 pairs.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from electra_jax.runtime import curves
 from electra_jax.runtime.metrics import NotFiniteError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
-T = TypeVar("T")
 UNNAMED = "all"  # paradigm or category of a pair without one
 
 
@@ -68,12 +67,6 @@ def read(path: Path) -> list[Pair]:
   if not pairs:
     raise ValueError(f"{path} has no pairs")
   return pairs
-
-
-def subset(items: Sequence[T], most: int | None) -> list[T]:
-  """Returns `most` of the items at most, None for all, evenly spaced as their order may matter."""
-  count = len(items) if most is None else min(most, len(items))
-  return [items[i * len(items) // count] for i in range(count)]
 
 
 def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> list[Pair]:

@@ -8,8 +8,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
+from electra_jax.data.finetune_batches import subset
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.evaluate.pairs import subset
 from electra_jax.finetune import tagging
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 from electra_jax.finetune.tagging import Sentence, TagWindow

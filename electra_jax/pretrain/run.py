@@ -16,6 +16,7 @@ from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer
+from electra_jax.data.finetune_batches import subset
 from electra_jax.data.shards import copy_vocab
 from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import sources
@@ -193,7 +194,7 @@ def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> pairs.Sui
   scorer = scorers.SentenceScorer(
     scorers.default(spec.objective, heads), spec.discriminator, tokens
   )
-  found = pairs.subset(pairs.read(config.eval.pairs), config.eval.max_pairs)
+  found = subset(pairs.read(config.eval.pairs), config.eval.max_pairs)
   return pairs.Suite(scorer, pairs.fitting(scorer, found))
 
 
