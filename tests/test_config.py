@@ -1,6 +1,7 @@
 """Configurations: found, changed, refused in one line, told apart."""
 
 import ast
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from electra_jax.config import cli, compare, files, specs, validate
 from electra_jax.data.tokenizer import Vocab
+from electra_jax.finetune import from_config
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
@@ -222,6 +224,31 @@ def test_what_does_not_fit_is_refused_with_both_numbers(changes, numbers):
     specs.make_spec(config, VOCAB)
   for number in numbers:
     assert number in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("base", "check"), [("base.py", validate.check_fields), ("finetune/base.py", from_config.check)]
+)
+def test_every_number_of_a_config_is_finite_and_has_a_lower_bound(base, check):
+  fields = {k: v for k, v in compare.flatten(files.load(base)).items() if not isinstance(v, str)}
+  signed = ("tagging.word_column", "tagging.tag_column", "qa.threshold")
+  unset = ("optimizer.generator_weight_decay", "optimizer.learning_rate", "train.epochs")
+  for field, value in fields.items():
+    wrong = [-1] * (field not in signed and isinstance(value, int | float))
+    wrong += [math.inf, math.nan, -math.inf] * (isinstance(value, float) or field in unset)
+    for number in wrong if not isinstance(value, bool) else ():
+      config = files.load(base)
+      config.update_from_flattened_dict({field: number})
+      with pytest.raises(ValueError, match=rf"config\.{field} must be .*, got {number}"):
+        check(config)
+
+
+@pytest.mark.parametrize("points", ["0%=1e400", "0=0.1, 1" + 400 * "0" + "=0.1"])
+def test_the_points_of_a_schedule_are_finite(points):
+  config = files.load("base.py")
+  config.objective.discriminator_weight_schedule = points
+  with pytest.raises(ValueError, match="weight_schedule: a schedule needs POSITION=VALUE"):
+    validate.check_fields(config)
 
 
 def test_a_missing_extra_is_named():

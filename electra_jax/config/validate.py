@@ -3,7 +3,9 @@
 Each error is a ValueError of one line that names the field and the numbers.
 """
 
+import math
 import warnings
+from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -20,24 +22,20 @@ from electra_jax.config.specs import (
 from electra_jax.core import attention, encoder, generators, layers, networks, objectives, optimizer
 from electra_jax.runtime import parallel, tracing, trackers
 
-# Single-field ranges; cross-field checks are in `check_combination` and in the objects.
+# Single-field ranges, of others from 0; cross-field checks are in `check_combination` and in the
+# objects.
 _ABOVE_0 = (
   "model.hidden_size model.num_layers model.num_heads model.ffn_size model.embedding_size "
   "model.max_positions model.init_stddev model.layer_norm_eps model.unroll "
   "model.rope_theta model.local_rope_theta model.global_every model.window "
-  "generator.width_multiplier generator.depth_multiplier data.seq_length "
+  "generator.width_multiplier generator.depth_multiplier data.seq_length data.vocab_size "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
+  "optimizer.generator_learning_rate optimizer.generator_clip_norm "
   "train.accumulation eval.batch_size eval.max_examples eval.max_pairs objective.contrast_group "
   "checkpoint.every_steps checkpoint.keep "
   "log.every_steps hosts.timeout_secs hosts.slow_ratio profile.signal_steps"
 ).split()
-_FROM_0 = (
-  "seed objective.mlm_weight objective.discriminator_weight objective.adversarial_weight "
-  "objective.replace_mlm_weight objective.contrast_weight "
-  "optimizer.warmup_steps optimizer.decay_steps optimizer.decay_power optimizer.weight_decay "
-  "eval.every_steps checkpoint.keep_every_steps health.max_rollbacks"
-).split()
-_FROM_0_BELOW_1 = (
+_BELOW_1 = (
   "model.dropout model.attention_dropout model.embedding_dropout model.ffn_dropout "
   "optimizer.b1 optimizer.b2"
 ).split()
@@ -56,7 +54,7 @@ def check(config: ConfigDict) -> None:
 def check_fields(config: ConfigDict) -> None:
   """Raises ValueError if a training configuration is invalid on every machine."""
   flat = flatten(config)
-  check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
+  check_numbers(flat, _ABOVE_0, _BELOW_1)
   for field, known in (
     ("objective.name", objectives.OBJECTIVES),
     ("generator.kind", generators.GENERATORS),
@@ -88,8 +86,6 @@ def check_fields(config: ConfigDict) -> None:
   for field in (f"optimizer.generator_{name}" for name in own):
     if flat[field] is not None and not config.optimizer.separate_optimizers:
       raise ValueError(f"{field} needs optimizer.separate_optimizers")
-    if flat[field] is not None and not flat[field] > 0 and not field.endswith("decay"):
-      raise ValueError(f"config.{field} must be above 0, got {flat[field]}")
   p, steps = config.optimizer, config.train.steps
   if p.decay_steps and (p.schedule != "wsd" or p.decay_steps + p.warmup_steps > steps):
     raise ValueError(
@@ -111,16 +107,22 @@ def check_fields(config: ConfigDict) -> None:
     )
 
 
-def check_numbers(flat: dict, above_0: list, from_0: list, from_0_below_1: list) -> None:
-  """Raises ValueError if a field of a flat configuration is out of range; None is allowed."""
-  for fields, right, wanted in (
-    (above_0, lambda x: x > 0, "above 0"),
-    (from_0, lambda x: x >= 0, "at least 0"),
-    (from_0_below_1, lambda x: 0 <= x < 1, "at least 0 and below 1"),
-  ):
-    for field in fields:
-      if flat[field] is not None and not right(flat[field]):
-        raise ValueError(f"config.{field} must be {wanted}, got {flat[field]}")
+def check_numbers(flat: dict, above_0: list, below_1: list, signed: Sequence = ()) -> None:
+  """Raises ValueError if a number of a flat configuration is out of range; None is allowed.
+
+  All are finite and, unless `signed`, at least 0.
+  """
+  for field, x in flat.items():
+    if x is None or isinstance(x, bool | str):
+      continue
+    for wrong, wanted in (
+      (not abs(x) < math.inf, "finite"),
+      (field in above_0 and x <= 0, "above 0"),
+      (field in below_1 and not 0 <= x < 1, "at least 0 and below 1"),
+      (field not in signed and x < 0, "at least 0"),
+    ):
+      if wrong:
+        raise ValueError(f"config.{field} must be {wanted}, got {x}")
 
 
 def check_devices(config: ConfigDict, devices: int | None = None) -> None:

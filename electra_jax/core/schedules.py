@@ -5,6 +5,7 @@ The mask rate, the temperature and the losses' weights are `Schedule`s. Points a
 """
 
 import dataclasses
+import math
 import re
 
 import jax
@@ -47,7 +48,7 @@ def parse(text: str, steps: int) -> Piecewise | None:
   [0.0, 0.0, 50.0, 50.0]
 
   Raises:
-    ValueError: a point is malformed, or positions fall.
+    ValueError: a point is malformed or not finite, or positions fall.
   """
   points = []
   for point in filter(None, (part.strip() for part in text.split(","))):
@@ -55,6 +56,8 @@ def parse(text: str, steps: int) -> Piecewise | None:
     try:
       position, percent, value = match.groups()
       points.append((float(position) * (steps / 100 if percent else 1), float(value)))
+      if not all(map(math.isfinite, points[-1])):
+        raise ValueError
     except (AttributeError, ValueError):
       raise ValueError(f"a schedule needs POSITION=VALUE (e.g. 0%=0.3), got {point!r}") from None
   if any(a[0] > b[0] for a, b in zip(points, points[1:], strict=False)):

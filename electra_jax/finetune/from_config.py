@@ -16,17 +16,17 @@ from electra_jax.interop import sources
 from electra_jax.interop.vocabularies import difference
 
 RANDOM = "random"
-# Single-field ranges: above 0, at least 0, at least 0 and below 1.
+# Single-field ranges, as of `validate.check_numbers`.
 _ABOVE_0 = (
   "seeds data.max_length data.buckets data.train_examples qa.stride qa.max_query qa.beam_size "
   "qa.hidden qa.n_best qa.max_answer_length model.unroll optimizer.learning_rate "
   "optimizer.layer_decay optimizer.eps optimizer.clip_norm train.batch_size train.epochs "
   "train.accumulation eval.batch_size log.every_steps"
 ).split()
-_FROM_0 = "seed qa.answerable_weight optimizer.decay_power optimizer.weight_decay".split()
-_FROM_0_BELOW_1 = (
+_BELOW_1 = (
   "model.dropout model.attention_dropout optimizer.b1 optimizer.b2 optimizer.warmup_frac"
 ).split()
+_SIGNED = ("tagging.word_column", "tagging.tag_column", "qa.threshold")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def make_settings(
 def check(config: ConfigDict) -> None:
   """Raises ValueError if a configuration is invalid, before any file is read."""
   flat = compare.flatten(config)
-  validate.check_numbers(flat, _ABOVE_0, _FROM_0, _FROM_0_BELOW_1)
+  validate.check_numbers(flat, _ABOVE_0, _BELOW_1, _SIGNED)
   for field, known in (
     ("keep", ("best", "all", "none")),
     ("model.head", HEAD_LAYERS),
