@@ -251,6 +251,22 @@ def test_the_points_of_a_schedule_are_finite(points):
     validate.check_fields(config)
 
 
+def test_seeds_are_those_that_jax_does_not_wrap():
+  config = files.load("base.py")
+  for seed in (2**32, 2**63):
+    config.seed = seed
+    with pytest.raises(ValueError, match=rf"at least 0 and below 2\*\*32, got .*{seed}"):
+      validate.check_fields(config)
+  config.seed = 2**32 - 1
+  validate.check_fields(config)
+  config = files.load("finetune/base.py")
+  config.seed, config.seeds = 2**32 - 2, 2
+  from_config.check(config)
+  config.seeds = 3
+  with pytest.raises(ValueError, match=rf"below 2\*\*32, got config.seed up to {2**32}"):
+    from_config.check(config)
+
+
 def test_a_missing_extra_is_named():
   try:
     raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")

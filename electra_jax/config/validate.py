@@ -110,7 +110,7 @@ def check_fields(config: ConfigDict) -> None:
 def check_numbers(flat: dict, above_0: list, below_1: list, signed: Sequence = ()) -> None:
   """Raises ValueError if a number of a flat configuration is out of range; None is allowed.
 
-  All are finite and, unless `signed`, at least 0.
+  All are finite and, unless `signed`, at least 0. Seeds are below 2**32, where JAX would wrap them.
   """
   for field, x in flat.items():
     if x is None or isinstance(x, bool | str):
@@ -123,6 +123,8 @@ def check_numbers(flat: dict, above_0: list, below_1: list, signed: Sequence = (
     ):
       if wrong:
         raise ValueError(f"config.{field} must be {wanted}, got {x}")
+  if (last := flat["seed"] + flat.get("seeds", 1) - 1) >= 2**32:
+    raise ValueError(f"seeds must be at least 0 and below 2**32, got config.seed up to {last}")
 
 
 def check_devices(config: ConfigDict, devices: int | None = None) -> None:

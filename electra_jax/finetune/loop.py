@@ -59,7 +59,7 @@ def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds
     weights = init_backbone(cfg, jax.random.fold_in(key, 2)) if backbone is None else backbone
     return {**weights, "head": head.init(cfg, key)}
 
-  return jax.jit(jax.vmap(of_seed))(jnp.asarray(seeds))
+  return jax.jit(jax.vmap(of_seed))(jnp.asarray(seeds, jnp.uint32))
 
 
 def make_step(
@@ -86,7 +86,7 @@ def make_step(
 
   def step(state, batch):
     by_seed = jax.tree.map(lambda x: x.swapaxes(0, 1), batch)
-    return together(jnp.asarray(settings.seeds), state, by_seed)
+    return together(jnp.asarray(settings.seeds, jnp.uint32), state, by_seed)
 
   return tx, step
 
