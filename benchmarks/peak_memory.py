@@ -23,7 +23,7 @@ from train_step import change, synthetic_batch
 
 from electra_jax.config import files, specs
 from electra_jax.core.flops import gpus
-from electra_jax.pretrain.run import make_train_fns
+from electra_jax.pretrain.run import make_train_fns, spec_without_data
 from electra_jax.programs import preflight
 from electra_jax.runtime import parallel
 
@@ -70,7 +70,7 @@ def main() -> None:
   compiled, _ = preflight.compile_step(config, devices)
   found = {"here": preflight.used_bytes(compiled)}
   tuning = in_use(devices[0])
-  spec = specs.spec_without_data(config)
+  spec = spec_without_data(config)
   fns = make_train_fns(  # those that were compiled
     spec,
     specs.make_optimizer_config(config),

@@ -56,6 +56,17 @@ def test_a_config_of_the_paper_costs_what_its_model_does(name, model):
   assert sum(counted.values()) * config.train.steps == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_vocabulary_file_counts_with_its_own_size(tmp_path):
+  config, file = files.load("quickstart.py"), tmp_path / "vocab.txt"
+  file.write_text("".join(f"{x}\n" for x in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abc")))
+  config.data.vocab_size = 8
+  expected = program.step_costs(config)
+  config.data.vocab, config.data.vocab_size = str(file), 30522
+  assert program.step_costs(config) == expected
+  config.data.vocab = str(tmp_path / "elsewhere.txt")  # the size is all that is known
+  assert program.step_costs(config) != expected
+
+
 def test_gates_and_windows_count_in_the_papers_accounting():
   plain = TransformerConfig(100, 64, 64, 3, 2, 96, 256)
   modern = dataclasses.replace(plain, feed_forward="geglu", global_every=3, window=32)

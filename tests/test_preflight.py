@@ -43,7 +43,7 @@ def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
     and cost.sent_bytes == 2 * cost.all_reduce_bytes * 7 / 8
   )
   assert cost.used > cost.parameters + cost.optimizer
-  products = preflight.flops.step_flops(preflight.specs.spec_without_data(config), 8, 16)
+  products = preflight.flops.step_flops(preflight.spec_without_data(config), 8, 16)
   assert cost.devices == 8 and cost.flops * 8 == products
   assert cost.secs == pytest.approx(products / 8 / target.peak) and cost.mfu == 1
 

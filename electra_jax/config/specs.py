@@ -6,7 +6,6 @@ before compilation.
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 from ml_collections import ConfigDict
@@ -146,13 +145,6 @@ def saved_config(saved: dict) -> ConfigDict:
   known = flatten(config)
   config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
   return config
-
-
-def spec_without_data(config: ConfigDict, frozen: TransformerConfig | None = None) -> PretrainSpec:
-  """Returns the networks of a configuration from the size of the vocabulary alone."""
-  size = config.data.vocab_size
-  vocab = SimpleNamespace(size=size, mask=4, special_ids=(0, 2, 3, 4))
-  return make_spec(config, vocab, (1,) * size, frozen)
 
 
 def make_compute(m: ConfigDict, head_width: int) -> Compute:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from ml_collections import ConfigDict
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import pretrain_batches, tokenizer
+from electra_jax.data import pretrain_batches, tokenizer, vocabulary
 from electra_jax.data.finetune_batches import subset
 from electra_jax.data.shards import copy_vocab
 from electra_jax.evaluate import pairs, scorers
@@ -145,6 +146,18 @@ class Run:
       "data": f"manifest {self.shards.digest[:12]}",
       "configuration": f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
     }
+
+
+def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
+  """Returns the networks of a configuration whose shards need not be there.
+
+  The vocabulary is the file data.vocab or, where there is none, of data.vocab_size entries.
+  """
+  d = config.data
+  vocab = SimpleNamespace(size=d.vocab_size, mask=4, special_ids=(0, 2, 3, 4))
+  if d.vocab not in vocabulary.KINDS and Path(d.vocab).is_file():
+    vocab = tokenizer.load(d.vocab).vocab
+  return specs.make_spec(config, vocab, (1,) * vocab.size, sources.frozen_generator(config))
 
 
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:

@@ -4,10 +4,10 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import files, specs, validate
+from electra_jax.config import files, validate
 from electra_jax.core import flops
 from electra_jax.core.flops import paper
-from electra_jax.interop import sources
+from electra_jax.pretrain.run import spec_without_data
 
 
 def run(config: ConfigDict | None, match: str | None, console: Console) -> None:
@@ -41,7 +41,7 @@ def paper_table() -> Table:
 def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
   """Returns the FLOPs of one step by part: by the paper's accounting and in matrix products."""
   validate.check_fields(config)
-  spec = specs.spec_without_data(config, sources.frozen_generator(config))
+  spec = spec_without_data(config)
   B, L = config.train.batch_size, config.data.seq_length
   products = flops.generator_flops(spec, L) | flops.main_flops(spec, L)
   counted = paper.sequence_flops(spec, L)

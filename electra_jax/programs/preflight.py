@@ -15,10 +15,8 @@ from rich.table import Table
 from electra_jax.config import specs, validate
 from electra_jax.core import flops
 from electra_jax.core.batch import Batch
-from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.params import split_axis
-from electra_jax.interop import sources
-from electra_jax.pretrain.run import make_train_fns
+from electra_jax.pretrain.run import make_train_fns, spec_without_data
 from electra_jax.runtime import targets
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.targets import HERE, Target
@@ -61,14 +59,10 @@ class StepCost:
   mfu: float = 0.0  # upper bound
 
 
-def _spec(config: ConfigDict) -> PretrainSpec:
-  return specs.spec_without_data(config, sources.frozen_generator(config))
-
-
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step compiled for devices, and the state's shapes."""
   validate.check_fields(config)
-  D, c, spec = len(devices), config.train, _spec(config)
+  D, c, spec = len(devices), config.train, spec_without_data(config)
   validate.check_devices(config, D)
   validate.check_attention(config.model, devices[0].platform)
   programs = make_train_fns(
@@ -196,7 +190,9 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     return StepCost(**known, fits=False, used=refused_size(str(error)))
   m, used = compiled.memory_analysis(), used_bytes(compiled)
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
-  work = flops.step_flops(_spec(config), config.train.batch_size, config.data.seq_length) / D
+  work = (
+    flops.step_flops(spec_without_data(config), config.train.batch_size, config.data.seq_length) / D
+  )
   collectives = collective_bytes(compiled.as_text(), D)
   link_secs = least_link_secs(collectives, target.links)
   # State is read once and written once, and so are temporaries.
