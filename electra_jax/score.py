@@ -10,6 +10,7 @@ with the highest score + weight x likelihood is printed in the same form (Clark 
 Section 4.2: weights from 0.05 to 1).
 """
 
+import math
 import sys
 
 from absl import flags
@@ -23,7 +24,7 @@ def main() -> None:
   args = flags.FLAGS
   if args.checkpoint is None:
     raise flags.Error("--checkpoint=SOURCE is needed: a run, an export or a checkpoint")
-  lines = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+  lines = sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n")
   lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import score
@@ -40,7 +41,8 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "data_dir", None, "folder of shards with its vocabulary; default: those of the run"
   )
-  flags.DEFINE_integer("batch_size", 32, "sentences per batch")
+  flags.DEFINE_integer("batch_size", 32, "sentences per batch", lower_bound=1)
   flags.DEFINE_bool("nbest", False, "read ID, score, hypothesis; print the best hypothesis of each")
   flags.DEFINE_float("weight", 0.5, "with --nbest: weight of the likelihood added to the score")
+  flags.register_validator("weight", math.isfinite, "must be finite")
   cli.run(main)

@@ -166,8 +166,11 @@ def test_the_command_prints_scores(electra_run):
   assert [(float(s), int(n)) for s, n, _ in rows] == [(round(s, 4), n) for s, n in expected]
   assert [text for _, _, text in rows] == ["abc def", "gh"]
 
-  with pytest.raises(ValueError, match="^line 2 is not ID, TAB, score, TAB, hypothesis: 'u1 -1 a"):
-    score.read_nbest(["u1\t-1\tabc", "u1 -1 abc"])
+  for wrong in ("u1 -1 abc", "u1\tnan\tabc", "u1\t-inf\tabc"):
+    with pytest.raises(
+      ValueError, match="^line 2 is not ID, TAB, finite score, TAB, hypothesis: 'u"
+    ):
+      score.read_nbest(["u1\t-1\tabc", wrong])
 
 
 @pytest.mark.long
@@ -181,7 +184,7 @@ def test_what_was_scored_is_printed_where_a_line_is_too_long(electra_run):
   assert error.endswith(" tokens, the limit is 14, and 1 more lines have too many\n")
   # The best of n, of those all of whose hypotheses fit.
   nbest = f"u1\t-1.5\tabc def\nu1\t-1\tgh\nu2\t-1\t{long}\nu2\t-3\tab\nu3\t0\ta\n"
-  done = run(electra_run, nbest, "--nbest", "--weight=0")
+  done = run(electra_run, f"\ufeff{nbest}", "--nbest", "--weight=0")
   assert done.stdout.splitlines() == ["u1\t-1.0000\tgh", "u3\t0.0000\ta"]
   error = without_activities(done.stderr)
   assert done.returncode == 1 and error.startswith("error: line 3 has ")

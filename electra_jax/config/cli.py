@@ -56,6 +56,13 @@ def parser(doc: str) -> ArgumentParser:
   return ArgumentParser(prog=program_name(), description=doc, formatter_class=raw)
 
 
+def positive(text: str) -> int:
+  """Returns the number that an argument of a `parser` is; it must be above 0."""
+  if not (text.isdecimal() and int(text)):
+    raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+  return int(text)
+
+
 def program_name() -> str:
   """Returns how this program was started: `electra-jax train`, `python -m electra_jax.train`."""
   words = _typed()[: 1 - len(sys.argv) or None]  # without the program's own arguments

@@ -43,12 +43,14 @@ def parser() -> argparse.ArgumentParser:
   command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
   command = add("detect")
   command.add_argument("--data", required=True, metavar="SHARDS")
-  command.add_argument("--batch_size", type=int, default=64)
-  command.add_argument("--examples", type=int, default=2048, help="at most, evenly spaced")
+  command.add_argument("--batch_size", type=cli.positive, default=64)
+  command.add_argument("--examples", type=cli.positive, default=2048, help="at most, evenly spaced")
   command = add("probe")
   command.add_argument("--train", required=True, metavar="FILE")
   command.add_argument("--test", required=True, metavar="FILE")
-  command.add_argument("--max_words", type=int, default=100_000, help="of the training file")
+  command.add_argument(
+    "--max_words", type=cli.positive, default=100_000, help="of the training file"
+  )
   return p
 
 

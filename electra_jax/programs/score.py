@@ -1,5 +1,6 @@
 """Pseudo-log-likelihoods of sentences: see electra_jax.score."""
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -85,14 +86,18 @@ def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) ->
 
 
 def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
-  """Parses lines of ID, score and hypothesis."""
+  """Parses lines of ID, score and hypothesis; raises ValueError for a malformed line."""
   hypotheses = []
   for number, line in enumerate(lines, 1):
     try:
       name, score, text = line.split("\t", 2)
       hypotheses.append((name, float(score), text))
+      if not math.isfinite(hypotheses[-1][1]):
+        raise ValueError
     except ValueError:
-      raise ValueError(f"line {number} is not ID, TAB, score, TAB, hypothesis: {line!r}") from None
+      raise ValueError(
+        f"line {number} is not ID, TAB, finite score, TAB, hypothesis: {line!r}"
+      ) from None
   return hypotheses
 
 
