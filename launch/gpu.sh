@@ -29,12 +29,17 @@ if [ ! "$dry" ] && ! has_gpu; then
   echo "error: JAX sees no GPU: $python -c '$see_gpu'" >&2
   exit 1
 fi
-# Again after an abort, a memory fault or the kernel's kill for memory; not when it was told to stop.
+# Again after an abort, a memory fault or the kernel's kill for memory; not when it was told to stop,
+# and not after three starts without a new checkpoint.
 # shellcheck disable=SC2016  # for the shell that is started
-again='while "$@"; code=$?; case $code in 134 | 135 | 136 | 137 | 139) true ;; *) false ;; esac; do
+again='newest() { find "$0/checkpoints" -regex ".*/[0-9]+" -prune 2> /dev/null | sort -V | tail -n 1; }
+idle=0 before=$(newest)
+while "$@"; code=$?; case $code in 134 | 135 | 136 | 137 | 139) true ;; *) false ;; esac; do
+  if [ "$(newest)" != "$before" ]; then idle=0 before=$(newest); else idle=$((idle + 1)); fi
+  if [ $idle = 3 ]; then echo "error: three starts without a new checkpoint, killed ($code)"; break; fi
   echo "killed ($code): going on from the newest checkpoint"; sleep 5
 done; exit $code'
-command=(nohup setsid bash -c "$again" gpu.sh "$python" -m electra_jax.train "$@")
+command=(nohup setsid bash -c "$again" "$workdir" "$python" -m electra_jax.train "$@")
 if [ "$dry" ]; then run "${command[@]}"; exit; fi
 mkdir -p "$(dirname "$workdir")"
 "${command[@]}" >> "$workdir.log" 2>&1 < /dev/null &

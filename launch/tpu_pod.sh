@@ -34,7 +34,8 @@ nohup setsid sh -c '\'".venv/bin/python -m electra_jax.train --workdir=\$HOME/bu
 --config.data.dir=\$HOME/shards$([ $# = 0 ] || printf ' %q' "$@"); echo \$? > exit.new; mv exit.new exit"\'' > train.log 2>&1 < /dev/null &
 echo $! > pid'
 watch='cd electra_jax; tail -n +1 -F train.log 2> /dev/null & until [ -f exit ]; do sleep 5; done
-sleep 2; kill $!; echo "exited with $(cat exit)"'
+sleep 2; kill $!; echo "exited with $(cat exit) '"\$(find \$HOME/bucket/runs/$NAME/checkpoints \
+-regex '.*/[0-9]+' -prune 2> /dev/null | sort -V | tail -n 1)\""
 
 start() {
   run git archive --format=tgz --output=runs/electra_jax.tgz HEAD &&
@@ -46,7 +47,7 @@ look() {  # says the state: empty where there is no slice, unknown where nobody 
   grep -qi 'not.found' "$errors" || { cat "$errors" >&2; echo unknown; }
 }
 
-log=runs/$NAME.log errors=runs/$NAME.errors turn=0 failures=0 code=
+log=runs/$NAME.log errors=runs/$NAME.errors turn=0 failures=0 last='' code=''
 if [ "$dry" ]; then log=/dev/null errors=/dev/null; else mkdir -p runs; fi
 while [ -z "$code" ]; do
   turn=$((turn + 1))
@@ -56,16 +57,15 @@ while [ -z "$code" ]; do
     '') queue create --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$runtime" \
       ${spot:+"$spot"} || [ $turn -gt 1 ] ;;
     ACTIVE)
-      if start; then
-        failures=0
-        code=$(on 0 "$watch" | tee -a "$log" /dev/stderr | sed -n 's/^exited with //p') || true
-        # No code: the slice was lost. Above 128: a signal stopped the run, which saved itself.
-        if [ "${code:-143}" -gt 128 ]; then code=; fi
-      else
-        failures=$((failures + 1))
-        echo "training could not be started on $NAME ($failures of 3 times in a row)" >&2
-        if [ $failures = 3 ]; then code=1; fi
+      code=255 newest=$last
+      start && read -r code newest <<< \
+        "$(on 0 "$watch" | tee -a "$log" /dev/stderr | sed -n 's/^exited with //p')"
+      # No code: the slice was lost. Above 128: no start, or a signal ended the run.
+      if [ -z "$code" ] || [ "$newest" != "$last" ]; then failures=0 last=${newest:-$last}
+      elif [ "$code" -gt 128 ]; then failures=$((failures + 1))
+        echo "$NAME: no new checkpoint, $failures of 3 times in a row ($code)" >&2
       fi
+      if [ $failures = 3 ]; then code=1; elif [ "${code:-143}" -gt 128 ]; then code=''; fi
       if [ "$dry" ]; then code=0; fi ;;
     SUSPENDED | FAILED)  # preempted: what counts is in the bucket
       failures=0; queue delete --force --quiet || true ;;

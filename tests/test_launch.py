@@ -150,6 +150,26 @@ def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_pat
   assert "killed (137)" in (tmp_path / "run.log").read_text()
 
 
+@pytest.mark.parametrize(("saves", "starts"), [("", 3), ("2 3", 6)])
+def test_a_gpu_node_gives_up_after_three_starts_without_a_new_checkpoint(
+  launch, tmp_path, saves, starts
+):
+  run = tmp_path / "run"
+  write_program(
+    tmp_path / ".venv" / "bin" / "python",
+    f'if [ "$1" = -c ]; then exit; fi; echo >> calls; n=$(wc -l < calls)\n'
+    f'case " {saves} " in *" $n "*) mkdir -p {run}/checkpoints/$n ;; esac\n'
+    f"mkdir -p {run}/checkpoints/$n.orbax-checkpoint-tmp\n"
+    "if [ $n = 9 ]; then exit 1; fi; kill -9 $$",
+  )
+  write_program(tmp_path / "bin" / "sleep", "")
+  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+  assert call(launch / "gpu.sh", *ARGS, f"--workdir={run}/", PATH=path).returncode == 137
+  assert len((tmp_path / "launch" / "calls").read_text().splitlines()) == starts
+  last = (tmp_path / "run.log").read_text().splitlines()[-1]
+  assert last == "error: three starts without a new checkpoint, killed (137)"
+
+
 @pytest.mark.parametrize("installs", [True, False])
 def test_a_gpu_node_whose_jax_sees_no_gpu_installs_it_and_never_trains_on_the_cpu(
   launch, tmp_path, installs
@@ -271,6 +291,30 @@ def test_a_slice_that_cannot_be_made_or_deleted_is_said(launch, tmp_path):
   cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 0"], broken="delete")
   done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
   assert done.returncode == 1 and "could not be deleted: it is still billed" in done.stderr
+
+
+def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, tmp_path):
+  place = "/home/me/bucket/runs/large/checkpoints"
+  ends = [f"exited with {x}" for x in ("134", f"134 {place}/9", f"134 {place}/10")]
+  ends += ["", *4 * [ends[-1]]]  # lost once, which does not count
+  cloud = fake_cloud(tmp_path, 20 * ["ACTIVE"], ends)
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  assert done.returncode == 1 and "no new checkpoint, 3 of 3 times in a row (134)" in done.stderr
+  asked = verbs(words((tmp_path / "calls").read_text()))
+  assert asked.count("watch 0") == 7 and asked[-1] == "delete"
+
+
+def test_the_end_of_a_run_on_a_slice_is_told_with_its_newest_checkpoint(launch, tmp_path):
+  watch = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU)[8][-1].removeprefix("--command=")
+  for name in ("9", "10", "11.orbax-checkpoint-tmp"):
+    (tmp_path / "bucket" / "runs" / "large" / "checkpoints" / name).mkdir(parents=True)
+  (tmp_path / "electra_jax").mkdir()
+  (tmp_path / "electra_jax" / "exit").write_text("134\n")
+  home = {**os.environ, "HOME": str(tmp_path)}
+  done = subprocess.run(
+    ["bash", "-c", watch], capture_output=True, text=True, env=home, cwd=tmp_path, check=True
+  )
+  assert done.stdout == f"exited with 134 {tmp_path}/bucket/runs/large/checkpoints/10\n"
 
 
 def test_a_run_that_fails_ends_the_slice_and_the_script(launch, tmp_path):
