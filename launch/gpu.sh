@@ -3,7 +3,10 @@
 #
 #   launch/gpu.sh [--dry-run] --config=configs/base.py --config.data.dir=SHARDS --workdir=DIR
 #
-# Shows DIR.log. Ctrl-C ends the showing only; `pkill -f -- --workdir=DIR` saves and ends the run.
+# Shows DIR.log. Ctrl-C ends the showing only; this saves and ends the run:
+#
+#   pkill -f -- '--workdir=DIR/?( |$)'
+#
 # Makes .venv in the clone; with PYTHON=python nothing is installed: that has electra_jax[data,gpu].
 # Other paths start from where it is called.
 set -euo pipefail

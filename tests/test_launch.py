@@ -1,6 +1,7 @@
 """The launchers: what they would run, what they do when a slice is taken away, and their syntax."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -133,6 +134,15 @@ def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch, tmp
   assert "give --workdir=DIR" in call(launch / "gpu.sh", *ARGS).stderr
   (alone,) = dry_run(launch / "gpu.sh", *args, PYTHON="/e/bin/python")
   assert alone[6:] == ["/e/bin/python", "-m", "electra_jax.train", *args]
+
+
+def test_the_command_that_ends_a_run_on_a_gpu_node_leaves_others_alone(launch):
+  (pattern,) = re.findall(r"pkill -f -- '(.*)'", (launch / "gpu.sh").read_text())
+  pattern = pattern.replace("DIR", "runs/a")
+  for line in ("--workdir=runs/a", "--workdir=runs/a/ --config=b.py", "--workdir=runs/a -x"):
+    assert re.search(pattern, f"python -m electra_jax.train {line}")
+  for line in ("--workdir=runs/a2", "--workdir=runs/a/b", "--workdir=my/runs/a"):
+    assert not re.search(pattern, f"python -m electra_jax.train {line}")
 
 
 def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_path):
