@@ -107,12 +107,12 @@ cli.run(main)
 """
 
 
-def run_program(tmp_path, *args, **env):
+def run_program(tmp_path, *args, program=PROGRAM, **env):
   """Runs a program whose main prints a few fields; returns (exit code, stdout, stderr)."""
-  program = tmp_path / "program.py"
-  program.write_text(PROGRAM)
+  file = tmp_path / "program.py"
+  file.write_text(program)
   done = subprocess.run(
-    [sys.executable, program, *args],
+    [sys.executable, file, *args],
     capture_output=True,
     text=True,
     cwd=ROOT,
@@ -157,6 +157,22 @@ def test_what_a_user_gets_wrong_is_one_line_and_a_nonzero_exit(tmp_path, args, c
   got, out, err = run_program(tmp_path, "--config=configs/base.py", *args)
   assert (got, out) == (code, "")
   assert err.count("\n") == 1 and re.match(f"error: .*{message}", err), err
+
+
+def test_an_empty_argument_is_a_value_of_its_own(tmp_path):
+  args = ["--config", "configs/base.py", "--config.data.dir", "", "--config.train.steps=7"]
+  assert run_program(tmp_path, *args)[1] == "7 0.0002  False\n"
+  assert run_program(tmp_path, *args, "")[2].startswith("error: '' is not a flag")
+
+
+def test_what_stands_after_two_dashes_is_an_option_as_it_is(tmp_path):
+  options = ["--config=other.py", "--config", "x", "", "--config.train.steps=9", "--", "--help"]
+  args = ["--config=configs/base.py", "--config.train.steps=7", "--", *options]
+  assert run_program(tmp_path, *args)[2].startswith("error: '--config=other.py' is not a flag")
+  program = PROGRAM.replace("def main():", "def main(options):\n  print(options)")
+  program = program.replace("cli.run(main)", "cli.run(main, takes_options=True)")
+  code, out, err = run_program(tmp_path, *args, program=program)
+  assert (code, out, err) == (0, f"{options}\n7 0.0002 None False\n", "")
 
 
 def test_a_missing_config_file_is_one_line(tmp_path):

@@ -103,11 +103,14 @@ def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
     _leave((main(argv[1:]) if takes_options else main()) or 0)
 
   def parse_and_run():
-    sys.argv = _resolve_argv(sys.argv)  # config_flags reads the overrides from there
-    app.run(run_and_leave, flags_parser=functools.partial(_parse_flags, takes_options))
+    options = sys.argv[len(own) + 1 :]
+    if options and not takes_options:
+      raise _not_a_flag(options[0])
+    sys.argv = _resolve_argv(own)  # config_flags reads the overrides from there
+    app.run(run_and_leave, flags_parser=lambda argv: _parse_flags(argv) + options)
 
-  own = itertools.takewhile(lambda arg: arg != "--", sys.argv[1:])
-  if any(arg in HELP for arg in own):
+  own = list(itertools.takewhile(lambda arg: arg != "--", sys.argv))
+  if any(arg in HELP for arg in own[1:]):
     _print_help(sys.modules["__main__"].__doc__ or "")
     return
   report(parse_and_run)
@@ -212,22 +215,24 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
   _leave(code)
 
 
-def _parse_flags(takes_options: bool, argv: list[str]) -> list[str]:
+def _parse_flags(argv: list[str]) -> list[str]:
   """Parses the flags; raises flags.Error for any other argument."""
-  options = argv[argv.index("--") + 1 :] if takes_options and "--" in argv else []
-  rest = flags.FLAGS(argv[: len(argv) - len(options)])
+  rest = flags.FLAGS(argv)
   if len(rest) > 1:
-    raise flags.Error(f"{rest[1]!r} is not a flag; flags look like --config=configs/base.py")
-  return rest + options
+    raise _not_a_flag(rest[1])
+  return rest
+
+
+def _not_a_flag(arg: str) -> flags.Error:
+  return flags.Error(f"{arg!r} is not a flag; flags look like --config=configs/base.py")
 
 
 def _resolve_argv(argv: list[str]) -> list[str]:
   """Returns argv with --config's path resolved; raises ValueError for an unknown field."""
   argv = list(argv)
-  for i, arg in enumerate(argv):
-    if arg in ("--config", "-config") and i + 1 < len(argv):
-      argv[i : i + 2] = [f"--config={argv[i + 1]}", ""]
-  argv = [argv[0], *(arg for arg in argv[1:] if arg)]
+  for i in reversed(range(len(argv) - 1)):
+    if argv[i] in ("--config", "-config"):
+      argv[i : i + 2] = [f"--config={argv[i + 1]}"]
   if len(given := [arg for arg in argv if re.match("--?config=", arg)]) > 1:
     raise flags.Error(f"--config is given twice: {' and '.join(given)}")
   for i, arg in enumerate(argv):
