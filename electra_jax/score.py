@@ -22,7 +22,7 @@ from electra_jax.runtime.display import starting
 def main() -> None:
   """Runs from the command line."""
   args = flags.FLAGS
-  if args.checkpoint is None:
+  if not args.checkpoint:
     raise flags.Error("--checkpoint=SOURCE is needed: a run, an export or a checkpoint")
   lines = sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n")
   lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []

@@ -16,7 +16,7 @@ from electra_jax.runtime.display import starting
 def main() -> int:
   """Runs from the command line; returns the exit code."""
   args = flags.FLAGS
-  if args.config is None or args.workdir is None:
+  if args.config is None or not args.workdir:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import train

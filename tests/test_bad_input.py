@@ -35,6 +35,7 @@ ROWS = [
   # Command lines.
   ("train", 2, "--config=FILE and --workdir=DIR are needed"),
   ("train --config=configs/base.py", 2, "--config=FILE and --workdir=DIR are needed"),
+  ("train --config=configs/base.py --workdir=", 2, "--config=FILE and --workdir=DIR are needed"),
   ("train --config=configs/bass.py --workdir=new", 1, "did you mean configs/base.py?"),
   ("train --config=own/train.tsv --workdir=new", 1, "not a configuration file: its name must end"),
   ("train --config=broken.py --workdir=new", 1, "broken.py is not a configuration: SyntaxError"),
@@ -138,6 +139,7 @@ ROWS = [
   (f"{TEXT} --part=0/9", 1, "config.data.parts=9: a part is a file or more, and there are 1"),
   # Fine-tuning.
   ("finetune --config=configs/finetune/own.py", 2, "--workdir"),
+  ("finetune --config=configs/finetune/own.py --workdir=", 2, "--workdir=DIR are needed"),
   (f"{TUNE} --config.init=nowhere --config.data.dir=own", 1, "nowhere does not exist"),
   (f"{TUNE} --config.data.dir=nowhere", 1, "nowhere"),
   (f"{OWN} --config.own.text=sentence", 1, "has no column 'sentence' (columns: text, label)"),
@@ -149,7 +151,7 @@ ROWS = [
   ("finetune --predict own/dev.tsv --model=finetuned --out=o.csv", 1, "o.csv: its name must end"),
   ("finetune --predict own/dev.tsv --model=finetuned --out=o.json", 1, "in .tsv or .jsonl"),
   (
-    "finetune --predict own/index.tsv --model=finetuned --out=new/out.tsv --columns=index",
+    "finetune --predict own/index.tsv --model=finetuned --out=out.tsv --columns=index",
     1,
     "'index' is a column of the predictions: rename that of own/index.tsv",
   ),
@@ -161,6 +163,7 @@ ROWS = [
   ("export run own --to hf", 1, "own exists: nothing is overwritten"),
   ("export run /proc/out --to orbax", 1, "/proc"),
   ("export finetuned out --to hf --heads=2", 1, "is no TF1 checkpoint"),
+  ("score --checkpoint=", 2, "--checkpoint=SOURCE is needed"),
   ("score --checkpoint=nowhere", 1, "nowhere does not exist"),
   ("score --checkpoint=finetuned", 1, "finetuned"),
   ("score --checkpoint=run --batch_size=-1", 2, "flag --batch_size=-1: -1 is not a positive"),
@@ -184,6 +187,8 @@ ROWS = [
   ("preflight --config=configs/base.py --topology=v99:2x2", 1, "expected a chip"),
   ("preflight --config=configs/base.py --topology=v5e:3", 1, "v5e:3"),
   ("preflight --config=configs/base.py --topology=h200x12", 1, "do not divide into hosts of 8"),
+  ("preflight --config=configs/base.py --topology=v99:2 --json=no/x", 1, "or directory: no/x"),
+  ("preflight --config=configs/base.py --topology=v99:2 --json=own", 1, "own exists"),
   ("preflight --config=configs/base.py --topology=here,h200x8", 2, "stands alone"),
 ]  # fmt: skip
 

@@ -24,7 +24,7 @@ from electra_jax.runtime.workdir import check_new
 def main() -> None:
   """Trains according to --config and --workdir."""
   config, root = flags.FLAGS.config, flags.FLAGS.workdir
-  if config is None or root is None:
+  if config is None or not root:
     raise flags.Error("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import finetune

@@ -20,6 +20,7 @@ from electra_jax.pretrain.run import make_train_fns, spec_without_data
 from electra_jax.runtime import targets
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.targets import HERE, Target
+from electra_jax.runtime.workdir import check_new
 
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
@@ -345,6 +346,8 @@ def for_accelerator(config: ConfigDict) -> ConfigDict:
 
 def run(config: ConfigDict, topologies: list[str], json_path: str | None, console: Console) -> None:
   """Prints what a step costs on each topology, and writes it as a line of JSON each."""
+  if json_path:  # before compiling for minutes
+    check_new(Path(json_path), replaces=True)
   found = []
   if topologies != [HERE]:
     jax.config.update("jax_platforms", "cpu")  # the devices are described, not here

@@ -51,15 +51,18 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary.unlink(missing_ok=True)
 
 
-def check_new(out: Path) -> None:
+def check_new(out: Path, replaces: bool = False) -> None:
   """Checks that a file or folder `out` can be made.
+
+  Args:
+    replaces: it may be a file that is there.
 
   Raises:
     ValueError: `out` exists.
     OSError: naming `out`.
   """
   with naming(out):
-    if out.exists():
+    if out.exists() and not (replaces and out.is_file()):
       raise ValueError(f"{out} exists: nothing is overwritten")
     tempfile.TemporaryFile(dir=out.parent).close()
 
