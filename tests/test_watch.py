@@ -67,6 +67,25 @@ def test_a_signal_traces_the_next_steps_and_its_handler_goes_with_the_run(tmp_pa
   assert signal.getsignal(signal.SIGUSR2) is before
 
 
+@pytest.mark.parametrize(
+  ("asked", "traces"), [(2, ["2 to 3", "5 to 7"]), (6, ["5 to 8"]), (9, ["5 to 7", "9 to 9"])]
+)
+def test_a_signal_leaves_the_steps_of_the_configuration_to_trace(
+  tmp_path, monkeypatch, asked, traces
+):
+  found = []
+  for name in ("start_trace", "stop_trace"):
+    monkeypatch.setattr(tracing.jax.profiler, name, lambda *unused: None)
+  with tracing.Tracer(tmp_path, range(5, 8), signal_steps=2 if asked == 2 else 3) as tracer:
+    for step in range(1, 10):
+      if step == asked:
+        signal.raise_signal(signal.SIGUSR2)
+      tracer.begin(step)
+      if tracer.ends(step) or step == 9:
+        found.append(tracer.finish())
+  assert [x.partition(":")[0] for x in found if x] == [f"trace of steps {x}" for x in traces]
+
+
 def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   found = stragglers.StragglerDetector(1.3, batch_size=8, step=0)
   found._names = ["a", "b", "c"]

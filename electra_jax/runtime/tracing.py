@@ -33,8 +33,9 @@ class Tracer:
 
   def __init__(self, folder: Path, steps: range, signal_steps: int):
     self.folder = folder
-    self._steps, self._signal_steps = steps, signal_steps
-    self._asked = self._running = False
+    self._steps, self._more, self._signal_steps = steps, range(0), signal_steps
+    self._asked = False
+    self._traced: tuple[int, int] | None = None  # first and last step of the running trace so far
     self._old = None
 
   def __enter__(self):
@@ -51,19 +52,24 @@ class Tracer:
   def begin(self, step: int) -> None:
     """Starts a trace if it begins at this step. Call it before the step."""
     if self._asked:
-      self._asked, self._steps = False, range(step, step + self._signal_steps)
-    if step in self._steps and not self._running:
+      self._asked, self._more = False, range(step, step + self._signal_steps)
+    if self._traced:
+      self._traced = (self._traced[0], step)
+    elif self._wants(step):
       jax.profiler.start_trace(self.folder)
-      self._running = True
+      self._traced = (step, step)
+
+  def _wants(self, step: int) -> bool:
+    return step in self._steps or step in self._more
 
   def ends(self, step: int) -> bool:
     """True if a trace ends with this step; then wait for the step and call `finish`."""
-    return self._running and step + 1 not in self._steps
+    return bool(self._traced) and not self._wants(step + 1)
 
   def finish(self) -> str | None:
     """Ends and writes a trace; returns a message with its folder."""
-    if not self._running:
+    if not self._traced:
       return None
     jax.profiler.stop_trace()
-    self._running = False
-    return f"trace of steps {self._steps[0]} to {self._steps[-1]}: xprof --logdir={self.folder}"
+    (first, last), self._traced = self._traced, None
+    return f"trace of steps {first} to {last}: xprof --logdir={self.folder}"
