@@ -65,12 +65,30 @@ def test_with_fallback_a_damaged_newest_checkpoint_is_set_aside_for_the_one_befo
   tiny_config,
   tmp_path,
   capsys,
+  monkeypatch,
 ):
+  inside, abandoned = [], []
+
+  def run_on_all(action):
+    inside.append(action)
+    try:
+      return action()
+    finally:
+      inside.pop()
+
+  def abandon(self) -> bool:
+    abandoned.append(bool(inside))
+    return real(self)
+
+  real = checkpoint.Checkpoints.abandon
+  monkeypatch.setattr(processes, "run_on_all", run_on_all)
+  monkeypatch.setattr(checkpoint.Checkpoints, "abandon", abandon)
   workdir = tmp_path / "run"
   shutil.copytree(straight, workdir)
   damage_newest(workdir)
   tiny_config.checkpoint.fallback = True
   assert train.train(tiny_config, workdir) == STEPS
+  assert abandoned == [True]  # where it fails on one process, the others do not wait
   output = capsys.readouterr().out
   assert "checkpoints/12 is damaged" in output and f"moved to {workdir}/damaged/12" in output
   assert "resuming from step 8" in output

@@ -314,7 +314,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
           f"{error}; --config.checkpoint.fallback=true does this automatically"
         ) from None
       place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
-      checkpoints.reopen()
+      checkpoints.reopen(processes.run_on_all)
       found = str(error).partition("; delete that folder")[0]
       console.print(f"warning: {found}; moved to {place}", style="bold")
       continue
