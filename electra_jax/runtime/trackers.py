@@ -124,7 +124,7 @@ class Mlflow:
 
   def __init__(self, start: Start):
     import mlflow
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric
 
     # Plain files need no server; recent versions of MLflow allow them only with this variable.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -133,19 +133,21 @@ class Mlflow:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     try:
       self._client = mlflow.MlflowClient(place)
-      self._run = start.remembered("mlflow", lambda: self._create(name, start.folder.name))
+      self._run = start.remembered("mlflow", lambda: self._create(name, start))
       self._client.update_run(self._run, "RUNNING")
-      if not start.resumed:
-        params = [Param(k, str(v)) for k, v in start.config.items()]
-        for first in range(0, len(params), 100):  # at most, in a batch
-          self._client.log_batch(self._run, params=params[first : first + 100])
     except self._error as error:
       raise _failed("mlflow", error) from None
 
-  def _create(self, experiment: str, name: str) -> str:
+  def _create(self, experiment: str, start: Start) -> str:
+    from mlflow.entities import Param
+
     found = self._client.get_experiment_by_name(experiment)
     number = found.experiment_id if found else self._client.create_experiment(experiment)
-    return self._client.create_run(number, run_name=name).info.run_id
+    run = self._client.create_run(number, run_name=start.folder.name).info.run_id
+    params = [Param(k, str(v)) for k, v in start.config.items()]
+    for first in range(0, len(params), 100):  # at most, in a batch
+      self._client.log_batch(run, params=params[first : first + 100])
+    return run
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Sends the numbers. Raises TrackerError."""
