@@ -53,7 +53,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.token_types = True  # embed whether a token is of segment A or B
   m.qk_norm = False  # normalise the queries and keys of each head
   m.first_norm = True  # pre_norm: normalise the embeddings once more before the first attention
-  m.scaled_init = False  # start the outputs of a block smaller by 1 / sqrt(2 N) (Megatron)
+  m.scaled_init = False  # a block's two output layers start with init_stddev / sqrt(2 N) (Megatron)
   m.embedding_dropout = placeholder(float)  # not set = dropout
   m.ffn_dropout = placeholder(float)  # of the feed-forward output; not set = dropout
   m.head_norm = False  # normalise the hidden layer of the head that detects replacements
@@ -85,7 +85,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.discriminator_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
   o.replace_mlm_weight = 1.0  # of its loss on words (electra_mlm, metro, coco_lm)
   o.adversarial_weight = 1.0  # of REINFORCE and its baseline (objective adversarial; Appendix F)
-  o.contrast_weight = 1.0  # of finding a sequence's crop among those of its group (coco_lm)
+  # Of finding a sequence by its crop, and the crop by it, among both of all in its group (coco_lm)
+  o.contrast_weight = 1.0
   o.contrast_group = 8  # consecutive sequences of a group; divides a device's microbatch
   # Schedules for training, POSITION=VALUE,... in steps or % of the run, linear between points and a
   # jump where two stand at one place: "0%=0.3,100%=0.15". Evaluations use the fields above.
@@ -136,7 +137,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   p.schedule = "product"
   p.warmup_steps = 10_000  # steps of linear warm-up (Table 6)
   p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
-  p.decay_steps = 0  # of wsd; the steps before do not depend on train.steps
+  p.decay_steps = 0  # the last ones, with wsd; the rate before does not depend on train.steps
   p.weight_decay = 0.01  # decoupled, times the learning rate; not on biases and LayerNorm (Table 6)
   p.b1 = 0.9  # decay of the gradient's mean (Table 6)
   p.b2 = 0.999  # decay of the gradient's square (Table 6)
@@ -177,11 +178,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
   h.on_nan = "stop"  # or rollback: go back to the newest checkpoint and leave that batch out
   h.max_rollbacks = 3  # in a run; the NaN after these stops it
   h.on_warning = "warn"  # or stop, where one of the next begins
-  h.window = 20  # lines of the log that a collapse lasts, and whose median a loss is compared with
-  h.loss_spike = 1.1  # a loss above this times that median and beyond its noise; 0 = off, as below
+  # Log lines that a collapse lasts; a loss is compared with the median of as many, at least of 5
+  h.window = 20
+  # A loss above this times that median, beyond its noise and, of a discriminator, above log 2; 0 =
+  # off, as in the next three
+  h.loss_spike = 1.1
   h.auc_margin = 0.02  # the discriminator's AUC within this of 0.5: it guesses
   h.recall = 0.001  # it finds less than this share of the replaced: it always says "original"
-  h.entropy_ratio = 0.5  # the generator's entropy below this times its loss; healthy runs have 1
+  h.entropy_ratio = 0.5  # the generator's entropy below this times its loss; 1 if calibrated
   # A band of healthy seeds (configs/bands/*.json, `report --make-band`): warn where it is left
   h.reference = placeholder(str)
   # collapses are looked for after so many steps (twice the warm-up) since the loss had a weight
