@@ -4,7 +4,8 @@ A run (1) checks the configuration; (2) locks the workdir, so that no other proc
 (3) opens the shards and compares them with those saved with the run; (4) prints its description;
 (5) restores the state, or initialises it from the seed or another run's parameters; (6) trains,
 with log lines, evaluations and checkpoints. The same command resumes from the newest checkpoint,
-bit for bit. Ctrl-C, SIGTERM and SIGUSR1 end the step, save and exit with code 143.
+bit for bit. Ctrl-C, SIGTERM and SIGUSR1 end the step or leave the evaluation, save and exit with
+code 143.
 """
 
 from absl import flags

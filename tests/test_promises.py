@@ -60,6 +60,41 @@ def test_a_run_that_is_stopped_ends_with_143_and_a_finished_one_with_0(
   assert saved(begun) == saved(straight)
 
 
+@pytest.mark.parametrize("done", [0, 6, STEPS])
+def test_a_stop_in_an_evaluation_saves_and_the_evaluation_is_done_where_the_run_goes_on(
+  straight,  # noqa: F811
+  tiny_config,
+  tmp_path,
+  monkeypatch,
+  done,
+):
+  def evaluate(eval_step, params, batches, step, stops):
+    def interrupted():
+      for batch in batches:
+        if step == done:
+          signal.raise_signal(signal.SIGTERM)
+        yield batch
+
+    return real(eval_step, params, interrupted(), step, stops)
+
+  expected = lines(straight)
+  of_lines = [(x["split"], x["step"]) for x in expected]
+  real, before = metrics.evaluate, signal.getsignal(signal.SIGUSR2)
+  monkeypatch.setattr(processes, "initialize", lambda *args: None)  # JAX has been started here
+  try:
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(metrics, "evaluate", evaluate)
+      for _ in range(2):  # and again where it is done first
+        assert train.run(tiny_config, tmp_path) == 143
+        assert steps_of(tmp_path)[-1:] == ([done] if done else [])
+        assert lines(tmp_path) == expected[: of_lines.index(("heldout", done))]
+    assert train.run(tiny_config, tmp_path) == 0
+  finally:
+    signal.signal(signal.SIGUSR2, before)
+  assert saved(tmp_path) == saved(straight)
+  assert lines(tmp_path) == expected
+
+
 def test_with_fallback_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(
   straight,  # noqa: F811
   tiny_config,

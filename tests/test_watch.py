@@ -174,9 +174,9 @@ def test_a_folder_of_checkpoints_without_a_configuration_is_no_run(tmp_path):
 def test_a_second_ctrl_c_interrupts_what_a_first_one_only_asks_to_end():
   before = signal.getsignal(signal.SIGINT)
   with interrupt.StopSignals() as stop:
-    assert stop.requested(1) is None
+    assert stop.requested() is None
     signal.raise_signal(signal.SIGINT)
-    assert stop.requested(2) == "SIGINT"
+    assert stop.requested() == "SIGINT"
     with pytest.raises(KeyboardInterrupt):
       signal.raise_signal(signal.SIGINT)
   assert signal.getsignal(signal.SIGINT) is before

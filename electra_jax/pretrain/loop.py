@@ -40,7 +40,10 @@ class Monitors:
 def loop(
   run: Run, state, meta: dict | None, skipped: tuple[int, ...], log: Log, monitors: Monitors
 ):
-  """Trains from the state's step to the last, or until stopped, and returns the state.
+  """Trains from the state's step to the last, or until stopped.
+
+  Returns the state, and whether the evaluation after its step, if any is due, is done. One that a
+  stop interrupts writes nothing, and is done where the run goes on.
 
   Args:
     meta: the metadata saved with the state, None at step 0.
@@ -69,9 +72,18 @@ def loop(
   lines = [line for line in history if line["step"] <= start]
   health = Health(run.limits, lines, reference, run.unchecked)
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
-  if start == 0:
+
+  def is_due(step: int) -> bool:
+    every = c.eval.every_steps
+    return step in (0, n) or bool(every and step % every == 0)
+
+  missing = not any(line["step"] == start and line["split"] == "heldout" for line in history)
+  evaluated = True
+  if is_due(start) and processes.as_on_first(missing):
     with goodput.doing("evaluation"):
-      evaluate(run, state.params, 0, log, health)
+      evaluated = evaluate(run, state.params, start, log, health, monitors.stop)
+    if not evaluated:
+      return state, False
   for done in range(start + 1, n + 1):
     first = done == start + 1  # the first step compiles and is not timed
     with goodput.doing("data"):
@@ -87,8 +99,7 @@ def loop(
     if first:
       speed.restart(done)
       monitors.started()
-    last, signal_name = done == n, monitors.stop.requested(done)
-    evaluating = last or (c.eval.every_steps and done % c.eval.every_steps == 0)
+    last, signal_name, evaluating = done == n, monitors.stop.requested(), is_due(done)
     saving = last or signal_name or done % c.checkpoint.every_steps == 0
     logging = last or done % c.log.every_steps == 0
     if first and not logging:  # shown, but no line of the history
@@ -106,8 +117,10 @@ def loop(
       check_health(run, health, done, "train", values, log)
     if evaluating:
       with goodput.doing("evaluation"):
-        evaluate(run, state.params, done, log, health)
-    if saving:
+        evaluated = evaluate(run, state.params, done, log, health, monitors.stop)
+      if not evaluated:
+        signal_name = monitors.stop.requested()
+    if saving or signal_name:
       with goodput.doing("save"):
         sums = {"window": window.state_dict(), "skipped": skipped}
         save(run, state, done, sums, log, monitors.checkpoints, final=last or bool(signal_name))
@@ -116,7 +129,7 @@ def loop(
     if signal_name:
       log.display.print_line(f"{signal_name}: stopping after step {done:,}")
       break
-  return state
+  return state, evaluated
 
 
 def batches_from(run: Run, start: int, skipped: tuple[int, ...]):
@@ -156,10 +169,15 @@ def check_health(run: Run, health: Health, done: int, split: str, values: dict, 
   processes.run_on_all(warn) if run.config.health.on_warning == "stop" else warn()
 
 
-def evaluate(run: Run, params: dict, done: int, log: Log, health: Health) -> None:
-  """Evaluates on the held-out documents, if there are any, writes a log line and checks it."""
+def evaluate(
+  run: Run, params: dict, done: int, log: Log, health: Health, stop: StopSignals
+) -> bool:
+  """Evaluates on the held-out documents, if there are any, writes a log line and checks it.
+
+  Returns False, and writes nothing, if a stop is requested before the last batch.
+  """
   if run.heldout is None:
-    return
+    return True
   batches = pretrain_batches.eval_batches(
     run.heldout,
     batch_size=run.eval_batch_size,
@@ -167,12 +185,17 @@ def evaluate(run: Run, params: dict, done: int, log: Log, health: Health) -> Non
     host=jax.process_index(),
     hosts=jax.process_count(),
   )
-  values = metrics.evaluate(run.fns.eval_step, params, parallel.prefetch(batches), done)
+  values = metrics.evaluate(
+    run.fns.eval_step, params, parallel.prefetch(batches), done, stop.requested
+  )
+  if values is None:
+    return False
   if run.pairs:
     networks = sources.main_networks(run.spec, params)
     values["pairs_accuracy"] = run.pairs.accuracy(networks["discriminator"].weights)
   log.write(done, "heldout", values)
   check_health(run, health, done, "heldout", values, log)
+  return True
 
 
 def save(

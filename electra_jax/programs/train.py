@@ -74,8 +74,8 @@ def run(
     processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
   parallel.keep_freed_memory()
   signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
-  done = train(config, workdir, verify=verify)
-  return 0 if done == config.train.steps else STOPPED
+  _, finished = _train(config, workdir, verify)
+  return 0 if finished else STOPPED
 
 
 def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> int:
@@ -85,6 +85,11 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
+  return _train(config, workdir, verify)[0]
+
+
+def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, bool]:
+  """Returns the steps done, and whether these are all, with the last evaluation."""
   workdir, goodput = Path(workdir), Goodput()
   _use_compilation_cache(workdir)
   console, last_secs = terminal.log_console(), journal.first_step_seconds(journal.read(workdir))
@@ -116,19 +121,21 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
       with StopSignals(display.announce) as stop, tracer, processes.abort_if_peer_lost():
         monitors = Monitors(checkpoints, stop, tracer, goodput, started)
-        state = train_with_rollback(run, state, meta, display, monitors)
+        state, evaluated = train_with_rollback(run, state, meta, display, monitors)
         with goodput.doing("save"):  # a second signal does not interrupt this
           checkpoints.wait()
     done = int(state.step)
+    finished = evaluated and done == config.train.steps
     events.write("goodput", step=done, secs=goodput.secs())
     if not console.quiet:
-      finish(run, done, console)
+      if done:
+        finish(run, done, console)
       console.print(f"time:       {goodput.summary()}")
-      if done < config.train.steps:
-        place = workdir / checkpoint.FOLDER / str(done)
-        console.print(f"stopped after step {done:,} of {config.train.steps:,}, saved: {place}")
+      if not finished:
+        saved = f", saved: {workdir / checkpoint.FOLDER / str(done)}" if done else ""
+        console.print(f"stopped after step {done:,} of {config.train.steps:,}{saved}")
         console.print(f"resume with: {cli.command_line()}")
-    return done
+    return done, finished
 
 
 def _open_checkpoints(run: Run) -> Checkpoints:

@@ -1,4 +1,4 @@
-"""Stop signals (SIGTERM, SIGUSR1, Ctrl-C), which the training loop polls after each step."""
+"""Stop signals (SIGTERM, SIGUSR1, Ctrl-C), polled after each step and in evaluations."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 from jax.experimental import multihost_utils
 
-# Exit code of a run stopped before its last step, as of a process ended by SIGTERM. SLURM and
+# Exit code of a run stopped before its end, as of a process ended by SIGTERM. SLURM and
 # Kubernetes restart such a job; only 0 means done.
 STOPPED = 128 + signal.SIGTERM
 
@@ -16,8 +16,8 @@ class StopSignals:
   """A context that records stop signals instead of obeying them; a second Ctrl-C interrupts.
 
   SLURM can send SIGUSR1 before a time limit. With several processes, signals may reach only some,
-  at different steps. `jax.distributed` then handles SIGTERM, and all agree on the step to stop
-  after.
+  at different steps. `jax.distributed` then handles SIGTERM, and all agree on the call of
+  `requested` that is the first to return it: they make the same calls.
 
   Args:
     announce: called by the handler with a message.
@@ -27,6 +27,7 @@ class StopSignals:
     self._announce = announce
     self._name: str | None = None
     self._alone = jax.process_count() == 1
+    self._calls, self._agreed = 0, False
     self._old: dict = {}
 
   def __enter__(self):
@@ -51,8 +52,11 @@ class StopSignals:
     self._note(number, frame)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-  def requested(self, step: int) -> str | None:
-    """Returns the signal to stop for after this step, or None."""
+  def requested(self) -> str | None:
+    """Returns the signal to stop for, or None; once there is one, it stays."""
     if self._alone:
       return self._name
-    return "SIGTERM" if multihost_utils.reached_preemption_sync_point(step) else None
+    if not self._agreed:  # the point is agreed upon in calls: one that is passed does not return
+      self._calls += 1
+      self._agreed = multihost_utils.reached_preemption_sync_point(self._calls)
+    return "SIGTERM" if self._agreed else None

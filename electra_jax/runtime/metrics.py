@@ -6,7 +6,7 @@ classes' scores, reported as the area under the ROC curve (`_auc`); `_loss` term
 
 import collections
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -133,14 +133,21 @@ def check_finite(where: str, packed: Packed, numbers: np.ndarray) -> None:
   raise NotFiniteError(f"{where}: {listed}")
 
 
-def evaluate(eval_step, params, batches, step: int) -> dict[str, float | None]:
+def evaluate(
+  eval_step, params, batches, step: int, stops: Callable[[], object] = lambda: None
+) -> dict[str, float | None] | None:
   """Returns the metrics of `eval_step(params, batch)` over all batches.
+
+  Args:
+    stops: called before each batch; where it returns something, the result is None.
 
   Raises:
     NotFiniteError: naming `step`, the number of steps trained.
   """
   sums = 0.0
   for batch in batches:
+    if stops():
+      return None
     packed = eval_step(params, batch)
     numbers = packed.read()
     check_finite(f"evaluation after step {step}", packed, numbers)

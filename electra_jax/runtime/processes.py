@@ -126,6 +126,11 @@ def run_on_all(action: Callable[[], T]) -> T:
   raise error
 
 
+def as_on_first(value: bool) -> bool:
+  """Returns the value that process 0 has; all call it together."""
+  return value if jax.process_count() == 1 else bool(_everyones(np.array(value))[0])
+
+
 def assert_same(values: dict[str, str]) -> None:
   """Raises on every process if one has other values than the rest.
 

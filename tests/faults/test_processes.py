@@ -38,6 +38,30 @@ def test_told_to_stop_two_processes_save_the_same_step(data, two_alone, tmp_path
   assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
 
 
+# Runs the program with evaluations of ten seconds.
+SLOW_EVALUATION = harness.PACED.replace("train_step", "eval_step").replace("0.3", "0.6")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_told_to_stop_in_an_evaluation_a_run_ends_at_once_and_does_it_again(data, tmp_path, count):
+  workdir, alone = tmp_path / "run", tmp_path / "alone"
+  fields = {"eval__batch_size": 2, "eval__every_steps": 10}
+  for run in harness.pair(data, alone, 20, count, **fields):
+    run.finish()
+  reached = harness.reaches(workdir, 10)
+  runs = harness.pair(data, workdir, 20, count, head=harness.program(SLOW_EVALUATION), **fields)
+  runs[0].when(reached)
+  runs[-1].send(signal.SIGTERM)
+  started = time.monotonic()
+  assert [run.wait(30) for run in runs] == [harness.STOPPED] * count
+  assert time.monotonic() - started < 8
+  assert harness.newest(workdir) == 10
+  assert harness.lines(workdir)[-1]["split"] == "train"
+  for run in harness.pair(data, workdir, 20, count, **fields):
+    run.finish()
+  assert harness.outcome(workdir, 20) == harness.outcome(alone, 20)
+
+
 @pytest.mark.parametrize(("killed", "starting"), [(0, False), (1, False), (1, True)])
 def test_where_one_of_two_dies_the_other_ends_with_a_message(
   data, two_alone, tmp_path, killed, starting
