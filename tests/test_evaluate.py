@@ -17,7 +17,7 @@ from electra_jax.evaluate import __main__ as program
 from electra_jax.evaluate import detect, pairs, scorers
 from electra_jax.evaluate.pairs import Pair
 from electra_jax.finetune import probe, tagging
-from electra_jax.interop import sources
+from electra_jax.interop import likelihood, sources
 from electra_jax.programs import export, score, train
 from electra_jax.runtime import journal, metrics
 
@@ -241,6 +241,11 @@ def test_words_learned_from_replacements_are_scored_without_masks():
   for objective in ("electra_mlm", "metro", "coco_lm"):  # the second is in a folder of its own
     assert scorers.default(objective, {"rtd_head", "mlm_head"}) == "rtd"
     assert scorers.default(objective, {"mlm_head"}) == "mlm_unmasked"
+
+
+def test_an_exported_generator_is_a_masked_language_model_whatever_it_served(bert):
+  assert likelihood.training(sources.open_source(bert)) is None
+  assert likelihood.training(sources.open_source(bert.parent))["objective"] == "electra"
 
 
 def test_the_scorers_of_objectives_are_of_their_heads():

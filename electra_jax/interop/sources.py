@@ -344,7 +344,8 @@ def _hugging_face(path: Path) -> Source:
       role = "generator" if mlm or folder.name == "generator" else "discriminator"
       role = MASKED_LM if folder == path / MASKED_LM else role
       found[role] = Network(cfg, weights, head)
-      card = card or {"training": huggingface.read_training(folder)}
+      if folder.name != "generator":  # which is a masked language model, whatever it served
+        card = card or {"training": huggingface.read_training(folder)}
   tokens = next(filter(None, map(huggingface.load_tokenizer, _hf_folders(path))), None)
   return Source(found, tokens, card, tuple(left_out))
 
