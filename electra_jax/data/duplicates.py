@@ -29,25 +29,19 @@ class Digests:
   """The digests of documents, which come in chunks."""
 
   def __init__(self):
-    self._done = bytearray()
-    self._open = None
+    self._digests = bytearray()
 
   def add(self, chunk: TextChunk) -> None:
     """Adds a chunk; the chunks of a document come one after the other."""
     if chunk.first:
-      self._close()
-      self._open = hashlib.blake2b(digest_size=DTYPE.itemsize)
-    self._open.update(normalise(chunk.text).encode("utf-8") + b"\n")
-
-  def _close(self) -> None:
-    if self._open:
-      self._done += self._open.digest()
+      self._hash = hashlib.blake2b(digest_size=DTYPE.itemsize)
+      self._digests += bytes(DTYPE.itemsize)
+    self._hash.update(normalise(chunk.text).encode("utf-8") + b"\n")
+    self._digests[-DTYPE.itemsize :] = self._hash.digest()
 
   def array(self) -> np.ndarray:
-    """Returns the digests [documents]; nothing can be added afterwards."""
-    self._close()
-    self._open = None
-    return np.frombuffer(bytes(self._done), DTYPE)
+    """Returns the digests [documents]."""
+    return np.frombuffer(bytes(self._digests), DTYPE)
 
 
 def repeated(digests: np.ndarray) -> np.ndarray:
