@@ -144,7 +144,7 @@ def _opened(
   check(config)
   folder, shared = Path(config.data.dir), count is not None
   work, is_new = folder / shards.BUILDING, not folder.exists()
-  found, made = _built(config, folder, overwrite), None
+  found, made = None if overwrite else _finished(config, folder), None
   with contextlib.ExitStack() as locks:
     if not found:
       plans.check(config, count)
@@ -153,25 +153,14 @@ def _opened(
       locks.enter_context(shards.locked(folder / LOCK_FILE, shared=shared))
       if is_new and not shared:
         locks.callback(remove_unused, folder)
-      # Waits for a process that joins the parts, so as not to start a finished build again.
-      alone = (
-        shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()
-      )
-      with alone:
-        found = _built(config, folder, overwrite)
+      with contextlib.ExitStack() as alone:
+        if shared:  # waits for a process that joins, so as not to start a finished build again
+          alone.enter_context(shards.locked(folder / JOINING_LOCK, wait=True))
+        found = None if overwrite else _finished(config, folder)
         if not found:
           made = plans.make(config, work, config.data.workers or pool.cores(), count)
           parts.open_work(work, made, start_over=overwrite, shared=shared)
     yield found, made, work
-
-
-def _built(config: ConfigDict, folder: Path, overwrite: bool) -> dict | None:
-  """Returns the manifest of a finished build that stays. Raises DataError if it is another."""
-  if overwrite or not (folder / shards.MANIFEST).exists():
-    return None
-  manifest = _finished(config, folder)
-  print_line(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
-  return manifest
 
 
 def _join(work: Path, plan: Plan) -> dict:
@@ -216,8 +205,10 @@ def check(config: ConfigDict) -> None:
       raise ValueError(f"config.data.{field}={data[field]} is not between {low} and {high}")
 
 
-def _finished(config: ConfigDict, folder: Path) -> dict:
-  """Returns the manifest of a finished build. Raises DataError if it is another build."""
+def _finished(config: ConfigDict, folder: Path) -> dict | None:
+  """Returns the manifest of a finished build, if any. Raises DataError if it is another build."""
+  if not (folder / shards.MANIFEST).exists():
+    return None
   manifest = shards.read_manifest(folder)
   wanted = settings(config)
   if not config.data.parts:
@@ -241,6 +232,7 @@ def _finished(config: ConfigDict, folder: Path) -> dict:
       "replace it with --overwrite"
     )
   shards.check_files(folder, manifest)
+  print_line(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
   return manifest
 
 
