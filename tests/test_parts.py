@@ -310,7 +310,7 @@ def test_parts_share_one_sample_for_the_vocabulary(tmp_path):
   work = Path(config.data.dir) / shards.BUILDING
   made = plan.make(config, work, 1)
   parts.open_work(work, made)
-  parts.take_samples(work, made, range(3))
+  parts.do_stage(parts.SAMPLE, work, made, range(3))
   texts = [json.loads((work / f"sample-0000{i}" / parts.TEXTS).read_text()) for i in range(3)]
   sizes = [sum(len(text.encode()) for text in found) for found in texts]
   shares = [made.share(part) for part in range(3)]

@@ -71,7 +71,7 @@ def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> d
     shutil.rmtree(stale, ignore_errors=True)
 
   def run(kind: str) -> None:
-    todo = parts.missing(work, plan, kind)
+    todo = parts.missing(work, plan, kind, range(plan.parts))
     if 0 < len(todo) < plan.parts:
       print_line(f"{plan.parts - len(todo)} of {plan.parts} parts are {parts.STAGES[kind]} already")
     if todo:
@@ -112,24 +112,19 @@ def build_part(config: ConfigDict, part: int, count: int) -> None:
 
 def _do_part(work: Path, plan: Plan, part: int) -> None:
   folder, of = work.parent, f"of {plan.parts} parts are left"
-  if plan.samples and _lacks(work, plan, parts.SAMPLE, part):
-    parts.take_samples(work, plan, [part])
-  if plan.samples and (left := parts.count_left(work, plan, parts.SAMPLE)):
-    print_line(f"part {part}: text is read; {left} {of}, then ask again")
-    return
+  if plan.samples:
+    parts.do_stage(parts.SAMPLE, work, plan, [part])
+    if left := parts.count_left(work, plan, parts.SAMPLE):
+      print_line(f"part {part}: text is read; {left} {of}, then ask again")
+      return
   with shards.locked(folder / VOCABULARY_LOCK, wait=True):
     parts.write_vocabulary(work, plan)
-  if _lacks(work, plan, parts.PART, part):
-    parts.write_parts(work, plan, [part], plan.config.data.workers or pool.cores())
+  parts.do_stage(parts.PART, work, plan, [part])
   if left := parts.count_left(work, plan, parts.PART):
     print_line(f"part {part} is built; {left} {of}")
     return
   with shards.locked(folder / JOINING_LOCK, wait=True):
     _join(work, plan)
-
-
-def _lacks(work: Path, plan: Plan, kind: str, part: int) -> bool:
-  return parts.read_piece(work, plan, parts.name_of(kind, part)) is None
 
 
 @contextlib.contextmanager

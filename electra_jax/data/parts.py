@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.transformer_config import take_fields
-from electra_jax.data import build_vocab, chunks, duplicates, examples, shards, tokenizer
+from electra_jax.data import build_vocab, chunks, duplicates, examples, pool, shards, tokenizer
 from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
@@ -132,9 +132,9 @@ def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
   return content
 
 
-def missing(work: Path, plan: Plan, kind: str) -> list[int]:
-  """Returns the parts whose piece of a kind is not done."""
-  return [i for i in range(plan.parts) if read_piece(work, plan, name_of(kind, i)) is None]
+def missing(work: Path, plan: Plan, kind: str, of: Iterable[int]) -> list[int]:
+  """Returns those of some parts whose piece of a kind is not done."""
+  return [part for part in of if read_piece(work, plan, name_of(kind, part)) is None]
 
 
 def count_left(work: Path, plan: Plan, kind: str) -> int:
@@ -143,32 +143,27 @@ def count_left(work: Path, plan: Plan, kind: str) -> int:
   return sum(name_of(kind, part) not in names for part in range(plan.parts))
 
 
-def take_samples(work: Path, plan: Plan, todo: Iterable[int]) -> None:
-  """Reads parts once, in this process: text for the vocabulary, and the documents' digests."""
-  data = plan.config.data
-  for part in todo:
-    reader = PartReader(plan, part)
-    digests = {place: duplicates.Digests() for place in reader.stats}
+def take_sample(work: Path, plan: Plan, part: int) -> None:
+  """Reads a part, in this process: text for the vocabulary, and the documents' digests."""
+  data, reader = plan.config.data, PartReader(plan, part)
+  digests = {place: duplicates.Digests() for place in reader.stats}
 
-    def read(reader=reader, digests=digests) -> Iterator[TextChunk]:
-      for place in reader.stats:
-        for text in reader.of_input(place):
-          status.update(text.size)
-          if not text.repeat:
-            if plan.drops:
-              digests[place].add(text)
-            if plan.trains:
-              yield text
+  def read() -> Iterator[TextChunk]:
+    for place in reader.stats:
+      for text in reader.of_input(place):
+        status.update(text.size)
+        if plan.drops and not text.repeat:
+          digests[place].add(text)
+        if plan.trains and not (text.repeat or chunks.is_held_out(text.key, data.holdout_frac)):
+          yield text
 
-    why = "the vocabulary" if plan.trains else "duplicates"
-    label = f"reading text for {why}{_of_part(plan, part)}"
-    with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
-      with Status(label, reader.done) as status:
-        training = (t for t in read() if not chunks.is_held_out(t.key, data.holdout_frac))
-        texts = build_vocab.sample(training, int(data.vocab_train_mb * 1e6 * plan.share(part)))
-      np.savez(folder / DIGESTS, **{str(place): found.array() for place, found in digests.items()})
-      (folder / TEXTS).write_text(json.dumps(texts), "utf-8")
-      content["sources"] = _counts(reader)
+  label = f"reading text for {'the vocabulary' if plan.trains else 'duplicates'}"
+  with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
+    with Status(f"{label}{_of_part(plan, part)}", reader.done) as status:
+      texts = build_vocab.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
+    np.savez(folder / DIGESTS, **{str(place): found.array() for place, found in digests.items()})
+    (folder / TEXTS).write_text(json.dumps(texts), "utf-8")
+    content["sources"] = _counts(reader)
 
 
 def _of_part(plan: Plan, part: int) -> str:
@@ -219,8 +214,6 @@ def _write_duplicates(work: Path, plan: Plan, folder: Path) -> None:
 
 def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
   """Writes the records of parts, which share a pool of processes."""
-  if not todo:
-    return
   vocab, data = _read_vocab(work, plan), plan.config.data
   spec = take_fields(ExampleSpec, data, cls=vocab.cls, sep=vocab.sep, pad=vocab.pad)
   settings = chunks.WorkerSpec(str(work / VOCABULARY), vocab, spec, plan.config.seed)
@@ -229,7 +222,11 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
 
   def items() -> Iterator[chunks.Chunk]:
     for part, reader in readers.items():
-      pieces = reader.pieces(_duplicates(work, plan, part))
+      repeated = None
+      if plan.drops:
+        with np.load(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz") as found:
+          repeated = {int(place): found[place] for place in found.files}
+      pieces = reader.pieces(repeated)
       for chunk in chunks.chunks(pieces, data.holdout_frac, part):
         handed_out.append(reader.done())
         yield chunk
@@ -254,23 +251,20 @@ def _read_vocab(work: Path, plan: Plan) -> tokenizer.Vocab:
   return tokenizer.Vocab.from_json(content["vocab"])
 
 
-def _duplicates(work: Path, plan: Plan, part: int) -> dict[int, np.ndarray] | None:
-  if not plan.drops:
-    return None
-  with np.load(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz") as found:
-    return {int(place): found[place] for place in found.files}
-
-
 # The stages of a build, in which each part has one piece of work: {kind: what is done to parts}.
 STAGES = {SAMPLE: "read", PART: "built"}
 
 
-def do_stage(kind: str, work: Path, plan: Plan, todo: list[int], workers: int) -> None:
-  """Does the pieces of a kind of some parts."""
-  if kind == SAMPLE:
-    take_samples(work, plan, todo)
-  else:
-    write_parts(work, plan, todo, workers)
+def do_stage(
+  kind: str, work: Path, plan: Plan, of: Iterable[int], workers: int | None = None
+) -> None:
+  """Does the pieces of a kind of some parts, unless they are done; None: data.workers."""
+  todo = missing(work, plan, kind, of)
+  if kind == PART:
+    write_parts(work, plan, todo, workers or plan.config.data.workers or pool.cores())
+    return
+  for part in todo:
+    take_sample(work, plan, part)
 
 
 class PartWriter:
@@ -392,25 +386,22 @@ def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:
 
 def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Plan, vocab) -> dict:
   """Gives the files of a split their final names and returns its entry of the manifest."""
-  files = [
-    (work / name_of(PART, part) / shard["file"], shard)
-    for part, found in enumerate(done)
-    for shard in found["splits"][split]["shards"]
-  ]
+  files, total, frequencies = [], collections.Counter(), np.zeros(vocab.size, np.int64)
+  for part, found in enumerate(done):
+    folder, counts = work / name_of(PART, part), dict(found["splits"][split])
+    files += [(folder / shard["file"], shard) for shard in counts.pop("shards")]
+    total.update(counts)
+    with np.load(folder / FREQUENCIES) as counted:
+      frequencies += counted[split]
+  frequencies[list(vocab.special_ids)] = 0
   entries = []
   for i, (path, shard) in enumerate(files):
     name = f"{split}-{i:05d}-of-{len(files):05d}.bin"
-    _link(path, final / name)
+    try:
+      os.link(path, final / name)  # the part keeps its file
+    except OSError:  # this file system has no hard links
+      shutil.copyfile(path, final / name)
     entries.append(shard | {"file": name})
-  frequencies = np.zeros(vocab.size, np.int64)
-  for part in range(plan.parts):
-    with np.load(work / name_of(PART, part) / FREQUENCIES) as found:
-      frequencies += found[split]
-  frequencies[list(vocab.special_ids)] = 0
-  total = {
-    key: sum(found["splits"][split][key] for found in done)
-    for key in ("examples", "tokens", "discarded", "length")
-  }
   return {
     "examples": total["examples"],
     "tokens": total["tokens"],
@@ -420,11 +411,3 @@ def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Pla
     "shards": entries,
     "frequencies": frequencies.tolist(),
   }
-
-
-def _link(path: Path, to: Path) -> None:
-  """Hard-links a file, or copies it where links are impossible; the part keeps its file."""
-  try:
-    os.link(path, to)
-  except OSError:
-    shutil.copyfile(path, to)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from electra_jax.config.files import one_line
-from electra_jax.data import parts, pool
+from electra_jax.data import parts
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan
 from electra_jax.data.shards import DataError
@@ -32,15 +32,14 @@ class PartWork:
       ValueError, OSError: as `parts` does, or this machine does not see the files of the build. The
         message is in a file, too, because engines wrap errors in their own.
     """
-    name = parts.name_of(self.kind, part)
     try:
       plan = plans.make(self.plan.config, self.folder, 1, self.plan.parts)
       parts.check_plan(self.folder, plan)
-      if parts.read_piece(self.folder, plan, name) is None:
-        parts.do_stage(self.kind, self.folder, plan, [part], 1)
+      parts.do_stage(self.kind, self.folder, plan, [part], 1)
     except (ValueError, OSError) as error:
       with contextlib.suppress(OSError):
-        (self.folder / f"{name}.error").write_text(one_line(error), "utf-8")
+        name = f"{parts.name_of(self.kind, part)}.error"
+        (self.folder / name).write_text(one_line(error), "utf-8")
       raise
 
 
@@ -72,8 +71,7 @@ def local(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
   """Builds on this machine: one part after the other, each on all cores."""
   if options:
     raise ValueError(f"{options[0]!r}: only other runners take options after --")
-  workers = work.plan.config.data.workers or pool.cores()
-  parts.do_stage(work.kind, work.folder, work.plan, todo, workers)
+  parts.do_stage(work.kind, work.folder, work.plan, todo)
 
 
 @_explained
