@@ -44,7 +44,7 @@ def test_blank_lines_end_documents_in_every_compression(tmp_path, suffix):
   write(tmp_path / f"a.txt{suffix}", TEXT.encode())
   texts, tally = read(f"text:{tmp_path}/a.txt*")
   assert texts == DOCUMENTS
-  assert (tally.documents, tally.undecodable, tally.files) == (3, 0, 1)
+  assert (tally.documents, tally.undecodable) == (3, 0)
   assert tally.text_bytes == sum(len(text.encode()) for text in DOCUMENTS)
   assert tally.done_bytes == pytest.approx(tally.total_bytes, rel=0.5)
 
@@ -343,14 +343,14 @@ def test_parquet_gives_what_json_lines_give(tmp_path, type_):
     for spec in (f"jsonl:{tmp_path}/a.jsonl", f"parquet:{tmp_path}/*.parquet")
   )
   assert texts == wanted and len(texts) > 25
-  assert tally.files == 2 and tally.done_bytes == pytest.approx(2 * tally.file_bytes)
+  assert tally.done_bytes == pytest.approx(2 * tally.file_bytes)
 
 
 def test_a_dataset_saved_on_disk_is_read_in_the_order_of_its_state(tmp_path):
   bodies = [f"document {i}" for i in range(25)]
   save_dataset(tmp_path / "train", bodies)
   texts, tally = read(f"hf:{tmp_path}/train#body")
-  assert texts == bodies and (tally.files, tally.documents) == (2, 25)
+  assert texts == bodies and tally.documents == 25
   (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
   with pytest.raises(SourceError, match="splits train, test: name one, e.g. hf:.*/train#body"):
     read(f"hf:{tmp_path}#body")

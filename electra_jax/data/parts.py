@@ -52,35 +52,34 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
   Raises:
     DataError: it holds finished parts of another plan, or is shared and of another plan.
   """
-  path, content = work / PLAN, plan.describe()
-  wanted = json.dumps(content, sort_keys=True)
-  found = path.read_text("utf-8") if path.exists() else None
-  if found not in (None, wanted):
+  path = work / PLAN
+  found = path.read_text("utf-8") if path.exists() else plan.text
+  if found != plan.text:
     if shared or (not start_over and any(work.glob(f"{PART}-*/{DONE}"))):
       raise DataError(
-        f"{work} holds parts of another build ({_difference(found, content)}): go on with its"
+        f"{work} holds parts of another build ({_difference(found, plan)}): go on with its"
         " configuration, or delete the folder"
       )
     for old in [*work.glob(f"{PART}-*"), *work.glob(f"{SAMPLE}-*"), work / VOCABULARY]:
       shutil.rmtree(old, ignore_errors=True)
   work.mkdir(parents=True, exist_ok=True)
   with replacing(path) as temporary:
-    temporary.write_text(wanted, "utf-8")
+    temporary.write_text(plan.text, "utf-8")
 
 
 def check_plan(work: Path, plan: Plan) -> None:
   """Raises DataError if this process's plan is not that of the build."""
-  path, wanted = work / PLAN, plan.describe()
+  path = work / PLAN
   found = path.read_text("utf-8") if path.exists() else "nothing"
-  if found != json.dumps(wanted, sort_keys=True):
-    raise DataError(f"{path} is not what this process sees ({_difference(found, wanted)})")
+  if found != plan.text:
+    raise DataError(f"{path} is not what this process sees ({_difference(found, plan)})")
 
 
-def _difference(found: str, wanted: dict) -> str:
+def _difference(found: str, plan: Plan) -> str:
   try:
-    before = json.loads(found)
-    names = [k for k, v in wanted["settings"].items() if before["settings"].get(k) != v]
-  except (ValueError, KeyError, AttributeError):
+    before = json.loads(found)["settings"]
+    names = [k for k, v in plan.settings.items() if before.get(k) != v]
+  except (ValueError, LookupError, TypeError, AttributeError):
     return "its plan.json is damaged"
   return f"{', '.join(names)} differ" if names else "the input files or the vocabulary differ"
 

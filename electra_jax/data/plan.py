@@ -82,19 +82,18 @@ class Plan:
     """Whether the vocabulary is trained on the text."""
     return self.config.data.vocab in vocabulary.KINDS
 
-  def describe(self) -> dict:
-    """Returns the plan as JSON."""
+  @functools.cached_property
+  def text(self) -> str:
+    """The plan as JSON."""
     files = [[x.source.text, x.source.weight, x.paths, x.sizes] for x in self.inputs]
     vocab = None if self.trains else hashlib.sha256(Path(self.config.data.vocab).read_bytes())
-    return {
-      "settings": self.settings, "files": files, "vocab": vocab and vocab.hexdigest(),
-      "versions": versions(),
-    }  # fmt: skip
+    content = {"settings": self.settings, "files": files, "versions": versions()}
+    return json.dumps(content | {"vocab": vocab and vocab.hexdigest()}, sort_keys=True)
 
   @functools.cached_property
   def digest(self) -> str:
     """The SHA-256 of the plan."""
-    return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(self.text.encode()).hexdigest()
 
   @functools.cached_property
   def _bounds(self) -> list[int]:
@@ -210,8 +209,7 @@ class PartReader:
     self.stats: dict[int, SourceStats] = {}
     for place, chosen in self._ranges.items():
       entry = plan.inputs[place]
-      sizes = entry.sizes[chosen]
-      self.stats[place] = SourceStats(entry.source, files=len(sizes), file_bytes=sum(sizes))
+      self.stats[place] = SourceStats(entry.source, sum(entry.sizes[chosen]))
 
   def pieces(self, duplicates: dict[int, np.ndarray] | None = None) -> Iterator[TextChunk]:
     """Yields the chunks of text of the part.

@@ -77,7 +77,6 @@ class SourceStats:
   """Counts of the text read from one source so far, over all passes."""
 
   source: TextSource
-  files: int = 0
   file_bytes: int = 0  # on disk, of one pass; 0 if unknown
   done_bytes: float = 0.0  # of file_bytes x passes
   documents: int = 0
@@ -273,7 +272,7 @@ def _file_lines(
 ) -> Iterator[bytes | None]:
   """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
   sizes = [os.path.getsize(path) for path in paths]
-  stats.files, stats.file_bytes = len(paths), sum(sizes)
+  stats.file_bytes = sum(sizes)
   before = repeat * stats.file_bytes
   read = READERS[source.kind]
   for path, size in zip(paths, sizes, strict=True):
@@ -380,7 +379,7 @@ def _tfds_lines(
     has = ", ".join(dataset.element_spec)
     raise SourceError(f"source {source.text!r} has no field {source.field!r} (found: {has})")
   count, size = info.num_examples, info.num_bytes or 0
-  stats.files, stats.file_bytes = info.num_shards, size
+  stats.file_bytes = size
   for i, value in enumerate(dataset.map(lambda x: x[source.field]).as_numpy_iterator()):
     yield from _lines(io.BytesIO(value))
     yield None

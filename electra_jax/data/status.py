@@ -15,8 +15,8 @@ BAR_SECS = 0.2  # between two updates of the bar
 class Status:
   """Shows MB of text, MB/s, tokens and ETA; a context manager that ends with one line."""
 
-  def __init__(self, label: str, done: Callable[[], float | None]):
-    """Starts the clock; `done` returns the finished fraction, 0 to 1, or None if unknown."""
+  def __init__(self, label: str, done: Callable[[], float]):
+    """Starts the clock; `done` returns the finished fraction, 0 to 1; 0 while it is unknown."""
     self._label, self._done = label, done
     self._bytes, self._tokens = 0, 0
     self._start = self._last = time.monotonic()
@@ -49,8 +49,7 @@ class Status:
     done = self._done()
     eta = f", ETA {clock((now - self._start) * (1 - done) / done)}" if done else ""
     if self._bar:
-      total = None if done is None else 1.0
-      self._bar.update(self._task, completed=done or 0.0, total=total, text=self._text() + eta)
+      self._bar.update(self._task, completed=done, total=1.0, text=self._text() + eta)
     else:
       percent = f" {100 * done:.0f} %," if done else ""
       print_line(f"{self._label}:{percent} {self._text()}{eta}")
