@@ -11,6 +11,7 @@ i x `record_dtype(...).itemsize`:
 
 import dataclasses
 import functools
+import itertools
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -180,11 +181,8 @@ def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: n
   """Returns the ids [n] of all documents, with a [SEP] after each."""
   flat: list[int] = []
   for document in documents:
-    start = len(flat)
-    for sentence in document:
-      flat += sentence
-    if len(flat) > start:
-      flat.append(spec.sep)
+    if ids := list(itertools.chain.from_iterable(document)):
+      flat += [*ids, spec.sep]
   return np.array(flat, dtype["ids"].base)
 
 

@@ -7,7 +7,6 @@ One module is one document. Nothing is downloaded or redistributed.
 
 import ast
 import hashlib
-import inspect
 import os
 import re
 import sysconfig
@@ -108,13 +107,10 @@ def _docstrings(path: str) -> Iterator[str]:
   waiting = [tree]
   while waiting:
     node = waiting.pop()
-    body = node.body
-    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-      text = body[0].value.value
-      if isinstance(text, str):
-        yield inspect.cleandoc(text)
+    if text := ast.get_docstring(node):
+      yield text
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    waiting.extend(child for child in reversed(body) if isinstance(child, kinds))
+    waiting.extend(child for child in reversed(node.body) if isinstance(child, kinds))
 
 
 def prose(text: str) -> Iterator[str]:
@@ -162,10 +158,8 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
 
 def _strip_markup(text: str) -> str:
   """Removes simple reStructuredText and Markdown markup."""
-  text = _ROLE.sub(r"\1", text)
-  text = _QUOTES.sub(r"\1", text)
-  text = _LINK.sub(r"\1", text)
-  text = _EMPHASIS.sub(r"\1", text)
+  for markup in (_ROLE, _QUOTES, _LINK, _EMPHASIS):
+    text = markup.sub(r"\1", text)
   return text.removesuffix("::") + "." if text.endswith("::") else text
 
 

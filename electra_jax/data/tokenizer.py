@@ -153,17 +153,15 @@ class Tokenizer(abc.ABC):
   def decode(self, ids: Sequence[int]) -> str:
     """Returns readable text, with the names of special tokens."""
 
-  def save(self, folder: str | os.PathLike) -> Path:
+  def save(self, folder: str | os.PathLike) -> None:
     """Copies the vocabulary file, byte for byte, into `folder` under its standard name."""
-    target = Path(folder) / self.vocab.file
-    shutil.copyfile(self.path, target)
-    return target
+    shutil.copyfile(self.path, Path(folder) / self.vocab.file)
 
 
 class _HuggingFace(Tokenizer):
   """Shared code of the two kinds that use the `tokenizers` library."""
 
-  def _finish(self, engine, kind: str, special_ids: Iterable[int], rules=(None, None)):
+  def _finish(self, engine, kind: str, special_ids: Iterable[int], **rules):
     self._engine = engine
     self._cache: dict[str, tuple[int, ...]] = {}
     # Under BERT's rules, units can be encoded one by one: the normaliser works on single
@@ -177,7 +175,7 @@ class _HuggingFace(Tokenizer):
       and all(token.special for token in added)  # others may contain spaces
     )
     ids = engine.get_vocab(with_added_tokens=True)
-    self.vocab = _vocab(self.path, kind, rules, max(ids.values()) + 1, ids.get, special_ids)
+    self.vocab = _vocab(self.path, kind, max(ids.values()) + 1, ids.get, special_ids, **rules)
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
@@ -248,7 +246,7 @@ class WordPiece(_HuggingFace):
     ids = {piece: i for i, piece in enumerate(read_pieces(path))}
     unk = next((name for name in SPECIAL_NAMES["unk"] if name in ids), None)
     engine = bert_engine(ids, unk or "[UNK]", lowercase, strip_accents)
-    self._finish(engine, "wordpiece", (), (lowercase, strip_accents))
+    self._finish(engine, "wordpiece", (), lowercase=lowercase, strip_accents=strip_accents)
 
 
 class TokenizerJson(_HuggingFace):
@@ -287,7 +285,7 @@ class SentencePiece(Tokenizer):
     engine, size = self._engine, self._engine.get_piece_size()
     names = {engine.id_to_piece(i): i for i in range(size)}
     special = [i for i in range(size) if engine.is_control(i)]
-    self.vocab = _vocab(path, "sentencepiece", (None, None), size, names.get, special)
+    self.vocab = _vocab(path, "sentencepiece", size, names.get, special)
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     return self._engine.encode(list(texts), num_threads=1)
@@ -323,10 +321,11 @@ def bert_engine(ids: dict[str, int], unk: str, lowercase: bool, strip_accents: b
   return engine
 
 
-def _vocab(path: Path, kind: str, rules, size: int, find, special_ids) -> Vocab:
+def _vocab(
+  path: Path, kind: str, size: int, find, special_ids, lowercase=None, strip_accents=None
+) -> Vocab:
   """Returns the metadata; `find` maps a name to its id. Raises VocabError for a missing token."""
   special = {}
-  lowercase, strip_accents = rules
   for role, names in SPECIAL_NAMES.items():
     found = [i for i in map(find, names) if i is not None]
     if not found:
