@@ -12,40 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
-@dataclasses.dataclass(frozen=True)
-class Piecewise:
-  """Linear interpolation between points (step, value), constant outside.
-
-  Two points at one step make a jump, which takes effect at that step.
-  """
-
-  points: tuple[tuple[float, float], ...]
-
-  def __call__(self, step: jax.Array | int) -> jax.Array | np.ndarray:
-    """Returns the value at a step, [] float32: NumPy for an int, JAX for an array."""
-    xnp = jnp if isinstance(step, jax.Array) else np
-    xs, ys = (xnp.array(column, xnp.float32) for column in zip(*self.points, strict=True))
-    right = xnp.searchsorted(xs, xnp.asarray(step, xnp.float32), side="right")
-    left, right = xnp.maximum(right - 1, 0), xnp.minimum(right, len(self.points) - 1)
-    width = xs[right] - xs[left]
-    along = xnp.where(width > 0, (step - xs[left]) / xnp.where(width > 0, width, 1), 0)
-    return ys[left] + xnp.clip(along, 0, 1) * (ys[right] - ys[left])
-
-  @property
-  def values(self) -> tuple[float, ...]:
-    """The values of the points, among them the minimum and maximum."""
-    return tuple(value for _, value in self.points)
+Points = tuple[tuple[float, float], ...]  # (step, value), steps never fall
 
 
-def parse(text: str, steps: int) -> Piecewise | None:
-  """Parses the points of a schedule for a run of `steps` steps; None for an empty text.
+def parse(text: str, steps: int) -> Points:
+  """Parses the points of a schedule for a run of `steps` steps; () for an empty text.
 
-  >>> parse("0%=0.3, 100%=0.15", 1000).points
+  >>> parse("0%=0.3, 100%=0.15", 1000)
   ((0.0, 0.3), (1000.0, 0.15))
-  >>> weight = parse("100=0,100=50", 1000)  # nothing until step 100
-  >>> [float(weight(step)) for step in (0, 99, 100, 1000)]
-  [0.0, 0.0, 50.0, 50.0]
+  >>> weight = Schedule(1.0, parse("100=0,100=50", 1000))  # nothing until step 100
+  >>> [float(weight.at(step)) for step in (0, 99, 100, 1000, None)]
+  [0.0, 0.0, 50.0, 50.0, 1.0]
 
   Raises:
     ValueError: a point is malformed or not finite, or positions fall.
@@ -62,33 +39,45 @@ def parse(text: str, steps: int) -> Piecewise | None:
       raise ValueError(f"a schedule needs POSITION=VALUE (e.g. 0%=0.3), got {point!r}") from None
   if any(a[0] > b[0] for a, b in zip(points, points[1:], strict=False)):
     raise ValueError(f"positions of a schedule must increase, got {text!r} for {steps} steps")
-  return Piecewise(tuple(points)) if points else None
+  return tuple(points)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """A number: `points`, if any, in training; always `constant` in evaluation.
+  """A number: in training linear between `points`, if any, and constant outside of them.
 
-  Evaluations at different steps are therefore comparable.
+  Two points at one step make a jump, which takes effect at that step. In evaluation it is always
+  `constant`, so that evaluations at different steps are comparable.
   """
 
   constant: float
-  points: Piecewise | None = None
+  points: Points = ()
 
   @classmethod
   def of(cls, value: "Schedule | float") -> "Schedule":
     """Turns a number into a constant schedule."""
     return value if isinstance(value, Schedule) else cls(value)
 
-  def at(self, step: jax.Array | int | None):
-    """Returns the value at a training step, or in evaluation (None)."""
-    return self.constant if self.points is None or step is None else self.points(step)
+  def at(self, step: jax.Array | int | None) -> float | jax.Array | np.ndarray:
+    """Returns the value at a training step, or in evaluation (None).
+
+    With points it is [] float32: NumPy for an int, JAX for an array.
+    """
+    if step is None or not self.points:
+      return self.constant
+    xnp = jnp if isinstance(step, jax.Array) else np
+    xs, ys = (xnp.array(column, xnp.float32) for column in zip(*self.points, strict=True))
+    right = xnp.searchsorted(xs, xnp.asarray(step, xnp.float32), side="right")
+    left, right = xnp.maximum(right - 1, 0), xnp.minimum(right, len(self.points) - 1)
+    width = xs[right] - xs[left]
+    along = xnp.where(width > 0, (step - xs[left]) / xnp.where(width > 0, width, 1), 0)
+    return ys[left] + xnp.clip(along, 0, 1) * (ys[right] - ys[left])
 
   @property
   def values(self) -> tuple[float, ...]:
     """The constant and the values of the points, among them the minimum and maximum."""
-    return (self.constant, *(self.points.values if self.points else ()))
+    return (self.constant, *(value for _, value in self.points))
 
   def highest(self, training: bool) -> float:
     """Returns the highest value in training, or the value in evaluation."""
-    return max(self.points.values) if training and self.points else self.constant
+    return max(value for _, value in self.points) if training and self.points else self.constant
