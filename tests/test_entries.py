@@ -46,7 +46,7 @@ PACKAGE = Path(electra_jax.__file__).parent
 def test_an_objective_with_a_head_of_its_own_keeps_its_encoder(
   own, main, words, monkeypatch, tmp_path
 ):
-  mine = heads.HeadDef(heads.RtdHead, heads.rtd_head_flops)
+  mine = heads.HeadDef(heads.RtdHead, heads.HEADS["rtd_head"].flops)
   monkeypatch.setitem(heads.HEADS, "mine_head", mine)
   definition = objectives.ObjectiveDef(objectives.electra, heads=own)
   monkeypatch.setitem(objectives.OBJECTIVES, "mine", definition)

@@ -125,8 +125,7 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
 def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Two causal towers on the original text, trained on all non-special tokens (the cloze loss)."""
   cfg, network, batch = spec.generator, params["generator"], inputs.batch
-  seeds = (None, None) if inputs.dropout_seeds is None else _two_seeds(inputs.dropout_seeds)
-  states = two_tower_states(spec, params, batch, seeds)
+  states = two_tower_states(spec, params, batch, _two_seeds(inputs.dropout_seeds))
   tables = networks.embeddings(spec, params, "generator")
   # Chunks of K positions need no more memory than a masked language model.
   K = inputs.masked.positions.shape[1]
@@ -138,6 +137,7 @@ def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Gene
 
 
 def _two_seeds(dropout_seeds):
+  """Returns the seeds of both towers; None, no dropout, is None for both."""
   other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), dropout_seeds)
   return dropout_seeds, other
 
@@ -278,9 +278,7 @@ def corrupt(
 ) -> Corruption:
   """Masks the batch, runs the generator and replaces masked tokens by its samples."""
   m, generate = spec.masking, GENERATORS[spec.generator_kind].apply
-  dropout_seeds = None
-  if keys.generator_dropout is not None:
-    dropout_seeds = layers.make_dropout_seeds(keys.generator_dropout, spec.generator.num_layers)
+  dropout_seeds = layers.make_dropout_seeds(keys.generator_dropout, spec.generator.num_layers)
   masked = masking.choose(batch, m, keys.positions, step)
   masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
   inputs = GeneratorInputs(batch, masked, masked_ids, dropout_seeds)

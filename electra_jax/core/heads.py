@@ -83,16 +83,6 @@ def mlm_head_flops(cfg: TransformerConfig, positions: int) -> int:
   return 2 * positions * (cfg.hidden_size + cfg.vocab_size) * cfg.embedding_size
 
 
-def rtd_head_flops(cfg: TransformerConfig, positions: int) -> int:
-  """Returns the forward FLOPs of `RtdHead` at `positions` states."""
-  return 2 * positions * (cfg.hidden_size * cfg.hidden_size + cfg.hidden_size)
-
-
-def token_logit_flops(cfg: TransformerConfig, positions: int) -> int:
-  """Returns the forward FLOPs of `TokenLogit` at `positions` states."""
-  return 2 * positions * cfg.hidden_size
-
-
 @dataclasses.dataclass(frozen=True)
 class HeadDef:
   """The definition of a head."""
@@ -106,9 +96,10 @@ class HeadDef:
   predicts_words: bool = False
 
 
+_TOKEN_LOGIT = HeadDef(TokenLogit, lambda cfg, positions: 2 * positions * cfg.hidden_size)
 HEADS = {
-  "rtd_head": HeadDef(RtdHead, rtd_head_flops),
+  "rtd_head": HeadDef(RtdHead, lambda cfg, n: 2 * n * (cfg.hidden_size + 1) * cfg.hidden_size),
   "mlm_head": HeadDef(MlmHead, mlm_head_flops, predicts_words=True),
-  "copy_head": HeadDef(TokenLogit, token_logit_flops),
-  "baseline_head": HeadDef(TokenLogit, token_logit_flops),
+  "copy_head": _TOKEN_LOGIT,
+  "baseline_head": _TOKEN_LOGIT,
 }

@@ -14,12 +14,16 @@ from electra_jax.core.transformer_config import TransformerConfig
 SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
 
 
-def make_dropout_seeds(keys: jax.Array, num_layers: int) -> tuple[jax.Array, jax.Array]:
-  """Draws two uint32 seeds per dropout site and row, from keys [B].
+def make_dropout_seeds(
+  keys: jax.Array | None, num_layers: int
+) -> tuple[jax.Array, jax.Array] | None:
+  """Draws two uint32 seeds per dropout site and row, from keys [B]; None (no dropout) from None.
 
   Returns:
     [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
   """
+  if keys is None:
+    return None
   sites = 1 + SITES_PER_LAYER * num_layers
   words = jax.vmap(lambda key: jax.random.bits(key, (sites, 2), jnp.uint32))(keys)
   layers = words[:, 1:].reshape(-1, num_layers, SITES_PER_LAYER, 2)

@@ -121,9 +121,6 @@ def gather(states: jax.Array, masked: MaskedPositions) -> jax.Array:
   return jnp.take_along_axis(states, masked.positions[..., None], axis=1)
 
 
-_BLOCK = 256  # about sqrt(V), so that both levels of the search are short
-
-
 def disallow(logits: jax.Array, tokens: jax.Array) -> jax.Array:
   """Sets the logits [B, K, V] of `tokens` ([B, K] or scalar) to -1e30: they are never sampled."""
   return jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], -1e30, logits)
@@ -133,6 +130,9 @@ def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
   """Returns [B, L] bool: True on masked positions of weight 1."""
   nowhere = jnp.zeros((len(masked.positions), length), bool)
   return _put(nowhere, masked.positions, masked.weights > 0)
+
+
+_BLOCK = 256  # about sqrt(V), so that both levels of the search are short
 
 
 def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -193,12 +193,10 @@ def encode(
 
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
   """Returns the discriminator's states [B, L, D] for ids [B, L]; keys None means no dropout."""
-  cfg = spec.discriminator
-  dropout_seeds = None if keys is None else layers.make_dropout_seeds(keys, cfg.num_layers)
-  tables = embeddings(spec, params, "discriminator")
-  return encode(
-    cfg, tables, encoder_weights(spec, params, "discriminator"), ids, batch, dropout_seeds
-  )
+  cfg, tables = spec.discriminator, embeddings(spec, params, "discriminator")
+  weights = encoder_weights(spec, params, "discriminator")
+  seeds = layers.make_dropout_seeds(keys, cfg.num_layers)
+  return encode(cfg, tables, weights, ids, batch, seeds)
 
 
 def token_logits(cfg: TransformerConfig, network: dict, name: str, states: jax.Array) -> jax.Array:

@@ -57,10 +57,8 @@ def shapes(cfg: TransformerConfig, head: Head) -> dict:
 
 
 def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.Array:
-  dropout_seeds = None if keys is None else layers.make_dropout_seeds(keys, cfg.num_layers)
-  return networks.encode(
-    cfg, params["embeddings"], params["encoder"], batch.ids, batch, dropout_seeds
-  )
+  seeds = layers.make_dropout_seeds(keys, cfg.num_layers)
+  return networks.encode(cfg, params["embeddings"], params["encoder"], batch.ids, batch, seeds)
 
 
 def make_objective(cfg: TransformerConfig, head: Head, scale: float = 1.0) -> Callable:
