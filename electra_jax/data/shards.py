@@ -44,8 +44,7 @@ class ShardWriter:
   def __init__(self, folder: Path, split: str, dtype: np.dtype, per_shard: int, vocab_size: int):
     self._folder, self._split, self._per_shard = folder, split, per_shard
     self._dtype = dtype
-    self._file = None
-    self._left = 0  # records that still fit the open file
+    self._left = 0  # records that still fit the open file; 0 if none is open
     self._shards: list[dict] = []
     self.examples = 0
     self.length = 0  # sum of the lengths, special tokens included
@@ -92,15 +91,13 @@ class ShardWriter:
     except OSError as error:
       raise self._at(error) from None
     self._file.close()
-    self._file = None
     shard = self._shards[-1]
     shard["bytes"] = shard["examples"] * self._dtype.itemsize
     shard["sha256"] = self._hash.hexdigest()
-    self._left = 0
 
   def finish(self) -> list[dict]:
     """Closes the last file and returns the files: their "file", "examples", "bytes", "sha256"."""
-    if self._file:
+    if self._left:
       self._close()
     return self._shards
 
@@ -187,11 +184,11 @@ def read_manifest(folder: str | os.PathLike) -> dict:
       "build the shards again"
     )
   try:
-    wrong = [(value, kind) for value, kind in _typed(manifest) if type(value) is not kind]
+    for value, kind in _typed(manifest):
+      if type(value) is not kind:
+        raise DataError(f"{path} is damaged: {value!r:.40} is no {kind.__name__}")
   except (KeyError, TypeError, AttributeError) as error:
     raise DataError(f"{path} is damaged: {type(error).__name__} {error}") from None
-  for value, kind in wrong:
-    raise DataError(f"{path} is damaged: {value!r:.40} is no {kind.__name__}")
   return manifest
 
 
