@@ -261,27 +261,28 @@ def check_packed(device: jax.Device, smoke: bool) -> list[Check]:
   with jax.default_device(jax.devices("cpu")[0]):
     config.model.attention = "xla"
     cfg = specs.make_spec(config, VOCAB).discriminator
-    tables = jax.device_get(networks.init_embeddings(cfg, jax.random.key(0)))
-    weights = jax.device_get(networks.init_encoder(cfg, jax.random.key(1)))
+    tables = networks.init_embeddings(cfg, jax.random.key(0))
+    weights = networks.init_encoder(cfg, jax.random.key(1))
+    network = jax.device_get({"embeddings": tables, "encoder": weights})
 
   def error(name: str, dtype: str) -> float:
     own_way = cfg.computed(dtype=dtype, attention=name)
 
     @jax.jit
-    def encode(tables, weights, ids, documents):
+    def encode(network, ids, documents):
       rows = jnp.arange(len(ids), dtype=jnp.int32)
       batch = Batch(ids, jnp.zeros_like(ids), documents > 0, rows, documents)
-      return networks.encode(own_way, tables, weights, ids, batch, None)
+      return networks.encode(own_way, network, ids, batch, None)
 
-    on_device = jax.device_put((tables, weights), device)
+    on_device = jax.device_put(network, device)
     with jax.default_matmul_precision("highest"):
-      together = np.asarray(encode(*on_device, ids, documents), np.float32)[0]
+      together = np.asarray(encode(on_device, ids, documents), np.float32)[0]
       alone = np.zeros_like(together)
       for number, size in enumerate(sizes, 1):
         own = documents[0] == number
         row, mask = np.zeros((2, 1, L), np.int32)
         row[0, :size], mask[0, :size] = ids[0, own], 1
-        alone[own] = np.asarray(encode(*on_device, row, mask), np.float32)[0, :size]
+        alone[own] = np.asarray(encode(on_device, row, mask), np.float32)[0, :size]
     used = documents[0] > 0
     return distance(together[used], alone[used])
 

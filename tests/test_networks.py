@@ -104,17 +104,17 @@ def test_the_vocabulary_in_slices_is_the_whole_with_its_gradient(at):
   tokens = jnp.asarray(rng.integers(0, 60, (3, 16)))
   cfg = spec.generator
 
-  def sliced(network, tables, states):
-    loss, hit = networks.chunked_nll(cfg, network, tables, states, tokens, chunk_size=at)
+  def sliced(network, states):
+    loss, hit = networks.chunked_nll(cfg, network, states, tokens, chunk_size=at)
     return (loss * jnp.arange(48).reshape(3, 16)).sum(), (loss, hit)
 
-  def whole(network, tables, states):
-    loss, hit = networks.nll(networks.vocabulary_logits(cfg, network, tables, states), tokens)
+  def whole(network, states):
+    loss, hit = networks.nll(networks.vocabulary_logits(cfg, network, states), tokens)
     return (loss * jnp.arange(48).reshape(3, 16)).sum(), (loss, hit)
 
-  args = weights["generator"], weights["embeddings"], states
-  (_, a), da = jax.jit(jax.value_and_grad(sliced, (0, 1, 2), has_aux=True))(*args)
-  (_, b), db = jax.jit(jax.value_and_grad(whole, (0, 1, 2), has_aux=True))(*args)
+  args = networks.weights_of(spec, weights, "generator"), states
+  (_, a), da = jax.jit(jax.value_and_grad(sliced, (0, 1), has_aux=True))(*args)
+  (_, b), db = jax.jit(jax.value_and_grad(whole, (0, 1), has_aux=True))(*args)
   np.testing.assert_array_equal(a[1], b[1])
   # The same products, summed in another order in float32.
   jax.tree.map(
@@ -212,13 +212,11 @@ def test_the_logits_of_all_positions_never_exist_at_once_not_on_the_way_back_eit
   shapes = jax.eval_shape(lambda: objectives.init_params(SPEC, jax.random.key(0)))
   states, tokens = jax.ShapeDtypeStruct((3, 16, 8), jnp.float32), jnp.zeros((3, 16), jnp.int32)
 
-  def loss(network, tables, states):
-    cfg = SPEC.generator
-    return networks.chunked_nll(cfg, network, tables, states, tokens, chunk_size=4)[0].sum()
+  def loss(network, states):
+    return networks.chunked_nll(SPEC.generator, network, states, tokens, chunk_size=4)[0].sum()
 
-  program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(
-    shapes["generator"], shapes["embeddings"], states
-  )
+  network = networks.weights_of(SPEC, shapes, "generator")
+  program = jax.make_jaxpr(jax.grad(loss, (0, 1)))(network, states)
 
   def sizes(jaxpr):
     for equation in jaxpr.eqns:

@@ -176,11 +176,11 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   masked_ids = jax.jit(masking.mask, static_argnums=2)(batch.ids, masked, RATES, k[:, 1])
 
   @jax.jit
-  def predict(embeddings, generator):
-    x = networks.encode(g, embeddings, generator["encoder"], masked_ids, batch, None)
-    return networks.vocabulary_logits(g, generator, embeddings, masking.gather(x, masked))
+  def predict(network):
+    x = networks.encode(g, network, masked_ids, batch, None)
+    return networks.vocabulary_logits(g, network, masking.gather(x, masked))
 
-  logits = predict(params["embeddings"], params["generator"])
+  logits = predict({"embeddings": params["embeddings"], **params["generator"]})
   allowed = masking.disallow(logits, jnp.int32(RATES.mask_id))
   sampled, _ = jax.jit(masking.sample, static_argnums=1)(allowed, 1.0, k[:, 2])
   ids = np.array(batch.ids)
@@ -188,11 +188,11 @@ def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
     ids[b, masked.positions[b, j]] = sampled[b, j]
 
   @jax.jit
-  def detect(embeddings, discriminator):
-    x = networks.encode(d, embeddings, discriminator["encoder"], ids, batch, None)
-    return heads.RtdHead(d).apply({"params": discriminator["rtd_head"]}, x)
+  def detect(network):
+    x = networks.encode(d, network, ids, batch, None)
+    return heads.RtdHead(d).apply({"params": network["rtd_head"]}, x)
 
-  scores = detect(params["embeddings"], params["discriminator"])
+  scores = detect({"embeddings": params["embeddings"], **params["discriminator"]})
   logp = np.asarray(jax.nn.log_softmax(logits))
   nll = -np.take_along_axis(logp, np.asarray(masked.labels)[..., None], -1)[..., 0]
   p = 1 / (1 + np.exp(-np.asarray(scores, np.float64)))

@@ -44,8 +44,8 @@ def packed_batch(lengths=LENGTHS, L=24):
 @pytest.mark.parametrize("cfg", CONFIGS.values(), ids=CONFIGS)
 def test_states_of_a_packed_row_are_those_of_its_documents_alone(cfg):
   tables = networks.init_embeddings(cfg, jax.random.key(0))
-  weights = networks.init_encoder(cfg, jax.random.key(1))
-  encode = jax.jit(lambda batch: networks.encode(cfg, tables, weights, batch.ids, batch, None))
+  network = {"embeddings": tables, "encoder": networks.init_encoder(cfg, jax.random.key(1))}
+  encode = jax.jit(lambda batch: networks.encode(cfg, network, batch.ids, batch, None))
   batch = packed_batch()
   together = np.asarray(encode(batch))
   for row, sizes in enumerate(LENGTHS):

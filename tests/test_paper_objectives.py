@@ -53,9 +53,8 @@ def vocabulary(spec, weights, ids, batch):
   @jax.jit
   def logits(weights):
     states = networks.main_states(spec, weights, ids, batch, None)
-    return networks.vocabulary_logits(
-      spec.discriminator, weights["discriminator"], weights["embeddings"], states
-    )
+    network = networks.weights_of(spec, weights, "discriminator")
+    return networks.vocabulary_logits(spec.discriminator, network, states)
 
   z = np.exp(np.asarray(logits(weights), np.float64))
   return z / z.sum(-1, keepdims=True)
@@ -216,8 +215,8 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
   @jax.jit
   def predict(weights):
     states = generators.two_tower_states(spec, weights, batch, (None, None))
-    network, tables = weights["generator"], weights["embeddings"]
-    return networks.vocabulary_logits(spec.generator, network, tables, states)
+    network = networks.weights_of(spec, weights, "generator")
+    return networks.vocabulary_logits(spec.generator, network, states)
 
   logits = predict(weights)
   noised = np.asarray(masking.is_masked(c.masked, 16))
@@ -299,9 +298,9 @@ def test_reinforce_agrees_with_the_exact_gradient():
   # Which of the two words is masked is random too, so the exact gradient is the mean over both.
   @jax.jit
   def predict(weights, ids):
-    network, tables = weights["generator"], weights["embeddings"]
-    states = networks.encode(TINY.generator, tables, network["encoder"], ids, batch, None)
-    return jax.nn.softmax(networks.vocabulary_logits(TINY.generator, network, tables, states))
+    network = networks.weights_of(TINY, weights, "generator")
+    states = networks.encode(TINY.generator, network, ids, batch, None)
+    return jax.nn.softmax(networks.vocabulary_logits(TINY.generator, network, states))
 
   exact = np.zeros(9)
   for at in (1, 2):

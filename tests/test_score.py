@@ -56,16 +56,14 @@ def test_electric_scores_a_sentence_by_its_energies_in_one_pass():
 @pytest.mark.parametrize("objective", long_except(1, of=["bert", "electra"]))
 def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
   spec, weights = make(objective)
-  batch, network = make_batch(), "discriminator" if objective == "bert" else "generator"
-  cfg = getattr(spec, network)
+  batch, role = make_batch(), "discriminator" if objective == "bert" else "generator"
+  cfg, network = getattr(spec, role), networks.weights_of(spec, weights, role)
   log_q = np.zeros((4, 16))
 
   @jax.jit
   def predict(ids):
-    states = networks.encode(
-      cfg, weights["embeddings"], weights[network]["encoder"], ids, batch, None
-    )
-    return networks.vocabulary_logits(cfg, weights[network], weights["embeddings"], states)
+    states = networks.encode(cfg, network, ids, batch, None)
+    return networks.vocabulary_logits(cfg, network, states)
 
   for t in range(16):
     masked_ids = batch.ids.copy()
@@ -98,9 +96,8 @@ def test_electra_with_two_towers_needs_one_pass():
   spec, weights = make("electra", "two_tower")
   batch = make_batch()
   states = generators.two_tower_states(spec, weights, batch, (None, None))
-  logits = networks.vocabulary_logits(
-    spec.generator, weights["generator"], weights["embeddings"], states
-  )
+  network = networks.weights_of(spec, weights, "generator")
+  logits = networks.vocabulary_logits(spec.generator, network, states)
   q = np.exp(np.take_along_axis(log_softmax(logits), batch.ids[..., None], -1)[..., 0])
   real = 1 / (1 + np.exp(detector(spec, weights, batch)))
   expected = np.where(maskable(batch), np.log(real * q / (3 * (1 - real) + q)), 0)

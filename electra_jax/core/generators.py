@@ -73,14 +73,11 @@ class Corruption(NamedTuple):
 
 def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """A small masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
-  masked = inputs.masked
-  tables = networks.embeddings(spec, params, "generator")
-  weights = networks.encoder_weights(spec, params, "generator")
-  states = networks.encode(
-    spec.generator, tables, weights, inputs.masked_ids, inputs.batch, inputs.dropout_seeds
-  )
+  masked, cfg = inputs.masked, spec.generator
+  network = networks.weights_of(spec, params, "generator")
+  states = networks.encode(cfg, network, inputs.masked_ids, inputs.batch, inputs.dropout_seeds)
   states = masking.gather(states, masked)
-  logits = networks.vocabulary_logits(spec.generator, params["generator"], tables, states)
+  logits = networks.vocabulary_logits(cfg, network, states)
   loss = networks.nll(logits, masked.labels)
   return GeneratorOutput(logits, token_terms("mlm", *loss, masked.weights, spec.mlm_weight), states)
 
@@ -103,14 +100,14 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
   Args:
     dropout_seeds: (left, right).
   """
-  tables = networks.embeddings(spec, params, "generator")
-  left, right = (
-    networks.encode(
-      dataclasses.replace(spec.generator, direction=tower), tables, params["generator"][tower],
-      batch.ids, batch, seeds,
-    )
-    for tower, seeds in zip(("ltr", "rtl"), dropout_seeds, strict=True)
-  )  # fmt: skip
+  weights = networks.weights_of(spec, params, "generator")
+
+  def tower(direction: str, seeds) -> jax.Array:
+    cfg = dataclasses.replace(spec.generator, direction=direction)
+    network = {**weights, "encoder": weights[direction]}
+    return networks.encode(cfg, network, batch.ids, batch, seeds)
+
+  left, right = map(tower, ("ltr", "rtl"), dropout_seeds)
   # At padding, all scores of "rtl" are masked: its uniform attention would leak the last token.
   left, right = (x * batch.padding_mask[..., None] for x in (left, right))
   left, right = left[:, :-1], right[:, 1:]
@@ -124,15 +121,15 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
 
 def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Two causal towers on the original text, trained on all non-special tokens (the cloze loss)."""
-  cfg, network, batch = spec.generator, params["generator"], inputs.batch
+  cfg, batch = spec.generator, inputs.batch
   states = two_tower_states(spec, params, batch, _two_seeds(inputs.dropout_seeds))
-  tables = networks.embeddings(spec, params, "generator")
+  network = networks.weights_of(spec, params, "generator")
   # Chunks of K positions need no more memory than a masked language model.
   K = inputs.masked.positions.shape[1]
-  loss, hit = networks.chunked_nll(cfg, network, tables, states, batch.ids, chunk_size=K)
+  loss, hit = networks.chunked_nll(cfg, network, states, batch.ids, chunk_size=K)
   terms = token_terms("cloze", loss, hit, masking.maskable(batch, spec.masking), spec.mlm_weight)
   states = masking.gather(states, inputs.masked)
-  logits = networks.vocabulary_logits(cfg, network, tables, states)
+  logits = networks.vocabulary_logits(cfg, network, states)
   return GeneratorOutput(logits, terms, states, loss)
 
 
@@ -158,14 +155,13 @@ def unigram(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Genera
 
 def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
   """Returns a masked LM's log-probabilities [B, L], masking one token per pass, in L passes."""
-  cfg, weights = masked_language_model(spec, params)
-  tables = weights["embeddings"]
+  cfg, network = masked_language_model(spec, params)
 
   def at(t):
     masked_ids = batch.ids.at[:, t].set(spec.masking.mask_id)
-    states = networks.encode(cfg, tables, weights["encoder"], masked_ids, batch, None)
+    states = networks.encode(cfg, network, masked_ids, batch, None)
     states = jax.lax.dynamic_slice_in_dim(states, t, 1, axis=1)
-    logits = networks.vocabulary_logits(cfg, weights, tables, states)
+    logits = networks.vocabulary_logits(cfg, network, states)
     return -networks.nll(logits, jax.lax.dynamic_slice_in_dim(batch.ids, t, 1, axis=1))[0][:, 0]
 
   return jax.lax.map(at, jnp.arange(batch.ids.shape[1])).T
@@ -174,10 +170,9 @@ def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
 def two_tower_log_q(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
   """Returns a two-tower generator's log-probabilities [B, L], in one pass."""
   states = two_tower_states(spec, params, batch, (None, None))
-  tables = networks.embeddings(spec, params, "generator")
+  network = networks.weights_of(spec, params, "generator")
   K = spec.masking.num_masked(batch.ids.shape[1], training=False)
-  cfg, network = spec.generator, params["generator"]
-  return -networks.chunked_nll(cfg, network, tables, states, batch.ids, chunk_size=K)[0]
+  return -networks.chunked_nll(spec.generator, network, states, batch.ids, chunk_size=K)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,12 +260,8 @@ def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[Transformer
     raise ValueError(
       f"the run ({spec.objective}, {spec.generator_kind}) has no masked language model"
     )
-  weights = {
-    "embeddings": networks.embeddings(spec, params, network),
-    "encoder": networks.encoder_weights(spec, params, network),
-    "mlm_head": params[network]["mlm_head"],
-  }
-  return cfg, weights
+  weights = networks.weights_of(spec, params, network)
+  return cfg, {name: weights[name] for name in ("embeddings", "encoder", "mlm_head")}
 
 
 def corrupt(

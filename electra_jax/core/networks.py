@@ -109,9 +109,12 @@ def embeddings(spec: PretrainSpec, params: dict, network: str) -> dict:
   return TIES[spec.tying].lookup(params, network)
 
 
-def encoder_weights(spec: PretrainSpec, params: dict, network: str) -> dict:
-  """Returns the encoder weights of "generator" or "discriminator"."""
-  return params["discriminator" if TIES[spec.tying].shares_encoder else network]["encoder"]
+def weights_of(spec: PretrainSpec, params: dict, network: str) -> dict:
+  """Returns {"embeddings", encoders and heads} of "generator" or "discriminator"."""
+  weights = {**params[network], "embeddings": embeddings(spec, params, network)}
+  if TIES[spec.tying].shares_encoder:
+    weights["encoder"] = params["discriminator"]["encoder"]
+  return weights
 
 
 def generator_size(
@@ -181,22 +184,21 @@ def init_discriminator(
 
 
 def encode(
-  cfg: TransformerConfig, tables: dict, weights: dict, ids: jax.Array, batch: Batch, dropout_seeds
+  cfg: TransformerConfig, network: dict, ids: jax.Array, batch: Batch, dropout_seeds
 ) -> jax.Array:
-  """Returns the encoder's states [B, L, D] for ids [B, L]."""
-  documents = batch.document_ids
-  x = encoder.Embeddings(cfg).apply({"params": tables}, ids, batch.token_type_ids, documents)
+  """Returns the states [B, L, D] of a network {"embeddings", "encoder"} for ids [B, L]."""
+  documents, tables = batch.document_ids, {"params": network["embeddings"]}
+  x = encoder.Embeddings(cfg).apply(tables, ids, batch.token_type_ids, documents)
   return encoder.Encoder(cfg).apply(
-    {"params": weights}, x, batch.padding_mask, dropout_seeds, documents
+    {"params": network["encoder"]}, x, batch.padding_mask, dropout_seeds, documents
   )
 
 
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
   """Returns the discriminator's states [B, L, D] for ids [B, L]; keys None means no dropout."""
-  cfg, tables = spec.discriminator, embeddings(spec, params, "discriminator")
-  weights = encoder_weights(spec, params, "discriminator")
-  seeds = layers.make_dropout_seeds(keys, cfg.num_layers)
-  return encode(cfg, tables, weights, ids, batch, seeds)
+  seeds = layers.make_dropout_seeds(keys, spec.discriminator.num_layers)
+  network = weights_of(spec, params, "discriminator")
+  return encode(spec.discriminator, network, ids, batch, seeds)
 
 
 def token_logits(cfg: TransformerConfig, network: dict, name: str, states: jax.Array) -> jax.Array:
@@ -204,13 +206,10 @@ def token_logits(cfg: TransformerConfig, network: dict, name: str, states: jax.A
   return HEADS[name].module(cfg).apply({"params": network[name]}, states)
 
 
-def vocabulary_logits(
-  cfg: TransformerConfig, network: dict, tables: dict, states: jax.Array
-) -> jax.Array:
-  """Returns vocabulary logits [B, K, V] of gathered states [B, K, D]."""
-  return (
-    HEADS["mlm_head"].module(cfg).apply({"params": network["mlm_head"]}, states, tables["word"])
-  )
+def vocabulary_logits(cfg: TransformerConfig, network: dict, states: jax.Array) -> jax.Array:
+  """Returns logits [B, K, V] of states [B, K, D] from a network {"embeddings", "mlm_head"}."""
+  head, word = HEADS["mlm_head"].module(cfg), network["embeddings"]["word"]
+  return head.apply({"params": network["mlm_head"]}, states, word)
 
 
 def nll(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -223,19 +222,14 @@ def nll(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def chunked_nll(
-  cfg: TransformerConfig,
-  network: dict,
-  tables: dict,
-  states: jax.Array,
-  tokens: jax.Array,
-  *,
-  chunk_size: int,
+  cfg: TransformerConfig, network: dict, states: jax.Array, tokens: jax.Array, *, chunk_size: int
 ) -> tuple[jax.Array, jax.Array]:
   """Returns `nll` at every position, computed in chunks of `chunk_size` positions.
 
   The logits [B, L, V] never exist at once; the backward pass recomputes each chunk's.
 
   Args:
+    network: as in `vocabulary_logits`.
     states: [B, L, D].
     tokens: [B, L] int32.
   """
@@ -247,7 +241,7 @@ def chunked_nll(
 
   @jax.checkpoint
   def of_chunk(chunk):
-    return nll(vocabulary_logits(cfg, network, tables, chunk[0]), chunk[1])
+    return nll(vocabulary_logits(cfg, network, chunk[0]), chunk[1])
 
   loss, hit = jax.lax.map(of_chunk, (states, tokens))
   return tuple(x.swapaxes(0, 1).reshape(B, -1)[:, :L] for x in (loss, hit))

@@ -177,9 +177,8 @@ def bert(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str,
 
 
 def _at_masked(spec: PretrainSpec, params, states, masked) -> jax.Array:
-  tables = networks.embeddings(spec, params, "discriminator")
-  gathered = masking.gather(states, masked)
-  return networks.vocabulary_logits(spec.discriminator, params["discriminator"], tables, gathered)
+  network = networks.weights_of(spec, params, "discriminator")
+  return networks.vocabulary_logits(spec.discriminator, network, masking.gather(states, masked))
 
 
 def _replace_mlm_terms(spec: PretrainSpec, params, states, c, weight) -> dict[str, Term]:
@@ -271,10 +270,10 @@ def all_tokens_mlm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) ->
   """Predicts every original token from the generator's text, with a copy gate (Section 3.4)."""
   cfg, batch, c = spec.discriminator, inputs.batch, inputs.corruption
   states = _states(spec, params, inputs)
-  tables, heads = networks.embeddings(spec, params, "discriminator"), params["discriminator"]
+  network = networks.weights_of(spec, params, "discriminator")
   K = c.masked.positions.shape[1]
-  nll, hit = networks.chunked_nll(cfg, heads, tables, states, batch.ids, chunk_size=K)
-  gate = networks.token_logits(cfg, heads, "copy_head", states)
+  nll, hit = networks.chunked_nll(cfg, network, states, batch.ids, chunk_size=K)
+  gate = networks.token_logits(cfg, network, "copy_head", states)
   loss = copy_nll(gate, nll, c.ids == batch.ids)
   at_masked = masking.is_masked(c.masked, batch.ids.shape[1])
   mask, tokens = batch.padding_mask, batch.padding_mask.sum()

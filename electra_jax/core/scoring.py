@@ -58,10 +58,9 @@ def masked_token(
     network: {"embeddings", "encoder", "mlm_head"}.
     positions, labels: [B] int32.
   """
-  tables = network["embeddings"]
-  states = networks.encode(cfg, tables, network["encoder"], batch.ids, batch, None)
+  states = networks.encode(cfg, network, batch.ids, batch, None)
   state = jnp.take_along_axis(states, positions[:, None, None], axis=1)
-  logits = networks.vocabulary_logits(cfg, network, tables, state)
+  logits = networks.vocabulary_logits(cfg, network, state)
   return -networks.nll(logits, labels[:, None])[0][:, 0]
 
 

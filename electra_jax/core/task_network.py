@@ -58,7 +58,7 @@ def shapes(cfg: TransformerConfig, head: Head) -> dict:
 
 def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.Array:
   seeds = layers.make_dropout_seeds(keys, cfg.num_layers)
-  return networks.encode(cfg, params["embeddings"], params["encoder"], batch.ids, batch, seeds)
+  return networks.encode(cfg, params, batch.ids, batch, seeds)
 
 
 def make_objective(cfg: TransformerConfig, head: Head, scale: float = 1.0) -> Callable:

@@ -71,7 +71,7 @@ def _detection(cfg, network, states, ids) -> jax.Array:
 
 
 def _of_all(token_scores: Callable, cfg, network, batch: Batch, positions, labels) -> jax.Array:
-  states = networks.encode(cfg, network["embeddings"], network["encoder"], batch.ids, batch, None)
+  states = networks.encode(cfg, network, batch.ids, batch, None)
   scores = token_scores(cfg, network, states, batch.ids)
   length = batch.padding_mask.sum(-1, keepdims=True)
   place = jnp.arange(batch.ids.shape[1])
@@ -88,7 +88,7 @@ def _energy(*args) -> jax.Array:
 
 def _own_log_p(cfg, network, states, ids) -> jax.Array:
   # In chunks: the logits of all positions would take gigabytes.
-  return -networks.chunked_nll(cfg, network, network["embeddings"], states, ids, chunk_size=4)[0]
+  return -networks.chunked_nll(cfg, network, states, ids, chunk_size=4)[0]
 
 
 SCORERS = {

@@ -31,13 +31,13 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   Without a head, returns the states [B, L, D].
   """
   cfg, weights, name = network.cfg, network.weights, network.head
-  states = nets.encode(cfg, weights["embeddings"], weights["encoder"], batch.ids, batch, None)
+  states = nets.encode(cfg, weights, batch.ids, batch, None)
   if name is None:
     return np.asarray(states)
   if form := EXPORT_FORMS.get(name):
     return np.asarray(form.logits(cfg, weights[name], states))
   if HEADS[name].predicts_words:
-    return np.asarray(nets.vocabulary_logits(cfg, weights, weights["embeddings"], states))
+    return np.asarray(nets.vocabulary_logits(cfg, weights, states))
   return np.asarray(nets.token_logits(cfg, weights, name, states))
 
 
