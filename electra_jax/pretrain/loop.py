@@ -218,7 +218,7 @@ def save(
 
   def failure() -> ValueError | None:
     try:
-      checkpoints.save(done, state, meta, processes.run_on_all)
+      checkpoints.save(done, state, meta)
     except ValueError as error:
       if processes.only_raised(error, WriteError):
         return error
@@ -234,7 +234,7 @@ def save(
     if run.config.checkpoint.on_error == "stop":
       raise first
     try:
-      checkpoints.reopen(processes.run_on_all)
+      checkpoints.reopen()
     except ValueError as error:
       raise WriteError(f"{first}; {error}") from None
     again = failure()  # None if the first error came from the previous save

@@ -312,7 +312,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
   while (latest := newest(checkpoints)) is not None:
     started = time.perf_counter()
     try:
-      state, meta = checkpoints.restore(latest, sharding.shapes(), processes.run_on_all)
+      state, meta = checkpoints.restore(latest, sharding.shapes())
     except ValueError as error:
       if not processes.only_raised(error, DamagedError):
         raise
@@ -321,7 +321,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
           f"{error}; --config.checkpoint.fallback=true does this automatically"
         ) from None
       place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
-      checkpoints.reopen(processes.run_on_all)
+      checkpoints.reopen()
       found = str(error).partition("; delete that folder")[0]
       console.print(f"warning: {found}; moved to {place}", style="bold")
       continue

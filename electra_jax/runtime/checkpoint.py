@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from electra_jax.core.params import named
+from electra_jax.runtime import processes
 from electra_jax.runtime.save_barrier import SaveBarrier
 
 FOLDER = "checkpoints"  # in the run's folder
@@ -46,13 +47,11 @@ class DamagedError(CheckpointError):
   """A checkpoint's content differs from what was saved."""
 
 
-def _alone(action: Callable[[], Any]) -> Any:
-  """`processes.run_on_all` for one process."""
-  return action()
-
-
 class Checkpoints:
   """The checkpoints of one run; as a context, abandoned after an error, else closed.
+
+  All processes of the run call `save`, `reopen` and `restore` together, and if one of them fails,
+  all raise.
 
   Args:
     keep: how many of the newest are kept.
@@ -103,11 +102,8 @@ class Checkpoints:
     """Returns the step of the newest complete checkpoint, or None."""
     return self._manager.latest_step()
 
-  def save(self, step: int, state, meta: Mapping[str, Any], run_on_all: Callable = _alone) -> None:
+  def save(self, step: int, state, meta: Mapping[str, Any]) -> None:
     """Saves in the background, unless the step is saved already; the state may then be donated.
-
-    Args:
-      run_on_all: calls a function and, if it raises on one process, raises on all.
 
     Raises:
       WriteError: the previous save failed, or the disk is full. The next save may succeed.
@@ -115,10 +111,10 @@ class Checkpoints:
     """
     if step == self.latest_step():
       return
-    run_on_all(lambda: self._guarded(self._wait_for_save))
+    processes.run_on_all(lambda: self._guarded(self._wait_for_save))
     state, meta = self._to_global(state), json.loads(json.dumps({**meta, "step": step}))
     self._delete(f"{DELETING}/*")  # not the folder itself, which a running save may use
-    run_on_all(lambda: self._refuse_full_disk(state))
+    processes.run_on_all(lambda: self._refuse_full_disk(state))
     arrays = _on_host(state)  # a collective if the state is sharded
 
     def describe() -> dict[str, Any]:
@@ -189,8 +185,8 @@ class Checkpoints:
       (self.folder / str(step)).rename(place)
     return place
 
-  def reopen(self, run_on_all: Callable = _alone) -> None:
-    """Reopens the folder, abandoning a failed save; `run_on_all` as in `save`.
+  def reopen(self) -> None:
+    """Reopens the folder, abandoning a failed save.
 
     Raises:
       WriteError: processes still wait for each other in a save that failed on one of them.
@@ -200,7 +196,7 @@ class Checkpoints:
       if not self.abandon():
         raise WriteError("not all processes finished the previous save")
 
-    run_on_all(let_go)
+    processes.run_on_all(let_go)
     self._open()
 
   def _guarded(self, action: Callable[[], Any]) -> None:
@@ -219,22 +215,24 @@ class Checkpoints:
     steps = steps_on_disk(self.folder)
     return f"the checkpoint of step {steps[-1]} is intact" if steps else "no earlier checkpoint"
 
-  def restore(self, step: int, shapes, run_on_all: Callable = _alone) -> tuple[Any, dict[str, Any]]:
+  def restore(self, step: int, shapes) -> tuple[Any, dict[str, Any]]:
     """Returns the state of a step, on the devices of `shapes`, and its metadata.
 
     Args:
       shapes: a tree of ShapeDtypeStruct with the target sharding.
-      run_on_all: as in `save`.
 
     Raises:
       DamagedError: the checkpoint is damaged.
       CheckpointError: its arrays do not match `shapes`, or it cannot be read now.
     """
-    return _restore(self.folder, step, shapes, run_on_all)
+    return _restore(self.folder, step, shapes, processes.run_on_all)
 
 
 def restore_from(
-  workdir: str | Path, shapes, step: int | None = None, run_on_all: Callable = _alone
+  workdir: str | Path,
+  shapes,
+  step: int | None = None,
+  run_on_all: Callable = lambda action: action(),
 ) -> tuple[Any, int]:
   """Returns the state of another run's checkpoint, or a part of it, and its step.
 
@@ -243,7 +241,7 @@ def restore_from(
   Args:
     shapes: a `TrainState`, or a dict of its fields, of ShapeDtypeStruct with the target sharding.
     step: of the checkpoint; None: the newest.
-    run_on_all: as in `Checkpoints.save`.
+    run_on_all: `processes.run_on_all` if all processes call this together.
 
   Raises:
     CheckpointError: no checkpoint, damage, or missing or differently shaped arrays (listed).
