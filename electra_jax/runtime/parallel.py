@@ -168,13 +168,10 @@ def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
     return jax.vmap(function, in_axes=tuple(0 if own else None for own in batched))
 
   def one_by_one(*args):
-    own = [x for x, mine in zip(args, batched, strict=True) if mine]
+    def of_seed(own):  # {index: argument}
+      return function(*(own.get(i, x) for i, x in enumerate(args)))
 
-    def of_seed(mine):
-      mine = iter(mine)
-      return function(*(next(mine) if b else x for x, b in zip(args, batched, strict=True)))
-
-    return jax.lax.map(of_seed, own)
+    return jax.lax.map(of_seed, {i: args[i] for i, mine in enumerate(batched) if mine})
 
   return one_by_one
 
@@ -233,14 +230,8 @@ class StateSharding:
 
     self._split = lambda state: jax.tree.map(split, state, self._split_axes)
     self._join = lambda state: jax.tree.map(join, state, self._split_axes, self._shapes)
-
-  @functools.cached_property
-  def _splitting(self) -> Callable:
-    return jax.jit(self._split, out_shardings=jax.tree.map(_global, self._step_specs))
-
-  @functools.cached_property
-  def _joining(self) -> Callable:
-    return jax.jit(self._join, out_shardings=jax.tree.map(_global, self._specs))
+    self._splitting = _jit(self._split, self._step_specs)
+    self._joining = _jit(self._join, self._specs)
 
   def shapes(self):
     """Returns the state's shapes and sharding in a checkpoint."""
@@ -270,12 +261,13 @@ class StateSharding:
 
   def init_state(self, function: Callable) -> Callable:
     """Maps (replicated tree) -> function(tree), sharded; no device ever holds it in full."""
-    made = jax.jit(
-      lambda tree: self._split(function(tree)),
-      out_shardings=jax.tree.map(_global, self._step_specs),
-    )
-    replicated = PartitionSpec()
+    made, replicated = _jit(lambda x: self._split(function(x)), self._step_specs), PartitionSpec()
     return lambda tree: _to_local(made(_to_global(tree, replicated)), self._step_specs)
+
+
+def _jit(function: Callable, specs) -> Callable:
+  """Compiles a function whose results are spread over the devices of all processes."""
+  return jax.jit(function, out_shardings=jax.tree.map(_global, specs))
 
 
 def _to_global(tree, specs):
