@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,20 +31,11 @@ LEFT_OUT = ("step", "split", "loss", *metrics.TIMING)  # `loss` follows the sche
 NAMED = 3  # causes in a warning
 
 
-class BandError(ValueError):
-  """A band cannot be made or read."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
   """The mean and the tolerance of a metric at a log line."""
 
   mean: float
   tolerance: float
-
-  def distance(self, value: float) -> float:
-    """Returns the signed distance of a value from the mean, in tolerances."""
-    return (value - self.mean) / self.tolerance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +54,13 @@ class Band:
   levels: Mapping[str, Mapping[int, Mapping[str, Level]]]
 
   def distances(self, split: str, step: int, values: Mapping) -> dict[str, float]:
-    """Returns {metric: distance} of a line; {} if the band lacks the step."""
+    """Returns {metric: signed distance of a line from the mean, in tolerances}.
+
+    {} if the band lacks the step.
+    """
     levels = self.levels.get(split, {}).get(step, {})
-    known = {k: x for k, x in levels.items() if values.get(k) is not None}
-    return {name: level.distance(values[name]) for name, level in known.items()}
+    known = (name for name in levels if values.get(name) is not None)
+    return {name: (values[name] - levels[name].mean) / levels[name].tolerance for name in known}
 
 
 def differing(band: Band, fields: Mapping) -> list[str]:
@@ -81,10 +76,10 @@ def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mappi
   """Returns the band of several seeds of one configuration, at the steps that all have.
 
   Raises:
-    BandError: there are too few runs, or they have no line in common.
+    ValueError: there are too few runs, or they have no line in common.
   """
   if len(histories) < LEAST_RUNS:
-    raise BandError(f"a band needs at least {LEAST_RUNS} runs, got {len(histories)}")
+    raise ValueError(f"a band needs at least {LEAST_RUNS} runs, got {len(histories)}")
   by_run = [{(x["split"], x["step"]): x for x in lines} for lines in histories]
   common = sorted(set.intersection(*(set(lines) for lines in by_run)))
   levels: dict[str, dict[int, dict[str, Level]]] = {}
@@ -99,7 +94,7 @@ def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mappi
           table[step][name] = level
     levels[split] = table
   if not levels:
-    raise BandError("the runs have no line of the same step")
+    raise ValueError("the runs have no line of the same step")
   return Band(every_steps, len(histories), dict(fields), levels)
 
 
@@ -132,7 +127,7 @@ def write(path: Path, band: Band) -> None:
     "fields": band.fields,
     "levels": {
       split: {
-        str(step): {k: [_digits(x.mean), _digits(x.tolerance)] for k, x in levels.items()}
+        str(step): {name: [float(f"{x:.5g}") for x in level] for name, level in levels.items()}
         for step, levels in table.items()
       }
       for split, table in band.levels.items()
@@ -141,15 +136,11 @@ def write(path: Path, band: Band) -> None:
   path.write_text(json.dumps(content, separators=(",", ":")).replace('},"', '},\n"') + "\n")
 
 
-def _digits(value: float) -> float:
-  return float(f"{value:.5g}")
-
-
 def read(path: Path) -> Band:
   """Reads a band.
 
   Raises:
-    BandError: the file is no band.
+    ValueError: the file is no band.
     OSError: it cannot be read.
   """
   try:
@@ -160,7 +151,7 @@ def read(path: Path) -> Band:
     }
     return Band(int(content["every_steps"]), content["runs"], content["fields"], levels)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise BandError(f"{path} is no band of electra-jax report --make-band: {error}") from None
+    raise ValueError(f"{path} is no band of electra-jax report --make-band: {error}") from None
 
 
 # Comparing.
@@ -234,18 +225,18 @@ CAUSES: dict[str, Mapping[str, int]] = {
 }  # fmt: skip
 
 
-def kind_of(name: str) -> str | None:
-  """Returns the kind of a metric in CAUSES, or None."""
-  kinds = {f"{stem}_loss": "words" for stem in WORDS}
-  kinds |= {"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"}
-  return kinds.get(name, "detection" if name.endswith("_auc") else None)
+# {metric: its kind in CAUSES}; every `_auc` is "detection".
+KINDS = {
+  **{f"{stem}_loss": "words" for stem in WORDS},
+  **{"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"},
+}
 
 
 def causes_of(distances: Mapping[str, float]) -> list[str]:
   """Returns the NAMED causes whose effects agree best with the distances, the best first."""
   observed: dict[str, float] = {}
   for name, distance in distances.items():
-    kind = kind_of(name)
+    kind = "detection" if name.endswith("_auc") else KINDS.get(name)
     if kind and abs(distance) >= abs(observed.get(kind, 0.0)):
       observed[kind] = distance
 
