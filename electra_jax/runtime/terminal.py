@@ -65,16 +65,12 @@ def duration(secs: float) -> str:
   """
   if secs < 9.95:
     return f"{secs:.1f} s" if secs >= 0.1 else "< 0.1 s"
-  whole = round(secs)
-  for name, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
-    if whole >= size:
-      return _sum(whole // size, name, whole % size // part, smaller)
-  return _sum(whole // 60, "min", whole % 60, "s")
-
-
-def _sum(large: int, name: str, small: int, smaller: str) -> str:
-  parts = [f"{n} {unit}" for n, unit in ((large, name), (small, smaller)) if n]
-  return " ".join(parts)
+  left, parts = round(secs), []
+  for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+    parts.append((left // size, unit))
+    left %= size
+  first = next(i for i, (count, _) in enumerate(parts) if count)
+  return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
 
 
 def share(part: float, whole: float) -> str:
