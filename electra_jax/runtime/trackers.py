@@ -3,13 +3,14 @@
 Each gets the numbers of metrics.jsonl as `train/NAME` and `heldout/NAME`, and the configuration.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -96,7 +97,7 @@ class Wandb:
   def __init__(self, start: Start):
     import wandb
 
-    try:
+    with _failing("wandb", wandb.Error):
       self._run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         dir=start.folder,
@@ -107,8 +108,6 @@ class Wandb:
         settings=wandb.Settings(console="off", silent=True),
       )
       self._run.define_metric("*", step_metric="step")
-    except wandb.Error as error:
-      raise _failed("wandb", error) from None
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Hands the numbers to wandb's own process."""
@@ -131,12 +130,10 @@ class Mlflow:
     self._metric, self._error = Metric, mlflow.exceptions.MlflowException
     place = os.environ.get("MLFLOW_TRACKING_URI", (start.folder.absolute() / "mlruns").as_uri())
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-    try:
+    with _failing("mlflow", self._error):
       self._client = mlflow.MlflowClient(place)
       self._run = start.remembered("mlflow", lambda: self._create(name, start))
       self._client.update_run(self._run, "RUNNING")
-    except self._error as error:
-      raise _failed("mlflow", error) from None
 
   def _create(self, experiment: str, start: Start) -> str:
     from mlflow.entities import Param
@@ -152,18 +149,14 @@ class Mlflow:
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Sends the numbers. Raises TrackerError."""
     now, numbers = int(1000 * time.time()), _numbers(split, values)
-    try:
+    with _failing("mlflow", self._error):
       batch = [self._metric(name, value, now, step) for name, value in numbers.items()]
       self._client.log_batch(self._run, metrics=batch)
-    except self._error as error:
-      raise _failed("mlflow", error) from None
 
   def close(self) -> None:
     """Marks the run as finished. Raises TrackerError."""
-    try:
+    with _failing("mlflow", self._error):
       self._client.set_terminated(self._run)
-    except self._error as error:
-      raise _failed("mlflow", error) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,5 +200,10 @@ def _numbers(split: str, values: Mapping[str, float | None]) -> dict[str, float]
   return {f"{split}/{name}": value for name, value in values.items() if value is not None}
 
 
-def _failed(tracker: str, error: Exception) -> TrackerError:
-  return TrackerError(f"{tracker}: {' '.join(str(error).split())}")
+@contextlib.contextmanager
+def _failing(tracker: str, kind: type[Exception]) -> Iterator[None]:
+  """Turns a tracker's own error into a TrackerError."""
+  try:
+    yield
+  except kind as error:
+    raise TrackerError(f"{tracker}: {' '.join(str(error).split())}") from None
