@@ -11,15 +11,11 @@ _L, _HF, _TF = "encoder/layers", "electra.encoder.layer.{i}", "{encoder}/encoder
 TABLE: list[Row] = [
   *(
     Row(
-      f"embeddings/{ours}",
-      f"electra.embeddings.{theirs}.weight",
-      f"{{embeddings}}/embeddings/{theirs}",
+      f"embeddings/{name}",
+      f"electra.embeddings.{name}_embeddings.weight",
+      f"{{embeddings}}/embeddings/{name}_embeddings",
     )
-    for ours, theirs in (
-      ("word", "word_embeddings"),
-      ("position", "position_embeddings"),
-      ("token_type", "token_type_embeddings"),
-    )
+    for name in ("word", "position", "token_type")
   ),
   *norm(
     "embeddings/layer_norm", "electra.embeddings.LayerNorm", "{embeddings}/embeddings/LayerNorm"
