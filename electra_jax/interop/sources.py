@@ -236,26 +236,22 @@ def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) ->
 
 
 def check_run_vocab(workdir: str | Path, tokens: Tokenizer) -> None:
-  """Raises ExchangeError if a run's vocabulary gives other ids than `tokens`."""
-  if found := _other_vocab(workdir, tokens):
-    raise ExchangeError(f"{workdir} has another vocabulary than the {found}")
-
-
-def _other_vocab(workdir: str | Path, tokens: Tokenizer) -> str | None:
-  """Returns how a run's vocabulary differs from that of `tokens`, None if they give the same ids.
+  """Raises ExchangeError if a run's vocabulary gives other ids than `tokens`.
 
   The run's shards may be on another machine, or built again: then only the SHA-256 is known.
   """
   saved = compare.upgrade(compare.flatten(read_config(Path(workdir))))["data.vocab_hash"]
   if saved == tokens.vocab.hash:
-    return None
+    return
   folder = data_folder(workdir)
+  other = f"{tokens.vocab.size} entries of SHA-256 {tokens.vocab.hash[:12]}"
   with contextlib.suppress(ValueError, OSError):
     own = tokenizer.load_from(folder, vocab_of(folder))
     if own.vocab.hash == saved:
-      found = difference(own, tokens)
-      return found and f"shards: {found}"
-  return f"{tokens.vocab.size} entries of SHA-256 {tokens.vocab.hash[:12]}"
+      if (found := difference(own, tokens)) is None:
+        return
+      other = f"shards: {found}"
+  raise ExchangeError(f"{workdir} has another vocabulary than the {other}")
 
 
 def vocab_of(folder: str | Path) -> Vocab:
@@ -410,9 +406,7 @@ def _orbax(path: Path) -> Source:
   except Exception as error:
     raise ExchangeError(f"{path / 'params'} is damaged: {str(error).splitlines()[0]}") from error
   weights = jax.tree.map(np.asarray, weights)
-  tokens = None
-  if vocab:
-    tokens = tokenizer.load_from(path, Vocab.from_json(vocab))
+  tokens = tokenizer.load_from(path, Vocab.from_json(vocab)) if vocab else None
   finetuned = Finetuned(info, weights.pop("head")) if info else None
   return Source(
     {"discriminator": Network(cfg, weights, head)}, tokens, content, finetuned=finetuned
