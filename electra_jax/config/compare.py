@@ -137,13 +137,12 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tup
 
   `saved` and `current` are flat configurations with DATA_HASHES.
   """
-  fields = [*saved, *(k for k in current if k not in saved)]
-  found = {}
-  for field in fields:
-    matters = field in DATA_HASHES or field.split(".", 1)[0] in DEFINING
-    if matters and field not in FREE and saved.get(field) != current.get(field):
-      found[field] = (saved.get(field), current.get(field))
-  return found
+  changed = (k for k in {**saved, **current} if saved.get(k) != current.get(k) and k not in FREE)
+  return {
+    k: (saved.get(k), current.get(k))
+    for k in changed
+    if k in DATA_HASHES or k.split(".")[0] in DEFINING
+  }
 
 
 def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
