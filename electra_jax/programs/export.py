@@ -58,12 +58,6 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
   return network, kind.class_names(info), kind.unit(info)
 
 
-def without_head(network: Network) -> Network:
-  """Returns the embeddings and the encoder of a network."""
-  weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
-  return Network(network.cfg, weights, None)
-
-
 def in_unit(network: Network, unit: float) -> Network:
   """Returns a fine-tuned network with its logits multiplied by `unit`, in the last layer."""
   head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
@@ -122,7 +116,8 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         network, labels, unit = with_task_head(source)
       elif network.head not in huggingface.family_of(network.cfg).classes:
         left_out.append(f"the {role}'s {network.head}")
-        network = without_head(network)
+        encoder = {name: network.weights[name] for name in ("embeddings", "encoder")}
+        network = Network(network.cfg, encoder, None)
       written = network if unit is None else in_unit(network, unit)
       mine = folder / role
       mine.mkdir()
@@ -153,8 +148,10 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
       console.print(line)
       if source.finetuned and network.head is None:
+        task = source.finetuned.info
         console.print(
-          f"{role}: Hugging Face has no such head for {_task(source)}: exported only the encoder"
+          f"{role}: Hugging Face has no such head for {task['kind']} ({task['head']['arguments']}):"
+          " exported only the encoder"
         )
   if reason:
     console.print(f"not exported: the generator: {reason}")
@@ -165,10 +162,6 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
 def _bytes(source: Source, *roles: str) -> int:
   """Returns the bytes of the weights of some networks, or of all."""
   return 4 * sum(params.count(source.networks[r].weights) for r in roles or source.networks)
-
-
-def _task(source: Source) -> str:
-  return f"{source.finetuned.info['kind']} ({source.finetuned.info['head']['arguments']})"
 
 
 def model_card(role: str, network: Network, source: Source, has_tokenizer: bool) -> str:
