@@ -140,37 +140,35 @@ class _Level:
 
 def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, str]]:
   """Yields (name, is_bad, observation, advice) for each metric that has a value."""
+  losses = [(k, values[k]) for k in ("mlm_loss", "cloze_loss") if values.get(k) is not None]
   for name, value in values.items():
     if value is None:
       continue
     if name.endswith("_auc"):
-      yield (
-        name,
-        abs(value - 0.5) < limits.auc_margin,
-        f"{name} {value:.3f} is within {limits.auc_margin:g} of chance (0.5)",
-        "the discriminator does not learn. Try a weaker generator"
-        " (generator.width_multiplier), a lower optimizer.learning_rate, or"
-        " optimizer.separate_optimizers",
+      is_bad = abs(value - 0.5) < limits.auc_margin
+      seen = f"{name} {value:.3f} is within {limits.auc_margin:g} of chance (0.5)"
+      advice = (
+        "the discriminator does not learn. Try a weaker generator (generator.width_multiplier), a"
+        " lower optimizer.learning_rate, or optimizer.separate_optimizers"
       )
     elif name.endswith("_recall"):
       share = values.get("replaced")
       of = "" if share is None else f" (replaced: {100 * share:.3g} % of all)"
-      yield (
-        name,
-        value < limits.recall,
-        f"{name} {100 * value:.3g} % is below {100 * limits.recall:g} %{of}",
+      is_bad = value < limits.recall
+      seen = f"{name} {100 * value:.3g} % is below {100 * limits.recall:g} %{of}"
+      advice = (
         "the discriminator predicts 'original' for every token. Try a higher objective.mask_prob,"
         " a weaker generator (generator.width_multiplier), a lower optimizer.learning_rate, or a"
-        " higher objective.discriminator_weight",
+        " higher objective.discriminator_weight"
       )
-    elif name == "sample_entropy":
-      loss = next((k for k in ("mlm_loss", "cloze_loss") if values.get(k) is not None), None)
-      if loss is not None:
-        yield (
-          name,
-          value < limits.entropy_ratio * values[loss],
-          f"{name} {value:.3f} nats is below {limits.entropy_ratio:g} times {loss}"
-          f" {values[loss]:.3f}",
-          "the generator samples the same few tokens. Raise objective.temperature or"
-          " objective.mlm_weight, or lower objective.adversarial_weight",
-        )
+    elif name == "sample_entropy" and losses:
+      loss, level = losses[0]
+      is_bad = value < limits.entropy_ratio * level
+      seen = f"{name} {value:.3f} nats is below {limits.entropy_ratio:g} times {loss} {level:.3f}"
+      advice = (
+        "the generator samples the same few tokens. Raise objective.temperature or"
+        " objective.mlm_weight, or lower objective.adversarial_weight"
+      )
+    else:
+      continue
+    yield name, is_bad, seen, advice
