@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from electra_jax.config import specs
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import Run
@@ -70,7 +71,7 @@ def loop(
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   reference = BandMonitor(*run.reference) if run.reference else None
   lines = [line for line in history if line["step"] <= start]
-  health = Health(run.limits, lines, reference, run.unchecked)
+  health = Health(specs.make_limits(c), lines, reference, run.unchecked)
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
 
   def is_due(step: int) -> bool:
@@ -113,8 +114,7 @@ def loop(
       values = {**window.close(), **speed.read(done, n - done)}
       if compare:
         values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
-      log.write(done, "train", values)
-      check_health(run, health, done, "train", values, log)
+      record(run, done, "train", values, log, health)
     if evaluating:
       with goodput.doing("evaluation"):
         evaluated = evaluate(run, state.params, done, log, health, monitors.stop)
@@ -157,8 +157,9 @@ def check_memory(run: Run, state, batch) -> None:
     memory.check("evaluation", evaluation, "the number of devices, or lower eval.batch_size")
 
 
-def check_health(run: Run, health: Health, done: int, split: str, values: dict, log: Log) -> None:
-  """Logs warnings about a log line; stops all processes if `health.on_warning` is "stop"."""
+def record(run: Run, done: int, split: str, values: dict, log: Log, health: Health) -> None:
+  """Writes a log line and warnings about it; all stop there if `health.on_warning` is "stop"."""
+  log.write(done, split, values)
 
   def warn():
     warnings = health.check(done, values, split)
@@ -193,8 +194,7 @@ def evaluate(
   if run.pairs:
     networks = sources.main_networks(run.spec, params)
     values["pairs_accuracy"] = run.pairs.accuracy(networks["discriminator"].weights)
-  log.write(done, "heldout", values)
-  check_health(run, health, done, "heldout", values, log)
+  record(run, done, "heldout", values, log, health)
   return True
 
 

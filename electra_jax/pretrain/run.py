@@ -23,7 +23,6 @@ from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import sources
 from electra_jax.runtime import checkpoint, metrics, parallel, version
 from electra_jax.runtime.chance import Chance
-from electra_jax.runtime.health import Limits
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
 
 
@@ -68,10 +67,7 @@ def make_train_fns(
     norm = zero.norm(jax.eval_shape(init_params), parallel.AXIS, count)
     make_update = functools.partial(zero.zero1_update, devices=count)
   tx = optimizer.make_optimizer(optimizer_config, schedule, groups, norm)
-
-  def init_state(params: dict) -> step.TrainState:
-    return step.init_state(params, tx)
-
+  init_state = functools.partial(step.init_state, tx=tx)
   shapes = jax.eval_shape(lambda: init_state(init_params()))
   sharded = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
   sharding = parallel.StateSharding(shapes, sharded, devices)
@@ -108,7 +104,6 @@ class Run:
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
   chance: Chance  # the trivial baselines on the held-out text
-  limits: Limits  # of the health checks
   pairs: pairs.Suite | None  # of eval.pairs
   reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
 
@@ -195,7 +190,6 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
     chance=Chance.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
-    limits=specs.make_limits(config),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
     reference=specs.reference(config),
   )
