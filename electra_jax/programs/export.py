@@ -101,45 +101,41 @@ def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0
 def export_hf(source: Source, out: Path, console: Console) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
   networks, reason, left_out = dict(source.networks), None, list(source.left_out)
+  tokens, trained = source.tokenizer, likelihood.training(source)
   if {"discriminator", "generator"} <= networks.keys():
     try:
       huggingface.config_json(networks["generator"].cfg, networks["generator"].head, 0)
     except ExchangeError as error:
       reason = error
       del networks["generator"]
-  trained = likelihood.training(source)
-  can_check = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+  can_check = tokens and all(map(importlib.util.find_spec, ("torch", "transformers")))
   with new_folder(out, _bytes(source)) as folder:
     for role, network in networks.items():
-      labels, unit = (), None
+      family, labels, unit = huggingface.family_of(network.cfg), (), None
       if source.finetuned:
         network, labels, unit = with_task_head(source)
-      elif network.head not in huggingface.family_of(network.cfg).classes:
+      elif network.head not in family.classes:
         left_out.append(f"the {role}'s {network.head}")
         encoder = {name: network.weights[name] for name in ("embeddings", "encoder")}
         network = Network(network.cfg, encoder, None)
       written = network if unit is None else in_unit(network, unit)
       mine = folder / role
       mine.mkdir()
-      vocab = source.tokenizer.vocab if source.tokenizer else None
-      pad = vocab.pad if vocab else 0
+      pad = tokens.vocab.pad if tokens else 0
       others = {} if trained is None else {huggingface.TRAINING: trained}
       if unit is not None:  # pipelines of transformers leave such a logit as it is
         others["problem_type"] = "regression"
       huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, others)
-      has_tokenizer = False
-      if source.tokenizer:
-        segments = huggingface.family_of(network.cfg).token_types
-        has_tokenizer = huggingface.save_tokenizer(
-          mine, source.tokenizer, network.cfg.max_positions, segments
-        )
-        if not has_tokenizer:
-          source.tokenizer.save(mine)
-          console.print(f"{role}: no AutoTokenizer for this {vocab.kind}, exported {vocab.file}")
+      has_tokenizer = tokens is not None and huggingface.save_tokenizer(
+        mine, tokens, network.cfg.max_positions, family.token_types
+      )
+      if tokens and not has_tokenizer:
+        tokens.save(mine)
+        kind, file = tokens.vocab.kind, tokens.vocab.file
+        console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
       (mine / "README.md").write_text(model_card(role, network, source, has_tokenizer))
-      kind = huggingface.family_of(network.cfg).classes[network.head]
-      line = f"{role}: {kind}, {params.count(network.weights) / 1e6:,.2f} M"
-      if can_check and source.tokenizer:
+      line = f"{role}: {family.classes[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
+      if can_check:
         with doing(f"comparing the {role} with transformers"):
           difference = check_parity(mine, network, real_text(source), unit or 1.0)
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
