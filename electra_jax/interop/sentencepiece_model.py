@@ -36,13 +36,16 @@ def to_engine(path: Path):
   the ends of words, custom tables, and models of words or characters.
   """
   from sentencepiece import sentencepiece_model_pb2 as proto
-  from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+  from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
   model = proto.ModelProto.FromString(path.read_bytes())
-  if not _is_exact(model, proto):
+  if not _is_exact(model):
     return None
-  is_unigram = model.trainer_spec.model_type == proto.TrainerSpec.UNIGRAM
-  engine = Tokenizer(_unigram(model) if is_unigram else _bpe(model, proto))
+  if model.trainer_spec.model_type == model.trainer_spec.UNIGRAM:
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    engine = Tokenizer(models.Unigram(pieces, unk_id=_unknown(model), byte_fallback=False))
+  else:
+    engine = Tokenizer(_bpe(model))
   engine.normalizer = _normalizer(model.normalizer_spec)
   inside = any(SPACE in piece.piece[1:] for piece in model.pieces)
   engine.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", split=not inside)
@@ -52,32 +55,24 @@ def to_engine(path: Path):
   return engine
 
 
-def _is_exact(model, proto) -> bool:
-  spec, trainer, piece = model.normalizer_spec, model.trainer_spec, proto.ModelProto.SentencePiece
+def _is_exact(model) -> bool:
+  spec, trainer = model.normalizer_spec, model.trainer_spec
   return (
-    trainer.model_type in (proto.TrainerSpec.UNIGRAM, proto.TrainerSpec.BPE)
+    trainer.model_type in (trainer.UNIGRAM, trainer.BPE)
     and not trainer.treat_whitespace_as_suffix
     and spec.remove_extra_whitespaces
     and spec.escape_whitespaces
     and spec.name in NORMALIZATIONS
-    and {p.type for p in model.pieces} <= {piece.NORMAL, piece.UNKNOWN, piece.CONTROL}
+    and all(p.type in (p.NORMAL, p.UNKNOWN, p.CONTROL) for p in model.pieces)
   )
 
 
-def _unigram(model):
-  from tokenizers import models
-
-  pieces = [(piece.piece, piece.score) for piece in model.pieces]
-  return models.Unigram(pieces, unk_id=_unknown(model), byte_fallback=False)
-
-
-def _bpe(model, proto):
+def _bpe(model):
   """Returns the BPE model; its merges are all splits of each piece, the best-scored piece first."""
   from tokenizers import models
 
   ids = {piece.piece: i for i, piece in enumerate(model.pieces)}
-  normal = proto.ModelProto.SentencePiece.NORMAL
-  scores = {piece.piece: piece.score for piece in model.pieces if piece.type == normal}
+  scores = {p.piece: p.score for p in model.pieces if p.type == p.NORMAL}
   merges = [
     (piece[:i], piece[i:])
     for piece in sorted(scores, key=scores.get, reverse=True)
