@@ -157,14 +157,14 @@ def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
 
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   """Opens the data and builds the constant parts of the run."""
-  d, batch_size = config.data, config.train.batch_size
+  d, t = config.data, config.train
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
     heldout = pretrain_batches.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
-  if shards.num_examples < batch_size:
+  if shards.num_examples < t.batch_size:
     raise ValueError(
-      f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {batch_size:,}"
+      f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {t.batch_size:,}"
     )
   saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
   if specs.FROZEN_GENERATOR in saved:  # its source may have been deleted since
@@ -173,11 +173,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     frozen = sources.frozen_generator(config)
   spec = specs.make_spec(config, shards.vocab, shards.frequencies, frozen)
   fns = make_train_fns(
-    spec,
-    specs.make_optimizer_config(config),
-    config.train.steps,
-    config.seed,
-    config.train.accumulation,
+    spec, specs.make_optimizer_config(config), t.steps, config.seed, t.accumulation
   )
   return Run(
     config=config,
@@ -187,7 +183,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     spec=spec,
     frozen=frozen,
     fns=fns,
-    flops_per_step=flops.step_flops(spec, batch_size, shards.seq_length),
+    flops_per_step=flops.step_flops(spec, t.batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
     chance=Chance.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
