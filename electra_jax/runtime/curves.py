@@ -23,7 +23,6 @@ class Redrawn:
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Draws if the line is an evaluation's. Raises OSError."""
-    del step, values
     if split == "heldout" and time.monotonic() - self._drawn >= REDRAW_SECS:
       self._draw()
       self._drawn = time.monotonic()
@@ -105,16 +104,7 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
     text, dots = ("training", "held-out") if alone else (terminal.label(name), None)
     axis.plot(*points(history, "train", name), color=colour, linewidth=1.4, label=text)
     if (heldout := points(history, "heldout", name))[0]:
-      axis.plot(
-        *heldout,
-        color=colour,
-        linestyle="none",
-        marker="o",
-        markersize=4.5,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
-        label=dots,
-      )
+      axis.plot(*heldout, "o", color=colour, markersize=4.5, mec="white", mew=0.6, label=dots)
     steps, values, what = levels(history, name, chance)
     if steps:
       label = f"trivial baseline: {what}" if alone else None
