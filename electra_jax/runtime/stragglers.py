@@ -105,12 +105,11 @@ class StragglerDetector:
       "slowest_host_step_ms": 1000 * float(own.max()),
       "slowest_host": slowest,
     }
-    if own[slowest] <= self._slow_ratio * others:
-      self._suspect, self._lines = None, 0
-      return values, []
-    self._lines = self._lines + 1 if self._suspect == slowest else 1
-    self._suspect = slowest
-    if self._lines != 2:  # one line may be chance; later ones would repeat the warning
+    suspect = slowest if own[slowest] > self._slow_ratio * others else None
+    self._lines = self._lines + 1 if suspect == self._suspect else 1
+    self._suspect = suspect
+    # One line may be chance; later ones would repeat the warning.
+    if suspect is None or self._lines != 2:
       return values, []
     return values, [
       f"process {slowest} ({self._names[slowest]}) is slow: its own step time is"
