@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 
 from electra_jax.config.compare import flatten, recipe, upgrade
 from electra_jax.config.files import find_data, load
-from electra_jax.core import masking, objectives, optimizer, schedules
+from electra_jax.core import objectives, optimizer, schedules
 from electra_jax.core.attention import ATTENTION
 from electra_jax.core.generators import GENERATORS, masked_language_model
+from electra_jax.core.masking import Masking
 from electra_jax.core.networks import TIES, PretrainSpec, generator_size
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.runtime import bands, health
@@ -22,6 +23,11 @@ from electra_jax.runtime.workdir import read_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
+# Of config.objective.
+SCHEDULES = (
+  *("mask_prob_schedule", "temperature_schedule", "unigram_share_schedule"),
+  *("discriminator_weight_schedule", "replace_mlm_weight_schedule"),
+)
 
 
 def make_spec(
@@ -42,23 +48,14 @@ def make_spec(
     vocab_size=vocab.size,
     compute=make_compute(config.model, config.model.hidden_size // config.model.num_heads),
   )
-  rates = take_fields(
-    masking.Masking,
-    o,
-    mask_prob=make_schedule(config, "mask_prob_schedule"),
-    temperature=make_schedule(config, "temperature_schedule"),
-    mask_id=vocab.mask,
-    special_ids=tuple(vocab.special_ids),
-    unigram_share=make_schedule(config, "unigram_share_schedule"),
-  )
+  settings = {**o, **make_schedules(config)}
+  special_ids = tuple(vocab.special_ids)
   return take_fields(
     PretrainSpec,
-    o,
+    settings,
     generator=_generator(config, discriminator, frozen),
     discriminator=discriminator,
-    masking=rates,
-    discriminator_weight=make_schedule(config, "discriminator_weight_schedule"),
-    replace_mlm_weight=make_schedule(config, "replace_mlm_weight_schedule"),
+    masking=take_fields(Masking, settings, mask_id=vocab.mask, special_ids=special_ids),
     objective=o.name,
     generator_kind=g.kind,
     tying=g.tie,
@@ -67,13 +64,16 @@ def make_spec(
   )
 
 
-def make_schedule(config: ConfigDict, field: str) -> schedules.Schedule:
-  """Returns the value NAME of config.objective with its schedule; `field` is NAME_schedule."""
-  try:
-    points = schedules.parse(config.objective[field], config.train.steps)
-  except ValueError as error:
-    raise ValueError(f"config.objective.{field}: {error}") from None
-  return schedules.Schedule(config.objective[field.removesuffix("_schedule")], points)
+def make_schedules(config: ConfigDict) -> dict[str, schedules.Schedule]:
+  """Returns {NAME: its value with its schedule} for each NAME_schedule in SCHEDULES."""
+  o, found = config.objective, {}
+  for field in SCHEDULES:
+    name = field.removesuffix("_schedule")
+    try:
+      found[name] = schedules.Schedule(o[name], schedules.parse(o[field], config.train.steps))
+    except ValueError as error:
+      raise ValueError(f"config.objective.{field}: {error}") from None
+  return found
 
 
 def has_generator_weights(config: ConfigDict) -> bool:

@@ -16,7 +16,7 @@ from electra_jax.config.specs import (
   has_generator_weights,
   make_limits,
   make_optimizer_config,
-  make_schedule,
+  make_schedules,
   reference,
 )
 from electra_jax.core import attention, encoder, generators, layers, networks, objectives, optimizer
@@ -92,9 +92,12 @@ def check_fields(config: ConfigDict) -> None:
       f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
       f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
     )
-  for field in ("discriminator_weight_schedule", "replace_mlm_weight_schedule"):
-    if min(weights := make_schedule(config, field).values) < 0:
-      raise ValueError(f"config.objective.{field}: weights must be at least 0, got {weights}")
+  schedules = make_schedules(config)
+  for name in ("discriminator_weight", "replace_mlm_weight"):
+    if min(weights := schedules[name].values) < 0:
+      raise ValueError(
+        f"config.objective.{name}_schedule: weights must be at least 0, got {weights}"
+      )
   if config.data.seq_length > config.model.max_positions:
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} is above"

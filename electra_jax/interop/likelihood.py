@@ -28,15 +28,13 @@ def training(source: Source) -> Mapping | None:
   if card.get("training") or not card.get("config") or source.finetuned:
     return card.get("training")
   config = specs.saved_config(card["config"])
-  rates = {
-    name: float(specs.make_schedule(config, f"{name}_schedule").at(card["steps"]))
-    for name in ("mask_prob", "temperature", "unigram_share")
-  }
+  schedules, steps = specs.make_schedules(config), card["steps"]
+  rates = ("mask_prob", "temperature", "unigram_share")
   return {
     "objective": config.objective.name,
     "generator_kind": config.generator.kind,
     "disallow_correct": config.objective.disallow_correct,
-    **rates,
+    **{name: float(schedules[name].at(steps)) for name in rates},
   }
 
 
