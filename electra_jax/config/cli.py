@@ -30,16 +30,11 @@ DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
 SCRIPT = "electra-jax"  # the installed command
 HELP = ("--help", "-help", "-h", "--helpshort")
-SCORE_PACKAGES = ("sklearn", "scipy", "seqeval")  # the extra `finetune`
-DATA_PACKAGES = (  # the extra `data`
-  "pyarrow",
-  "sentencepiece",
-  "tensorflow",
-  "tensorflow_datasets",
-  "tokenizers",
-  "zstandard",
-  "safetensors",
-)
+# The packages of an extra.
+EXTRAS = {
+  "data": "pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers zstandard safetensors",
+  "finetune": "sklearn scipy seqeval",
+}
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -180,8 +175,8 @@ def explain(error: BaseException) -> str | None:
   """
   if isinstance(error, OSError):
     return one_line(error)
-  for extra, packages in (("data", DATA_PACKAGES), ("finetune", SCORE_PACKAGES)):
-    if isinstance(error, ModuleNotFoundError) and error.name in packages:
+  for extra, packages in EXTRAS.items():
+    if isinstance(error, ModuleNotFoundError) and error.name in packages.split():
       return f"{error.name} is not installed; it comes with: pip install 'electra_jax[{extra}]'"
   if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
     return (
