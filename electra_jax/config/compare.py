@@ -11,15 +11,8 @@ from electra_jax.config.files import load
 
 # Groups whose fields define a run: it resumes only with the same values.
 DEFINING = (
-  "seed",
-  "init_from",
-  "init_step",
-  "init_optimizer",
-  "model",
-  "generator",
-  "objective",
-  "optimizer",
-  "train",
+  *("seed", "init_from", "init_step", "init_optimizer"),
+  *("model", "generator", "objective", "optimizer", "train"),
 )
 # Exceptions: fields of these groups that may change with the machine.
 FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation", "optimizer.sharded")
