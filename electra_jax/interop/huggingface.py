@@ -16,7 +16,7 @@ from electra_jax.data.tokenizer import load as load_vocabulary
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import MODERNBERT
 from electra_jax.interop.vocabularies import difference, engine_of
-from electra_jax.interop.weights import ExchangeError, Family, from_hf, to_hf
+from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_json, to_hf
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
@@ -172,7 +172,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     ExchangeError: it is missing, or gives other ids than the vocab.txt.
   """
   path = folder / "tokenizer_config.json"
-  config = {"tokenizer_class": _json(folder / "config.json").get("tokenizer_class"), **_json(path)}
+  kind = read_json(folder / "config.json").get("tokenizer_class")
+  config = {"tokenizer_class": kind, **read_json(path)}
   lowercase, strip_accents = config.get("do_lower_case", True), config.get("strip_accents")
   ours = config["tokenizer_class"] == TOKENIZER_CLASS
   rules = BERT_RULES if ours else {**BERT_RULES, "strip_accents": (None, lowercase)}
@@ -190,17 +191,9 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   return found[0]
 
 
-def _json(path: Path) -> dict:
-  """Returns the content of a file, {} if there is none; raises ExchangeError if it is damaged."""
-  try:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
-  except (ValueError, TypeError) as error:
-    raise ExchangeError(f"{path} is damaged: {error}") from None
-
-
 def read_training(folder: Path) -> dict | None:
   """Returns the training settings that `save` stored in config.json; None if absent."""
-  return json.loads((folder / "config.json").read_text()).get(TRAINING)
+  return read_json(folder / "config.json").get(TRAINING)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -248,7 +241,7 @@ def _no_weights(folder: Path) -> str:
   missing = f"{folder / 'model.safetensors'} is missing"
   if not any(folder.glob("pytorch_model*.bin*")):
     return missing
-  kind = (json.loads((folder / "config.json").read_text()).get("architectures") or ["AutoModel"])[0]
+  kind = (read_json(folder / "config.json").get("architectures") or ["AutoModel"])[0]
   return (
     f'{missing}, there is pytorch_model.bin alone; to convert it: python -c "from transformers'
     f" import {kind} as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\""

@@ -1,7 +1,6 @@
 """Reads checkpoints of the original, google-research/electra, by the table of `electra`."""
 
 import dataclasses
-import json
 import re
 import warnings
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tfds import import_tensorflow
 from electra_jax.interop.electra import FIELDS, FIXED, TABLE
-from electra_jax.interop.weights import ExchangeError, check_fixed, fill, network_shapes
+from electra_jax.interop.weights import ExchangeError, check_fixed, fill, network_shapes, read_json
 
 # A scalar beside the generator's head, which the original's converters drop.
 IGNORED = {"generator_predictions/temperature"}
@@ -178,10 +177,7 @@ def _stated(prefix: Path, sizes: dict) -> dict:
   path = next((p for p in map(prefix.with_name, CONFIGS) if p.is_file()), None)
   if path is None:
     return {}
-  try:
-    content = dict(json.loads(path.read_text()))
-  except (ValueError, TypeError) as error:
-    raise ExchangeError(f"{path} is damaged: {error}") from None
+  content = read_json(path)
   check_fixed(path, content, FIXED)
   stated = {ours: content[theirs] for ours, theirs in FIELDS.items() if theirs in content}
   for name, size in sizes.items():

@@ -5,6 +5,7 @@ A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -74,6 +75,14 @@ class Family:
   def pretraining_heads(self) -> tuple[str, ...]:
     """The keys of `heads.HEADS` that it has classes for."""
     return tuple(head for head in self.classes if head in HEADS)
+
+
+def read_json(path: Path) -> dict:
+  """Returns the content of a file, {} if there is none; raises ExchangeError if it is damaged."""
+  try:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+  except (ValueError, TypeError) as error:
+    raise ExchangeError(f"{path} is damaged: {error}") from None
 
 
 def check_fixed(path: Path, content: Mapping, fixed: Mapping) -> None:
