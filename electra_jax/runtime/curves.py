@@ -62,12 +62,9 @@ def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
 
 def new_figure(width: float, height: float, **options):
   """Returns a matplotlib figure, sizes in inches, that needs no display."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(width, height), dpi=130, **options)
-  FigureCanvasAgg(figure)
-  return figure
+  return Figure(figsize=(width, height), dpi=130, **options)
 
 
 def save_figure(path: Path, figure) -> None:
