@@ -23,7 +23,7 @@ from electra_jax.runtime.workdir import read_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
-# Of config.objective.
+# Fields of config.objective.
 SCHEDULES = (
   *("mask_prob_schedule", "temperature_schedule", "unigram_share_schedule"),
   *("discriminator_weight_schedule", "replace_mlm_weight_schedule"),

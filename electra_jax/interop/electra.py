@@ -69,9 +69,9 @@ FIELDS = {
   "init_stddev": "initializer_range",
   "layer_norm_eps": "layer_norm_eps",
 }
-# Of every network that is read or written.
+# Fields of config.json with one value, in what is read and in what is written.
 FIXED = {"hidden_act": "gelu", "type_vocab_size": 2}
-# Of every network that is read.
+# The same, in what is read.
 READ_FIXED = {
   **FIXED, "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"
 }  # fmt: skip

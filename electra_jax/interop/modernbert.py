@@ -51,7 +51,7 @@ FIELDS = {
   "layer_norm_eps": "norm_eps",
   "window": "local_attention",
 }
-# Of every ModernBERT, ours and theirs.
+# The same in every ModernBERT: LAYERS of TransformerConfig, FIXED of config.json.
 LAYERS = {
   "block": "pre_norm",
   "norm": "layer_norm_no_bias",

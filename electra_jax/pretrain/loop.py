@@ -44,7 +44,7 @@ def loop(
   """Trains from the state's step to the last, or until stopped.
 
   Returns the state, and whether the evaluation after its step, if any is due, is done. One that a
-  stop interrupts writes nothing, and is done where the run goes on.
+  stop interrupts writes nothing; the resumed run repeats it.
 
   Args:
     meta: the metadata saved with the state, None at step 0.
