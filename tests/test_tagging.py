@@ -188,7 +188,7 @@ def test_the_first_token_of_a_word_carries_its_label(tok):
   assert window.feature.ids.dtype == window.feature.target["tag"].dtype == np.int32
   assert window.feature.target["tag"].tolist() == [-1, 0, -1, 1, 3, 4, -1, -1, -1]  # B E O S
   assert window.positions.tolist() == [1, 3, 4, 5]
-  assert (window.feature.second, window.sentence, window.words, window.cut) == (9, 0, range(4), 0)
+  assert (window.feature.second, window.words, window.cut) == (9, range(4), 0)
 
 
 def test_a_word_of_no_token_becomes_unknown(tok):
@@ -222,8 +222,9 @@ def test_each_word_has_one_window_and_it_shows_the_most_context(tok, max_length)
   windows = tagging.windows(sentences, tok, ("O", "T"), max_length=max_length)
   room = max_length - 2
   best: dict[tuple[int, int], int] = {}
-  answered = {}
+  answered, number = {}, -1
   for window in windows:
+    number += window.words.start == 0  # the next sentence begins
     n = len(window.feature.ids)
     assert n <= max_length
     # The words of a window are found here by the tokens that begin a word.
@@ -231,7 +232,7 @@ def test_each_word_has_one_window_and_it_shows_the_most_context(tok, max_length)
     shift = window.words.start - begins.tolist().index(window.positions[0])
     ends = np.append(begins[1:], n - 1)
     for word, (begin, end) in enumerate(zip(begins, ends, strict=True), shift):
-      at = window.sentence, word
+      at = number, word
       assert end - begin == min(len(words[at[0]][word]), room)
       context = min(begin - 1, n - 1 - end)
       best[at] = max(best.get(at, -1), context)

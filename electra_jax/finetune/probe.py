@@ -35,10 +35,8 @@ def effective_dimensions(states: np.ndarray) -> float:
   return float(variances.sum() ** 2 / (variances**2).sum())
 
 
-def _states(
-  network: Network, tokenizer: Tokenizer, windows: Sequence[TagWindow]
-) -> list[np.ndarray]:
-  """Returns the states of each window's words, [words, D] float32."""
+def _states(network: Network, tokenizer: Tokenizer, windows: Sequence[TagWindow]) -> np.ndarray:
+  """Returns the states of the words that the windows tag, [words, D] float32."""
   head = Head(
     init=lambda cfg, key: {},
     loss=lambda *args: {},
@@ -55,10 +53,8 @@ def _states(
   weights = {k: network.weights[k] for k in ("embeddings", "encoder")} | {"head": {}}
   features = [window.feature for window in windows]
   (outputs,) = predict(jax.tree.map(lambda x: x[None], weights), features)
-  return [
-    np.asarray(x, np.float32)[window.positions]
-    for x, window in zip(outputs["states"], windows, strict=True)
-  ]
+  of_words = [x[w.positions] for x, w in zip(outputs["states"], windows, strict=True)]
+  return np.concatenate(of_words).astype(np.float32)
 
 
 def run(
@@ -92,18 +88,12 @@ def run(
     raise ValueError(
       f"all of the {len(y):,} words have the tag {labels[found[0]]}: there is nothing to learn"
     )
-  x = np.concatenate(_states(network, tokenizer, of_train))[:max_words]
+  x = _states(network, tokenizer, of_train)[:max_words]
   model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", ConvergenceWarning)  # a bound for all networks alike
     model.fit(x, y)
-  states = _states(network, tokenizer, of_test)
-  found = np.split(model.predict(np.concatenate(states)), np.cumsum([len(s) for s in states])[:-1])
-  logits = []
-  for window, tags in zip(of_test, found, strict=True):
-    scores = np.zeros((len(window.feature.ids), len(labels)), np.float32)
-    scores[window.positions, tags] = 1.0
-    logits.append(scores)
-  decoded = tagging.decode(test, of_test, labels, {"logits": logits})
-  scores = tagging.compute_metrics(tagging.example_scores(test, decoded, labels))
+  predicted = model.predict(_states(network, tokenizer, of_test))
+  tags = tagging.split_tags(test, labels, predicted)
+  scores = tagging.compute_metrics(tagging.example_scores(test, tags, labels))
   return Probe(len(x), len(labels), scores, effective_dimensions(x))

@@ -38,7 +38,6 @@ class TagWindow(NamedTuple):
   """
 
   feature: Feature
-  sentence: int  # index of the sentence
   words: range  # indices of the words that the window tags
   positions: np.ndarray  # [len(words)] int64, of each word's first token in the feature
   cut: int  # number of tokens cut from words that are longer than a window
@@ -56,42 +55,25 @@ def read(
     TaskError: the file is missing, damaged, not UTF-8 or without a sentence, the number of columns
       varies, or a column does not exist.
   """
-  path, sentences = Path(path), []
-  rows: list[tuple[str, str | None]] = []
-  first, width, tagged = 0, 0, True  # of the sentence, of the first row
-
-  def end() -> None:
-    if rows:
-      words, tags = zip(*rows, strict=True)
-      sentences.append(Sentence(words, tags if tagged else None, f"{path}:{first}"))
-      rows.clear()
-
-  for number, line in enumerate(read_lines(path), 1):
-    columns = re.findall(r"[^ \t]+", line)
-    if not columns or DOCUMENT_START in columns:
-      end()
-      continue
-    if not width:
-      width = len(columns)
-      word, tag = _columns(f"{path}:{number}", width, word_column, tag_column)
-      tagged, width_line = tag != word, number
-    if len(columns) != width:
-      raise TaskError(f"{path}:{number}: {len(columns)} columns, line {width_line} has {width}")
-    if not rows:
-      first = number
-    rows.append((columns[word], columns[tag] if tagged else None))
-  end()
+  path = Path(path)
+  lines = enumerate((re.findall(r"[^ \t]+", line) for line in read_lines(path)), 1)
+  groups = itertools.groupby(lines, lambda row: bool(row[1]) and DOCUMENT_START not in row[1])
+  sentences = [list(rows) for has_words, rows in groups if has_words]
   if not sentences:
     raise TaskError(f"{path}: the file has no sentences")
-  return sentences
-
-
-def _columns(place: str, width: int, word: int, tag: int | None) -> tuple[int, int]:
-  """Returns both columns counted from the start; without tags, both are the word's."""
-  for column in (word, tag):
-    if column is not None and not -width <= column < width:
-      raise TaskError(f"{place}: {width} columns, so there is no column {column}")
-  return word % width, (word if tag is None else tag) % width
+  first, columns = sentences[0][0]
+  width, tag_column = len(columns), word_column if tag_column is None else tag_column
+  for column in (word_column, tag_column):
+    if not -width <= column < width:
+      raise TaskError(f"{path}:{first}: {width} columns, so there is no column {column}")
+  for number, columns in itertools.chain(*sentences):
+    if len(columns) != width:
+      raise TaskError(f"{path}:{number}: {len(columns)} columns, line {first} has {width}")
+  is_tagged, found = (tag_column - word_column) % width != 0, []
+  for rows in sentences:
+    words, tags = (tuple(columns[i] for _, columns in rows) for i in (word_column, tag_column))
+    found.append(Sentence(words, tags if is_tagged else None, f"{path}:{rows[0][0]}"))
+  return found
 
 
 # Schemes of tags.
@@ -216,7 +198,7 @@ def windows(
   index = {label: i for i, label in enumerate(labels)}
   entities, unk = is_entities(labels), [tokenizer.vocab.unk]
   made = []
-  for number, sentence in enumerate(sentences):
+  for sentence in sentences:
     tokens = [encoded[word] or unk for word in sentence.words]
     targets = None
     if sentence.tags is not None:
@@ -225,14 +207,14 @@ def windows(
         raise TaskError(f"{sentence.place}: the tag {tag!r} is not BIO, but the labels are")
       tags = to_bioes(sentence.tags) if entities else sentence.tags
       targets = np.array([index.get(tag, -1) for tag in tags], np.int32)
-    made += _sentence_windows(number, tokens, targets, tokenizer, room)
+    made += _sentence_windows(tokens, targets, tokenizer, room)
   return made
 
 
 def _sentence_windows(
-  number: int, tokens: list[list[int]], targets: np.ndarray | None, tokenizer: Tokenizer, room: int
+  tokens: list[list[int]], targets: np.ndarray | None, tokenizer: Tokenizer, room: int
 ) -> Iterator[TagWindow]:
-  """Yields the windows of sentence `number` from the tokens of each word and targets [words]."""
+  """Yields a sentence's windows from the tokens of each word and targets [words]."""
   vocab = tokenizer.vocab
   whole = np.array([len(word) for word in tokens])
   sizes = np.minimum(whole, room)
@@ -252,7 +234,7 @@ def _sentence_windows(
       target["tag"] = np.full(len(ids), -1, np.int32)
       target["tag"][positions] = targets[own]
     feature = Feature(np.array(ids, np.int32), len(ids), target)
-    yield TagWindow(feature, number, answered, positions, int((whole - sizes)[own].sum()))
+    yield TagWindow(feature, answered, positions, int((whole - sizes)[own].sum()))
 
 
 def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
@@ -297,12 +279,17 @@ def decode(
 
   outputs["logits"] has an array [n, labels] for each window.
   """
-  names = np.array(labels, object)
-  predicted = [[""] * len(sentence.words) for sentence in sentences]
-  for window, logits in zip(windows, outputs["logits"], strict=True):
-    own = slice(window.words.start, window.words.stop)
-    predicted[window.sentence][own] = names[np.argmax(logits[window.positions], -1)].tolist()
-  return [_as_scored(tags, labels) for tags in predicted]
+  of_words = [x[w.positions] for w, x in zip(windows, outputs["logits"], strict=True)]
+  return split_tags(sentences, labels, np.argmax(np.concatenate(of_words), -1))
+
+
+def split_tags(
+  sentences: Sequence[Sentence], labels: Sequence[str], predicted: np.ndarray
+) -> list[list[str]]:
+  """Returns each sentence's tags, entities in BIO, from the label indices of all words [words]."""
+  ends = np.cumsum([len(sentence.words) for sentence in sentences])
+  tags = np.split(np.array(labels, object)[predicted], ends[:-1])
+  return [_as_scored(of_sentence.tolist(), labels) for of_sentence in tags]
 
 
 def example_scores(
