@@ -100,7 +100,7 @@ def questions_of(*items: tuple, form: str = "SQuAD 1.1") -> Questions:
   for i, (context, question, answers) in enumerate(items):
     placed = tuple((text, context.index(text)) for text in answers)
     made.append(Question(f"q{i}", question, context, placed, tuple(answers), not answers))
-  return Questions("here.json", form, tuple(made), True, 0, 0, 0, 0)
+  return Questions("here.json", form, tuple(made), True)
 
 
 def oracle(windows, width=3, score=-0.5):
@@ -259,7 +259,7 @@ def test_gold_positions_come_back_as_the_contexts_own_characters(
 def test_the_second_of_two_same_answers_is_found_where_it_is(words):
   context = "red or blue or red or green"
   question = Question("x", "a", context, (("red", 15),), ("red",), False)
-  found = Questions("here", "SQuAD 1.1", (question,), True, 0, 0, 0, 0)
+  found = Questions("here", "SQuAD 1.1", (question,), True)
   made = make_windows(found, words, max_length=100, train=True)
   (best,) = decode(found, made, oracle(made)).nbest["x"]
   assert (best.text, best.start, best.end) == ("red", 15, 18)
@@ -334,7 +334,7 @@ def test_an_oracle_scores_100_on_text_in_many_windows(words):
     answers = () if i % 4 == 0 else ((context[start:end], start),)
     golds = tuple(text for text, _ in answers)
     items.append(Question(f"q{i}", "where is it?", context, answers, golds, not answers))
-  found = Questions("here", "SQuAD 2.0", tuple(items), True, 0, 0, 0, 0)
+  found = Questions("here", "SQuAD 2.0", tuple(items), True)
   made = make_windows(found, words, max_length=128, stride=32, max_query=16, train=True)
   assert len(made) > 5 * len(items)
   outputs = oracle(made)
@@ -366,7 +366,7 @@ def scored(form, *rows, threshold=-2.75):
   items = [
     Question(f"q{i}", "a", "b", (), tuple(golds), not golds) for i, (_, golds, _) in enumerate(rows)
   ]
-  found = Questions("here", form, tuple(items), True, 0, 0, 0, 0)
+  found = Questions("here", form, tuple(items), True)
   answers = {f"q{i}": row[0] for i, row in enumerate(rows)}
   odds = {f"q{i}": row[2] for i, row in enumerate(rows)}
   return squad.compute_metrics(

@@ -117,7 +117,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
     Question(str(i), question, context, (), (), False)
     for i, (question, context) in enumerate(items)
   )
-  decoded = _predict(predictor, Questions("the questions", "", questions, False, 0, 0, 0, 0))
+  decoded = _predict(predictor, Questions("the questions", "", questions, False))
   threshold, answers = _null_threshold(predictor.info), []
   for question in questions:
     best = (decoded.nbest[question.id] or [None])[0]

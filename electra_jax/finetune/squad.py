@@ -263,15 +263,14 @@ def write(folder: str | os.PathLike, decoded: Decoded, threshold: float = math.i
   best thresholds are found from it. The threshold is infinite for SQuAD 1.1 and MRQA, whose
   questions all have answers; then there is no such file.
   """
+  raw, odds = decoded.predictions, decoded.null_odds
   contents: dict[str, dict] = {
-    "predictions": decoded.predictions,
+    "predictions": {k: "" if odds[k] > threshold else raw[k] for k in raw},
     "nbest": {name: [a._asdict() for a in answers] for name, answers in decoded.nbest.items()},
-    "null_odds": decoded.null_odds,
+    "null_odds": odds,
   }
   if threshold < math.inf:
-    contents["raw_predictions"] = raw = decoded.predictions
-    odds = decoded.null_odds
-    contents["predictions"] = {k: "" if odds[k] > threshold else raw[k] for k in raw}
+    contents["raw_predictions"] = raw
   Path(folder).mkdir(parents=True, exist_ok=True)
   for file, content in contents.items():
     text = json.dumps(content, indent=1, ensure_ascii=False)

@@ -35,10 +35,10 @@ class Questions:
   form: str  # "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA"
   items: tuple[Question, ...]
   labelled: bool  # whether every question has answers or is labelled impossible
-  repaired: int  # answers with a wrong position in the file
-  lost: int  # questions without an answer in the context, not trained on
-  empty: int  # questions with a blank text or context
-  duplicates: int  # questions dropped for a repeated id
+  repaired: int = 0  # answers with a wrong position in the file
+  lost: int = 0  # questions without an answer in the context, not trained on
+  empty: int = 0  # questions with a blank text or context
+  duplicates: int = 0  # questions dropped for a repeated id
 
   @property
   def may_be_impossible(self) -> bool:
@@ -66,15 +66,8 @@ def normalize(text: str) -> str:
   return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-class _Row(NamedTuple):
-  """A question as in the file; answers are None if it has no labels."""
-
-  id: str
-  question: str
-  context: str
-  answers: list[tuple[str, int]] | None
-  golds: list[str]
-  impossible: bool
+# A question with the answers as in the file, and whether it is labelled.
+_Row = tuple[Question, bool]
 
 
 def read(path: str | os.PathLike) -> Questions:
@@ -101,9 +94,13 @@ def read(path: str | os.PathLike) -> Questions:
   if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
     raise TaskError(f"{path} is neither SQuAD (an object with 'data') nor MRQA (JSON lines)")
   rows = list(_squad(path, whole["data"]))
-  is_version_2 = any(flagged for flagged, _ in rows)
-  is_version_2 = is_version_2 or str(whole.get("version", "")).startswith("v2")
-  return _collect(path, f"SQuAD {'2.0' if is_version_2 else '1.1'}", (row for _, row in rows))
+  is_version_2 = str(whole.get("version", "")).startswith("v2") or any(
+    "is_impossible" in qa
+    for article in whole["data"]
+    for p in article["paragraphs"]
+    for qa in p["qas"]
+  )
+  return _collect(path, f"SQuAD {'2.0' if is_version_2 else '1.1'}", rows)
 
 
 def _parse(text: str, where: str) -> Any:
@@ -125,8 +122,7 @@ def _field(record: Any, name: str, kind: type, where: str, default: Any = None) 
   return _LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
 
 
-def _squad(path: str, data: list) -> Iterator[tuple[bool, _Row]]:
-  """Yields (whether "is_impossible" is present, question)."""
+def _squad(path: str, data: list) -> Iterator[_Row]:
   for a, article in enumerate(data, 1):
     at = f"{path}: article {a}"
     for p, paragraph in enumerate(_field(article, "paragraphs", list, at), 1):
@@ -142,10 +138,9 @@ def _squad(path: str, data: list) -> Iterator[tuple[bool, _Row]]:
         ]
         # Files without labels have no answer lists, or empty ones.
         is_labelled = answers or impossible or {"is_impossible", "answers"} <= qa.keys()
-        golds = [answer for answer, _ in answers]
+        golds = tuple(answer for answer, _ in answers)
         impossible = impossible or bool(is_labelled and not answers)
-        row = _Row(name, text, context, answers if is_labelled else None, golds, impossible)
-        yield "is_impossible" in qa, row
+        yield Question(name, text, context, tuple(answers), golds, impossible), bool(is_labelled)
 
 
 def _mrqa(path: str, text: str) -> Iterator[_Row]:
@@ -163,7 +158,7 @@ def _mrqa(path: str, text: str) -> Iterator[_Row]:
       found = _field(qa, "detected_answers", list, where, [])
       answers = [_detected(x, context, where) for x in found] or [(gold, -1) for gold in golds]
       golds = golds or [answer for answer, _ in answers]
-      yield _Row(name, question, context, answers or None, golds, False)
+      yield Question(name, question, context, tuple(answers), tuple(golds), False), bool(answers)
 
 
 def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
@@ -183,21 +178,18 @@ def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
   """Locates each answer in its context; counts repairs and faults."""
   items: dict[str, Question] = {}
   counts: collections.Counter[str] = collections.Counter()
-  for row in rows:
-    if row.id in items:
+  labelled = True
+  for question, has_labels in rows:
+    if question.id in items:
       counts["duplicates"] += 1
       continue
-    placed = []
-    for text, start in row.answers or ():
-      found = _place(row.context, text, start)
-      counts["repaired"] += found is not None and found[1] != start
-      placed += [] if found is None else [found]
-    counts["unlabelled"] += row.answers is None
-    counts["lost"] += row.answers is not None and not placed and not row.impossible
-    counts["empty"] += not (row.question.strip() and row.context.strip())
-    items[row.id] = Question(
-      row.id, row.question, row.context, tuple(placed), tuple(row.golds), row.impossible
-    )
+    found = [(_place(question.context, *answer), answer[1]) for answer in question.answers]
+    placed = tuple(place for place, _ in found if place)
+    counts["repaired"] += sum(place[1] != start for place, start in found if place)
+    counts["lost"] += has_labels and not placed and not question.impossible
+    counts["empty"] += not (question.question.strip() and question.context.strip())
+    labelled = labelled and has_labels
+    items[question.id] = question._replace(answers=placed)
   if not items:
     raise TaskError(f"{path}: the file has no questions")
   if counts["lost"] > MAX_BAD_FRAC * len(items):
@@ -205,9 +197,7 @@ def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
       f"{path}: {counts['lost']} of {len(items)} questions have no answer in their context,"
       f" more than {MAX_BAD_FRAC:.0%}"
     )
-  names = ("repaired", "lost", "empty", "duplicates")
-  kept = {name: counts[name] for name in names}
-  return Questions(path, form, tuple(items.values()), not counts["unlabelled"], **kept)
+  return Questions(path, form, tuple(items.values()), labelled, **counts)
 
 
 def _place(context: str, text: str, start: int) -> tuple[str, int] | None:
