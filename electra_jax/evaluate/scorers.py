@@ -66,10 +66,6 @@ def _each_masked_with_its_words_end(
     yield [*ids[:i], *[mask] * (end - i), *ids[end:]], i, ids[i]
 
 
-def _detection(cfg, network, states, ids) -> jax.Array:
-  return networks.token_logits(cfg, network, "rtd_head", states)
-
-
 def _of_all(token_scores: Callable, cfg, network, batch: Batch, positions, labels) -> jax.Array:
   states = networks.encode(cfg, network, batch.ids, batch, None)
   scores = token_scores(cfg, network, states, batch.ids)
@@ -78,12 +74,12 @@ def _of_all(token_scores: Callable, cfg, network, batch: Batch, positions, label
   return jnp.where((place > 0) & (place < length - 1), scores, 0.0).sum(-1)  # no special tokens
 
 
+def _original_logits(cfg, network, states, ids) -> jax.Array:
+  return -networks.token_logits(cfg, network, "rtd_head", states)
+
+
 def _log_original(*args) -> jax.Array:
-  return jax.nn.log_sigmoid(-_detection(*args))
-
-
-def _energy(*args) -> jax.Array:
-  return -_detection(*args)
+  return jax.nn.log_sigmoid(_original_logits(*args))
 
 
 def _own_log_p(cfg, network, states, ids) -> jax.Array:
@@ -95,7 +91,7 @@ SCORERS = {
   # The discriminator's log-probability that all tokens are original.
   "rtd": ScorerDef("rtd_head", _once, functools.partial(_of_all, _log_original)),
   # Electric's log-likelihood up to a constant (Clark et al. 2020b, Section 2.3).
-  "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, _energy)),
+  "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, _original_logits)),
   # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
   "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
   # The same without the later pieces of the token's own word (Kauf and Ivanova 2023).

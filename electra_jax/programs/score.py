@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from electra_jax.core import objectives
-from electra_jax.core.batch import Batch, from_rows
+from electra_jax.core.batch import from_rows
 from electra_jax.data import tokenizer
 from electra_jax.interop import likelihood, sources
 from electra_jax.runtime.display import doing
@@ -44,13 +44,10 @@ class Scorer:
 
   def check_lengths(self, scored: list[tuple[float, int]]) -> None:
     """Raises ValueError, which names the line, if a sentence was too long to be scored."""
-    too_long = [i for i, (_, length) in enumerate(scored, 1) if length > self.longest]
-    if too_long:
+    lengths = enumerate((length for _, length in scored), 1)
+    if too_long := [f"line {i} has {n} tokens" for i, n in lengths if n > self.longest]:
       others = f", and {len(too_long) - 1} more lines have too many" * (len(too_long) > 1)
-      raise ValueError(
-        f"line {too_long[0]} has {scored[too_long[0] - 1][1]} tokens, the limit is"
-        f" {self.longest}{others}"
-      )
+      raise ValueError(f"{too_long[0]}, the limit is {self.longest}{others}")
 
   def __call__(self, sentences: list[str]) -> list[tuple[float, int]]:
     """Returns (pseudo-log-likelihood in nats, tokens) of each sentence; NaN if it is too long."""
@@ -58,17 +55,14 @@ class Scorer:
     fitting = [i for i, ids in enumerate(encoded) if len(ids) <= self.longest]
     # Sorted by length and padded to a power of two: few shapes to compile, little padding.
     order = sorted(fitting, key=lambda i: len(encoded[i]))
-    scores = np.full(len(encoded), np.nan)
+    vocab, scores = self.tokenizer.vocab, np.full(len(encoded), np.nan)
     for start in range(0, len(order), self.batch_size):
       rows = order[start : start + self.batch_size]
-      scores[rows] = self._score(self._batch([encoded[i] for i in rows]))[: len(rows)]
+      texts = [[vocab.cls, *encoded[i], vocab.sep] for i in rows]
+      length = min(1 << (len(texts[-1]) - 1).bit_length(), self.longest + 2)
+      batch = from_rows(texts, (self.batch_size, length), vocab.pad)
+      scores[rows] = self._score(batch)[: len(rows)]
     return [(float(score), len(ids)) for score, ids in zip(scores, encoded, strict=True)]
-
-  def _batch(self, encoded: list[list[int]]) -> Batch:
-    vocab = self.tokenizer.vocab
-    length = min(1 << (max(map(len, encoded)) + 1).bit_length(), self.longest + 2)
-    rows = [[vocab.cls, *tokens, vocab.sep] for tokens in encoded]
-    return from_rows(rows, (self.batch_size, length), vocab.pad)
 
 
 def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:

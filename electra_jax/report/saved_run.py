@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import specs
 from electra_jax.core import flops, generators, objectives
-from electra_jax.core.networks import PretrainSpec
 from electra_jax.data import shards
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.interop import sources
@@ -92,6 +91,7 @@ def read(folder: Path, name: str) -> SavedRun:
   config = specs.saved_config(saved)
   manifest = shards.read_manifest(sources.data_folder(folder))
   spec = specs.read_spec(folder, Vocab.from_json(manifest["vocab"]))
+  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   places = folder / checkpoint.FOLDER
   return SavedRun(
     name=name,
@@ -102,15 +102,9 @@ def read(folder: Path, name: str) -> SavedRun:
     checkpoints={step: size(places / str(step)) for step in checkpoint.steps_on_disk(places)},
     manifest=manifest,
     chance=Chance.of(manifest["splits"]["heldout"]["frequencies"], config.objective.contrast_group),
-    parameters=parameters(spec),
+    parameters=generators.count_networks(spec, shapes),
     flops_per_step=flops.step_flops(spec, config.train.batch_size, manifest["seq_length"]),
   )
-
-
-def parameters(spec: PretrainSpec) -> dict[str, int]:
-  """Returns the parameter counts of the networks."""
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  return generators.count_networks(spec, shapes)
 
 
 def size(folder: Path) -> int:

@@ -32,10 +32,9 @@ def overview(runs: Sequence[SavedRun], price: float | None) -> Table:
     "seen": _seen,
     "FLOPs in matrix products": lambda r: f"{r.flops_per_step * r.done:.3g}",
     "hours": lambda r: f"{r.hours:,.2f}",
-    "cost": lambda r: cost(r, price),
   }
-  if price is None:
-    del rows["cost"]
+  if price is not None:  # of one device if an earlier version did not record them
+    rows["cost"] = lambda r: f"{r.hours * r.start.get('devices', 1) * price:,.2f}"
   return [["", *(r.name for r in runs)], *([k, *map(f, runs)] for k, f in rows.items())]
 
 
@@ -44,11 +43,6 @@ def devices(run: SavedRun) -> str:
   if not run.start:
     return "not recorded"
   return f"{run.start['devices']} x {run.start['device_kind']}, jax {run.start['jax']}"
-
-
-def cost(run: SavedRun, price: float) -> str:
-  """Returns the device-hours at a price; without a record of its devices, of one."""
-  return f"{run.hours * run.start.get('devices', 1) * price:,.2f}"
 
 
 def _text(run: SavedRun) -> str:
