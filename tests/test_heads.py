@@ -201,8 +201,8 @@ def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
   rows = features()
   together = loop.train(CFG, head, None, rows, both, lambda *line: lines.append(line))
   assert [line[:2] for line in lines] == [(100, 200), (200, 200)]
-  assert all(len(line[2]["loss"]) == 2 for line in lines)
-  assert max(lines[1][2]["loss"]) < 0.1 < min(lines[0][2]["loss"])
+  assert all(len(line[2]) == 2 for line in lines)
+  assert max(lines[1][2]) < 0.1 < min(lines[0][2])
   outputs = loop.make_predictor(CFG, head, batch_size=8, buckets=1, pad=0)(together, rows)
   labels = [int(f.target["label"]) for f in rows]
   assert all((one["logits"].argmax(-1) == labels).all() for one in outputs)

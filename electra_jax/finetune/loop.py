@@ -23,7 +23,7 @@ from electra_jax.core.optimizer import (
   scale_each,
 )
 from electra_jax.core.task_heads import Head
-from electra_jax.core.task_network import init_backbone, make_objective, make_predict
+from electra_jax.core.task_network import init_backbone, make_objective, make_predict, shapes
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import finetune_batches as data
 from electra_jax.data.finetune_batches import Feature
@@ -63,17 +63,15 @@ def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds
 
 
 def make_step(
-  cfg: TransformerConfig, head: Head, settings: Settings, num_steps: int, shapes: dict
+  cfg: TransformerConfig, head: Head, settings: Settings, num_steps: int
 ) -> tuple[optax.GradientTransformation, Callable]:
-  """Returns the optimizer and the step on all seeds: (state [S, ...], batch [b, S, ...]).
-
-  `shapes` are those of one seed's weights.
-  """
+  """Returns the optimizer and the step on all seeds: (state [S, ...], batch [b, S, ...])."""
   opt = dataclasses.replace(
     settings.optimizer, warmup_steps=round(num_steps * settings.warmup_frac)
   )
   schedule = make_schedule(opt, num_steps)
-  rates = layer_rates(shapes, cfg.num_layers, settings.layer_decay, settings.layer_decay_skip)
+  weights, decay = shapes(cfg, head), settings.layer_decay
+  rates = layer_rates(weights, cfg.num_layers, decay, settings.layer_decay_skip)
   tx = optax.chain(make_optimizer(opt, schedule), scale_each(rates))
   objective = make_objective(cfg, head, scale=settings.batch_size)
 
@@ -97,12 +95,12 @@ def train(
   backbone: dict | None,
   features: Sequence[Feature],
   settings: Settings,
-  log: Callable[[int, int, dict], None] = lambda step, of, values: None,
+  log: Callable[[int, int, list[float], float], None] = lambda *line: None,
 ) -> dict:
   """Returns the weights after training, [S, ...].
 
-  Every `log_every` steps and after the last, calls log(steps done, total steps, {name: one value
-  per seed, or a number}).
+  Every `log_every` steps and after the last, calls log(steps done, total steps, mean loss of each
+  seed since the last call, examples per second).
 
   Raises:
     ValueError: the devices do not divide the batch, or there are no steps.
@@ -114,8 +112,7 @@ def train(
   if not num_steps:
     raise ValueError(f"{len(features)} examples in {settings.epochs} epochs give no training step")
   params = init_params(cfg, head, backbone, settings.seeds)
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
-  tx, step = make_step(cfg, head, settings, num_steps, shapes)
+  tx, step = make_step(cfg, head, settings, num_steps)
   state = parallel.replicate(jax.vmap(lambda p: steps.init_state(p, tx))(params))
   step = parallel.map_train_step(step)
   batches = data.batches(
@@ -137,8 +134,10 @@ def train(
       in_flight.popleft().block_until_ready()
     if done % settings.log_every == 0 or done == num_steps:
       count = (done - 1) % settings.log_every + 1
-      values = _means(packed.unpack(np.asarray(window).astype(np.float64)), count, settings)
-      for seed, loss in zip(settings.seeds, values["loss"], strict=True):
+      sums = packed.unpack(np.asarray(window).astype(np.float64))
+      # The step's loss is scaled by the batch size (`make_objective`).
+      losses = (sums["loss"] / (count * settings.batch_size)).tolist()
+      for seed, loss in zip(settings.seeds, losses, strict=True):
         if not math.isfinite(loss):
           raise ArithmeticError(
             f"seed {seed}: the loss is {loss} in steps {done - count + 1} to {done}: lower"
@@ -146,20 +145,9 @@ def train(
           )
       now = time.perf_counter()
       rate = count * settings.batch_size * len(settings.seeds) / (now - since)
-      log(done, num_steps, {**values, "examples_per_sec": rate})
+      log(done, num_steps, losses, rate)
       window, since = None, now
   return state.params
-
-
-def _means(metrics: dict, count: int, settings: Settings) -> dict[str, list[float]]:
-  """Returns the means over `count` steps, per seed: the terms, the loss and the gradient norm."""
-  terms = {
-    name: (total / np.maximum(number, 1)).tolist()
-    for name, (total, number) in metrics["terms"].items()
-  }
-  # The step's loss is scaled by the batch size (`make_objective`).
-  loss = (metrics["loss"] / (count * settings.batch_size)).tolist()
-  return {**terms, "loss": loss, "grad_norm": (metrics["grad_norm"] / count).tolist()}
 
 
 def make_predictor(

@@ -42,10 +42,9 @@ def run_task(
   head = task.info.head.make()
   started = time.perf_counter()
 
-  def log(done: int, steps: int, values: dict) -> None:
-    losses = " ".join(f"{x:.3f}" for x in values["loss"])
-    rate = values["examples_per_sec"]
-    line = f"{task.title}: step {done}/{steps} | loss {losses} | {rate:,.1f} examples/s"
+  def log(done: int, steps: int, losses: list[float], rate: float) -> None:
+    shown = " ".join(f"{loss:.3f}" for loss in losses)
+    line = f"{task.title}: step {done}/{steps} | loss {shown} | {rate:,.1f} examples/s"
     display.print_line(line, style="dim")
 
   with doing(f"{task.title}: training", console) as display:
