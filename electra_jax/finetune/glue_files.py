@@ -266,29 +266,28 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
   """Yields the rows of a TFDS dataset; those of a GLUE task by their index."""
   name = source.removeprefix("tfds:")
   name = f"glue/{task.name}" if name == "glue" else name
-  theirs = split.replace("dev", "validation")
+  tfds_split = split.replace("dev", "validation")
   if split == "diagnostic":
-    name, theirs = "glue/ax", "test"
+    name, tfds_split = "glue/ax", "test"
   try:
-    dataset, about = tfds.open_split(name, theirs, data_dir)
+    dataset, info = tfds.open_split(name, tfds_split, data_dir)
   except tfds.TfdsError as error:
     kind = MissingSplit if split in task.submission else TaskError
-    raise kind(f"{task.title}: tfds:{name}, {theirs}: {error}") from None
-  theirs_of = {c: task.tfds_columns.get(c, c) for c in (task.text, task.pair, task.label)}
-  ours_of = {theirs: column for column, theirs in theirs_of.items()}
-  columns = [ours_of.get(column, column) for column in dataset.element_spec]
+    raise kind(f"{task.title}: tfds:{name}, {tfds_split}: {error}") from None
+  tfds_column = {c: task.tfds_columns.get(c, c) for c in (task.text, task.pair, task.label)}
+  own_column = {theirs: own for own, theirs in tfds_column.items()}
+  columns = [own_column.get(column, column) for column in dataset.element_spec]
   wanted = _wanted(task, split, columns, f"{task.title}: tfds:{name}")
-  features_of = dict(about.features.items())
-  classes = getattr(features_of.get(theirs_of[task.label]), "names", None)
+  classes = getattr(dict(info.features.items()).get(tfds_column[task.label]), "names", None)
   values = list(dataset.as_numpy_iterator())
   if task.name in TASKS and "idx" in dataset.element_spec:  # shards are shuffled
     values.sort(key=lambda value: int(value["idx"]))
   for place, value in enumerate(values):
-    cells = {field: value[theirs_of[column]] for field, column in wanted.items()}
+    cells = {field: value[tfds_column[column]] for field, column in wanted.items()}
     texts = {f: c.decode("utf-8", "replace") for f, c in cells.items() if isinstance(c, bytes)}
     if "label" in cells and "label" not in texts:
       texts["label"] = _tfds_label(task, cells["label"], classes)
-    yield f"tfds:{name}:{theirs}:{place}", _Cells(*map(texts.get, _FIELDS))
+    yield f"tfds:{name}:{tfds_split}:{place}", _Cells(*map(texts.get, _FIELDS))
 
 
 def _tfds_label(task: TextTask, value: np.ndarray, classes: Sequence[str] | None) -> str:

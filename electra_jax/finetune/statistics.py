@@ -19,7 +19,8 @@ from rich.table import Table
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.runtime import curves
 
-LABELS = {"mcc": "MCC", "f1": "F1", "spearman": "Spearman", "pearson": "Pearson", "exact": "EM"}
+# Metrics as printed in papers.
+TITLES = {"mcc": "MCC", "f1": "F1", "spearman": "Spearman", "pearson": "Pearson", "exact": "EM"}
 
 
 class Summary(NamedTuple):
@@ -166,7 +167,7 @@ def table(rows: Sequence[Mapping]) -> Table:
       stats = summary([row["metrics"][metric] for row in group.values()])
       found.add_row(
         *(("", "") if place else (escape(_title(task)), escape(split))),
-        LABELS.get(metric, metric),
+        TITLES.get(metric, metric),
         f"[bold]{stats.median:.2f}[/bold]",
         f"{stats.mean:.2f}",
         f"{stats.std:.2f}" if stats.n > 1 else "",
@@ -202,7 +203,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
       axis.hlines(level[metric], x - 0.28, x + 0.28, color="#666666", linestyle="--", linewidth=1)
     plural = "seed" if len(group) == 1 else "seeds"
     name = f"{_title(task)}\n{split}"
-    labels.append(f"{name}\n{LABELS.get(metric, metric)}\n{len(group)} {plural}")
+    labels.append(f"{name}\n{TITLES.get(metric, metric)}\n{len(group)} {plural}")
   axis.set_xticks(range(len(labels)), labels, fontsize=8)
   axis.set_xlim(-0.6, len(labels) - 0.4)
   axis.margins(y=0.08)
@@ -219,7 +220,6 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   axis.spines[["top", "right"]].set_visible(False)
   if any(row["collapsed"] for row in results):
     axis.plot([], [], linestyle="none", marker="x", color="#b03030", label="collapsed")
-  if axis.get_legend_handles_labels()[1]:
     axis.legend(fontsize=8, frameon=False, loc="best")
   curves.save_figure(Path(path), figure)
 

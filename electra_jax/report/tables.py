@@ -131,7 +131,7 @@ def finetuning(folders: Sequence[Path]) -> Table:
         found = statistics.summary([row["metrics"][metric] for row in of_seeds.values()])
         level = (first.get("majority") or {}).get(metric)
         rows.append(
-          [folder.name, task, split, statistics.LABELS.get(metric, metric)]
+          [folder.name, task, split, statistics.TITLES.get(metric, metric)]
           + [f"{found.median:.2f}", f"{found.mean:.2f}", interval(found)]
           + [str(found.n), "" if level is None else f"{level:.2f}"]
         )
