@@ -71,17 +71,14 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
     raise ValueError(f"{path} has no vocabulary: give it with config.data.vocab")
   sources.check_vocab(found, {"discriminator": network}, path)
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
-  cfg = configure(config, network.cfg)
-  return PretrainedEncoder(cfg, None if fresh else weights, found, source.left_out)
-
-
-def configure(config: ConfigDict, cfg: TransformerConfig) -> TransformerConfig:
-  """Returns `cfg` with the configuration's dropout, dtype, attention, unroll and remat."""
   m = config.model
-  compute = specs.make_compute(m, cfg.head_size)
-  return dataclasses.replace(
-    cfg, dropout=m.dropout, attention_dropout=m.attention_dropout, compute=compute
+  cfg = dataclasses.replace(
+    network.cfg,
+    dropout=m.dropout,
+    attention_dropout=m.attention_dropout,
+    compute=specs.make_compute(m, network.cfg.head_size),
   )
+  return PretrainedEncoder(cfg, None if fresh else weights, found, source.left_out)
 
 
 def make_settings(

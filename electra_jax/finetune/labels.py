@@ -118,9 +118,8 @@ def _complete_classes(labels: set[str], where: str) -> dict:
 
 
 def _class_fault(task: TextTask, text: str) -> str | None:
-  if not task.labels or text in task.labels:
-    return None
-  return f"the label is {text!r}, not one of {', '.join(task.labels)}"
+  known = task.labels
+  return None if text in known else f"the label is {text!r}, not one of {', '.join(known)}"
 
 
 def _class_answers(task: TextTask, logits: np.ndarray) -> list[dict]:

@@ -9,7 +9,6 @@ Example:
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -113,7 +112,7 @@ def from_source(source: Source, path: str | Path) -> Model:
   if source.finetuned is None:
     raise ExchangeError(f"{path} is not fine-tuned: run electra-jax finetune first")
   try:
-    info = TaskInfo.from_json(json.loads(json.dumps(source.finetuned.info)))
+    info = TaskInfo.from_json(source.finetuned.info)
     TASK_KINDS[info.kind]
   except (KeyError, TypeError) as error:
     raise ExchangeError(f"{path}: this version does not know its task ({error})") from None

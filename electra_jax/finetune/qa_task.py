@@ -119,15 +119,11 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   )
   decoded = _predict(predictor, Questions("the questions", "", questions, False))
   threshold, answers = _null_threshold(predictor.info), []
-  for question in questions:
-    best = (decoded.nbest[question.id] or [None])[0]
-    answer = {"answer": "", "start": None, "end": None, "probability": 0.0}
-    odds = decoded.null_odds[question.id]
-    if best is not None and odds <= threshold:
-      answer = {
-        "answer": best.text, "start": best.start, "end": best.end, "probability": best.probability
-      }  # fmt: skip
-    answers.append({**answer, "null_odds": odds})
+  for name, odds in decoded.null_odds.items():
+    found = decoded.nbest[name] if odds <= threshold else []
+    best = found[0] if found else squad.Answer("", None, None, -math.inf, 0.0)
+    answers.append({"answer": best.text, "start": best.start, "end": best.end})
+    answers[-1] |= {"probability": best.probability, "null_odds": odds}
   return answers
 
 
@@ -142,7 +138,6 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
 
 
 KIND = TaskKind(
-  known_names=lambda config: None,
   prepare=_prepare,
   metrics=_metrics,
   main_metric=_metrics,

@@ -219,7 +219,7 @@ def decode(
     best = _best(question.context, spans, n_best)
     decoded.nbest[question.id] = best
     decoded.predictions[question.id] = best[0].text if best else ""
-    decoded.null_odds[question.id] = min(null, default=0.0)
+    decoded.null_odds[question.id] = min(null)
   return decoded
 
 
@@ -237,8 +237,6 @@ def _candidates(window: Window, one: dict, longest: int) -> tuple[np.ndarray, np
 
 def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int) -> list[Answer]:
   """Returns the n best distinct texts with their normalised probabilities."""
-  if not found:
-    return []
   scores = np.concatenate([score for score, _ in found]).astype(np.float64)
   places = np.concatenate([place for _, place in found])
   kept: dict[str, tuple[int, int, float]] = {}

@@ -223,18 +223,15 @@ def _sentence_windows(
   for (begin, end), answered in zip(bounds, _answered(starts, bounds), strict=True):
     if not answered:
       continue
-    ids = [vocab.cls]
-    for word in tokens[begin:end]:
-      ids += word[:room]
-    ids.append(vocab.sep)
-    own = slice(answered.start, answered.stop)
-    positions = starts[:-1][own] - starts[begin] + 1
+    pieces = itertools.chain.from_iterable(word[:room] for word in tokens[begin:end])
+    ids = np.array([vocab.cls, *pieces, vocab.sep], np.int32)
+    positions = starts[answered] - starts[begin] + 1
     target = {}
     if targets is not None:
       target["tag"] = np.full(len(ids), -1, np.int32)
-      target["tag"][positions] = targets[own]
-    feature = Feature(np.array(ids, np.int32), len(ids), target)
-    yield TagWindow(feature, answered, positions, int((whole - sizes)[own].sum()))
+      target["tag"][positions] = targets[answered]
+    cut = int((whole - sizes)[answered].sum())
+    yield TagWindow(Feature(ids, len(ids), target), answered, positions, cut)
 
 
 def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:

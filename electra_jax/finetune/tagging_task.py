@@ -122,7 +122,6 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
 
 
 KIND = TaskKind(
-  known_names=lambda config: None,
   prepare=_prepare,
   metrics=lambda info: tagging.compute_metrics,
   main_metric=lambda info: tagging.compute_metrics,

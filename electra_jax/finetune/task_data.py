@@ -87,7 +87,6 @@ class TaskKind(NamedTuple):
   or invalid. `predict_file` takes (predictor, file, out, columns), see `model.Model.predict_file`.
   """
 
-  known_names: Callable[[ConfigDict], tuple[str, ...] | None]  # of tasks; None allows any one name
   prepare: Callable[[ConfigDict, str, Tokenizer, int], TaskData]
   metrics: Callable[[TaskInfo], Metrics]
   main_metric: Callable[[TaskInfo], Metrics]  # the main metric alone, cheaper to resample
@@ -95,6 +94,8 @@ class TaskKind(NamedTuple):
   predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]
   file_ending: str  # default of `out`
   class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
+  # names of tasks; None allows any one name
+  known_names: Callable[[ConfigDict], tuple[str, ...] | None] = lambda config: None
   # the factor from the head's output to the label, see `LabelType`; None unless labels are numbers
   unit: Callable[[TaskInfo], float | None] = lambda info: None
   # example scores [n, m] -> the metrics if every answer were the most frequent class, or the mean
