@@ -122,7 +122,8 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
       mine = folder / role
       mine.mkdir()
       pad = tokens.vocab.pad if tokens else 0
-      others = {} if trained is None else {huggingface.TRAINING: trained}
+      # A generator alone is a masked language model, whatever it served.
+      others = {} if trained is None or role == "generator" else {huggingface.TRAINING: trained}
       if unit is not None:  # pipelines of transformers leave such a logit as it is
         others["problem_type"] = "regression"
       huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, others)
