@@ -134,8 +134,9 @@ def publish(temporary: Path, folder: Path, manifest: dict) -> None:
     with contextlib.suppress(DataError, KeyError, TypeError):
       stale.append(folder / read_manifest(folder)["vocab"]["file"])
     last.unlink(missing_ok=True)
+  names = {path.name for path in new}
   for path in stale:
-    if temporary / path.name not in new:
+    if path.name not in names:
       path.unlink(missing_ok=True)
   for path in new:
     os.replace(path, folder / path.name)

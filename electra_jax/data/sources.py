@@ -134,7 +134,7 @@ def files(source: TextSource) -> list[str]:
   if source.kind == "hf":
     return _dataset_files(source)
   real, found = functools.cache(os.path.realpath), {}
-  for path in sorted(glob.glob(source.target, recursive=True), key=len):
+  for path in sorted(sorted(glob.glob(source.target, recursive=True)), key=len):
     folder, name = os.path.split(path)
     found.setdefault((real(folder), name), path)  # once, though ** follows a link in a circle
   for path in found.values():
