@@ -286,6 +286,8 @@ def test_1_and_1_point_0_are_not_two_labels(tmp_path):
   write(tmp_path / "tsv", "train.tsv", ["body\tstars", "a\t1", "b\t1.0", "c\t2"])
   with pytest.raises(TaskError, match="the labels '1' and '1.0' are one number"):
     glue_files.complete(REVIEWS, tmp_path / "tsv")
+  write(tmp_path / "codes", "train.tsv", ["body\tstars", "a\t1", "b\t01"])
+  assert glue_files.complete(REVIEWS, tmp_path / "codes").labels == ("01", "1")
 
 
 def test_an_own_test_split_may_have_labels(tmp_path):

@@ -167,6 +167,8 @@ def test_an_odd_tag_among_entities_is_refused_by_its_line():
   odd = Sentence(("c",), ("b-x",), "file:7")
   with pytest.raises(TaskError, match="file:7: the tag 'b-x' is not BIO, but other tags are"):
     tagging.labels([sentence("a b", "B-X O"), odd])
+  bilou = [sentence("a b c d", "B-X L-X U-Y O")]  # another scheme: labels as any others
+  assert tagging.labels(bilou) == ("B-X", "L-X", "O", "U-Y")
 
 
 def test_the_training_labels_alone_say_whether_tags_are_entities(tmp_path):

@@ -53,9 +53,13 @@ def parser(doc: str) -> ArgumentParser:
 
 def positive(text: str) -> int:
   """Returns the number that an argument of a `parser` is; it must be above 0."""
-  if not (text.isdecimal() and int(text)):
+  try:
+    number = int(text)
+  except ValueError:
+    number = 0
+  if number < 1:
     raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-  return int(text)
+  return number
 
 
 def program_name() -> str:

@@ -39,6 +39,11 @@ _BELOW_1 = (
   "model.dropout model.attention_dropout model.embedding_dropout model.ffn_dropout "
   "optimizer.b1 optimizer.b2"
 ).split()
+# Limits, where infinity means none.
+_LIMITS = (
+  "optimizer.clip_norm optimizer.generator_clip_norm hosts.slow_ratio health.loss_spike "
+  "qa.threshold"
+).split()
 
 
 def check(config: ConfigDict) -> None:
@@ -113,13 +118,14 @@ def check_fields(config: ConfigDict) -> None:
 def check_numbers(flat: dict, above_0: list, below_1: list, signed: Sequence = ()) -> None:
   """Raises ValueError if a number of a flat configuration is out of range; None is allowed.
 
-  All are finite and, unless `signed`, at least 0. Seeds are below 2**32, where JAX would wrap them.
+  All but limits are finite and, unless `signed`, at least 0. Seeds are below 2**32, where JAX would
+  wrap them.
   """
   for field, x in flat.items():
     if x is None or isinstance(x, bool | str):
       continue
     for wrong, wanted in (
-      (not abs(x) < math.inf, "finite"),
+      (math.isnan(x) or (math.isinf(x) and field not in _LIMITS), "finite"),
       (field in above_0 and x <= 0, "above 0"),
       (field in below_1 and not 0 <= x < 1, "at least 0 and below 1"),
       (field not in signed and x < 0, "at least 0"),

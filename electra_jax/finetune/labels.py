@@ -110,7 +110,7 @@ def _complete_classes(labels: set[str], where: str) -> dict:
     return {"labels": tuple(sorted(labels))}
   ordered = sorted(labels, key=lambda label: (float(label), label))
   for one, other in itertools.pairwise(ordered):
-    if float(one) == float(other):
+    if float(one) == float(other) and other.startswith(f"{one}."):
       raise TaskError(
         f"{where}: the labels {one!r} and {other!r} are one number: write one of them"
       )

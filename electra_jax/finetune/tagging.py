@@ -20,6 +20,7 @@ from electra_jax.finetune.files import TaskError, read_lines
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
 _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
+OTHER_SCHEMES = ("L-", "U-", "M-", "W-")  # of entities: BILOU, BMEWO
 
 
 class Sentence(NamedTuple):
@@ -141,13 +142,16 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   first entity of a single word.
 
   Raises:
-    TaskError: the sentences have no tags; or O, entities of a type, and a tag that is neither.
+    TaskError: the sentences have no tags; or O, entities of a type, and a tag that is neither, nor
+      of BILOU or BMEWO, which are labels as any others.
   """
   places = {tag: sentence.place for sentence in sentences for tag in _gold(sentence)}
   found = set(places)
   if not is_entities(found):
-    if "O" in found and any(tag[:2] in ("B-", "I-") for tag in found):
-      tag = min(tag for tag in found if not is_entities([tag]))
+    odd = sorted(tag for tag in found if not is_entities([tag]))
+    mixed = "O" in found and any(tag[:2] in ("B-", "I-") for tag in found)
+    if mixed and not all(tag[:2] in OTHER_SCHEMES for tag in odd):
+      tag = odd[0]
       raise TaskError(f"{places[tag]}: the tag {tag!r} is not BIO, but other tags are")
     return tuple(sorted(found))
   types = {tag[1:] for tag in found - {"O"}}

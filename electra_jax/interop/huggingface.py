@@ -24,8 +24,8 @@ ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer
 # Of BERT's tokenizer: the values in tokenizer_config.json that change nothing.
 BERT_RULES = {
   "tokenizer_class": (
-    *(f"{name}Tokenizer{fast}" for name in ("Bert", "Electra") for fast in ("", "Fast")),
-    *(TOKENIZER_CLASS, None),
+    *("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", TOKENIZER_CLASS, None),
+    *("BertTokenizerFast", "DistilBertTokenizerFast", "ElectraTokenizerFast"),
   ),
   "tokenize_chinese_chars": (None, True),
   "do_basic_tokenize": (None, True),

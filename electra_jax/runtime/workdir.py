@@ -55,16 +55,17 @@ def check_new(out: Path, replaces: bool = False) -> None:
   """Checks that a file or folder `out` can be made.
 
   Args:
-    replaces: it may be a file that is there.
+    replaces: it may be there, if it is no folder.
 
   Raises:
     ValueError: `out` exists.
     OSError: naming `out`.
   """
   with naming(out):
-    if out.exists() and not (replaces and out.is_file()):
+    if out.is_dir() or (out.exists() and not replaces):
       raise ValueError(f"{out} exists: nothing is overwritten")
-    tempfile.TemporaryFile(dir=out.parent).close()
+    if not out.exists():
+      tempfile.TemporaryFile(dir=out.parent).close()
 
 
 @contextlib.contextmanager
