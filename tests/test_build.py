@@ -234,56 +234,6 @@ def test_the_vocabulary_sample_is_bounded_and_spread():
   assert np.mean(taken) == pytest.approx(2500, abs=250)
 
 
-# Never half a build.
-
-
-def test_a_finished_build_is_reused_and_a_different_one_is_left_alone(tmp_path, capsys):
-  config = make_config(tmp_path)
-  manifest = build.build(config)
-  before = contents(config.data.dir)
-  config.data.workers = 3
-  assert build.build(config) == manifest and "built already" in capsys.readouterr().out
-  config.data.seq_length = 32
-  with pytest.raises(DataError, match="seq_length is 16 there, 32 in this.*--overwrite"):
-    build.build(config)
-  assert contents(config.data.dir) == before
-  assert build.build(config, overwrite=True)["seq_length"] == 32
-
-
-def test_a_finished_build_is_reused_whatever_the_spelling_and_fields_of_no_effect(
-  tmp_path, monkeypatch
-):
-  config = make_config(tmp_path)
-  manifest = build.build(config)
-  monkeypatch.chdir(tmp_path)
-  config.data.update(vocab="./vocab.txt", vocab_size=99, vocab_train_mb=1.0)
-  for spelling in ("text.txt", f"{tmp_path}//text.txt@1", "../" + tmp_path.name + "/text.txt"):
-    config.data.sources = f"text:{spelling}"
-    assert build.build(config) == manifest
-  config.data.sources = "text:text.txt@2"
-  with pytest.raises(DataError, match="holds another build .sources is"):
-    build.build(config)
-
-
-@pytest.mark.parametrize("vocab", ["wordpiece", None])
-def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, capsys, vocab):
-  fields = {"vocab": vocab, "vocab_size": 200} if vocab else {}
-  config = make_config(tmp_path, strip_accents=True, **fields)
-  build.build(config)
-  path = Path(config.data.dir) / shards.MANIFEST
-  manifest = json.loads(path.read_text())
-  del manifest["build"]["strip_accents"], manifest["vocab"]["strip_accents"]
-  path.write_text(json.dumps(manifest))
-  assert Shards.open(config.data.dir).vocab.strip_accents is True
-  for asked in (None, True):
-    config.data.strip_accents = asked
-    assert build.build(config) == manifest
-  assert ("note: its vocabulary is of version 0.1" in capsys.readouterr().out) == bool(vocab)
-  config.data.strip_accents = False
-  with pytest.raises(DataError, match="strip_accents is True there, False"):
-    build.build(config)
-
-
 @pytest.mark.parametrize("strip_accents", [None, True, False])
 def test_a_vocab_txt_with_accents_that_berts_rule_strips_is_told(tmp_path, capsys, strip_accents):
   make_config(tmp_path)
@@ -305,17 +255,7 @@ def test_accents_of_a_vocabulary_with_its_own_rules_are_refused(tmp_path):
     build.build(config)
 
 
-@pytest.mark.parametrize("changed", ["text.txt", "vocab.txt"])
-def test_a_build_of_files_that_have_changed_is_not_reused(tmp_path, changed):
-  config = make_config(tmp_path)
-  build.build(config)
-  with open(tmp_path / changed, "a") as file:
-    file.write("x\n")
-  with pytest.raises(DataError, match=changed):
-    build.build(config)
-  (tmp_path / changed).unlink()  # shards may outlive what they were made of
-  build.build(config)
-
+# Never half a build.
 
 KILLED = """
 import os, signal, sys

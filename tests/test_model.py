@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -197,84 +196,6 @@ def test_heads_equal_ones_written_out_in_numpy(weights):
   np.testing.assert_allclose(got, expected, atol=1e-4)  # the bias reaches 49: eps 6e-8 x 49 x 30
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_gelu_and_layer_norm_have_the_gradients_of_their_formulas(dtype):
-  rng = np.random.default_rng(0)
-  x, g = (jnp.asarray(rng.normal(size=(4, 3, 8)) * 3, dtype) for _ in range(2))
-  scale, bias = (jnp.float32(rng.normal(size=8)) for _ in range(2))
-
-  def formula(x, scale, bias):
-    x = x.astype(jnp.float32)
-    return jax.nn.standardize(x, epsilon=1e-12) * scale + bias
-
-  def pull(f, g, *args):
-    return jax.jit(lambda g, *args: jax.vjp(f, *args)[1](g))(g, *args)
-
-  got = pull(lambda *a: layers.normalize(*a, 1e-12), jnp.float32(g), x, scale, bias)
-  expected = pull(formula, jnp.float32(g), x, scale, bias)
-  # Sums of a dozen float32 products of size 10; bfloat16 keeps 8 bits of the result.
-  tolerance = (
-    {"rtol": 1e-5, "atol": 1e-5} if dtype == jnp.float32 else {"rtol": 2**-7, "atol": 0.02}
-  )
-  for a, b in zip(got, expected, strict=True):
-    assert a.dtype == b.dtype
-    np.testing.assert_allclose(np.float32(a), np.float32(b), **tolerance)
-
-  (got,) = pull(layers.gelu, g, x)
-  (expected,) = pull(lambda x: jax.nn.gelu(x, approximate=False), g, x)
-  assert got.dtype == expected.dtype == dtype
-  np.testing.assert_allclose(np.float32(got), np.float32(expected), **tolerance)
-
-
-@pytest.mark.parametrize("layer", ["gelu", *layers.NORMS])
-def test_activations_and_norms_of_bfloat16_are_computed_in_float32(layer):
-  rng = np.random.default_rng(0)
-  x = jnp.asarray(rng.normal(size=(50, 64)) * 3, jnp.bfloat16)
-  module = None if layer == "gelu" else layers.NORMS[layer](1e-12)
-  weights = None if layer == "gelu" else module.init(jax.random.key(0), x)
-  apply = layers.gelu if layer == "gelu" else lambda x: module.apply(weights, x)
-  exact = np.float32(apply(x.astype(jnp.float32)))
-  # Rounding of the result alone, relative to it: the tail of GELU too.
-  np.testing.assert_allclose(np.float32(apply(x)), exact, rtol=2**-8, atol=1e-7)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_product_in_float32_has_a_gradient_of_products_in_its_own_dtype(dtype):
-  rng = np.random.default_rng(0)
-  x, y = (jnp.asarray(rng.normal(size=size), dtype) for size in ((2, 5, 3, 8), (2, 7, 3, 8)))
-  g = jnp.float32(rng.normal(size=(2, 3, 5, 7)))
-  spec = "blhd,bmhd->bhlm"
-
-  def pull(g, x, y):
-    return jax.vjp(lambda x, y: layers.einsum_float32(spec, x, y), x, y)[1](g)
-
-  to_x, to_y = pull(g, x, y)
-  assert to_x.dtype == to_y.dtype == dtype
-  # By hand in float64, of the rounded gradient. Seven and five products of size 1; bfloat16 keeps
-  # 8 bits of the result.
-  rounded = np.float64(g.astype(dtype))
-  tolerance = 1e-5 if dtype == jnp.float32 else 0.05
-  expected = np.einsum("bhlm,bmhd->blhd", rounded, np.float64(y))
-  np.testing.assert_allclose(np.float64(to_x), expected, atol=tolerance)
-  expected = np.einsum("bhlm,blhd->bmhd", rounded, np.float64(x))
-  np.testing.assert_allclose(np.float64(to_y), expected, atol=tolerance)
-
-  assert layers.einsum_float32(spec, x, y).dtype == jnp.float32
-  operands = jax.jit(pull).lower(g, x, y).as_text().split("stablehlo.dot_general")[1:]
-  name = {jnp.float32: "f32", jnp.bfloat16: "bf16"}[dtype]
-  for operand in (line.split(": (")[1].split(") ->")[0] for line in operands):
-    assert operand.count(f"x{name}>") == 2, operand
-  assert len(operands) >= 2
-
-
-def test_vocabulary_bias_has_the_gradient_of_a_plain_sum():
-  g = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
-  _, pull = jax.vjp(heads._add_vocabulary_bias, jnp.zeros((2, 3, 5)), jnp.zeros(5))
-  to_logits, to_bias = pull(g)
-  np.testing.assert_array_equal(to_logits, g)
-  np.testing.assert_allclose(to_bias, g.sum((0, 1)), rtol=1e-5)  # six float32 additions
-
-
 def test_padding_never_changes_the_logits_of_real_tokens(weights):
   ids, segments, mask = inputs()
   rng = np.random.default_rng(1)
@@ -405,47 +326,3 @@ def test_the_four_sites_of_dropout_are_where_numpy_puts_them():
   states = np_layer_norm(states + y * masks[3], layer["ffn_norm"])
   # Rounding of float32 as in the test without dropout; another mask changes states by about 1.
   np.testing.assert_allclose(got, states, atol=2e-4)
-
-
-@pytest.mark.parametrize(("summed", "features"), [((6,), (10,)), ((10,), (6,)), ((2, 5), (3, 2))])
-def test_the_gradients_of_a_product_are_numpys(summed, features):
-  rng = np.random.default_rng(0)
-  x, kernel, g = (
-    rng.normal(size=shape).astype(np.float32)
-    for shape in ((4, 3, *summed), (*summed, *features), (4, 3, *features))
-  )
-  dimensions = ((2, 3)[: len(summed)], (0, 1)[: len(summed)]), ((), ())
-  y, gradients = jax.vjp(lambda x, w: layers.dot_general(x, w, dimensions), x, kernel)
-  n = len(summed)
-  np.testing.assert_allclose(y, np.tensordot(x, kernel, n), rtol=0, atol=1e-5)
-  of_x = np.tensordot(g, kernel, (range(2, 2 + len(features)), range(n, kernel.ndim)))
-  of_kernel = np.tensordot(x, g, ((0, 1), (0, 1)))
-  for found, wanted in zip(gradients(g), (of_x, of_kernel), strict=True):
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)  # sums of a dozen numbers near 1
-
-
-@pytest.mark.parametrize(("shape", "axis"), [((4, 3, 2, 6), 2), ((4, 3, 3, 2, 5), 2)])
-def test_the_gradient_of_slices_is_their_gradients_in_one_array(shape, axis):
-  rng = np.random.default_rng(0)
-  x = rng.normal(size=shape).astype(np.float32)
-  parts, gradient = jax.vjp(lambda x: layers.unstack(x, axis), x)
-  gs = tuple(rng.normal(size=part.shape).astype(np.float32) for part in parts)
-  for i, part in enumerate(parts):
-    np.testing.assert_array_equal(part, x.take(i, axis))
-  np.testing.assert_array_equal(jax.jit(gradient)(gs)[0], np.stack(gs, axis))
-  for platform, barriers in (("cpu", 2), ("cuda", 0), ("tpu", 0)):
-    lowered = jax.jit(gradient).trace(gs).lower(lowering_platforms=(platform,)).as_text()
-    assert lowered.count("optimization_barrier") == barriers
-
-
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_on_accelerators_the_gradient_of_a_kernel_is_autodiffs(platform):
-  x, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((5, 6), (6, 4)))
-
-  def matrices(multiply) -> list[str]:
-    traced = jax.jit(jax.grad(lambda w, x: jnp.sin(multiply(x, w)).sum())).trace(kernel, x)
-    lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
-    found = (line.strip() for line in lines if "dot_general" in line or "transpose" in line)
-    return sorted(re.sub(r"%\w+", "%", line) for line in found)  # without the names of values
-
-  assert matrices(layers.product) == matrices(jnp.matmul) and len(matrices(jnp.matmul)) == 3

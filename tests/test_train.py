@@ -1,6 +1,5 @@
 """The program: exact however it is interrupted, loud about what is wrong."""
 
-import itertools
 import json
 import os
 import re
@@ -22,7 +21,6 @@ from electra_jax.pretrain.loop import UnhealthyError
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
 from electra_jax.programs import train
 from electra_jax.runtime import bands, journal, metrics, parallel
-from electra_jax.runtime.chance import Chance
 from electra_jax.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -414,47 +412,6 @@ def test_a_run_is_stopped_where_it_leaves_its_reference(tiny_config, tmp_path, c
   with pytest.raises(UnhealthyError, match="step 0: left the reference .*: mlm_loss .heldout. 4"):
     train.train(tiny_config, tmp_path / "run")
   assert "Here, not in the reference" not in capsys.readouterr().out
-
-
-def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
-  heldout = pretrain_batches.Shards.open(tiny_shards, "heldout")
-  tokens = np.concatenate(
-    [b.ids[b.padding_mask] for b in itertools.islice(heldout_batches(heldout), 99)]
-  )
-  tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
-  _, counts = np.unique(tokens, return_counts=True)
-  p = counts / counts.sum()
-  found = Chance.of(heldout.frequencies, group=8)
-  assert found.entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
-  assert found.most_frequent == pytest.approx(p.max(), rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ["electra", "coco_lm"])
-def test_an_evaluation_of_few_examples_has_whole_groups_on_each_device(name, tiny_config, tmp_path):
-  tiny_config.update_from_flattened_dict({"objective.name": name, "eval.batch_size": 64})
-  devices, group = jax.device_count(), 8 if name == "coco_lm" else 1
-  found = prepare(tiny_config, tmp_path, False).eval_batch_size
-  assert found % (devices * group) == 0
-  assert 20 <= found < 20 + devices * group  # eval.max_examples is 20
-
-
-def test_what_a_schedule_explains_is_not_checked_for_a_collapse(tiny_config, tmp_path):
-  tiny_config.update_from_flattened_dict(
-    {
-      "objective.discriminator_weight_schedule": "4=0,4=50",
-      "objective.temperature_schedule": "6=1,12=0.5",
-    }
-  )
-  run = prepare(tiny_config, tmp_path, False)
-  assert [run.unchecked(step) for step in (3, 6, 9)] == [
-    ("_auc", "_recall"),
-    (),
-    ("sample_entropy",),
-  ]
-
-
-def heldout_batches(heldout):
-  return pretrain_batches.eval_batches(heldout, batch_size=8, max_examples=10_000)
 
 
 def test_the_mfu_of_a_line_is_its_flops_over_the_peak_of_all_devices(straight, tiny_config):
