@@ -1,8 +1,5 @@
 """What gets the lines of a run: trackers by name, and the picture that is drawn anew."""
 
-import sys
-from unittest import mock
-
 import pytest
 
 from electra_jax.programs import train
@@ -41,20 +38,3 @@ def test_a_run_has_its_id_in_a_tracker_until_it_starts_over(tmp_path):
 
   assert [remembered(x) for x in (False, True, True, False, True)] == list("aaabb")
   assert trackers.Start(tmp_path, 0, True, {}).remembered("mlflow", lambda: "m") == "m"
-
-
-@pytest.mark.parametrize("resumed", [False, True])
-def test_mlflow_has_the_configuration_where_its_run_is_made_and_once(
-  tmp_path, monkeypatch, resumed
-):
-  mlflow = mock.MagicMock()
-  mlflow.exceptions.MlflowException = RuntimeError
-  client = mlflow.MlflowClient.return_value
-  client.create_run.return_value.info.run_id = "r"
-  monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-  monkeypatch.setitem(sys.modules, "mlflow.entities", mlflow.entities)
-  config = {f"field{i}": i for i in range(150)}
-  for again in (resumed, True):
-    trackers.Mlflow(trackers.Start(tmp_path, 0, again, config))
-  assert [len(x.kwargs["params"]) for x in client.log_batch.call_args_list] == [100, 50]
-  assert mlflow.entities.Param.call_args == mock.call("field149", "149")

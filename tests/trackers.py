@@ -83,25 +83,24 @@ def check(folder: Path) -> None:
   path = os.pathsep.join((str(installed), str(ROOT)))
   environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline"}
   harness.build(folder)
-  workdir, names = (
-    folder / "run",
-    {"log.trackers": "tensorboard,wandb,mlflow", "log.every_steps": 2},
-  )
-  _, _, _, *arguments = harness.command(
-    "electra_jax.train", folder, STEPS, f"--workdir={workdir}", **names
-  )
 
-  def start(code: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-3)
+  def train_in_two(workdir: Path, first_trackers: str, trackers: str) -> None:
+    def start(code: str, names: str) -> subprocess.Popen:
+      fields = {"log.trackers": names, "log.every_steps": 2}
+      place = f"--workdir={workdir}"
+      _, _, _, *arguments = harness.command("electra_jax.train", folder, STEPS, place, **fields)
+      command = [sys.executable, "-c", code, *arguments]
+      return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-3)
 
-  first = start(harness.PACED + harness.PROGRAM)
-  while first.poll() is None and harness.last_line(workdir) < 4:
-    time.sleep(0.1)
-  first.send_signal(signal.SIGTERM)
-  assert first.wait() == harness.STOPPED
-  assert start(harness.PROGRAM).wait() == 0
+    first = start(harness.PACED + harness.PROGRAM, first_trackers)
+    while first.poll() is None and harness.last_line(workdir) < 4:
+      time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == harness.STOPPED
+    assert start(harness.PROGRAM, trackers).wait() == 0
 
+  workdir, later = folder / "run", folder / "later"
+  train_in_two(workdir, *2 * ["tensorboard,wandb,mlflow"])
   lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
   expected: dict[str, dict] = {}
   for line in lines:
@@ -115,7 +114,12 @@ def check(folder: Path) -> None:
   states, found, params = read(READ_MLFLOW, environment, (workdir / "mlruns").as_uri())
   assert states == ["FINISHED"] and params["train.steps"] == str(STEPS), (states, params)
   assert found == expected, "MLflow's files differ from metrics.jsonl"
+  train_in_two(later, "", "mlflow")
+  states, _, added = read(READ_MLFLOW, environment, (later / "mlruns").as_uri())
+  differing = {k for k in params if params[k] != added.get(k)}
+  assert states == ["FINISHED"] and differing == {"log.trackers"}, (states, differing)
   print(f"wandb and MLflow have the {len(expected)} metrics of {len(lines)} lines, over a resume")
+  print(f"MLflow has the {len(params)} fields, also where it is added at a resume")
 
 
 def main() -> None:
