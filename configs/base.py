@@ -188,7 +188,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   h.entropy_ratio = 0.5  # the generator's entropy below this times its loss; 1 if calibrated
   # A band of healthy seeds (configs/bands/*.json, `report --make-band`): warn where it is left
   h.reference = placeholder(str)
-  # collapses are looked for after so many steps (twice the warm-up) since the loss had a weight
+  # Collapses are looked for after so many steps (twice the warm-up), counted anew from where a
+  # schedule gives detection a weight, or the temperature is 1 again
   h.after_step = 20_000
 
   c.hosts = ConfigDict()

@@ -41,6 +41,15 @@ def test_what_a_schedule_explains_is_not_checked_for_a_collapse(tiny_config, tmp
     }
   )
   run = prepare(tiny_config, tmp_path, False)
+  tiny_config.update_from_flattened_dict(
+    {
+      "objective.discriminator_weight": 0.0,
+      "objective.discriminator_weight_schedule": "",
+      "objective.temperature": 0.1,
+      "objective.temperature_schedule": "",
+    }
+  )
+  assert prepare(tiny_config, tmp_path, False).unchecked(9) == ()  # constants are checked
   assert [run.unchecked(step) for step in (3, 6, 9)] == [
     ("_auc", "_recall"),
     (),

@@ -116,9 +116,13 @@ class Run:
     return -(-min(self.config.eval.batch_size, count) // multiple) * multiple
 
   def unchecked(self, step: int) -> tuple[str, ...]:
-    """Returns the metrics that schedules alone can take to a collapse's level, for `Health`."""
-    idle = self.spec.discriminator_weight.at(step) == 0
-    sharpened = self.spec.masking.temperature.at(step) < 1
+    """Returns the metrics that a schedule takes to a collapse's level for a while, for `Health`.
+
+    A weight of 0 or a low temperature that never changes is worth a warning.
+    """
+    weight, temperature = self.spec.discriminator_weight, self.spec.masking.temperature
+    idle = weight.points and weight.at(step) == 0
+    sharpened = temperature.points and temperature.at(step) < 1
     return (*["_auc", "_recall"] * bool(idle), *["sample_entropy"] * bool(sharpened))
 
   @property
