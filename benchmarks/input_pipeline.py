@@ -48,7 +48,9 @@ def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretr
     "version": shards.FORMAT_VERSION,
     "vocab": vocab.__dict__ | {"special_ids": list(vocab.special_ids)},
     "seq_length": length,
-    "splits": {"train": split},
+    "splits": {"train": split, "heldout": {"examples": 0, "shards": [], "frequencies": []}},
+    "sources": [],
+    "build": {"vocab": "made up", "sources": "made up"},
   }
   (folder / shards.MANIFEST).write_text(shards.dump(manifest))
   return pretrain_batches.Shards.open(folder)
