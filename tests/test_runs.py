@@ -208,6 +208,13 @@ def test_two_configurations_are_refused_by_name():
     cli._resolve_argv(argv)
 
 
+def test_overrides_may_stand_before_the_configuration():
+  argv = ["train", "--workdir=x", "--config.seed=3", "--config", "configs/base.py", "--config.seed=4"]
+  name, config, *rest = cli._resolve_argv(argv)
+  assert (name, config.startswith("--config=")) == ("train", True)
+  assert rest == ["--workdir=x", "--config.seed=3", "--config.seed=4"]
+
+
 def test_both_learning_rates_are_named_where_there_are_two():
   o = files.load("quickstart.py").optimizer
   both = f"optimizer.learning_rate (now {o.learning_rate:g}) or optimizer.generator_learning_rate"

@@ -227,7 +227,11 @@ def _not_a_flag(arg: str) -> flags.Error:
 
 
 def _resolve_argv(argv: list[str]) -> list[str]:
-  """Returns argv with --config's path resolved; raises ValueError for an unknown field."""
+  """Returns argv with --config first and its path resolved.
+
+  Raises:
+    ValueError: for an unknown field.
+  """
   argv = list(argv)
   for i in reversed(range(len(argv) - 1)):
     if argv[i] in ("--config", "-config"):
@@ -237,7 +241,8 @@ def _resolve_argv(argv: list[str]) -> list[str]:
   for i, arg in enumerate(argv):
     if match := re.match(r"--?config=([^:]*)(:.*)?$", arg):
       path, colon_arg = resolve(match[1]), match[2] or ""
-      argv[i] = f"--config={path}{colon_arg}"
+      # Its flag refuses overrides that stand before it.
+      argv = [argv[0], f"--config={path}{colon_arg}", *argv[1:i], *argv[i + 1 :]]
       config = load(path, colon_arg[1:] or None)
       for other in argv:
         if override := re.match(r"--?(?:no)?config\.([^=]*)", other):
