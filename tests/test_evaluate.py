@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from electra_jax.evaluate.pairs import Pair
 from electra_jax.finetune import probe, tagging
 from electra_jax.interop import likelihood, sources
 from electra_jax.programs import export, score, train
-from electra_jax.runtime import journal, metrics
+from electra_jax.runtime import journal, metrics, processes
 
 RNG = random.Random(3)
 
@@ -170,10 +171,38 @@ def test_pairs_that_are_too_long_are_left_out(electra):
     pairs.fitting(scorer, [long])
 
 
+def test_a_stop_while_pairs_are_scored_ends_the_run_and_they_are_scored_where_it_goes_on(
+  electra, tiny_shards, files, tmp_path, monkeypatch
+):
+  def start(self, *args):
+    nonlocal batches
+    batches += 1
+    if batches == 2:
+      signal.raise_signal(signal.SIGTERM)
+    return real(self, *args)
+
+  config = make_tiny_config(tiny_shards)
+  config.train.steps, config.eval.every_steps = 2, 2
+  config.eval.pairs, config.eval.max_pairs = str(files[0]), 9
+  monkeypatch.setattr(processes, "initialize", lambda *args: None)  # JAX has been started here
+  batches, real, before = 0, scorers.SentenceScorer._start, signal.getsignal(signal.SIGUSR2)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(scorers.SentenceScorer, "_start", start)
+    try:
+      assert train.run(config, tmp_path) == 143
+      assert batches == 2  # of more
+      assert train.run(config, tmp_path) == 0
+    finally:
+      signal.signal(signal.SIGUSR2, before)
+  ends = [metrics.read_history(folder / "metrics.jsonl")[-1] for folder in (electra, tmp_path)]
+  assert ends[0] == ends[1]
+  assert ends[0]["pairs_accuracy"] > 0
+
+
 def test_a_pair_of_equal_scores_is_wrong():
   found = [Pair("a", "b", "p", "all")] * 3
   scores = [2.0, 1.0, 1.0, 1.0, 1.0, 2.0]  # of the acceptable sentences, then of the others
-  right = pairs.compare(lambda weights, sentences: np.array(scores), {}, found)
+  right = pairs.compare(lambda *_: np.array(scores), {}, found)
   assert right.tolist() == [True, False, False]
 
 

@@ -209,10 +209,17 @@ def test_two_configurations_are_refused_by_name():
 
 
 def test_overrides_may_stand_before_the_configuration():
-  argv = ["train", "--workdir=x", "--config.seed=3", "--config", "configs/base.py", "--config.seed=4"]
+  argv = [
+    "train",
+    "--workdir=x",
+    "--config.seed=3",
+    "--config",
+    "configs/base.py",
+    "--config.seed=4",
+  ]
   name, config, *rest = cli._resolve_argv(argv)
   assert (name, config.startswith("--config=")) == ("train", True)
-  assert rest == ["--workdir=x", "--config.seed=3", "--config.seed=4"]
+  assert rest == ["--workdir=x", "--config.seed=3"]
 
 
 def test_both_learning_rates_are_named_where_there_are_two():

@@ -4,7 +4,7 @@ Warstadt et al. 2020 (BLiMP): 67 paradigms of 1,000 pairs.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,16 +82,24 @@ def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> list[Pair]:
   return kept
 
 
-def compare(scorer: SentenceScorer, weights: Mapping, pairs: Sequence[Pair]) -> np.ndarray:
+def compare(
+  scorer: SentenceScorer,
+  weights: Mapping,
+  pairs: Sequence[Pair],
+  stops: Callable[[], object] = lambda: None,
+) -> np.ndarray | None:
   """Returns whether the acceptable sentence of each pair scores higher, [n] bool.
 
   Args:
     pairs: that fit.
+    stops: called before each batch; where it returns something, the result is None.
 
   Raises:
     NotFiniteError: the network's score of a sentence is NaN or infinite.
   """
-  scores = scorer(weights, [pair.good for pair in pairs] + [pair.bad for pair in pairs])
+  scores = scorer(weights, [pair.good for pair in pairs] + [pair.bad for pair in pairs], stops)
+  if scores is None:
+    return None
   if wrong := int((~np.isfinite(scores)).sum()):
     raise NotFiniteError(
       f"the network's scores of {wrong} of {len(scores)} sentences are not finite"
@@ -105,9 +113,10 @@ class Suite(NamedTuple):
   scorer: SentenceScorer
   pairs: Sequence[Pair]
 
-  def accuracy(self, weights: Mapping) -> float:
-    """Returns the fraction of pairs whose acceptable sentence scores higher."""
-    return float(compare(self.scorer, weights, self.pairs).mean())
+  def accuracy(self, weights: Mapping, stops: Callable[[], object]) -> float | None:
+    """Returns the fraction of pairs whose acceptable sentence scores higher; `stops` as above."""
+    right = compare(self.scorer, weights, self.pairs, stops)
+    return None if right is None else float(right.mean())
 
 
 def accuracy(right: np.ndarray) -> Accuracy:

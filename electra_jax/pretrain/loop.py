@@ -192,8 +192,10 @@ def evaluate(
   if values is None:
     return False
   if run.pairs:
-    networks = sources.main_networks(run.spec, params)
-    values["pairs_accuracy"] = run.pairs.accuracy(networks["discriminator"].weights)
+    weights = sources.main_networks(run.spec, params)["discriminator"].weights
+    values["pairs_accuracy"] = run.pairs.accuracy(weights, stop.requested)
+    if values["pairs_accuracy"] is None:
+      return False
   record(run, done, "heldout", values, log, health)
   return True
 
