@@ -209,17 +209,11 @@ def test_two_configurations_are_refused_by_name():
 
 
 def test_overrides_may_stand_before_the_configuration():
-  argv = [
-    "train",
-    "--workdir=x",
-    "--config.seed=3",
-    "--config",
-    "configs/base.py",
-    "--config.seed=4",
-  ]
+  before, after = "--config.seed=3", "--config.eval.batch_size=4"
+  argv = ["train", "--workdir=x", before, "--config", "configs/base.py", after]
   name, config, *rest = cli._resolve_argv(argv)
   assert (name, config.startswith("--config=")) == ("train", True)
-  assert rest == ["--workdir=x", "--config.seed=3"]
+  assert rest == ["--workdir=x", before, after]
 
 
 def test_both_learning_rates_are_named_where_there_are_two():
