@@ -394,3 +394,8 @@ def test_tensorflow_datasets_are_read_in_the_order_of_glue(tmp_path):
   assert "no column 'body'" in refused(
     dataclasses.replace(REVIEWS, labels=("a", "b")), "tfds:tiny_inference", "train", **options
   )
+
+
+def test_numbers_of_tensorflow_datasets_are_labels_as_in_files():
+  for value, text in ((np.float32(2.0), "2"), (np.int64(3), "3"), (np.float64(2.5), "2.5")):
+    assert glue_files._tfds_label(REVIEWS, value, None) == text

@@ -164,6 +164,8 @@ def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_pat
   pieces += [f"x{i}" for i in range(huggingface.read_config(folder)[1].vocab_size - len(pieces))]
   (folder / "vocab.txt").write_text("".join(f"{x}\n" for x in pieces), encoding="utf-8")
   assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
+  (folder / "tokenizer_config.json").write_text('{"do_lower_case": null}')
+  assert sources.open_source(folder).tokenizer.encode_batch(["übung Übung"]) == [[5, 1]]
   config = {"do_lower_case": True, "strip_accents": False}
   (folder / "tokenizer_config.json").write_text(json.dumps(config))
   with pytest.raises(huggingface.ExchangeError, match="strip_accents=False changes BERT's rules"):

@@ -251,10 +251,8 @@ def _json_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) ->
       continue
     wanted = wanted or _wanted(task, split, list(value), where, copied)
     text, pair, label = (value.get(wanted[f]) if f in wanted else None for f in _FIELDS)
-    if isinstance(label, float) and label.is_integer():
-      label = int(label)  # tables with a gap have 1.0
     if isinstance(label, bool | int | float):
-      label = json.dumps(label)  # 1 and "1" are the same class
+      label = _label_text(label)
     text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
     # A lone surrogate is valid JSON but not valid text.
     whole = all(not any("\ud800" <= c <= "\udfff" for c in x) for x in (text, pair, label) if x)
@@ -290,10 +288,15 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
     yield f"tfds:{name}:{tfds_split}:{place}", _Cells(*map(texts.get, _FIELDS))
 
 
+def _label_text(value: bool | int | float) -> str:
+  """Returns a label as JSON has it; 1.0, which tables with a gap have, is 1."""
+  return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
 def _tfds_label(task: TextTask, value: np.ndarray, classes: Sequence[str] | None) -> str:
   """Returns a label as in GLUE's files, or "" if TFDS hides it."""
   if classes is None:
-    return repr(value.item())
+    return _label_text(value.item())
   if value < 0:
     return ""
   # Some classes with names in TFDS (such as "acceptable") are 0 and 1 in the files.

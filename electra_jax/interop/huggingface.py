@@ -171,10 +171,9 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   Raises:
     ExchangeError: it is missing, or gives other ids than the vocab.txt.
   """
-  path = folder / "tokenizer_config.json"
   kind = read_json(folder / "config.json").get("tokenizer_class")
-  config = {"tokenizer_class": kind, **read_json(path)}
-  lowercase, strip_accents = config.get("do_lower_case", True), config.get("strip_accents")
+  config = {"tokenizer_class": kind, **read_json(folder / "tokenizer_config.json")}
+  lowercase, strip_accents = bool(config.get("do_lower_case", True)), config.get("strip_accents")
   ours = config["tokenizer_class"] == TOKENIZER_CLASS
   rules = BERT_RULES if ours else {**BERT_RULES, "strip_accents": (None, lowercase)}
   changed = [f"{k}={config[k]!r}" for k, right in rules.items() if config.get(k) not in right]
@@ -183,7 +182,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   if not names:
     if (folder / "vocab.txt").is_file():
       listed = ", ".join(changed)
-      raise ExchangeError(f"{path}: {listed} changes BERT's rules, which needs a tokenizer.json")
+      raise ExchangeError(f"{folder}: {listed} changes BERT's rules: a tokenizer.json is needed")
     return None
   found = [load_vocabulary(folder / x, lowercase, strip_accents) for x in (names[0], names[-1])]
   if names[0] == "vocab.txt" and (other := difference(*found)):
