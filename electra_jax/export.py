@@ -10,7 +10,7 @@ hf     OUT/discriminator and, if there is one, OUT/generator, each with config.j
        AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network keeps its
        head if Hugging Face has the same one. ELECTRA: tagging; text with model.head=two_layers;
        questions with qa.joint=False and qa.answerable_weight=0. ModernBERT: the same tasks with
-       model.head=modernbert. If torch and transformers are
+       model.head=modernbert, and text with modernbert_mean. If torch and transformers are
        installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
        nothing is exported.
 """

@@ -21,7 +21,11 @@ from electra_jax.programs import finetune as program
     ("task", "", "GLUE's tasks are"),
     ("seeds", 0, "config.seeds must be above 0, got 0"),
     ("keep", "some", "config.keep must be one of best, all, none"),
-    ("model.head", "three", "config.model.head must be one of linear, two_layers, modernbert"),
+    (
+      "model.head",
+      "three",
+      "config.model.head must be one of linear, two_layers, modernbert, mean",
+    ),
     ("optimizer.warmup_frac", 1.0, "at least 0 and below 1"),
     ("train.batch_size", 12, "12 is not divisible by 8 devices"),
     ("data.dir", None, "config.data.dir is not set"),

@@ -81,6 +81,28 @@ def test_the_layers_of_modernbert_are_dense_gelu_norm_and_dense(kind):
   np.testing.assert_allclose(head.predict(CFG, w, states, batch)["logits"], logits, atol=4e-6)
 
 
+@pytest.mark.parametrize("layers", ["mean", "modernbert_mean"])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_head_on_the_mean_has_the_logits_of_the_mean_of_the_text_without_padding(kind, layers):
+  arguments = {"outputs": 2} if kind == "classification" else {}
+  head, first = (
+    task_network.HeadSpec(kind, {**arguments, "layers": name}).make()
+    for name in (layers, {"mean": "linear"}.get(layers, "modernbert"))
+  )
+  states, batch = states_and_batch({})
+  w, lengths = weights_of(head), batch.padding_mask.sum(-1)
+  means = np.stack([x[:n].mean(0) if n else x[0] * 0 for x, n in zip(states, lengths, strict=True)])
+  (expected,) = first.predict(CFG, w, means[:, None], batch).values()
+  (found,) = head.predict(CFG, w, states, batch).values()
+  # Sums of 16 products of about 1 in float32, in another order, divided by a deviation of about 1.
+  np.testing.assert_allclose(found, expected, atol=4e-6)
+
+
+def test_a_head_on_the_mean_is_for_texts():
+  with pytest.raises(ValueError, match="model.head=mean is for texts, not for tags"):
+    task_heads.tagging(3, "mean")
+
+
 def test_regression_is_the_squared_error():
   head = task_heads.regression("linear")
   states, batch = states_and_batch({"label": np.array([0.2, 0.9, 7.0], np.float32)})
@@ -116,6 +138,7 @@ def test_tagging_counts_labelled_tokens_of_the_text_alone():
     ("tagging", {"outputs": 4}, "logits"),
     ("classification", {"outputs": 3, "layers": "modernbert"}, "logits"),
     ("tagging", {"outputs": 4, "layers": "modernbert"}, "logits"),
+    ("classification", {"outputs": 3, "layers": "modernbert_mean"}, "logits"),
   ],
 )
 def test_the_logits_that_are_compared_at_export_are_those_that_the_head_predicts(
@@ -124,7 +147,7 @@ def test_the_logits_that_are_compared_at_export_are_those_that_the_head_predicts
   head = task_network.HeadSpec(kind, arguments).make()
   states, batch = states_and_batch({})
   weights = weights_of(head)
-  logits = np.asarray(head.export.logits(CFG, weights, states))
+  logits = np.asarray(head.export.logits(CFG, weights, states, batch.padding_mask))
   predicted = head.predict(CFG, weights, states, batch)[output]
   np.testing.assert_array_equal(logits.reshape(predicted.shape), predicted)
   assert task_network.EXPORT_FORMS[head.export.name] == head.export

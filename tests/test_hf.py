@@ -372,6 +372,10 @@ TASK_HEADS = {
     "classification", {"outputs": 2, "layers": "modernbert"}, CLASSES,
     "ModernBertForSequenceClassification",
   ),
+  "modern classes of the mean": (
+    "classification", {"outputs": 2, "layers": "modernbert_mean"}, CLASSES,
+    "ModernBertForSequenceClassification",
+  ),
   "modern number": (
     "regression", {"layers": "modernbert"}, NUMBER, "ModernBertForSequenceClassification"
   ),

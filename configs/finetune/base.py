@@ -59,7 +59,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   q.threshold = -2.75  # SQuAD 2.0: above this null odds mean no answer (the original's)
 
   c.model = m = ConfigDict()
-  # linear: the paper's; two_layers, modernbert: Hugging Face's for texts, of ELECTRA and ModernBERT
+  # linear: the paper's; two_layers: Hugging Face's for texts, of ELECTRA; modernbert: of ModernBERT
+  # mean, modernbert_mean: linear and modernbert on the mean of a text's tokens instead of [CLS]
   m.head = "linear"
   m.dropout = 0.1  # (Table 7)
   m.attention_dropout = 0.1  # (Table 7)

@@ -46,6 +46,17 @@ def _drop(x: jax.Array, cfg: TransformerConfig, keys: jax.Array | None, site: in
   return layers.dropout(x, cfg.dropout, words(keys))
 
 
+def first_token(states: jax.Array, padding_mask: jax.Array) -> jax.Array:
+  """Returns the states [B, D] of [CLS]."""
+  return states[:, 0]
+
+
+def mean_of_tokens(states: jax.Array, padding_mask: jax.Array) -> jax.Array:
+  """Returns the float32 mean [B, D] of the states [B, L, D] that are no padding."""
+  mask = padding_mask.astype(jnp.float32)[..., None]
+  return (states * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
+
+
 class Layers(NamedTuple):
   """The layers of a head, from states [..., D] to outputs."""
 
@@ -54,6 +65,7 @@ class Layers(NamedTuple):
   last: str  # the name of the last layer
   # {level: a key of `interop.weights.Family.classes`}; a level is "text", "token" or "span"
   exports: dict[str, str]
+  pool: Callable = first_token  # states [B, L, D] of texts, padding mask [B, L] -> [B, D]
 
   def export_form(self, level: str) -> "ExportForm | None":
     """Returns the equivalent head in Hugging Face, or None."""
@@ -66,11 +78,14 @@ class ExportForm(NamedTuple):
 
   name: str  # a key of `interop.weights.Family.classes`
   layers: Layers
-  is_pooled: bool  # the logits are [B, C], one row per text, of [CLS]
+  is_pooled: bool  # the logits are [B, C], one row per text
 
-  def logits(self, cfg: TransformerConfig, weights: dict, states: jax.Array) -> jax.Array:
+  def logits(
+    self, cfg: TransformerConfig, weights: dict, states: jax.Array, padding_mask: jax.Array
+  ) -> jax.Array:
     """Returns float32 logits, [B, L, C] or [B, C], of states [B, L, D]."""
-    return self.layers.apply(cfg, weights, states[:, 0] if self.is_pooled else states, None)
+    states = self.layers.pool(states, padding_mask) if self.is_pooled else states
+    return self.layers.apply(cfg, weights, states, None)
 
 
 def linear(name: str, **exports: str) -> Layers:
@@ -124,6 +139,11 @@ HEAD_LAYERS = {
   "two_layers": Layers(_init_two, _apply_two, "out_proj", {"text": "text_head"}),
   # Dense and LayerNorm without biases, GELU between them, dropout, dense.
   "modernbert": MODERNBERT,
+  # Of texts, on the mean of the tokens instead of [CLS].
+  "mean": linear("classifier")._replace(pool=mean_of_tokens),
+  "modernbert_mean": MODERNBERT._replace(
+    exports={"text": "modern_text_mean_head"}, pool=mean_of_tokens
+  ),
 }
 
 
@@ -133,11 +153,14 @@ def _rows(batch: Examples) -> jax.Array:
 
 
 def classification(outputs: int, layers: str) -> Head:
-  """Classifies a text or pair from [CLS]; target "label" [B] int32, predicts "logits" [B, C]."""
-  init, apply = HEAD_LAYERS[layers][:2]
+  """Classifies a text or pair; target "label" [B] int32, predicts "logits" [B, C]."""
+  kind = HEAD_LAYERS[layers]
+
+  def logits_of(cfg, weights, states, batch, keys):
+    return kind.apply(cfg, weights, kind.pool(states, batch.padding_mask), keys)
 
   def loss(cfg, weights, states, batch, keys):
-    logits, rows = apply(cfg, weights, states[:, 0], keys), _rows(batch)
+    logits, rows = logits_of(cfg, weights, states, batch, keys), _rows(batch)
     nll, hit = networks.nll(logits[:, None], batch.target["label"].astype(jnp.int32)[:, None])
     return {
       "loss": Term((nll[:, 0] * rows).sum(), rows.sum(), 1.0),
@@ -145,33 +168,42 @@ def classification(outputs: int, layers: str) -> Head:
     }
 
   def predict(cfg, weights, states, batch):
-    return {"logits": apply(cfg, weights, states[:, 0], None)}
+    return {"logits": logits_of(cfg, weights, states, batch, None)}
 
-  form = HEAD_LAYERS[layers].export_form("text")
-  return Head(functools.partial(init, outputs=outputs), loss, predict, export=form)
+  init = functools.partial(kind.init, outputs=outputs)
+  return Head(init, loss, predict, export=kind.export_form("text"))
 
 
 def regression(layers: str) -> Head:
-  """Predicts a number from [CLS]; target "label" [B] float32, predicts "score" [B].
+  """Predicts a number for a text or pair; target "label" [B] float32, predicts "score" [B].
 
   As in the original: squared error, no output nonlinearity.
   """
-  init, apply = HEAD_LAYERS[layers][:2]
+  kind = HEAD_LAYERS[layers]
+
+  def scores_of(cfg, weights, states, batch, keys):
+    return kind.apply(cfg, weights, kind.pool(states, batch.padding_mask), keys)[:, 0]
 
   def loss(cfg, weights, states, batch, keys):
-    scores, rows = apply(cfg, weights, states[:, 0], keys)[:, 0], _rows(batch)
+    scores, rows = scores_of(cfg, weights, states, batch, keys), _rows(batch)
     error = jnp.square(scores - batch.target["label"]) * rows
     return {"loss": Term(error.sum(), rows.sum(), 1.0)}
 
   def predict(cfg, weights, states, batch):
-    return {"score": apply(cfg, weights, states[:, 0], None)[:, 0]}
+    return {"score": scores_of(cfg, weights, states, batch, None)}
 
-  form = HEAD_LAYERS[layers].export_form("text")
-  return Head(functools.partial(init, outputs=1), loss, predict, export=form)
+  init = functools.partial(kind.init, outputs=1)
+  return Head(init, loss, predict, export=kind.export_form("text"))
 
 
 def tagging(outputs: int, layers: str = "linear") -> Head:
-  """Classifies each word; target "tag" [B, L] int32, -1 for none; predicts "logits" [B, L, C]."""
+  """Classifies each word; target "tag" [B, L] int32, -1 for none; predicts "logits" [B, L, C].
+
+  Raises:
+    ValueError: the layers are of the mean of a text.
+  """
+  if HEAD_LAYERS[layers].pool is not first_token:
+    raise ValueError(f"model.head={layers} is for texts, not for tags")
   init, apply = HEAD_LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):

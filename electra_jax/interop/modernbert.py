@@ -12,9 +12,11 @@ _HEAD = {"dense/kernel": "head.dense.weight", "layer_norm/scale": "head.norm.wei
 
 _TASKS = {
   "modern_text_head": "ModernBertForSequenceClassification",
+  "modern_text_mean_head": "ModernBertForSequenceClassification",
   "modern_token_head": "ModernBertForTokenClassification",
   "modern_span_head": "ModernBertForQuestionAnswering",
 }
+_OF_MEAN = ("modern_text_mean_head",)  # of the mean of the tokens, not of [CLS]
 TABLE = [
   Row("embeddings/word", "model.embeddings.tok_embeddings.weight"),
   Row("embeddings/layer_norm/scale", "model.embeddings.norm.weight"),
@@ -106,7 +108,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
     "global_attn_every_n_layers": cfg.global_every,
     "global_rope_theta": cfg.rope_theta,
     "local_rope_theta": cfg.local_rope_theta,
-    "classifier_pooling": "cls",
+    "classifier_pooling": "mean" if head in _OF_MEAN else "cls",
     **({"num_labels": 1, "id2label": {"0": "REPLACED"}} if head == "rtd_head" else {}),
   }
 

@@ -35,7 +35,7 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   if name is None:
     return np.asarray(states)
   if form := EXPORT_FORMS.get(name):
-    return np.asarray(form.logits(cfg, weights[name], states))
+    return np.asarray(form.logits(cfg, weights[name], states, batch.padding_mask))
   if HEADS[name].predicts_words:
     return np.asarray(nets.vocabulary_logits(cfg, weights, states))
   return np.asarray(nets.token_logits(cfg, weights, name, states))
