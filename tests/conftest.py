@@ -70,6 +70,17 @@ def without_activities(stderr: str) -> str:
   return re.sub(r"(?m)^.*, \d+:\d\d:\d\d( \(.*\))?\n", "", stderr)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+  """Drops compiled programs before Linux's limit of 65,530 mappings a process, where XLA crashes."""
+  yield
+  maps = Path("/proc/self/maps")
+  if maps.exists() and len(maps.read_bytes().splitlines()) > 10_000:
+    import jax
+
+    jax.clear_caches()
+
+
 # A vocabulary in which nearly every letter is a token.
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789éü"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##fe", "berlin"]
