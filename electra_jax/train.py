@@ -20,8 +20,10 @@ def main() -> int:
   if args.config is None or not args.workdir:
     raise flags.Error("--config=FILE and --workdir=DIR are needed, e.g. --config=configs/base.py")
   with starting():  # slow, and not needed for --help
+    from electra_jax.config import validate
     from electra_jax.programs import train
 
+  validate.warn_of_unread_overrides(args.config, cli.overrides())
   return train.run(
     args.config,
     args.workdir,

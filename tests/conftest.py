@@ -72,7 +72,7 @@ def without_activities(stderr: str) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-  """Drops compiled programs before Linux's limit of 65,530 mappings a process, where XLA crashes."""
+  """Drops compiled programs: XLA crashes at Linux's limit of 65,530 mappings a process."""
   yield
   maps = Path("/proc/self/maps")
   if maps.exists() and len(maps.read_bytes().splitlines()) > 10_000:

@@ -362,6 +362,24 @@ def test_a_weight_that_the_objective_does_not_read_is_a_warning():
     validate.check_fields(config)
 
 
+@pytest.mark.parametrize(
+  ("name", "read", "unread"),
+  [
+    ("electra", "", "model.window model.rope_theta model.local_rope_theta"),
+    ("bert", "objective.mlm_weight", "objective.discriminator_weight generator.width_multiplier"),
+    ("replace_mlm", "generator.width_multiplier objective.discriminator_weight", "model.head_norm"),
+  ],
+)
+def test_overrides_that_nothing_reads_are_a_warning(name, read, unread):
+  config = files.load("base.py")
+  config.objective.name = name
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    validate.warn_of_unread_overrides(config, ["seed", *read.split()])
+  with pytest.warns(UserWarning, match=f"does not read {', '.join(unread.split())}$"):
+    validate.warn_of_unread_overrides(config, [*read.split(), *unread.split()])
+
+
 @pytest.mark.parametrize("size", ["small", "base", "large", "quickstart"])
 def test_every_objective_is_a_delta_to_every_size(size):
   base = compare.flatten(files.load(f"{size}.py"))

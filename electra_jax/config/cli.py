@@ -89,6 +89,11 @@ def define_config_flag() -> flags.FlagHolder:
   )
 
 
+def overrides() -> list[str]:
+  """Returns the fields that the command line sets."""
+  return list(config_flags.get_override_values(flags.FLAGS["config"]))
+
+
 def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
   """Runs a program: parses the flags, calls main(), exits with its result.
 

@@ -5,7 +5,7 @@ Each error is a ValueError of one line that names the field and the numbers.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -226,6 +226,31 @@ def warn_of_unread(o: ConfigDict) -> None:
   changed = (k for k in o if o[k] != base[k])
   if unread := [f"objective.{k}" for k in changed if k.removesuffix("_schedule") in others]:
     warnings.warn(f"objective {o.name} does not read {', '.join(unread)}", stacklevel=1)
+
+
+def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
+  """Warns of fields set on the command line that nothing reads in this configuration.
+
+  A config file may set them: it is for other objectives, too. Names are checked elsewhere.
+  """
+  m, generator = config.model, generators.GENERATORS.get(config.generator.kind)
+  objective = objectives.OBJECTIVES.get(config.objective.name)
+  if objective is None or generator is None:
+    return
+  weights = objective.uses_generator and generator.encoders and not generator.pretrained
+  unread = {
+    "model.rope_theta": m.positions != "rope",
+    "model.local_rope_theta": m.positions != "rope" or m.global_every == 1,
+    "model.window": m.global_every == 1,
+    "model.head_norm": "rtd_head" not in objective.heads,
+    "generator.width_multiplier": not weights,
+    "generator.depth_multiplier": not weights,
+    "objective.mlm_weight": objective.uses_generator and not generator.trained,
+    "objective.discriminator_weight": not objective.uses_generator,
+    "optimizer.decay_power": config.optimizer.schedule == "wsd",
+  }
+  if found := [field for field in fields if unread.get(field)]:
+    warnings.warn(f"this configuration does not read {', '.join(found)}", stacklevel=1)
 
 
 def check_attention(m: ConfigDict, platform: str | None = None) -> None:
