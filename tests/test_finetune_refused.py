@@ -1,6 +1,7 @@
 """What fine-tuning refuses, in one line, before it makes anything."""
 
 import json
+import warnings
 
 import jax
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from rich.console import Console
 from test_finetune import CFG, make_config, source, squad_file  # noqa: F401 (a fixture)
 
-from electra_jax.finetune import from_config
+from electra_jax.config import files
+from electra_jax.finetune import from_config, prepare
 from electra_jax.interop import huggingface
 from electra_jax.interop.weights import network_shapes
 from electra_jax.programs import finetune as program
@@ -103,3 +105,15 @@ def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):  # noqa: F8
   with pytest.raises(ValueError, match="has no readable results"):
     program.run(config, tmp_path / "results", Console(quiet=True))
   assert (tmp_path / "results" / "cola" / "mine.txt").read_text() == "mine"
+
+
+def test_overrides_of_another_kind_of_task_are_a_warning():
+  config = files.load("finetune/glue.py", "mrpc")
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    prepare.warn_of_unread_overrides(config, ["data.dir", "data.train_examples", "own.text"])
+  with pytest.warns(UserWarning, match="kind=text does not read qa.stride, data.train$"):
+    prepare.warn_of_unread_overrides(config, ["qa.stride", "data.dir", "data.train"])
+  config.kind = "qa"
+  with pytest.warns(UserWarning, match="kind=qa does not read data.dir$"):
+    prepare.warn_of_unread_overrides(config, ["qa.stride", "data.dir", "data.train"])

@@ -29,6 +29,7 @@ def main() -> None:
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import finetune
 
+  finetune.prepare.warn_of_unread_overrides(config, cli.overrides())
   finetune.run(config, Path(root), terminal.log_console())
 
 

@@ -1,5 +1,8 @@
 """Registers the kinds of task and prepares the data of a configuration's tasks."""
 
+import warnings
+from collections.abc import Iterable
+
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -13,6 +16,16 @@ TASK_KINDS: dict[str, TaskKind] = {
   "tagging": tagging_task.KIND,
   "qa": qa_task.KIND,
 }
+
+
+def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
+  """Warns of fields set on the command line that the configuration's kind of task does not read."""
+  if config.kind not in TASK_KINDS:
+    return
+  others = {field for kind in TASK_KINDS.values() for field in kind.fields}
+  others -= set(TASK_KINDS[config.kind].fields)
+  if found := [field for field in fields if {field, field.partition(".")[0]} & others]:
+    warnings.warn(f"kind={config.kind} does not read {', '.join(found)}", stacklevel=1)
 
 
 def task_names(config: ConfigDict) -> list[str]:

@@ -16,6 +16,7 @@ from electra_jax.finetune import squad, squad_files
 from electra_jax.finetune.squad import Decoded, Window
 from electra_jax.finetune.squad_files import Question, Questions
 from electra_jax.finetune.task_data import (
+  SPLIT_FILES,
   EvalSplit,
   Metrics,
   Predictor,
@@ -145,4 +146,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending="",
   class_names=lambda info: (),
+  fields=("qa", *SPLIT_FILES),
 )

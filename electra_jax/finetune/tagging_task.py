@@ -14,6 +14,7 @@ from electra_jax.finetune import tagging
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 from electra_jax.finetune.tagging import Sentence, TagWindow
 from electra_jax.finetune.task_data import (
+  SPLIT_FILES,
   EvalSplit,
   Predictor,
   TaskData,
@@ -129,4 +130,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending=".txt",
   class_names=lambda info: info.labels,
+  fields=("tagging", *SPLIT_FILES),
 )

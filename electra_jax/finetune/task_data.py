@@ -94,6 +94,7 @@ class TaskKind(NamedTuple):
   predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]
   file_ending: str  # default of `out`
   class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
+  fields: tuple[str, ...]  # of the configuration that not all kinds read; also groups
   # names of tasks; None allows any one name
   known_names: Callable[[ConfigDict], tuple[str, ...] | None] = lambda config: None
   # the factor from the head's output to the label, see `LabelType`; None unless labels are numbers
@@ -101,6 +102,9 @@ class TaskKind(NamedTuple):
   # example scores [n, m] -> the metrics if every answer were the most frequent class, or the mean
   # of the numbers; None for kinds of task without such an answer
   majority: Callable[[TaskInfo, np.ndarray], dict[str, float] | None] = lambda info, scores: None
+
+
+SPLIT_FILES = ("data.train", "data.dev", "data.test")
 
 
 def digest(examples: Iterable) -> str:

@@ -166,6 +166,7 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending=".tsv",
   class_names=_class_names,
+  fields=("own", "data.dir", "data.tfds_dir"),
   unit=_unit,
   majority=lambda info, scores: glue.majority(_task(info), scores),
 )
