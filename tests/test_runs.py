@@ -194,6 +194,14 @@ def test_a_warm_up_longer_than_the_run_is_a_warning_with_both_numbers(
     assert ("optimizer.warmup_steps=10 is above train.steps=5: " in out) == (steps == 5)
 
 
+def test_examples_of_another_kind_than_the_shards_are_a_warning(tiny_config, tmp_path, capsys):
+  for examples in ("segments", "packed"):
+    tiny_config.data.examples = examples
+    train.describe(prepare(tiny_config, tmp_path, False), Console(soft_wrap=True), [])
+    warning = "data.examples='packed', but the shards were built with 'segments'"
+    assert (warning in capsys.readouterr().out) == (examples == "packed")
+
+
 def test_a_configuration_that_is_no_python_file_is_one_line(tmp_path):
   (tmp_path / "notes.txt").write_text("text")
   with pytest.raises(ValueError, match=r"notes.txt is not a configuration file: its name must end"):

@@ -43,6 +43,10 @@ from electra_jax.runtime.trackers import Start, Tracker
 from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
 CURVES_FILE = "curves.png"
+# Fields of the examples, which training reads as they were built.
+BUILT_FIELDS = (
+  "examples split_lines short_prob short_min_tokens single_segment_prob boundary_prob holdout_frac"
+).split()
 # {activity of Goodput: its name in the display}; steps have a bar.
 DOING = {
   "start": "starting",
@@ -270,6 +274,14 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   console.print("changed from base:" + " nothing" * (not changed))
   for name, (base, value) in changed.items():
     console.print(f"  {name} = {value!r} ({base!r})", markup=False)
+  for field in BUILT_FIELDS:
+    built, wanted = run.shards.manifest["build"].get(field), c.data[field]
+    if f"data.{field}" in changed and built not in (None, wanted):
+      console.print(
+        f"warning: data.{field}={wanted!r}, but the shards were built with {built!r}: training"
+        " reads them as they are",
+        style="bold",
+      )
   if (warmup := c.optimizer.warmup_steps) > c.train.steps:
     console.print(
       f"warning: optimizer.warmup_steps={warmup:,} is above train.steps={c.train.steps:,}: the"
