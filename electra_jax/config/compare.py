@@ -11,25 +11,20 @@ from electra_jax.config.files import load
 
 # Groups whose fields define a run: it resumes only with the same values.
 DEFINING = (
-  *("seed", "init_from", "init_step", "init_optimizer"),
-  *("model", "generator", "objective", "optimizer", "train"),
+  "seed init_from init_step init_optimizer model generator objective optimizer train".split()
 )
 # Exceptions: fields of these groups that may change with the machine.
 FREE = ("model.attention", "model.unroll", "model.remat", "train.accumulation", "optimizer.sharded")
 # Fields that set the names and shapes of arrays: with other values no checkpoint can be restored.
 SHAPES = (
-  *(f"model.{x}" for x in ("hidden_size", "num_layers", "num_heads", "ffn_size")),
-  *(f"model.{x}" for x in ("block", "norm", "feed_forward", "positions", "biases")),
-  *(f"model.{x}" for x in ("token_types", "qk_norm", "head_norm")),
-  *("model.embedding_size", "model.max_positions", "generator.kind", "generator.tie"),
-  *("generator.width_multiplier", "generator.depth_multiplier", "objective.name"),
-  *("optimizer.name", "optimizer.separate_optimizers", "data.vocab_hash"),
-)
+  "model.hidden_size model.num_layers model.num_heads model.ffn_size model.embedding_size "
+  "model.max_positions model.block model.norm model.feed_forward model.positions model.biases "
+  "model.token_types model.qk_norm model.head_norm "
+  "generator.kind generator.tie generator.width_multiplier generator.depth_multiplier "
+  "objective.name optimizer.name optimizer.separate_optimizers data.vocab_hash"
+).split()
 # Groups in which a run may differ from its reference (health.reference).
-NOT_COMPARED = (
-  *("seed", "data", "eval", "checkpoint", "health", "hosts", "profile", "log"),
-  "allow_config_change",
-)
+NOT_COMPARED = "seed data eval checkpoint health hosts profile log allow_config_change".split()
 LISTED = 8  # differing fields in an error message
 # Hashes of the shards, compared like fields although they are not in the configuration.
 DATA_HASHES = ("data.manifest", "data.vocab_hash")

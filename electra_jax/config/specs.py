@@ -25,9 +25,9 @@ from electra_jax.runtime.workdir import read_config
 FROZEN_GENERATOR = "frozen_generator"
 # Fields of config.objective.
 SCHEDULES = (
-  *("mask_prob_schedule", "temperature_schedule", "unigram_share_schedule"),
-  *("discriminator_weight_schedule", "replace_mlm_weight_schedule"),
-)
+  "mask_prob_schedule", "temperature_schedule", "unigram_share_schedule",
+  "discriminator_weight_schedule", "replace_mlm_weight_schedule",
+)  # fmt: skip
 
 
 def make_spec(

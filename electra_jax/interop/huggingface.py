@@ -24,8 +24,14 @@ ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer
 # Of BERT's tokenizer: the values in tokenizer_config.json that change nothing.
 BERT_RULES = {
   "tokenizer_class": (
-    *("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", TOKENIZER_CLASS, None),
-    *("BertTokenizerFast", "DistilBertTokenizerFast", "ElectraTokenizerFast"),
+    None,
+    TOKENIZER_CLASS,
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "DistilBertTokenizer",
+    "DistilBertTokenizerFast",
+    "ElectraTokenizer",
+    "ElectraTokenizerFast",
   ),
   "tokenize_chinese_chars": (None, True),
   "do_basic_tokenize": (None, True),

@@ -77,10 +77,18 @@ FIXED = {
 }
 # Of the class in transformers, where config.json lacks a field.
 DEFAULTS = {
-  **{"vocab_size": 50_368, "hidden_size": 768, "intermediate_size": 1152},
-  **{"num_hidden_layers": 22, "num_attention_heads": 12, "max_position_embeddings": 8192},
-  **{"attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0},
-  **{"initializer_range": 0.02, "norm_eps": 1e-5, "local_attention": 128},
+  "vocab_size": 50_368,
+  "hidden_size": 768,
+  "intermediate_size": 1152,
+  "num_hidden_layers": 22,
+  "num_attention_heads": 12,
+  "max_position_embeddings": 8192,
+  "attention_dropout": 0.0,
+  "embedding_dropout": 0.0,
+  "mlp_dropout": 0.0,
+  "initializer_range": 0.02,
+  "norm_eps": 1e-5,
+  "local_attention": 128,
 }
 OUTPUT_DROPOUT = "attention_output_dropout"  # of ours; transformers has one rate for both
 KINDS = {True: "sliding_attention", False: "full_attention"}

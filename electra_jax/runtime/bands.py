@@ -226,10 +226,8 @@ CAUSES: dict[str, Mapping[str, int]] = {
 
 
 # {metric: its kind in CAUSES}; every `_auc` is "detection".
-KINDS = {
-  **{f"{stem}_loss": "words" for stem in WORDS},
-  **{"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"},
-}
+KINDS = {f"{stem}_loss": "words" for stem in WORDS}
+KINDS |= {"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"}
 
 
 def causes_of(distances: Mapping[str, float]) -> list[str]:
