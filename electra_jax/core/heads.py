@@ -20,12 +20,12 @@ def _add_vocabulary_bias(logits: jax.Array, bias: jax.Array) -> jax.Array:
   return logits + bias
 
 
-def _bias_gradient(_, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _add_bwd(_, g: jax.Array) -> tuple[jax.Array, jax.Array]:
   ones = jnp.ones((1, g.shape[0] * g.shape[1]), g.dtype)
   return g, (ones @ g.reshape(-1, g.shape[-1]))[0]
 
 
-_add_vocabulary_bias.defvjp(lambda logits, bias: (logits + bias, None), _bias_gradient)
+_add_vocabulary_bias.defvjp(lambda logits, bias: (logits + bias, None), _add_bwd)
 
 
 class MlmHead(nn.Module):

@@ -67,14 +67,14 @@ def gelu(x: jax.Array) -> jax.Array:
   return (0.5 * z * (1.0 + jax.lax.erf(z * 0.5**0.5))).astype(x.dtype)
 
 
-def _gelu_gradient(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+def _gelu_bwd(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
   z = x.astype(jnp.float32)
   density = jnp.exp(-0.5 * z * z) * (2 * jnp.pi) ** -0.5
   slope = 0.5 * (1.0 + jax.lax.erf(z * 0.5**0.5)) + z * density
   return ((g * slope).astype(x.dtype),)
 
 
-gelu.defvjp(lambda x: (gelu(x), x), _gelu_gradient)
+gelu.defvjp(lambda x: (gelu(x), x), _gelu_bwd)
 
 
 @jax.custom_vjp
@@ -84,10 +84,10 @@ def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> ja
   The variance takes two passes: with eps 1e-12, one pass can make it negative. The gradient is
   written by hand for the same reason as `gelu`'s.
   """
-  return _normalize(x, scale, bias, eps)[0]
+  return _normalize_fwd(x, scale, bias, eps)[0]
 
 
-def _normalize(x, scale, bias, eps):
+def _normalize_fwd(x, scale, bias, eps):
   centred = x.astype(jnp.float32)
   centred = centred - centred.mean(-1, keepdims=True)
   inv_std = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
@@ -95,8 +95,8 @@ def _normalize(x, scale, bias, eps):
   return normal * scale + bias, (normal, inv_std, scale, jnp.zeros((), x.dtype))
 
 
-def _normalize_gradient(kept, g):
-  normal, inv_std, scale, like = kept
+def _normalize_bwd(residuals, g):
+  normal, inv_std, scale, like = residuals
   rows = tuple(range(g.ndim - 1))
   scaled = g * scale
   to_x = inv_std * (
@@ -105,7 +105,7 @@ def _normalize_gradient(kept, g):
   return to_x.astype(like.dtype), (g * normal).sum(rows), g.sum(rows), None
 
 
-normalize.defvjp(_normalize, _normalize_gradient)
+normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -118,12 +118,12 @@ def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
   return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
-def _einsum_gradient(subscripts, kept, g):
-  _, pull_back = jax.vjp(functools.partial(jnp.einsum, subscripts), *kept)
-  return pull_back(g.astype(kept[0].dtype))
+def _einsum_bwd(subscripts, residuals, g):
+  _, vjp = jax.vjp(functools.partial(jnp.einsum, subscripts), *residuals)
+  return vjp(g.astype(residuals[0].dtype))
 
 
-einsum_float32.defvjp(lambda s, x, y: (einsum_float32(s, x, y), (x, y)), _einsum_gradient)
+einsum_float32.defvjp(lambda s, x, y: (einsum_float32(s, x, y), (x, y)), _einsum_bwd)
 
 
 class LayerNorm(nn.Module):
@@ -177,8 +177,8 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
   return x @ kernel
 
 
-def _product_gradient(saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-  x, kernel = saved
+def _product_bwd(residuals: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+  x, kernel = residuals
   over_rows = (((0,), (0,)), ((), ()))
 
   def transpose_smaller(x, g):
@@ -194,7 +194,7 @@ def _product_gradient(saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]
   return g @ kernel.T, of_kernel
 
 
-product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_gradient)
+product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_bwd)
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimensions, precision=None) -> jax.Array:
@@ -246,7 +246,7 @@ def unstack(x: jax.Array, axis: int) -> tuple[jax.Array, ...]:
   return jnp.unstack(x, axis=axis)
 
 
-def _unstack_gradient(axis, _, gs):
+def _unstack_bwd(axis, _, gs):
   def copied(gs):  # without the barriers XLA fuses the copies, and loops over elements again
     before, after = gs[0].shape[:axis], gs[0].shape[axis:]
     rows = [g.reshape(math.prod(before), -1) for g in gs]
@@ -256,7 +256,7 @@ def _unstack_gradient(axis, _, gs):
   return (jax.lax.platform_dependent(gs, cpu=copied, default=lambda gs: jnp.stack(gs, axis)),)
 
 
-unstack.defvjp(lambda x, axis: (unstack(x, axis), None), _unstack_gradient)
+unstack.defvjp(lambda x, axis: (unstack(x, axis), None), _unstack_bwd)
 
 
 def feed_forward(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
