@@ -102,19 +102,22 @@ class Block(nn.Module):
       flags: this layer's of `_layer_flags`.
     """
     cfg, tables = self.cfg, context.tables
-    at = (lambda site: None) if dropout_seeds is None else (lambda site: dropout_seeds[:, site])
+
+    def seeds_of(site: int) -> jax.Array | None:
+      return None if dropout_seeds is None else dropout_seeds[:, site]
 
     def attend(x):
       q, k, v = unstack(dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")(x), 2)
       if cfg.qk_norm:
-        q, k = (norm(cfg, f"{n}_norm")(y).astype(v.dtype) for n, y in (("q", q), ("k", k)))
+        q = norm(cfg, "q_norm")(q).astype(v.dtype)
+        k = norm(cfg, "k_norm")(k).astype(v.dtype)
       if tables:
         table = tables["global"]
         if "local" in tables:
           choose = functools.partial(jnp.where, flags["is_local"])
           table = jax.tree.map(choose, tables["local"], table)
         q, k = attention.rotate(q, table), attention.rotate(k, table)
-      inputs = attention.Inputs(q, k, v, context.padding_mask, context.document_ids, at(0))
+      inputs = attention.Inputs(q, k, v, context.padding_mask, context.document_ids, seeds_of(0))
       if "is_local" in flags:
         y = jax.lax.cond(
           flags["is_local"],
@@ -124,11 +127,11 @@ class Block(nn.Module):
       else:
         y = attention.attend(cfg, inputs)
       y = block_output(cfg, "attention_output", axis=(-2, -1))(y)
-      return dropout(y, cfg.dropout, at(1))
+      return dropout(y, cfg.dropout, seeds_of(1))
 
     def forward(x):
       rate = cfg.dropout if cfg.ffn_dropout is None else cfg.ffn_dropout
-      return dropout(feed_forward(cfg, x), rate, at(2))
+      return dropout(feed_forward(cfg, x), rate, seeds_of(2))
 
     return BLOCKS[cfg.block].apply(cfg, x, attend, forward, flags), None
 

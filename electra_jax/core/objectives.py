@@ -69,12 +69,16 @@ def make(spec: PretrainSpec) -> Objective:
   detects = "rtd_head" in definition.heads and bool(spec.frequencies)
 
   def objective(params, batch, keys, step):
-    keys, c = split_streams(keys, training=step is not None), None
+    streams = split_streams(keys, training=step is not None)
+    corruption = None
     if definition.uses_generator:
-      c = corrupt(spec, params, batch, keys, step)
-    terms = definition.terms(spec, params, ObjectiveInputs(batch, keys, step, c))
-    terms = terms if c is None else c.terms | terms
-    return terms | detect_unigrams(spec, params, batch) if detects and step is None else terms
+      corruption = corrupt(spec, params, batch, streams, step)
+    terms = definition.terms(spec, params, ObjectiveInputs(batch, streams, step, corruption))
+    if corruption is not None:
+      terms = corruption.terms | terms
+    if detects and step is None:
+      terms |= detect_unigrams(spec, params, batch)
+    return terms
 
   return objective
 
@@ -168,9 +172,9 @@ def electra_15(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dic
 
 def bert(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """Masked language modelling with dynamic masking; no generator, no next-sentence loss."""
-  m, (batch, keys, step, _) = spec.masking, inputs
-  masked = masking.choose(batch, m, keys.positions, step)
-  masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
+  batch, keys = inputs.batch, inputs.keys
+  masked = masking.choose(batch, spec.masking, keys.positions, inputs.step)
+  masked_ids = masking.mask(batch.ids, masked, spec.masking, keys.mask_tokens)
   states = networks.main_states(spec, params, masked_ids, batch, keys.discriminator_dropout)
   loss = networks.nll(_at_masked(spec, params, states, masked), masked.labels)
   return token_terms("mlm", *loss, masked.weights, spec.mlm_weight)
@@ -331,7 +335,7 @@ def electric(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[
   return detection_terms("nce", logits, noised, batch.padding_mask, weight)
 
 
-def _log_q(c, batch: Batch) -> jax.Array:
+def _log_q(c: Corruption, batch: Batch) -> jax.Array:
   """Returns the generator's log-probability [B, L] of each token of the corrupted text."""
   at_masked = -networks.nll(c.output.logits, c.sampled)[0]
   at_masked = jnp.where(c.masked.weights > 0, at_masked, 0.0)
