@@ -27,6 +27,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from electra_jax.core.params import named
 from electra_jax.runtime import processes
 from electra_jax.runtime.save_barrier import SaveBarrier
+from electra_jax.runtime.workdir import free_name
 
 FOLDER = "checkpoints"  # in the run's folder
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
@@ -177,10 +178,9 @@ class Checkpoints:
 
   def set_aside(self, step: int) -> Path:
     """Moves a checkpoint to damaged/, on process 0, and returns its new path."""
-    place, again = self.folder.parent / "damaged" / str(step), 0
+    place = self.folder.parent / "damaged" / str(step)
     if jax.process_index() == 0:
-      while place.exists():  # keep earlier ones: they may be the better
-        place, again = place.with_name(f"{step}.{again + 1}"), again + 1
+      place = free_name(place)  # earlier ones are kept: they may be the better
       place.parent.mkdir(exist_ok=True)
       (self.folder / str(step)).rename(place)
     return place

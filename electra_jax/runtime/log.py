@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from electra_jax.runtime.display import Display
 from electra_jax.runtime.journal import Journal
 from electra_jax.runtime.metrics import HISTORY_FILE, parse_line, read_history
 from electra_jax.runtime.trackers import Tracker, TrackerError
-from electra_jax.runtime.workdir import naming, replacing
+from electra_jax.runtime.workdir import free_name, naming, replacing
 
 
 class History:
@@ -34,8 +33,7 @@ class History:
       if bad := [str(n) for n, text in enumerate(texts, 1) if parse_line(text) is None]:
         self.notes = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
     elif found:
-      numbered = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
-      aside = path.rename(next(name for name in numbered if not name.exists()))
+      aside = path.rename(free_name(path))
       self.notes = [f"training starts over: the earlier {path.name} is now {aside}"]
     with replacing(path) as temporary:
       temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))

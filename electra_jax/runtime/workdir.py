@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -49,6 +50,12 @@ def replacing(path: Path) -> Iterator[Path]:
       os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def free_name(path: Path) -> Path:
+  """Returns the first of `path`, `path`.1, `path`.2, ... that does not exist."""
+  names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
+  return next(name for name in itertools.chain([path], names) if not name.exists())
 
 
 def check_new(out: Path, replaces: bool = False) -> None:
