@@ -204,20 +204,24 @@ class StateSharding:
   def __init__(self, shapes, sharded, devices: Sequence[jax.Device] | None = None):
     D = len(devices or jax.devices())
     self._shapes = shapes
-    self._split_axes = jax.tree.map(
-      lambda split, x: -1 if not split or (a := split_axis(x.shape, D)) is None else a,
-      jax.tree.broadcast(sharded, shapes),
-      shapes,
-    )
+
+    def axis_of(is_sharded, x) -> int:  # -1 for replicated: None is no leaf of a tree
+      axis = split_axis(x.shape, D) if is_sharded else None
+      return -1 if axis is None else axis
+
+    def step_spec(axis) -> PartitionSpec:
+      return PartitionSpec() if axis < 0 else PartitionSpec(AXIS)
+
+    def checkpoint_spec(axis) -> PartitionSpec:
+      return PartitionSpec() if axis < 0 else PartitionSpec(*[None] * axis, AXIS)
+
+    self._split_axes = jax.tree.map(axis_of, jax.tree.broadcast(sharded, shapes), shapes)
     self._all_replicated = all(a < 0 for a in jax.tree.leaves(self._split_axes))
     self.axes = None
     if not self._all_replicated:
       self.axes = jax.tree.map(lambda a: None if a < 0 else 0, self._split_axes)
-    # Between steps, and in a checkpoint.
-    self._step_specs = jax.tree.map(lambda a: PartitionSpec(*[AXIS] * (a >= 0)), self._split_axes)
-    self._specs = jax.tree.map(
-      lambda a: PartitionSpec(*[None] * a, *[AXIS] * (a >= 0)), self._split_axes
-    )
+    self._step_specs = jax.tree.map(step_spec, self._split_axes)
+    self._specs = jax.tree.map(checkpoint_spec, self._split_axes)
 
     def split(x, axis):
       if axis < 0:
