@@ -231,7 +231,7 @@ def groups(spec: PretrainSpec, params: dict) -> dict:
   own = "generator" if GENERATORS[spec.generator_kind].trained else "frozen"
   of = {"generator": own, "discriminator": "discriminator"}
   of["embeddings"] = TIES[spec.tying].trained_with
-  return {part: jax.tree.map(lambda _, name=of[part]: name, tree) for part, tree in params.items()}
+  return jax.tree.broadcast({part: of[part] for part in params}, params)
 
 
 def count_networks(spec: PretrainSpec, params: dict) -> dict[str, int]:
