@@ -74,7 +74,8 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   if not hasattr(module, "get_config"):
     raise ValueError(f"{path} is not a configuration file: it has no get_config(arg)")
   try:
-    return module.get_config(*[arg] if arg is not None else []).lock()
+    config = module.get_config() if arg is None else module.get_config(arg)
+    return config.lock()
   except (AttributeError, KeyError, TypeError) as error:  # e.g. a delta that sets an unknown field
     text = re.sub(r" Other fields present: .*\}\"", "", one_line(error))
     raise ValueError(f"{path}: {text}") from error

@@ -84,9 +84,11 @@ class TransformerConfig:
 def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
   """Returns how `cfg` computes other outputs than `other` from weights of the same shapes."""
   fields = "block norm layer_norm_eps feed_forward positions global_every first_norm head_norm"
-  local = max(cfg.global_every, other.global_every) > 1
-  turned = "rope" in (cfg.positions, other.positions)
-  fields += " rope_theta" * turned + " local_rope_theta" * (turned and local) + " window" * local
+  has_local_layers = max(cfg.global_every, other.global_every) > 1
+  if "rope" in (cfg.positions, other.positions):
+    fields += " rope_theta local_rope_theta" if has_local_layers else " rope_theta"
+  if has_local_layers:
+    fields += " window"
   return [
     f"model.{name} is {getattr(cfg, name)}, was {getattr(other, name)}"
     for name in fields.split()

@@ -134,7 +134,8 @@ def files(source: TextSource) -> list[str]:
   if source.kind == "hf":
     return _dataset_files(source)
   real, found = functools.cache(os.path.realpath), {}
-  for path in sorted(sorted(glob.glob(source.target, recursive=True)), key=len):
+  paths = glob.glob(source.target, recursive=True)
+  for path in sorted(paths, key=lambda path: (len(path), path)):
     folder, name = os.path.split(path)
     found.setdefault((real(folder), name), path)  # once, though ** follows a link in a circle
   for path in found.values():
@@ -214,7 +215,8 @@ def documents(
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
       kept = share == 1.0 or fraction(piece.key, "weight") < share
       # The digests are of the first pass, so of a source of weight 0.5 of what is kept.
-      place += piece.first and (kept or repeat > 0)
+      if piece.first and (kept or repeat > 0):
+        place += 1
       if kept and not (duplicates is not None and duplicates[place]):
         yield piece
 

@@ -149,10 +149,11 @@ def save_tokenizer(
     special_tokens=[(cls, vocab.cls), (sep, vocab.sep)],
   )
   engine.save(str(folder / "tokenizer.json"))
+  types = ["token_type_ids"] if token_types else []
   config = {
     "tokenizer_class": TOKENIZER_CLASS,
     "model_max_length": max_tokens,
-    "model_input_names": ["input_ids", *["token_type_ids"] * token_types, "attention_mask"],
+    "model_input_names": ["input_ids", *types, "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
   }
   if vocab.kind == "tokenizer.json":  # the original bytes: shards and runs compare their hash

@@ -165,8 +165,8 @@ def fill(
     target = ours[row.ours]
     target[index] = (x.T if turned else x).reshape(target[index].shape)
   if problems:
-    listed = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" * (len(problems) > 8))
-    raise ExchangeError(listed)
+    more = [f"and {len(problems) - 8} more"] if len(problems) > 8 else []
+    raise ExchangeError("; ".join([*problems[:8], *more]))
   return jax.tree.unflatten(jax.tree.structure(wanted), list(ours.values()))
 
 

@@ -167,7 +167,10 @@ def record(run: Run, done: int, split: str, values: dict, log: Log, health: Heal
     if warnings and run.config.health.on_warning == "stop":
       raise UnhealthyError(f"stopped by config.health.on_warning: {warnings[0]}")
 
-  processes.run_on_all(warn) if run.config.health.on_warning == "stop" else warn()
+  if run.config.health.on_warning == "stop":
+    processes.run_on_all(warn)
+  else:
+    warn()
 
 
 def evaluate(

@@ -121,9 +121,12 @@ class Run:
     A weight of 0 or a low temperature that never changes is worth a warning.
     """
     weight, temperature = self.spec.discriminator_weight, self.spec.masking.temperature
-    idle = weight.points and weight.at(step) == 0
-    sharpened = temperature.points and temperature.at(step) < 1
-    return (*["_auc", "_recall"] * bool(idle), *["sample_entropy"] * bool(sharpened))
+    names = []
+    if weight.points and weight.at(step) == 0:
+      names += ["_auc", "_recall"]
+    if temperature.points and temperature.at(step) < 1:
+      names.append("sample_entropy")
+    return tuple(names)
 
   @property
   def record(self) -> dict:

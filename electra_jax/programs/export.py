@@ -140,7 +140,7 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
         with doing(f"comparing the {role} with transformers"):
           difference = check_parity(mine, network, real_text(source), unit or 1.0)
         line += f", max |difference of logits| against transformers {difference:.1e} on real text"
-        line += ", in the unit of the labels" * (unit is not None)
+        line += "" if unit is None else ", in the unit of the labels"
       else:
         line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
       console.print(line)

@@ -46,7 +46,7 @@ class Scorer:
     """Raises ValueError, which names the line, if a sentence was too long to be scored."""
     lengths = enumerate((length for _, length in scored), 1)
     if too_long := [f"line {i} has {n} tokens" for i, n in lengths if n > self.longest]:
-      others = f", and {len(too_long) - 1} more lines have too many" * (len(too_long) > 1)
+      others = f", and {len(too_long) - 1} more lines have too many" if too_long[1:] else ""
       raise ValueError(f"{too_long[0]}, the limit is {self.longest}{others}")
 
   def __call__(self, sentences: list[str]) -> list[tuple[float, int]]:

@@ -271,7 +271,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
     console.print(f"{name + ':':<21}{text}", markup=False)
-  console.print("changed from base:" + " nothing" * (not changed))
+  console.print(f"changed from base:{'' if changed else ' nothing'}")
   for name, (base, value) in changed.items():
     console.print(f"  {name} = {value!r} ({base!r})", markup=False)
   for field in BUILT_FIELDS:

@@ -40,7 +40,8 @@ def judge(run: SavedRun) -> Verdict:
     word = BAD if finished or run.done > c.health.after_step else EARLY
   else:
     word = LOOK if count else GOOD
-  warnings = "No warnings." if not count else f"{count} warning{'s' * (count > 1)}, below."
+  plural = "s" if count > 1 else ""
+  warnings = f"{count} warning{plural}, below." if count else "No warnings."
   return Verdict(word, (progress, *(finding.sentence for finding in found), warnings))
 
 

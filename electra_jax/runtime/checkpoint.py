@@ -419,7 +419,8 @@ def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None
     if name in arrays and tuple(arrays[name]["shape"]) != x.shape:
       problems.append(f"{name} is {tuple(arrays[name]['shape'])}, the model's is {x.shape}")
   if problems:
-    listed = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" * (len(problems) > 3))
+    more = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
+    listed = "; ".join([*problems[:3], *more])
     raise CheckpointError(f"{where} does not fit the model: {listed}")
 
 

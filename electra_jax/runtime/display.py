@@ -119,7 +119,10 @@ class Display:
       with contextlib.suppress(OSError):  # a full disk; the program itself will meet it
         while self._notes:
           self.print_line(self._notes.pop(0))
-        self._draw() if self.console.is_interactive else self._print_heartbeat()
+        if self.console.is_interactive:
+          self._draw()
+        else:
+          self._print_heartbeat()
 
   def _draw(self) -> None:
     """Redraws the display on a terminal."""
