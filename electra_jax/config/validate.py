@@ -5,7 +5,7 @@ Each error is a ValueError of one line that names the field and the numbers.
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -60,24 +60,23 @@ def check_fields(config: ConfigDict) -> None:
   """Raises ValueError if a training configuration is invalid on every machine."""
   flat = flatten(config)
   check_numbers(flat, _ABOVE_0, _BELOW_1)
-  for field, known in (
-    ("objective.name", objectives.OBJECTIVES),
-    ("generator.kind", generators.GENERATORS),
-    ("generator.tie", networks.TIES),
-    ("optimizer.name", optimizer.OPTIMIZERS),
-    ("optimizer.schedule", optimizer.SCHEDULES),
-    ("model.block", encoder.BLOCKS),
-    ("model.norm", layers.NORMS),
-    ("model.feed_forward", layers.FEED_FORWARDS),
-    ("model.positions", ("learned", "rope")),
-    ("model.dtype", ("auto", "float32", "bfloat16")),
-    ("model.attention", ("auto", *attention.ATTENTION)),
-    ("checkpoint.on_error", ("stop", "continue")),
-    ("health.on_nan", ("stop", "rollback")),
-    ("health.on_warning", ("warn", "stop")),
-  ):
-    if flat[field] not in known:
-      raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
+  choices = {
+    "objective.name": objectives.OBJECTIVES,
+    "generator.kind": generators.GENERATORS,
+    "generator.tie": networks.TIES,
+    "optimizer.name": optimizer.OPTIMIZERS,
+    "optimizer.schedule": optimizer.SCHEDULES,
+    "model.block": encoder.BLOCKS,
+    "model.norm": layers.NORMS,
+    "model.feed_forward": layers.FEED_FORWARDS,
+    "model.positions": ("learned", "rope"),
+    "model.dtype": ("auto", "float32", "bfloat16"),
+    "model.attention": ("auto", *attention.ATTENTION),
+    "checkpoint.on_error": ("stop", "continue"),
+    "health.on_nan": ("stop", "rollback"),
+    "health.on_warning": ("warn", "stop"),
+  }
+  check_choices(flat, choices)
   check_combination(config)
   warn_of_unread(config.objective)
   tracing.parse_steps(config.profile.steps)
@@ -134,6 +133,13 @@ def check_numbers(flat: dict, above_0: list, below_1: list, signed: Sequence = (
         raise ValueError(f"config.{field} must be {wanted}, got {x}")
   if (last := flat["seed"] + flat.get("seeds", 1) - 1) >= 2**32:
     raise ValueError(f"seeds must be at least 0 and below 2**32, got config.seed up to {last}")
+
+
+def check_choices(flat: dict, choices: Mapping[str, Collection[str]]) -> None:
+  """Raises ValueError if a field of a flat configuration has none of its values in `choices`."""
+  for field, known in choices.items():
+    if flat[field] not in known:
+      raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
 
 
 def check_devices(config: ConfigDict, devices: int | None = None) -> None:

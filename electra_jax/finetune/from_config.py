@@ -108,15 +108,14 @@ def check(config: ConfigDict) -> None:
   """Raises ValueError if a configuration is invalid, before any file is read."""
   flat = compare.flatten(config)
   validate.check_numbers(flat, _ABOVE_0, _BELOW_1, _SIGNED)
-  for field, known in (
-    ("keep", ("best", "all", "none")),
-    ("model.head", HEAD_LAYERS),
-    ("model.dtype", ("auto", "float32", "bfloat16")),
-    ("model.attention", ("auto", *ATTENTION)),
-    ("optimizer.name", OPTIMIZERS),
-    ("optimizer.schedule", SCHEDULES),
-  ):
-    if flat[field] not in known:
-      raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
+  choices = {
+    "keep": ("best", "all", "none"),
+    "model.head": HEAD_LAYERS,
+    "model.dtype": ("auto", "float32", "bfloat16"),
+    "model.attention": ("auto", *ATTENTION),
+    "optimizer.name": OPTIMIZERS,
+    "optimizer.schedule": SCHEDULES,
+  }
+  validate.check_choices(flat, choices)
   validate.check_attention(config.model)
   validate.check_devices(config)
