@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from electra_jax.config import specs
 from electra_jax.core import scoring
-from electra_jax.core.heads import HEADS
 from electra_jax.core.masking import Masking
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES
@@ -49,8 +48,7 @@ def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
   main, generator = (source.networks.get(role) for role in ("discriminator", "generator"))
   recorded = training(source)
   settings = dict(recorded or ORIGINAL)
-  predicts_words = main is not None and main.head is not None and HEADS[main.head].predicts_words
-  if main is None or (predicts_words and recorded is None):
+  if main is None or (main.is_masked_lm and recorded is None):
     main, generator, settings["objective"] = main or generator, None, "bert"
   if source.finetuned or main.head is None:
     raise ExchangeError(f"{path} has no head of pretraining, which a likelihood needs")

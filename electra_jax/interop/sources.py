@@ -43,6 +43,11 @@ class Network:
   weights: Mapping  # {"embeddings", "encoder"} and the head, numpy float32
   head: str | None  # a key of `heads.HEADS`, or None
 
+  @property
+  def is_masked_lm(self) -> bool:
+    """True if its head predicts words."""
+    return self.head is not None and HEADS[self.head].predicts_words
+
 
 @dataclasses.dataclass(frozen=True)
 class Finetuned:
@@ -173,7 +178,7 @@ def open_for(path: str | Path, tokens: Tokenizer) -> Source:
 def _masked_lm(source: Source, path: str | Path) -> Network:
   for role in ("generator", "discriminator"):
     network = source.networks.get(role)
-    if network and network.head is not None and HEADS[network.head].predicts_words:
+    if network and network.is_masked_lm:
       return network
   raise ExchangeError(f"{path} has no masked language model")
 
@@ -334,12 +339,15 @@ def _hugging_face(path: Path) -> Source:
   for folder in _hf_folders(path):
     if (folder / "config.json").is_file():
       cfg, head, weights = huggingface.load(folder)
+      network = Network(cfg, weights, head)
       left_out += [f"{folder.name}'s {name}" for name in huggingface.task_tensors(folder)]
-      # A discriminator trained as a masked language model is in the folder "discriminator".
-      mlm = head is not None and HEADS[head].predicts_words and folder.name != "discriminator"
-      role = "generator" if mlm or folder.name == "generator" else "discriminator"
-      role = MASKED_LM if folder == path / MASKED_LM else role
-      found[role] = Network(cfg, weights, head)
+      if folder == path / MASKED_LM:
+        role = MASKED_LM
+      elif folder.name in ("discriminator", "generator"):
+        role = folder.name
+      else:
+        role = "generator" if network.is_masked_lm else "discriminator"
+      found[role] = network
       if folder.name != "generator":  # which is a masked language model, whatever it served
         card = card or {"training": huggingface.read_training(folder)}
   tokens = next(filter(None, map(huggingface.load_tokenizer, _hf_folders(path))), None)
