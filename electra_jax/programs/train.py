@@ -17,6 +17,7 @@ from electra_jax.core import generators, objectives, params
 from electra_jax.core.step import restarted
 from electra_jax.core.transformer_config import TransformerConfig, differences
 from electra_jax.data import pretrain_batches, tokenizer
+from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import sources
 from electra_jax.pretrain.loop import Monitors, loop
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
@@ -319,7 +320,18 @@ def check_state_memory(run: Run) -> None:
 
 
 def make_state(run: Run, checkpoints: Checkpoints, console: Console):
-  """Returns the initial or restored state and the metadata saved with it (None at step 0)."""
+  """Returns the restored or initial state and the metadata saved with it (None at step 0)."""
+  restored = _restore_newest(run, checkpoints, console)
+  if restored is not None:
+    return restored
+  tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
+  if run.config.init_optimizer:
+    return _state_of_another_run(run, tokens, console), None
+  return run.fns.init_state(_initial_weights(run, tokens, console)), None
+
+
+def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):
+  """Returns the state and the metadata of the newest intact checkpoint, None without one."""
   sharding, fallback = run.fns.sharding, run.config.checkpoint.fallback
   while (latest := newest(checkpoints)) is not None:
     started = time.perf_counter()
@@ -341,24 +353,33 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     what = "already at" if latest == run.config.train.steps else "resuming from"
     console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
-  tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
-  origin, first = run.config.init_from, run.config.init_step
-  if run.config.init_optimizer:
-    if not sources.is_run(origin):
-      raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
-    processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
-    state, first = restore_from(origin, sharding.shapes(), first, processes.run_on_all)
-    processes.assert_same({"init_step": str(first)})
-    console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
-    _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, console)
-    if read_config(Path(origin))["seed"] == run.config.seed:
-      console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
-    return restarted(sharding.to_local(state)), None
+  return None
+
+
+def _state_of_another_run(run: Run, tokens: Tokenizer, console: Console):
+  """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
+  origin, sharding = run.config.init_from, run.fns.sharding
+  if not sources.is_run(origin):
+    raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
+  processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
+  shapes = sharding.shapes()
+  state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
+  processes.assert_same({"init_step": str(first)})
+  console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
+  _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, console)
+  if read_config(Path(origin))["seed"] == run.config.seed:
+    console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
+  return restarted(sharding.to_local(state))
+
+
+def _initial_weights(run: Run, tokens: Tokenizer, console: Console) -> dict:
+  """Returns fresh parameters with those of init_from and generator.init_from, if they are set."""
+  origin, step = run.config.init_from, run.config.init_step
   weights = parallel.replicate(run.fns.init_params())
   generator = objectives.generator_of(run.spec)
   frozen = generator is not None and generator.pretrained
   if origin is not None:
-    found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, first))
+    found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
     weights, taken, fresh = params.inherit(weights, params.by_shape(weights, found))
     _warn_of_differences(run, cfg, console)
     weights = parallel.replicate(weights)
@@ -370,7 +391,7 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     found = processes.run_on_all(lambda: sources.masked_language_model(source, tokens))
     weights = {**weights, "generator": parallel.replicate(found.weights)}
     console.print(f"frozen generator: the masked language model of {source}")
-  return run.fns.init_state(weights), None
+  return weights
 
 
 def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> None:
