@@ -91,7 +91,7 @@ DEFAULTS = {
   "local_attention": 128,
 }
 OUTPUT_DROPOUT = "attention_output_dropout"  # of ours; transformers has one rate for both
-KINDS = {True: "sliding_attention", False: "full_attention"}
+GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types and rope_parameters
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
@@ -102,15 +102,14 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
     raise ExchangeError(f"Hugging Face's ModernBERT does not support {', '.join(wrong)}")
   unset = [k for k in ("embedding_dropout", "ffn_dropout") if getattr(cfg, k) is None]
   known = dataclasses.replace(cfg, **dict.fromkeys(unset, cfg.dropout))
-  local = [bool(i % cfg.global_every) for i in range(cfg.num_layers)]
-  thetas = {False: cfg.rope_theta, True: cfg.local_rope_theta}
+  thetas = {GLOBAL: cfg.rope_theta, LOCAL: cfg.local_rope_theta}
   return {
     **{theirs: getattr(known, ours) for ours, theirs in FIELDS.items()},
     **FIXED,
     OUTPUT_DROPOUT: cfg.dropout,
-    "layer_types": [KINDS[x] for x in local],
+    "layer_types": [LOCAL if i % cfg.global_every else GLOBAL for i in range(cfg.num_layers)],
     "rope_parameters": {
-      KINDS[x]: {"rope_type": "default", "rope_theta": theta} for x, theta in thetas.items()
+      kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
     },
     # As transformers read them before version 5.
     "global_attn_every_n_layers": cfg.global_every,
@@ -125,7 +124,7 @@ def _from_json(path: Path, content: Mapping) -> TransformerConfig:
   check_fixed(path, content, FIXED)
   content = {**DEFAULTS, **content}
   sizes = {ours: content[theirs] for ours, theirs in FIELDS.items()}
-  every, thetas = _layer_types(path, content), _thetas(path, content)
+  every, thetas = _global_every(path, content), _thetas(path, content)
   return TransformerConfig(
     **sizes,
     **LAYERS,
@@ -133,34 +132,35 @@ def _from_json(path: Path, content: Mapping) -> TransformerConfig:
     embedding_size=sizes["hidden_size"],
     dropout=content.get(OUTPUT_DROPOUT, content["attention_dropout"]),
     global_every=every,
-    rope_theta=thetas[False],
-    local_rope_theta=thetas[True],
+    rope_theta=thetas[GLOBAL],
+    local_rope_theta=thetas[LOCAL],
   )
 
 
-def _layer_types(path: Path, content: Mapping) -> int:
+def _global_every(path: Path, content: Mapping) -> int:
   """Returns n if the layers 0, n, 2 n ... attend to all tokens."""
   types, count = content.get("layer_types"), content["num_hidden_layers"]
   if types is None:
     return content.get("global_attn_every_n_layers", 3)
-  local = [kind == KINDS[True] for kind in types]
+  local = [kind == LOCAL for kind in types]
   for every in range(1, count + 1):
     if local == [bool(i % every) for i in range(count)]:
       return every
   raise ExchangeError(f"{path}: layer_types is no pattern of one global layer in every n: {types}")
 
 
-def _thetas(path: Path, content: Mapping) -> dict[bool, float]:
+def _thetas(path: Path, content: Mapping) -> dict[str, float]:
+  """Returns the base of the rotary frequencies for GLOBAL and for LOCAL layers."""
   found = content.get("rope_parameters")
   if found is None:
     return {
-      False: content.get("global_rope_theta", 160_000.0),
-      True: content.get("local_rope_theta", 10_000.0),
+      GLOBAL: content.get("global_rope_theta", 160_000.0),
+      LOCAL: content.get("local_rope_theta", 10_000.0),
     }
-  kinds = {kind: found[kind].get("rope_type", "default") for kind in KINDS.values()}
-  if set(kinds.values()) != {"default"}:
-    raise ExchangeError(f"{path}: rope_type is {kinds}, here it is default")
-  return {local: found[kind]["rope_theta"] for local, kind in KINDS.items()}
+  types = {kind: found[kind].get("rope_type", "default") for kind in (LOCAL, GLOBAL)}
+  if set(types.values()) != {"default"}:
+    raise ExchangeError(f"{path}: rope_type is {types}, here it is default")
+  return {kind: found[kind]["rope_theta"] for kind in (LOCAL, GLOBAL)}
 
 
 MODERNBERT = Family(
