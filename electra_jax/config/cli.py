@@ -122,12 +122,12 @@ def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
 
 def _print_help(doc: str) -> None:
   """Prints a program's docstring and its flags."""
-  defined = flags.FLAGS.flags_by_module_dict()
   table = Table.grid(padding=(0, 2))
-  for flag in (f for module, own in defined.items() if not module.startswith("absl") for f in own):
-    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=..."
-    default = f" (default: {flag.default})" if flag.default not in (None, "", False) else ""
-    table.add_row(f"  {name}", f"{flag.help}{default}")
+  for module, defined in flags.FLAGS.flags_by_module_dict().items():
+    for flag in [] if module.startswith("absl") else defined:
+      name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=..."
+      default = f" (default: {flag.default})" if flag.default not in (None, "", False) else ""
+      table.add_row(f"  {name}", f"{flag.help}{default}")
   console = Console(highlight=False, markup=False, soft_wrap=True)
   console.print(f"{doc.strip()}\n\nflags:")
   console.print(table)

@@ -100,13 +100,10 @@ class Worker:
 
   def _encode(self, texts: list[str], rng: random.Random) -> EncodedSplit:
     spec = self._work.spec
+    documents = [text.split("\n") for text in texts]
     split_lines = spec.examples == "segments" and spec.split_lines
-    documents = [
-      [part for line in text.split("\n") for part in examples.sentences(line)]
-      if split_lines
-      else text.split("\n")
-      for text in texts
-    ]
+    if split_lines:
+      documents = [[s for line in lines for s in examples.sentences(line)] for lines in documents]
     encoded = iter(self._tokenizer.encode_batch([line for lines in documents for line in lines]))
     ids = [[next(encoded) for _ in lines] for lines in documents]
     tokens = sum(len(line) for lines in ids for line in lines)

@@ -57,10 +57,11 @@ def report() -> None:
   if args.out:
     check_new(args.out)
   with starting():  # slow, and not needed for --help
+    from electra_jax.finetune import results
     from electra_jax.programs import finetune
 
   if args.compare:
-    finetune.results.compare(*args.compare, terminal.console())
+    results.compare(*args.compare, terminal.console())
   else:
     finetune.predict(args.predict, args.model, args.out, args.columns, terminal.console())
 

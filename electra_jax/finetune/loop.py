@@ -177,14 +177,11 @@ def make_predictor(
         for row, value in zip(plan.rows, values, strict=False):  # the rest is padding
           value = value[:, : lengths[row]] if name in head.token_outputs else value
           found.setdefault(name, [None] * len(features))[row] = value
-    return [
-      {
-        name: [v[seed] for v in rows]
-        if name in head.token_outputs
-        else np.stack([v[seed] for v in rows])
-        for name, rows in found.items()
-      }
-      for seed in range(len(jax.tree.leaves(params)[0]))
-    ]
+
+    def of_seed(seed: int) -> dict[str, np.ndarray | list[np.ndarray]]:
+      outputs = {name: [row[seed] for row in rows] for name, rows in found.items()}
+      return {k: v if k in head.token_outputs else np.stack(v) for k, v in outputs.items()}
+
+    return [of_seed(seed) for seed in range(len(jax.tree.leaves(params)[0]))]
 
   return predict

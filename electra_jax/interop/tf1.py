@@ -76,7 +76,7 @@ def read_scopes(prefix: str | Path) -> dict[str, Scopes]:
     raise ExchangeError(f"{prefix} holds neither of ELECTRA's networks")
   found = {}
   for role in roles:
-    mine = [s for s in ("generator", "electra") if s == "electra" or role == "generator"]
+    mine = ["generator", "electra"] if role == "generator" else ["electra"]
     embeddings, encoder = (
       next((s for s in mine if any(n.startswith(f"{s}/{part}/") for n in names)), "electra")
       for part in ("embeddings", "encoder")

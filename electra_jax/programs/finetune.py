@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 import time
 from pathlib import Path
 
@@ -70,11 +71,13 @@ def run_task(
   (folder / "predictions").mkdir()
   for name, split in task.splits.items():
     split.write(folder / "predictions", outputs[name][best])
-  kept = {"best": {best: "model"}, "none": {}}.get(
-    config.keep, {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)}
-  )
-  for place, model_name in kept.items():
-    of_seed = jax.device_get(jax.tree.map(lambda x, at=place: x[at], weights))
+  kept = {
+    "best": {best: "model"},
+    "all": {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)},
+    "none": {},
+  }
+  for place, model_name in kept[config.keep].items():
+    of_seed = jax.device_get(jax.tree.map(operator.itemgetter(place), weights))
     card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
     save(folder / model_name, pretrained, info, of_seed, card)
   took = duration(trained - started), duration(time.perf_counter() - trained)
