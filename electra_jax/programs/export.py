@@ -101,59 +101,63 @@ def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0
 def export_hf(source: Source, out: Path, console: Console) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
   networks, reason, left_out = dict(source.networks), None, list(source.left_out)
-  tokens, trained = source.tokenizer, likelihood.training(source)
   if {"discriminator", "generator"} <= networks.keys():
     try:
       huggingface.config_json(networks["generator"].cfg, networks["generator"].head, 0)
     except ExchangeError as error:
       reason = error
       del networks["generator"]
-  can_check = tokens and all(map(importlib.util.find_spec, ("torch", "transformers")))
   with new_folder(out, _bytes(source)) as folder:
     for role, network in networks.items():
-      family, labels, unit = huggingface.family_of(network.cfg), (), None
-      if source.finetuned:
-        network, labels, unit = with_task_head(source)
-      elif network.head not in family.classes:
+      if not source.finetuned and network.head not in huggingface.family_of(network.cfg).classes:
         left_out.append(f"the {role}'s {network.head}")
         encoder = {name: network.weights[name] for name in ("embeddings", "encoder")}
         network = Network(network.cfg, encoder, None)
-      written = network if unit is None else in_unit(network, unit)
-      mine = folder / role
-      mine.mkdir()
-      pad = tokens.vocab.pad if tokens else 0
-      # A generator alone is a masked language model, whatever it served.
-      others = {} if trained is None or role == "generator" else {huggingface.TRAINING: trained}
-      if unit is not None:  # pipelines of transformers leave such a logit as it is
-        others["problem_type"] = "regression"
-      huggingface.save(mine, written.cfg, written.weights, written.head, pad, labels, others)
-      has_tokenizer = tokens is not None and huggingface.save_tokenizer(
-        mine, tokens, network.cfg.max_positions, family.token_types
-      )
-      if tokens and not has_tokenizer:
-        tokens.save(mine)
-        kind, file = tokens.vocab.kind, tokens.vocab.file
-        console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
-      (mine / "README.md").write_text(model_card(role, network, source, has_tokenizer))
-      line = f"{role}: {family.classes[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
-      if can_check:
-        with doing(f"comparing the {role} with transformers"):
-          difference = check_parity(mine, network, real_text(source), unit or 1.0)
-        line += f", max |difference of logits| against transformers {difference:.1e} on real text"
-        line += "" if unit is None else ", in the unit of the labels"
-      else:
-        line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
-      console.print(line)
-      if source.finetuned and network.head is None:
-        task = source.finetuned.info
-        console.print(
-          f"{role}: Hugging Face has no such head for {task['kind']} ({task['head']['arguments']}):"
-          " exported only the encoder"
-        )
+      _write_hf(folder / role, network, source, console)
   if reason:
     console.print(f"not exported: the generator: {reason}")
   for what in left_out:
     console.print(f"not exported: {what}: Hugging Face's class has no equivalent")
+
+
+def _write_hf(folder: Path, network: Network, source: Source, console: Console) -> None:
+  """Writes a network to a new folder named as its role, checks its logits and prints a line."""
+  role, tokens, family = folder.name, source.tokenizer, huggingface.family_of(network.cfg)
+  labels, unit = (), None
+  if source.finetuned:
+    network, labels, unit = with_task_head(source)
+  written = network if unit is None else in_unit(network, unit)
+  # A generator alone is a masked language model, whatever it served.
+  trained = None if role == "generator" else likelihood.training(source)
+  others = {} if trained is None else {huggingface.TRAINING: trained}
+  if unit is not None:  # pipelines of transformers leave such a logit as it is
+    others["problem_type"] = "regression"
+  folder.mkdir()
+  pad = tokens.vocab.pad if tokens else 0
+  huggingface.save(folder, written.cfg, written.weights, written.head, pad, labels, others)
+  has_tokenizer = tokens is not None and huggingface.save_tokenizer(
+    folder, tokens, network.cfg.max_positions, family.token_types
+  )
+  if tokens and not has_tokenizer:
+    tokens.save(folder)
+    kind, file = tokens.vocab.kind, tokens.vocab.file
+    console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
+  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer))
+  line = f"{role}: {family.classes[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
+  if tokens and all(map(importlib.util.find_spec, ("torch", "transformers"))):
+    with doing(f"comparing the {role} with transformers"):
+      difference = check_parity(folder, network, real_text(source), unit or 1.0)
+    line += f", max |difference of logits| against transformers {difference:.1e} on real text"
+    line += "" if unit is None else ", in the unit of the labels"
+  else:
+    line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
+  console.print(line)
+  if source.finetuned and network.head is None:
+    task = source.finetuned.info
+    console.print(
+      f"{role}: Hugging Face has no such head for {task['kind']} ({task['head']['arguments']}):"
+      " exported only the encoder"
+    )
 
 
 def _bytes(source: Source, *roles: str) -> int:
