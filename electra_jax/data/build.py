@@ -77,7 +77,7 @@ def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> d
     if todo:
       RUNNERS[runner](PartWork(work, plan, kind), todo, options)
 
-  if plan.samples:
+  if plan.needs_sample:
     run(parts.SAMPLE)
   parts.write_vocabulary(work, plan)
   run(parts.PART)
@@ -111,17 +111,17 @@ def build_part(config: ConfigDict, part: int, count: int) -> None:
 
 
 def _do_part(work: Path, plan: Plan, part: int) -> None:
-  folder, of = work.parent, f"of {plan.parts} parts are left"
-  if plan.samples:
+  folder, left_of = work.parent, f"of {plan.parts} parts are left"
+  if plan.needs_sample:
     parts.do_stage(parts.SAMPLE, work, plan, [part])
     if left := parts.count_left(work, plan, parts.SAMPLE):
-      print_line(f"part {part}: text is read; {left} {of}, then ask again")
+      print_line(f"part {part}: text is read; {left} {left_of}, then ask again")
       return
   with shards.locked(folder / VOCABULARY_LOCK, wait=True):
     parts.write_vocabulary(work, plan)
   parts.do_stage(parts.PART, work, plan, [part])
   if left := parts.count_left(work, plan, parts.PART):
-    print_line(f"part {part} is built; {left} {of}")
+    print_line(f"part {part} is built; {left} {left_of}")
     return
   with shards.locked(folder / JOINING_LOCK, wait=True):
     _join(work, plan)

@@ -131,9 +131,9 @@ def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
   return content
 
 
-def missing(work: Path, plan: Plan, kind: str, of: Iterable[int]) -> list[int]:
+def missing(work: Path, plan: Plan, kind: str, parts: Iterable[int]) -> list[int]:
   """Returns those of some parts whose piece of a kind is not done."""
-  return [part for part in of if read_piece(work, plan, name_of(kind, part)) is None]
+  return [part for part in parts if read_piece(work, plan, name_of(kind, part)) is None]
 
 
 def count_left(work: Path, plan: Plan, kind: str) -> int:
@@ -151,12 +151,14 @@ def take_sample(work: Path, plan: Plan, part: int) -> None:
     for place in reader.stats:
       for text in reader.of_input(place):
         status.update(text.size)
-        if plan.drops and not text.repeat:
+        if plan.drops_duplicates and not text.repeat:
           digests[place].add(text)
-        if plan.trains and not (text.repeat or chunks.is_held_out(text.key, data.holdout_frac)):
+        if plan.trains_vocab and not (
+          text.repeat or chunks.is_held_out(text.key, data.holdout_frac)
+        ):
           yield text
 
-  label = f"reading text for {'the vocabulary' if plan.trains else 'duplicates'}"
+  label = f"reading text for {'the vocabulary' if plan.trains_vocab else 'duplicates'}"
   with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
     with Status(f"{label}{_of_part(plan, part)}", reader.done) as status:
       texts = build_vocab.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
@@ -182,12 +184,12 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
   """
   if read_piece(work, plan, VOCABULARY) is not None:
     return
-  if plan.samples:
+  if plan.needs_sample:
     check_sources(plan, _all(work, plan, SAMPLE))
   with piece(work, plan, VOCABULARY) as (folder, content):
-    if plan.drops:
+    if plan.drops_duplicates:
       _write_duplicates(work, plan, folder)
-    if plan.trains:
+    if plan.trains_vocab:
       found = ((work / name_of(SAMPLE, part) / TEXTS) for part in range(plan.parts))
       texts = [text for path in found for text in json.loads(path.read_text("utf-8"))]
       vocab = build_vocab.trained(plan.config, texts, folder)
@@ -222,7 +224,7 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
   def items() -> Iterator[chunks.Chunk]:
     for part, reader in readers.items():
       repeated = None
-      if plan.drops:
+      if plan.drops_duplicates:
         with np.load(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz") as found:
           repeated = {int(place): found[place] for place in found.files}
       pieces = reader.pieces(repeated)
@@ -255,10 +257,10 @@ STAGES = {SAMPLE: "read", PART: "built"}
 
 
 def do_stage(
-  kind: str, work: Path, plan: Plan, of: Iterable[int], workers: int | None = None
+  kind: str, work: Path, plan: Plan, parts: Iterable[int], workers: int | None = None
 ) -> None:
   """Does the pieces of a kind of some parts, unless they are done; None: data.workers."""
-  todo = missing(work, plan, kind, of)
+  todo = missing(work, plan, kind, parts)
   if kind == PART:
     write_parts(work, plan, todo, workers or plan.config.data.workers or pool.cores())
     return

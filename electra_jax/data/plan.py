@@ -68,17 +68,17 @@ class Plan:
     return self.settings["parts"]
 
   @property
-  def samples(self) -> bool:
+  def needs_sample(self) -> bool:
     """Whether a first pass reads the text, for a vocabulary or for duplicates."""
-    return self.trains or self.drops
+    return self.trains_vocab or self.drops_duplicates
 
   @property
-  def drops(self) -> bool:
+  def drops_duplicates(self) -> bool:
     """Whether documents that were seen before are left out."""
     return bool(self.config.data.dedup)
 
   @property
-  def trains(self) -> bool:
+  def trains_vocab(self) -> bool:
     """Whether the vocabulary is trained on the text."""
     return self.config.data.vocab in vocabulary.KINDS
 
@@ -86,7 +86,7 @@ class Plan:
   def text(self) -> str:
     """The plan as JSON."""
     files = [[x.source.text, x.source.weight, x.paths, x.sizes] for x in self.inputs]
-    vocab = None if self.trains else hashlib.sha256(Path(self.config.data.vocab).read_bytes())
+    vocab = None if self.trains_vocab else hashlib.sha256(Path(self.config.data.vocab).read_bytes())
     content = {"settings": self.settings, "files": files, "versions": versions()}
     return json.dumps(content | {"vocab": vocab and vocab.hexdigest()}, sort_keys=True)
 
