@@ -229,9 +229,9 @@ def groups(spec: PretrainSpec, params: dict) -> dict:
   Shared embeddings belong to the discriminator, or with gdes to the generator.
   """
   own = "generator" if GENERATORS[spec.generator_kind].trained else "frozen"
-  of = {"generator": own, "discriminator": "discriminator"}
-  of["embeddings"] = TIES[spec.tying].trained_with
-  return jax.tree.broadcast({part: of[part] for part in params}, params)
+  group = {"generator": own, "discriminator": "discriminator"}
+  group["embeddings"] = TIES[spec.tying].trained_with
+  return jax.tree.broadcast({part: group[part] for part in params}, params)
 
 
 def count_networks(spec: PretrainSpec, params: dict) -> dict[str, int]:

@@ -133,8 +133,8 @@ def accuracy(right: np.ndarray) -> Accuracy:
 
 def by(names: Sequence[str], right: np.ndarray) -> dict[str, Accuracy]:
   """Returns the accuracy of each name, in the order of their first pairs."""
-  of = np.array(names)
-  return {name: accuracy(right[of == name]) for name in dict.fromkeys(names)}
+  every = np.array(names)
+  return {name: accuracy(right[every == name]) for name in dict.fromkeys(names)}
 
 
 def rows(total: Accuracy, categories: Mapping[str, Accuracy]) -> list[tuple[str, Accuracy]]:

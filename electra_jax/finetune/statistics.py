@@ -98,17 +98,17 @@ def paired_bootstrap(
       f"systems are compared on the same examples: one has {sizes[0]}, one {sizes[-1]}"
     )
   a, b = (
-    float(np.mean([of(scores)[metric] for scores in system]))
-    for system, of in zip(systems, metrics, strict=True)
+    float(np.mean([compute(scores)[metric] for scores in system]))
+    for system, compute in zip(systems, metrics, strict=True)
   )
   rng = np.random.default_rng(seed)
   n, found = sizes[0], np.zeros(samples)
   for i in range(samples):
     rows = rng.integers(n, size=n)
     means = []
-    for system, of in zip(systems, metrics, strict=True):
+    for system, compute in zip(systems, metrics, strict=True):
       drawn = np.bincount(rng.integers(len(system), size=len(system)), minlength=len(system))
-      values = [of(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
+      values = [compute(system[s][rows])[metric] * drawn[s] for s in np.flatnonzero(drawn)]
       means.append(sum(values) / len(system))
     found[i] = means[0] - means[1]
   low, high = np.quantile(found, [0.025, 0.975])

@@ -54,7 +54,8 @@ def findings(run: SavedRun) -> list[Finding]:
   if not line.get("step"):
     line, where = run.last("train"), "training"
   found = []
-  for name in (f"{stem}_loss" for stem in WORDS):
+  for stem in WORDS:
+    name = f"{stem}_loss"
     level = run.chance.level(name, line)
     if line.get(name) is not None and level:
       gain = level[1] - line[name]
@@ -63,9 +64,10 @@ def findings(run: SavedRun) -> list[Finding]:
       found.append(
         Finding(gain > 0, f"{text} {level[0].removeprefix('held-out ')} {level[1]:.2f}.")
       )
-  # The detector's own task; `unigram_auc` has no loss.
-  for name in (k for k in line if k.endswith("_auc") and f"{k.removesuffix('_auc')}_loss" in line):
-    if line[name] is not None:
-      text = f"Detection has an AUC of {line[name]:.3f} ({where}; chance is 0.5)."
-      found.append(Finding(line[name] > 0.5 + run.config.health.auc_margin, text))
+  for name, value in line.items():
+    stem = name.removesuffix("_auc")
+    # The detector's own task; `unigram_auc` has no loss.
+    if stem != name and f"{stem}_loss" in line and value is not None:
+      text = f"Detection has an AUC of {value:.3f} ({where}; chance is 0.5)."
+      found.append(Finding(value > 0.5 + run.config.health.auc_margin, text))
   return found
