@@ -111,7 +111,7 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
   Raises:
     ValueError: the folder holds no run.
   """
-  saved = read_config(Path(workdir)) if Path(workdir).is_dir() else None
+  saved = read_config(Path(workdir))
   if saved is None:
     raise ValueError(f"{workdir} holds no run")
   config = saved_config(saved)

@@ -22,7 +22,8 @@ def make_band(folders: Sequence[Path]) -> bands.Band:
   """
   found = []
   for folder in folders:
-    if not folder.is_dir() or (saved := read_config(folder)) is None:
+    saved = read_config(folder)
+    if saved is None:
       raise ValueError(f"{folder} holds no run of electra-jax train")
     found.append(compare.flatten(specs.saved_config(saved)))
   first, fields = folders[0], compare.recipe(found[0])

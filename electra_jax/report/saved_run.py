@@ -82,7 +82,7 @@ def read(folder: Path, name: str) -> SavedRun:
     ValueError: the folder holds no run, or no line of a log yet.
     OSError: it cannot be read.
   """
-  saved = read_config(folder) if folder.is_dir() else None
+  saved = read_config(folder)
   if saved is None:
     raise ValueError(f"{folder} holds no run of electra-jax train")
   history = metrics.read_history(folder / metrics.HISTORY_FILE)

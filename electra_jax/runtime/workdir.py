@@ -185,11 +185,13 @@ def _holder() -> str:
 
 
 def read_config(workdir: Path) -> dict | None:
-  """Returns the configuration saved by `write_config`, None in an unused folder.
+  """Returns the configuration saved by `write_config`, None in an unused folder or without one.
 
   Raises:
     ValueError: the file is damaged, or the folder holds something else.
   """
+  if not workdir.is_dir():
+    return None
   path = workdir / CONFIG_FILE
   if path.exists():
     try:
