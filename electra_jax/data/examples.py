@@ -177,7 +177,9 @@ def to_records(
   return records, discarded
 
 
-def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: np.dtype):
+def stream(
+  documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: np.dtype
+) -> np.ndarray:
   """Returns the ids [n] of all documents, with a [SEP] after each."""
   flat: list[int] = []
   for document in documents:
@@ -186,7 +188,9 @@ def stream(documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: n
   return np.array(flat, dtype["ids"].base)
 
 
-def pack(ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False):
+def pack(
+  ids: np.ndarray, spec: ExampleSpec, dtype: np.dtype, last: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
   """Packs a stream [n] of documents, each closed by a [SEP], into records.
 
   Each document has its own [CLS] and [SEP]. One that does not fit the rest of a record is

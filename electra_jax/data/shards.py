@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -217,7 +217,9 @@ def layout(manifest: dict) -> np.dtype:
   return examples.record_dtype(manifest["seq_length"], manifest["vocab"]["size"], starts)
 
 
-def check_files(folder: str | os.PathLike, manifest: dict, splits=SPLITS, verify: bool = False):
+def check_files(
+  folder: str | os.PathLike, manifest: dict, splits: Sequence[str] = SPLITS, verify: bool = False
+) -> None:
   """Checks the sizes of the shard files against the manifest; with `verify`, also the SHA-256 sums.
 
   Raises:
