@@ -124,6 +124,9 @@ def generator_size(
 
   A gated feed-forward layer keeps its ratio to the width.
 
+  Raises:
+    ValueError: no layer or no width is left.
+
   >>> base = TransformerConfig(30522, 768, 768, 12, 12, 3072, 512)
   >>> g = generator_size(base, 1 / 3, 1.0)
   >>> g.hidden_size, g.num_layers, g.num_heads, g.ffn_size
@@ -186,7 +189,10 @@ def init_discriminator(
 def encode(
   cfg: TransformerConfig, network: dict, ids: jax.Array, batch: Batch, dropout_seeds
 ) -> jax.Array:
-  """Returns the states [B, L, D] of a network {"embeddings", "encoder"} for ids [B, L]."""
+  """Returns the states [B, L, D] of a network {"embeddings", "encoder"} for ids [B, L].
+
+  `dropout_seeds` are of `layers.make_dropout_seeds`, None for no dropout.
+  """
   documents, tables = batch.document_ids, {"params": network["embeddings"]}
   x = encoder.Embeddings(cfg).apply(tables, ids, batch.token_type_ids, documents)
   return encoder.Encoder(cfg).apply(
@@ -213,11 +219,11 @@ def vocabulary_logits(cfg: TransformerConfig, network: dict, states: jax.Array) 
 
 
 def nll(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns -log softmax(logits [B, K, V]) at tokens [B, K], and whether no logit is higher."""
+  """Returns -log softmax(logits [..., V]) at tokens [...], and whether no logit is higher."""
   best = jax.lax.stop_gradient(logits.max(-1))
   picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
   loss = jnp.log(jnp.exp(logits - best[..., None]).sum(-1)) + best - picked
-  # A hit if no logit is higher; argmax would be slow on CPUs.
+  # argmax would be slow on CPUs.
   return loss, picked >= best
 
 
