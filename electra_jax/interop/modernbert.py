@@ -39,19 +39,20 @@ TABLE = [
     }.items()
   ),
 ]
+# {field of a network: (its name in config.json, the default in transformers)}
 FIELDS = {
-  "vocab_size": "vocab_size",
-  "hidden_size": "hidden_size",
-  "num_layers": "num_hidden_layers",
-  "num_heads": "num_attention_heads",
-  "ffn_size": "intermediate_size",
-  "max_positions": "max_position_embeddings",
-  "attention_dropout": "attention_dropout",
-  "embedding_dropout": "embedding_dropout",
-  "ffn_dropout": "mlp_dropout",
-  "init_stddev": "initializer_range",
-  "layer_norm_eps": "norm_eps",
-  "window": "local_attention",
+  "vocab_size": ("vocab_size", 50_368),
+  "hidden_size": ("hidden_size", 768),
+  "num_layers": ("num_hidden_layers", 22),
+  "num_heads": ("num_attention_heads", 12),
+  "ffn_size": ("intermediate_size", 1152),
+  "max_positions": ("max_position_embeddings", 8192),
+  "attention_dropout": ("attention_dropout", 0.0),
+  "embedding_dropout": ("embedding_dropout", 0.0),
+  "ffn_dropout": ("mlp_dropout", 0.0),
+  "init_stddev": ("initializer_range", 0.02),
+  "layer_norm_eps": ("norm_eps", 1e-5),
+  "window": ("local_attention", 128),
 }
 # The same in every ModernBERT: LAYERS of TransformerConfig, FIXED of config.json.
 LAYERS = {
@@ -75,21 +76,6 @@ FIXED = {
   "classifier_activation": "gelu",
   "decoder_bias": True,
 }
-# Of the class in transformers, where config.json lacks a field.
-DEFAULTS = {
-  "vocab_size": 50_368,
-  "hidden_size": 768,
-  "intermediate_size": 1152,
-  "num_hidden_layers": 22,
-  "num_attention_heads": 12,
-  "max_position_embeddings": 8192,
-  "attention_dropout": 0.0,
-  "embedding_dropout": 0.0,
-  "mlp_dropout": 0.0,
-  "initializer_range": 0.02,
-  "norm_eps": 1e-5,
-  "local_attention": 128,
-}
 OUTPUT_DROPOUT = "attention_output_dropout"  # of ours; transformers has one rate for both
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types and rope_parameters
 
@@ -104,7 +90,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
   known = dataclasses.replace(cfg, **dict.fromkeys(unset, cfg.dropout))
   thetas = {GLOBAL: cfg.rope_theta, LOCAL: cfg.local_rope_theta}
   return {
-    **{theirs: getattr(known, ours) for ours, theirs in FIELDS.items()},
+    **{theirs: getattr(known, ours) for ours, (theirs, _) in FIELDS.items()},
     **FIXED,
     OUTPUT_DROPOUT: cfg.dropout,
     "layer_types": [LOCAL if i % cfg.global_every else GLOBAL for i in range(cfg.num_layers)],
@@ -122,24 +108,23 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
 
 def _from_json(path: Path, content: Mapping) -> TransformerConfig:
   check_fixed(path, content, FIXED)
-  content = {**DEFAULTS, **content}
-  sizes = {ours: content[theirs] for ours, theirs in FIELDS.items()}
-  every, thetas = _global_every(path, content), _thetas(path, content)
+  sizes = {ours: content.get(theirs, default) for ours, (theirs, default) in FIELDS.items()}
+  thetas = _thetas(path, content)
   return TransformerConfig(
     **sizes,
     **LAYERS,
     scaled_init=True,
     embedding_size=sizes["hidden_size"],
-    dropout=content.get(OUTPUT_DROPOUT, content["attention_dropout"]),
-    global_every=every,
+    dropout=content.get(OUTPUT_DROPOUT, sizes["attention_dropout"]),
+    global_every=_global_every(path, content, sizes["num_layers"]),
     rope_theta=thetas[GLOBAL],
     local_rope_theta=thetas[LOCAL],
   )
 
 
-def _global_every(path: Path, content: Mapping) -> int:
-  """Returns n if the layers 0, n, 2 n ... attend to all tokens."""
-  types, count = content.get("layer_types"), content["num_hidden_layers"]
+def _global_every(path: Path, content: Mapping, count: int) -> int:
+  """Returns n if of `count` layers those at 0, n, 2 n ... attend to all tokens."""
+  types = content.get("layer_types")
   if types is None:
     return content.get("global_attn_every_n_layers", 3)
   local = [kind == LOCAL for kind in types]
