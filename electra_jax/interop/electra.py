@@ -1,13 +1,19 @@
 """Hugging Face's ELECTRA, and the names of the original's TF1 code."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, dense, norm
 
-_L, _HF, _TF = "encoder/layers", "electra.encoder.layer.{i}", "{encoder}/encoder/layer_{i}"
+
+def _layer(rows: Callable[..., list[Row]], ours: str, path: str, *part: int) -> list[Row]:
+  """Returns the `rows` of a module of each layer; TF1 has Hugging Face's path, with slashes."""
+  hf, tf = f"electra.encoder.layer.{{i}}.{path}", path.replace(".", "/")
+  return rows(f"encoder/layers/{ours}", hf, f"{{encoder}}/encoder/layer_{{i}}/{tf}", *part)
+
+
 TABLE: list[Row] = [
   *(
     Row(
@@ -21,22 +27,14 @@ TABLE: list[Row] = [
     "embeddings/layer_norm", "electra.embeddings.LayerNorm", "{embeddings}/embeddings/LayerNorm"
   ),
   *dense("encoder/project", "electra.embeddings_project", "{encoder}/embeddings_project"),
-  *(
-    row
-    for part, name in enumerate(("query", "key", "value"))
-    for row in dense(
-      f"{_L}/qkv", f"{_HF}.attention.self.{name}", f"{_TF}/attention/self/{name}", part
-    )
-  ),
-  *dense(
-    f"{_L}/attention_output", f"{_HF}.attention.output.dense", f"{_TF}/attention/output/dense"
-  ),
-  *norm(
-    f"{_L}/attention_norm", f"{_HF}.attention.output.LayerNorm", f"{_TF}/attention/output/LayerNorm"
-  ),
-  *dense(f"{_L}/ffn_in", f"{_HF}.intermediate.dense", f"{_TF}/intermediate/dense"),
-  *dense(f"{_L}/ffn_output", f"{_HF}.output.dense", f"{_TF}/output/dense"),
-  *norm(f"{_L}/ffn_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
+  *_layer(dense, "qkv", "attention.self.query", 0),
+  *_layer(dense, "qkv", "attention.self.key", 1),
+  *_layer(dense, "qkv", "attention.self.value", 2),
+  *_layer(dense, "attention_output", "attention.output.dense"),
+  *_layer(norm, "attention_norm", "attention.output.LayerNorm"),
+  *_layer(dense, "ffn_in", "intermediate.dense"),
+  *_layer(dense, "ffn_output", "output.dense"),
+  *_layer(norm, "ffn_norm", "output.LayerNorm"),
   *dense("rtd_head/dense", "discriminator_predictions.dense", "discriminator_predictions/dense"),
   *dense(
     "rtd_head/logit",
