@@ -21,18 +21,13 @@ from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_jso
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
+BERT_TOKENIZERS = (
+  "BertTokenizer BertTokenizerFast DistilBertTokenizer DistilBertTokenizerFast "
+  "ElectraTokenizer ElectraTokenizerFast"
+).split()
 # Of BERT's tokenizer: the values in tokenizer_config.json that change nothing.
 BERT_RULES = {
-  "tokenizer_class": (
-    None,
-    TOKENIZER_CLASS,
-    "BertTokenizer",
-    "BertTokenizerFast",
-    "DistilBertTokenizer",
-    "DistilBertTokenizerFast",
-    "ElectraTokenizer",
-    "ElectraTokenizerFast",
-  ),
+  "tokenizer_class": (None, TOKENIZER_CLASS, *BERT_TOKENIZERS),
   "tokenize_chinese_chars": (None, True),
   "do_basic_tokenize": (None, True),
   "never_split": (None, []),
