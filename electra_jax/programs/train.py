@@ -216,9 +216,6 @@ def remedy(o: ConfigDict) -> str:
   return f"try a lower {listed}, or more optimizer.warmup_steps (now {o.warmup_steps:,})"
 
 
-# The start.
-
-
 def _use_compilation_cache(workdir: Path) -> None:
   """Caches compiled steps in the workdir, or in JAX_COMPILATION_CACHE_DIR, for resumed runs."""
   if jax.config.jax_compilation_cache_dir is None:
@@ -326,13 +323,13 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     return restored
   tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
   if run.config.init_optimizer:
-    return _state_of_another_run(run, tokens, console), None
+    return _continue_another_run(run, tokens, console), None
   return run.fns.init_state(_initial_weights(run, tokens, console)), None
 
 
 def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):
   """Returns the state and the metadata of the newest intact checkpoint, None without one."""
-  sharding, fallback = run.fns.sharding, run.config.checkpoint.fallback
+  sharding = run.fns.sharding
   while (latest := newest(checkpoints)) is not None:
     started = time.perf_counter()
     try:
@@ -340,7 +337,7 @@ def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):
     except ValueError as error:
       if not processes.only_raised(error, DamagedError):
         raise
-      if not fallback:
+      if not run.config.checkpoint.fallback:
         raise DamagedError(
           f"{error}; --config.checkpoint.fallback=true does this automatically"
         ) from None
@@ -356,7 +353,7 @@ def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):
   return None
 
 
-def _state_of_another_run(run: Run, tokens: Tokenizer, console: Console):
+def _continue_another_run(run: Run, tokens: Tokenizer, console: Console):
   """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
   origin, sharding = run.config.init_from, run.fns.sharding
   if not sources.is_run(origin):
