@@ -31,20 +31,18 @@ COMMANDS = {
 }
 
 
+USAGE = """\
+Pretrains and fine-tunes text encoders by replaced-token detection (ELECTRA).
+
+usage: electra-jax COMMAND [OPTION ...], or python -m electra_jax COMMAND [OPTION ...]
+"""
+HELP = "\nelectra-jax COMMAND --help lists its options, electra-jax --version the versions."
+
+
 def listing() -> str:
   """Returns the commands, a line each."""
   lines = (f"  {name:<{max(map(len, COMMANDS))}}  {c.purpose}" for name, c in COMMANDS.items())
-  return "\n".join(
-    [
-      "Pretrains and fine-tunes text encoders by replaced-token detection (ELECTRA).",
-      "",
-      "usage: electra-jax COMMAND [OPTION ...], or python -m electra_jax COMMAND [OPTION ...]",
-      "",
-      *lines,
-      "",
-      "electra-jax COMMAND --help lists its options, electra-jax --version the versions.",
-    ]
-  )
+  return "\n".join([USAGE, *lines, HELP])
 
 
 def versions() -> str:

@@ -98,9 +98,6 @@ def _number(text: str) -> float | None:
   return value if math.isfinite(value) else None
 
 
-# Classes.
-
-
 def _complete_classes(labels: set[str], where: str) -> dict:
   """Sorts the classes, as numbers if all are numbers."""
   if len(labels) < 2:
@@ -135,9 +132,6 @@ def _class_summary(task: TextTask, labels: Sequence) -> str:
   counts = collections.Counter(labels).most_common(5)
   shares = (f"{task.labels[int(label)]} {100 * n / len(labels):.1f} %" for label, n in counts)
   return f": {', '.join(shares)}"
-
-
-# Numbers.
 
 
 def _complete_scale(labels: set[str], where: str) -> dict:
@@ -202,9 +196,6 @@ LABEL_TYPES = {
     summary=lambda task, labels: f", labels {np.mean(labels):.2f} ± {np.std(labels):.2f}",
   ),
 }
-
-
-# Metrics.
 
 
 def _agreement(rows: np.ndarray, classes: int) -> dict[str, np.ndarray]:

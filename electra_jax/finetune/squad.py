@@ -51,9 +51,6 @@ class Decoded(NamedTuple):
   null_odds: dict[str, float]
 
 
-# Windows.
-
-
 def windows(
   questions: Questions,
   tokenizer: Tokenizer,
@@ -186,9 +183,6 @@ def _targets(gold: tuple[int, int] | None, begin: int, end: int, head: int) -> d
   return {"start": np.int32(first), "end": np.int32(last), "impossible": np.float32(not inside)}
 
 
-# Predictions.
-
-
 def decode(
   questions: Questions,
   windows: Sequence[Window],
@@ -273,9 +267,6 @@ def write(folder: str | os.PathLike, decoded: Decoded, threshold: float = math.i
   for file, content in contents.items():
     text = json.dumps(content, indent=1, ensure_ascii=False)
     (Path(folder) / f"{file}.json").write_text(text + "\n", encoding="utf-8")
-
-
-# Scores.
 
 
 def token_f1(predicted: str, gold: str, empty_counts: bool) -> float:

@@ -77,9 +77,6 @@ def read(
   return found
 
 
-# Schemes of tags.
-
-
 def is_entities(tags: Iterable[str]) -> bool:
   """Returns True if all tags are of IOB1, BIO or BIOES, with or without a type.
 
@@ -178,9 +175,6 @@ def _as_scored(tags: Sequence[str], labels: Iterable[str]) -> list[str]:
   return to_bio(tags) if is_entities(labels) else list(tags)
 
 
-# Features.
-
-
 def windows(
   sentences: Sequence[Sentence], tokenizer: Tokenizer, labels: Sequence[str], *, max_length: int
 ) -> list[TagWindow]:
@@ -265,9 +259,6 @@ def _answered(starts: np.ndarray, bounds: list[tuple[int, int]]) -> list[range]:
   overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(bounds)]
   ends = np.searchsorted(middles, overlaps, "right").tolist()
   return [range(a, b) for a, b in itertools.pairwise([0, *ends, len(middles)])]
-
-
-# Predictions and their scores.
 
 
 def decode(

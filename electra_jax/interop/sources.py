@@ -368,9 +368,6 @@ def _tf1(path: Path, heads: Sequence[int]) -> Source:
   return Source(found, huggingface.load_tokenizer(path.parent), {}, tf1.left_out(path))
 
 
-# orbax exports.
-
-
 def save_orbax(folder: Path, source: Source) -> None:
   """Writes the discriminator, the tokenizer and their metadata into a new folder.
 

@@ -27,8 +27,6 @@ from electra_jax.runtime import parallel, workdir
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.terminal import duration
 
-# One task.
-
 
 def run_task(
   config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
@@ -126,9 +124,6 @@ def save(
   finetuned = Finetuned(info, weights["head"])
   source = Source({"discriminator": network}, pretrained.tokenizer, card, finetuned=finetuned)
   sources.save_orbax(folder, source)
-
-
-# All tasks.
 
 
 def finished(config: ConfigDict, folder: Path) -> list[dict] | None:

@@ -154,9 +154,6 @@ def read(path: Path) -> Band:
     raise ValueError(f"{path} is no band of electra-jax report --make-band: {error}") from None
 
 
-# Comparing.
-
-
 class BandMonitor:
   """Compares the lines of a run with a band; warns once, at the first line outside it.
 
