@@ -135,8 +135,7 @@ def masked_lm_config(workdir: str | Path, vocab) -> TransformerConfig:
     ValueError: the folder holds no run, or the run has none.
   """
   spec = read_spec(workdir, vocab)
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  return masked_language_model(spec, shapes)[0]
+  return masked_language_model(spec, objectives.param_shapes(spec))[0]
 
 
 def saved_config(saved: dict) -> ConfigDict:

@@ -109,6 +109,11 @@ def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
   return params
 
 
+def param_shapes(spec: PretrainSpec) -> dict:
+  """Returns the shapes of `init_params`, a tree of ShapeDtypeStruct; nothing is computed."""
+  return jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+
+
 def generator_of(spec: PretrainSpec) -> GeneratorDef | None:
   """Returns the definition of the spec's generator, None if the objective uses none."""
   return GENERATORS[spec.generator_kind] if OBJECTIVES[spec.objective].uses_generator else None

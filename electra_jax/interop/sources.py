@@ -234,8 +234,7 @@ def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) ->
   """
   spec = specs.read_spec(workdir, tokens.vocab)
   check_run_vocab(workdir, tokens)
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  sharding = parallel.StateSharding(shapes, sharded=False)
+  sharding = parallel.StateSharding(objectives.param_shapes(spec), sharded=False)
   found, step = restore_from(workdir, {"params": sharding.shapes()}, step)
   return RunParams(spec, parallel.replicate(sharding.to_local(found["params"])), step)
 

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from electra_jax.config import specs
@@ -91,7 +90,6 @@ def read(folder: Path, name: str) -> SavedRun:
   config = specs.saved_config(saved)
   manifest = shards.read_manifest(sources.data_folder(folder))
   spec = specs.read_spec(folder, Vocab.from_json(manifest["vocab"]))
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
   places = folder / checkpoint.FOLDER
   return SavedRun(
     name=name,
@@ -102,7 +100,7 @@ def read(folder: Path, name: str) -> SavedRun:
     checkpoints={step: size(places / str(step)) for step in checkpoint.steps_on_disk(places)},
     manifest=manifest,
     chance=Chance.of(manifest["splits"]["heldout"]["frequencies"], config.objective.contrast_group),
-    parameters=generators.count_networks(spec, shapes),
+    parameters=generators.count_networks(spec, objectives.param_shapes(spec)),
     flops_per_step=flops.step_flops(spec, config.train.batch_size, manifest["seq_length"]),
   )
 
