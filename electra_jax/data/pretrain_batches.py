@@ -26,8 +26,6 @@ from electra_jax.data.shards import DataError
 from electra_jax.data.tfds import import_tensorflow
 from electra_jax.data.tokenizer import Vocab
 
-__all__ = ["DataError", "Shards", "eval_batches", "train_batches"]
-
 READ_AHEAD = 4  # batches read ahead of the current one, for slow disks
 READERS = 2  # threads
 
