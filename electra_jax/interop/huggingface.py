@@ -192,11 +192,6 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   return found[0]
 
 
-def read_training(folder: Path) -> dict | None:
-  """Returns the training settings that `save` stored in config.json; None if absent."""
-  return read_json(folder / "config.json").get(TRAINING)
-
-
 def weight_files(folder: Path) -> list[Path]:
   """Returns the safetensors files of a folder: one, or those that its index names; [] for none.
 

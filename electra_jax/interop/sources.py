@@ -26,7 +26,7 @@ from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.vocabularies import difference
-from electra_jax.interop.weights import ExchangeError, network_shapes
+from electra_jax.interop.weights import ExchangeError, network_shapes, read_json
 from electra_jax.runtime import metrics, parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
@@ -348,7 +348,7 @@ def _hugging_face(path: Path) -> Source:
         role = "generator" if network.is_masked_lm else "discriminator"
       found[role] = network
       if folder.name != "generator":  # which is a masked language model, whatever it served
-        card = card or {"training": huggingface.read_training(folder)}
+        card = card or {"training": read_json(folder / "config.json").get(huggingface.TRAINING)}
   tokens = next(filter(None, map(huggingface.load_tokenizer, _hf_folders(path))), None)
   return Source(found, tokens, card, tuple(left_out))
 

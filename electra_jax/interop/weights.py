@@ -126,17 +126,14 @@ def _walk(
       yield row, i, index, shape
 
 
-def _is_kernel(row: Row) -> bool:
-  return row.ours.endswith("/kernel")
-
-
 def to_hf(family: Family, cfg: TransformerConfig, network: Mapping) -> dict[str, np.ndarray]:
   """Returns a network's tensors under Hugging Face's names."""
   ours = named(network)
   tensors = {}
   for row, i, index, shape in _walk(family.rows, cfg, ours):
     x = np.asarray(ours[row.ours], np.float32)[index].reshape(shape)
-    tensors[row.hf.format(i=i)] = np.ascontiguousarray(x.T if _is_kernel(row) else x)
+    x = x.T if row.ours.endswith("/kernel") else x
+    tensors[row.hf.format(i=i)] = np.ascontiguousarray(x)
   return tensors
 
 
@@ -158,7 +155,7 @@ def fill(
     if x is None:
       problems.append(f"{name} is missing")
       continue
-    turned = transposed and _is_kernel(row)
+    turned = transposed and row.ours.endswith("/kernel")
     if x.shape != (shape[::-1] if turned else shape):
       problems.append(f"{name} is {x.shape}, the network's is {shape[::-1] if turned else shape}")
       continue
