@@ -30,13 +30,8 @@ def main() -> None:
   preflight.run(args.config, args.topology, args.json, terminal.console())
 
 
-def define_flags() -> None:
-  """Defines the command line."""
+if __name__ == "__main__":
   cli.define_config_flag()
   flags.DEFINE_list("topology", None, "TPU slices or GPUs, e.g. v5e:16x16,v4:2x2x4,h200x8; or here")
   flags.DEFINE_string("json", None, "output file for the same numbers, one JSON line per column")
-
-
-if __name__ == "__main__":
-  define_flags()
   cli.run(main)

@@ -34,16 +34,11 @@ def main() -> int:
   )
 
 
-def define_flags() -> None:
-  """Defines the command line."""
+if __name__ == "__main__":
   cli.define_config_flag()
   flags.DEFINE_string("workdir", None, "folder of the run: checkpoints, metrics, curves")
   flags.DEFINE_bool("verify", False, "check the checksum of every shard before training")
   flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, if there are several")
   flags.DEFINE_integer("num_processes", 0, "number of processes")
   flags.DEFINE_integer("process_id", -1, "index of this process, from 0")
-
-
-if __name__ == "__main__":
-  define_flags()
   cli.run(main)

@@ -305,29 +305,28 @@ def _say_counts(manifest: dict, data: ConfigDict) -> None:
 
 def main(options: list[str]) -> None:
   """Runs from the command line."""
-  if _CONFIG.value is None:
+  args = flags.FLAGS
+  if args.config is None:
     raise flags.Error("--config=FILE is needed, e.g. --config=configs/base.py")
-  if _PART.value is None:
-    build(_CONFIG.value, overwrite=_OVERWRITE.value, runner=_RUNNER.value, options=options)
+  if args.part is None:
+    build(args.config, overwrite=args.overwrite, runner=args.runner, options=options)
     return
-  if not (asked := re.fullmatch(r"(\d+)/(\d+)", _PART.value)):
-    raise ValueError(f"--part={_PART.value} is not i/n, such as 0/16")
-  if _OVERWRITE.value or _RUNNER.value != "local" or options:
+  if not (asked := re.fullmatch(r"(\d+)/(\d+)", args.part)):
+    raise ValueError(f"--part={args.part} is not i/n, such as 0/16")
+  if args.overwrite or args.runner != "local" or options:
     raise flags.Error("--part goes with neither --overwrite, --runner nor options after --")
-  build_part(_CONFIG.value, *map(int, asked.groups()))
+  build_part(args.config, *map(int, asked.groups()))
 
 
 if __name__ == "__main__":
-  _CONFIG = cli.define_config_flag()
-  _OVERWRITE = flags.DEFINE_bool(
-    "overwrite", False, "replace a finished build of another configuration"
-  )
-  _PART = flags.DEFINE_string(
+  cli.define_config_flag()
+  flags.DEFINE_bool("overwrite", False, "replace a finished build of another configuration")
+  flags.DEFINE_string(
     "part",
     None,
     "i/n: only part i of n, from 0; processes share a build, each part asked for twice",
   )
-  _RUNNER = flags.DEFINE_enum(
+  flags.DEFINE_enum(
     "runner", "local", list(RUNNERS), "engine that builds the parts; its options stand after --"
   )
   cli.run(main, takes_options=True)
