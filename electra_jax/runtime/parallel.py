@@ -216,9 +216,8 @@ class StateSharding:
       return PartitionSpec() if axis < 0 else PartitionSpec(*[None] * axis, AXIS)
 
     self._split_axes = jax.tree.map(axis_of, jax.tree.broadcast(sharded, shapes), shapes)
-    self._all_replicated = all(a < 0 for a in jax.tree.leaves(self._split_axes))
     self.axes = None
-    if not self._all_replicated:
+    if any(a >= 0 for a in jax.tree.leaves(self._split_axes)):
       self.axes = jax.tree.map(lambda a: None if a < 0 else 0, self._split_axes)
     self._step_specs = jax.tree.map(step_spec, self._split_axes)
     self._specs = jax.tree.map(checkpoint_spec, self._split_axes)
@@ -257,11 +256,11 @@ class StateSharding:
   def to_global(self, state):
     """Turns a state between steps into one over all processes, as checkpoints store it."""
     state = _to_global(state, self._step_specs)
-    return state if self._all_replicated else self._joining(state)
+    return state if self.axes is None else self._joining(state)
 
   def to_local(self, state):
     """The inverse of `to_global`."""
-    return _to_local(state if self._all_replicated else self._splitting(state), self._step_specs)
+    return _to_local(state if self.axes is None else self._splitting(state), self._step_specs)
 
   def init_state(self, function: Callable) -> Callable:
     """Maps (replicated tree) -> function(tree), sharded; no device ever holds it in full."""
