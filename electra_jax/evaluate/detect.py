@@ -2,9 +2,6 @@
 
 from collections.abc import Iterable
 
-import jax
-from jax import numpy as jnp
-
 from electra_jax.core import objectives, step
 from electra_jax.core.masking import Masking
 from electra_jax.core.networks import PretrainSpec
@@ -43,7 +40,6 @@ def auc(
   params = {"embeddings": weights.pop("embeddings"), "discriminator": weights}
 
   def terms(params, batch, keys, step):
-    batch = jax.tree.map(jnp.asarray, batch)
     return objectives.detect_unigrams(spec, params, batch)
 
   evaluate = step.make_eval_step(terms, seed=0, axis=parallel.AXIS)
