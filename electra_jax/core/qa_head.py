@@ -128,11 +128,6 @@ def _answerable_logit(weights: dict, states: jax.Array, start_logits: jax.Array)
   return dense(weights["answerable"], gelu(hidden))[..., 0]
 
 
-def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
-  """Returns x[b, at[b]]: [B] from x [B, L]."""
-  return jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]
-
-
 def _loss(
   settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Examples
 ) -> dict[str, Term]:
@@ -151,7 +146,8 @@ def _loss(
   terms = {}
   for name, logits in (("start", start_logits), ("end", end_logits(target["start"]))):
     at = target[name]
-    terms[f"{name}_loss"] = term(-_pick(jax.nn.log_softmax(logits), at), 0.5)
+    logp = jnp.take_along_axis(jax.nn.log_softmax(logits), at[:, None], axis=1)[:, 0]
+    terms[f"{name}_loss"] = term(-logp, 0.5)
     terms[f"{name}_accuracy"] = term((logits.argmax(-1) == at).astype(jnp.float32))
   if settings.answerable_weight:
     logit = _answerable_logit(weights, states, start_logits)
