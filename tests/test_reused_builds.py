@@ -39,6 +39,14 @@ def test_a_finished_build_is_reused_whatever_the_spelling_and_fields_of_no_effec
     build.build(config)
 
 
+def test_fields_that_are_the_same_are_not_named_as_differences(tmp_path):
+  config = make_config(tmp_path)
+  build.build(config)
+  config.data.vocab = "wordpiece"  # now vocab_size and vocab_train_mb have an effect
+  with pytest.raises(DataError, match=r"build \(vocab is '.*vocab.txt' there, [^;]*\): choose"):
+    build.build(config)
+
+
 @pytest.mark.parametrize("vocab", ["wordpiece", None])
 def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, capsys, vocab):
   fields = {"vocab": vocab, "vocab_size": 200} if vocab else {}

@@ -213,7 +213,7 @@ def _finished(config: ConfigDict, folder: Path) -> dict | None:
   differing = [
     f"{name} is {built.get(name)!r} there, {value!r} in this configuration"
     for name, value in wanted.items()
-    if there.get(name) != here.get(name)
+    if there.get(name) != here.get(name) and built.get(name) != value
   ]
   if config.data.vocab not in vocabulary.KINDS and os.path.isfile(config.data.vocab):
     found = hashlib.sha256(Path(config.data.vocab).read_bytes()).hexdigest()
