@@ -168,3 +168,12 @@ def test_a_program_knows_how_it_was_called(typed, name, command, monkeypatch):
   assert cli.program_name() == name
   assert cli.command_line().startswith(command)
   assert cli.command_line().endswith(" '--workdir=a b'")
+
+
+def test_a_tilde_within_an_argument_is_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path / "home"))
+  fields = "--config.data.dir=~/out", "--config.data.sources=text:~/*"
+  done = call("build", "--config=configs/small.py", *fields, folder=tmp_path)
+  assert f"source 'text:{tmp_path}/home/*' matches no file" in errors(done)[-1]
+  done = call("export", "run", "--to=~/x", folder=tmp_path)
+  assert f"invalid choice: '{tmp_path}/home/x'" in errors(done)[-1]

@@ -94,6 +94,12 @@ def overrides() -> list[str]:
   return list(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
+def _expand_home() -> None:
+  """Expands ~ after = or a colon in sys.argv: shells do so only where a word begins."""
+  home = os.path.expanduser("~")
+  sys.argv = [re.sub(r"(?<=[=:])~(?=/|$)", lambda _: home, arg) for arg in sys.argv]
+
+
 def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
   """Runs a program: parses the flags, calls main(), exits with its result.
 
@@ -113,6 +119,7 @@ def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
     sys.argv = _resolve_argv(own)  # config_flags reads the overrides from there
     app.run(run_and_leave, flags_parser=lambda argv: _parse_flags(argv) + options)
 
+  _expand_home()
   own = list(itertools.takewhile(lambda arg: arg != "--", sys.argv))
   if any(arg in HELP for arg in own[1:]):
     _print_help(sys.modules["__main__"].__doc__ or "")
@@ -153,6 +160,7 @@ def _leave(code: int) -> None:
 
 def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
+  _expand_home()
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
   sys.unraisablehook = _drop_event_loop_errors
   # Libraries (mainly orbax) log for their developers through absl; their errors are raised as
