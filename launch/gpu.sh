@@ -12,13 +12,14 @@
 set -euo pipefail
 clone=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-$clone/.venv/bin/python}
-dry=; if [ "${1-}" = --dry-run ]; then dry=1; shift; fi
+dry=; for x; do shift; if [ "$x" = --dry-run ]; then dry=1; else set -- "$@" "$x"; fi; done
 run() { if [ "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
 
 workdir=
 for argument in "$@"; do
   case $argument in --workdir=*) argument=${argument%/}; workdir=${argument#*=} ;; esac
 done
+workdir=${workdir/#\~\//$HOME/}
 : "${workdir:?give --workdir=DIR}"
 see_gpu='import jax; assert jax.default_backend() == "gpu", jax.devices()'
 has_gpu() { "$python" -c "$see_gpu" > /dev/null 2>&1; }

@@ -11,7 +11,7 @@
 # shellcheck disable=SC2016  # some quotes are for the workers' shells
 set -euo pipefail
 cd "$(dirname "$0")/.."
-dry=; if [ "${1-}" = --dry-run ]; then dry=1; shift; fi
+dry=; for x; do shift; if [ "$x" = --dry-run ]; then dry=1; else set -- "$@" "$x"; fi; done
 : "${NAME:?of the slice and the run}" "${ZONE:?}" "${TYPE:?v5litepod-64, ...}" "${BUCKET:?without gs://}"
 spot=${SPOT---spot}
 case $TYPE in

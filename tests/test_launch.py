@@ -55,6 +55,16 @@ def test_scripts_are_clean_for_bash_and_shellcheck(name):
   assert len((LAUNCH / name).read_text().splitlines()) <= 80  # a screen
 
 
+@pytest.mark.parametrize("name", ["gpu.sh", "slurm.sbatch", "build.sbatch", "tpu_pod.sh"])
+def test_a_dry_run_may_be_asked_for_at_any_place(launch, name):
+  args = ["16", *ARGS] if name == "build.sbatch" else [*ARGS, "--workdir=run"]
+  first, last = (
+    call(launch / name, *words, **TPU, PATH="/usr/bin:/bin")
+    for words in (["--dry-run", *args], [*args, "--dry-run"])
+  )
+  assert (last.returncode, last.stdout, last.stderr) == (0, first.stdout, first.stderr)
+
+
 def test_a_slurm_job_is_one_srun_that_queues_itself_again(launch):
   args = [*ARGS, "--workdir=run"]
 
@@ -133,6 +143,8 @@ def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch, tmp
   assert train[6:] == [f"{tmp_path}/.venv/bin/python", "-m", "electra_jax.train", *args]
   assert "give --workdir=DIR" in call(launch / "gpu.sh", *ARGS).stderr
   (alone,) = dry_run(launch / "gpu.sh", *args, PYTHON="/e/bin/python")
+  *_, home = dry_run(launch / "gpu.sh", *ARGS, "--workdir=~/run", HOME="/h")
+  assert home[home.index("-c") + 2] == "/h/run"  # where train keeps its checkpoints
   assert alone[6:] == ["/e/bin/python", "-m", "electra_jax.train", *args]
 
 
