@@ -158,6 +158,7 @@ ROWS = [
   # Export, scores, sizes.
   ("export run out", 2, "the following arguments are required: --to"),
   ("export nowhere out --to hf", 1, "nowhere does not exist"),
+  ("export google/electra out --to hf", 1, "Hub is fetched first: hf download NAME --local-dir="),
   ("export notes out --to hf", 1, "is neither a run, an orbax export"),
   ("export torch out --to hf", 1, "torch/config.json is missing beside pytorch_model.bin"),
   ("export run own --to hf", 1, "own exists: nothing is overwritten"),

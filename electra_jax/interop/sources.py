@@ -32,6 +32,7 @@ from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
+HUB = "; a model of Hugging Face's Hub is fetched first: hf download NAME --local-dir=FOLDER"
 MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, that predicts words
 
 
@@ -123,7 +124,8 @@ def _open(path: Path) -> Source:
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face(path)
   if not path.exists():
-    raise ExchangeError(f"{path} does not exist")
+    hub = "" if path.parent.exists() else HUB
+    raise ExchangeError(f"{path} does not exist{hub}")
   if any(path.glob("pytorch_model*.bin*")):
     raise ExchangeError(f"{path / 'config.json'} is missing beside pytorch_model.bin")
   raise ExchangeError(
