@@ -76,7 +76,7 @@ def main() -> None:
 
   sys.argv[1:] = rest
   cli.define_config_flag()
-  cli.run(print_config)
+  cli.run(print_config, base=None)
 
 
 if __name__ == "__main__":

@@ -100,10 +100,13 @@ def _expand_home() -> None:
   sys.argv = [re.sub(r"(?<=[=:])~(?=/|$)", lambda _: home, arg) for arg in sys.argv]
 
 
-def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
+def run(
+  main: Callable[..., int | None], takes_options: bool = False, base: str | None = "base.py"
+) -> None:
   """Runs a program: parses the flags, calls main(), exits with its result.
 
-  With `takes_options`, arguments after -- are not flags but the list that main takes.
+  With `takes_options`, arguments after -- are not flags but the list that main takes. A --config
+  has to be a delta to `base`, if that is given.
 
   A user error prints one line on stderr and exits with code 2 (command line) or 1 (any other). A
   bug prints its traceback; if the environment variable ELECTRA_JAX_DEBUG is set, so does any error.
@@ -116,7 +119,7 @@ def run(main: Callable[..., int | None], takes_options: bool = False) -> None:
     options = sys.argv[len(own) + 1 :]
     if options and not takes_options:
       raise _not_a_flag(options[0])
-    sys.argv = _resolve_argv(own)  # config_flags reads the overrides from there
+    sys.argv = _resolve_argv(own, base)  # config_flags reads the overrides from there
     app.run(run_and_leave, flags_parser=lambda argv: _parse_flags(argv) + options)
 
   _expand_home()
@@ -239,11 +242,11 @@ def _not_a_flag(arg: str) -> flags.Error:
   return flags.Error(f"{arg!r} is not a flag; flags look like --config=configs/base.py")
 
 
-def _resolve_argv(argv: list[str]) -> list[str]:
+def _resolve_argv(argv: list[str], base: str | None = None) -> list[str]:
   """Returns argv with --config first and its path resolved.
 
   Raises:
-    ValueError: for an unknown field.
+    ValueError: for an unknown field, or a configuration of other programs.
   """
   argv = list(argv)
   for i in reversed(range(len(argv) - 1)):
@@ -257,10 +260,20 @@ def _resolve_argv(argv: list[str]) -> list[str]:
       # Its flag refuses overrides that stand before it.
       argv = [argv[0], f"--config={path}{colon_arg}", *argv[1:i], *argv[i + 1 :]]
       config = load(path, colon_arg[1:] or None)
+      check_base(config, match[1], base)
       for other in argv:
         if override := re.match(r"--?(?:no)?config\.([^=]*)", other):
           check_field(config, override[1])
   return argv
+
+
+def check_base(config: ConfigDict, name: str, base: str | None) -> None:
+  """Raises ValueError if a configuration has fields or groups that `base`, if given, has not."""
+  if base and (others := set(config) - set(load(base))):
+    raise ValueError(
+      f"{name} is for other programs: it sets config.{min(others)}, and this one reads deltas to"
+      f" configs/{base}"
+    )
 
 
 def check_field(config: ConfigDict, field: str) -> None:

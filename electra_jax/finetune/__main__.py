@@ -72,4 +72,4 @@ if __name__ == "__main__":
   else:
     cli.define_config_flag()
     flags.DEFINE_string("workdir", None, "folder of the results")
-    cli.run(main)
+    cli.run(main, base="finetune/base.py")

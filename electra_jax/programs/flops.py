@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import files, validate
+from electra_jax.config import cli, files, validate
 from electra_jax.core import flops
 from electra_jax.core.flops import paper
 from electra_jax.pretrain.run import spec_without_data
@@ -19,6 +19,7 @@ def run(config: ConfigDict | None, match: str | None, console: Console) -> None:
   if match:
     name, _, arg = match.partition(":")
     other = files.load(files.resolve(name), arg or None)
+    cli.check_base(other, name, "base.py")
     for title, steps in matching_steps(config, other).items():
       console.print(f"{steps:,} steps cost as much as all of {match}, {title}")
 
