@@ -220,8 +220,13 @@ def test_an_exported_tokenizer_gives_what_the_network_takes(tmp_path, words):
     {"discriminator": Network(cfg, random_network(cfg, None), None)}, words, {}
   )
   export.export_hf(source, tmp_path / "out", Console(quiet=True))
-  file = tmp_path / "out" / "discriminator" / "tokenizer_config.json"
-  assert json.loads(file.read_text())["model_input_names"] == ["input_ids", "attention_mask"]
+  folder, ids = tmp_path / "out" / "discriminator", words.vocab
+  tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+  assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
+  # transformers' own defaults are the released models' ids, beyond a smaller vocabulary.
+  fields = {"cls": ids.cls, "bos": ids.cls, "sep": ids.sep, "eos": ids.sep, "pad": ids.pad}
+  config = json.loads((folder / "config.json").read_text())
+  assert {name: config.get(f"{name}_token_id") for name in fields} == fields
 
 
 def test_a_token_classifier_of_two_labels_is_another_tasks(tmp_path):

@@ -164,5 +164,11 @@ MODERNBERT = Family(
   tied="decoder.weight",
   head_prefixes=("head.", "classifier.", "decoder."),
   token_types=False,
+  token_ids={
+    "cls_token_id": "cls",
+    "sep_token_id": "sep",
+    "bos_token_id": "cls",
+    "eos_token_id": "sep",
+  },
   holds=lambda cfg: cfg.block == LAYERS["block"],
 )

@@ -68,6 +68,8 @@ class Family:
   head_prefixes: tuple[str, ...]  # of the tensors of heads that `rows` lack
   ignored: frozenset[str] = frozenset()  # tensors of older versions that are no weights
   token_types: bool = True  # takes token_type_ids
+  # {field of config.json: special token whose id it holds}, but for padding's, which all have
+  token_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # config -> True if such a network is written as this family; ELECTRA takes the others
   holds: Callable[[TransformerConfig], bool] = lambda cfg: False
 

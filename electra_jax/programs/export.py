@@ -130,6 +130,8 @@ def _write_hf(folder: Path, network: Network, source: Source, console: Console) 
   # A generator alone is a masked language model, whatever it served.
   trained = None if role == "generator" else likelihood.training(source)
   others = {} if trained is None else {huggingface.TRAINING: trained}
+  if tokens:
+    others |= {field: getattr(tokens.vocab, x) for field, x in family.token_ids.items()}
   if unit is not None:  # pipelines of transformers leave such a logit as it is
     others["problem_type"] = "regression"
   folder.mkdir()
