@@ -118,7 +118,8 @@ def _open(path: Path) -> Source:
     return _orbax(path)
   if is_run(path):
     return _run(path)
-  if inside := sorted(path.glob(f"*/{EXPORT_FILE}")):
+  # Of a task, or of all tasks in a folder of results.
+  if inside := sorted(p for stars in ("*", "*/*") for p in path.glob(f"{stars}/{EXPORT_FILE}")):
     named = ", ".join(str(p.parent) for p in inside)
     raise ExchangeError(f"{path} holds exports, name one of them: {named}")
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
