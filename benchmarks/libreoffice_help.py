@@ -51,7 +51,8 @@ def pages(root: Path, language: str) -> Iterator[list[str]]:
   """Yields the paragraphs of each page of a language's help, in the order of the files' names."""
   paths = sorted((root / HELP / language / "text").rglob("*.html"))
   if not paths:
-    raise SystemExit(f"{root / HELP / language} has no help: install libreoffice-help-{language}")
+    package = f"libreoffice-help-{language.lower()}"
+    raise SystemExit(f"{root / HELP / language} has no help: install {package}")
   for path in paths:
     page = Page()
     page.feed(path.read_text(encoding="utf-8"))
