@@ -38,6 +38,7 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "checkpoint", None, "a run (its newest checkpoint), an export, a Hugging Face folder or TF1's"
   )
+  flags.DEFINE_alias("model", "checkpoint")
   flags.DEFINE_string(
     "data_dir", None, "folder of shards with its vocabulary; default: those of the run"
   )

@@ -257,7 +257,7 @@ def test_a_damaged_file_of_pairs_is_refused_in_a_line(tmp_path, name):
 
 
 def test_a_scorer_needs_its_head(bert):
-  with pytest.raises(ValueError, match="has no rtd_head, which --scorer=rtd needs"):
+  with pytest.raises(ValueError, match="has no rtd_head, which scorer rtd needs"):
     scores_of(sources.open_source(bert), "rtd")
   assert scorers.default("bert", {"mlm_head"}) == "mlm"
   assert scorers.default("electric", {"rtd_head"}) == "energy"

@@ -114,7 +114,7 @@ def network_for(scorer: str, found: dict[str, Network], path) -> Network:
   for network in found.values():
     if network.head == head:
       return network
-  raise ExchangeError(f"{path} has no {head}, which --scorer={scorer} needs")
+  raise ExchangeError(f"{path} has no {head}, which scorer {scorer} needs")
 
 
 def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:

@@ -129,6 +129,8 @@ def _open(path: Path) -> Source:
     raise ExchangeError(f"{path} does not exist{hub}")
   if any(path.glob("pytorch_model*.bin*")):
     raise ExchangeError(f"{path / 'config.json'} is missing beside pytorch_model.bin")
+  if run := next(filter(is_run, path.parents), None):
+    raise ExchangeError(f"{path} is a part of a run: name the run, {run}")
   raise ExchangeError(
     f"{path} is neither a run, an orbax export, a Hugging Face folder nor a TF1 checkpoint"
   )
