@@ -367,7 +367,7 @@ def test_a_weight_that_the_objective_does_not_read_is_a_warning():
   [
     ("electra", "", "model.window model.rope_theta model.local_rope_theta"),
     ("bert", "objective.mlm_weight", "objective.discriminator_weight generator.width_multiplier"),
-    ("replace_mlm", "generator.width_multiplier objective.discriminator_weight", "model.head_norm"),
+    ("replace_mlm", "generator.width_multiplier objective.discriminator_weight", "model.window"),
   ],
 )
 def test_overrides_that_nothing_reads_are_a_warning(name, read, unread):

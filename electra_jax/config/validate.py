@@ -248,7 +248,6 @@ def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
     "model.rope_theta": m.positions != "rope",
     "model.local_rope_theta": m.positions != "rope" or m.global_every == 1,
     "model.window": m.global_every == 1,
-    "model.head_norm": "rtd_head" not in objective.heads,
     "generator.width_multiplier": not weights,
     "generator.depth_multiplier": not weights,
     "objective.mlm_weight": objective.uses_generator and not generator.trained,
