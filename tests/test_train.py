@@ -13,11 +13,12 @@ import jax
 import numpy as np
 import pytest
 from conftest import long_except, make_tiny_config
+from ml_collections import ConfigDict
 
 from electra_jax.config import compare, files, specs
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
-from electra_jax.pretrain.loop import UnhealthyError
+from electra_jax.pretrain.loop import UnhealthyError, batches_from
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
 from electra_jax.programs import train
 from electra_jax.runtime import bands, journal, metrics, parallel
@@ -84,9 +85,11 @@ def test_a_run_leaves_everything_it_promises(straight):
   assert 0 < history[-1]["rtd_auc"] < 1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "configs").glob("*.py")))
-def test_every_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
+CONFIGS = sorted(p.name for p in (ROOT / "configs").glob("*.py"))
+
+
+def shrunk(name: str, tiny_shards) -> ConfigDict:
+  """Returns a configuration with a small network and two steps on the tiny shards."""
   config, small = files.load(name), make_tiny_config(tiny_shards)
   embeds_apart = config.model.embedding_size != config.model.hidden_size
   for group in ("data", "eval", "checkpoint", "log"):
@@ -104,7 +107,22 @@ def test_every_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
   config.train.update(batch_size=8, steps=2)
   if "contrast_group" in OBJECTIVES[config.objective.name].own_fields:
     config.objective.contrast_group = 1  # a device has one row
-  assert train.train(config, tmp_path) == 2
+  return config
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONFIGS)
+def test_training_and_evaluation_of_every_config_can_be_traced(name, tiny_shards, tmp_path):
+  run = prepare(shrunk(name, tiny_shards), tmp_path, verify=False)  # test_golden_losses runs it
+  batch, state = next(batches_from(run, 0, ())), run.fns.shapes
+  run.fns.train_step.lower(state, batch)
+  run.fns.eval_step.lower(state.params, batch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["coco_lm.py", "electric.py", "modern.py"])
+def test_a_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
+  assert train.train(shrunk(name, tiny_shards), tmp_path) == 2
   assert [x["step"] for x in lines(tmp_path)] == [0, 2, 2]
 
 

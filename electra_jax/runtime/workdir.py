@@ -197,13 +197,13 @@ def read_config(workdir: Path) -> dict | None:
     try:
       return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
-      raise ValueError(f"{path} is damaged ({error}): use another --workdir") from error
+      raise ValueError(f"{path} is damaged ({error})") from error
   # Other folders are allowed: they may hold shards or the compilation cache.
   files = (p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
   strangers = sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp"))
   if strangers:
     raise ValueError(
-      f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}, it is not a run: use another --workdir"
+      f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}: it is not the folder of a run"
     )
   return None
 
