@@ -17,8 +17,8 @@ pretraining   20 minutes of ELECTRA-Small, or what the others leave of 40, and i
 Needs no TensorFlow; without PyTorch the peers are left out. Each step is a program that leaves a
 JSON in the folder; started again, with the same arguments, it goes on with what is not done. It
 ends before --budget_mins are over and says what is left. On a GPU it writes
-benchmarks/results/gpu.json, the table of the README and docs/gpu.png. Exit codes: 0 all done, 143
-start it again, 1 something failed or is wrong.
+benchmarks/results/gpu.json, the table of docs/speed.md and docs/gpu.png. Exit codes: 0 all done,
+143 start it again, 1 something failed or is wrong.
 """
 
 import argparse
@@ -392,11 +392,11 @@ def collect(device: str, records: dict[str, dict]) -> dict:
 
 
 def publish(content: dict, work: Work, report: str, args: argparse.Namespace) -> None:
-  """Writes the results, the table of the README and the picture, of a real GPU."""
+  """Writes the results, the table of docs/speed.md and the picture, of a real GPU."""
   machine.save(str(RESULTS), content, hide=[args.text, args.vocab, args.glue, args.out])
   if (work.folder / "curves.png").exists():
     shutil.copyfile(work.folder / "curves.png", PICTURE)
-  machine.write_between(ROOT / "README.md", "gpu", report)
+  machine.write_between(ROOT / "docs" / "speed.md", "gpu", report)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The report of benchmarks/gpu.py in markdown: a table of speeds, a line for each other step."""
+"""The report of benchmarks/gpu.py, for docs/speed.md: a table of speeds, a line for each step."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def markdown(content: dict) -> str:
   types = sorted({x["dtype"] for x in speeds.values()})
   lines = [
     f"{', '.join([content['device'], *types])}, in {content['minutes']:.0f} minutes"
-    " ([JSON](benchmarks/results/gpu.json)). PyTorch is transformers under torch.compile, with"
+    " ([JSON](../benchmarks/results/gpu.json)). PyTorch is transformers under torch.compile, with"
     " PyTorch's fused attention:",
     "",
   ]
@@ -35,7 +35,7 @@ def markdown(content: dict) -> str:
   for kind in ("wrong", "failed", "left"):
     lines += [f"- {kind.capitalize()}: {line}." for line in content[kind]]
   if "step" in done.get("pretraining", {}):
-    lines += ["", "![curves of ELECTRA-Small on a GPU](docs/gpu.png)"]
+    lines += ["", "![curves of ELECTRA-Small on a GPU](gpu.png)"]
   return "\n".join(lines) + "\n"
 
 

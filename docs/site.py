@@ -24,7 +24,9 @@ GUIDES = (
   *("own-corpus", "continue", "language", "healthy", "small-budget", "finetune", "clusters"),
   "extend",
 )
-REFERENCE = ("objectives", "evidence", "data", "run", "weights", "evaluate", "preflight", "scale")
+REFERENCE = (
+  *("objectives", "evidence", "data", "run", "weights", "evaluate", "speed", "preflight", "scale"),
+)
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "LOG")
 
 
