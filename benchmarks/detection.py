@@ -3,8 +3,10 @@
   python benchmarks/detection.py --out DIR --text 'text:GLOB' [--rows FILE] [--only NAME...]
                                  [--at_once 2] [--smoke]
 
-A masked LM of this size leaves the unigram entropy within a few hundred steps, a discriminator
-stays at chance for thousands. Each arm says what would be seen if one explanation were right:
+In earlier trials a discriminator stayed at chance for thousands of steps, while a masked LM left
+the unigram entropy within hundreds. The first rows do not show that: every arm so far has left
+chance after 1,053 to 1,782 steps (LOG.md, "Why detection learns late, first rows"). Each arm says
+what would be seen if one explanation were right:
 
 - weight, optimizer: the detection loss pulls Adam's or the clipped gradient away, or too little:
   `weight 50`, `weight 1`, `one optimizer`, `slow discriminator`, `fast discriminator`.

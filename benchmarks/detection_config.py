@@ -3,7 +3,8 @@
 Command:  python -m electra_jax.train --config=benchmarks/detection_config.py:OBJECTIVE
           --workdir=DIR --config.data.dir=SHARDS
 Hardware: two CPU cores.
-Expected: LOG.md, "Why detection learns late".
+Expected: not run yet; the other arms of benchmarks/detection.py are in LOG.md, "Why detection
+          learns late, first rows".
 
 Loading this file adds two objectives, which differ in what a score is made of. In both, half of the
 masked slots get a sample of the generator and half keep their token; only slots are scored.

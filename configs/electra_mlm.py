@@ -3,8 +3,9 @@
 Command:  python -m electra_jax.train --config=configs/electra_mlm.py:small --workdir=DIR
           --config.data.dir=SHARDS
 Hardware: as the size that is named after the colon.
-Expected: not published, and not measured here yet. The words weigh a fifth of detection: with
-          the paper's 50 : 1 they would hardly count.
+Expected: not published, and not measured here at these sizes; docs/evidence.md has four layers
+          of 128. The words weigh a fifth of detection: with the paper's 50 : 1 they would hardly
+          count.
 """
 
 from ml_collections import ConfigDict

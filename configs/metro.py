@@ -3,8 +3,9 @@
 Command:  python -m electra_jax.train --config=configs/metro.py:small --workdir=DIR
           --config.data.dir=SHARDS
 Hardware: as the size that is named after the colon.
-Expected: not measured here yet. The paper's networks are deeper and trained on more text than
-          ELECTRA's: their scores do not compare with the table in README.
+Expected: not measured here at these sizes; docs/evidence.md has four layers of 128. The paper's
+          networks are deeper and trained on more text than ELECTRA's: their scores do not compare
+          with the table in README.
 """
 
 from ml_collections import ConfigDict
