@@ -49,7 +49,7 @@ test-gpu-compile: .venv/ready  ## preflight with the GPU compiler (700 MB), like
 test-engines: .venv/ready  ## builds of shards on Apache Beam and Ray, installed where only this finds them
 	$(RUN) tests/engines.py
 
-gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX for it; goes on where it was
+gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX for it; if interrupted, it continues
 	$(PYTHON) benchmarks/gpu.py $(ARGS)
 
 gpu-smoke: .venv/ready  ## the same in miniature, on the CPU and without TensorFlow
