@@ -135,7 +135,7 @@ def test_a_tolerance_is_the_prediction_interval_of_one_more_run():
 def test_a_kind_of_metric_that_is_not_reported_does_not_count_against_a_cause():
   distances = {"learning_rate": 0.0, "mlm_loss": 1.0, "rtd_auc": -0.2}
   # Scores: mean of 0.5 and 1 without the entropy; mean of 0.5, 1 and 0.3; of 0.5, 1 and 0.2.
-  another_text, frozen, shuffled = bands.causes_of(distances)
+  another_text, frozen, shuffled = bands.causes_of(distances, [*distances, "mlm_accuracy"])
   assert another_text.startswith("text of another kind")
   assert frozen.startswith("a generator that does not learn")
   assert shuffled.startswith("targets that do not belong")
@@ -144,8 +144,9 @@ def test_a_kind_of_metric_that_is_not_reported_does_not_count_against_a_cause():
 def test_of_two_metrics_of_a_kind_the_one_farther_from_the_band_counts():
   distances = {"learning_rate": 0.1, "mlm_loss": 5.0, "replace_mlm_loss": 0.0, "rtd_auc": -4.0}
   backwards = dict(reversed(distances.items()))
-  assert bands.causes_of(distances) == bands.causes_of(backwards)
-  assert bands.causes_of(backwards)[0].startswith("targets that do not belong")
+  names = [*distances, "mlm_accuracy", "replace_mlm_accuracy"]
+  assert bands.causes_of(distances, names) == bands.causes_of(backwards, names)
+  assert bands.causes_of(backwards, names)[0].startswith("targets that do not belong")
 
 
 def test_an_evaluation_is_compared_with_the_evaluations_of_the_reference():

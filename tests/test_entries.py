@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import io
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from test_objectives import SPEC, D
+from test_objectives import SPEC, D, keys_of, make_batch
 
 import electra_jax
 from electra_jax.core import (
@@ -22,6 +23,7 @@ from electra_jax.core import (
   networks,
   objectives,
   optimizer,
+  terms,
 )
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.evaluate import scorers
@@ -30,6 +32,7 @@ from electra_jax.finetune.labels import TextTask
 from electra_jax.interop import electra, huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Source
 from electra_jax.programs import export
+from electra_jax.runtime import chance
 
 PACKAGE = Path(electra_jax.__file__).parent
 
@@ -114,6 +117,31 @@ def test_the_width_of_a_generators_feed_forward_depends_on_its_gate(gated, expec
   monkeypatch.setitem(layers.FEED_FORWARDS, "mine", kind)
   cfg = TransformerConfig(60, 32, 32, 2, 2, 48, 16, feed_forward="mine")
   assert networks.generator_size(cfg, 0.5, 1.0).ffn_size == expected
+
+
+@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+def test_every_loss_of_an_objective_has_a_trivial_baseline(name, monkeypatch):
+  made = set()
+
+  def recorded(stem, *args):
+    made.add(stem)
+    return terms.token_terms(stem, *args)
+
+  for module in (objectives, generators):
+    monkeypatch.setattr(module, "token_terms", recorded)
+  accepts = objectives.OBJECTIVES[name].accepts
+  kinds = [kind for kind, definition in generators.GENERATORS.items() if accepts(definition)]
+  spec = dataclasses.replace(SPEC, objective=name, generator_kind=kinds[0])
+  batch = make_batch(B=spec.contrast_group)
+  evaluate = functools.partial(objectives.make(spec), step=None)
+  found = jax.eval_shape(evaluate, objectives.param_shapes(spec), batch, keys_of(batch))
+  line = dict.fromkeys(found, 0.5)
+  assert set(chance.words(line)) - {"all_tokens"} == made
+  baselines = chance.Chance(entropy=6.0, most_frequent=0.1, choices=15)
+  # REINFORCE's own measures; the first is a loss of nothing that the text could tell.
+  known = {"baseline_loss", "slot_rtd_loss"}
+  for loss in {name for name in line if name.endswith("_loss")} - known:
+    assert baselines.level(loss, line), loss
 
 
 def test_comparisons_with_names_of_entries_are_those_that_are_listed():

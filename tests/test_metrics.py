@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from electra_jax.core import contrast
+from electra_jax.core import contrast, objectives
 from electra_jax.runtime import curves, display, goodput, log, metrics, parallel, trackers
 from electra_jax.runtime.chance import Chance
 
@@ -207,9 +207,28 @@ def test_trivial_baselines_are_those_of_the_counts_and_of_equal_views():
     assert level == pytest.approx(float(term.total / term.count), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+  ("name", "line", "right"),
+  [
+    ("corrective", {"corrective_accuracy": 0.1, "sampled_accuracy": 0.4, "replaced": 0.2}, 0.4),
+    ("all_tokens", {"replaced": 0.2}, 0.8),
+  ],
+)
+def test_the_baseline_of_a_loss_with_copies_is_that_of_a_constant_gate(name, line, right):
+  counts = np.arange(1, 4001)
+  p, gate = counts / counts.sum(), np.log(0.8 / 0.2)  # copies with the share of the original tokens
+  loss = [float(p @ objectives.copy_nll(gate, -np.log(p), same)) for same in (True, False)]
+  _, level = Chance.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, **line})
+  expected = right * loss[0] + (1 - right) * loss[1]
+  assert 0 <= level - expected <= 0.2 * (p @ p) + 1e-5  # float32
+  # Unknown before a token is replaced, and without held-out text.
+  assert Chance.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, "replaced": 0.0}) is None
+  assert Chance().level(f"{name}_loss", {f"{name}_loss": 3.0, **line}) is None
+
+
 def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
   lines = [{"mlm_loss": 8.0, "mlm_accuracy": 0.1, "pairs_accuracy": 0.6, "contrast_loss": 1.0}]
-  lines.append({"mlm_loss": 7.0, "rtd_loss": 0.4, "rtd_auc": 0.6})
+  lines.append({"mlm_loss": 7.0, "mlm_accuracy": None, "rtd_loss": 0.4, "rtd_auc": 0.6})
   # Of 100 tokens 20 are replaced; 15 are called so, 10 of them rightly. Then 10 and none.
   lines[0] |= {"rtd_loss": 0.5, "rtd_accuracy": 0.85, "rtd_recall": 0.5, "rtd_precision": 2 / 3}
   lines[1] |= {"rtd_accuracy": 0.9, "rtd_recall": 0.0, "rtd_precision": None}

@@ -7,8 +7,7 @@ from bokeh.models import ColumnDataSource, HoverTool
 from bokeh.plotting import figure
 
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime import curves, terminal
-from electra_jax.runtime.chance import WORDS
+from electra_jax.runtime import chance, curves, terminal
 
 # Of eight runs; the page turns the lightness around in the dark, so mid-tones are used.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a", "#b03060", "#2a8f8f", "#666666")
@@ -23,7 +22,7 @@ TITLES = {
 def group(name: str, names: Sequence[str]) -> str:
   """Returns the key of TITLES for a metric, judging by the names of all metrics."""
   stem = name.rpartition("_")[0]
-  if stem in WORDS or name.startswith("sample"):
+  if stem in chance.words(names) or name.startswith("sample"):
     return "generator"
   if f"{stem}_recall" in names or name.endswith("_auc") or name.startswith("replaced"):
     return "discriminator"

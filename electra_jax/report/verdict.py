@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime.chance import WORDS
+from electra_jax.runtime import chance
 from electra_jax.runtime.terminal import label, shown
 
 GOOD, LOOK, BAD = "healthy", "look at the warnings", "did not learn"
@@ -54,7 +54,7 @@ def findings(run: SavedRun) -> list[Finding]:
   if not line.get("step"):
     line, where = run.last("train"), "training"
   found = []
-  for stem in WORDS:
+  for stem in chance.words(line):
     name = f"{stem}_loss"
     level = run.chance.level(name, line)
     if line.get(name) is not None and level:

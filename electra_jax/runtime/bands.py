@@ -13,14 +13,13 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.runtime import metrics
-from electra_jax.runtime.chance import WORDS
+from electra_jax.runtime import chance, metrics
 from electra_jax.runtime.terminal import shown
 
 LEAST_RUNS = 3
@@ -178,7 +177,7 @@ class BandMonitor:
     levels = self._band.levels[split][step]
     worst = sorted(out, key=lambda name: -abs(distances[name]))[:NAMED]
     seen = "; ".join(_departure(name, values[name], levels[name], split) for name in worst)
-    causes = ", ".join(f"({i}) {text}" for i, text in enumerate(causes_of(distances), 1))
+    causes = ", ".join(f"({i}) {text}" for i, text in enumerate(causes_of(distances, values), 1))
     own = f". Here, not in the reference: {', '.join(self._differing)}" if self._differing else ""
     return [f"left the reference {self._name}: {seen}. Likely causes: {causes}{own}"]
 
@@ -222,16 +221,20 @@ CAUSES: dict[str, Mapping[str, int]] = {
 }  # fmt: skip
 
 
-# {metric: its kind in CAUSES}; every `_auc` is "detection".
-KINDS = {f"{stem}_loss": "words" for stem in WORDS}
-KINDS |= {"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"}
+# {metric: its kind in CAUSES}; every `_auc` is "detection", every loss of tokens "words".
+KINDS = {"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"}
 
 
-def causes_of(distances: Mapping[str, float]) -> list[str]:
-  """Returns the NAMED causes whose effects agree best with the distances, the best first."""
+def causes_of(distances: Mapping[str, float], names: Collection[str]) -> list[str]:
+  """Returns the NAMED causes whose effects agree best with the distances, the best first.
+
+  Args:
+    names: of all metrics of the line, which show the losses of tokens (`chance.words`).
+  """
+  kinds = KINDS | {f"{stem}_loss": "words" for stem in chance.words(names)}
   observed: dict[str, float] = {}
   for name, distance in distances.items():
-    kind = "detection" if name.endswith("_auc") else KINDS.get(name)
+    kind = "detection" if name.endswith("_auc") else kinds.get(name)
     if kind and abs(distance) >= abs(observed.get(kind, 0.0)):
       observed[kind] = distance
 

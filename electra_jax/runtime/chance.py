@@ -2,12 +2,29 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-# Terms about words; their trivial baseline predicts the token frequencies.
-WORDS = ("mlm", "cloze", "replace_mlm")
+# Losses of `objectives.copy_nll`: the share of their positions at which the input is the original.
+COPIES = {
+  "corrective": lambda line: line.get("sampled_accuracy"),
+  "all_tokens": lambda line: None if (x := line.get("replaced")) is None else 1 - x,
+}
+SEQUENCES = ("contrast",)  # losses with an accuracy that predict no tokens
+
+
+def words(names: Collection[str]) -> list[str]:
+  """Returns the prefixes of the losses of predicted tokens, from the names of a line's metrics.
+
+  A loss of `terms.token_terms` has an accuracy; one of `terms.detection_terms` has a recall, too.
+
+  >>> words(["mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_accuracy", "rtd_recall"])
+  ['mlm']
+  """
+  stems = [name.removesuffix("_loss") for name in names if name.endswith("_loss")]
+  predicted = [x for x in stems if f"{x}_accuracy" in names and f"{x}_recall" not in names]
+  return [x for x in stems if x in COPIES or (x in predicted and x not in SEQUENCES)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,18 +46,20 @@ class Chance:
 
   def level(self, name: str, line: Mapping[str, float | None]) -> tuple[str, float] | None:
     """Returns (description, value) of the trivial baseline for a metric of a line, or None."""
-    stem, _, kind = name.rpartition("_")
-    words = {
-      "loss": ("held-out unigram entropy", self.entropy),
-      "accuracy": ("always the most frequent token", self.most_frequent),
-    }
+    stem = name.rpartition("_")[0]
     known = {
-      **{f"{term}_{end}": level for term in WORDS for end, level in words.items()},
       "contrast_loss": ("any view", self.choices and math.log(self.choices)),
       "pairs_accuracy": ("chance", 0.5),
       f"{stem}_auc": ("chance", 0.5),
     }
-    if name not in known and (share := positives(stem, line)) is not None:
+    if stem in words(line):
+      known |= {
+        f"{stem}_loss": self._copying(stem, line)
+        if stem in COPIES
+        else ("held-out unigram entropy", self.entropy),
+        f"{stem}_accuracy": ("always the most frequent token", self.most_frequent),
+      }
+    elif name not in known and (share := positives(stem, line)) is not None:
       known |= {
         f"{stem}_loss": ("entropy of the share", binary_entropy(share)),
         f"{stem}_accuracy": ("always the same answer", max(share, 1 - share)),
@@ -48,6 +67,17 @@ class Chance:
       }
     what, value = known.get(name, ("", None))
     return None if value is None else (what, value)
+
+  def _copying(self, stem: str, line: Mapping[str, float | None]) -> tuple[str, float | None]:
+    """Returns the baseline of a loss of COPIES, in nats.
+
+    It copies with the share of tokens that are original, whatever the token, and else predicts the
+    frequencies p. A copy that would also be predicted is left out: at most replaced x E[p] nats.
+    """
+    share, replaced, level = COPIES[stem](line), line.get("replaced"), None
+    if share is not None and replaced and replaced < 1 and self.entropy is not None:
+      level = -share * math.log(1 - replaced) + (1 - share) * (self.entropy - math.log(replaced))
+    return "held-out unigram entropy with copies", level
 
 
 def positives(stem: str, line: Mapping[str, float | None]) -> float | None:

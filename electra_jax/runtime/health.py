@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from electra_jax.runtime import chance
 from electra_jax.runtime.bands import BandMonitor
 
 LEAST_LINES = 5  # of a loss before it is checked for spikes
@@ -140,7 +141,9 @@ class _Level:
 
 def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, str]]:
   """Yields (name, is_bad, observation, advice) for each metric that has a value."""
-  losses = [(k, values[k]) for k in ("mlm_loss", "cloze_loss") if values.get(k) is not None]
+  # The generator's is one of them, and no name shows which: a collapse is below all.
+  plain = (f"{stem}_loss" for stem in chance.words(values) if stem not in chance.COPIES)
+  losses = [(values[name], name) for name in plain if values.get(name) is not None]
   for name, value in values.items():
     if value is None:
       continue
@@ -162,7 +165,7 @@ def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, st
         " higher objective.discriminator_weight"
       )
     elif name == "sample_entropy" and losses:
-      loss, level = losses[0]
+      level, loss = min(losses)
       is_bad = value < limits.entropy_ratio * level
       seen = f"{name} {value:.3f} nats is below {limits.entropy_ratio:g} times {loss} {level:.3f}"
       advice = (
