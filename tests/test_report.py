@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from electra_jax.report import __main__ as report
-from electra_jax.report import page, saved_run, tables, verdict
-from electra_jax.runtime import journal
+from electra_jax.report import figures, page, saved_run, tables, verdict
+from electra_jax.runtime import bands, journal
 
 GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
 EVIL = "</script><b>a & b"
@@ -134,6 +134,33 @@ def test_warnings_without_a_failure_ask_for_a_look(runs):
   early = [x for x in learned if x["step"] == 0 or x["split"] == "train"][:2]
   judged = verdict.judge(dataclasses.replace(first, history=early))
   assert "training mlm loss" in str(judged.sentences)  # an evaluation at step 0 says nothing
+
+
+def test_a_loss_of_tokens_is_judged_whatever_its_name(runs):
+  run = saved_run.read(runs[0], "run")
+  line = run.last("heldout") | {"step": 4, "mine_loss": 99.0, "mine_accuracy": 0.0}
+  run = dataclasses.replace(run, history=[line])
+  (finding,) = [x for x in verdict.findings(run) if "mine loss is 99.0000 nats" in x.sentence]
+  assert not finding.learned and "above the unigram entropy" in finding.sentence
+  assert figures.group("mine_loss", list(line)) == "generator"
+  level = bands.Level(mean=2.0, tolerance=0.1)
+  band = bands.Band(1, 3, {}, {"heldout": {4: dict.fromkeys(("mine_loss", "mlm_loss"), level)}})
+  (text,) = bands.BandMonitor(band, "ref.json").check("heldout", 4, line | {"mlm_loss": 2.0})
+  assert "(1) a lower learning rate" in text
+
+
+def test_each_run_is_compared_with_its_own_baseline(runs):
+  one, two = (saved_run.read(run, run.name) for run in runs)
+  other = dataclasses.replace(two, chance=dataclasses.replace(two.chance, entropy=2.0))
+  own = f"{one.chance.entropy:.4f} nats"
+  for second, expected, colours in (
+    (two, own, ["#777777"]),
+    (other, f"{own} / 2.0000 nats", list(figures.COLOURS[:2])),
+  ):
+    rows = {row[0]: row[-1] for row in tables.evaluations([one, second])}
+    assert rows["mlm loss"] == f"{expected} (held-out unigram entropy)"
+    drawn = [x.glyph for x in figures.panel("mlm_loss", [one, second]).plot.renderers]
+    assert [glyph.line_color for glyph in drawn if glyph.line_dash] == colours
 
 
 def test_pairs_and_fine_tuning_have_intervals(tmp_path):

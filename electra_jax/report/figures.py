@@ -59,7 +59,7 @@ def draw(runs: Sequence[SavedRun]) -> dict[str, dict[str, Panel]]:
 
 
 def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
-  """Draws one metric: a line for training, dots for evaluations, dashes for the baseline."""
+  """Draws one metric: a line for training, dots for evaluations, dashes for baselines."""
   fractions = name.endswith(curves.FRACTIONS)
   unit = "nats" if name.endswith(("loss", "entropy")) else "fraction" if fractions else ""
   plot = figure(
@@ -74,8 +74,8 @@ def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
   plot.toolbar.autohide = True
   plot.grid.grid_line_alpha = 0.35
   plot.xaxis.axis_label = "step"
-  pointed = []
-  for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+  pointed, coloured = [], list(zip(runs, COLOURS * len(runs), strict=False))
+  for run, colour in coloured:
     for split, draw_split in (("train", plot.line), ("heldout", plot.scatter)):
       steps, values = map(thinned, curves.points(run.history, split, name))
       if not steps:
@@ -85,11 +85,13 @@ def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
       source = ColumnDataSource(columns, name=f"{run.name} {split} {name}")
       style = {"line_width": 1.6} if split == "train" else {"size": 7}
       pointed.append(draw_split("step", "value", source=source, color=colour, **style))
-  note = ""
-  steps, values, what = curves.levels(runs[0].history, name, runs[0].chance)
-  if steps:
-    plot.line(thinned(steps), thinned(values), color="#777777", line_dash="dashed", line_width=1.2)
-    note = f"dashed: trivial baseline ({what})"
+  found = [(*curves.levels(run.history, name, run.chance), colour) for run, colour in coloured]
+  found = [level for level in found if level[0]]
+  if len({frozenset(values) for _, values, _, _ in found}) == 1:  # one for all runs
+    found = [(*max(found, key=lambda level: level[0][-1])[:3], "#777777")]
+  for steps, values, _, colour in found:
+    plot.line(thinned(steps), thinned(values), color=colour, line_dash="dashed", line_width=1.2)
+  note = f"dashed: trivial baseline ({found[0][2]})" if found else ""
   tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (terminal.label(name), "@value{0.0000}")]
   plot.add_tools(HoverTool(renderers=pointed, tooltips=tips, mode="mouse"))
   plot.axis.axis_label_text_font_size = "9pt"

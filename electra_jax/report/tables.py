@@ -77,10 +77,21 @@ def evaluations(runs: Sequence[SavedRun]) -> Table:
   rows = [["held-out", *steps, "trivial baseline"]]
   for name in names:
     cells = [_value(run, name, line.get(name)) for run, line in zip(runs, lines, strict=True)]
-    level = runs[0].chance.level(name, lines[0])
-    known = f"{terminal.shown(name, level[1])} ({level[0]})" if level else ""
-    rows.append([terminal.label(name), *cells, known])
+    rows.append([terminal.label(name), *cells, _baseline(runs, lines, name)])
   return rows
+
+
+def _baseline(runs: Sequence[SavedRun], lines: Sequence[dict], name: str) -> str:
+  """Returns the trivial baseline of a metric; where those of the runs differ, one for each."""
+  found = [
+    run.chance.level(name, line) if name in line else None
+    for run, line in zip(runs, lines, strict=True)
+  ]
+  if not any(found):
+    return ""
+  texts = [terminal.shown(name, level and level[1]) for level in found]
+  known = dict.fromkeys(text for text, level in zip(texts, found, strict=True) if level)
+  return f"{' / '.join(known if len(known) == 1 else texts)} ({next(filter(None, found))[0]})"
 
 
 def _value(run: SavedRun, name: str, value: float | None) -> str:
