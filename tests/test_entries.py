@@ -24,6 +24,7 @@ from electra_jax.core import (
   objectives,
   optimizer,
   terms,
+  transformer_config,
 )
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.evaluate import scorers
@@ -144,11 +145,19 @@ def test_every_loss_of_an_objective_has_a_trivial_baseline(name, monkeypatch):
     assert baselines.level(loss, line), loss
 
 
+def test_positions_that_need_neither_a_table_nor_rotations_are_an_entry_alone(monkeypatch):
+  monkeypatch.setitem(transformer_config.POSITIONS, "none", transformer_config.PositionsDef())
+  cfg = dataclasses.replace(D, positions="none", num_heads=D.hidden_size)  # heads of width 1
+  tables = jax.eval_shape(lambda: networks.init_embeddings(cfg, jax.random.key(0)))
+  assert "position" not in tables and encoder._rope_tables(cfg, 16, None) == {}
+
+
 def test_comparisons_with_names_of_entries_are_those_that_are_listed():
   dicts = (
     *(attention.ATTENTION, encoder.BLOCKS, generators.GENERATORS, heads.HEADS, layers.NORMS),
     *(layers.FEED_FORWARDS, networks.TIES, objectives.OBJECTIVES, optimizer.OPTIMIZERS),
     *(optimizer.SCHEDULES, scorers.SCORERS, labels.LABEL_TYPES, labels.METRICS),
+    transformer_config.POSITIONS,
   )
   # The first is also the name of a scope in TF1, the second of a field of the parameters.
   names = {name for entries in dicts for name in entries} - {"electra", "embeddings"}

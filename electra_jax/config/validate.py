@@ -20,6 +20,7 @@ from electra_jax.config.specs import (
   reference,
 )
 from electra_jax.core import attention, encoder, generators, layers, networks, objectives, optimizer
+from electra_jax.core.transformer_config import POSITIONS
 from electra_jax.runtime import parallel, tracing, trackers
 
 # Single-field ranges, of others from 0; cross-field checks are in `check_combination` and in the
@@ -69,7 +70,7 @@ def check_fields(config: ConfigDict) -> None:
     "model.block": encoder.BLOCKS,
     "model.norm": layers.NORMS,
     "model.feed_forward": layers.FEED_FORWARDS,
-    "model.positions": ("learned", "rope"),
+    "model.positions": POSITIONS,
     "model.dtype": ("auto", "float32", "bfloat16"),
     "model.attention": ("auto", *attention.ATTENTION),
     "checkpoint.on_error": ("stop", "continue"),
@@ -241,12 +242,13 @@ def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
   """
   m, generator = config.model, generators.GENERATORS.get(config.generator.kind)
   objective = objectives.OBJECTIVES.get(config.objective.name)
-  if objective is None or generator is None:
+  positions = POSITIONS.get(m.positions)
+  if objective is None or generator is None or positions is None:
     return
   weights = objective.uses_generator and generator.encoders and not generator.pretrained
   unread = {
-    "model.rope_theta": m.positions != "rope",
-    "model.local_rope_theta": m.positions != "rope" or m.global_every == 1,
+    "model.rope_theta": not positions.rotary,
+    "model.local_rope_theta": not positions.rotary or m.global_every == 1,
     "model.window": m.global_every == 1,
     "generator.width_multiplier": not weights,
     "generator.depth_multiplier": not weights,

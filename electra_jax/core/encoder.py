@@ -17,7 +17,7 @@ from flax import linen as nn
 
 from electra_jax.core import attention
 from electra_jax.core.layers import block_output, dense, dropout, feed_forward, norm, unstack
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
 
 
 class Embeddings(nn.Module):
@@ -33,7 +33,7 @@ class Embeddings(nn.Module):
     cfg, init = self.cfg, nn.initializers.truncated_normal(self.cfg.init_stddev)
     word = self.param("word", init, (cfg.vocab_size, cfg.embedding_size))
     x = word[ids]
-    if cfg.positions == "learned":
+    if POSITIONS[cfg.positions].embedded:
       position = self.param("position", init, (cfg.max_positions, cfg.embedding_size))
       if document_ids is None:
         x = x + position[: ids.shape[1]]
@@ -150,7 +150,7 @@ def _rope_tables(
   cfg: TransformerConfig, length: int, document_ids: jax.Array | None
 ) -> dict[str, attention.Table]:
   """Returns the table of the layers that attend to all tokens and, if it differs, of the others."""
-  if cfg.positions != "rope":
+  if not POSITIONS[cfg.positions].rotary:
     return {}
   tables = {"global": attention.rope_table(length, cfg.head_size, cfg.rope_theta)}
   if cfg.global_every > 1 and cfg.local_rope_theta != cfg.rope_theta:

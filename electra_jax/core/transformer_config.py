@@ -15,6 +15,17 @@ class Compute:
 
 
 @dataclasses.dataclass(frozen=True)
+class PositionsDef:
+  """The definition of a way to encode positions."""
+
+  embedded: bool = False  # a table [max_positions, E] is added to the word embeddings
+  rotary: bool = False  # queries and keys are rotated (RoPE, Su et al. 2021)
+
+
+POSITIONS = {"learned": PositionsDef(embedded=True), "rope": PositionsDef(rotary=True)}
+
+
+@dataclasses.dataclass(frozen=True)
 class TransformerConfig:
   """A network's shape, kinds of layers, dropout rates, initialisation and `Compute`.
 
@@ -36,7 +47,7 @@ class TransformerConfig:
   block: str = "post_norm"  # a key of `encoder.BLOCKS`
   norm: str = "layer_norm"  # a key of `layers.NORMS`
   feed_forward: str = "gelu"  # a key of `layers.FEED_FORWARDS`
-  positions: str = "learned"  # "learned" or "rope"
+  positions: str = "learned"  # a key of POSITIONS
   rope_theta: float = 10_000.0  # of the layers that attend to all tokens
   local_rope_theta: float = 10_000.0  # of the others
   # layer i attends to all tokens if i is a multiple of this, else to those at most window // 2 away
@@ -57,7 +68,7 @@ class TransformerConfig:
       raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
     if self.direction not in ("both", "ltr", "rtl"):
       raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
-    if self.positions == "rope" and self.head_size % 2:
+    if POSITIONS[self.positions].rotary and self.head_size % 2:
       raise ValueError(f"RoPE turns pairs of numbers: the head width {self.head_size} is odd")
     if self.global_every < 1 or self.window < 2:
       raise ValueError(
@@ -85,7 +96,7 @@ def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
   """Returns how `cfg` computes other outputs than `other` from weights of the same shapes."""
   fields = "block norm layer_norm_eps feed_forward positions global_every first_norm head_norm"
   has_local_layers = max(cfg.global_every, other.global_every) > 1
-  if "rope" in (cfg.positions, other.positions):
+  if any(POSITIONS[x.positions].rotary for x in (cfg, other)):
     fields += " rope_theta local_rope_theta" if has_local_layers else " rope_theta"
   if has_local_layers:
     fields += " window"
