@@ -18,7 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
-PACKAGES = ("core", "config", "data", "interop", "evaluate", "pretrain", "finetune", "runtime")
+PACKAGES = sorted(path.parent.name for path in (ROOT / "electra_jax").glob("*/__init__.py"))
 LINK = re.compile(r"\]\(([^)#\s]+)")
 GUIDES = (
   *("own-corpus", "continue", "language", "healthy", "small-budget", "finetune", "clusters"),

@@ -19,7 +19,10 @@ from electra_jax.config import compare, files
 PACKAGE = Path(electra_jax.__file__).parent
 # A module's layer is its folder: it may import its own and those before it. What stands beside the
 # folders are programs, and so are a folder's __main__ and `data.build`; they may import anything.
-LAYERS = ("core", "runtime", "config", "data", "interop", "evaluate", "pretrain", "finetune")
+LAYERS = (
+  *("core", "runtime", "config", "data", "interop", "evaluate", "pretrain", "finetune"),
+  *("report", "programs"),
+)
 PROGRAMS = len(LAYERS)
 WORLD = {
   "tensorflow",
@@ -57,6 +60,10 @@ def layer_of(name):
   if folder not in LAYERS or name == "data.build" or "__main__" in rest:
     return PROGRAMS
   return LAYERS.index(folder)
+
+
+def test_every_folder_is_a_layer():
+  assert set(LAYERS) == {name.split(".")[0] for name, _ in modules() if "." in name}
 
 
 @pytest.mark.parametrize(("name", "path"), modules(), ids=lambda x: x if "." in str(x) else str(x))
