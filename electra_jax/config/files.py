@@ -31,7 +31,11 @@ def known() -> list[str]:
 
 
 def resolve(path: str | Path) -> Path:
-  """Finds a configuration file by path, else among the project's own."""
+  """Finds a configuration file by path, else among the project's own.
+
+  Raises:
+    FileNotFoundError: there is none; the message has the name that is closest.
+  """
   path = Path(path)
   if path.is_file():
     return path.resolve()
@@ -59,6 +63,10 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
 
   "base.py" and "finetune/base.py" are the project's own files, so that a delta in any folder can
   start with them.
+
+  Raises:
+    FileNotFoundError: as `resolve`.
+    ValueError: it is no configuration file, sets a field that base.py lacks, or refuses `arg`.
   """
   path = Path(path)
   own = _own(path) if path.parent in (Path("."), Path("finetune")) else None

@@ -65,7 +65,11 @@ def make_spec(
 
 
 def make_schedules(config: ConfigDict) -> dict[str, schedules.Schedule]:
-  """Returns {NAME: its value with its schedule} for each NAME_schedule in SCHEDULES."""
+  """Returns {NAME: its value with its schedule} for each NAME_schedule in SCHEDULES.
+
+  Raises:
+    ValueError: a schedule cannot be parsed; the message names the field.
+  """
   o, found = config.objective, {}
   for field in SCHEDULES:
     name = field.removesuffix("_schedule")

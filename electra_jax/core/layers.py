@@ -79,7 +79,7 @@ gelu.defvjp(lambda x: (gelu(x), x), _gelu_bwd)
 
 @jax.custom_vjp
 def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-  """LayerNorm over the last axis, in float32.
+  """LayerNorm over the last axis of x [..., D], in float32, with scale and bias [D].
 
   The variance takes two passes: with eps 1e-12, one pass can make it negative. The gradient is
   written by hand for the same reason as `gelu`'s.
@@ -198,7 +198,7 @@ product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_bwd
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimensions, precision=None) -> jax.Array:
-  """`product` over the last axes of x and the first of kernel, as DenseGeneral asks for it."""
+  """`product` of x [..., *K] and kernel [*K, *N], as DenseGeneral asks for it: [..., *N]."""
   summed = len(dimensions[0][0])
   K = math.prod(kernel.shape[:summed])
   y = product(x.reshape(-1, K), kernel.reshape(K, -1))
@@ -238,7 +238,7 @@ FEED_FORWARDS = {
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def unstack(x: jax.Array, axis: int) -> tuple[jax.Array, ...]:
-  """Returns the slices of x along `axis`, as `jnp.unstack`.
+  """Returns the n slices [...] of x [..., n, ...] along `axis`, as `jnp.unstack`.
 
   The gradient is one array that is written once. Autodiff pads the gradient of each slice and adds
   them, which XLA computes element by element on CPUs: 14 % of a step of the quickstart's network.

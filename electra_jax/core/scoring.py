@@ -77,8 +77,8 @@ def implied_log_p(score: jax.Array, log_q: jax.Array, mask_prob: float) -> jax.A
   So p = D q / (a (1 - D) + q).
 
   Args:
-    score: the discriminator's logit, positive for replaced.
-    log_q: the generator's log-probability of the token.
+    score: [B, L], the discriminator's logits, positive for replaced.
+    log_q: [B, L], the generator's log-probabilities of the tokens, in nats like the result [B, L].
 
   >>> p, q, a = 0.3, 0.2, 3.0
   >>> d = p * (a + q) / (a * p + q)

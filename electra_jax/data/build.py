@@ -94,6 +94,10 @@ def build_part(config: ConfigDict, part: int, count: int) -> None:
   Args:
     part: from 0.
     count: `data.parts`, or the number of parts if that is 0.
+
+  Raises:
+    ValueError: there is no such part, `data.parts` is another number, or as `build`.
+    OSError: the folder cannot be written.
   """
   if config.data.parts not in (0, count):
     raise ValueError(f"--part={part}/{count}, but config.data.parts={config.data.parts}")

@@ -68,7 +68,12 @@ def _explained(run: Runner) -> Runner:
 
 
 def local(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on this machine: one part after the other, each on all cores."""
+  """Builds on this machine: one part after the other, each on all cores.
+
+  Raises:
+    ValueError: there are options, or a part failed.
+    OSError: a file of a part cannot be read or written.
+  """
   if options:
     raise ValueError(f"{options[0]!r}: only other runners take options after --")
   parts.do_stage(work.kind, work.folder, work.plan, todo)
@@ -76,7 +81,11 @@ def local(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
 
 @_explained
 def beam(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on Apache Beam, whose options say where: Dataflow, Flink, Spark, or processes here."""
+  """Builds on Apache Beam, whose options say where: Dataflow, Flink, Spark, or processes here.
+
+  Raises:
+    DataError: apache_beam is not installed, or a part failed.
+  """
   import apache_beam
   from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -88,7 +97,11 @@ def beam(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
 
 @_explained
 def ray(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on Ray: on the cluster of RAY_ADDRESS, or on processes of this machine."""
+  """Builds on Ray: on the cluster of RAY_ADDRESS, or on processes of this machine.
+
+  Raises:
+    DataError: ray is not installed, there are options, or a part failed.
+  """
   import ray as engine
 
   if options:

@@ -132,7 +132,12 @@ def accuracy(right: np.ndarray) -> Accuracy:
 
 
 def by(names: Sequence[str], right: np.ndarray) -> dict[str, Accuracy]:
-  """Returns the accuracy of each name, in the order of their first pairs."""
+  """Returns the accuracy of each name, in the order of their first pairs.
+
+  Args:
+    names: of the n pairs.
+    right: [n] bool.
+  """
   every = np.array(names)
   return {name: accuracy(right[every == name]) for name in dict.fromkeys(names)}
 

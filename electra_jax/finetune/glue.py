@@ -16,6 +16,9 @@ def doubled(examples: Sequence[Example]) -> list[Example]:
   """Returns the examples, followed by each with its texts swapped.
 
   As in the original for the training splits of MRPC and STS-B (`double_unordered`).
+
+  Raises:
+    TaskError: an example has no second text.
   """
   if any(example.pair is None for example in examples):
     raise TaskError("examples of one text cannot be doubled: there is no pair to swap")
@@ -113,7 +116,11 @@ def example_scores(
 
 
 def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
-  """Returns {metric: percent} of example scores [n, 2], the main metric first."""
+  """Returns {metric: percent} of example scores [n, 2], the main metric first.
+
+  Raises:
+    TaskError: there are no examples.
+  """
   if not len(scores):
     raise TaskError(f"{task.title}: there are no examples to evaluate")
   classes = len(task.labels or ())
@@ -121,7 +128,11 @@ def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
 
 
 def majority(task: TextTask, scores: np.ndarray) -> dict[str, float]:
-  """Returns the metrics of the examples' most frequent class, or mean label, as every answer."""
+  """Returns the metrics if each answer were the most frequent class or the mean of the labels.
+
+  Args:
+    scores: [n, 2], as from `example_scores`.
+  """
   labels = scores[:, 0]
   constant = np.full_like(labels, task.label_type.constant(labels))
   return compute_metrics(task, np.stack([labels, constant], 1))

@@ -199,6 +199,9 @@ def decode(
   Args:
     outputs: of `qa_head.make_head`, [rows, ...] in the order of `windows`.
     n_best: number of distinct texts kept per question.
+
+  Raises:
+    ValueError: there is not one row of outputs per window.
   """
   if len(windows) != len(outputs["null"]):
     raise ValueError(f"{len(windows)} windows, but outputs of {len(outputs['null'])}")

@@ -54,6 +54,9 @@ class Average(NamedTuple):
 def summary(values: Sequence[float]) -> Summary:
   """Returns the statistics of one value per seed.
 
+  Raises:
+    ValueError: there is none.
+
   >>> summary([61.0, 64.0, 63.0])
   Summary(median=63.0, mean=62.66..., std=1.52..., n=3)
   """
@@ -186,9 +189,11 @@ def _cell(row: Mapping | None, metric: str) -> str:
 def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   """Draws the main metric of each task as a PNG, a dot per seed and a line at the median.
 
-  A dashed line is the level of the most frequent class.
+  A dashed line is the level of the most frequent class. An existing file is replaced only when the
+  new one is complete.
 
-  An existing file is replaced only when the new one is complete.
+  Raises:
+    ValueError: there are no results.
   """
   groups = grouped(results)
   if not groups:

@@ -113,7 +113,11 @@ def digest(examples: Iterable) -> str:
 
 
 def split_files(config: ConfigDict) -> dict[str, str]:
-  """Returns {split: file} from config.data."""
+  """Returns {split: file} from config.data.
+
+  Raises:
+    ValueError: data.train or data.dev is not set.
+  """
   files = {"train": config.data.train, "dev": config.data.dev, "test": config.data.test}
   for split in ("train", "dev"):
     if files[split] is None:

@@ -254,9 +254,13 @@ def task_tensors(folder: str | Path) -> list[str]:
 
 
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
-  """Returns the logits that transformers computes with a folder's network.
+  """Returns the float32 logits that transformers computes with a folder's network.
 
-  Span logits have start and end in the last axis; without a head, the result is the states.
+  They are [B, L], [B, L, V or C] or, of texts, [B, C]; of spans [B, L, 2], start and end; without a
+  head the states [B, L, D].
+
+  Raises:
+    ExchangeError: as `read_config`.
   """
   import torch
   import transformers

@@ -158,7 +158,12 @@ def check_memory(run: Run, state, batch) -> None:
 
 
 def record(run: Run, done: int, split: str, values: dict, log: Log, health: Health) -> None:
-  """Writes a log line and warnings about it; all stop there if `health.on_warning` is "stop"."""
+  """Writes a log line and warnings about it; all stop there if `health.on_warning` is "stop".
+
+  Raises:
+    UnhealthyError: they stop there; on other processes `PeerError`.
+    OSError: the line cannot be written, and the log must.
+  """
   log.write(done, split, values)
 
   def warn():

@@ -163,7 +163,15 @@ def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
 
 
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
-  """Opens the data and builds the constant parts of the run."""
+  """Opens the data and builds the constant parts of the run.
+
+  Args:
+    verify: check the SHA-256 sum of every file of the data, not only the sizes.
+
+  Raises:
+    ValueError: the data, the frozen generator, the pairs or the reference cannot be used, or there
+      are fewer sequences than a batch takes.
+  """
   d, t = config.data, config.train
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None

@@ -169,7 +169,14 @@ def refused_size(message: str) -> float:
 
 
 def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
-  """Compiles a step of a configuration for a target and returns its cost."""
+  """Compiles a step of a configuration for a target and returns its cost.
+
+  A step that the compiler refuses for its memory has `fits=False`.
+
+  Raises:
+    ValueError: XLA's compiler for GPUs is not complete.
+    jax.errors.JaxRuntimeError: the step does not compile, for another reason.
+  """
   D = len(target.devices)
   known = {
     "topology": name,

@@ -166,7 +166,14 @@ def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
 
 
 def train_with_rollback(run: Run, state, meta: dict | None, display: Display, monitors: Monitors):
-  """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN."""
+  """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN.
+
+  Returns what `loop` returns.
+
+  Raises:
+    metrics.NotFiniteError: a number is NaN or infinite, in an evaluation or too often; with advice.
+    UnhealthyError, WriteError, OSError: as `loop`.
+  """
   limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
   skipped = tuple(meta.get("skipped", ())) if meta else ()
   while True:
