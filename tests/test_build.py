@@ -235,7 +235,7 @@ def test_the_vocabulary_sample_is_bounded_and_spread():
 
 
 @pytest.mark.parametrize("strip_accents", [None, True, False])
-def test_a_vocab_txt_with_accents_that_berts_rule_strips_is_told(tmp_path, capsys, strip_accents):
+def test_entries_with_accents_that_berts_rule_strips_are_reported(tmp_path, capsys, strip_accents):
   make_config(tmp_path)
   with open(tmp_path / "vocab.txt", "a", encoding="utf-8") as file:
     file.write("अच्छा\nviệt\n##é\n")
@@ -287,7 +287,7 @@ test_build.build.build(test_build.make_config(Path({folder!r})), overwrite=True)
   ],
   ids=["writing", "naming", "manifest"],
 )
-def test_a_killed_build_never_looks_whole_and_the_next_one_ends_alike(tmp_path, patch, monkeypatch):
+def test_after_a_killed_build_the_next_gives_the_same_bytes(tmp_path, patch, monkeypatch):
   monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
   config = make_config(tmp_path)
   program = KILLED.format(tests=str(Path(__file__).parent), patch=patch, folder=str(tmp_path))
@@ -358,7 +358,7 @@ def test_the_command_builds_and_reuses(tmp_path):
   assert Shards.open(config.data.dir, verify=True).num_examples > 100
 
 
-def test_the_build_says_what_is_unknown_and_that_short_documents_pack(tmp_path, capsys):
+def test_the_build_reports_unknown_tokens_and_advises_packing(tmp_path, capsys):
   make_config(tmp_path)
   (tmp_path / "text.txt").write_text("\n\n".join(["a b c d e f g h i 中."] * 100))
   for kind, advised in (("segments", True), ("packed", False)):

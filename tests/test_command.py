@@ -42,7 +42,7 @@ def test_without_a_program_the_programs_are_listed(args, tmp_path):
   assert listed == list(COMMANDS)
 
 
-def test_the_versions_are_told():
+def test_version_prints_the_versions():
   done = call("--version")
   assert re.match(rf"electra_jax {__version__}( \(.*\))?, jax \d+\.\d+.*, Python 3\.", done.stdout)
 

@@ -138,7 +138,7 @@ def test_lines_that_scrolled_out_of_sight_are_cleared_when_they_come_back(screen
     assert out.getvalue().split("━")[0].count("\x1b[1A") == len(drawn) - 1
 
 
-def test_what_takes_long_is_told_every_five_seconds_and_steps_every_minute(monkeypatch):
+def test_activities_are_shown_every_five_seconds_and_steps_every_minute(monkeypatch):
   clock, out, activity = [100.0], io.StringIO(), ["reading"]
   monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
   since = [clock[0]]

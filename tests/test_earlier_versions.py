@@ -67,7 +67,7 @@ def test_a_new_field_refuses_an_earlier_run_only_where_it_changes_what_is_comput
     compare.refuse_other_run(saved, current | {"model.block": "pre_norm"}, "", "run")
 
 
-def test_a_field_by_its_old_name_is_told_its_new_one():
+def test_the_old_name_of_a_field_is_an_error_with_the_new_one():
   with pytest.raises(ValueError, match="decoupled was renamed to config.optimizer.sep"):
     cli.check_field(files.load("base.py"), "optimizer.decoupled")
 

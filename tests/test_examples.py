@@ -121,7 +121,7 @@ def test_the_probabilities_of_the_paper_come_out():
     ("。", ["。"]),
   ],
 )
-def test_sentences_end_where_punctuation_says(line, expected):
+def test_sentences_end_at_punctuation(line, expected):
   assert examples.sentences(line) == expected
 
 

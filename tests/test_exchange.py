@@ -306,7 +306,7 @@ def test_sharded_safetensors_are_read(words45, tmp_path):
     sources.open_source(tmp_path / "hf")
 
 
-def test_a_folder_with_pytorchs_weights_alone_is_told_how_to_convert_them(words45, tmp_path):
+def test_pytorchs_weights_alone_are_an_error_with_the_conversion(words45, tmp_path):
   folder = save_hf(tmp_path / "hf", a_source("discriminator", vocab=words45)) / "discriminator"
   (folder / "model.safetensors").unlink()
   (folder / "pytorch_model.bin").write_bytes(b"")
@@ -318,7 +318,7 @@ def test_a_folder_with_pytorchs_weights_alone_is_told_how_to_convert_them(words4
 
 
 @needs_torch
-def test_the_conversion_that_is_told_works(words45, tmp_path):
+def test_the_conversion_in_that_error_works(words45, tmp_path):
   import torch
   from safetensors.torch import load_file
 

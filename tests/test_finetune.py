@@ -113,7 +113,7 @@ def cola(source, tmp_path_factory) -> tuple[Path, Path, list[dict]]:
   return glue, folder / "results", run(config, folder / "results")
 
 
-def test_a_task_is_learned_and_every_seed_is_told(cola):
+def test_a_task_is_learned_and_every_seed_has_a_row(cola):
   _, folder, rows = cola
   assert [(r["task"], r["split"], r["seed"]) for r in rows] == [
     ("cola", "dev", 0),
@@ -155,7 +155,7 @@ def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola
     run(config, folder)
 
 
-def test_results_are_compared_on_the_same_examples_and_told_together(cola, source, tmp_path):
+def test_results_are_compared_on_the_same_examples_in_one_table(cola, source, tmp_path):
   glue, folder, rows = cola
   shutil.copytree(folder, tmp_path / "copy")
   config = json.loads((tmp_path / "copy" / "cola" / "config.json").read_text())

@@ -33,7 +33,7 @@ SCRIPT = {
 
 
 @pytest.mark.parametrize("name", SCRIPT)
-def test_the_papers_models_cost_what_the_original_script_says(name):
+def test_the_papers_models_cost_what_the_original_script_prints(name):
   nets, batch_size, steps, _ = paper.PAPER[name]
   assert f"{paper.train_flops(nets, batch_size, steps):.3e}" == SCRIPT[name]
 

@@ -205,7 +205,7 @@ def test_above_one_percent_reading_stops_and_names_the_first(tmp_path):
     ("", "1 columns instead of 4"),
   ],
 )
-def test_each_kind_of_bad_row_says_what_is_wrong(tmp_path, row, why):
+def test_each_kind_of_bad_row_has_its_reason(tmp_path, row, why):
   rows = ["index\tsentence1\tsentence2\tscore", row, *["0\tA\tB\t2.500"] * 200]
   split = glue_files.read(TASKS["stsb"], write(tmp_path / "STS-B", "train.tsv", rows), "train")
   assert split.bad == [f"{tmp_path}/STS-B/train.tsv:2: {why}"]

@@ -303,7 +303,7 @@ def test_nothing_to_train_on_and_batches_that_do_not_divide_are_refused():
     loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, batch_size=12))
 
 
-def test_seeds_are_mapped_alike_together_and_one_by_one(monkeypatch):
+def test_seeds_together_and_one_by_one_give_the_same_arrays(monkeypatch):
   def function(seed, shared, x):
     return {"y": seed * x + shared}
 

@@ -61,7 +61,7 @@ COLLAPSES = {
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
-def test_a_collapse_is_told_once_when_it_has_lasted_the_window(name):
+def test_a_collapse_is_reported_once_when_it_has_lasted_the_window(name):
   lines = [line()] * 3 + [line(**COLLAPSES[name])] * 40
   warnings = told(lines)
   assert list(warnings) == [12]  # the tenth bad line
@@ -109,7 +109,7 @@ def test_a_metric_is_checked_after_as_many_steps_since_a_schedule_explained_its_
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
-def test_a_number_that_was_not_counted_says_nothing(name):
+def test_a_metric_without_a_value_neither_begins_nor_ends_a_collapse(name):
   assert told([line(**dict.fromkeys(COLLAPSES[name]))] * 30) == {}
   # Neither does it end a collapse.
   bad, gap = line(**COLLAPSES[name]), line(**dict.fromkeys(COLLAPSES[name]))
@@ -138,7 +138,7 @@ def test_entropy_is_judged_by_the_generators_own_loss():
   assert told([uniform] * 30) == {}  # without a network there is no loss to compare with
 
 
-def test_several_troubles_are_told_each_for_itself():
+def test_several_collapses_have_a_warning_each():
   lines = [line()] * 10 + [line(rtd_auc=0.5, rtd_recall=0.0, sample_entropy=0.3)] * 20
   ((_, texts),) = told(lines).items()
   assert sorted(text.split()[2] for text in texts) == ["rtd_auc", "rtd_recall", "sample_entropy"]
@@ -148,7 +148,7 @@ def test_several_troubles_are_told_each_for_itself():
 
 
 @pytest.mark.parametrize("name", ["mlm_loss", "cloze_loss", "replace_mlm_loss", "ungated_loss"])
-def test_a_loss_that_jumps_is_told_with_the_median(name):
+def test_a_spike_is_reported_with_the_median(name):
   def with_loss(value):
     return line(**{name: value, name.replace("loss", "accuracy"): 0.3})
 
@@ -178,7 +178,7 @@ def test_lines_of_a_noisy_step_each_are_no_spikes(seed):
   assert list(told([*noisy[:30], line(mlm_loss=4.8)], limits))[-1] == 30
 
 
-def test_a_run_that_falls_back_to_word_frequencies_is_told():
+def test_a_run_that_falls_back_to_token_frequencies_is_reported():
   # A real run at 70 times its learning rate, 10 steps a line: from 5.5 to 6.3 nats, which are the
   # frequencies of its small vocabulary.
   losses = (
@@ -214,7 +214,7 @@ def test_only_the_last_lines_count_for_the_median():
   assert told(lines([*losses[:25], 5.0])) == {}
 
 
-def test_a_spike_is_told_once_and_again_after_it_has_gone():
+def test_a_spike_is_reported_once_and_again_after_its_end():
   calm, high = [line()] * 10, [line(mlm_loss=7.0)] * 3
   assert list(told(calm + high + calm + high)) == [10, 23]
   # One that wavers at the limit, 3.12, is one spike until it is half way back.
@@ -363,7 +363,7 @@ def test_a_limit_of_zero_switches_a_judgement_off():
   assert told([worst] * 20 + [line(mlm_loss=99.0)], limits) == {}
 
 
-def test_a_window_of_one_line_tells_a_collapse_at_once():
+def test_a_window_of_one_line_reports_a_collapse_at_once():
   limits = dataclasses.replace(LIMITS, window=1)
   warnings = told([line(), line(rtd_auc=0.5), line(rtd_auc=0.5), line(), line(rtd_auc=0.5)], limits)
   assert list(warnings) == [1, 4]

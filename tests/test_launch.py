@@ -95,7 +95,7 @@ def test_a_slurm_task_takes_the_gpus_and_cores_that_slurm_gives_it(launch, tmp_p
   assert call(launch / "slurm.sbatch", *args, PATH=path, **given).stdout == f"{visible} 8\n"
 
 
-def test_a_program_that_must_not_run_on_the_cpu_says_that_jax_finds_no_other_device(tmp_path):
+def test_a_missing_accelerator_is_an_error_of_one_line(tmp_path):
   args = ["--config=configs/quickstart.py", f"--workdir={tmp_path}", "--config.data.dir=nowhere"]
   done = subprocess.run(
     [sys.executable, "-m", "electra_jax.train", *args],
@@ -307,7 +307,7 @@ def test_a_slice_where_nothing_starts_is_deleted_after_three_times(launch, tmp_p
   assert asked == ["create", "scp", "scp", "scp", "delete"]
 
 
-def test_a_slice_that_cannot_be_made_or_deleted_is_said(launch, tmp_path):
+def test_a_slice_that_cannot_be_created_or_deleted_is_an_error(launch, tmp_path):
   cloud = fake_cloud(tmp_path, [""], [], broken="create")
   assert call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud).returncode == 1
   cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 0"], broken="delete")
@@ -326,7 +326,7 @@ def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, 
   assert asked.count("watch 0") == 7 and asked[-1] == "delete"
 
 
-def test_the_end_of_a_run_on_a_slice_is_told_with_its_newest_checkpoint(launch, tmp_path):
+def test_the_end_of_a_run_on_a_slice_is_reported_with_its_newest_checkpoint(launch, tmp_path):
   watch = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU)[8][-1].removeprefix("--command=")
   for name in ("9", "10", "11.orbax-checkpoint-tmp"):
     (tmp_path / "bucket" / "runs" / "large" / "checkpoints" / name).mkdir(parents=True)

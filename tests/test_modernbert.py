@@ -54,7 +54,7 @@ def a_batch(length=24) -> Batch:
   return Batch(ids, np.zeros_like(ids), mask, np.arange(3, dtype=np.int32))
 
 
-def test_a_generator_that_modernbert_has_no_place_for_is_left_out_and_told(tmp_path, capsys):
+def test_a_generator_that_modernbert_cannot_hold_is_reported_as_left_out(tmp_path, capsys):
   narrow = dataclasses.replace(CFG, hidden_size=8, num_heads=1)
   networks = {
     "discriminator": Network(CFG, random_network(CFG, "rtd_head"), "rtd_head"),

@@ -83,7 +83,7 @@ def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, t
 
 
 @pytest.mark.long
-def test_a_process_whose_others_do_not_come_says_so_and_ends(tiny_shards, tmp_path):
+def test_a_process_whose_others_do_not_join_ends_with_an_error(tiny_shards, tmp_path):
   config = make_tiny_config(tiny_shards)
   config.hosts.timeout_secs = 4
   joined = (f"--coordinator=localhost:{free_port()}", "--num_processes=2", "--process_id=0")
@@ -94,7 +94,7 @@ def test_a_process_whose_others_do_not_come_says_so_and_ends(tiny_shards, tmp_pa
 
 
 @pytest.mark.slow
-def test_processes_that_are_not_alike_all_stop_and_name_the_odd_one(tiny_shards, tmp_path):
+def test_processes_that_differ_all_stop_and_name_the_odd_one(tiny_shards, tmp_path):
   processes = pair(make_tiny_config(tiny_shards), tmp_path, "--config.seed=9")
   errors = [process.communicate(timeout=300)[1].strip() for process in processes]
   assert [process.returncode for process in processes] == [1, 1]

@@ -228,7 +228,7 @@ def test_no_two_random_choices_of_a_row_share_a_key():
   assert evaluation.generator_dropout is evaluation.discriminator_dropout is None
 
 
-def test_a_logit_of_zero_says_original():
+def test_a_logit_of_zero_predicts_original():
   zero, mask = jnp.zeros((1, 3)), jnp.array([[True, True, False]])
   t = terms.detection_terms("rtd", zero, jnp.array([[True, False, False]]), mask, 1.0)
   assert [float(t[f"rtd_{name}"].total) for name in ("accuracy", "recall", "precision")] == [

@@ -104,7 +104,7 @@ def test_what_a_generator_writes_in_a_document_depends_on_that_document_alone(ki
 @pytest.mark.parametrize(
   "name", long_except(0, of=[n for n, o in objectives.OBJECTIVES.items() if not o.second_pass])
 )
-def test_every_objective_tells_its_network_the_documents(name):
+def test_every_objective_passes_the_documents_to_its_network(name):
   """Its losses differ from those of the same rows as one document each."""
   accepts = objectives.OBJECTIVES[name].accepts
   kind = next(k for k, d in generators.GENERATORS.items() if not d.pretrained and accepts(d))
@@ -144,7 +144,7 @@ def test_splash_attention_equals_the_mask(local, length):
     np.testing.assert_allclose(ours * real, theirs * real, rtol=0, atol=5e-6)  # float32 sums
 
 
-def test_cudnn_is_told_where_each_document_starts_and_ends():
+def test_cudnn_gets_the_start_and_length_of_each_document():
   documents = packed_batch(((5, 9, 3), (20,), (24,)), 24).document_ids
   lengths, starts = attention.packed_layout(jnp.asarray(documents))
   # the padding, 7, 4 and 0 tokens, is the last document

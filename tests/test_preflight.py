@@ -48,7 +48,7 @@ def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
   assert cost.secs == pytest.approx(products / 8 / target.peak) and cost.mfu == 1
 
 
-def test_what_a_cpu_does_not_tell_is_said_to_be_unknown(tiny):
+def test_unknown_properties_of_a_cpu_are_shown_as_unknown(tiny):
   config, target = tiny
   for word in ("memory size", "memory bandwidth", "link bandwidth", "peak: measured"):
     assert word in target.note
@@ -122,7 +122,7 @@ def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
   assert [preflight.more_microbatches(config, 8, n) for n in (2.5, 3, 3.1, 7)] == [3, 3, 6, 6]
 
 
-def test_a_step_that_does_not_fit_says_with_how_many_microbatches_it_does(tiny, monkeypatch):
+def test_a_step_that_does_not_fit_names_the_microbatches_that_do(tiny, monkeypatch):
   config = tiny[0].copy_and_resolve_references()
   config.train.batch_size = 48
 
@@ -196,7 +196,7 @@ def test_what_training_refuses_preflight_refuses(tiny, field, value, message):
 
 
 @pytest.mark.long
-def test_a_generator_of_frequencies_flies_without_data(tiny):
+def test_the_step_of_a_unigram_generator_is_estimated_without_data(tiny):
   config, target = tiny
   config = config.copy_and_resolve_references()
   config.generator.kind = "unigram"
@@ -244,7 +244,7 @@ def test_gpus_fill_their_hosts_and_the_slower_level_of_links_counts():
   assert secs(h200, (1, 1)) == 0
 
 
-def test_the_compiler_is_told_the_gpu_of_the_data_sheet():
+def test_the_compilers_description_of_a_gpu_is_that_of_the_data_sheet():
   for gpu in gpus.GPUS.values():
     assert gpu.kind in flops.PEAK_FLOPS
   fields = dict(
@@ -286,7 +286,7 @@ def test_a_missing_compiler_is_named_with_the_extra_that_has_it(monkeypatch):
     targets._described("h200x8", "nowhere", {})
 
 
-def test_a_compiler_without_its_assembler_is_said_in_a_line(tiny, monkeypatch):
+def test_a_compiler_without_its_assembler_is_an_error_of_one_line(tiny, monkeypatch):
   def without(*_):
     raise jax.errors.JaxRuntimeError("INTERNAL: libdevice not found at ./libdevice.10.bc")
 

@@ -223,7 +223,7 @@ def test_a_full_disk_ends_a_run_unless_it_may_go_on_and_saves_at_last(
 
 
 @pytest.mark.parametrize("on_warning", ["warn", "stop"])
-def test_a_warning_stops_the_run_where_it_is_told_to(
+def test_a_warning_stops_the_run_with_on_warning_stop(
   straight,  # noqa: F811
   begun,
   tiny_config,

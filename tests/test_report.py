@@ -103,7 +103,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_runs_nothing_it_was_given(t
   assert EVIL in Reader(text).text  # but shown: the warning and the command
 
 
-def test_the_verdict_comes_first_and_says_why(runs, text):
+def test_the_verdict_comes_first_with_its_reasons(runs, text):
   shown = Reader(text[text.index("<body>") :]).text
   assert shown.index("did not learn") < shown.index("Overview") < shown.index("Checkpoints")
   bad = saved_run.read(runs[1], "bad")

@@ -102,7 +102,7 @@ def test_a_record_that_was_cut_off_counts_for_nothing(tmp_path):
 
 
 @pytest.mark.long
-def test_a_program_is_told_to_stop_before_the_end_and_killed_at_it(tmp_path):
+def test_a_program_gets_a_signal_before_the_end_and_is_killed_at_it(tmp_path):
   work = a_work(tmp_path, 5)
   with pytest.raises(OutOfTime):
     work.program("stops", counter(tmp_path / "stops"), stop_secs=1)
@@ -113,7 +113,7 @@ def test_a_program_is_told_to_stop_before_the_end_and_killed_at_it(tmp_path):
   assert -1 < work.secs_left() <= 0 and "saved" not in (tmp_path / "killed").read_text()
 
 
-def test_a_program_that_fails_tells_its_error(tmp_path):
+def test_a_failed_programs_error_is_reported(tmp_path):
   code = "print('error: no such file'); print('more'); raise SystemExit(7)"
   with pytest.raises(StepError, match=r"^no such file \(exit code 7, logs/bad.log\)$"):
     a_work(tmp_path).program("bad", [sys.executable, "-c", code])

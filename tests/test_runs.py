@@ -55,7 +55,7 @@ def test_a_relative_folder_of_shards_is_the_one_where_the_run_was_started(
   assert sources.open_source("here/run").tokenizer is not None
 
 
-def test_a_finished_run_says_at_which_step_it_is(run, tiny_config, capsys):
+def test_a_finished_run_reports_its_step(run, tiny_config, capsys):
   assert train.train(tiny_config, run) == STEPS
   assert f"already at step {STEPS}" in capsys.readouterr().out
 

@@ -61,7 +61,7 @@ def test_each_call_of_each_save_waits_for_both_processes():
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_tells_the_reason_and_the_other_stops_waiting():
+def test_a_failed_process_passes_its_reason_on_and_the_other_stops_waiting():
   run_two("""
     barrier.begin()
     arrive("state")

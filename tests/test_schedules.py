@@ -87,7 +87,7 @@ def test_the_main_loss_of_every_objective_follows_the_schedule_of_its_weight(nam
 
 
 @pytest.mark.long
-def test_electrics_noise_is_as_frequent_as_its_schedule_says():
+def test_electrics_noise_follows_the_schedule_of_the_mask_rate():
   def at_rate(**changes):
     masking = dataclasses.replace(SPEC.masking, **changes)
     return dataclasses.replace(

@@ -135,7 +135,7 @@ def electric_run(tiny_shards, tmp_path_factory):
   return workdir
 
 
-def test_sentences_score_alike_in_any_batch_and_order(electra_run):
+def test_scores_do_not_depend_on_batch_or_order(electra_run):
   sentences = ["abc def", "", "a", "gh ab cd ef gh ab", "abc def"]
   scorer, one_by_one = score.Scorer(electra_run), score.Scorer(electra_run, batch_size=1)
   together = scorer(sentences)
@@ -235,7 +235,7 @@ def test_both_networks_score_as_their_run_and_one_alone_where_it_can(scheduled_r
   assert [n for _, n in found] == [n for _, n in expected] and found != expected
 
 
-def test_networks_of_others_are_scored_with_the_mask_rate_that_is_said(electra_run, tmp_path):
+def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   hf, _ = exported(electra_run, tmp_path)
   path = hf / "discriminator" / "config.json"
   config = json.loads(path.read_text())

@@ -432,7 +432,7 @@ def test_a_folder_that_is_no_saved_dataset_is_refused(tmp_path):
       read(f"hf:{tmp_path}/d#body")
 
 
-def test_without_pyarrow_a_table_says_what_to_install(tmp_path, monkeypatch):
+def test_without_pyarrow_a_table_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
   save_parquet(tmp_path / "a.parquet", ["one"])
   monkeypatch.setitem(sys.modules, "pyarrow", None)
   with pytest.raises(ModuleNotFoundError) as error:

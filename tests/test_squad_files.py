@@ -166,7 +166,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_file_that_cannot_be_used_is_told_in_one_line_with_its_name(tmp_path, name):
+def test_an_unusable_file_is_an_error_of_one_line_with_its_name(tmp_path, name):
   path = tmp_path / "file.json"
   path.write_bytes(BAD[name])
   with pytest.raises(TaskError) as caught:
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line_with_its_name(tmp_path, 
   assert "file.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_missing_file_or_a_folder_is_told_by_name(tmp_path):
+def test_a_missing_file_or_a_folder_is_an_error(tmp_path):
   with pytest.raises(TaskError, match="none.json: no such file"):
     squad_files.read(tmp_path / "none.json")
   with pytest.raises(TaskError, match="cannot be read"):

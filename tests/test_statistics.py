@@ -145,7 +145,7 @@ def test_each_system_is_compared_by_its_own_threshold_and_classes(tmp_path):
     results.compare(tmp_path / "a", tmp_path / "c", Console(quiet=True))
 
 
-def test_the_glue_average_leaves_out_wnli_and_says_what_is_missing():
+def test_the_glue_average_leaves_out_wnli_and_lists_missing_tasks():
   scores = dict.fromkeys(TASKS, 80.0) | {"cola": 64.0, "wnli": 0.0, "squad": 0.0}
   assert statistics.glue_average(scores).value == 78.0
   del scores["mnli"]
@@ -196,7 +196,7 @@ def test_a_seed_that_one_task_lacks_keeps_its_place():
   assert "1.00 – 3.00" in shown([rows[0], rows[2], *rows_of("rte", "dev", "mcc", [5.0, 6.0])])
 
 
-def test_two_splits_of_one_task_are_told_apart():
+def test_two_splits_of_one_task_have_a_row_each():
   text = shown(rows_of("own", "dev", "f1", [1.0]) + rows_of("own", "test", "f1", [2.0]))
   rows = [[c.strip() for c in x.split("│")[1:4]] for x in text.split("\n") if "│ own" in x]
   assert rows == [["own", "dev", "F1"], ["own", "test", "F1"]]

@@ -133,7 +133,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
 
 
 @pytest.mark.long
-def test_the_command_says_the_heads_it_assumed_in_a_line(eight_heads, tmp_path):
+def test_the_command_warns_of_the_heads_it_assumed_in_a_line(eight_heads, tmp_path):
   prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
   code, out, errors = command("export", prefix, tmp_path / "out", "--to", "orbax")
   assert code == 0 and "exported to" in out

@@ -353,7 +353,7 @@ ODD_MARKS = [
 ]
 
 
-def test_accents_are_stripped_where_asked_and_where_sentencepiece_cannot_it_says_so(tmp_path):
+def test_accents_are_stripped_if_set_and_for_sentencepiece_it_is_an_error(tmp_path):
   line = LINES["vietnamese"]
   own = vocabulary.train("wordpiece", [line], size=90, path=tmp_path / "v.txt", strip_accents=True)
   assert own.decode(own.encode_batch(["Tiếng Việt"])[0]) == "tieng viet"

@@ -409,7 +409,7 @@ def test_a_line_names_every_promised_number(straight):
   assert [name for name in promised if name not in train_line] == []
 
 
-def test_a_run_records_what_its_report_says(straight):
+def test_a_run_records_its_start_and_its_seconds_in_the_journal(straight):
   events = journal.read(straight)
   assert {"devices": 8, "device_kind": "cpu"}.items() <= events[0].items()
   assert events[0]["event"] == "start" and "python" in events[0]["command"]

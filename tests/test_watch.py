@@ -112,7 +112,7 @@ def test_waiting_for_data_counts_as_it_is_and_the_rest_by_the_devices():
   np.testing.assert_allclose(own, [0.2 + 0.4, 0.6 + 0.2])
 
 
-def test_a_line_that_is_cut_off_is_taken_back_and_ends_the_run_or_is_told(tmp_path):
+def test_a_line_that_is_cut_off_is_removed_and_is_an_error_or_a_warning(tmp_path):
   out, path = io.StringIO(), tmp_path / "metrics.jsonl"
   shown = display.Display(Console(file=out, width=200), display.Activity)
   old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -192,7 +192,7 @@ def test_only_one_kind_of_error_on_all_processes_is_that_kind():
 
 
 @pytest.mark.parametrize("given", [("host:1", 2, -1), ("host:1", 0, 0), ("", 2, 1), ("", 0, 0)])
-def test_a_process_that_is_told_only_part_of_where_it_is_refuses(given):
+def test_incomplete_coordinates_of_a_process_are_an_error(given):
   with pytest.raises(ValueError, match="set all of coordinator, num_processes"):
     processes.initialize(*given)
 

@@ -63,7 +63,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
 
 
-def test_a_save_that_fails_while_training_goes_on_is_told_at_the_next(data, alone, tmp_path):
+def test_a_failed_background_save_is_an_error_at_the_next_save(data, alone, tmp_path):
   fields = {"checkpoint__every_steps": 15, "eval__every_steps": 0, "log__every_steps": 22}
   with harness.small_disk(tmp_path / "disk", 40) as disk:
     workdir = disk / "run"
@@ -83,7 +83,7 @@ def test_a_save_that_fails_while_training_goes_on_is_told_at_the_next(data, alon
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
 
 
-def test_a_run_goes_on_over_a_full_disk_if_told_to(data, alone, tmp_path):
+def test_a_run_continues_over_a_full_disk_with_on_error_continue(data, alone, tmp_path):
   with harness.small_disk(tmp_path / "disk", 40) as disk:
     workdir = disk / "run"
     reached = harness.reaches(workdir, 6)
@@ -151,7 +151,7 @@ def test_two_processes_go_on_over_a_full_disk(data, tmp_path):
     assert harness.newest(workdir) == STEPS
 
 
-def test_a_run_told_to_stop_over_a_full_disk_does_not_claim_to_have_saved(data, tmp_path):
+def test_a_run_stopped_over_a_full_disk_does_not_report_a_save(data, tmp_path):
   with harness.small_disk(tmp_path / "disk", 40) as disk:
     workdir = disk / "run"
     run = harness.Run(data, workdir, 10_000, checkpoint__on_error="continue")

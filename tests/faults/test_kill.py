@@ -109,9 +109,7 @@ def test_a_checkpoint_that_is_half_deleted_does_not_count_as_one(data, alone, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
-def test_a_run_that_is_told_to_stop_saves_and_goes_on_to_the_same_bits(
-  data, alone, tmp_path, number
-):
+def test_a_stopped_run_saves_and_resumes_to_the_same_bits(data, alone, tmp_path, number):
   workdir = tmp_path / "run"
   run = harness.Run(data, workdir, STEPS).when(harness.reaches(workdir, 7))
   run.send(number)

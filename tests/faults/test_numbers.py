@@ -50,7 +50,7 @@ def test_going_back_ends_after_as_many_times_as_allowed(data, tmp_path):
   assert harness.newest(workdir) == 10
 
 
-def test_a_run_that_goes_wrong_is_warned_of_and_stopped_if_told_to(data, tmp_path):
+def test_a_diverging_run_is_warned_of_or_stopped_by_on_warning(data, tmp_path):
   # A rate that throws it off after some lines of peace.
   wild = {
     **harness.ELECTRA,

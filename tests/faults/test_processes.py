@@ -20,7 +20,7 @@ PACED = harness.program(harness.PACED)
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["both", "one of two"])
-def test_told_to_stop_two_processes_save_the_same_step(data, two_alone, tmp_path, both):
+def test_after_a_signal_two_processes_save_the_same_step(data, two_alone, tmp_path, both):
   workdir = tmp_path / "run"
   reached = harness.reaches(workdir, 7)
   runs = harness.pair(data, workdir, STEPS, head=PACED)
@@ -43,7 +43,7 @@ SLOW_EVALUATION = harness.PACED.replace("train_step", "eval_step").replace("0.3"
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_told_to_stop_in_an_evaluation_a_run_ends_at_once_and_does_it_again(data, tmp_path, count):
+def test_a_signal_in_an_evaluation_ends_the_run_which_then_repeats_it(data, tmp_path, count):
   workdir, alone = tmp_path / "run", tmp_path / "alone"
   fields = {"eval__batch_size": 2, "eval__every_steps": 10}
   for run in harness.pair(data, alone, 20, count, **fields):
