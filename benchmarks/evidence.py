@@ -254,9 +254,6 @@ def run_all(args: argparse.Namespace, budgets: list[Budget], rows: jobs.Rows) ->
     jobs.finish(queued)
 
 
-# The report.
-
-
 def columns(rows: list[dict], reference: list[dict]) -> list[str]:
   """Returns the cells of an arm: minimal pairs and chunking, beside the reference's if any."""
   scorer, theirs = scorer_of(rows), scorer_of(reference or rows)

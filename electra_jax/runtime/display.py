@@ -112,9 +112,8 @@ class Display:
     self.console.print(text, style=style, markup=False)
     self._last_line = time.monotonic()
 
-  # The thread.
-
   def _draw_until_closed(self) -> None:
+    """The thread's loop."""
     while not self._closed.wait(TICK_SECS):
       with contextlib.suppress(OSError):  # a full disk; the program itself will meet it
         while self._notes:
