@@ -138,7 +138,7 @@ def test_lines_that_scrolled_out_of_sight_are_cleared_when_they_come_back(screen
     assert out.getvalue().split("━")[0].count("\x1b[1A") == len(drawn) - 1
 
 
-def test_activities_are_shown_every_five_seconds_and_steps_every_minute(monkeypatch):
+def test_silence_lasts_five_seconds_or_a_minute_after_two_lines_of_training(monkeypatch):
   clock, out, activity = [100.0], io.StringIO(), ["reading"]
   monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
   since = [clock[0]]
@@ -162,9 +162,13 @@ def test_activities_are_shown_every_five_seconds_and_steps_every_minute(monkeypa
   assert wait(3, "compiling") == ["compiling, 0:00:01 (30 s the last time)"]
   shown.begin(0, 9)
   shown.advance(4)
-  assert wait(130, None) == ["step 4/9"] * 2
+  assert wait(12, None) == ["step 4/9"] * 2
+  shown.show(4, "train", {})
+  shown.show(4, "heldout", {})
+  assert wait(6, None) == ["train step 4/9", "heldout step 4/9", "step 4/9"]
   shown.show(5, "train", {})
   assert wait(50, None) == ["train step 5/9"]
+  assert wait(80, None) == ["step 4/9"] * 2
 
 
 def test_a_signal_is_answered_at_once(monkeypatch):

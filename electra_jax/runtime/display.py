@@ -24,7 +24,7 @@ from electra_jax.runtime.terminal import clock, duration, label, shown
 TICK_SECS = 0.25
 SHOWN_AFTER_SECS = 1.0  # shorter activities are not shown
 HEARTBEAT_SECS = 5.0  # longest silence without a terminal
-STEPS_HEARTBEAT_SECS = 60.0  # the same while steps are trained
+STEPS_HEARTBEAT_SECS = 60.0  # the same in training, once two lines of metrics show its pace
 LAST_DROPPED = ("tokens_per_sec", "eta_secs")  # of a line that is too long
 
 
@@ -59,6 +59,7 @@ class Display:
     self.console = console
     self._now = now
     self._rows: dict[str, tuple[int, Mapping]] = {}
+    self._train_lines = 0
     self._progress: Progress | None = None
     self._notes: list[str] = []
     self._ends_at: float | None = None  # by the newest metrics, on time.monotonic's clock
@@ -97,6 +98,7 @@ class Display:
   def show(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Shows the newest metrics of a split ("train", "heldout")."""
     self._rows[split] = (step, values)
+    self._train_lines += split == "train"
     if (eta_secs := values.get("eta_secs")) is not None:
       self._ends_at = time.monotonic() + eta_secs
     if not self.console.is_interactive:
@@ -136,12 +138,14 @@ class Display:
 
   def _print_heartbeat(self) -> None:
     """Prints a new activity, or any after a long silence."""
-    quiet = time.monotonic() - self._last_line
+    quiet = time.monotonic() - self._last_line + TICK_SECS
     if activity := self._activity():
-      if activity.name != self._printed_activity or quiet + TICK_SECS >= HEARTBEAT_SECS:
+      if activity.name != self._printed_activity or quiet >= HEARTBEAT_SECS:
         self._printed_activity = activity.name
         self.print_line(str(activity))
-    elif self._progress and quiet >= STEPS_HEARTBEAT_SECS:
+    elif self._progress and quiet >= (
+      HEARTBEAT_SECS if self._train_lines < 2 else STEPS_HEARTBEAT_SECS
+    ):
       task = self._progress.tasks[0]
       self.print_line(f"step {task.completed}/{task.total}")
 
