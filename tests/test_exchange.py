@@ -1,5 +1,6 @@
 """Weights in and out: units, vocabularies, heads, others' files, and what is refused in a line."""
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -175,6 +176,13 @@ def test_a_network_with_other_logits_there_is_not_exported(by, words45, tmp_path
     with pytest.raises(sources.ExchangeError, match="differ .* by up to 0.0002, .*nothing was exp"):
       export.export_hf(source, tmp_path / "out", Console(quiet=True))
   assert (tmp_path / "out").exists() == (by < export.TOLERANCE)
+
+
+def test_what_is_written_is_shown(tmp_path, monkeypatch):
+  shown = []
+  monkeypatch.setattr(export, "doing", lambda what: shown.append(what) or contextlib.nullcontext())
+  export.export_hf(a_source("discriminator", "generator"), tmp_path / "out", Console(quiet=True))
+  assert shown == ["writing the discriminator", "writing the generator"]
 
 
 # The vocabulary and its network.

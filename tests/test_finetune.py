@@ -1,5 +1,6 @@
 """The fine-tuning program: from files to results, what it keeps, and what it refuses."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -155,9 +156,16 @@ def test_a_finished_task_is_not_trained_again_and_another_config_is_refused(cola
     run(config, folder)
 
 
-def test_results_are_compared_on_the_same_examples_in_one_table(cola, source, tmp_path):
+def test_results_are_compared_on_the_same_examples_in_one_table(
+  cola, source, tmp_path, monkeypatch
+):
   glue, folder, rows = cola
   shutil.copytree(folder, tmp_path / "copy")
+  shown = []
+  with monkeypatch.context() as patch:
+    patch.setattr(results, "doing", lambda what: shown.append(what) or contextlib.nullcontext())
+    results.compare(folder, tmp_path / "copy", Console(quiet=True), samples=10)
+  assert shown == ["comparing cola"]  # resampling takes long
   config = json.loads((tmp_path / "copy" / "cola" / "config.json").read_text())
   config["examples"]["dev"] = "other"
   (tmp_path / "copy" / "cola" / "config.json").write_text(json.dumps(config))

@@ -11,6 +11,7 @@ from rich.table import Table
 from electra_jax.finetune import statistics
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import Metrics, TaskInfo
+from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import replacing
 
 RESULTS, EXAMPLE_SCORES, CONFIG = "results.jsonl", "units.npz", "config.json"
@@ -86,28 +87,29 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
   for column in ("task", "split", "metric, %", "A", "B", "A − B", "95 % interval", "p"):
     table.add_column(column, justify="left" if column in ("task", "split") else "right")
   for name in both:
-    (config, scores), (other_config, other_scores) = map(_read_task, (ours[name], theirs[name]))
-    metrics = [_main_metric(saved) for saved in (config, other_config)]
-    for split in (s for s in scores if s in other_scores):
-      first, second = scores[split], other_scores[split]
-      if config["examples"][split] != other_config["examples"][split]:
-        raise ValueError(
-          f"{name}, {split}: A and B differ in examples, {first.shape[1]} and {second.shape[1]}"
+    with doing(f"comparing {name}"):
+      (config, scores), (other_config, other_scores) = map(_read_task, (ours[name], theirs[name]))
+      metrics = [_main_metric(saved) for saved in (config, other_config)]
+      for split in (s for s in scores if s in other_scores):
+        first, second = scores[split], other_scores[split]
+        if config["examples"][split] != other_config["examples"][split]:
+          raise ValueError(
+            f"{name}, {split}: A and B differ in examples, {first.shape[1]} and {second.shape[1]}"
+          )
+        metric, other = (next(iter(f(x[0]))) for f, x in zip(metrics, (first, second), strict=True))
+        if metric != other:
+          raise ValueError(f"{name}, {split}: the metric of A is {metric}, that of B is {other}")
+        found = statistics.paired_bootstrap(first, second, metrics, metric, samples=samples)
+        table.add_row(
+          name,
+          split,
+          metric,
+          f"{found.a:.2f}",
+          f"{found.b:.2f}",
+          f"{found.difference:+.2f}",
+          f"{found.low:+.2f} to {found.high:+.2f}",
+          f"{found.p:.3f}",
         )
-      metric, other = (next(iter(f(x[0]))) for f, x in zip(metrics, (first, second), strict=True))
-      if metric != other:
-        raise ValueError(f"{name}, {split}: the metric of A is {metric}, that of B is {other}")
-      found = statistics.paired_bootstrap(first, second, metrics, metric, samples=samples)
-      table.add_row(
-        name,
-        split,
-        metric,
-        f"{found.a:.2f}",
-        f"{found.b:.2f}",
-        f"{found.difference:+.2f}",
-        f"{found.low:+.2f} to {found.high:+.2f}",
-        f"{found.p:.3f}",
-      )
   console.print(table)
 
 

@@ -136,10 +136,11 @@ def _write_hf(folder: Path, network: Network, source: Source, console: Console) 
     others["problem_type"] = "regression"
   folder.mkdir()
   pad = tokens.vocab.pad if tokens else 0
-  huggingface.save(folder, written.cfg, written.weights, written.head, pad, labels, others)
-  has_tokenizer = tokens is not None and huggingface.save_tokenizer(
-    folder, tokens, network.cfg.max_positions, family.token_types
-  )
+  with doing(f"writing the {role}"):
+    huggingface.save(folder, written.cfg, written.weights, written.head, pad, labels, others)
+    has_tokenizer = tokens is not None and huggingface.save_tokenizer(
+      folder, tokens, network.cfg.max_positions, family.token_types
+    )
   if tokens and not has_tokenizer:
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
@@ -248,6 +249,6 @@ def run(
     else:
       if "discriminator" not in source.networks:
         raise ExchangeError(f"{path} has no discriminator")
-      with new_folder(out, _bytes(source, "discriminator")) as folder:
+      with new_folder(out, _bytes(source, "discriminator")) as folder, doing("writing"):
         sources.save_orbax(folder, source)
   console.print(f"exported to {out}")

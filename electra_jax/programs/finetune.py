@@ -54,30 +54,31 @@ def run_task(
   )
   with doing(f"{task.title}: predicting", console):
     outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
-  rows, scores = score_seeds(task, settings.seeds, outputs)
-  best = choose(rows)
-  info = dataclasses.asdict(task.info)
-  content = {
-    "config": config.to_dict(),
-    "facts": info,
-    "examples": {name: split.examples for name, split in task.splits.items()},
-    "best_seed": settings.seeds[best],
-  }
-  (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
-  results.write_results(folder, rows)
-  np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
-  (folder / "predictions").mkdir()
-  for name, split in task.splits.items():
-    split.write(folder / "predictions", outputs[name][best])
-  kept = {
-    "best": {best: "model"},
-    "all": {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)},
-    "none": {},
-  }
-  for place, model_name in kept[config.keep].items():
-    of_seed = jax.device_get(jax.tree.map(operator.itemgetter(place), weights))
-    card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
-    save(folder / model_name, pretrained, info, of_seed, card)
+  with doing(f"{task.title}: writing", console):
+    rows, scores = score_seeds(task, settings.seeds, outputs)
+    best = choose(rows)
+    info = dataclasses.asdict(task.info)
+    content = {
+      "config": config.to_dict(),
+      "facts": info,
+      "examples": {name: split.examples for name, split in task.splits.items()},
+      "best_seed": settings.seeds[best],
+    }
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    results.write_results(folder, rows)
+    np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
+    (folder / "predictions").mkdir()
+    for name, split in task.splits.items():
+      split.write(folder / "predictions", outputs[name][best])
+    kept = {
+      "best": {best: "model"},
+      "all": {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)},
+      "none": {},
+    }
+    for place, model_name in kept[config.keep].items():
+      of_seed = jax.device_get(jax.tree.map(operator.itemgetter(place), weights))
+      card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
+      save(folder / model_name, pretrained, info, of_seed, card)
   took = duration(trained - started), duration(time.perf_counter() - trained)
   spent = f"training {took[0]}, prediction {took[1]}"
   console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
