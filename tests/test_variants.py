@@ -254,29 +254,30 @@ def test_what_cannot_be_is_refused(changes, message):
 def test_matrix_products_are_those_the_compiler_counts(name):
   # Wide, so that products are nearly all there is to count. Unrolled, because the compiler counts
   # the body of a loop once.
-  cfg = TransformerConfig(50, 128, 128, 2, 2, 256, 128, compute=Compute(unroll=2))
+  cfg = TransformerConfig(50, 1024, 1024, 2, 2, 2048, 128, compute=Compute(unroll=2))
   cfg = dataclasses.replace(cfg, **VARIANTS[name] | {"global_every": 1})
   shapes = jax.eval_shape(lambda: networks.init_encoder(cfg, jax.random.key(0)))
-  x, mask = jax.ShapeDtypeStruct((4, 128, 128), jnp.float32), np.ones((4, 128), bool)
+  x, mask = jax.ShapeDtypeStruct((4, 128, 1024), jnp.float32), np.ones((4, 128), bool)
   lowered = jax.jit(lambda p, x: encoder.Encoder(cfg).apply({"params": p}, x, mask, None)).lower(
     shapes, x
   )
   counted, ours = lowered.cost_analysis()["flops"], 4 * flops.encoder_flops(cfg, 128)
-  assert 0.98 < counted / ours < 1.2, (counted, ours)
+  # The compiler also counts what is done element by element, 0.2 % here.
+  assert 1 < counted / ours < 1.003, (counted, ours)
 
 
 @pytest.mark.parametrize("length", [100, 128, 300])
 def test_products_of_local_attention_are_those_the_compiler_counts(length):
-  cfg = TransformerConfig(50, 512, 512, 2, 2, 256, 512, global_every=2, window=64)
-  q = jax.ShapeDtypeStruct((4, length, 2, 256), jnp.float32)
+  cfg = TransformerConfig(50, 2048, 2048, 2, 2, 256, 512, global_every=2, window=64)
+  q = jax.ShapeDtypeStruct((4, length, 2, 1024), jnp.float32)
   mask = np.ones((4, length), bool)
 
   def attend(q):
     return attention.attend(cfg, attention.Inputs(q, q, q, mask, None, None), local=True)
 
   lowered = jax.jit(attend).lower(q)
-  ours = 4 * 2 * 2 * attention.local_scores(cfg, length) * 512
-  assert 0.98 < lowered.cost_analysis()["flops"] / ours < 1.2
+  ours = 4 * 2 * 2 * attention.local_scores(cfg, length) * 2048
+  assert 1 < lowered.cost_analysis()["flops"] / ours < 1.003  # 0.2 % is not products
 
 
 @pytest.mark.parametrize("num_layers", [3, 4])  # layers 0 and 3 attend to all tokens
