@@ -98,6 +98,15 @@ CASES = {
       "objective.discriminator_weight_schedule": "2=0,2=50",
     },
   ),
+  # ModernBERT's body, every phase of a short schedule, and what only one of these reads.
+  "modern": (
+    "modern.py:17m",
+    {
+      **{"model.embedding_size": 16, "model.window": 4, "generator.width_multiplier": 1.0},
+      **{"objective.name": "electra_mlm", "objective.replace_mlm_weight_schedule": "0=0,4=2"},
+      **{"objective.unigram_share": 0.3, "optimizer.decay_steps": 2, "train.steps": 5},
+    },
+  ),
   "sampling without dropout": (
     "small.py", {"generator.sampling_dropout": False, "objective.disallow_correct": True},
   ),
