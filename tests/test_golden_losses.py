@@ -14,7 +14,6 @@ QUICK = ("small",)
   "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in losses.CASES]
 )
 def test_the_first_five_losses_are_those_on_record(case):
-  # Bit for bit on the processor that wrote them; others, and other levels of the compiler's
-  # optimization, add up in another order: an ulp of float32 is 6e-8, and Adam's first steps of
-  # nearly the sign of a gradient enlarge it.
-  assert losses.difference(losses.run(case), EXPECTED[case]) < 1e-5
+  # An ulp of float32 is 1.2e-7. Another processor, or another level of the compiler's optimization
+  # as in conftest.py, adds up in another order: 3.3e-7 in the worst case measured.
+  assert losses.difference(losses.run(case), EXPECTED[case]) < 1e-6
