@@ -202,9 +202,7 @@ def read_config(workdir: Path) -> dict | None:
   files = (p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
   strangers = sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp"))
   if strangers:
-    raise ValueError(
-      f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}: it is not the folder of a run"
-    )
+    raise ValueError(f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}: it is not a run")
   return None
 
 
