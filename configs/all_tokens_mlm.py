@@ -9,12 +9,12 @@ Expected: GLUE dev average 84.3 at base size, where ELECTRA has 85.0 (paper, Tab
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import load
+from electra_jax.config import load_size
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
-  c = load(f"{arg or 'base'}.py")
+  """Returns the configuration; `arg` is the size (`load_size`)."""
+  c = load_size(arg)
   c.objective.name = "all_tokens_mlm"
   c.objective.discriminator_weight = 1.0  # here the weight of the main network's loss
   return c

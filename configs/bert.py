@@ -8,14 +8,15 @@ Expected: GLUE dev average 82.2 at base size (paper, Table 5).
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import load
+from electra_jax.config import load_size
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
-  c = load(f"{arg or 'base'}.py")
+  """Returns the configuration; `arg` is the size (`load_size`)."""
+  c = load_size(arg)
   c.objective.name = "bert"
   c.objective.temperature_schedule = ""  # one network, one optimizer, no samples
+  c.generator.tie = "embeddings"  # with nothing
   c.optimizer.separate_optimizers = False
   c.optimizer.generator_learning_rate = None
   return c

@@ -10,11 +10,12 @@ Expected: not measured here at these sizes; docs/evidence.md has four layers of 
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import load
+from electra_jax.config import load_size
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
-  c = load(f"{arg or 'base'}.py")
+  """Returns the configuration; `arg` is the size (`load_size`)."""
+  c = load_size(arg)
   c.objective.name = "coco_lm"
+  c.data.examples = "segments"  # one text a row
   return c

@@ -8,12 +8,12 @@ Expected: word error rate 5.22 and 17.01 when it rescores LibriSpeech (Electric,
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import load
+from electra_jax.config import load_size
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
-  c = load(f"{arg or 'base'}.py")
+  """Returns the configuration; `arg` is the size (`load_size`)."""
+  c = load_size(arg)
   c.generator.kind = "two_tower"
   c.generator.width_multiplier = 1 / 4
   return c

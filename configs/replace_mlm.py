@@ -8,12 +8,12 @@ Expected: GLUE dev average 82.4 at base size, where BERT has 82.2 (paper, Table 
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import load
+from electra_jax.config import load_size
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-  """Returns the configuration; `arg` is the size: small, base (default), large or quickstart."""
-  c = load(f"{arg or 'base'}.py")
+  """Returns the configuration; `arg` is the size (`load_size`)."""
+  c = load_size(arg)
   c.objective.name = "replace_mlm"
   c.objective.discriminator_weight = 1.0  # here the weight of the main network's masked-LM loss
   return c

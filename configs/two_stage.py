@@ -14,7 +14,7 @@ discriminator from a copy of it.
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import load
+from electra_jax.config import load_size
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -22,13 +22,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
   stage, _, size = (arg or "stage1").partition(",")
   if stage not in ("stage1", "stage2"):
     raise ValueError(f"configs/two_stage.py takes :stage1 or :stage2, got {stage!r}")
-  c = load(f"{size or 'base'}.py")
+  c = load_size(size)
   c.train.steps = c.train.steps // 2
   c.objective.temperature_schedule = ""  # one trained network a stage, one optimizer
   c.optimizer.separate_optimizers = False
   c.optimizer.generator_learning_rate = None
   if stage == "stage1":
     c.objective.name = "bert"
+    c.generator.tie = "embeddings"  # with nothing
   else:
     c.generator.kind = "frozen"
     c.generator.tie = "none"

@@ -380,11 +380,11 @@ def test_overrides_that_nothing_reads_are_a_warning(name, read, unread):
     validate.warn_of_unread_overrides(config, [*read.split(), *unread.split()])
 
 
-@pytest.mark.parametrize("size", ["small", "base", "large", "quickstart"])
+@pytest.mark.parametrize("size", ["small", "base", "large", "quickstart", "modern:17m"])
 def test_every_objective_is_a_delta_to_every_size(size):
-  base = compare.flatten(files.load(f"{size}.py"))
+  base = compare.flatten(files.load_size(size))
   for name in NAMES:
-    if "`arg` is the size" in (ROOT / "configs" / name).read_text():
+    if "load_size(arg)" in (ROOT / "configs" / name).read_text():
       changed = compare.flatten(files.load(name, size))
       assert sum(base[k] != v for k, v in changed.items()) <= 6, name
       validate.check_fields(files.load(name, size))

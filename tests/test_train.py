@@ -90,7 +90,8 @@ CONFIGS = sorted(p.name for p in (ROOT / "configs").glob("*.py"))
 
 def shrunk(name: str, tiny_shards) -> ConfigDict:
   """Returns a configuration with a small network and two steps on the tiny shards."""
-  config, small = files.load(name), make_tiny_config(tiny_shards)
+  file, _, arg = name.partition(":")
+  config, small = files.load(file, arg or None), make_tiny_config(tiny_shards)
   embeds_apart = config.model.embedding_size != config.model.hidden_size
   for group in ("data", "eval", "checkpoint", "log"):
     config[group] = small[group]
@@ -111,7 +112,7 @@ def shrunk(name: str, tiny_shards) -> ConfigDict:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, "electric.py:modern:17m", "electra_mlm.py:modern:17m"])
 def test_training_and_evaluation_of_every_config_can_be_traced(name, tiny_shards, tmp_path):
   run = prepare(shrunk(name, tiny_shards), tmp_path, verify=False)  # test_golden_losses runs it
   batch, state = next(batches_from(run, 0, ())), run.fns.shapes

@@ -91,6 +91,19 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
     raise ValueError(one_line(error)) from error
 
 
+def load_size(size: str | None) -> ConfigDict:
+  """Returns the configuration of a size.
+
+  Args:
+    size: small, base (also None or ""), large, quickstart, or modern:17m and the others of it.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load`.
+  """
+  name, _, arg = (size or "base").partition(":")
+  return load(f"{name}.py", arg or None)
+
+
 def one_line(error: BaseException) -> str:
   """Returns an error's message with its line breaks removed."""
   if isinstance(error, OSError) and error.strerror:
