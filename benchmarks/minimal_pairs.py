@@ -6,8 +6,8 @@
 SOURCE has a masked language model that Hugging Face has a class for. The loop is what one writes:
 for each sentence a batch of its copies, each with another token masked, through
 AutoModelForMaskedLM on PyTorch, with as many threads as there are cores. Both score --peer_pairs of
-the pairs, evenly spaced; with --whole this package then scores the whole file. It needs torch and
-transformers.
+the pairs, evenly spaced; with --whole this package then scores the whole file, by a pass a token
+and by a pass a sentence (mlm_unmasked). It needs torch and transformers.
 """
 
 import argparse
@@ -74,16 +74,20 @@ def main() -> None:
     theirs = np.array([peer(pair.good) > peer(pair.bad) for pair in some])
     peer_secs = time.perf_counter() - started
   timed = {}
-  whole = [("all", every)] if args.whole else []
-  for name, chosen in [("the same pairs", some), ("the same pairs again", some), *whole]:
+
+  def score(name: str, scorer: scorers.SentenceScorer, chosen: list[pairs.Pair]) -> np.ndarray:
     started = time.perf_counter()
     kept = pairs.fitting(scorer, chosen)
     right = pairs.compare(scorer, network.weights, kept)
     secs = time.perf_counter() - started
     timed[name] = {"pairs": len(kept), "secs": secs, "accuracy": float(right.mean())}
-    if chosen is some:
-      assert len(kept) == len(some), "choose a model that takes all of these pairs"
-      ours = right
+    return right
+
+  for name in ("the same pairs", "the same pairs again"):
+    ours = score(name, scorer, some)
+    assert len(ours) == len(some), "choose a model that takes all of these pairs"
+  for name in ("mlm", "mlm_unmasked") if args.whole else ():
+    score(f"all, {name}", scorers.SentenceScorer(name, network.cfg, source.tokenizer), every)
   again = timed["the same pairs again"]["secs"]  # without compilation, which the peer has not
   results = {
     "accuracy_here": float(ours.mean()),
