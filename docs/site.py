@@ -24,9 +24,7 @@ GUIDES = (
   *("own-corpus", "continue", "language", "healthy", "small-budget", "finetune", "clusters"),
   "extend",
 )
-REFERENCE = (
-  *("objectives", "evidence", "data", "run", "weights", "evaluate", "speed", "preflight", "scale"),
-)
+REFERENCE = "objectives evidence data run weights evaluate speed preflight scale".split()
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "LOG")
 
 

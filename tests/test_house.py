@@ -19,10 +19,7 @@ from electra_jax.config import compare, files
 PACKAGE = Path(electra_jax.__file__).parent
 # A module's layer is its folder: it may import its own and those before it. What stands beside the
 # folders are programs, and so are a folder's __main__ and `data.build`; they may import anything.
-LAYERS = (
-  *("core", "runtime", "config", "data", "interop", "evaluate", "pretrain", "finetune"),
-  *("report", "programs"),
-)
+LAYERS = "core runtime config data interop evaluate pretrain finetune report programs".split()
 PROGRAMS = len(LAYERS)
 WORLD = {
   "tensorflow",
