@@ -326,6 +326,8 @@ def draw(rows: list[dict], fresh: list[float], path: Path) -> None:
     axis.set(
       xscale="log", xlabel="FLOPs of pretraining (dashed: chance, fresh weights)", title=name
     )
+    axis.set_xticks(marks := sorted({row["flops"] for row in rows}), [f"{x:g}" for x in marks])
+    axis.minorticks_off()
     axis.grid(alpha=0.25)
   figure.axes[1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
   figure.savefig(path, format="png")
