@@ -11,9 +11,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from electra_jax.runtime import chance
 from electra_jax.runtime.bands import BandMonitor
 
+GENERATOR_LOSSES = ("mlm_loss", "cloze_loss")  # in nats, as the entropy of its samples
 LEAST_LINES = 5  # of a loss before it is checked for spikes
 LEAST_RISE = 0.1  # nats: a loss near 0 may double by chance
 # Noise limit in median absolute deviations; 7 are 4.7 standard deviations. Lines of one step of a
@@ -141,9 +141,7 @@ class _Level:
 
 def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, str]]:
   """Yields (name, is_bad, observation, advice) for each metric that has a value."""
-  # The generator's is one of them, and no name shows which: a collapse is below all.
-  plain = (f"{stem}_loss" for stem in chance.words(values) if stem not in chance.COPIES)
-  losses = [(values[name], name) for name in plain if values.get(name) is not None]
+  losses = [(k, values[k]) for k in GENERATOR_LOSSES if values.get(k) is not None]
   for name, value in values.items():
     if value is None:
       continue
@@ -165,7 +163,7 @@ def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, st
         " higher objective.discriminator_weight"
       )
     elif name == "sample_entropy" and losses:
-      level, loss = min(losses)
+      loss, level = losses[0]
       is_bad = value < limits.entropy_ratio * level
       seen = f"{name} {value:.3f} nats is below {limits.entropy_ratio:g} times {loss} {level:.3f}"
       advice = (
