@@ -22,9 +22,13 @@ def words(names: Collection[str]) -> list[str]:
   >>> words(["mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_accuracy", "rtd_recall"])
   ['mlm']
   """
-  stems = [name.removesuffix("_loss") for name in names if name.endswith("_loss")]
-  predicted = [x for x in stems if f"{x}_accuracy" in names and f"{x}_recall" not in names]
-  return [x for x in stems if x in COPIES or (x in predicted and x not in SEQUENCES)]
+  stems = (name.removesuffix("_loss") for name in names if name.endswith("_loss"))
+  return [stem for stem in stems if _predicts_tokens(stem, names)]
+
+
+def _predicts_tokens(stem: str, names: Collection[str]) -> bool:
+  accuracy = f"{stem}_accuracy" in names and f"{stem}_recall" not in names
+  return f"{stem}_loss" in names and (stem in COPIES or (accuracy and stem not in SEQUENCES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Chance:
       "pairs_accuracy": ("chance", 0.5),
       f"{stem}_auc": ("chance", 0.5),
     }
-    if stem in words(line):
+    if _predicts_tokens(stem, line):
       known |= {
         f"{stem}_loss": self._copying(stem, line)
         if stem in COPIES
