@@ -1,6 +1,6 @@
 """Runs launch/slurm.sbatch, as it is, on a SLURM of its own on this machine.
 
-  python tests/slurm_resume.py [--steps=150] [--folder=DIR]
+  python tests/slurm_resume.py [--steps=60] [--folder=DIR]
 
 Needs Debian's slurm-wlm and munge, and root. A node of two made-up GPUs gets two jobs that say what
 a task takes of it, then two of two processes each. One is left alone; the other is told to stop as
@@ -13,6 +13,7 @@ of jobs, which have to be those of one local build. Exits with 0 if all of this 
 import argparse
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -30,6 +31,7 @@ import harness  # noqa: E402
 from harness import ROOT, last_line, newest, outcome  # noqa: E402
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
 def free_port() -> int:
@@ -139,6 +141,19 @@ def submit(
   return done.stdout.strip()
 
 
+def slowed(folder: Path) -> Path:
+  """Writes a program that stands for Python and runs the training with a pause in every step.
+
+  Else a run can end between a line that is seen and the signal that answers it.
+  """
+  path, code = folder / "slowed", shlex.quote(harness.PACED + harness.PROGRAM)
+  path.write_text(
+    f'#!/bin/sh\nshift 2  # -m electra_jax.train\nexec {sys.executable} -c {code} "$@"\n'
+  )
+  path.chmod(0o755)
+  return path
+
+
 def fields(job: str) -> dict[str, str]:
   """Returns what SLURM knows of a job."""
   words = ask("scontrol", "show", "job", job).split()
@@ -153,8 +168,7 @@ def states(job: str) -> set[str]:
 
 def finish(job: str, log: Path) -> None:
   """Waits for a job to be completed; if it fails, shows the end of its log."""
-  over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
-  wait_for(f"the end of job {job}", lambda: states(job) and states(job) <= over)
+  wait_for(f"the end of job {job}", lambda: states(job) and states(job) <= ENDED)
   if states(job) != {"COMPLETED"}:
     raise SystemExit(f"{log.read_text()[-3000:]}\njob {job}: {', '.join(states(job))}")
 
@@ -164,7 +178,14 @@ def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:
   restarts = fields(job)["Restarts"]
   wait_for(f"step {after} of job {job}", lambda: last_line(workdir) >= after)
   ask(*command, job)
-  wait_for(f"job {job} in the queue again", lambda: fields(job)["Restarts"] != restarts)
+
+  def queued_again() -> bool:
+    found = fields(job)
+    if found["JobState"] in ENDED:
+      raise SystemExit(f"job {job}: {found['JobState']}, and not in the queue again")
+    return found["Restarts"] != restarts
+
+  wait_for(f"job {job} in the queue again", queued_again)
   return newest(workdir)
 
 
@@ -230,7 +251,7 @@ def compare(folder: Path, steps: int, console: Console) -> bool:
     seen = see_tasks(folder) and build_by_array(folder)
     finish(submit(folder, "alone", steps), folder / "alone.log")
     console.print(f"left alone: {steps} steps")
-    job, moved = submit(folder, "moved", steps), folder / "moved"
+    job, moved = submit(folder, "moved", steps, python=slowed(folder)), folder / "moved"
     first = interrupt(job, moved, 3, "scancel", "--signal=USR1")
     console.print(f"SIGUSR1 to its processes: saved step {first}, in the queue again by itself")
     interrupt(job, moved, first + 3, "scontrol", "requeue")
@@ -251,7 +272,7 @@ def compare(folder: Path, steps: int, console: Console) -> bool:
 def main() -> int:
   """Runs from the command line."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--steps", type=int, default=150)
+  parser.add_argument("--steps", type=int, default=60)
   parser.add_argument("--folder", type=Path, default=None, help="kept, for a look at the logs")
   args = parser.parse_args()
   missing = [name for name in PROGRAMS if shutil.which(name) is None]
