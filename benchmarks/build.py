@@ -12,6 +12,8 @@ CPU second say how much of the speed is left on a machine that does other things
 With --runner (electra_jax[beam] or [ray] must be installed) the text is cut into PARTS files, which
 the engine and a local build turn into shards in turn. Of two texts or more,
 `of_local_without_start` is the share of the local speed in what the last has more than the first.
+With RAY_ADDRESS, Ray is a cluster that is up already (`ray start --head`), as it is where Ray is
+used; its processes are not in the build's memory then.
 """
 
 import argparse
@@ -189,7 +191,8 @@ def main() -> None:
   args = parser.parse_args()
   if args.runner:
     rows = [compare_runner(args, name) for name in args.sources]
-    results = {"rows": rows} | without_start(rows, args.runner)
+    results = {"rows": rows, "running_cluster": "RAY_ADDRESS" in os.environ}
+    results |= without_start(rows, args.runner)
     print(json.dumps(results, indent=1))
     machine.save(args.json, results, hide=[*args.sources, args.vocab])
     return

@@ -99,6 +99,8 @@ def beam(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
 def ray(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
   """Builds on Ray: on the cluster of RAY_ADDRESS, or on processes of this machine.
 
+  Ray stays started until the process ends: the two stages of a build need it.
+
   Raises:
     DataError: ray is not installed, there are options, or a part failed.
   """
@@ -107,11 +109,12 @@ def ray(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
   if options:
     raise DataError(f"{options[0]!r}: Ray takes no options here, set RAY_ADDRESS")
 
-  with engine.init(log_to_driver=False, include_dashboard=False):
-    run = engine.remote(lambda part: work(part))
-    started = [run.remote(part) for part in todo]
-    engine.wait(started, num_returns=len(started))  # where one fails, the others are finished
-    engine.get(started)
+  if not engine.is_initialized():
+    engine.init(log_to_driver=False, include_dashboard=False)
+  run = engine.remote(lambda part: work(part))
+  started = [run.remote(part) for part in todo]
+  engine.wait(started, num_returns=len(started))  # where one fails, the others are finished
+  engine.get(started)
 
 
 RUNNERS: dict[str, Runner] = {"local": local, "beam": beam, "ray": ray}
