@@ -6,8 +6,9 @@ import unicodedata
 
 import pytest
 
-from electra_jax.data import tokenizer, vocabulary
+from electra_jax.data import chunks, examples, tokenizer, vocabulary
 from electra_jax.data.tokenizer import VocabError
+from electra_jax.finetune import tagging
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = (
@@ -287,6 +288,49 @@ def test_a_tokenizer_json_that_fails_at_unknown_text_is_refused(tmp_path):
     Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(VocabError, match="tokenizer.json: cannot encode unknown text"):
       tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.fixture
+def byte_level(tmp_path):
+  """A byte-level BPE without a space before the first word, as ModernBERT's."""
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+  engine = Tokenizer(models.BPE())
+  engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  engine.decoder = decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
+  engine.train_from_iterator(TEXT, trainer)
+  engine.save(str(tmp_path / "tokenizer.json"))
+  return tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", ["packed", "segments"])
+def test_shards_of_byte_level_bpe_keep_the_space_between_lines_and_sentences(byte_level, kind):
+  v = byte_level.vocab
+  spec = examples.ExampleSpec(64, kind, True, 0.0, 5, 1.0, 0.5, v.cls, v.sep, v.pad)
+  worker = chunks.Worker(chunks.WorkerSpec(str(byte_level.path.parent), v, spec, seed=0))
+  text = "the cafe ran\nby a bee. The cab ran.\n下雨吗？下。 a  bee"
+  chunk = chunks.Chunk(0, {"train": [text], "heldout": []}, len(text), last=True)
+  made = worker(chunk).splits["train"].data
+  ids = made if kind == "packed" else made[0]["ids"][: made[0]["length"]]
+  decoded = byte_level.decode([i for i in ids if i not in v.special_ids])
+  assert decoded == text.replace("\n", " ")
+
+
+def test_tagged_words_of_byte_level_bpe_are_those_of_the_sentence(byte_level):
+  words = ("the", "cab", ",", "a", "bee")
+  sentence = tagging.Sentence(words, ("A", "B", "A", "A", "B"), "file:1")
+  [window] = tagging.windows([sentence], byte_level, ("A", "B"), max_length=32)
+  [whole] = byte_level.encode_batch([" ".join(words)])
+  assert window.feature.ids[1:-1].tolist() == whole
+
+
+@pytest.mark.parametrize("kind", vocabulary.KINDS)
+def test_other_vocabularies_need_no_space_before_a_part(tmp_path, kind):
+  path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
+  own = vocabulary.train(kind, iter(TEXT), size=SIZES[kind], path=path)
+  assert own.spaced("a b", ["a", "b"]) == ["a", "b"]
 
 
 def test_another_vocabulary_in_the_folder_is_refused(vocab_file, tmp_path):

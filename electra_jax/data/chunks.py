@@ -104,6 +104,7 @@ class Worker:
     split_lines = spec.examples == "segments" and spec.split_lines
     if split_lines:
       documents = [[s for line in lines for s in examples.sentences(line)] for lines in documents]
+    documents = list(map(self._tokenizer.spaced, texts, documents))
     encoded = iter(self._tokenizer.encode_batch([line for lines in documents for line in lines]))
     ids = [[next(encoded) for _ in lines] for lines in documents]
     tokens = sum(len(line) for lines in ids for line in lines)

@@ -7,6 +7,7 @@ document is punctuation and a word. Special ids are looked up by name in the voc
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import itertools
 import operator
@@ -126,6 +127,27 @@ class Tokenizer(abc.ABC):
       spans if special.isdisjoint(spans[0]) else self._cut(text)
       for text, spans in zip(texts, found, strict=True)
     ]
+
+  @functools.cached_property
+  def keeps_spaces(self) -> bool:
+    """Whether the space before a word changes its ids, as in byte-level BPE."""
+    alone, after_space = self.encode_batch(["a", " a"])
+    return alone != after_space
+
+  def spaced(self, text: str, parts: Sequence[str]) -> Sequence[str]:
+    """Returns consecutive parts of a text, to be encoded one by one.
+
+    If the vocabulary keeps spaces, a part that follows a space or a line end begins with a space.
+    """
+    if not self.keeps_spaces:
+      return parts
+    found, end = [], 0
+    for part in parts:
+      start = text.index(part, end)
+      follows = text[max(start - 1, 0) : start].isspace() and not part[:1].isspace()
+      found.append(" " + part if follows and part else part)
+      end = start + len(part)
+    return found
 
   @abc.abstractmethod
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -182,8 +182,9 @@ def windows(
 
   Windows overlap by about half. A word is tagged in the window that gives it the most context,
   counted as tokens to the nearer end. A word without tokens becomes [UNK]. Words are encoded
-  separately. Targets are indices into `labels`, -1 for an unknown tag; sentences without tags have
-  no target. `max_length` includes [CLS] and [SEP].
+  separately, with a space before all but the first if the vocabulary keeps spaces. Targets are
+  indices into `labels`, -1 for an unknown tag; sentences without tags have no target. `max_length`
+  includes [CLS] and [SEP].
 
   Raises:
     TaskError: max_length is below 3, or the labels are of entities and a gold tag is not.
@@ -191,13 +192,14 @@ def windows(
   room = max_length - 2
   if room < 1:
     raise TaskError(f"max_length must be at least 3, got {max_length}")
-  words = sorted({word for sentence in sentences for word in sentence.words})
+  spaced = [tokenizer.spaced(" ".join(s.words), s.words) for s in sentences]
+  words = sorted(set(itertools.chain.from_iterable(spaced)))
   encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
   index = {label: i for i, label in enumerate(labels)}
   entities, unk = is_entities(labels), [tokenizer.vocab.unk]
   made = []
-  for sentence in sentences:
-    tokens = [encoded[word] or unk for word in sentence.words]
+  for sentence, parts in zip(sentences, spaced, strict=True):
+    tokens = [encoded[word] or unk for word in parts]
     targets = None
     if sentence.tags is not None:
       if entities and not is_entities(sentence.tags):
