@@ -216,6 +216,15 @@ def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
   np.testing.assert_allclose(a[:7], b[:7], atol=1e-6)
 
 
+def test_texts_as_long_as_an_odd_number_of_positions_are_predicted():
+  cfg, head = dataclasses.replace(CFG, max_positions=21), task_heads.classification(2, "linear")
+  rows = [Feature(np.full(n, 7, np.int32), n, {}) for n in (21, 9, 21)]
+  params = loop.init_params(cfg, head, None, (0,))
+  [found] = loop.make_predictor(cfg, head, batch_size=8, buckets=1, pad=0)(params, rows)
+  assert found["logits"].shape == (3, 2)
+  np.testing.assert_array_equal(found["logits"][0], found["logits"][2])
+
+
 @pytest.mark.long
 def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
   head, lines = task_heads.classification(2, "linear"), []

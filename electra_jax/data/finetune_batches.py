@@ -37,11 +37,17 @@ def subset(items: Sequence[T], most: int | None) -> list[T]:
   return [items[i * len(items) // count] for i in range(count)]
 
 
-def bucket_lengths(lengths: np.ndarray, most: int) -> tuple[int, ...]:
-  """Returns at most `most` lengths, multiples of ROUND, with the least padding for `lengths` [n].
+def bucket_lengths(
+  lengths: np.ndarray, most: int, max_positions: float = np.inf
+) -> tuple[int, ...]:
+  """Returns at most `most` lengths with the least padding for `lengths` [n].
+
+  They are multiples of ROUND, or `max_positions` of the network where a multiple is above it.
 
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 2)
   (8, 64)
+  >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 2, max_positions=62)
+  (8, 62)
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 3)
   (8, 32, 64)
   """
@@ -58,7 +64,7 @@ def bucket_lengths(lengths: np.ndarray, most: int) -> tuple[int, ...]:
     ]
     cost, ends = [np.inf, *(c for c, _ in options)], [(), *(e for _, e in options)]
     best = min(best, options[-1])
-  return tuple(int(steps[j]) * ROUND for j in best[1])
+  return tuple(min(int(steps[j]) * ROUND, max_positions) for j in best[1])
 
 
 def plan_epoch(

@@ -117,7 +117,7 @@ def train(
   step = parallel.map_train_step(step)
   batches = data.batches(
     features,
-    buckets=data.bucket_lengths(lengths, settings.buckets),
+    buckets=data.bucket_lengths(lengths, settings.buckets, cfg.max_positions),
     batch_size=settings.batch_size,
     epochs=settings.epochs,
     seeds=settings.seeds,
@@ -169,7 +169,7 @@ def make_predictor(
 
   def predict(params, features):
     lengths = np.array([len(f.ids) for f in features])
-    ladder = data.bucket_lengths(lengths, buckets)
+    ladder = data.bucket_lengths(lengths, buckets, cfg.max_positions)
     found: dict[str, list] = {}
     for plan in data.plan_once(lengths, ladder, batch_size):
       batch = parallel.shard(data.collate(features, plan, batch_size, pad))
