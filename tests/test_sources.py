@@ -87,6 +87,21 @@ def test_a_damaged_compressed_file_is_named(tmp_path, suffix, damage):
     read(f"text:{path}")
 
 
+COMPRESS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_file_of_several_frames_is_read_to_its_end_or_refused(tmp_path, suffix):
+  path, second = tmp_path / f"a.txt{suffix}", COMPRESS[suffix](b"b")
+  frames, padding = COMPRESS[suffix](b"a\n\n") + second, b"" if suffix == ".zst" else bytes(512)
+  path.write_bytes(frames + padding)
+  assert read(f"text:{path}")[0] == ["a", "b"]
+  for damaged in (b"", frames[: -len(second)] + b"no frame", frames[: 6 - len(second)]):
+    path.write_bytes(damaged)
+    with pytest.raises(SourceError, match=f"a.txt{suffix}: cannot be read"):
+      read(f"text:{path}")
+
+
 def test_jsonl_takes_the_field_and_counts_bad_json(tmp_path):
   values = [{"text": "one\n\ntwo", "id": 1}, {"text": "three"}, {"text": "\ud800"}]
   lines = [json.dumps(value) for value in values]

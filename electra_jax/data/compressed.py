@@ -1,52 +1,67 @@
 """Reads compressed files."""
 
-import gzip
 import io
 import lzma
+import zlib
+from collections.abc import Callable
 from typing import BinaryIO
 
 BUFFER_BYTES = 1 << 16
+READ_BYTES = 1 << 12  # a thousand times as much may come out
+
+
+def _new_zstd():
+  import zstandard
+
+  return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+
+
+# By the end of a file's name. gzip's checksums are in the format that zlib calls 16 + 15.
+NEW = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": _new_zstd}
 
 
 def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
   """Returns the content of a file whose name may end in .gz, .xz or .zst."""
-  if path.endswith(".gz"):
-    return io.BufferedReader(gzip.GzipFile(fileobj=raw), BUFFER_BYTES)
-  if path.endswith(".xz"):
-    return io.BufferedReader(lzma.LZMAFile(raw), BUFFER_BYTES)
-  if path.endswith(".zst"):
-    return io.BufferedReader(_ZstdFile(raw), BUFFER_BYTES)
+  for end, new in NEW.items():
+    if path.endswith(end):
+      return io.BufferedReader(_Frames(raw, new), BUFFER_BYTES)
   return raw
 
 
-class _ZstdFile(io.RawIOBase):
-  """Decompressed .zst of any number of frames; unlike the library's, it detects truncation."""
+class _Frames(io.RawIOBase):
+  """The content of one frame or more, with zeros between them if any.
 
-  def __init__(self, raw: BinaryIO):
-    import zstandard
+  Unlike the libraries' own readers, all of which miss one of these, it raises OSError for damage at
+  the start of a later frame and EOFError for a file that is empty or cut off.
+  """
 
-    self._raw, self._rest, self._ready = raw, b"", b""
-    self._new = lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-    self._frame, self._error = None, zstandard.ZstdError
+  def __init__(self, raw: BinaryIO, new: Callable):
+    self._raw, self._new = raw, new
+    self._frame, self._rest, self._ready = new(), b"", b""
 
   def readable(self) -> bool:
     return True
 
   def readinto(self, buffer) -> int:
     while not self._ready:
-      data = self._rest or self._raw.read(1 << 14)
-      self._rest = b""
+      data, self._rest = self._rest or self._raw.read(READ_BYTES), b""
+      if not data and self._frame:
+        raise EOFError("the file ends in the middle of a frame")
       if not data:
-        if self._frame is not None:
-          raise EOFError("the file ends in the middle of a frame")
         return 0
-      self._frame = self._frame or self._new()
-      try:
-        self._ready = self._frame.decompress(data)
-      except self._error as error:
-        raise OSError(str(error)) from None
-      if self._frame.eof:
-        self._rest, self._frame = self._frame.unused_data, None
+      if not self._frame:
+        data = data.lstrip(b"\0")
+        self._frame = self._new() if data else None
+      if self._frame:
+        self._decompress(data)
     part, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
     buffer[: len(part)] = part
     return len(part)
+
+  def _decompress(self, data: bytes) -> None:
+    try:
+      self._ready = self._frame.decompress(data)
+    except Exception as error:  # each library has its own
+      raise OSError(str(error)) from None
+    if self._frame.eof:
+      self._rest, self._frame = self._frame.unused_data, None

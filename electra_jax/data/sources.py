@@ -25,11 +25,9 @@ import glob
 import hashlib
 import io
 import json
-import lzma
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -410,6 +408,6 @@ def opened(path: str | os.PathLike) -> Iterator[BinaryIO]:
   try:
     with open(path, "rb") as raw:
       yield raw
-  except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+  except (OSError, EOFError) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise SourceError(f"{path}: cannot be read ({reason})") from None
