@@ -35,6 +35,17 @@ def make_parts(folder: Path, name: str = "shards", count: int = 3, **fields):
   return config
 
 
+def test_a_tfds_dataset_has_the_share_of_an_average_file_in_the_vocabulary(tmp_path):
+  config = make_parts(tmp_path)
+  for i in range(2):
+    (tmp_path / f"{i}.txt").write_bytes(b"x" * 300)
+  config.data.sources = f"tfds:x,text:{tmp_path}/0.txt,text:{tmp_path}/1.txt"
+  found = plan.make(config, tmp_path / "work", 1)
+  assert [found.share(part) for part in range(3)] == pytest.approx([1 / 3] * 3)
+  config.data.sources = "tfds:x,tfds:y,tfds:z"
+  assert [plan.make(config, tmp_path / "work", 1).share(i) for i in range(3)] == [1 / 3] * 3
+
+
 def shard_bytes(config) -> dict[str, bytes]:
   """Returns the files of a build, without the locks."""
   return {k: v for k, v in contents(config.data.dir).items() if not k.startswith(".")}

@@ -112,9 +112,18 @@ class Plan:
     return found
 
   def share(self, part: int) -> float:
-    """Returns the share of the input bytes that a part has, 0 to 1."""
-    total = sum(sum(entry.sizes) for entry in self.inputs)
-    own = sum(sum(self.inputs[i].sizes[chosen]) for i, chosen in self.ranges(part).items())
+    """Returns the share of the input that a part has, 0 to 1.
+
+    By bytes; a dataset of TFDS, whose size is not known here, counts as an average file.
+    """
+    known = [size for entry in self.inputs for size in entry.sizes]
+    average = sum(known) / len(known) if known else 1
+
+    def size(entry: Input, chosen: slice) -> float:
+      return sum(entry.sizes[chosen]) if entry.sizes else average
+
+    total = sum(size(entry, slice(None)) for entry in self.inputs)
+    own = sum(size(self.inputs[place], chosen) for place, chosen in self.ranges(part).items())
     return own / total if total else 1 / self.parts
 
 
