@@ -77,7 +77,7 @@ def main() -> None:
 
   def score(name: str, scorer: scorers.SentenceScorer, chosen: list[pairs.Pair]) -> np.ndarray:
     started = time.perf_counter()
-    kept = pairs.fitting(scorer, chosen)
+    kept, _ = pairs.fitting(scorer, chosen)
     right = pairs.compare(scorer, network.weights, kept)
     secs = time.perf_counter() - started
     timed[name] = {"pairs": len(kept), "secs": secs, "accuracy": float(right.mean())}

@@ -160,13 +160,17 @@ def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsy
   assert (out / "pairs.png").stat().st_size > 10_000
 
 
-def test_pairs_that_are_too_long_are_left_out(electra):
+def test_pairs_that_are_too_long_are_left_out_and_equal_ones_are_named(electra):
   source = sources.open_source(electra)
   network = source.networks["discriminator"]
   scorer = scorers.SentenceScorer("rtd", network.cfg, source.tokenizer)
-  long = Pair(sentence(40), "a", "p", "all")
-  kept = pairs.fitting(scorer, [long, Pair("a b", "b", "p", "all")])
-  assert [pair.good for pair in kept] == ["a b"]
+  long, same = Pair(sentence(40), "a", "p", "all"), Pair("A b", "a B", "p", "all")
+  kept, warnings = pairs.fitting(scorer, [long, Pair("a b", "b", "p", "all"), same])
+  assert [pair.good for pair in kept] == ["a b", "A b"]
+  assert warnings == [
+    "1 pairs are left out, they have a sentence of more than 14 tokens",
+    "1 pairs are the same tokens twice, which counts as wrong",
+  ]
   with pytest.raises(ValueError, match="all pairs have a sentence of more than 14 tokens"):
     pairs.fitting(scorer, [long])
 
@@ -237,6 +241,7 @@ def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
     ('{"sentence_good": " ", "sentence_bad": "a"}', ":1: .* must be texts, and not empty"),
     ("[1]", ":1: a pair needs"),
     ("{", ":1: no JSON"),
+    ('{"sentence_good": "\\ud800", "sentence_bad": "a"}', ":1: no JSON .*surrogates not allowed"),
   ],
 )
 def test_a_wrong_file_of_pairs_is_refused_in_a_line(tmp_path, content, why):

@@ -43,12 +43,12 @@ class _Frames(io.RawIOBase):
     return True
 
   def readinto(self, buffer) -> int:
-    while not self._ready:
+    while len(self._ready) < len(buffer):
       data, self._rest = self._rest or self._raw.read(READ_BYTES), b""
       if not data and self._frame:
         raise EOFError("the file ends in the middle of a frame")
       if not data:
-        return 0
+        break
       if not self._frame:
         data = data.lstrip(b"\0")
         self._frame = self._new() if data else None
@@ -60,7 +60,7 @@ class _Frames(io.RawIOBase):
 
   def _decompress(self, data: bytes) -> None:
     try:
-      self._ready = self._frame.decompress(data)
+      self._ready += self._frame.decompress(data)
     except Exception as error:  # each library has its own
       raise OSError(str(error)) from None
     if self._frame.eof:

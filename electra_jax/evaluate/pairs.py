@@ -3,6 +3,7 @@
 Warstadt et al. 2020 (BLiMP): 67 paradigms of 1,000 pairs.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ def read(path: Path) -> list[Pair]:
       try:
         row = json.loads(line)
         good, bad = row[GOOD], row[BAD]
+        f"{good}{bad}".encode()  # which half of a surrogate pair does not survive
       except ValueError as error:
         raise ValueError(f"{path}:{number}: no JSON ({error})") from None
       except (KeyError, TypeError):
@@ -69,17 +71,23 @@ def read(path: Path) -> list[Pair]:
   return pairs
 
 
-def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> list[Pair]:
-  """Returns the pairs of which both sentences fit into the network's positions.
+def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
+  """Returns the pairs of which both sentences fit into the network's positions, and warnings.
 
   Raises:
     ValueError: there are none.
   """
-  good, bad = (scorer.fits([pair[i] for pair in pairs]) for i in (0, 1))
-  kept = [pair for pair, fit in zip(pairs, good & bad, strict=True) if fit]
+  good, bad = (scorer.tokenizer.encode_batch([pair[i] for pair in pairs]) for i in (0, 1))
+  fit = [max(len(a), len(b)) <= scorer.longest for a, b in zip(good, bad, strict=True)]
+  kept, limit = list(itertools.compress(pairs, fit)), f"more than {scorer.longest} tokens"
   if not kept:
-    raise ValueError(f"all pairs have a sentence of more than {scorer.longest} tokens")
-  return kept
+    raise ValueError(f"all pairs have a sentence of {limit}")
+  warnings = []
+  if left_out := len(pairs) - len(kept):
+    warnings.append(f"{left_out:,} pairs are left out, they have a sentence of {limit}")
+  if same := sum(a == b for a, b in zip(good, bad, strict=True)):
+    warnings.append(f"{same:,} pairs are the same tokens twice, which counts as wrong")
+  return kept, warnings
 
 
 def compare(

@@ -166,14 +166,9 @@ class SentenceScorer:
   """
 
   def __init__(self, scorer: str, cfg: TransformerConfig, tokenizer: Tokenizer):
-    self._kind, self._tokenizer = SCORERS[scorer], tokenizer
+    self._kind, self.tokenizer = SCORERS[scorer], tokenizer
     self.longest = cfg.max_positions - 2  # tokens of a sentence
     self._apply = jax.jit(functools.partial(self._kind.apply, cfg))
-
-  def fits(self, sentences: Sequence[str]) -> np.ndarray:
-    """Returns whether each sentence fits into the network's positions, [n] bool."""
-    encoded = self._tokenizer.encode_batch(sentences)
-    return np.array([len(ids) <= self.longest for ids in encoded], bool)
 
   def __call__(
     self, weights: Mapping, sentences: Sequence[str], stops: Callable[[], object] = lambda: None
@@ -187,7 +182,7 @@ class SentenceScorer:
     weights = parallel.replicate(
       {k: weights[k] for k in ("embeddings", "encoder", self._kind.head)}
     )
-    vocab, encoded = self._tokenizer.vocab, self._tokenizer.encode_offsets(sentences)
+    vocab, encoded = self.tokenizer.vocab, self.tokenizer.encode_offsets(sentences)
     fitting = [i for i, (ids, _) in enumerate(encoded) if len(ids) <= self.longest]
 
     def rows() -> Iterator[Row]:
@@ -215,7 +210,7 @@ class SentenceScorer:
   def _start(self, weights: dict, rows: list[Row], length: int) -> tuple[np.ndarray, jax.Array]:
     """Returns the rows' sentence indices and their scores, still being computed on the device."""
     shape = _batch_size(length), length
-    batch = from_rows([row.ids for row in rows], shape, self._tokenizer.vocab.pad)
+    batch = from_rows([row.ids for row in rows], shape, self.tokenizer.vocab.pad)
     positions, labels = np.zeros((2, shape[0]), np.int32)
     positions[: len(rows)] = [row.position for row in rows]
     labels[: len(rows)] = [row.label for row in rows]

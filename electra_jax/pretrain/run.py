@@ -213,7 +213,7 @@ def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> pairs.Sui
     scorers.default(spec.objective, heads), spec.discriminator, tokens
   )
   found = subset(pairs.read(config.eval.pairs), config.eval.max_pairs)
-  return pairs.Suite(scorer, pairs.fitting(scorer, found))
+  return pairs.Suite(scorer, pairs.fitting(scorer, found)[0])
 
 
 _peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second

@@ -33,10 +33,9 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   network = scorers.network_for(scorer, source.networks, args.model)
   started = time.perf_counter()
   sentence_scorer = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
-  read, found = len(found), pairs.fitting(sentence_scorer, found)
-  if len(found) < read:
-    limit = f"a sentence of more than {sentence_scorer.longest} tokens"
-    console.print(f"warning: {read - len(found):,} pairs are left out, they have {limit}")
+  found, warnings = pairs.fitting(sentence_scorer, found)
+  for line in warnings:
+    console.print(f"warning: {line}")
   with doing(f"scoring {len(found):,} pairs"):
     right = pairs.compare(sentence_scorer, network.weights, found)
   secs = time.perf_counter() - started
