@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from electra_jax.core import optimizer, task_heads, task_network
-from electra_jax.core.batch import Examples
+from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import finetune_batches as data
 from electra_jax.data.finetune_batches import Feature, Plan
@@ -26,7 +26,7 @@ def states_and_batch(target: dict, B=3, L=5):
   mask[0, 3:] = False
   mask[-1] = False  # a row of padding
   ids = np.zeros((B, L), np.int32)
-  return states, Examples(ids, ids, mask, np.arange(B, dtype=np.int32), target)
+  return states, Batch(ids, ids, mask, np.arange(B, dtype=np.int32), target=target)
 
 
 def weights_of(head, seed=1):

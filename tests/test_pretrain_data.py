@@ -69,8 +69,8 @@ def joined(parts):
 
 def test_batches_have_the_shapes_and_types_of_batch(data):
   (batch,) = take(data, 1, seed=0, batch_size=8)
-  assert batch.document_ids is None
-  assert [(x.shape, x.dtype) for x in batch[:-1]] == [
+  assert batch.document_ids is None and batch.target is None
+  assert [(x.shape, x.dtype) for x in batch[:4]] == [
     ((8, 16), np.int32),
     ((8, 16), np.int32),
     ((8, 16), bool),

@@ -10,7 +10,7 @@ import pytest
 from conftest import long_except
 
 from electra_jax.core import qa_head
-from electra_jax.core.batch import Examples
+from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
 
 CFG = TransformerConfig(50, 6, 6, 1, 1, 12, 16)
@@ -90,7 +90,7 @@ def make(settings, seed=0):
     "allowed": allowed,
   }
   ids = np.zeros((B, L), np.int32)
-  return weights, states, Examples(ids, ids, mask, np.arange(B, dtype=np.int32), target)
+  return weights, states, Batch(ids, ids, mask, np.arange(B, dtype=np.int32), target=target)
 
 
 def predict(settings, weights, states, batch):

@@ -27,18 +27,8 @@ class Batch(NamedTuple):
   # [B, L] int32, the document of each token, 1, 2, ... and 0 on padding. Attention stays inside a
   # document and positions begin anew. None: each row is one document
   document_ids: Array | None = None
-
-
-class Examples(NamedTuple):
-  """A `Batch` for fine-tuning or prediction, with its labels."""
-
-  ids: Array
-  token_type_ids: Array
-  padding_mask: Array
-  row: Array
-  # {name: labels}, [B] per row or [B, L] per token, padded with 0; empty for prediction
-  target: dict[str, Array]
-  document_ids = None  # as in `Batch`: each row is one document
+  # {name: labels} of a task, [B] per row or [B, L] per token, padded with 0; empty for prediction
+  target: dict[str, Array] | None = None
 
 
 def from_rows(rows: Sequence[Sequence[int]], shape: tuple[int, int], pad: int) -> Batch:

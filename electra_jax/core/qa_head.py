@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core.batch import Examples
+from electra_jax.core.batch import Batch
 from electra_jax.core.layers import gelu
 from electra_jax.core.task_heads import MODERNBERT, Head, dense, glorot, linear
 from electra_jax.core.terms import Term
@@ -129,7 +129,7 @@ def _answerable_logit(weights: dict, states: jax.Array, start_logits: jax.Array)
 
 
 def _loss(
-  settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Examples
+  settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Batch
 ) -> dict[str, Term]:
   """Returns (start + end) / 2 + weight x answerable, in nats per row, and accuracies.
 
@@ -168,7 +168,7 @@ def _top(logp: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _predict(
-  settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Examples
+  settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Batch
 ) -> dict[str, jax.Array]:
   """Returns the beams and null scores; see `make_head`."""
   allowed, beam = batch.target["allowed"], settings.beam_size

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from electra_jax.core import layers, networks
-from electra_jax.core.batch import Examples
+from electra_jax.core.batch import Batch
 from electra_jax.core.terms import Term
 from electra_jax.core.transformer_config import TransformerConfig
 
@@ -147,7 +147,7 @@ HEAD_LAYERS = {
 }
 
 
-def _rows(batch: Examples) -> jax.Array:
+def _rows(batch: Batch) -> jax.Array:
   """Returns [B] float32, 1 on examples and 0 on padding rows."""
   return batch.padding_mask[:, 0].astype(jnp.float32)
 

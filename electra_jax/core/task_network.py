@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 
 from electra_jax.core import layers, networks, qa_head, task_heads
-from electra_jax.core.batch import Examples
+from electra_jax.core.batch import Batch
 from electra_jax.core.task_heads import Head
 from electra_jax.core.transformer_config import TransformerConfig
 
@@ -56,7 +56,7 @@ def shapes(cfg: TransformerConfig, head: Head) -> dict:
   return jax.eval_shape(fresh, jax.random.key(0))
 
 
-def _states(cfg: TransformerConfig, params: dict, batch: Examples, keys) -> jax.Array:
+def _states(cfg: TransformerConfig, params: dict, batch: Batch, keys) -> jax.Array:
   seeds = layers.make_dropout_seeds(keys, cfg.num_layers)
   return networks.encode(cfg, params, batch.ids, batch, seeds)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from electra_jax.core.batch import Examples
+from electra_jax.core.batch import Batch
 
 ROUND = 8  # lengths are multiples of this
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def plan_once(lengths: np.ndarray, buckets: Sequence[int], batch_size: int) -> l
   return [Plan(g, int(buckets[np.searchsorted(buckets, lengths[g].max())])) for g in groups]
 
 
-def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) -> Examples:
+def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) -> Batch:
   """Returns a batch [batch_size, plan.length]; missing rows are all padding."""
   B, L = batch_size, plan.length
   ids = np.full((B, L), pad, np.int32)
@@ -113,7 +113,7 @@ def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) 
       if name not in target:
         target[name] = np.zeros((B, L) if value.ndim else B, value.dtype)
       target[name][(place, slice(n)) if value.ndim else place] = value
-  return Examples(ids, token_type_ids, padding_mask, np.arange(B, dtype=np.int32), target)
+  return Batch(ids, token_type_ids, padding_mask, np.arange(B, dtype=np.int32), target=target)
 
 
 def batches(
@@ -124,7 +124,7 @@ def batches(
   epochs: float,
   seeds: Sequence[int],
   pad: int,
-) -> Iterator[Examples]:
+) -> Iterator[Batch]:
   """Yields the batches of all seeds, stacked: [B, S, L], [B, S]; `epochs` may be fractional."""
   lengths = np.array([len(f.ids) for f in features])
   left = steps_of(len(features), batch_size, epochs)
