@@ -159,7 +159,6 @@ class Case:
       lambda number: 0.0,
       seed=0,
       accumulation=accumulation,
-      axis=parallel.AXIS,
     )
     zeros = jax.tree.map(np.zeros_like, self.params)
     state = step.TrainState(np.zeros([], np.int32), self.params, zeros)

@@ -110,7 +110,7 @@ def memory() -> dict:
     schedule = optimizer.make_schedule(cfg, config.train.steps)
     tx = optimizer.make_optimizer(cfg, schedule)
     mapped = parallel.map_train_step(
-      step.make_train_step(objectives.make(spec), tx, schedule, seed=0, axis=parallel.AXIS)
+      step.make_train_step(objectives.make(spec), tx, schedule, seed=0)
     )
     state = jax.eval_shape(
       lambda spec=spec, tx=tx: step.init_state(objectives.init_params(spec, jax.random.key(0)), tx)

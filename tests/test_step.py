@@ -176,7 +176,7 @@ def test_the_mapped_step_donates_the_state_and_keeps_its_shapes():
   spec = make_spec(0.0)
   tx = optax.sgd(0.1)
   mapped = parallel.map_train_step(
-    step.make_train_step(objectives.make(spec), tx, lambda _: 0.1, seed=0, axis=parallel.AXIS)
+    step.make_train_step(objectives.make(spec), tx, lambda _: 0.1, seed=0)
   )
   state = step.init_state(jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))(), tx)
   shapes = jax.tree.map(jnp.shape, state)

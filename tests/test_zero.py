@@ -74,14 +74,14 @@ def test_the_norm_of_parts_is_numpys():
   rng = np.random.default_rng(0)
   tree = {"a": rng.normal(size=(3, 16)), "b": rng.normal(size=5), "c": {"d": rng.normal(size=8)}}
   tree = jax.tree.map(np.float32, tree)
-  measure = zero.norm(tree, "x", 8)
+  measure = zero.norm(tree, 8)
 
   def norms(tree, row):
     own = {"b": tree["b"], "a": jax.lax.dynamic_slice_in_dim(tree["a"], row * 2, 2, 1)}
     own["c"] = {"d": jax.lax.dynamic_slice_in_dim(tree["c"]["d"], row, 1)}
     return measure(own), measure({"b": tree["b"]})  # all of it, and one network's
 
-  found = jax.pmap(norms, "x", in_axes=(None, 0), out_axes=None)(tree, np.arange(8))
+  found = jax.pmap(norms, parallel.AXIS, in_axes=(None, 0), out_axes=None)(tree, np.arange(8))
   flat = np.concatenate([x.ravel() for x in jax.tree.leaves(tree)])
   np.testing.assert_allclose(found, [np.linalg.norm(flat), np.linalg.norm(tree["b"])], rtol=1e-6)
 

@@ -1,9 +1,11 @@
-"""Parameter trees: names, counts, sharding axes, and initialisation from another run."""
+"""Parameter trees: names, counts, sharding, and initialisation from another run."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+AXIS = "data"  # over which a step is mapped: the devices
 
 
 def named(tree) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The training step and the evaluation step, for any objective and any number of devices.
 
-Each runs on one device's shard of the batch and combines results by `psum` over a mapped axis.
+Each runs on one device's shard of the batch and combines results by `psum` over AXIS.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from flax import struct
 
 from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import Objective
+from electra_jax.core.params import AXIS
 
 
 @struct.dataclass
@@ -48,14 +49,14 @@ def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
   return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
 
 
-def replicated_update(tx: optax.GradientTransformation, axis: str) -> Callable:
+def replicated_update(tx: optax.GradientTransformation) -> Callable:
   """Returns an update with all-reduced gradients and replicated optimizer state.
 
   It maps (this device's gradient, opt_state, params) to (updates, opt_state, gradient norm).
   """
 
   def update(grads, opt_state, params):
-    grads = jax.lax.psum(grads, axis)
+    grads = jax.lax.psum(grads, AXIS)
     updates, opt_state = tx.update(grads, opt_state, params)
     return updates, opt_state, optax.tree.norm(grads)
 
@@ -69,7 +70,6 @@ def make_train_step(
   *,
   seed: int,
   accumulation: int = 1,
-  axis: str = "data",
   make_update: Callable = replicated_update,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
   """Returns the step: (state, this device's batch) -> (new state, metrics).
@@ -82,7 +82,7 @@ def make_train_step(
     terms: {name: (total, count)} over the global batch.
     loss, learning_rate, grad_norm (before clipping), update_norm, param_norm: scalars.
   """
-  update = make_update(tx, axis)
+  update = make_update(tx)
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
     parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
@@ -97,7 +97,7 @@ def make_train_step(
       return {k: t.count for k, t in terms.items() if t.in_loss}, zeros
 
     counts, zeros = jax.lax.map(count, parts)
-    counts = jax.lax.psum(jax.tree.map(lambda c: c.sum(0), counts), axis)
+    counts = jax.lax.psum(jax.tree.map(lambda c: c.sum(0), counts), AXIS)
 
     def loss_of(params, part):
       terms = terms_of(params, part)
@@ -115,7 +115,7 @@ def make_train_step(
     zero = jnp.float32(0), jax.tree.map(lambda z: z[0], zeros)
     zero_grads = jax.tree.map(jnp.zeros_like, state.params)
     (sums, grads), _ = jax.lax.scan(add_part, (zero, zero_grads), parts)
-    loss, terms = jax.lax.psum(sums, axis)
+    loss, terms = jax.lax.psum(sums, AXIS)
 
     updates, opt_state, grad_norm = update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -132,9 +132,7 @@ def make_train_step(
   return step
 
 
-def make_eval_step(
-  objective: Objective, *, seed: int, axis: str = "data"
-) -> Callable[[dict, Batch], dict]:
+def make_eval_step(objective: Objective, *, seed: int) -> Callable[[dict, Batch], dict]:
   """Returns the evaluation: (params, this device's batch) -> {name: (total, count)}.
 
   Keys do not depend on the training step, so all evaluations share masks and random numbers.
@@ -143,6 +141,6 @@ def make_eval_step(
   def evaluate(params: dict, batch: Batch) -> dict:
     # No training step has this number, so evaluation and training share no keys.
     terms = objective(params, batch, row_keys(seed, jnp.uint32(2**32 - 1), batch.row), None)
-    return jax.lax.psum({k: (t.total, t.count) for k, t in terms.items()}, axis)
+    return jax.lax.psum({k: (t.total, t.count) for k, t in terms.items()}, AXIS)
 
   return evaluate

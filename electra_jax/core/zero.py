@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from electra_jax.core.params import split_axis
+from electra_jax.core.params import AXIS, split_axis
 
 
-def zero1_update(tx: optax.GradientTransformation, axis: str, devices: int) -> Callable:
+def zero1_update(tx: optax.GradientTransformation, devices: int) -> Callable:
   """Returns the equivalent of `step.replicated_update` with sharded optimizer state.
 
   Args:
     tx: elementwise, except for norms, which must be this module's `norm`.
-    axis: the mapped axis, of `devices` devices.
+    devices: their number.
 
   Returns:
     (this device's gradient, its optimizer shard, params) -> (updates, optimizer shard, gradient
@@ -30,20 +30,20 @@ def zero1_update(tx: optax.GradientTransformation, axis: str, devices: int) -> C
     if along is None:
       return x
     size = x.shape[along] // devices
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, along)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(AXIS) * size, size, along)
 
   def scatter(grad: jax.Array) -> jax.Array:
     along = split_axis(grad.shape, devices)
     if along is None:
-      return jax.lax.psum(grad, axis)
-    return jax.lax.psum_scatter(grad, axis, scatter_dimension=along, tiled=True)
+      return jax.lax.psum(grad, AXIS)
+    return jax.lax.psum_scatter(grad, AXIS, scatter_dimension=along, tiled=True)
 
   def gather(part: jax.Array, like: jax.Array) -> jax.Array:
     along = split_axis(like.shape, devices)
-    return part if along is None else jax.lax.all_gather(part, axis, axis=along, tiled=True)
+    return part if along is None else jax.lax.all_gather(part, AXIS, axis=along, tiled=True)
 
   def update(grads, opt_state, params):
-    global_norm = norm(params, axis, devices)
+    global_norm = norm(params, devices)
     grads = jax.tree.map(scatter, grads)
     updates, opt_state = tx.update(grads, opt_state, jax.tree.map(own, params))
     return jax.tree.map(gather, updates, params), opt_state, global_norm(grads)
@@ -51,7 +51,7 @@ def zero1_update(tx: optax.GradientTransformation, axis: str, devices: int) -> C
   return update
 
 
-def norm(whole: dict, axis: str, devices: int) -> Callable:
+def norm(whole: dict, devices: int) -> Callable:
   """Returns a function from a tree of sharded arrays to its global norm.
 
   Args:
@@ -64,6 +64,6 @@ def norm(whole: dict, axis: str, devices: int) -> Callable:
     squares = {True: jnp.float32(0), False: jnp.float32(0)}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
       squares[split[path]] += jnp.sum(x**2)
-    return jnp.sqrt(jax.lax.psum(squares[True], axis) + squares[False])
+    return jnp.sqrt(jax.lax.psum(squares[True], AXIS) + squares[False])
 
   return global_norm

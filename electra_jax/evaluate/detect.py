@@ -42,7 +42,7 @@ def auc(
   def terms(params, batch, keys, step):
     return objectives.detect_unigrams(spec, params, batch)
 
-  evaluate = step.make_eval_step(terms, seed=0, axis=parallel.AXIS)
+  evaluate = step.make_eval_step(terms, seed=0)
   batches = pretrain_batches.eval_batches(data, batch_size=batch_size, max_examples=examples)
   values = metrics.evaluate(
     parallel.map_eval_step(evaluate), parallel.replicate(params), parallel.prefetch(batches), 0

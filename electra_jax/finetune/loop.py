@@ -77,7 +77,7 @@ def make_step(
 
   def of_seed(seed, state, batch):
     return steps.make_train_step(
-      objective, tx, schedule, seed=seed, accumulation=settings.accumulation, axis=parallel.AXIS
+      objective, tx, schedule, seed=seed, accumulation=settings.accumulation
     )(state, batch)
 
   together = parallel.over_seeds(of_seed, (True, True, True))

@@ -64,7 +64,7 @@ def make_train_fns(
   norm, make_update = optax.tree.norm, step.replicated_update
   if optimizer_config.sharded:
     count = len(devices or jax.devices())
-    norm = zero.norm(jax.eval_shape(init_params), parallel.AXIS, count)
+    norm = zero.norm(jax.eval_shape(init_params), count)
     make_update = functools.partial(zero.zero1_update, devices=count)
   tx = optimizer.make_optimizer(optimizer_config, schedule, groups, norm)
   init_state = functools.partial(step.init_state, tx=tx)
@@ -72,13 +72,7 @@ def make_train_fns(
   sharded = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
   sharding = parallel.StateSharding(shapes, sharded, devices)
   train_step = step.make_train_step(
-    objective,
-    tx,
-    schedule,
-    seed=seed,
-    accumulation=accumulation,
-    axis=parallel.AXIS,
-    make_update=make_update,
+    objective, tx, schedule, seed=seed, accumulation=accumulation, make_update=make_update
   )
   return TrainFns(
     init_params=jax.jit(init_params),
@@ -86,7 +80,7 @@ def make_train_fns(
     shapes=shapes,
     sharding=sharding,
     train_step=parallel.map_train_step(train_step, sharding.axes, devices),
-    eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed, axis=parallel.AXIS)),
+    eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed)),
   )
 
 

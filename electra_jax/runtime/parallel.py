@@ -22,9 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax.core.batch import Batch
-from electra_jax.core.params import split_axis
-
-AXIS = "data"
+from electra_jax.core.params import AXIS, split_axis
 
 
 def keep_freed_memory() -> None:
