@@ -20,7 +20,7 @@ from electra_jax.config import files
 from electra_jax.core import task_network
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
-from electra_jax.finetune import from_config, model, results
+from electra_jax.finetune import from_config, model, prepare, results
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Network, Source
 from electra_jax.interop.weights import network_shapes
@@ -125,6 +125,32 @@ def test_a_task_is_learned_and_every_seed_has_a_row(cola):
   assert (folder / "results.png").stat().st_size > 5000
   submission = (folder / "cola" / "predictions" / "CoLA.tsv").read_text().splitlines()
   assert submission[0] == "index\tprediction" and len(submission) == 6
+
+
+def test_a_task_that_is_named_twice_is_one():
+  config = files.load("finetune/glue.py", "rte, cola,rte")
+  assert prepare.task_names(config) == ["rte", "cola"]
+
+
+@pytest.mark.parametrize(
+  ("most", "note"), [(2, "train: 2 of 4 examples: neg 100.0 %"), (4, "4 ex")]
+)
+def test_the_labels_of_the_examples_that_are_trained_on_are_counted(source, tmp_path, most, note):
+  for split in ("train", "dev"):
+    rows = ["text\tlabel", *("w1\tneg", "w2\tpos") * 2]
+    (tmp_path / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+  words = tokenizer.load(source / "vocab.txt")
+  config = make_config("own", "x", source, data__dir=str(tmp_path), data__train_examples=most)
+  assert note in prepare.prepare(config, "x", words, 32).notes[0]
+
+
+def test_the_vocabulary_of_the_source_may_be_named_also_if_it_keeps_accents(source, tmp_path):
+  found = sources.open_source(source)
+  kept = tokenizer.load(source / "vocab.txt", True, strip_accents=False)
+  with workdir.new_folder(tmp_path / "kept") as folder:
+    sources.save_orbax(folder, dataclasses.replace(found, tokenizer=kept))
+  config = make_config("glue", "cola", tmp_path / "kept", data__vocab=str(source / "vocab.txt"))
+  assert from_config.load_pretrained(config).tokenizer.vocab == kept.vocab
 
 
 def test_the_kept_network_predicts_what_was_measured(cola):

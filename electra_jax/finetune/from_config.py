@@ -61,8 +61,9 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
     raise ValueError(f"{path} has no discriminator: set config.init to the discriminator's folder")
   network, found = source.networks["discriminator"], source.tokenizer
   if config.data.vocab is not None:
-    known = found.vocab.lowercase if found else None
-    given = tokenizer.load(config.data.vocab, config.data.lowercase if known is None else known)
+    known, strips = (found.vocab.lowercase, found.vocab.strip_accents) if found else (None, None)
+    lowercase = config.data.lowercase if known is None else known
+    given = tokenizer.load(config.data.vocab, lowercase, strips)
     if found is None:
       found = given
     elif differs := difference(given, found):

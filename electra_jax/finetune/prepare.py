@@ -34,7 +34,7 @@ def task_names(config: ConfigDict) -> list[str]:
   Raises:
     ValueError: there is none, or one is unknown.
   """
-  names = [name.strip() for name in config.task.split(",") if name.strip()]
+  names = list(dict.fromkeys(name.strip() for name in config.task.split(",") if name.strip()))
   if config.kind not in TASK_KINDS:
     raise ValueError(f"config.kind must be one of {', '.join(TASK_KINDS)}, got {config.kind!r}")
   known = TASK_KINDS[config.kind].known_names(config)

@@ -48,11 +48,15 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   task = glue_files.complete(_configured_task(config, name), d.dir, data_dir=d.tfds_dir)
   notes: list[str] = []
 
-  def read(split: str) -> list[Example]:
-    examples, bad = glue_files.read(task, d.dir, split, data_dir=d.tfds_dir)
+  def read(split: str, most: int | None = None) -> list[Example]:
+    every, bad = glue_files.read(task, d.dir, split, data_dir=d.tfds_dir)
+    examples = subset(every, most)
     labels = [e.label for e in examples if e.label is not None]
     summary = task.label_type.summary(task, labels) if labels else ", no labels"
-    notes.append(f"{split}: {len(examples):,} examples{summary}")
+    count = (
+      f"{len(examples):,} of {len(every):,}" if len(examples) < len(every) else f"{len(every):,}"
+    )
+    notes.append(f"{split}: {count} examples{summary}")
     if bad:
       notes.append(f"{split}: {len(bad)} rows left out: {'; '.join(bad[:3])}")
     return examples
@@ -63,7 +67,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       notes.append(f"{split}: {100 * cut / len(examples):.1f} % truncated to {max_length} tokens")
     return features
 
-  train = subset(read("train"), config.data.train_examples)
+  train = read("train", config.data.train_examples)
   train = rows("train", glue.doubled(train) if task.doubled else train)
   splits = {split: _eval_split(task, split, read(split), rows) for split in task.dev_splits}
   for split in task.submission:
