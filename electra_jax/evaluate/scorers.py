@@ -120,12 +120,17 @@ def network_for(scorer: str, found: dict[str, Network], path) -> Network:
 def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
   """Returns for each token whether it continues the word of the token before (subword pieces).
 
-  A word is a run of letters, marks and digits; each Chinese character is a word, as in BERT.
+  A word is a run of letters, marks and digits; each Chinese character is a word, as in BERT. In
+  byte-level BPE the tokens of one character have its place, and the later ones continue it.
 
   >>> continues_word("unseen, ok", [(0, 2), (2, 6), (6, 7), (8, 10)])
   [False, True, False, False]
   >>> continues_word("a ", [(0, 1), (2, 2)])  # a piece that is a space
   [False, False]
+  >>> continues_word("a  ", [(0, 1), (2, 2), (2, 2)])  # two
+  [False, False, False]
+  >>> continues_word("né", [(0, 1), (1, 2), (1, 2)])  # the bytes of a character
+  [False, True, True]
   >>> continues_word("", [])
   []
   """
@@ -135,8 +140,9 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
   before = [(0, 0), *spans][: len(spans)]
   return [
-    0 < start == end < stop and inside(text[end - 1]) and inside(text[start])
-    for (_, end), (start, stop) in zip(before, spans, strict=True)
+    last == span != (span[1], span[1])
+    or (0 < span[0] == last[1] < span[1] and inside(text[last[1] - 1]) and inside(text[span[0]]))
+    for last, span in zip(before, spans, strict=True)
   ]
 
 
