@@ -432,6 +432,16 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
   assert same(back.weights, network)
 
 
+def test_fields_that_the_network_does_not_read_do_not_prevent_an_export():
+  def content(**changes):
+    return huggingface.config_json(dataclasses.replace(SIZES["projected"], **changes), None, 0)
+
+  assert content(scaled_init=True, window=64, rope_theta=5.0, local_rope_theta=6.0) == content()
+  for read in ({"window": 64, "global_every": 2}, {"rope_theta": 5.0, "positions": "rope"}):
+    with pytest.raises(huggingface.ExchangeError, match="does not support"):
+      content(**read)
+
+
 def test_a_network_that_electra_cannot_express_is_refused_not_written_as_one(tmp_path):
   cfg = dataclasses.replace(SIZES["projected"], direction="ltr")
   with pytest.raises(huggingface.ExchangeError, match="does not support direction='ltr'"):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
 from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, dense, norm
 
 
@@ -76,9 +76,13 @@ READ_FIXED = {
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
+  # How it is computed and its weights started, and what these layers and positions do not read.
+  unread = {"compute", "scaled_init"}
+  unread |= {"window", "local_rope_theta"} if cfg.global_every == 1 else set()
+  unread |= set() if POSITIONS[cfg.positions].rotary else {"rope_theta", "local_rope_theta"}
   for field in dataclasses.fields(cfg):
     value = getattr(cfg, field.name)
-    if field.name not in (*FIELDS, "compute") and value != field.default:
+    if field.name not in (*FIELDS, *unread) and value != field.default:
       raise ExchangeError(f"Hugging Face's ELECTRA does not support {field.name}={value!r}")
   return {
     **{theirs: getattr(cfg, ours) for ours, theirs in FIELDS.items()},
