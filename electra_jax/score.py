@@ -24,7 +24,12 @@ def main() -> None:
   args = flags.FLAGS
   if not args.checkpoint:
     raise flags.Error("--checkpoint=SOURCE is needed: a run, an export or a checkpoint")
-  lines = sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n")
+  data = sys.stdin.buffer.read()
+  try:
+    lines = data.decode("utf-8-sig").removesuffix("\n")
+  except UnicodeDecodeError as error:
+    number = data[: error.start].count(b"\n") + 1
+    raise ValueError(f"line {number} is not UTF-8 text ({error.reason})") from None
   lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import score

@@ -40,6 +40,12 @@ def test_a_text_is_never_read_as_its_characters(kind, items, why):
     model.Model(info, CFG, None, {})(items)
 
 
+def test_sentences_without_words_have_no_tags(words):
+  options = task_network.HeadSpec("tagging", {"outputs": 2, "layers": "linear"})
+  info = TaskInfo("tagging", "x", options, 16, ("A", "B"))
+  assert model.Model(info, CFG, words, {})([[], ()]) == [{"tags": []}, {"tags": []}]
+
+
 @pytest.mark.parametrize("kind", ["tagging", "qa"])
 def test_only_predictions_of_texts_carry_columns(tmp_path, kind):
   info = TaskInfo(kind, "x", task_network.HeadSpec(kind, {}), 16)

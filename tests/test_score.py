@@ -222,6 +222,15 @@ def scheduled_run(tiny_shards, tmp_path_factory):
   return workdir
 
 
+def test_a_line_that_is_no_utf_8_is_named():
+  command = [sys.executable, "-m", "electra_jax.score", "--checkpoint=x"]
+  done = subprocess.run(command, input=b"one\ntwo\xff\n", capture_output=True)
+  assert (
+    done.returncode == 1
+    and done.stderr == b"error: line 2 is not UTF-8 text (invalid start byte)\n"
+  )
+
+
 @pytest.mark.long
 def test_both_networks_score_as_their_run_and_one_alone_where_it_can(scheduled_run, tmp_path):
   expected = score.Scorer(scheduled_run)(SENTENCES)

@@ -101,6 +101,8 @@ def _tags(predictor: Predictor, sentences: list[Sentence]) -> list[list[str]]:
   info = predictor.info
   untagged = [s._replace(tags=None) for s in sentences]
   windows = tagging.windows(untagged, predictor.tokenizer, info.labels, max_length=info.max_length)
+  if not windows:  # no sentence has words
+    return [[] for _ in sentences]
   outputs = predictor.outputs([window.feature for window in windows])
   return tagging.decode(untagged, windows, info.labels, outputs)
 
