@@ -38,6 +38,14 @@ def json_lines(path: Path) -> list[dict]:
   return found
 
 
+def append(path: Path, row: dict) -> None:
+  """Adds a JSON object to a file, on a new line also after one that was cut off."""
+  with path.open("a+") as file:
+    file.seek(0)
+    cut_off = file.read()[-1:] not in ("", "\n")
+    file.write("\n" * cut_off + json.dumps(row) + "\n")
+
+
 class Rows:
   """The rows of results, one a run, kept in a file as they come."""
 
@@ -57,10 +65,8 @@ class Rows:
     if row := self.find(key):
       return row
     row = key | measure()
-    with self._lock, self._path.open("a+") as file:
-      file.seek(0)
-      cut_off = file.read()[-1:] not in ("", "\n")
-      file.write("\n" * cut_off + json.dumps(row) + "\n")
+    with self._lock:
+      append(self._path, row)
     return row
 
 
@@ -102,8 +108,7 @@ def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable
     complete = code == 0 and ended()
   finally:
     line = {"job": job, "arguments": arguments, "secs": time.perf_counter() - start}
-    with (out / "commands.jsonl").open("a") as file:
-      file.write(json.dumps(line | {"returncode": code, "ended": complete}) + "\n")
+    append(out / "commands.jsonl", line | {"returncode": code, "ended": complete})
   if not complete:
     why = f"ended with {code}" if code else "was interrupted"
     raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; all of its output: {log}")
@@ -211,7 +216,8 @@ def score_pairs(out: Path, folder: Path, scorer: str) -> dict:
   arguments = ["pairs", f"--model={folder}", f"--data={out / 'pairs.jsonl'}"]
   arguments += [f"--scorer={scorer}", f"--out={place}"]
   found = place / "pairs.json"
-  run(out, f"pairs/{name}", "electra_jax.evaluate", arguments, found.is_file)
+  if not found.is_file():  # it overwrites nothing
+    run(out, f"pairs/{name}", "electra_jax.evaluate", arguments, found.is_file)
   return json.loads(found.read_text())
 
 

@@ -39,6 +39,19 @@ def test_a_row_that_a_file_has_is_not_measured_again(tmp_path):
   assert [row["loss"] for row in again.read()] == [4.0, 5.0]
 
 
+def test_a_job_that_ended_is_known_after_a_line_that_was_cut_off(tmp_path):
+  (tmp_path / "commands.jsonl").write_text('{"job": "train/x", "argum')
+  for _ in range(2):
+    jobs.run(tmp_path, "train/x", "timeit", ["-n1", "-r1", "pass"], lambda: True)
+  assert [x["job"] for x in jobs.json_lines(tmp_path / "commands.jsonl")] == ["train/x"]
+
+
+def test_pairs_that_are_scored_already_are_not_scored_again(tmp_path):
+  (tmp_path / "pairs" / "run-rtd").mkdir(parents=True)
+  (tmp_path / "pairs" / "run-rtd" / "pairs.json").write_text('{"all": 1}')
+  assert jobs.score_pairs(tmp_path, tmp_path / "run", "rtd") == {"all": 1}
+
+
 def test_a_job_that_two_ask_for_at_once_runs_once(tmp_path):
   def asked() -> None:
     jobs.run(tmp_path, "train/shared", "timeit", ["-n1", "-r1", "pass"], lambda: True)
