@@ -126,6 +126,26 @@ def test_a_run_that_has_just_begun_is_not_condemned(runs):
   assert verdict.judge(dataclasses.replace(run, history=ended)).word == verdict.BAD
 
 
+def test_a_run_of_which_nothing_was_compared_is_not_called_healthy(runs):
+  run = saved_run.read(runs[0], "run")  # of step 4 of 8, collapses are checked from step 100 on
+  begun = dataclasses.replace(run, history=run.history[:1], checkpoints={})
+  assert begun.last("heldout")["step"] == 0 and verdict.judge(begun).word == verdict.EARLY
+  line = {"step": run.config.train.steps, "split": "train", "mlm_loss": 12.0, "mlm_accuracy": 0.0}
+  no_heldout = {"chance": type(run.chance)(), "history": [line]}
+  judged = verdict.judge(dataclasses.replace(run, **no_heldout))
+  assert judged == (
+    verdict.UNKNOWN,
+    (
+      "It finished its 8 steps.",
+      "No metric could be compared with a trivial baseline.",
+      "No warnings.",
+    ),
+  )
+  assert judged.word in page.KINDS
+  warned = dataclasses.replace(run, **no_heldout, events=[{"event": "warning", "text": "a"}])
+  assert verdict.judge(warned).word == verdict.LOOK
+
+
 def test_warnings_without_a_failure_ask_for_a_look(runs):
   first, second = (saved_run.read(run, run.name) for run in runs)
   learned = [x | {"mlm_loss": 1.0, "rtd_auc": 0.9} for x in first.history]

@@ -11,7 +11,8 @@ from markupsafe import Markup
 from electra_jax.report import figures, saved_run, tables, verdict
 
 KINDS = {
-  verdict.GOOD: "good", verdict.LOOK: "look", verdict.BAD: "bad", verdict.EARLY: "look"
+  verdict.GOOD: "good", verdict.LOOK: "look", verdict.BAD: "bad", verdict.EARLY: "look",
+  verdict.UNKNOWN: "look",
 }  # fmt: skip
 
 

@@ -7,13 +7,13 @@ from electra_jax.runtime import chance
 from electra_jax.runtime.terminal import label, shown
 
 GOOD, LOOK, BAD = "healthy", "look at the warnings", "did not learn"
-EARLY = "too early to say"
+EARLY, UNKNOWN = "too early to say", "nothing to compare with"
 
 
 class Verdict(NamedTuple):
   """The assessment of a run."""
 
-  word: str  # GOOD, LOOK, BAD or EARLY
+  word: str  # GOOD, LOOK, BAD, EARLY or UNKNOWN
   sentences: tuple[str, ...]
 
 
@@ -27,7 +27,8 @@ class Finding(NamedTuple):
 def judge(run: SavedRun) -> Verdict:
   """Returns the verdict: BAD if a metric is no better than trivial, LOOK if there are warnings.
 
-  Until health.after_step a metric may still be trivial: EARLY.
+  Until health.after_step a metric may still be trivial or missing: EARLY. A run that then has no
+  metric with a baseline is UNKNOWN.
   """
   c, found = run.config, findings(run)
   finished = run.done >= c.train.steps
@@ -35,14 +36,17 @@ def judge(run: SavedRun) -> Verdict:
     progress = f"It finished its {c.train.steps:,} steps."
   else:
     progress = f"It is at step {run.done:,} of {c.train.steps:,}."
-  count = len(run.warnings)
+  count, late = len(run.warnings), finished or run.done > c.health.after_step
   if not all(finding.learned for finding in found):
-    word = BAD if finished or run.done > c.health.after_step else EARLY
+    word = BAD if late else EARLY
+  elif count:
+    word = LOOK
   else:
-    word = LOOK if count else GOOD
+    word = GOOD if found else UNKNOWN if late else EARLY
+  compared = [x.sentence for x in found] or ["No metric could be compared with a trivial baseline."]
   plural = "s" if count > 1 else ""
   warnings = f"{count} warning{plural}, below." if count else "No warnings."
-  return Verdict(word, (progress, *(finding.sentence for finding in found), warnings))
+  return Verdict(word, (progress, *compared, warnings))
 
 
 def findings(run: SavedRun) -> list[Finding]:
