@@ -146,6 +146,26 @@ def test_a_run_of_which_nothing_was_compared_is_not_called_healthy(runs):
   assert verdict.judge(warned).word == verdict.LOOK
 
 
+def test_detection_is_not_judged_before_a_schedule_gives_it_a_weight(runs):
+  run = saved_run.read(runs[0], "run")
+  c = run.config.copy_and_resolve_references()
+  c.train.steps, c.health.after_step = 100_000, 20_000
+  c.objective.discriminator_weight_schedule = "50000=0,50000=50"
+  line = run.last("heldout") | {"mlm_loss": 1.0, "rtd_auc": 0.5}
+
+  def judged(*steps: int) -> verdict.Verdict:
+    history = [line | {"step": step} for step in steps]
+    return verdict.judge(dataclasses.replace(run, config=c, history=history))
+
+  early = judged(30_000)
+  assert early.word == verdict.GOOD and "Detection" not in str(early.sentences)
+  assert judged(30_000, 49_000, 60_000).word == verdict.EARLY  # as long as a run is at its start
+  assert judged(30_000, 49_000, 70_000).word == verdict.BAD
+  c.objective.discriminator_weight_schedule = ""
+  c.objective.discriminator_weight = 0.0  # never changes, so it may be a mistake
+  assert judged(30_000).word == verdict.BAD
+
+
 def test_warnings_without_a_failure_ask_for_a_look(runs):
   first, second = (saved_run.read(run, run.name) for run in runs)
   learned = [x | {"mlm_loss": 1.0, "rtd_auc": 0.9} for x in first.history]

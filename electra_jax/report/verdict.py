@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from electra_jax.config import specs
 from electra_jax.report.saved_run import SavedRun
 from electra_jax.runtime import chance
 from electra_jax.runtime.terminal import label, shown
@@ -22,13 +23,14 @@ class Finding(NamedTuple):
 
   learned: bool
   sentence: str
+  since: int = 0  # the step at which its training began
 
 
 def judge(run: SavedRun) -> Verdict:
   """Returns the verdict: BAD if a metric is no better than trivial, LOOK if there are warnings.
 
-  Until health.after_step a metric may still be trivial or missing: EARLY. A run that then has no
-  metric with a baseline is UNKNOWN.
+  In its first health.after_step steps of training a metric may be trivial or missing: EARLY. A run
+  that then has no metric with a baseline is UNKNOWN.
   """
   c, found = run.config, findings(run)
   finished = run.done >= c.train.steps
@@ -36,8 +38,9 @@ def judge(run: SavedRun) -> Verdict:
     progress = f"It finished its {c.train.steps:,} steps."
   else:
     progress = f"It is at step {run.done:,} of {c.train.steps:,}."
-  count, late = len(run.warnings), finished or run.done > c.health.after_step
-  if not all(finding.learned for finding in found):
+  count, wrong = len(run.warnings), [finding.since for finding in found if not finding.learned]
+  late = finished or run.done > min(wrong, default=0) + c.health.after_step
+  if wrong:
     word = BAD if late else EARLY
   elif count:
     word = LOOK
@@ -52,7 +55,8 @@ def judge(run: SavedRun) -> Verdict:
 def findings(run: SavedRun) -> list[Finding]:
   """Compares the last evaluation, or without one the last training line, with trivial baselines.
 
-  The evaluation at step 0 does not count.
+  The evaluation at step 0 does not count, and detection not while a schedule keeps its weight at 0,
+  as in `Health`.
   """
   line, where = run.last("heldout"), "held-out"
   if not line.get("step"):
@@ -68,10 +72,13 @@ def findings(run: SavedRun) -> list[Finding]:
       found.append(
         Finding(gain > 0, f"{text} {level[0].removeprefix('held-out ')} {level[1]:.2f}.")
       )
-  for name, value in line.items():
+  weight = specs.make_schedules(run.config)["discriminator_weight"]
+  off = [x["step"] for x in run.history if weight.points and weight.at(x["step"]) == 0]
+  for name, value in line.items() if line.get("step") not in off else ():
     stem = name.removesuffix("_auc")
     # The detector's own task; `unigram_auc` has no loss.
     if stem != name and f"{stem}_loss" in line and value is not None:
       text = f"Detection has an AUC of {value:.3f} ({where}; chance is 0.5)."
-      found.append(Finding(value > 0.5 + run.config.health.auc_margin, text))
+      learned = value > 0.5 + run.config.health.auc_margin
+      found.append(Finding(learned, text, max(off, default=0)))
   return found
