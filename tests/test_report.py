@@ -93,6 +93,19 @@ def test_the_numbers_of_the_page_are_those_of_the_log(runs, text):
   assert fields["model.hidden_size"] == ["768", "32", "32"] and "model.init_stddev" in fields
 
 
+def test_the_cost_is_that_of_the_devices_of_each_start(runs):
+  run = saved_run.read(runs[1], "run")
+  events = []
+  for devices, hours in ((8, 4), (8, 6), (1, 1)):
+    events += [{"event": "start", "devices": devices, "device_kind": "H100", "jax": "0.10"}]
+    events += [{"event": "goodput", "secs": {"steps": 3600.0 * x}} for x in (hours / 2, hours)]
+  run.history[:] = [run.history[-1] | {"elapsed_secs": 3600.0}]
+  # A start without seconds has those of the lines, and a run of an earlier version one device.
+  for found, cost in ((events, "162.00"), (events[:1], "16.00"), ([], "2.00")):
+    rows = dict(tables.overview([dataclasses.replace(run, events=found)], 2.0))
+    assert rows["cost"] == cost
+
+
 def test_the_page_is_one_file_that_loads_nothing_and_runs_nothing_it_was_given(text):
   tags = Reader(text).tags
   loads = [x for tag in tags for k, x in tag[1].items() if k in ("src", "href", "data", "action")]

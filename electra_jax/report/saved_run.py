@@ -58,6 +58,14 @@ class SavedRun:
     """Hours of wall time over all starts."""
     return sum(self.secs.values()) / 3600
 
+  @property
+  def device_hours(self) -> float:
+    """Hours over all starts and their devices; one device where none were recorded."""
+    found = journal.starts(self.events)
+    if not any(secs for _, secs in found):
+      found = [(self.start, self.secs)]
+    return sum(start.get("devices", 1) * sum(secs.values()) for start, secs in found) / 3600
+
   def last(self, split: str) -> dict:
     """Returns the last line of "train" or "heldout", {} without one."""
     return next((x for x in reversed(self.history) if x["split"] == split), {})

@@ -33,8 +33,8 @@ def overview(runs: Sequence[SavedRun], price: float | None) -> Table:
     "FLOPs in matrix products": lambda r: f"{r.flops_per_step * r.done:.3g}",
     "hours": lambda r: f"{r.hours:,.2f}",
   }
-  if price is not None:  # of one device if an earlier version did not record them
-    rows["cost"] = lambda r: f"{r.hours * r.start.get('devices', 1) * price:,.2f}"
+  if price is not None:
+    rows["cost"] = lambda r: f"{r.device_hours * price:,.2f}"
   return [["", *(r.name for r in runs)], *([k, *map(f, runs)] for k, f in rows.items())]
 
 

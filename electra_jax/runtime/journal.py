@@ -39,21 +39,28 @@ def read(folder: Path) -> list[dict]:
   return events
 
 
-def seconds(events: list[dict]) -> dict[str, float]:
-  """Returns the seconds of each activity: the sum over starts of each one's last "goodput" event.
+def starts(events: list[dict]) -> list[tuple[dict, dict[str, float]]]:
+  """Returns each "start" event with the seconds by activity of its last "goodput" event.
 
   >>> lines = [{"event": "goodput", "secs": {"steps": x}} for x in (1.0, 5.0)]
-  >>> seconds([{"event": "start"}, *lines, {"event": "start"}, lines[0]])
-  {'steps': 6.0}
+  >>> starts([{"event": "start"}, *lines, {"event": "start"}])
+  [({'event': 'start'}, {'steps': 5.0}), ({'event': 'start'}, {})]
   """
+  found: list[tuple[dict, dict[str, float]]] = []
+  for line in events:
+    if line["event"] == "start":
+      found.append((line, {}))
+    elif line["event"] == "goodput":
+      start = found.pop()[0] if found else {}  # whose line was damaged
+      found.append((start, line["secs"]))
+  return found
+
+
+def seconds(events: list[dict]) -> dict[str, float]:
+  """Returns the seconds of each activity, summed over the starts."""
   total: dict[str, float] = {}
-  last: dict[str, float] = {}
-  for line in [*events, {"event": "start"}]:
-    if line["event"] == "goodput":
-      last = line["secs"]
-    elif line["event"] == "start":
-      total = {k: total.get(k, 0.0) + last.get(k, 0.0) for k in {**total, **last}}
-      last = {}
+  for _, secs in starts(events):
+    total |= {k: total.get(k, 0.0) + x for k, x in secs.items()}
   return total
 
 
