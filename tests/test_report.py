@@ -249,6 +249,14 @@ def test_pairs_and_fine_tuning_have_intervals(tmp_path):
     assert error.traceback[-1].path.name == "results.py"  # so it is shown in one line
 
 
+def test_a_journal_of_an_earlier_version_does_not_say_where_a_start_began(runs):
+  run = saved_run.read(runs[1], "run")
+  assert all("step" not in event for event in run.events if event["event"] == "start")
+  begun, resumed = ({"event": "start", "step": step} for step in (0, 8))
+  assert dataclasses.replace(run, events=[*run.events, resumed]).warnings == [EVIL]
+  assert dataclasses.replace(run, events=[*run.events, begun, resumed]).warnings == []
+
+
 def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):
   for count, interval in ((100, " (65.7 to 82.5)"), (None, "")):  # by hand; earlier versions
     run = saved_run.read(runs[1], "run")

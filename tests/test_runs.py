@@ -16,7 +16,8 @@ from electra_jax.data import build, pretrain_batches, shards
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import prepare
 from electra_jax.programs import train
-from electra_jax.runtime import memory
+from electra_jax.report import saved_run
+from electra_jax.runtime import journal, memory
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,23 @@ def test_training_that_starts_over_keeps_the_earlier_history(run, tiny_config, c
       capsys.readouterr().out
     )
   assert (run / "metrics.jsonl.1").read_bytes() == before
+
+
+def test_the_warnings_of_a_run_that_started_over_are_those_since_then(run, tiny_config, capsys):
+  events = journal.Journal(run)
+  events.write("warning", text="of the first attempt")
+  assert saved_run.read(run, "run").warnings == ["of the first attempt"]
+  for step in (run / "checkpoints").glob("[0-9]*"):
+    shutil.rmtree(step)
+  train.train(tiny_config, run)
+  out = capsys.readouterr().out
+  assert "training starts over: the earlier metrics.jsonl is now" in out and "warning:" not in out
+  assert saved_run.read(run, "run").warnings == []
+  events.write("warning", text="of the second")
+  train.train(tiny_config, run)  # which is finished
+  starts = [event for event in journal.read(run) if event["event"] == "start"]
+  assert [event["step"] for event in starts] == [0, 0, STEPS]
+  assert saved_run.read(run, "run").warnings == ["of the second"]
 
 
 @pytest.mark.long

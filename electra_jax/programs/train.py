@@ -116,11 +116,11 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, 
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
       describe(run, console, allowed)
       events = journal.Journal(workdir, jax.process_index() == 0)
-      events.write("start", **start_event(run))
       checkpoints = stack.enter_context(_open_checkpoints(run))
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
         state, meta = make_state(run, checkpoints, console)
+      events.write("start", step=int(state.step), **start_event(run))
       display.begin(int(state.step), config.train.steps)
       steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)

@@ -44,8 +44,10 @@ class SavedRun:
 
   @property
   def warnings(self) -> list[str]:
-    """The warnings, each once."""
-    return list(dict.fromkeys(e["text"] for e in self.events if e["event"] == "warning"))
+    """The warnings since the last start from scratch, each once."""
+    begun = [i for i, e in enumerate(self.events) if e["event"] == "start" and e.get("step") == 0]
+    events = self.events[begun[-1] :] if begun else self.events
+    return list(dict.fromkeys(e["text"] for e in events if e["event"] == "warning"))
 
   @property
   def secs(self) -> dict[str, float]:

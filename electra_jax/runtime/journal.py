@@ -1,8 +1,9 @@
 """The events of a run, for its report: journal.jsonl in its folder.
 
-A line is {"time": seconds since 1970, "event": ..., ...}: "start" has the code, the devices, the
-number of minimal pairs and the command; "warning" its text; "first step" the seconds of each
-activity since the start, and "goodput" the same at evaluations, saves and the end.
+A line is {"time": seconds since 1970, "event": ..., ...}: "start" has the step (0 from scratch; not
+in earlier versions), the code, the devices, the number of minimal pairs and the command; "warning"
+its text; "first step" the seconds of each activity since the start, and "goodput" the same at
+evaluations, saves and the end.
 """
 
 import contextlib

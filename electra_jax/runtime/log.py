@@ -21,17 +21,18 @@ class History:
   Where training starts over, the earlier file is renamed.
 
   Fields:
-    notes: messages about an earlier file.
+    warnings: about damaged lines of an earlier file.
+    notes: that an earlier file was renamed.
   """
 
   def __init__(self, path: Path, resumed_step: int | None):
-    self.path, self.notes, kept = path, [], []
+    self.path, self.warnings, self.notes, kept = path, [], [], []
     found = read_history(path)
     if resumed_step is not None:
       kept = [line for line in found if line["step"] <= resumed_step]
       texts = path.read_bytes().splitlines() if path.exists() else []
       if bad := [str(n) for n, text in enumerate(texts, 1) if parse_line(text) is None]:
-        self.notes = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
+        self.warnings = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
     elif found:
       aside = path.rename(free_name(path))
       self.notes = [f"training starts over: the earlier {path.name} is now {aside}"]
@@ -98,7 +99,9 @@ class Log:
       with self._writing("all log lines"):
         history = History(folder / HISTORY_FILE, start_step if resumed else None)
         self._places.append(history)
-        self.warn(history.notes)
+        self.warn(history.warnings)
+        for note in history.notes:
+          display.print_line(note, style="bold")
       for make in others:
         with self._writing("all log lines"):
           self._places.append(make())
