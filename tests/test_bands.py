@@ -4,6 +4,7 @@ The runs are those of benchmarks/bands.py: the first 600 steps of the quickstart
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,13 @@ def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, 
     command(*runs[:2])
   with pytest.raises(ValueError, match="same seed"):
     command(runs[0], runs[0], runs[1])
+  for name, value in (("manifest", "b"), ("vocab_hash", "b"), ("seq_length", 32)):
+    saved = json.loads((runs[2] / "config.json").read_text())
+    saved["data"] |= {name: value}  # the hashes are those that a run saves
+    place = shutil.copytree(runs[2], tmp_path / name)
+    (place / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match=f"{place} is another recipe: data.{name} is {value!r}"):
+      command(*runs[:2], place)
   config.optimizer.learning_rate = 1e-3
   other = save_run(tmp_path / "other", config, 3, HEALTHY[3])
   with pytest.raises(ValueError, match="optimizer.learning_rate is 0.001, in .* 0.0032"):

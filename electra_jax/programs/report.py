@@ -12,10 +12,12 @@ from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import read_config, replacing
 
 PACKAGES = ("bokeh", "jinja2", "markupsafe")  # the extra `report`
+# The data of a run, wherever it lies: the runs of a band share it as they share their recipe.
+DATA_FIELDS = ("data.seq_length", *compare.DATA_HASHES)
 
 
 def make_band(folders: Sequence[Path]) -> bands.Band:
-  """Returns the band of runs that differ in their seed.
+  """Returns the band of runs on the same data that differ in their seed.
 
   Raises:
     ValueError: a folder holds no run, two have the same seed, or they differ in more.
@@ -25,19 +27,20 @@ def make_band(folders: Sequence[Path]) -> bands.Band:
     saved = read_config(folder)
     if saved is None:
       raise ValueError(f"{folder} holds no run of electra-jax train")
-    found.append(compare.flatten(specs.saved_config(saved)))
-  first, fields = folders[0], compare.recipe(found[0])
+    flat = compare.flatten(saved)
+    hashes = {k: flat.get(k) for k in compare.DATA_HASHES}
+    found.append(compare.flatten(specs.saved_config(saved)) | hashes)
+  first, one, fields = folders[0], found[0], compare.recipe(found[0])
   for folder, flat in zip(folders[1:], found[1:], strict=True):
-    other = compare.recipe(flat)
-    if wrong := [k for k in fields if other[k] != fields[k]]:
+    if wrong := [k for k in (*DATA_FIELDS, *fields) if flat[k] != one[k]]:
       k = wrong[0]
-      raise ValueError(f"{folder} is another recipe: {k} is {other[k]!r}, in {first} {fields[k]!r}")
-    if flat["log.every_steps"] != found[0]["log.every_steps"]:
+      raise ValueError(f"{folder} is another recipe: {k} is {flat[k]!r}, in {first} {one[k]!r}")
+    if flat["log.every_steps"] != one["log.every_steps"]:
       raise ValueError(f"{folder} and {first} have other steps between lines (log.every_steps)")
   if len({flat["seed"] for flat in found}) < len(found):
     raise ValueError("two of the runs have the same seed: they are one run")
   histories = [metrics.read_history(folder / metrics.HISTORY_FILE) for folder in folders]
-  return bands.make(histories, found[0]["log.every_steps"], fields)
+  return bands.make(histories, one["log.every_steps"], fields)
 
 
 def write_band(folders: Sequence[Path], out: Path, console: Console) -> None:
