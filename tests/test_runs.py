@@ -15,7 +15,7 @@ from electra_jax.core import params
 from electra_jax.data import build, pretrain_batches, shards
 from electra_jax.interop import sources
 from electra_jax.pretrain.run import prepare
-from electra_jax.programs import train
+from electra_jax.programs import export, train
 from electra_jax.report import saved_run
 from electra_jax.runtime import journal, memory
 
@@ -41,6 +41,17 @@ def test_a_run_is_read_without_its_shards(finished, tiny_shards):
   assert source.networks.keys() == {"discriminator", "generator"}
   assert source.card["text"] and source.tokenizer.vocab == sources.vocab_of(tiny_shards)
   assert not (finished.parent / "shards").exists()
+
+
+def test_the_card_of_a_checkpoint_has_the_evaluation_that_was_before_it(run):
+  shutil.rmtree(run / "checkpoints" / str(STEPS))  # killed after that evaluation
+  source = sources.open_source(run)
+  assert source.card["steps"] == 8
+  assert source.card["heldout"] in lines(run) and source.card["heldout"]["step"] == 6
+  card = export.model_card("discriminator", source.networks["discriminator"], source, False)
+  assert "\n| held-out documents at step 6 | |\n" in card
+  (run / "metrics.jsonl").write_text("")
+  assert sources.open_source(run).card["heldout"] == {}
 
 
 def test_a_relative_folder_of_shards_is_the_one_where_the_run_was_started(

@@ -316,9 +316,8 @@ def _run(path: Path) -> Source:
     found["generator"] = Network(cfg, jax.tree.map(np.asarray, weights), "mlm_head")
   elif params.get("generator"):
     left_out.append(f"the {spec.generator_kind} generator, specific to electra_jax")
-  history = [
-    x for x in metrics.read_history(path / metrics.HISTORY_FILE) if x["split"] == "heldout"
-  ]
+  history = metrics.read_history(path / metrics.HISTORY_FILE)
+  heldout = [x for x in history if x["split"] == "heldout" and x["step"] <= steps]
   text = [source["source"] for source in shards.read_manifest(folder)["sources"]]
   sequences = steps * saved["train"]["batch_size"]
   length = saved["data"]["seq_length"]
@@ -328,7 +327,7 @@ def _run(path: Path) -> Source:
     "steps": steps,
     "tokens": sequences * length,
     "flops": flops.step_flops(spec, sequences, length),
-    "heldout": (history or [{}])[-1],
+    "heldout": (heldout or [{}])[-1],
   }
   found = {role: dataclasses.replace(n, cfg=plain(n.cfg)) for role, n in found.items()}
   return Source(found, tokens, card, tuple(left_out))

@@ -208,7 +208,7 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
     lines += [f'network = {head}.from_pretrained("{role}")  # with its head']
   lines += ["```"]
   if heldout:
-    lines += ["", "| held-out documents | |", "|---|---|"]
+    lines += ["", f"| held-out documents at step {heldout['step']:,} | |", "|---|---|"]
     lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]
   if config:
     groups = ("model", "generator", "objective", "optimizer")
