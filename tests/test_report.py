@@ -106,6 +106,16 @@ def test_the_cost_is_that_of_the_devices_of_each_start(runs):
     assert rows["cost"] == cost
 
 
+def test_a_run_stopped_between_two_lines_has_done_the_steps_of_its_checkpoint(runs):
+  run = saved_run.read(runs[0], "run")
+  assert run.done == 4 and list(run.checkpoints) == [4]
+  stopped = dataclasses.replace(run, checkpoints={4: 1, 6: 1})
+  rows, c = dict(tables.overview([stopped], None)), run.config
+  assert rows["seen"].startswith(f"{6 * c.train.batch_size * run.manifest['seq_length']:,} tokens")
+  assert rows["FLOPs in matrix products"] == f"{6 * run.flops_per_step:.3g}"
+  assert verdict.judge(stopped).sentences[0] == "It is at step 6 of 8."
+
+
 def test_the_page_is_one_file_that_loads_nothing_and_runs_nothing_it_was_given(text):
   tags = Reader(text).tags
   loads = [x for tag in tags for k, x in tag[1].items() if k in ("src", "href", "data", "action")]

@@ -34,8 +34,8 @@ class SavedRun:
 
   @property
   def done(self) -> int:
-    """The last step of the log."""
-    return max((line["step"] for line in self.history), default=0)
+    """The last step of the log, or of a checkpoint: a stop saves between two lines, too."""
+    return max([*self.checkpoints, *(line["step"] for line in self.history)], default=0)
 
   @property
   def start(self) -> dict[str, Any]:
