@@ -330,8 +330,12 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console):
     return restored
   tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
   if run.config.init_optimizer:
-    return _continue_another_run(run, tokens, console), None
-  return run.fns.init_state(_initial_weights(run, tokens, console)), None
+    state = _continue_another_run(run, tokens, console)
+  else:
+    state = run.fns.init_state(_initial_weights(run, tokens, console))
+  if jax.process_count() > 1:  # a path in init_from may lead elsewhere on another host
+    processes.assert_same({"initial weights": f"CRC-32 {checkpoint.checksum(state.params):08x}"})
+  return state, None
 
 
 def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):

@@ -376,6 +376,11 @@ def _on_host(state) -> dict[str, np.ndarray]:
   return {name: np.asarray(x) for name, x in started.items()}
 
 
+def checksum(tree) -> int:
+  """Returns the CRC-32 of a tree of arrays; all processes call it together."""
+  return _digest(_inspect(_on_host(tree))[0])
+
+
 def _inspect(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, dict], list[str]]:
   """Returns {name: {shape, dtype, crc32}}, and the names of arrays that are not finite."""
 

@@ -246,6 +246,25 @@ def odd_checkpoints(data, workdir) -> dict:
   return {"workdir": workdir / "mine"}
 
 
+def odd_weights(data, workdir) -> dict:
+  """Weights that differ in their last bits, as of another network at the path of init_from."""
+  first = """
+import jax
+from electra_jax.pretrain import run
+
+make = run.make_train_fns
+
+def programs(*args):
+  made = make(*args)
+  return made._replace(
+    init_params=lambda: jax.tree.map(lambda x: x * (1 + 1e-6), made.init_params())
+  )
+
+run.make_train_fns = programs
+"""
+  return {"head": harness.program(first)}
+
+
 @pytest.mark.parametrize(
   ("odd", "what", "of"),
   [
@@ -253,8 +272,9 @@ def odd_checkpoints(data, workdir) -> dict:
     (odd_data, "data", "manifest "),
     (odd_folder, "workdir", "a folder that is not shared"),
     (odd_checkpoints, "newest checkpoint", f"step {STEPS - STEPS % harness.EVERY}"),
+    (odd_weights, "initial weights", "CRC-32 "),
   ],
-  ids=["code", "data", "folder", "checkpoints"],
+  ids=["code", "data", "folder", "checkpoints", "weights"],
 )
 def test_a_process_that_has_something_else_is_named_by_all(
   data, two_alone, tmp_path, odd, what, of
