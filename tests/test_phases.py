@@ -221,6 +221,27 @@ def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(tiny_sha
     train.train(config, tmp_path / "none")
 
 
+def test_a_phase_takes_the_frozen_generator_that_it_names(straight, tiny_config, tmp_path, capsys):
+  """Not the generator of the run whose optimizer it continues; a run that resumes keeps its own."""
+  earlier, phase = tmp_path / "earlier", tmp_path / "phase"
+  shutil.copytree(straight, earlier)
+  shutil.rmtree(earlier / "checkpoints" / str(STEPS))
+  tiny_config.generator.kind, tiny_config.generator.tie = "frozen", "none"
+  tiny_config.generator.init_from, tiny_config.train.steps = str(straight), 1
+  assert train.train(tiny_config, tmp_path / "first") == 1
+  tiny_config.init_from, tiny_config.init_optimizer = str(tmp_path / "first"), True
+  tiny_config.generator.init_from = str(earlier)
+  assert train.train(tiny_config, phase) == 1
+  wanted, found = (sources.open_source(path).networks for path in (earlier, phase))
+  same = jax.tree.map(np.array_equal, wanted["discriminator"].weights, found["generator"].weights)
+  assert jax.tree.all(same)
+  tiny_config.generator.init_from = str(straight)
+  tiny_config.allow_config_change = "generator.init_from"
+  capsys.readouterr()
+  assert train.train(tiny_config, phase) == 1
+  assert "warning: generator.init_from has no effect on a run that" in capsys.readouterr().out
+
+
 def use_vocab_of_folder(workdir: Path, file: str) -> None:
   """Turns a run into one of the vocabulary that its folder holds now."""
   digest = hashlib.sha256((workdir / "vocab" / file).read_bytes()).hexdigest()

@@ -48,6 +48,8 @@ CURVES_FILE = "curves.png"
 BUILT_FIELDS = (
   "examples split_lines short_prob short_min_tokens single_segment_prob boundary_prob holdout_frac"
 ).split()
+# Fields that only a run without a checkpoint reads.
+START_FIELDS = "init_from init_step init_optimizer generator.init_from".split()
 # {activity of Goodput: its name in the display}; steps have a bar.
 DOING = {
   "start": "starting",
@@ -279,6 +281,11 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   console.print(f"changed from base:{'' if changed else ' nothing'}")
   for name, (base, value) in changed.items():
     console.print(f"  {name} = {value!r} ({base!r})", markup=False)
+  if unused := [name for name in allowed if name in START_FIELDS]:
+    console.print(
+      f"warning: {', '.join(unused)} has no effect on a run that resumes from a checkpoint",
+      style="bold",
+    )
   for field in BUILT_FIELDS:
     built, wanted = run.shards.manifest["build"].get(field), c.data[field]
     if f"data.{field}" in changed and built not in (None, wanted):
@@ -377,29 +384,38 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console):
   _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, console)
   if read_config(Path(origin))["seed"] == run.config.seed:
     console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
-  return restarted(sharding.to_local(state))
+  state = restarted(sharding.to_local(state))
+  return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
 
 
 def _initial_weights(run: Run, tokens: Tokenizer, console: Console) -> dict:
   """Returns fresh parameters with those of init_from and generator.init_from, if they are set."""
   origin, step = run.config.init_from, run.config.init_step
   weights = parallel.replicate(run.fns.init_params())
-  generator = objectives.generator_of(run.spec)
-  frozen = generator is not None and generator.pretrained
   if origin is not None:
     found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
     weights, taken, fresh = params.inherit(weights, params.by_shape(weights, found))
     _warn_of_differences(run, cfg, console)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
-    if fresh := [name for name in fresh if not (frozen and name.startswith("generator/"))]:
+    if fresh := [x for x in fresh if not (_is_frozen(run) and x.startswith("generator/"))]:
       console.print(f"newly initialised: {', '.join(fresh)}")
-  if frozen:
-    source = run.config.generator.init_from
-    found = processes.run_on_all(lambda: sources.masked_language_model(source, tokens))
-    weights = {**weights, "generator": parallel.replicate(found.weights)}
-    console.print(f"frozen generator: the masked language model of {source}")
-  return weights
+  return _with_frozen_generator(run, weights, tokens, console)
+
+
+def _is_frozen(run: Run) -> bool:
+  generator = objectives.generator_of(run.spec)
+  return generator is not None and generator.pretrained
+
+
+def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: Console) -> dict:
+  """Returns the weights with those of generator.init_from, if the generator is frozen."""
+  if not _is_frozen(run):
+    return weights
+  source = run.config.generator.init_from
+  found = processes.run_on_all(lambda: sources.masked_language_model(source, tokens))
+  console.print(f"frozen generator: the masked language model of {source}")
+  return {**weights, "generator": parallel.replicate(found.weights)}
 
 
 def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> None:
