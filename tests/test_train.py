@@ -243,6 +243,9 @@ def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
   assert "optimizer.learning_rate (now 0.01), or more optimizer.warmup_steps (now 3)" in str(
     error.value
   )
+  warning, end = journal.read(workdir)[-2:]
+  assert warning["event"] == "warning" and warning["text"].startswith("stopped: step 10: ")
+  assert end["event"] == "goodput" and end["secs"]["compile"] > 0
   assert sorted(os.listdir(workdir / "checkpoints")) == ["4", "8", "9"]
   shutil.rmtree(workdir / "checkpoints" / "9")
   assert train.train(tiny_config, workdir) == STEPS

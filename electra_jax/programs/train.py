@@ -193,6 +193,8 @@ def train_with_rollback(run: Run, state, meta: dict | None, display: Display, mo
         return loop(run, state, meta, skipped, log, monitors)
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
+          log.journal.write("warning", text=f"stopped: {error}")
+          log.journal.write("goodput", step=error.step, secs=monitors.goodput.secs())
           raise metrics.NotFiniteError(f"{error}; {remedy(run.config.optimizer)}") from None
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
