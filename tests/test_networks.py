@@ -179,6 +179,25 @@ def test_a_shared_encoder_brings_the_masked_language_models_head_to_the_generato
     assert jax.tree.all(same), theirs
 
 
+@pytest.mark.parametrize("tie", ["none", "tokens", "embeddings"])
+@pytest.mark.parametrize("has", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_table_that_only_one_of_two_models_has_is_refused_by_name(tie, has, alone):
+  def shapes(size, **changes):
+    spec = networks.PretrainSpec(size, size, RATES, **changes)
+    return jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+
+  target, source = (dataclasses.replace(D, token_types=x) for x in (has, not has))
+  mine, other = shapes(target, tying=tie), shapes(source, tying="embeddings" if alone else tie)
+  if alone:
+    del other["discriminator"]
+  without, with_it = "layer_norm, position, word", "layer_norm, position, token_type, word"
+  found, wanted = (without, with_it) if has else (with_it, without)
+  message = f"^init_from: the source's embeddings are {found}, the model's are {wanted}: set "
+  with pytest.raises(ValueError, match=message):
+    params.inherit(mine, params.by_shape(mine, other))
+
+
 def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
   full = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
   less = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3))}}}

@@ -37,7 +37,16 @@ def by_shape(params: dict, other: dict) -> dict:
 
   So a masked language model can become this run's discriminator, its generator, or both. `other` is
   returned unchanged if it has two networks, no masked language model, or one that fits nowhere.
+
+  Raises:
+    ValueError: only one of the two has an embedding table, e.g. of token types.
   """
+  tables, own_tables = _main_tables(other), _main_tables(params)
+  if tables.keys() != own_tables.keys():
+    raise ValueError(
+      f"init_from: the source's embeddings are {', '.join(sorted(tables))}, the model's are"
+      f" {', '.join(sorted(own_tables))}: set the same model.token_types and model.positions"
+    )
   roles = [role for role in ("generator", "discriminator") if role in other]
   if len(roles) != 1 or "mlm_head" not in other[roles[0]]:
     return other
@@ -53,7 +62,7 @@ def by_shape(params: dict, other: dict) -> dict:
   fits = [role for role in ("generator", "discriminator") if is_fit(role)]
   if not fits:
     return other
-  tables, found = other["embeddings"], {}
+  found = {}
   for role in fits:
     own = params[role].get("embeddings", {})
     found[role] = {**network, **({"embeddings": {k: tables[k] for k in own}} if own else {})}
@@ -97,6 +106,10 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
     group, module = name.split("/")
     merged[group][module] = source[name]
   return merged, both, [name for name in target if name not in source]
+
+
+def _main_tables(params: dict) -> dict:
+  return {**params["embeddings"], **params.get("discriminator", {}).get("embeddings", {})}
 
 
 def _shapes(tree) -> dict[str, tuple[int, ...]]:
