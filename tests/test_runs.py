@@ -1,5 +1,7 @@
 """Nothing of a run is lost in silence: its folder stands alone, and a resume erases nothing."""
 
+import errno
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -17,7 +19,8 @@ from electra_jax.interop import sources
 from electra_jax.pretrain.run import prepare
 from electra_jax.programs import export, train
 from electra_jax.report import saved_run
-from electra_jax.runtime import journal, memory
+from electra_jax.runtime import journal, memory, metrics
+from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 
 
 @pytest.fixture(scope="module")
@@ -319,3 +322,37 @@ def test_checking_memory_compiles_nothing_twice(tiny_config, tmp_path):
   tiny_config.objective.name = "bert"  # of one network: the quickest
   train.train(tiny_config, tmp_path)
   assert len(compiled) == 5  # parameters, state, their placement, the step, the evaluation
+
+
+@pytest.mark.parametrize("on_error", ["continue", "stop"])
+def test_going_back_from_nan_meets_a_failed_save_as_the_next_save_does(
+  tiny_config, tmp_path, monkeypatch, capsys, on_error
+):
+  read, wait, done = metrics.Window._read, Checkpoints._wait_for_save, []
+
+  def nan_at_step_10(window):
+    if window._unread[0][0] == 10 and not done:
+      done.append("nan")
+      error = metrics.NotFiniteError("step 10: mlm_loss = nan")
+      error.step = 10
+      raise error
+    read(window)
+
+  def full_disk(checkpoints):  # under the save of step 8
+    wait(checkpoints)
+    if done == ["nan"]:
+      done.append("full")
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(metrics.Window, "_read", nan_at_step_10)
+  monkeypatch.setattr(Checkpoints, "_wait_for_save", full_disk)
+  tiny_config.objective.name = "bert"
+  tiny_config.health.on_nan, tiny_config.checkpoint.on_error = "rollback", on_error
+  if on_error == "stop":
+    with pytest.raises(WriteError, match="No space left on device"):
+      train.train(tiny_config, tmp_path)
+    return
+  assert train.train(tiny_config, tmp_path) == STEPS
+  output = capsys.readouterr().out
+  assert "(No space left on device); the checkpoint of step 8 is intact; training cont" in output
+  assert "resuming from step 8" in output

@@ -241,13 +241,29 @@ def save(
 
   processes.run_on_all(ready)
   if first := failure():
-    if run.config.checkpoint.on_error == "stop":
-      raise first
-    try:
-      checkpoints.reopen()
-    except ValueError as error:
-      raise WriteError(f"{first}; {error}") from None
+    _reopen_or_raise(run, checkpoints, first)
     again = failure()  # None if the first error came from the previous save
     if again and final:
       raise again
     log.warn([f"{first}; training continues"])
+
+
+def settle(run: Run, log: Log, checkpoints: Checkpoints) -> None:
+  """Waits for a save in progress; its failure is raised, or a warning, as at the next `save`."""
+  try:
+    processes.run_on_all(checkpoints.wait)
+  except ValueError as error:
+    if not processes.only_raised(error, WriteError):
+      raise
+    _reopen_or_raise(run, checkpoints, error)
+    log.warn([f"{error}; training continues"])
+
+
+def _reopen_or_raise(run: Run, checkpoints: Checkpoints, failed: ValueError) -> None:
+  """Abandons a failed save, whose error is raised if `checkpoint.on_error` is "stop"."""
+  if run.config.checkpoint.on_error == "stop":
+    raise failed
+  try:
+    checkpoints.reopen()
+  except ValueError as error:
+    raise WriteError(f"{failed}; {error}") from None

@@ -19,7 +19,7 @@ from electra_jax.core.transformer_config import TransformerConfig, differences
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import sources
-from electra_jax.pretrain.loop import Monitors, loop
+from electra_jax.pretrain.loop import Monitors, loop, settle
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
 from electra_jax.runtime import (
   checkpoint,
@@ -199,9 +199,10 @@ def train_with_rollback(run: Run, state, meta: dict | None, display: Display, mo
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
         log.warn([f"{error}: rolling back to skip batch {skipped[-1]:,} ({which})"])
+        with monitors.goodput.doing("save"):
+          settle(run, log, monitors.checkpoints)
     del state  # donated to the failed step
     with monitors.goodput.doing("restore"):
-      monitors.checkpoints.wait()
       state, meta = make_state(run, monitors.checkpoints, display.console)
 
 
