@@ -356,3 +356,4 @@ def test_going_back_from_nan_meets_a_failed_save_as_the_next_save_does(
   output = capsys.readouterr().out
   assert "(No space left on device); the checkpoint of step 8 is intact; training cont" in output
   assert "resuming from step 8" in output
+  assert [e["event"] for e in journal.read(tmp_path)].count("first step") == 1

@@ -105,6 +105,7 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, 
     name, secs = goodput.now()
     return Activity(DOING.get(name), secs, last_secs.get(name))
 
+  @functools.cache  # once, and not again after a rollback
   def started() -> None:
     last_secs.clear()
     events.write("first step", secs=goodput.secs())
