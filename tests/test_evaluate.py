@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import random
+import shutil
 import signal
 
 import numpy as np
@@ -19,6 +20,7 @@ from electra_jax.evaluate import detect, pairs, scorers
 from electra_jax.evaluate.pairs import Pair
 from electra_jax.finetune import probe, tagging
 from electra_jax.interop import likelihood, sources
+from electra_jax.pretrain.run import prepare
 from electra_jax.programs import export, score, train
 from electra_jax.runtime import journal, metrics, processes
 
@@ -201,6 +203,19 @@ def test_a_stop_while_pairs_are_scored_ends_the_run_and_they_are_scored_where_it
   ends = [metrics.read_history(folder / "metrics.jsonl")[-1] for folder in (electra, tmp_path)]
   assert ends[0] == ends[1]
   assert ends[0]["pairs_accuracy"] > 0
+
+
+def test_pairs_without_held_out_documents_are_refused(tiny_config, files, tmp_path):
+  folder = tmp_path / "shards"
+  shutil.copytree(tiny_config.data.dir, folder)
+  manifest = json.loads((folder / "manifest.json").read_text())
+  manifest["splits"]["heldout"]["examples"] = 0  # as of data.holdout_frac=0
+  (folder / "manifest.json").write_text(json.dumps(manifest))
+  tiny_config.data.dir, tiny_config.eval.pairs = str(folder), str(files[0])
+  with pytest.raises(ValueError, match=f"^{folder} has no held-out documents, and eval.pairs is "):
+    prepare(tiny_config, tmp_path / "run", verify=False)
+  tiny_config.eval.pairs = None
+  assert prepare(tiny_config, tmp_path / "run", verify=False).heldout is None
 
 
 def test_a_pair_of_equal_scores_is_wrong():

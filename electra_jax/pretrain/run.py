@@ -171,6 +171,11 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
     heldout = pretrain_batches.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
+  elif config.eval.pairs:
+    raise ValueError(
+      f"{d.dir} has no held-out documents, and eval.pairs is scored at their evaluations: build"
+      " shards with data.holdout_frac, or leave eval.pairs unset"
+    )
   if shards.num_examples < t.batch_size:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {t.batch_size:,}"
