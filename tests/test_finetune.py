@@ -259,6 +259,9 @@ def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
     assert list(found[0]) == ["index", "sentence", "id", "prediction", "probability"]
     assert [row["sentence"] for row in found] == texts
     assert [row["id"] for row in found] == {"tsv": ["a-7", "b"], "jsonl": [7, 8]}[kind]
+  (tmp_path / "ids.jsonl").write_text('{"sentence": "w0", "id": 12345678.5}\n')
+  asked.predict_file(tmp_path / "ids.jsonl", tmp_path / "ids.tsv", columns=("id",))
+  assert (tmp_path / "ids.tsv").read_text().splitlines()[1].split("\t")[1] == "12345678.5"
   for column, why in (("key", "in.tsv:1 has no column 'key'"), ("prediction", "'prediction' is")):
     with pytest.raises(ValueError, match=why):
       asked.predict_file(tmp_path / "in.tsv", tmp_path / "new.tsv", columns=(column,))

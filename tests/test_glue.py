@@ -184,6 +184,14 @@ def test_scores_are_cut_to_their_limits_and_have_three_decimals(tmp_path):
   )
 
 
+def test_numbers_of_a_task_without_limits_keep_six_digits(tmp_path):
+  task = dataclasses.replace(TASKS["stsb"], limits=None, scale=2e-4)
+  outputs = {"score": np.array([0.5, 0.123456789, -2e4])}
+  glue.write_submission(tmp_path / "dev.tsv", task, numbered([None] * 3), outputs)
+  rows = (tmp_path / "dev.tsv").read_text().splitlines()[1:]
+  assert [row.split("\t")[1] for row in rows] == ["0.0001", "2.46914e-05", "-4"]
+
+
 def test_a_submission_needs_an_output_for_every_example(tmp_path):
   with pytest.raises(TaskError, match="1 outputs for 2 examples"):
     glue.write_submission(

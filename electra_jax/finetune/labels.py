@@ -152,9 +152,13 @@ def _number_fault(task: TextTask, text: str) -> str | None:
 
 
 def _written_numbers(task: TextTask, predictions: np.ndarray) -> list[str]:
-  """Clips predictions to the limits of the task; formats three decimals."""
+  """Returns predictions within the limits of the task, as in STS-B, to three decimals.
+
+  Without limits the unit is the labels', which may be small: to six digits.
+  """
   low, high = task.limits or (-np.inf, np.inf)
-  return [f"{value:.3f}" for value in np.clip(predictions, low, high) + 0.0]
+  form = ".3f" if task.limits else ".6g"
+  return [f"{value:{form}}" for value in np.clip(predictions, low, high) + 0.0]
 
 
 LABEL_TYPES = {

@@ -129,8 +129,13 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   examples, copied = glue_files.read_texts(_task(predictor.info), file, columns)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])
   names = ("prediction", *list(answers[0])[1:])
+  is_table = out.suffix != ".jsonl"
   rows = [
-    {"index": index, **cells, **dict(zip(names, answer.values(), strict=True))}
+    {
+      "index": index,
+      **({k: _cell(x) for k, x in cells.items()} if is_table else cells),
+      **dict(zip(names, answer.values(), strict=True)),
+    }
     for index, (cells, answer) in enumerate(zip(copied, answers, strict=True))
   ]
   # A lone surrogate is valid JSON but not valid UTF-8: it is written as JSON spells it.
@@ -140,14 +145,14 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
     else:
       table = csv.writer(written, delimiter="\t", lineterminator="\n")
       table.writerow(rows[0])
-      table.writerows(map(_cell, row.values()) for row in rows)
+      table.writerows(
+        [f"{x:.6g}" if isinstance(x, float) else x for x in row.values()] for row in rows
+      )
   return len(rows)
 
 
 def _cell(value: object) -> str:
-  """Returns a value in a TSV; those of JSON as JSON, but numbers with six digits."""
-  if isinstance(value, float):
-    return f"{value:.6g}"
+  """Returns a copied value in a TSV; those of JSON as JSON."""
   return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
