@@ -65,8 +65,10 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
 def run_detect(args: argparse.Namespace, console: Console) -> None:
   """Prints the AUC of detecting replacements drawn by frequency."""
   data = Shards.open(args.data, "heldout")
-  source = sources.open_for(args.model, tokenizer.load_from(data.folder, data.vocab))
+  tokens = tokenizer.load_from(data.folder, data.vocab)
+  source = sources.open_for(args.model, tokens)
   network = scorers.network_for("rtd", source.networks, args.model)
+  sources.check_vocab(tokens, {"discriminator": network}, args.model)
   if data.seq_length > network.cfg.max_positions:
     raise ValueError(
       f"{args.data} has {data.seq_length} tokens a row, the network takes"
