@@ -1,5 +1,6 @@
 """Minimal pairs, fixed-noise detection and probes, against NumPy, other paths and other formats."""
 
+import dataclasses
 import gzip
 import json
 import lzma
@@ -19,7 +20,7 @@ from electra_jax.evaluate import __main__ as program
 from electra_jax.evaluate import detect, pairs, scorers
 from electra_jax.evaluate.pairs import Pair
 from electra_jax.finetune import probe, tagging
-from electra_jax.interop import likelihood, sources
+from electra_jax.interop import huggingface, likelihood, sources
 from electra_jax.pretrain.run import prepare
 from electra_jax.programs import export, score, train
 from electra_jax.runtime import journal, metrics, processes
@@ -311,6 +312,31 @@ def test_fixed_noise_is_detected_as_in_the_runs_evaluation(electra, tiny_shards)
   assert found == pytest.approx(last["unigram_auc"], abs=1e-6)
   with pytest.raises(ValueError, match="batch size 7 is not divisible by 8 devices"):
     detect.auc(network, heldout, training.frequencies, 7, 8)
+
+
+def test_ids_that_a_network_does_not_have_are_not_detected(
+  electra, tiny_shards, tmp_path, monkeypatch
+):
+  network = sources.open_source(electra).networks["discriminator"]
+  tables = network.weights["embeddings"]
+  few = {**network.weights, "embeddings": {**tables, "word": tables["word"][:40]}}
+  cfg = dataclasses.replace(network.cfg, vocab_size=40)
+  (tmp_path / "few").mkdir()
+  huggingface.save(tmp_path / "few", cfg, few, "rtd_head", 0)
+  command = ["evaluate", "detect", f"--model={tmp_path / 'few'}", f"--data={tiny_shards}"]
+  monkeypatch.setattr("sys.argv", command)
+  with pytest.raises(ValueError, match="40"):
+    program.main()
+
+
+@pytest.mark.parametrize(
+  ("objective", "role"), [("bert", "discriminator"), ("electra", "generator")]
+)
+def test_an_exported_network_keeps_its_role_under_another_name(electra, tmp_path, objective, role):
+  network = sources.open_source(electra).networks["generator"]
+  trained = {huggingface.TRAINING: {"objective": objective}}
+  huggingface.save(tmp_path, network.cfg, network.weights, network.head, 0, others=trained)
+  assert list(sources.open_source(tmp_path).networks) == [role]
 
 
 def test_dimensions_of_states_count_directions_of_equal_variance():

@@ -349,7 +349,10 @@ def _hugging_face(path: Path) -> Source:
       elif folder.name in ("discriminator", "generator"):
         role = folder.name
       else:
-        role = "generator" if network.is_masked_lm else "discriminator"
+        trained = read_json(folder / "config.json").get(huggingface.TRAINING) or {}
+        kind = objectives.OBJECTIVES.get(trained.get("objective"))
+        is_main = kind is not None and kind.heads[0] == head  # of a run: its folder was renamed
+        role = "generator" if network.is_masked_lm and not is_main else "discriminator"
       found[role] = network
       if folder.name != "generator":  # which is a masked language model, whatever it served
         card = card or {"training": read_json(folder / "config.json").get(huggingface.TRAINING)}
