@@ -173,6 +173,17 @@ def test_old_and_new_spellings_of_a_config_are_one(tmp_path):
   for written in (old, new):
     path.write_text(json.dumps(written))
     assert huggingface.read_config(tmp_path)[1] == CFG
+  path.write_text(json.dumps({**old, "local_rope_theta": None}))  # as of all layers
+  read = huggingface.read_config(tmp_path)[1]
+  assert read.local_rope_theta == read.rope_theta == CFG.rope_theta
+
+
+def test_a_norm_that_only_the_detection_head_has_does_not_matter_without_it(tmp_path):
+  cfg = dataclasses.replace(CFG, head_norm=not CFG.head_norm)
+  for head in (None, "mlm_head"):
+    assert huggingface.config_json(cfg, head, 0) == huggingface.config_json(CFG, head, 0)
+  with pytest.raises(ExchangeError, match="does not support head_norm"):
+    huggingface.config_json(cfg, "rtd_head", 0)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ READ_FIXED = {
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
   # How it is computed and its weights started, and what these layers and positions do not read.
-  unread = {"compute", "scaled_init"}
+  unread = {"compute", "scaled_init"} | (set() if head == "rtd_head" else {"head_norm"})
   unread |= {"window", "local_rope_theta"} if cfg.global_every == 1 else set()
   unread |= set() if POSITIONS[cfg.positions].rotary else {"rope_theta", "local_rope_theta"}
   for field in dataclasses.fields(cfg):

@@ -81,7 +81,8 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types and rope
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
-  wrong = [f"{k}={getattr(cfg, k)!r}" for k, right in LAYERS.items() if getattr(cfg, k) != right]
+  read = {k: v for k, v in LAYERS.items() if k != "head_norm" or head == "rtd_head"}
+  wrong = [f"{k}={getattr(cfg, k)!r}" for k, right in read.items() if getattr(cfg, k) != right]
   if cfg.embedding_size != cfg.hidden_size:
     wrong.append(f"embedding_size={cfg.embedding_size} at hidden_size={cfg.hidden_size}")
   if wrong:
@@ -138,10 +139,9 @@ def _thetas(path: Path, content: Mapping) -> dict[str, float]:
   """Returns the base of the rotary frequencies for GLOBAL and for LOCAL layers."""
   found = content.get("rope_parameters")
   if found is None:
-    return {
-      GLOBAL: content.get("global_rope_theta", 160_000.0),
-      LOCAL: content.get("local_rope_theta", 10_000.0),
-    }
+    theta = content.get("global_rope_theta", 160_000.0)
+    local = content.get("local_rope_theta", 10_000.0)
+    return {GLOBAL: theta, LOCAL: theta if local is None else local}
   types = {kind: found[kind].get("rope_type", "default") for kind in (LOCAL, GLOBAL)}
   if set(types.values()) != {"default"}:
     raise ExchangeError(f"{path}: rope_type is {types}, here it is default")

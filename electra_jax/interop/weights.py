@@ -185,7 +185,8 @@ def from_hf(
   name_of, read = (lambda row, i: row.hf.format(i=i)), (lambda name: left.pop(name, None))
   network = fill(family.rows, cfg, wanted, name_of, read, transposed=True)
   tied = left.pop(family.tied, None)
-  if tied is not None and not np.array_equal(tied, network["embeddings"]["word"]):
+  word = network["embeddings"]["word"]
+  if tied is not None and not np.array_equal(tied.astype(word.dtype), word):
     raise ExchangeError(f"{family.tied} differs from the word embeddings: it must be tied")
   if extra := sorted(left.keys() - family.ignored):
     raise ExchangeError(f"unknown tensors: {', '.join(extra[:8])}")
