@@ -37,7 +37,7 @@ import ast
 import functools
 import shutil
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ CONFIG = Path(__file__).with_name("evidence_config.py")
 REFERENCE, FRESH = "bert", "fresh weights"
 RATES, PAIRS, CUT = (1.6e-3, 3.2e-3, 6.4e-3), 6_700, 2_000
 FINETUNING = {"data.max_length": 64, "data.buckets": 2, "optimizer.learning_rate": 5e-4}
+# 5e-4 is too low (docs/evidence.md). Only the larger budgets have been repeated with others.
+CHUNK_RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 GLUE = {  # tasks of one command: its fields
   "sst2": {"train.epochs": 1.0, "data.train_examples": 20_000},
   "cola": {"train.epochs": 1.0},
@@ -73,13 +75,14 @@ class Budget(NamedTuple):
   best: int | None  # arms beside the reference: the best of the budget before; None: all
   seeds: int
   glue: bool = False
+  chunk_rates: tuple[float, ...] = (5e-4,)  # learning rates of chunking, of which the best counts
 
 
 BUDGETS = (
   Budget(5e12, None, 3),
   Budget(2e13, None, 3),
-  Budget(8e13, 4, 3, glue=True),
-  Budget(2e14, 2, 1, glue=True),
+  Budget(8e13, 4, 3, glue=True, chunk_rates=CHUNK_RATES),
+  Budget(2e14, 2, 1, glue=True, chunk_rates=CHUNK_RATES),
 )
 
 
@@ -101,14 +104,29 @@ def pairs_accuracy(paradigms: dict[str, dict], choices: bool) -> float:
   return 100 * sum(x["accuracy"] * x["pairs"] for x in chosen) / sum(x["pairs"] for x in chosen)
 
 
-def chunking(args: argparse.Namespace, name: str, start: dict) -> dict[str, float]:
-  """Fine-tunes on chunking; returns F1 in percent on the sentences for choices and on the test."""
+def chunking(
+  args: argparse.Namespace, name: str, start: dict, rates: Sequence[float] = (5e-4,)
+) -> dict[str, float]:
+  """Fine-tunes on chunking; returns F1 in percent on the sentences for choices and on the test.
+
+  Args:
+    rates: learning rates, of which the best on the sentences for choices counts.
+  """
+  found = {f"{rate:g}": chunking_at(args, name, start, rate) for rate in rates}
+  best = max(found.values(), key=lambda row: row["chunk_choices"])
+  return best | ({"chunk_by_rate": found} if len(found) > 1 else {})
+
+
+def chunking_at(args: argparse.Namespace, name: str, start: dict, rate: float) -> dict[str, float]:
+  """Returns what `chunking` does, of one learning rate."""
   splits = {"train": args.out / "chunk-train.txt", "dev": args.out / "chunk-choices.txt"}
   splits |= {"test": args.chunk / "test.txt"}
   fields = start | {f"data.{split}": file for split, file in splits.items()}
   fields |= FINETUNING | {"keep": "none", "seeds": 1, "train.epochs": 2.0}
+  fields |= {"optimizer.learning_rate": rate}
   fields |= {"data.train_examples": 64} if args.smoke else {}
-  rows = jobs.finetune(args.out, f"{name}-chunk", "configs/finetune/tagging.py:chunk", fields)
+  job = f"{name}-chunk-{rate:g}"
+  rows = jobs.finetune(args.out, job, "configs/finetune/tagging.py:chunk", fields)
   found = {row["split"]: jobs.main_metric(row) for row in rows}
   return {"chunk_choices": found["dev"], "chunk": found["test"]}
 
@@ -158,7 +176,7 @@ def measure(args: argparse.Namespace, arm: str, budget: Budget, rate: float, see
     paradigms = jobs.score_pairs(args.out, folder, scorer)["paradigms"]
     row[f"pairs_{scorer}_choices"] = pairs_accuracy(paradigms, choices=True)
     row[f"pairs_{scorer}"] = pairs_accuracy(paradigms, choices=False)
-  row |= chunking(args, name, {"init": folder})
+  row |= chunking(args, name, {"init": folder}, budget.chunk_rates)
   if budget.glue and seed == 0:
     row["glue"] = glue(args, name, {"init": folder})
   return row
@@ -326,6 +344,15 @@ def draw(rows: list[dict], fresh: list[float], path: Path) -> None:
     axis.set(
       xscale="log", xlabel="FLOPs of pretraining (dashed: chance, fresh weights)", title=name
     )
+    if "chunking" in name:
+      axis.axvline(4e13, color="#666666", linewidth=0.8)
+      axis.text(
+        4.4e13,
+        0.1,
+        "best of four\nfine-tuning rates",
+        fontsize=7,
+        transform=axis.get_xaxis_transform(),
+      )
     axis.set_xticks(marks := sorted({row["flops"] for row in rows}), [f"{x:g}" for x in marks])
     axis.minorticks_off()
     axis.grid(alpha=0.25)
