@@ -175,6 +175,15 @@ def test_what_stands_after_two_dashes_is_an_option_as_it_is(tmp_path):
   assert (code, out, err) == (0, f"{options}\n7 0.0002 None False\n", "")
 
 
+@pytest.mark.parametrize("is_log", [True, False])
+def test_a_stdout_that_cannot_be_written_is_an_error_unless_it_is_a_log(tmp_path, is_log):
+  log = "  from electra_jax.runtime import terminal\n  print = terminal.log_console().print\n"
+  program = PROGRAM.replace("def main():\n", f"def main():\n{log * is_log}")
+  program = f"import sys\nsys.stdout = open('/dev/full', 'w')\n{program}"
+  code, _, err = run_program(tmp_path, "--config=configs/base.py", program=program)
+  assert (code, err) == ((0, "") if is_log else (1, "error: No space left on device\n"))
+
+
 def test_a_missing_config_file_is_one_line(tmp_path):
   code, _, err = run_program(tmp_path, "--config=configs/bas.py")
   assert code == 1

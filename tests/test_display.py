@@ -77,6 +77,19 @@ def test_without_a_terminal_lines_have_a_time_and_at_most_160_characters(capsys)
   assert re.fullmatch(stamp + "a", a) and re.fullmatch(stamp + "b", b)
 
 
+def test_a_log_that_cannot_be_written_is_left_out(monkeypatch):
+  monkeypatch.setattr(terminal.StampedLines, "failed", False)
+  with open("/dev/full", "w") as full:
+    monkeypatch.setattr(terminal.sys, "stdout", full)
+    with Display(terminal.log_console(), Activity) as shown:
+      shown.begin(0, 100)
+      shown.show(10, "train", VALUES)
+      shown.print_line("warning")
+    assert terminal.StampedLines.failed
+    with pytest.raises(OSError):
+      full.close()
+
+
 def test_a_terminal_gets_a_bar_and_is_left_whole(monkeypatch):
   monkeypatch.setenv("TERM", "xterm")
   out = io.StringIO()

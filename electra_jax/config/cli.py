@@ -5,6 +5,7 @@ A user error is a ValueError or an OSError.
 
 import argparse
 import atexit
+import contextlib
 import functools
 import itertools
 import os
@@ -25,6 +26,7 @@ from rich.table import Table
 
 from electra_jax.config.compare import flatten, unknown_field
 from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
+from electra_jax.runtime import terminal
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
@@ -156,8 +158,13 @@ def _leave(code: int) -> None:
   training. After an error, threads of libraries may block forever.
   """
   atexit._run_exitfuncs()  # jax.distributed shuts down there
-  sys.stdout.flush()
-  sys.stderr.flush()
+  try:
+    sys.stdout.flush()
+  except OSError:
+    if not (code or terminal.StampedLines.failed):  # stdout is the program's result
+      raise
+  with contextlib.suppress(OSError):
+    sys.stderr.flush()
   os._exit(code)
 
 
@@ -182,7 +189,8 @@ def report(program: Callable[[], None]) -> None:
 def _show_warning(show: Callable, message, category, filename: str, *others) -> None:
   """Prints a warning of this package in one line; `show` prints others."""
   if Path(filename).is_relative_to(PACKAGE):
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+      print(f"warning: {message}", file=sys.stderr, flush=True)
   else:
     show(message, category, filename, *others)
 
@@ -219,10 +227,11 @@ def explain(error: BaseException) -> str | None:
 
 def _fail(error: BaseException, line: str | None, code: int) -> None:
   """Prints the line, or the traceback if it is None, and ends the program."""
-  if line is None or os.environ.get(DEBUG_VARIABLE):
-    traceback.print_exception(error)
-  else:
-    print(f"error: {line}", file=sys.stderr, flush=True)
+  with contextlib.suppress(OSError):
+    if line is None or os.environ.get(DEBUG_VARIABLE):
+      traceback.print_exception(error)
+    else:
+      print(f"error: {line}", file=sys.stderr, flush=True)
   # The exit handlers wait for all processes of a run, and the others may still be running.
   timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
   timer.daemon = True

@@ -1,7 +1,9 @@
 """Numbers and times as text, and the consoles that programs print to."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 
@@ -12,8 +14,12 @@ PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
 class StampedLines:
-  """A file that writes to stdout, each line with the time before it."""
+  """A file that writes to stdout, each line with the time before it.
 
+  Lines that cannot be written (full disk, closed pipe) are dropped: metrics.jsonl is the record.
+  """
+
+  failed = False  # whether a line was dropped, in this process
   encoding = "utf-8"
 
   def __init__(self):
@@ -21,14 +27,23 @@ class StampedLines:
 
   def write(self, text: str) -> int:
     """Writes text, of any number of lines."""
-    for line in text.splitlines(keepends=True):
-      sys.stdout.write(time.strftime(STAMP) + line if self._begins else line)
-      self._begins = line.endswith("\n")
+    with self._dropping():
+      for line in text.splitlines(keepends=True):
+        sys.stdout.write(time.strftime(STAMP) + line if self._begins else line)
+        self._begins = line.endswith("\n")
     return len(text)
 
   def flush(self) -> None:
     """Flushes stdout."""
-    sys.stdout.flush()
+    with self._dropping():
+      sys.stdout.flush()
+
+  @contextlib.contextmanager
+  def _dropping(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError:
+      StampedLines.failed = True
 
   def isatty(self) -> bool:
     """Returns False: lines on a terminal have no time."""
