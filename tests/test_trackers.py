@@ -1,9 +1,15 @@
 """What gets the lines of a run: trackers by name, and the picture that is drawn anew."""
 
+import io
+import sys
+import types
+
 import pytest
+from rich.console import Console
 
 from electra_jax.programs import train
-from electra_jax.runtime import curves, trackers
+from electra_jax.runtime import curves, log, trackers
+from electra_jax.runtime.display import Activity, Display
 
 
 def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):
@@ -38,3 +44,25 @@ def test_a_run_has_its_id_in_a_tracker_until_it_starts_over(tmp_path):
 
   assert [remembered(x) for x in (False, True, True, False, True)] == list("aaabb")
   assert trackers.Start(tmp_path, 0, True, {}).remembered("mlflow", lambda: "m") == "m"
+
+
+def test_wandb_is_left_out_once_its_own_process_has_ended(tmp_path, monkeypatch):
+  class Run:
+    def log(self, values):
+      raise ConnectionResetError("Connection lost")
+
+    finish = define_metric = lambda self, *args, **kwargs: None
+
+  wandb = types.SimpleNamespace(Error=RuntimeError, Settings=dict, init=lambda **kwargs: Run())
+  monkeypatch.setitem(sys.modules, "wandb", wandb)
+  out = io.StringIO()
+  display = Display(Console(file=out, width=200), Activity)
+  start = trackers.Start(tmp_path, 0, False, {})
+  make = trackers.TRACKERS["wandb"].make
+  written = log.Log(tmp_path, display, start_step=0, resumed=False, others=[lambda: make(start)])
+  for step in (1, 2):
+    written.write(step, "train", {"loss": 1.0})
+  written.close()
+  assert out.getvalue().count("warning: step 1: wandb: Connection lost; no more lines go") == 1
+  assert "step 2: wandb" not in out.getvalue()
+  assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

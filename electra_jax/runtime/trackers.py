@@ -97,6 +97,7 @@ class Wandb:
   def __init__(self, start: Start):
     import wandb
 
+    self._errors = (wandb.Error, OSError)  # OSError: its own process has ended
     with _failing("wandb", wandb.Error):
       self._run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -111,11 +112,13 @@ class Wandb:
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Hands the numbers to wandb's own process."""
-    self._run.log({"step": step, **_numbers(split, values)})
+    with _failing("wandb", self._errors):
+      self._run.log({"step": step, **_numbers(split, values)})
 
   def close(self) -> None:
     """Waits until wandb's process has received all lines."""
-    self._run.finish()
+    with _failing("wandb", self._errors):
+      self._run.finish()
 
 
 class Mlflow:
@@ -201,7 +204,7 @@ def _numbers(split: str, values: Mapping[str, float | None]) -> dict[str, float]
 
 
 @contextlib.contextmanager
-def _failing(tracker: str, kind: type[Exception]) -> Iterator[None]:
+def _failing(tracker: str, kind: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
   """Turns a tracker's own error into a TrackerError."""
   try:
     yield
