@@ -5,6 +5,8 @@ import fcntl
 import io
 import resource
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -152,6 +154,26 @@ def test_a_workdir_without_locks_is_claimed_and_one_that_fails_is_not(
     workdir.check_claim(tmp_path)
     (tmp_path / ".lock").write_text("process 7 on another\n")
     with pytest.raises(ValueError, match="has been taken over by process 7 on another"):
+      workdir.check_claim(tmp_path)
+
+
+def test_a_pod_and_its_replacement_are_two_although_their_names_are_one(tmp_path, monkeypatch):
+  monkeypatch.setattr(workdir, "flock", lambda file: None)  # a bucket's does not reach other hosts
+  monkeypatch.setattr(workdir.os, "getpid", lambda: 1)
+  monkeypatch.setattr(workdir.socket, "gethostname", lambda: "train-0-0")
+  program = (
+    "import os, pathlib, socket, sys\n"
+    "os.getpid, socket.gethostname = lambda: 1, lambda: 'train-0-0'\n"
+    "from electra_jax.runtime import workdir\n"
+    "folder = pathlib.Path(sys.argv[1])\n"
+    "workdir.flock = lambda file: None\n"
+    "with workdir.claim(folder): print(workdir.own_temporary(folder))\n"
+  )
+  with workdir.claim(tmp_path):
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert other != str(workdir.own_temporary(tmp_path))
+    with pytest.raises(ValueError, match="has been taken over by process 1 on train-0-0"):
       workdir.check_claim(tmp_path)
 
 

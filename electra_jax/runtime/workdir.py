@@ -17,6 +17,8 @@ from typing import IO
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
 VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
+# Of this process: in containers it may be number 1, on a host named as that of the pod before it.
+ID = uuid.uuid4().hex[:8]
 NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems without locks
 
 
@@ -33,7 +35,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def own_temporary(path: Path) -> Path:
   """Returns a name beside `path` that no other process, on no other host, uses."""
-  return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+  return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{ID}.tmp")
 
 
 @contextlib.contextmanager
@@ -181,7 +183,7 @@ def check_claim(workdir: Path) -> None:
 
 
 def _holder() -> str:
-  return f"process {os.getpid()} on {socket.gethostname()}"
+  return f"process {os.getpid()} on {socket.gethostname()} ({ID})"
 
 
 def read_config(workdir: Path) -> dict | None:
