@@ -36,7 +36,7 @@ fi
 # Again after an abort, a memory fault or the kernel's kill for memory; not when it was told to stop,
 # and not after three starts without a new checkpoint.
 # shellcheck disable=SC2016  # for the shell that is started
-again='newest() { find "$0/checkpoints" -regex ".*/[0-9]+" -prune 2> /dev/null | sort -V | tail -n 1; }
+again='newest() { find "$0/checkpoints/" -regex ".*/[0-9]+" -prune 2> /dev/null | sort -V | tail -n 1; }
 idle=0 before=$(newest)
 while "$@"; code=$?; case $code in 134 | 135 | 136 | 137 | 139) true ;; *) false ;; esac; do
   if [ "$(newest)" != "$before" ]; then idle=0 before=$(newest); else idle=$((idle + 1)); fi

@@ -34,7 +34,7 @@ nohup setsid sh -c '\'".venv/bin/python -m electra_jax.train --workdir=\$HOME/bu
 --config.data.dir=\$HOME/shards$([ $# = 0 ] || printf ' %q' "$@"); echo \$? > exit.new; mv exit.new exit"\'' > train.log 2>&1 < /dev/null &
 echo $! > pid'
 watch='cd electra_jax; tail -n +1 -F train.log 2> /dev/null & until [ -f exit ]; do sleep 5; done
-sleep 2; kill $!; echo "exited with $(cat exit) '"\$(find \$HOME/bucket/runs/$NAME/checkpoints \
+sleep 2; kill $!; echo "exited with $(cat exit) '"\$(find \$HOME/bucket/runs/$NAME/checkpoints/ \
 -regex '.*/[0-9]+' -prune 2> /dev/null | sort -V | tail -n 1)\""
 
 start() {

@@ -117,6 +117,7 @@ def test_a_slurm_job_is_queued_again_only_after_a_stop_that_slurm_asks_for(launc
 
 def test_a_slurm_job_gives_up_after_three_starts_without_a_new_checkpoint(launch, tmp_path):
   workdir = tmp_path / "run"
+  link_checkpoints(tmp_path, workdir)
   write_program(tmp_path / "bin" / "srun", f'mkdir -p "{workdir}/checkpoints/$SAVES"; exit 143')
   write_program(tmp_path / "bin" / "scontrol", "echo again")
   given = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
@@ -177,6 +178,7 @@ def test_a_gpu_node_gives_up_after_three_starts_without_a_new_checkpoint(
   launch, tmp_path, saves, starts
 ):
   run = tmp_path / "run"
+  link_checkpoints(tmp_path, run)
   write_program(
     tmp_path / ".venv" / "bin" / "python",
     f'if [ "$1" = -c ]; then exit; fi; echo >> calls; n=$(wc -l < calls)\n'
@@ -205,6 +207,13 @@ def test_a_gpu_node_whose_jax_sees_no_gpu_installs_it_and_never_trains_on_the_cp
   assert done.returncode == 1 and (tmp_path / "launch" / "installed").exists()
   assert ("trained" in done.stdout) == installs
   assert ("error: JAX sees no GPU" in done.stderr) != installs
+
+
+def link_checkpoints(folder: Path, workdir: Path) -> None:
+  """Makes the checkpoints of a run a link, as to a larger disk."""
+  (folder / "scratch").mkdir()
+  workdir.mkdir()
+  (workdir / "checkpoints").symlink_to(folder / "scratch")
 
 
 def write_program(path: Path, body: str) -> None:
@@ -328,8 +337,10 @@ def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, 
 
 def test_the_end_of_a_run_on_a_slice_is_reported_with_its_newest_checkpoint(launch, tmp_path):
   watch = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU)[8][-1].removeprefix("--command=")
+  (tmp_path / "bucket" / "runs").mkdir(parents=True)
+  link_checkpoints(tmp_path, tmp_path / "bucket" / "runs" / "large")
   for name in ("9", "10", "11.orbax-checkpoint-tmp"):
-    (tmp_path / "bucket" / "runs" / "large" / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "scratch" / name).mkdir()
   (tmp_path / "electra_jax").mkdir()
   (tmp_path / "electra_jax" / "exit").write_text("134\n")
   home = {**os.environ, "HOME": str(tmp_path)}
