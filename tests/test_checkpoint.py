@@ -257,6 +257,20 @@ def test_what_was_set_aside_before_stays(tmp_path):
   assert (tmp_path / "damaged" / "5").is_dir()
 
 
+def test_a_checkpoint_on_another_disk_is_set_aside_too(tmp_path, monkeypatch):
+  def rename(*unused):
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+  save_all(tmp_path, [5])
+  run = open_run(tmp_path)
+  run.close()
+  files = sorted(path.name for path in (run.folder / "5").rglob("*"))
+  monkeypatch.setattr(os, "rename", rename)  # as where the folder is a link to that disk
+  place = run.set_aside(5)
+  assert sorted(path.name for path in place.rglob("*")) == files
+  assert not (run.folder / "5").exists()
+
+
 @pytest.mark.parametrize("left", ["2.orbax-checkpoint-tmp", "deleting/0"])
 def test_what_a_killed_run_left_is_cleared_away(tmp_path, left):
   save_all(tmp_path, [1])

@@ -182,7 +182,7 @@ class Checkpoints:
     if jax.process_index() == 0:
       place = free_name(place)  # earlier ones are kept: they may be the better
       place.parent.mkdir(exist_ok=True)
-      (self.folder / str(step)).rename(place)
+      shutil.move(self.folder / str(step), place)  # the folder may be a link to another disk
     return place
 
   def reopen(self) -> None:
