@@ -77,6 +77,14 @@ def test_without_a_terminal_lines_have_a_time_and_at_most_160_characters(capsys)
   assert re.fullmatch(stamp + "a", a) and re.fullmatch(stamp + "b", b)
 
 
+def test_a_file_gets_no_live_display_also_where_colors_are_forced(monkeypatch):
+  monkeypatch.setenv("FORCE_COLOR", "1")
+  monkeypatch.setenv("TERM", "xterm")
+  assert not terminal.console().is_interactive
+  assert not terminal.console(stderr=True).is_interactive
+  assert not terminal.log_console().is_interactive
+
+
 def test_a_log_that_cannot_be_written_is_left_out(monkeypatch):
   monkeypatch.setattr(terminal.StampedLines, "failed", False)
   with open("/dev/full", "w") as full:

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from electra_jax.runtime import terminal
 from electra_jax.runtime.terminal import clock, duration, log_console
 
 LINE_SECS = 5.0  # between two log lines
@@ -21,7 +21,7 @@ class Status:
     self._bytes, self._tokens = 0, 0
     self._start = self._last = time.monotonic()
     self._bar = None
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     if console.is_interactive:
       columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
       text = TextColumn("{task.fields[text]}")

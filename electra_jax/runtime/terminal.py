@@ -51,15 +51,26 @@ class StampedLines:
 
 
 def console(stderr: bool = False) -> Console:
-  """Returns the console of a program; lines that are too long are wrapped by the terminal."""
-  return Console(highlight=False, soft_wrap=True, stderr=stderr)
+  """Returns the console of a program; lines that are too long are wrapped by the terminal.
+
+  It is interactive on a terminal only; Rich alone also takes a file for one, with FORCE_COLOR.
+  """
+  file = sys.stderr if stderr else sys.stdout
+  interactive = None if file.isatty() else False
+  return Console(highlight=False, soft_wrap=True, stderr=stderr, force_interactive=interactive)
 
 
 def log_console() -> Console:
   """Returns the console of a program that runs for long: without a terminal, lines have a time."""
   if (on_terminal := console()).is_interactive:
     return on_terminal
-  return Console(file=StampedLines(), highlight=False, soft_wrap=True, width=LINE - STAMP_WIDTH)
+  return Console(
+    file=StampedLines(),
+    highlight=False,
+    soft_wrap=True,
+    width=LINE - STAMP_WIDTH,
+    force_interactive=False,
+  )
 
 
 def clock(secs: float) -> str:
