@@ -58,7 +58,7 @@ def main() -> None:
   """Runs from the command line."""
   name = sys.argv[1] if len(sys.argv) > 1 else ""
   if name in INSTEAD:
-    terminal.console().print(INSTEAD[name](), markup=False)
+    terminal.console().print(INSTEAD[name]())
     return
   if name not in COMMANDS:
     close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)[0]

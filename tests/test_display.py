@@ -77,6 +77,12 @@ def test_without_a_terminal_lines_have_a_time_and_at_most_160_characters(capsys)
   assert re.fullmatch(stamp + "a", a) and re.fullmatch(stamp + "b", b)
 
 
+@pytest.mark.parametrize("make", [terminal.console, terminal.log_console])
+def test_a_path_with_brackets_is_printed_as_it_is(make, capsys):
+  make().print("resume with: train --workdir='x/run[lr=3e-4]'", style="bold")
+  assert capsys.readouterr().out.endswith("resume with: train --workdir='x/run[lr=3e-4]'\n")
+
+
 def test_a_file_gets_no_live_display_also_where_colors_are_forced(monkeypatch):
   monkeypatch.setenv("FORCE_COLOR", "1")
   monkeypatch.setenv("TERM", "xterm")

@@ -45,9 +45,9 @@ def show(field: Field, console: Console) -> None:
   """Prints a field: on a terminal the comment below it, elsewhere in the same line."""
   line = f"{'*' if field.is_changed else ' '} {field}"
   if not console.is_terminal:
-    console.print(f"{line}  # {field.comment}" if field.comment else line, markup=False)
+    console.print(f"{line}  # {field.comment}" if field.comment else line)
     return
-  console.print(line, style="bold" if field.is_changed else "", markup=False)
+  console.print(line, style="bold" if field.is_changed else "")
   if field.comment:
     console.print(Padding(Text(field.comment), (0, 0, 0, 6)), style="dim", soft_wrap=False)
 

@@ -21,7 +21,6 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
-from rich.console import Console
 from rich.table import Table
 
 from electra_jax.config.compare import flatten, unknown_field
@@ -140,7 +139,7 @@ def _print_help(doc: str) -> None:
       name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=..."
       default = f" (default: {flag.default})" if flag.default not in (None, "", False) else ""
       table.add_row(f"  {name}", f"{flag.help}{default}")
-  console = Console(highlight=False, markup=False, soft_wrap=True)
+  console = terminal.console()
   console.print(f"{doc.strip()}\n\nflags:")
   console.print(table)
 

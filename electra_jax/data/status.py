@@ -62,4 +62,4 @@ class Status:
 
 def print_line(line: str) -> None:
   """Prints a line, with the time where there is no terminal."""
-  log_console().print(line, markup=False)
+  log_console().print(line)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.runtime import curves
@@ -169,21 +169,21 @@ def table(rows: Sequence[Mapping]) -> Table:
     for place, metric in enumerate(next(iter(group.values()))["metrics"]):
       stats = summary([row["metrics"][metric] for row in group.values()])
       found.add_row(
-        *(("", "") if place else (escape(_title(task)), escape(split))),
+        *(("", "") if place else (Text(_title(task)), Text(split))),
         TITLES.get(metric, metric),
-        f"[bold]{stats.median:.2f}[/bold]",
+        Text(f"{stats.median:.2f}", style="bold"),
         f"{stats.mean:.2f}",
         f"{stats.std:.2f}" if stats.n > 1 else "",
-        " ".join(_cell(group.get(seed), metric) for seed in seeds if seed <= max(group)),
+        Text(" ").join(_cell(group.get(seed), metric) for seed in seeds if seed <= max(group)),
       )
   return found
 
 
-def _cell(row: Mapping | None, metric: str) -> str:
+def _cell(row: Mapping | None, metric: str) -> Text:
   if row is None:
-    return "–"
+    return Text("–")
   value = f"{row['metrics'][metric]:.2f}"
-  return f"[red]{value}*[/red]" if row["collapsed"] else value
+  return Text(f"{value}*", style="red") if row["collapsed"] else Text(value)
 
 
 def picture(path: str | Path, results: Sequence[Mapping]) -> None:

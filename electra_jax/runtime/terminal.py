@@ -10,6 +10,8 @@ from rich.console import Console
 LINE = 160  # most characters of a line without a terminal, with its time stamp
 STAMP = "%Y-%m-%d %H:%M:%S "
 STAMP_WIDTH = 20
+# How consoles print: text as it is, with its [brackets], and long lines whole.
+PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
 PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
@@ -57,20 +59,15 @@ def console(stderr: bool = False) -> Console:
   """
   file = sys.stderr if stderr else sys.stdout
   interactive = None if file.isatty() else False
-  return Console(highlight=False, soft_wrap=True, stderr=stderr, force_interactive=interactive)
+  return Console(**PLAIN, stderr=stderr, force_interactive=interactive)
 
 
 def log_console() -> Console:
   """Returns the console of a program that runs for long: without a terminal, lines have a time."""
   if (on_terminal := console()).is_interactive:
     return on_terminal
-  return Console(
-    file=StampedLines(),
-    highlight=False,
-    soft_wrap=True,
-    width=LINE - STAMP_WIDTH,
-    force_interactive=False,
-  )
+  width = LINE - STAMP_WIDTH
+  return Console(**PLAIN, file=StampedLines(), width=width, force_interactive=False)
 
 
 def clock(secs: float) -> str:
