@@ -175,6 +175,24 @@ def test_what_stands_after_two_dashes_is_an_option_as_it_is(tmp_path):
   assert (code, out, err) == (0, f"{options}\n7 0.0002 None False\n", "")
 
 
+def test_a_stdout_that_is_not_utf_8_gets_boxes_and_letters_in_ascii(tmp_path):
+  program = PROGRAM.replace(
+    "def main():\n",
+    "from rich.table import Table\n"
+    "from electra_jax.runtime import terminal\n"
+    "def main():\n"
+    "  table = Table('0.5 \xb1 0.1')\n"
+    "  table.add_row('a')\n"
+    "  terminal.console().print(table)\n"
+    "  terminal.log_console().print(table)\n",
+  )
+  args = "--config=configs/base.py", "--config.data.dir=/\xb1"
+  code, out, err = run_program(tmp_path, *args, program=program, PYTHONIOENCODING="ascii")
+  assert (code, err) == (0, "")
+  assert out.count("| 0.5 \\xb1 0.1 |") == out.count("| a ") == 2
+  assert out.endswith("766000 0.0002 /\\xb1 False\n")
+
+
 @pytest.mark.parametrize("is_log", [True, False])
 def test_a_stdout_that_cannot_be_written_is_an_error_unless_it_is_a_log(tmp_path, is_log):
   log = "  from electra_jax.runtime import terminal\n  print = terminal.log_console().print\n"

@@ -7,6 +7,7 @@ import argparse
 import atexit
 import contextlib
 import functools
+import io
 import itertools
 import os
 import re
@@ -170,6 +171,8 @@ def _leave(code: int) -> None:
 def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
   _expand_home()
+  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: it may not be UTF-8
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
   sys.unraisablehook = _drop_event_loop_errors
   # Libraries (mainly orbax) log for their developers through absl; their errors are raised as

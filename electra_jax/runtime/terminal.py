@@ -22,7 +22,7 @@ class StampedLines:
   """
 
   failed = False  # whether a line was dropped, in this process
-  encoding = "utf-8"
+  encoding = property(lambda self: sys.stdout.encoding)  # Rich draws boxes in ASCII for others
 
   def __init__(self):
     self._begins = True
