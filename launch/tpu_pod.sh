@@ -30,8 +30,8 @@ on() { run gcloud compute tpus tpu-vm ssh "$NAME" --zone="$ZONE" --worker="$1" -
 install="BUCKET=$BUCKET"$'\n'"$(cat launch/tpu_install.sh)"
 # Survives the ssh: a session of its own. A run that is still going is left alone.
 begin='cd electra_jax; if [ -f pid ] && kill -0 "$(cat pid)" 2> /dev/null; then exit; fi; rm -f exit
-nohup setsid sh -c '\'".venv/bin/python -m electra_jax.train --workdir=\$HOME/bucket/runs/$NAME \
---config.data.dir=\$HOME/shards$([ $# = 0 ] || printf ' %q' "$@"); echo \$? > exit.new; mv exit.new exit"\'' > train.log 2>&1 < /dev/null &
+nohup setsid sh -c '\''.venv/bin/python -m electra_jax.train --workdir=$HOME/bucket/runs/'"$NAME"' \
+--config.data.dir=$HOME/shards "$@"; echo $? > exit.new; mv exit.new exit'\'' sh'"$([ $# = 0 ] || printf ' %q' "$@")"' > train.log 2>&1 < /dev/null &
 echo $! > pid'
 watch='cd electra_jax; tail -n +1 -F train.log 2> /dev/null & until [ -f exit ]; do sleep 5; done
 sleep 2; kill $!; echo "exited with $(cat exit) '"\$(find \$HOME/bucket/runs/$NAME/checkpoints/ \

@@ -350,6 +350,24 @@ def test_the_end_of_a_run_on_a_slice_is_reported_with_its_newest_checkpoint(laun
   assert done.stdout == f"exited with 134 {tmp_path}/bucket/runs/large/checkpoints/10\n"
 
 
+def test_a_worker_gets_every_argument_as_it_was_given(launch, tmp_path):
+  args = ["--config.eval.pairs=/x y/it's.jsonl", '--config.data.dir=$a"b', "--c=\\\n;"]
+  for given in (args, []):
+    commands = dry_run(launch / "tpu_pod.sh", *given, **TPU)
+    begin = commands[7][-1].removeprefix("--command=")
+    folder = tmp_path / f"home{len(given)}" / "electra_jax"
+    write_program(folder / ".venv" / "bin" / "python", """printf '%s\\0' "$@"; exit 3""")
+    home = {**os.environ, "HOME": str(folder.parent)}
+    subprocess.run(["bash", "-c", f"{begin}; wait"], env=home, cwd=folder.parent, check=True)
+    got = (folder / "train.log").read_text().split("\0")[:-1]
+    places = (
+      f"--workdir={folder.parent}/bucket/runs/large",
+      f"--config.data.dir={folder.parent}/shards",
+    )
+    assert got == ["-m", "electra_jax.train", *places, *given]
+    assert (folder / "exit").read_text() == "3\n"
+
+
 def test_a_run_that_fails_ends_the_slice_and_the_script(launch, tmp_path):
   cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 1"])
   done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
