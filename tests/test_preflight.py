@@ -122,6 +122,17 @@ def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
   assert [preflight.more_microbatches(config, 8, n) for n in (2.5, 3, 3.1, 7)] == [3, 3, 6, 6]
 
 
+def test_microbatches_have_whole_groups_of_contrasted_sequences(tiny):
+  config = tiny[0].copy_and_resolve_references()
+  config.objective.name, config.objective.contrast_group = "coco_lm", 4
+  config.train.batch_size = 8 * 24
+  tried = []
+  while more := preflight.more_microbatches(config, devices=8):
+    tried.append(more)
+    config.train.accumulation = more
+  assert tried == [2, 3, 6]
+
+
 def test_a_step_that_does_not_fit_names_the_microbatches_that_do(tiny, monkeypatch):
   config = tiny[0].copy_and_resolve_references()
   config.train.batch_size = 48

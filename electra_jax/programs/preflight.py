@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax.config import specs, validate
-from electra_jax.core import flops
+from electra_jax.core import flops, objectives
 from electra_jax.core.batch import Batch
 from electra_jax.core.params import split_axis
 from electra_jax.pretrain.run import make_train_fns, spec_without_data
@@ -244,10 +244,12 @@ def _size(tree, devices: int = 1) -> float:
 def more_microbatches(config: ConfigDict, devices: int, least: float = 0) -> int | None:
   """Returns the next larger number of microbatches that divides a device's sequences.
 
-  It is `least` or more, if one is.
+  It is `least` or more, if one is. A microbatch has whole groups of contrasted sequences.
   """
+  groups = "contrast_group" in objectives.OBJECTIVES[config.objective.name].own_fields
+  group = config.objective.contrast_group if groups else 1
   sequences, now = config.train.batch_size // devices, config.train.accumulation
-  larger = [n for n in range(now + 1, sequences + 1) if sequences % n == 0]
+  larger = [n for n in range(now + 1, sequences + 1) if sequences % (n * group) == 0]
   return next((n for n in larger if n >= least), larger[-1] if larger else None)
 
 
