@@ -8,6 +8,7 @@ import types
 import jax
 import pytest
 from conftest import make_tiny_config
+from rich.console import Console
 
 from electra_jax.core import flops
 from electra_jax.core.flops import chips, gpus
@@ -131,6 +132,16 @@ def test_microbatches_have_whole_groups_of_contrasted_sequences(tiny):
     tried.append(more)
     config.train.accumulation = more
   assert tried == [2, 3, 6]
+
+
+def test_every_topology_is_checked_before_the_first_is_compiled(tiny, monkeypatch):
+  config, target = tiny
+  first, second = (dataclasses.replace(target, devices=target.devices[:n]) for n in (1, 3))
+  monkeypatch.setattr(preflight.targets, "find", {"h200x1": first, "h200x3": second}.get)
+  monkeypatch.setattr(preflight, "fit", None)  # nothing is compiled
+  wrong = "config.train.batch_size: batch size 8 is not divisible by 3 devices"
+  with pytest.raises(ValueError, match=wrong):
+    preflight.run(config, ["h200x1", "h200x3"], None, Console(quiet=True))
 
 
 def test_a_step_that_does_not_fit_names_the_microbatches_that_do(tiny, monkeypatch):

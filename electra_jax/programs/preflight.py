@@ -60,12 +60,17 @@ class StepCost:
   mfu: float = 0.0  # upper bound
 
 
+def check(config: ConfigDict, devices: tuple) -> None:
+  """Raises ValueError if devices cannot train a configuration, whatever their memory."""
+  validate.check_fields(config)
+  validate.check_devices(config, len(devices))
+  validate.check_attention(config.model, devices[0].platform)
+
+
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step compiled for devices, and the state's shapes."""
-  validate.check_fields(config)
+  check(config, devices)
   D, c, spec = len(devices), config.train, spec_without_data(config)
-  validate.check_devices(config, D)
-  validate.check_attention(config.model, devices[0].platform)
   programs = make_train_fns(
     spec, specs.make_optimizer_config(config), c.steps, config.seed, c.accumulation, devices
   )
@@ -355,14 +360,16 @@ def for_accelerator(config: ConfigDict) -> ConfigDict:
 
 def run(config: ConfigDict, topologies: list[str], json_path: str | None, console: Console) -> None:
   """Prints what a step costs on each topology, and writes it as a line of JSON each."""
-  if json_path:  # before compiling for minutes
+  if json_path:  # as all checks, before compiling for minutes
     check_new(Path(json_path), replaces=True)
   found = []
   if topologies != [HERE]:
     jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
     config = for_accelerator(config)
-  for topology in topologies:
-    target = targets.find(topology)
+  described = [targets.find(topology) for topology in topologies]
+  for target in described:
+    check(config, target.devices)
+  for topology, target in zip(topologies, described, strict=True):
     if target.note:
       console.print(target.note)
     with doing(f"compiling for {topology}"):
