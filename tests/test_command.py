@@ -105,21 +105,6 @@ def test_the_fields_of_a_configuration_are_printed_with_their_meaning_and_change
   assert last == f"{len(changed)} of {len(known)} fields differ from configs/base.py (*)"
 
 
-@pytest.mark.parametrize(
-  "args",
-  [
-    ["--config", "configs/small.py", "--config.train.steps=9", "--config.model.remat"],
-    ["--config.train.steps", "9", "configs/small.py", "--config.model.remat"],
-    ["--config.model.remat", "configs/small.py", "--config.train.steps", "9"],
-    ["configs/small.py", "--config.train.steps", "9", "--config.model.remat=True"],
-  ],
-)
-def test_a_field_is_set_in_every_spelling(args):
-  done = call("config", "--grep", "^(train.steps|model.remat) ", *args)
-  assert (done.returncode, errors(done)) == (0, [])
-  assert "* train.steps = 9 (" in done.stdout and "* model.remat = True (" in done.stdout
-
-
 def test_fields_are_found_by_name_and_meaning():
   done = call("config", "configs/finetune/glue.py:mrpc", "--grep", "WARM|which seeds")
   found = re.findall("^  ([a-z._]+) = ", done.stdout, re.M)

@@ -52,47 +52,18 @@ def show(field: Field, console: Console) -> None:
     console.print(Padding(Text(field.comment), (0, 0, 0, 6)), style="dim", soft_wrap=False)
 
 
-def with_equals(words: list[str]) -> list[str]:
-  """Joins --config and --config.FIELD with the value that follows, which argparse takes for FILE.
-
-  Where no other word can be FILE, the first value is: that field is set to True.
-
-  >>> with_equals(["--config.train.steps", "9", "small.py"])
-  ['--config.train.steps=9', 'small.py']
-  >>> with_equals(["--config.model.remat", "small.py"])
-  ['--config.model.remat', 'small.py']
-  """
-  pairs = list(zip(["", *words], words, strict=False))
-  values = [
-    i
-    for i, (before, word) in enumerate(pairs)
-    if re.fullmatch(r"--?config(\.[\w.]+)?", before) and not word.startswith("--")
-  ]
-  others = [x for i, x in enumerate(pairs) if i not in values and x[0] != "--grep"]
-  if all(word.startswith("-") and not _is_config(word) for _, word in others):
-    values = values[1:]
-  joined: list[str] = []
-  for i, word in enumerate(words):
-    joined.append(f"{joined.pop()}={word}" if i in values else word)
-  return joined
-
-
-def _is_config(word: str) -> bool:
-  return bool(re.match("--?config(=|$)", word))
-
-
 def main() -> None:
   """Runs from the command line."""
   parser = cli.parser(__doc__)
   parser.add_argument("file", nargs="?", metavar="FILE[:ARG]", help="e.g. configs/small.py")
   parser.add_argument("--grep", metavar="WORD", default="", help="a regular expression")
-  args, rest = parser.parse_known_args(with_equals(sys.argv[1:]))
+  args, rest = parser.parse_known_args()
   console = terminal.console()
   if args.file:
     rest = [f"--config={args.file}", *rest]
   elif not (rest or args.grep):
     return list_files(console)
-  elif not any(map(_is_config, rest)):
+  elif not any(re.match("--?config(=|$)", arg) for arg in rest):
     raise flags.Error("FILE is needed, e.g. configs/small.py")
 
   def print_config() -> None:
