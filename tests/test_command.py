@@ -105,6 +105,16 @@ def test_the_fields_of_a_configuration_are_printed_with_their_meaning_and_change
   assert last == f"{len(changed)} of {len(known)} fields differ from configs/base.py (*)"
 
 
+def test_a_field_that_may_have_no_value_is_unset_by_none():
+  names = "data.strip_accents", "init_from", "init_step", "optimizer.generator_learning_rate"
+  given, unset = ([f"--config.{name}={value}" for name in names] for value in (1, None))
+  args = "config", "configs/base.py", f"--grep=^({'|'.join(names)}) "
+  fields = re.findall(r"^. (\S+) = (\S+)", call(*args, *given).stdout, re.M)
+  assert dict(fields) == dict(zip(names, ("True", "'1'", "1", "1.0"), strict=True))
+  fields = re.findall(r"^. (\S+) = (\S+)", call(*args, *given, *unset).stdout, re.M)
+  assert dict(fields) == dict.fromkeys(names, "None")
+
+
 def test_fields_are_found_by_name_and_meaning():
   done = call("config", "configs/finetune/glue.py:mrpc", "--grep", "WARM|which seeds")
   found = re.findall("^  ([a-z._]+) = ", done.stdout, re.M)

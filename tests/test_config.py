@@ -148,6 +148,7 @@ def test_fields_change_from_the_command_line_in_every_spelling(tmp_path):
     (["--config.train.steps=many"], 2, "flag --config.train.steps=many: .*'many'"),
     (["--config.model.biases=perhaps"], 2, "model.biases=perhaps"),
     (["--config.log.tensorboard=true"], 1, "config.log.tensorboard was renamed to config.log"),
+    (["--config.train.steps=None"], 2, "flag --config.train.steps=None: the field always has a"),
     (["--confg.train.steps=1"], 2, "Unknown command line flag 'confg.train.steps'"),
     (["stray"], 2, "'stray' is not a flag"),
     (["--config.seed=4"], 1, "No such file or directory: /no/such/file"),

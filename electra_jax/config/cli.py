@@ -25,6 +25,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.table import Table
 
 from electra_jax.config.compare import flatten, unknown_field
+from electra_jax.config.fields import base_of
 from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
 from electra_jax.runtime import terminal
 
@@ -81,8 +82,25 @@ def _typed() -> list[str]:
   return words if is_script else [python, *words]
 
 
+def _or_none(parser: type[flags.ArgumentParser]) -> flags.ArgumentParser:
+  """Returns a parser that also takes None, which `_parse_flags` allows where a base has it."""
+
+  class Parser(parser):
+    def parse(self, argument):
+      return None if argument == "None" else super().parse(argument)
+
+  return Parser()
+
+
 def define_config_flag() -> flags.FlagHolder:
   """Defines --config=FILE[:ARG] and --config.FIELD=VALUE for a program that starts with `run`."""
+  for kind, parser in (
+    (float, flags.FloatParser),
+    (int, flags.IntegerParser),
+    (str, flags.ArgumentParser),
+    (bool, flags.BooleanParser),
+  ):
+    config_flags.register_flag_parser_for_type(kind, _or_none(parser))
   return config_flags.DEFINE_config_file(
     "config",
     None,
@@ -246,6 +264,12 @@ def _parse_flags(argv: list[str]) -> list[str]:
   rest = flags.FLAGS(argv)
   if len(rest) > 1:
     raise _not_a_flag(rest[1])
+  if "config" in flags.FLAGS and (config := flags.FLAGS.config) is not None:
+    now = flatten(config)
+    unset = [field for field in overrides() if now[field] is None]
+    always = flatten(load(base_of(config))) if unset else {}
+    if wrong := [field for field in unset if always[field] is not None]:
+      raise flags.Error(f"flag --config.{wrong[0]}=None: the field always has a value")
   return rest
 
 
