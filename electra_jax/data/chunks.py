@@ -6,7 +6,9 @@ bounded, so memory does not grow with the corpus.
 """
 
 import dataclasses
+import functools
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -129,10 +131,16 @@ def _run(chunk: Chunk) -> EncodedChunk:
   return _worker(chunk)
 
 
+@functools.lru_cache(maxsize=1)
+def _worker_of(work: WorkerSpec, thread: int) -> Worker:
+  """Returns the worker of a thread, which knows words of the parts before, if it had one."""
+  return Worker(work)
+
+
 def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[EncodedChunk]:
   """Yields the result of `Worker` for each chunk, in order, computed by `workers` processes."""
   if workers == 1:
-    yield from map(Worker(work), items)
+    yield from map(_worker_of(work, threading.get_ident()), items)
     return
   with pool.start(workers, _prepare, work) as executor:
     yield from pool.in_order(executor, _run, items, IN_FLIGHT * workers)

@@ -7,6 +7,7 @@ To add an engine, write a function (work, parts, options) and an entry in RUNNER
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class PartWork:
       ValueError, OSError: as `parts` does, or this machine does not see the files of the build. The
         message is in a file, too, because engines wrap errors in their own.
     """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # an engine gives each core a part
     try:
       plan = plans.make(self.plan.config, self.folder, 1, self.plan.parts)
       parts.check_plan(self.folder, plan)
