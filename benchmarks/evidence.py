@@ -75,7 +75,7 @@ class Budget(NamedTuple):
   best: int | None  # arms beside the reference: the best of the budget before; None: all
   seeds: int
   glue: bool = False
-  chunk_rates: tuple[float, ...] = (5e-4,)  # learning rates of chunking, of which the best counts
+  chunk_rates: Sequence[float] = CHUNK_RATES[:1]  # of chunking, of which the best counts
 
 
 BUDGETS = (
@@ -105,7 +105,7 @@ def pairs_accuracy(paradigms: dict[str, dict], choices: bool) -> float:
 
 
 def chunking(
-  args: argparse.Namespace, name: str, start: dict, rates: Sequence[float] = (5e-4,)
+  args: argparse.Namespace, name: str, start: dict, rates: Sequence[float] = CHUNK_RATES[:1]
 ) -> dict[str, float]:
   """Fine-tunes on chunking; returns F1 in percent on the sentences for choices and on the test.
 

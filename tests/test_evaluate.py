@@ -206,7 +206,7 @@ def test_a_stop_while_pairs_are_scored_ends_the_run_and_they_are_scored_where_it
   assert ends[0]["pairs_accuracy"] > 0
 
 
-def test_pairs_without_held_out_documents_are_refused(tiny_config, files, tmp_path):
+def test_pairs_without_held_out_documents_are_refused(tiny_config, electra, files, tmp_path):
   folder = tmp_path / "shards"
   shutil.copytree(tiny_config.data.dir, folder)
   manifest = json.loads((folder / "manifest.json").read_text())
@@ -215,6 +215,7 @@ def test_pairs_without_held_out_documents_are_refused(tiny_config, files, tmp_pa
   tiny_config.data.dir, tiny_config.eval.pairs = str(folder), str(files[0])
   with pytest.raises(ValueError, match=f"^{folder} has no held-out documents, and eval.pairs is "):
     prepare(tiny_config, tmp_path / "run", verify=False)
+  assert prepare(tiny_config, electra, verify=False).heldout is None  # a run that began before
   tiny_config.eval.pairs = None
   assert prepare(tiny_config, tmp_path / "run", verify=False).heldout is None
 

@@ -167,11 +167,12 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
       are fewer sequences than a batch takes.
   """
   d, t = config.data, config.train
+  saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
     heldout = pretrain_batches.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
-  elif config.eval.pairs:
+  elif config.eval.pairs and not saved:  # earlier versions started, and left the pairs out
     raise ValueError(
       f"{d.dir} has no held-out documents, and eval.pairs is scored at their evaluations: build"
       " shards with data.holdout_frac, or leave eval.pairs unset"
@@ -180,7 +181,6 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {t.batch_size:,}"
     )
-  saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
   if specs.FROZEN_GENERATOR in saved:  # its source may have been deleted since
     frozen = specs.saved_generator(saved, shards.vocab)
   else:
