@@ -21,7 +21,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax.core import step
-from electra_jax.runtime import checkpoint
+from electra_jax.runtime import checkpoint, checksums
 from electra_jax.runtime.checkpoint import (
   CheckpointError,
   Checkpoints,
@@ -118,7 +118,7 @@ def test_checksums_are_computed_while_training_goes_on(tmp_path, monkeypatch):
   state, run = make_state(), open_run(tmp_path)
   expected, meta = jax.device_get(state), {"window": {"sum": 1}}
   update = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
-  monkeypatch.setattr(checkpoint, "zlib", types.SimpleNamespace(crc32=crc32))
+  monkeypatch.setattr(checksums, "zlib", types.SimpleNamespace(crc32=crc32))
   run.save(1, state, meta)
   meta["window"]["sum"] += 1
   for _ in range(5):

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,15 +11,12 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import cli, compare, specs, validate
-from electra_jax.core import generators, objectives, params
-from electra_jax.core.step import restarted
-from electra_jax.core.transformer_config import TransformerConfig, differences
-from electra_jax.data import pretrain_batches, tokenizer
-from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.interop import sources
+from electra_jax.config import cli, compare, validate
+from electra_jax.core import generators
+from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.loop import Monitors, loop, settle
 from electra_jax.pretrain.run import Run, prepare, start_or_continue
+from electra_jax.pretrain.start import make_state
 from electra_jax.runtime import (
   checkpoint,
   curves,
@@ -34,14 +30,14 @@ from electra_jax.runtime import (
   trackers,
   version,
 )
-from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
+from electra_jax.runtime.checkpoint import Checkpoints
 from electra_jax.runtime.display import Activity, Display, doing
 from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
 from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.trackers import Start, Tracker
-from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
+from electra_jax.runtime.workdir import CONFIG_FILE, claim
 
 CURVES_FILE = "curves.png"
 # Fields of the examples, which training reads as they were built.
@@ -321,110 +317,10 @@ def start_event(run: Run) -> dict:
   }
 
 
-def newest(checkpoints: Checkpoints) -> int | None:
-  """Returns the newest checkpoint's step; raises if the processes see different ones."""
-  latest = checkpoints.latest_step()
-  processes.assert_same({"newest checkpoint": "none" if latest is None else f"step {latest}"})
-  return latest
-
-
 def check_state_memory(run: Run) -> None:
   """Raises ValueError if the weights and the optimizer's moments do not fit into free memory."""
   remedy = "lower the networks' size, or set optimizer.sharded=True on more devices"
   memory.refuse("the state", run.fns.sharding.bytes_per_device(), remedy)
-
-
-def make_state(run: Run, checkpoints: Checkpoints, console: Console):
-  """Returns the restored or initial state and the metadata saved with it (None at step 0)."""
-  restored = _restore_newest(run, checkpoints, console)
-  if restored is not None:
-    return restored
-  tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
-  if run.config.init_optimizer:
-    state = _continue_another_run(run, tokens, console)
-  else:
-    state = run.fns.init_state(_initial_weights(run, tokens, console))
-  if jax.process_count() > 1:  # a path in init_from may lead elsewhere on another host
-    processes.assert_same({"initial weights": f"CRC-32 {checkpoint.checksum(state.params):08x}"})
-  return state, None
-
-
-def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):
-  """Returns the state and the metadata of the newest intact checkpoint, None without one."""
-  sharding = run.fns.sharding
-  while (latest := newest(checkpoints)) is not None:
-    started = time.perf_counter()
-    try:
-      state, meta = checkpoints.restore(latest, sharding.shapes())
-    except ValueError as error:
-      if not processes.only_raised(error, DamagedError):
-        raise
-      if not run.config.checkpoint.fallback:
-        raise DamagedError(
-          f"{error}; --config.checkpoint.fallback=true does this automatically"
-        ) from None
-      place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
-      checkpoints.reopen()
-      found = str(error).partition("; delete that folder")[0]
-      console.print(f"warning: {found}; moved to {place}", style="bold")
-      continue
-    took = time.perf_counter() - started
-    what = "already at" if latest == run.config.train.steps else "resuming from"
-    console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
-    return sharding.to_local(state), meta
-  return None
-
-
-def _continue_another_run(run: Run, tokens: Tokenizer, console: Console):
-  """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
-  origin, sharding = run.config.init_from, run.fns.sharding
-  if not sources.is_run(origin):
-    raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
-  processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
-  shapes = sharding.shapes()
-  state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
-  processes.assert_same({"init_step": str(first)})
-  console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
-  _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, console)
-  if read_config(Path(origin))["seed"] == run.config.seed:
-    console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
-  state = restarted(sharding.to_local(state))
-  return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
-
-
-def _initial_weights(run: Run, tokens: Tokenizer, console: Console) -> dict:
-  """Returns fresh parameters with those of init_from and generator.init_from, if they are set."""
-  origin, step = run.config.init_from, run.config.init_step
-  weights = parallel.replicate(run.fns.init_params())
-  if origin is not None:
-    found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
-    weights, taken, fresh = params.inherit(weights, params.by_shape(weights, found))
-    _warn_of_differences(run, cfg, console)
-    weights = parallel.replicate(weights)
-    console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
-    if fresh := [x for x in fresh if not (_is_frozen(run) and x.startswith("generator/"))]:
-      console.print(f"newly initialised: {', '.join(fresh)}")
-  return _with_frozen_generator(run, weights, tokens, console)
-
-
-def _is_frozen(run: Run) -> bool:
-  generator = objectives.generator_of(run.spec)
-  return generator is not None and generator.pretrained
-
-
-def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: Console) -> dict:
-  """Returns the weights with those of generator.init_from, if the generator is frozen."""
-  if not _is_frozen(run):
-    return weights
-  source = run.config.generator.init_from
-  found = processes.run_on_all(lambda: sources.masked_language_model(source, tokens))
-  console.print(f"frozen generator: the masked language model of {source}")
-  return {**weights, "generator": parallel.replicate(found.weights)}
-
-
-def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> None:
-  if changes := differences(run.spec.discriminator, cfg):
-    console.print(f"warning: {'; '.join(changes)} in {run.config.init_from}", style="bold")
 
 
 def finish(run: Run, done: int, console: Console) -> None:
