@@ -436,7 +436,7 @@ def test_fields_that_the_network_does_not_read_do_not_prevent_an_export():
   def content(**changes):
     return huggingface.config_json(dataclasses.replace(SIZES["projected"], **changes), None, 0)
 
-  assert content(scaled_init=True, window=64, rope_theta=5.0, local_rope_theta=6.0) == content()
+  assert content(window=64, rope_theta=5.0, local_rope_theta=6.0) == content()
   for read in ({"window": 64, "global_every": 2}, {"rope_theta": 5.0, "positions": "rope"}):
     with pytest.raises(huggingface.ExchangeError, match="does not support"):
       content(**read)

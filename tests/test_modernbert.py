@@ -28,6 +28,7 @@ CFG = TransformerConfig(
   **{"scaled_init": True, "rope_theta": 500.0, "local_rope_theta": 50.0},
   **{"embedding_dropout": 0.0, "ffn_dropout": 0.0},
 )
+BERT = TransformerConfig(40, 8, 16, 2, 2, 24, 12)
 SHAPES = {
   "windows": CFG,
   "windows in blocks": dataclasses.replace(CFG, window=6),
@@ -77,6 +78,24 @@ def test_weights_come_back_as_they_went(tmp_path, head):
   cfg, found_head, found = huggingface.load(tmp_path)
   assert (cfg, found_head) == (CFG, head)
   assert jax.tree.all(jax.tree.map(np.array_equal, found, network))
+
+
+@pytest.mark.parametrize(
+  ("of", "changes"),
+  [
+    (CFG, {"embedding_dropout": None, "ffn_dropout": None}),  # as `dropout`, whatever it becomes
+    (CFG, {"dropout": 0.0, "ffn_dropout": None, "scaled_init": False}),
+    (BERT, {"scaled_init": True}),
+  ],
+)
+def test_fields_that_no_class_of_transformers_has_come_back(tmp_path, of, changes):
+  cfg = dataclasses.replace(of, **changes)
+  network = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), network_shapes(cfg, None))
+  huggingface.save(tmp_path, cfg, network, None, 0)
+  assert huggingface.read_config(tmp_path)[1] == cfg
+  content = json.loads((tmp_path / "config.json").read_text())
+  rates = {content.get(name, 0.1) for name in ("embedding_dropout", "mlp_dropout")}
+  assert rates <= {0.0, 0.1}  # numbers, for transformers
 
 
 @needs_torch

@@ -1,5 +1,6 @@
 """Folders of Hugging Face: config.json, weights and tokenizers of the families in FAMILIES."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
@@ -33,6 +34,9 @@ BERT_RULES = {
   "never_split": (None, []),
 }
 TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
+# Another: {field of the network: value} of those in UNHELD that the other fields do not give.
+NETWORK = "electra_jax_network"
+UNHELD = ("embedding_dropout", "ffn_dropout", "scaled_init")
 
 
 def family_of(cfg: TransformerConfig) -> Family:
@@ -61,10 +65,14 @@ def config_json(
   family = family_of(cfg)
   if head not in family.classes:
     raise ExchangeError(f"Hugging Face's {family.name} has no {head}")
+  fields = family.to_json(cfg, head)
+  read = family.from_json(Path(), fields)
+  unheld = {x: getattr(cfg, x) for x in UNHELD if getattr(cfg, x) != getattr(read, x)}
   return {
     "architectures": [family.classes[head]],
     "model_type": family.model_type,
-    **family.to_json(cfg, head),
+    **fields,
+    **({NETWORK: unheld} if unheld else {}),
     "pad_token_id": pad_id,
     "tie_word_embeddings": True,
     "dtype": "float32",
@@ -85,7 +93,7 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
     if c["model_type"] not in FAMILIES:
       raise ExchangeError(f"{path}: model type {c['model_type']!r} is not {' or '.join(FAMILIES)}")
     family = FAMILIES[c["model_type"]]
-    cfg = family.from_json(path, c)
+    cfg = dataclasses.replace(family.from_json(path, c), **c.get(NETWORK, {}))
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(
       f"{path}: no config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
