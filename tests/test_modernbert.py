@@ -86,6 +86,7 @@ def test_weights_come_back_as_they_went(tmp_path, head):
     (CFG, {"embedding_dropout": None, "ffn_dropout": None}),  # as `dropout`, whatever it becomes
     (CFG, {"dropout": 0.0, "ffn_dropout": None, "scaled_init": False}),
     (BERT, {"scaled_init": True}),
+    (BERT, {"embedding_dropout": 0.1, "ffn_dropout": 0.1}),  # `dropout`, its class's only rate
   ],
 )
 def test_fields_that_no_class_of_transformers_has_come_back(tmp_path, of, changes):
@@ -212,6 +213,7 @@ def test_a_norm_that_only_the_detection_head_has_does_not_matter_without_it(tmp_
     ({"biases": True, "qk_norm": True}, "does not support biases=True, qk_norm=True"),
     ({"embedding_size": 8}, "embedding_size=8 at hidden_size=16"),
     ({"block": "post_norm", "first_norm": True}, "ELECTRA does not support norm="),
+    (vars(BERT) | {"ffn_dropout": 0.2}, "ELECTRA does not support ffn_dropout=0.2"),
   ],
 )
 def test_what_it_cannot_express_is_refused(tmp_path, changes, message):

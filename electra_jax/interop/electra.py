@@ -79,6 +79,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
   # How it is computed and its weights started, and what these layers and positions do not read.
   unread = {"compute", "scaled_init"} | (set() if head == "rtd_head" else {"head_norm"})
   unread |= {"window", "local_rope_theta"} if cfg.global_every == 1 else set()
+  unread |= {x for x in ("embedding_dropout", "ffn_dropout") if getattr(cfg, x) == cfg.dropout}
   unread |= set() if POSITIONS[cfg.positions].rotary else {"rope_theta", "local_rope_theta"}
   for field in dataclasses.fields(cfg):
     value = getattr(cfg, field.name)
