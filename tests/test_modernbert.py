@@ -261,15 +261,18 @@ def test_an_exported_tokenizer_gives_what_the_network_takes(tmp_path, words):
   assert {name: config.get(f"{name}_token_id") for name in fields} == fields
 
 
-def test_a_token_classifier_of_two_labels_is_another_tasks(tmp_path):
+def test_a_token_classifier_of_two_labels_or_of_a_tag_is_another_tasks(tmp_path):
   huggingface.save(tmp_path, CFG, random_network(CFG, None), None, 0)
   path, tensors = tmp_path / "config.json", load_file(tmp_path / "model.safetensors")
   tensors |= {"classifier.weight": np.zeros((2, 16), np.float32)}
   save_file(tensors, tmp_path / "model.safetensors")
   content = json.loads(path.read_text()) | {"architectures": ["ModernBertForTokenClassification"]}
-  for labels in ({"id2label": {"0": "a", "1": "b"}}, {}):  # two are the default
+  for labels in ({"id2label": {"0": "a", "1": "b"}}, {"id2label": {"0": "NN"}}, {}):  # {}: two
     path.write_text(json.dumps(content | labels))
     assert huggingface.load(tmp_path)[1] is None
+  for name in ("REPLACED", "LABEL_0"):
+    path.write_text(json.dumps(content | {"id2label": {"0": name}}))
+    assert huggingface.read_config(tmp_path)[2] == "rtd_head"
 
 
 # A released one goes on by replaced-token detection.

@@ -36,6 +36,7 @@ BERT_RULES = {
 TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 # Another: {field of the network: value} of those in UNHELD that the other fields do not give.
 NETWORK = "electra_jax_network"
+DETECTORS = (["REPLACED"], ["LABEL_0"])  # the labels of a discriminator: written here, by default
 UNHELD = ("embedding_dropout", "ffn_dropout", "scaled_init")
 
 
@@ -100,9 +101,9 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
     ) from None
   kinds = c.get("architectures") or []
   found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
-  # A class that other heads have too, of any number of labels, detects replacements if it has one.
+  # A class that other heads have too detects replacements if its one label has no task's name.
   shared = list(family.classes.values()).count(family.classes["rtd_head"]) > 1
-  if found == ["rtd_head"] and shared and len(c.get("id2label", (0, 1))) != 1:  # two by default
+  if found == ["rtd_head"] and shared and list(c.get("id2label", {}).values()) not in DETECTORS:
     found = []
   return family, cfg, found[0] if found else None
 
