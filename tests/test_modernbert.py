@@ -77,6 +77,7 @@ def test_weights_come_back_as_they_went(tmp_path, head):
   huggingface.save(tmp_path, CFG, network, head, 0)
   cfg, found_head, found = huggingface.load(tmp_path)
   assert (cfg, found_head) == (CFG, head)
+  assert sources.open_source(tmp_path).left_out == ()
   assert jax.tree.all(jax.tree.map(np.array_equal, found, network))
 
 

@@ -255,8 +255,8 @@ def _no_weights(folder: Path) -> str:
 
 def task_tensors(folder: str | Path) -> list[str]:
   """Returns the names of a task head's tensors, which `load` drops."""
-  family, names = read_config(folder)[0], []
-  for path in weight_files(Path(folder)):
+  (family, _, head), names = read_config(folder), []
+  for path in [] if head else weight_files(Path(folder)):
     with safe_open(path, "np") as file:
       names += file.keys()
   return sorted(n for n in names if n.removeprefix(family.prefix).startswith(family.head_prefixes))
