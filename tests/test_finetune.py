@@ -234,12 +234,10 @@ def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
 
 def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
   asked = model.load(cola[1] / "cola" / "model")
-  texts = ['w0 "w9"', "w1\tw9"]
+  texts = ['w0 "w9"', "w1\tw9", "w2\rw9"]
   with open(tmp_path / "in.tsv", "w", newline="") as file:
-    rows = [{"id": "a-7", "sentence": texts[0]}, {"id": "b", "sentence": texts[1]}]
-    writer = csv.DictWriter(file, ["id", "sentence"], delimiter="\t", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(file, delimiter="\t", lineterminator="\r\n")
+    writer.writerows([("id", "sentence"), *zip(("a-7", "b", "c"), texts, strict=True)])
   (tmp_path / "in.jsonl").write_text(
     "".join(
       json.dumps({"sentence": text, "id": i + 7, "x": "\ud800"}) + "\n"
@@ -258,7 +256,7 @@ def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
       found = [json.loads(line) for line in out.read_text().splitlines()]
     assert list(found[0]) == ["index", "sentence", "id", "prediction", "probability"]
     assert [row["sentence"] for row in found] == texts
-    assert [row["id"] for row in found] == {"tsv": ["a-7", "b"], "jsonl": [7, 8]}[kind]
+    assert [row["id"] for row in found] == {"tsv": ["a-7", "b", "c"], "jsonl": [7, 8, 9]}[kind]
   (tmp_path / "ids.jsonl").write_text('{"sentence": "w0", "id": 12345678.5}\n')
   asked.predict_file(tmp_path / "ids.jsonl", tmp_path / "ids.tsv", columns=("id",))
   assert (tmp_path / "ids.tsv").read_text().splitlines()[1].split("\t")[1] == "12345678.5"

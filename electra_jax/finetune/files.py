@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+_MARKS = set('"\t\n\r')  # a cell with one of these is quoted
 MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
 
 
@@ -41,6 +42,17 @@ def read_lines(path: str | os.PathLike) -> list[str]:
   return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
 
 
+def write_rows(path: str | os.PathLike, rows: Iterable[Iterable[str]]) -> None:
+  """Writes the cells of a TSV, quoted as in CSV where they hold a tab, a line end or a quote.
+
+  A lone surrogate, which is valid JSON but not valid UTF-8, is written as JSON spells it.
+  """
+  with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    for row in rows:  # csv.writer leaves a lone carriage return without quotes
+      quoted = ('"' + x.replace('"', '""') + '"' if _MARKS & set(x) else x for x in row)
+      file.write("\t".join(quoted) + "\n")
+
+
 def split_rows(lines: Sequence[str], *, quoting: bool) -> Iterator[tuple[int, list[str]]]:
   """Returns the line number and the cells of each row of a TSV.
 
@@ -65,7 +77,7 @@ def _unquoted(lines: Sequence[str]) -> list[tuple[int, list[str]]] | None:
       if '"' not in cell:
         continue
       inner = cell[1:-1]
-      needed = all_quoted or not inner or any(mark in inner for mark in '"\t\n\r')
+      needed = all_quoted or not inner or _MARKS & set(inner)
       whole = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inner.replace('""', "")
       if not (whole and needed):
         return None

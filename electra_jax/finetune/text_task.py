@@ -1,6 +1,5 @@
 """Defines the task kind of text classification and regression, for GLUE and custom tasks."""
 
-import csv
 import dataclasses
 import functools
 import json
@@ -13,6 +12,7 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.finetune_batches import Feature, subset
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import glue, glue_files, tasks
+from electra_jax.finetune.files import write_rows
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.task_data import (
@@ -138,16 +138,13 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
     }
     for index, (cells, answer) in enumerate(zip(copied, answers, strict=True))
   ]
-  # A lone surrogate is valid JSON but not valid UTF-8: it is written as JSON spells it.
-  with open(out, "w", encoding="utf-8", errors="backslashreplace", newline="") as written:
-    if out.suffix == ".jsonl":
+  if out.suffix == ".jsonl":
+    # A lone surrogate is valid JSON but not valid UTF-8: it is written as JSON spells it.
+    with open(out, "w", encoding="utf-8", errors="backslashreplace", newline="") as written:
       written.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    else:
-      table = csv.writer(written, delimiter="\t", lineterminator="\n")
-      table.writerow(rows[0])
-      table.writerows(
-        [f"{x:.6g}" if isinstance(x, float) else x for x in row.values()] for row in rows
-      )
+  else:
+    cells = ([f"{x:.6g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows)
+    write_rows(out, [rows[0], *cells])
   return len(rows)
 
 
