@@ -1,5 +1,6 @@
 """Text tasks: rows of a batch, metrics, collapses and submissions."""
 
+import csv
 import dataclasses
 import math
 import warnings
@@ -174,6 +175,16 @@ def test_submissions_have_the_labels_that_glue_wants(tmp_path):
   )
   glue.write_submission(tmp_path / "CoLA.tsv", TASKS["cola"], hidden, outputs)
   assert (tmp_path / "CoLA.tsv").read_bytes() == b"index\tprediction\n0\t0\n1\t1\n2\t1\n"
+
+
+def test_names_of_classes_with_tabs_or_line_ends_are_quoted(tmp_path):
+  names = ("very\tgood", "not\ngood", 'so "so"', "plain")
+  task = dataclasses.replace(TASKS["rte"], labels=names)
+  path = tmp_path / "own.tsv"
+  glue.write_submission(path, task, numbered([None] * 4), {"logits": np.eye(4)})
+  with open(path, newline="") as file:
+    rows = list(csv.reader(file, delimiter="\t"))
+  assert rows == [["index", "prediction"], *([str(i), name] for i, name in enumerate(names))]
 
 
 def test_scores_are_cut_to_their_limits_and_have_three_decimals(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.files import TaskError, write_rows
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import METRICS, TextTask
 
@@ -152,10 +152,11 @@ def write_submission(
 ) -> None:
   """Writes predictions in GLUE's format: one row of index, tab, label per example, in order.
 
+  A class name of a custom task is quoted as by `files.write_rows`; GLUE's names never need it.
   Scores are clipped to the limits of the task and have three decimals. `task.submission` has the
   file names that GLUE requires. `outputs` are as for `example_scores`; labels are not needed.
   """
   written = task.label_type.written(task, _predictions(task, examples, outputs))
-  rows = [f"{e.place}\t{value}\n" for e, value in zip(examples, written, strict=True)]
+  rows = [(str(e.place), value) for e, value in zip(examples, written, strict=True)]
   Path(path).parent.mkdir(parents=True, exist_ok=True)
-  Path(path).write_text("index\tprediction\n" + "".join(rows), encoding="utf-8", newline="\n")
+  write_rows(path, [("index", "prediction"), *rows])
