@@ -6,7 +6,8 @@ import unicodedata
 
 import pytest
 
-from electra_jax.data import chunks, examples, tokenizer, vocabulary
+from electra_jax.config import files
+from electra_jax.data import build_vocab, chunks, examples, tokenizer, vocabulary
 from electra_jax.data.tokenizer import VocabError
 from electra_jax.finetune import tagging
 
@@ -269,15 +270,22 @@ def test_names_that_are_pieces_of_the_model_are_text_with_their_characters(tmp_p
     assert covered == {i for i, char in enumerate(text) if char != " "} and spans == sorted(spans)
 
 
-def test_a_tokenizer_json_without_an_unknown_token_drops_what_it_does_not_know(tmp_path):
+def test_no_shards_are_built_with_a_vocabulary_that_drops_unknown_text(tmp_path):
   from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
   ids = {piece: i for i, piece in enumerate([*SPECIAL, "a"])}
   engine = Tokenizer(models.BPE(ids, []))
   engine.normalizer = normalizers.BertNormalizer()
   engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  engine.save(str(tmp_path / "tokenizer.json"))
-  assert tokenizer.load(tmp_path / "tokenizer.json").encode_batch(["a xyz a"]) == [[5, 5]]
+  config, path = files.load("base.py"), str(tmp_path / "tokenizer.json")
+  config.data.vocab = path
+  engine.save(path)
+  assert tokenizer.load(path).encode_batch(["a xyz a"]) == [[5, 5]]  # of earlier shards
+  with pytest.raises(VocabError, match="drops text that it does not know: give its model an unk_"):
+    build_vocab.load_given(config)
+  engine.model = models.BPE(ids, [], unk_token="[UNK]")
+  engine.save(path)
+  assert build_vocab.load_given(config).encode_batch(["a xyz a"]) == [[5, 1, 1, 1, 5]]
 
 
 def test_a_tokenizer_json_that_fails_at_unknown_text_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import collections
 import heapq
+import json
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,8 @@ def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
   """Loads the file `data.vocab`.
 
   Raises:
-    ValueError: it has entries twice, or rules of its own where `strip_accents` is set.
+    ValueError: it has entries twice, drops unknown text, or has rules of its own where
+      `strip_accents` is set.
   """
   data = config.data
   if data.vocab.endswith(".txt"):
@@ -32,6 +34,11 @@ def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
     raise VocabError(
       f"config.data.strip_accents={data.strip_accents}: {data.vocab} has its own rules, leave it"
     )
+  if loaded.vocab.kind == "tokenizer.json" and loaded.encode_batch([tokenizer.UNKNOWN]) == [[]]:
+    if json.loads(loaded.engine_json())["model"].get("unk_token", "") is None:
+      raise VocabError(
+        f"{data.vocab} drops text that it does not know: give its model an unk_token, such as [UNK]"
+      )
   return loaded
 
 

@@ -27,6 +27,7 @@ SPECIAL_NAMES = {
 }
 FILES = {"wordpiece": "vocab.txt", "tokenizer.json": "tokenizer.json", "sentencepiece": "spm.model"}
 
+UNKNOWN = "\U00010380"  # a letter of Ugaritic, in hardly any vocabulary
 MAX_WORD_CHARS = 100  # as in Hugging Face's BERT; 200 in the original
 CACHE_ENTRIES = 1 << 16  # units with cached ids, about 10 MB
 CACHE_CHARS = 40  # of the longest cached unit
@@ -286,7 +287,7 @@ class TokenizerJson(_HuggingFace):
     engine.no_truncation()
     engine.encode_special_tokens = True  # the name of a special token in a text is plain text
     try:
-      engine.encode("\U00010380")  # a letter of Ugaritic, most likely unknown
+      engine.encode(UNKNOWN)
     except Exception as error:
       raise VocabError(f"{path}: cannot encode unknown text ({first_line(error)})") from None
     special = (i for i, token in engine.get_added_tokens_decoder().items() if token.special)
