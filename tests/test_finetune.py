@@ -427,9 +427,10 @@ def test_the_kept_seed_is_the_best_by_the_main_metric_of_the_first_split():
 
 
 @pytest.mark.parametrize(
-  ("width", "rate", "decay"), [(256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)]
+  ("width", "rate", "decay"),
+  [(128, 1e-3, 0.8), (130, 3e-4, 0.8), (256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)],
 )
-def test_rates_that_are_not_set_are_the_papers_for_the_size(source, width, rate, decay):
+def test_rates_that_are_not_set_are_those_for_the_width(source, width, rate, decay):
   """Clark et al. 2020, Appendix B: of Small, Base and Large."""
   config = make_config("glue", "cola", source)
   config.optimizer.learning_rate = config.optimizer.layer_decay = None

@@ -1,6 +1,7 @@
 """Checks a fine-tuning configuration and builds the encoder and the settings from it."""
 
 import dataclasses
+import math
 
 from ml_collections import ConfigDict
 
@@ -16,6 +17,8 @@ from electra_jax.interop import sources
 from electra_jax.interop.vocabularies import difference
 
 RANDOM = "random"
+# {width of a network: the learning rate up to it}: measured on chunking, then the paper's.
+RATES = {128: 1e-3, 256: 3e-4, 768: 1e-4, math.inf: 5e-5}
 # Single-field ranges, as of `validate.check_numbers`.
 _ABOVE_0 = (
   "seeds data.max_length data.buckets data.train_examples qa.stride qa.max_query qa.beam_size "
@@ -85,10 +88,10 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
 def make_settings(
   config: ConfigDict, pretrained: PretrainedEncoder, epochs: float
 ) -> loop.Settings:
-  """Returns the settings of a task; unset fields get the paper's values for the network's width."""
+  """Returns the settings of a task; unset fields get values for the network's width."""
   p, width = config.optimizer, pretrained.cfg.hidden_size
   large = width > 768
-  rate = p.learning_rate or (3e-4 if width <= 256 else 5e-5 if large else 1e-4)
+  rate = p.learning_rate or next(r for widest, r in RATES.items() if width <= widest)
   return loop.Settings(
     seeds=tuple(range(config.seed, config.seed + config.seeds)),
     optimizer=take_fields(OptimizerConfig, p, learning_rate=rate, warmup_steps=0),
