@@ -229,7 +229,7 @@ def test_the_vocabulary_sample_is_bounded_and_spread():
   pieces = [
     sources.TextChunk(bytes([i % 256, i // 256] * 8), True, 0, str(i), 10) for i in range(5000)
   ]
-  taken = [int(text) for text in build_vocab.sample(pieces, 5000)]
+  taken = [int(piece.text) for piece in build_vocab.sample(pieces, 5000)]
   assert len(taken) == 500 and taken == sorted(taken)
   assert np.mean(taken) == pytest.approx(2500, abs=250)
 

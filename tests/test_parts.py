@@ -323,7 +323,7 @@ def test_parts_share_one_sample_for_the_vocabulary(tmp_path):
   parts.open_work(work, made)
   parts.do_stage(parts.SAMPLE, work, made, range(3))
   texts = [json.loads((work / f"sample-0000{i}" / parts.TEXTS).read_text()) for i in range(3)]
-  sizes = [sum(len(text.encode()) for text in found) for found in texts]
+  sizes = [sum(len(text.encode()) for _, text in found) for found in texts]
   shares = [made.share(part) for part in range(3)]
   assert sum(shares) == pytest.approx(1)
   for size, share in zip(sizes, shares, strict=True):
@@ -400,6 +400,23 @@ def test_duplicates_of_a_weighted_source_are_left_out_of_what_is_kept(tmp_path, 
   (tmp_path / "a.txt").write_text("\n\n".join(words[:40]) + "\n")
   config.data.dir, config.data.dedup = str(tmp_path / "b"), ""
   assert build.build(config)["splits"]["train"]["frequencies"] == found["frequencies"]
+
+
+def test_a_vocabulary_is_trained_on_what_is_no_duplicate(tmp_path):
+  fields = {"vocab": "wordpiece", "vocab_size": 60, "holdout_frac": 0.0, "dedup": "exact"}
+  config = make_parts(tmp_path, **fields)
+  first = ["quick quack", "lorem lark", "vivid vole"]
+  copies = [[*first, "quick quack"], ["Vivid  vole"] * 9 + ["zebra"], ["quick quack"] * 50]
+  copies += [["lorem lark", "jolly jay"], ["zebra"] * 20]
+  kept = [first, ["zebra"], [], ["jolly jay"], []]
+  found = []
+  for name, texts in (("shards", copies), ("kept", kept)):
+    for i, documents in enumerate(texts):
+      (tmp_path / "many" / f"{i}.txt").write_text("\n\n".join(documents) + "\n")
+    config.data.dir = str(tmp_path / name)
+    build.build(config)
+    found.append((tmp_path / name / "vocab.txt").read_text())
+  assert found[0] == found[1]
 
 
 def test_repeated_digests_are_those_seen_before():

@@ -77,17 +77,17 @@ def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
     ).vocab
 
 
-def sample(pieces: Iterable[TextChunk], most_bytes: int) -> list[str]:
+def sample(pieces: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
   """Returns texts of at most `most_bytes` in total, sampled evenly from the stream.
 
   Each text gets a number from its hash; the texts with the smallest numbers are kept.
   """
-  heap: list[tuple[float, int, int, str]] = []  # the largest draw on top
+  heap: list[tuple[float, int, TextChunk]] = []  # the largest draw on top
   size = 0
   for i, piece in enumerate(pieces):
     draw = sources.fraction(piece.key + i.to_bytes(8, "little"), "vocab")
-    heapq.heappush(heap, (-draw, i, piece.size, piece.text))
+    heapq.heappush(heap, (-draw, i, piece))
     size += piece.size
     while size > most_bytes and len(heap) > 1:
-      size -= heapq.heappop(heap)[2]
-  return [text for _, _, _, text in sorted(heap, key=lambda entry: entry[1])]
+      size -= heapq.heappop(heap)[2].size
+  return [piece for _, _, piece in sorted(heap, key=lambda entry: entry[1])]

@@ -148,22 +148,24 @@ def take_sample(work: Path, plan: Plan, part: int) -> None:
   digests = {place: duplicates.Digests() for place in reader.stats}
 
   def read() -> Iterator[TextChunk]:
+    count = 0  # of documents with a digest
     for place in reader.stats:
       for text in reader.of_input(place):
         status.update(text.size)
         if plan.drops_duplicates and not text.repeat:
           digests[place].add(text)
+          count += text.first
         if plan.trains_vocab and not (
           text.repeat or chunks.is_held_out(text.key, data.holdout_frac)
         ):
-          yield text
+          yield text._replace(document=count - 1)
 
   label = f"reading text for {'the vocabulary' if plan.trains_vocab else 'duplicates'}"
   with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
     with Status(f"{label}{_of_part(plan, part)}", reader.done) as status:
-      texts = build_vocab.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
+      found = build_vocab.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
     np.savez(folder / DIGESTS, **{str(place): found.array() for place, found in digests.items()})
-    (folder / TEXTS).write_text(json.dumps(texts), "utf-8")
+    (folder / TEXTS).write_text(json.dumps([(x.document, x.text) for x in found]), "utf-8")
     content["sources"] = _counts(reader)
 
 
@@ -187,19 +189,24 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
   if plan.needs_sample:
     check_sources(plan, _all(work, plan, SAMPLE))
   with piece(work, plan, VOCABULARY) as (folder, content):
-    if plan.drops_duplicates:
-      _write_duplicates(work, plan, folder)
+    left_out = _write_duplicates(work, plan, folder) if plan.drops_duplicates else None
     if plan.trains_vocab:
-      found = ((work / name_of(SAMPLE, part) / TEXTS) for part in range(plan.parts))
-      texts = [text for path in found for text in json.loads(path.read_text("utf-8"))]
+      texts = []
+      for part in range(plan.parts):
+        found = json.loads((work / name_of(SAMPLE, part) / TEXTS).read_text("utf-8"))
+        texts += [text for i, text in found if left_out is None or not left_out[part][i]]
       vocab = build_vocab.trained(plan.config, texts, folder)
     else:
       vocab = build_vocab.given(plan.config, folder)
     content["vocab"] = dataclasses.asdict(vocab)
 
 
-def _write_duplicates(work: Path, plan: Plan, folder: Path) -> None:
-  """Writes which documents of each part are duplicates, {place: bool [documents]} a file."""
+def _write_duplicates(work: Path, plan: Plan, folder: Path) -> list[np.ndarray]:
+  """Writes which documents of each part are duplicates, {place: bool [documents]} a file.
+
+  Returns:
+    The same, bool [documents] a part.
+  """
   digests = []
   for part in range(plan.parts):
     with np.load(work / name_of(SAMPLE, part) / DIGESTS) as found:
@@ -208,9 +215,11 @@ def _write_duplicates(work: Path, plan: Plan, folder: Path) -> None:
   repeated = duplicates.repeated(np.concatenate(in_order))
   ends = np.cumsum([len(array) for array in in_order])[:-1]
   split = iter(np.split(repeated, ends))
-  for part, found in enumerate(digests):
-    np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", **{place: next(split) for place in found})
+  of_parts = [{place: next(split) for place in found} for found in digests]
+  for part, found in enumerate(of_parts):
+    np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", **found)
   print_line(f"{int(repeated.sum()):,} of {len(repeated):,} documents are duplicates and left out")
+  return [np.concatenate(list(found.values())) for found in of_parts]
 
 
 def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:

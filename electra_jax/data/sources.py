@@ -68,6 +68,7 @@ class TextChunk(NamedTuple):
   repeat: int  # number of earlier passes over the source
   text: str  # non-blank lines separated by line feeds
   size: int  # UTF-8 bytes of the text
+  document: int = -1  # index of the document in its part, where `parts.take_sample` counts them
 
 
 @dataclasses.dataclass
