@@ -14,6 +14,7 @@ from electra_jax.config import files
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import build
+from electra_jax.finetune import from_config
 from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import ExchangeError, network_shapes
@@ -260,6 +261,21 @@ def test_an_exported_tokenizer_gives_what_the_network_takes(tmp_path, words):
   fields = {"cls": ids.cls, "bos": ids.cls, "sep": ids.sep, "eos": ids.sep, "pad": ids.pad}
   config = json.loads((folder / "config.json").read_text())
   assert {name: config.get(f"{name}_token_id") for name in fields} == fields
+
+
+def test_fine_tuning_keeps_a_sources_own_dropout_rates_unless_they_are_set(tmp_path, words):
+  cfg = dataclasses.replace(CFG, vocab_size=words.vocab.size)
+  network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
+  source = sources.Source({"discriminator": network}, words, {})
+  export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  config = files.load("finetune/own.py")
+  config.init = str(tmp_path / "out")
+  config.model.dropout = 0.2
+  for ours, wanted in (((None, None), (0.0, 0.0)), ((0.3, 0.4), (0.3, 0.4))):
+    config.model.embedding_dropout, config.model.ffn_dropout = ours
+    found = from_config.load_pretrained(config).cfg
+    assert (found.embedding_dropout, found.ffn_dropout) == wanted
+    assert (found.dropout, found.attention_dropout) == (0.2, 0.1)
 
 
 def test_a_token_classifier_of_two_labels_or_of_a_tag_is_another_tasks(tmp_path):

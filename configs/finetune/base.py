@@ -62,7 +62,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # linear: the paper's; two_layers: Hugging Face's for texts, of ELECTRA; modernbert: of ModernBERT
   # mean, modernbert_mean: linear and modernbert on the mean of a text's tokens instead of [CLS]
   m.head = "linear"
-  m.dropout = 0.1  # (Table 7); rates that the source has for embeddings or feed-forward remain
+  m.dropout = 0.1  # (Table 7)
+  m.embedding_dropout = placeholder(float)  # not set = the source's, or dropout if it has none
+  m.ffn_dropout = placeholder(float)  # of the feed-forward output; not set = likewise
   m.attention_dropout = 0.1  # (Table 7)
   m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU
   m.attention = "auto"  # xla, cudnn, or auto = cudnn on a GPU where it can, else xla

@@ -19,6 +19,7 @@ from electra_jax.interop.vocabularies import difference
 RANDOM = "random"
 # {width of a network: the learning rate up to it}: measured on chunking, then the paper's.
 RATES = {128: 1e-3, 256: 3e-4, 768: 1e-4, math.inf: 5e-5}
+DROPOUTS = ("dropout", "attention_dropout", "embedding_dropout", "ffn_dropout")
 # Single-field ranges, as of `validate.check_numbers`.
 _ABOVE_0 = (
   "seeds data.max_length data.buckets data.train_examples qa.stride qa.max_query qa.beam_size "
@@ -27,8 +28,9 @@ _ABOVE_0 = (
   "train.accumulation eval.batch_size log.every_steps"
 ).split()
 _BELOW_1 = (
-  "model.dropout model.attention_dropout optimizer.b1 optimizer.b2 optimizer.warmup_frac"
-).split()
+  *(f"model.{name}" for name in DROPOUTS),
+  *"optimizer.b1 optimizer.b2 optimizer.warmup_frac".split(),
+)
 _SIGNED = ("tagging.word_column", "tagging.tag_column", "qa.threshold")
 
 
@@ -76,11 +78,9 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
   sources.check_vocab(found, {"discriminator": network}, path)
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
   m = config.model
+  rates = {name: m[name] for name in DROPOUTS if m[name] is not None}
   cfg = dataclasses.replace(
-    network.cfg,
-    dropout=m.dropout,
-    attention_dropout=m.attention_dropout,
-    compute=specs.make_compute(m, network.cfg.head_size),
+    network.cfg, **rates, compute=specs.make_compute(m, network.cfg.head_size)
   )
   return PretrainedEncoder(cfg, None if fresh else weights, found, source.left_out)
 
