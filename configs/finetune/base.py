@@ -41,7 +41,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.pair = placeholder(str)  # column with the second text, if there is one
   o.label = placeholder(str)  # column with the label
   o.kind = "classification"  # or regression
-  o.metrics = ""  # comma-separated, the main one first: accuracy, f1, mcc; spearman, pearson
+  # Comma-separated, the main one first: accuracy, f1 (of the second of two classes in sorted order;
+  # of more classes their mean), mcc; spearman, pearson
+  o.metrics = ""
 
   c.tagging = t = ConfigDict()
   t.word_column = 0
