@@ -49,6 +49,12 @@ def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, fiel
   assert not list((tmp_path / "results").glob("*/*"))
 
 
+@pytest.mark.parametrize("name", ["data/reviews", "../x", ".hidden"])
+def test_a_task_whose_results_would_not_be_found_again_is_refused(name):
+  with pytest.raises(ValueError, match="is no name of a folder in the workdir"):
+    prepare.task_names(files.load("finetune/own.py", name))
+
+
 def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):  # noqa: F811
   pieces = (source / "vocab.txt").read_text().splitlines()
   config = make_config("glue", "cola", source, data__vocab=str(tmp_path / "vocab.txt"))

@@ -40,6 +40,8 @@ def task_names(config: ConfigDict) -> list[str]:
   known = TASK_KINDS[config.kind].known_names(config)
   if known is None and len(names) != 1:
     raise ValueError(f"config.task={config.task!r}: expected one name")
+  if known is None and ("/" in names[0] or names[0].startswith(".")):
+    raise ValueError(f"config.task={config.task!r} is no name of a folder in the workdir")
   if not names or (known is not None and set(names) - set(known)):
     raise ValueError(
       f"config.task={config.task!r}: GLUE's tasks are {', '.join(tasks.TASKS)}; for a task of"
