@@ -231,6 +231,8 @@ def test_what_it_cannot_express_is_refused(tmp_path, changes, message):
     ({"norm_bias": True}, "norm_bias is True, here it is False"),
     ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "no pattern"),
     ({"model_type": "eurobert"}, "'eurobert' is not electra or modernbert"),
+    ({"num_attention_heads": 3}, "config.json: no config of .* 3 heads do not divide the width 16"),
+    ({"num_attention_heads": 0}, "config.json: no config of .*: ZeroDivisionError"),
     (
       {
         "rope_parameters": {k: {"rope_type": "yarn"} for k in (modernbert.LOCAL, modernbert.GLOBAL)}

@@ -95,7 +95,9 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
       raise ExchangeError(f"{path}: model type {c['model_type']!r} is not {' or '.join(FAMILIES)}")
     family = FAMILIES[c["model_type"]]
     cfg = dataclasses.replace(family.from_json(path, c), **c.get(NETWORK, {}))
-  except (KeyError, TypeError, json.JSONDecodeError) as error:
+  except ExchangeError:
+    raise
+  except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
     raise ExchangeError(
       f"{path}: no config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
     ) from None
