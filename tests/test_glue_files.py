@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import gzip
 import json
+import math
 
 import numpy as np
 import pytest
@@ -288,6 +289,17 @@ def test_1_and_1_point_0_are_not_two_labels(tmp_path):
     glue_files.complete(REVIEWS, tmp_path / "tsv")
   write(tmp_path / "codes", "train.tsv", ["body\tstars", "a\t1", "b\t01"])
   assert glue_files.complete(REVIEWS, tmp_path / "codes").labels == ("01", "1")
+
+
+def test_nan_is_a_missing_label_and_no_class(tmp_path):
+  rows = [{"body": "a", "stars": float(i % 2)} for i in range(200)]
+  write(tmp_path, "train.jsonl", list(map(json.dumps, [*rows, {"body": "b", "stars": math.nan}])))
+  task = glue_files.complete(REVIEWS, tmp_path)
+  assert task.labels == ("0", "1")
+  assert glue_files.read(task, tmp_path, "train").bad == [
+    f"{tmp_path}/train.jsonl:201: 'stars' is empty"
+  ]
+  assert glue_files._tfds_label(REVIEWS, np.float32("nan"), None) == ""
 
 
 def test_an_own_test_split_may_have_labels(tmp_path):

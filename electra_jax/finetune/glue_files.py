@@ -289,7 +289,9 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
 
 
 def _label_text(value: bool | int | float) -> str:
-  """Returns a label as JSON has it; 1.0, which tables with a gap have, is 1."""
+  """Returns a label as JSON has it; of tables with a gap, 1.0 is 1, and the gap, NaN, is ""."""
+  if value != value:
+    return ""
   return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
