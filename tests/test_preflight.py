@@ -153,6 +153,7 @@ def test_a_step_that_does_not_fit_names_the_microbatches_that_do(tiny, monkeypat
     return preflight.StepCost(name, 8, 8, n, 12 / n <= target.memory, target.memory, 12 / n)
 
   monkeypatch.setattr(preflight, "estimate_step", cost)
+  monkeypatch.setattr(preflight, "with_evaluation", lambda cost, *_: cost)
 
   def verdict(memory):
     return preflight.verdict(
@@ -162,6 +163,26 @@ def test_a_step_that_does_not_fit_names_the_microbatches_that_do(tiny, monkeypat
   assert verdict(12.0) == "x: fits, microbatches: 1"
   assert verdict(5.0) == "x: fits, microbatches: 3; does not fit with 1"  # 12 / 2 is known
   assert verdict(1.0).startswith("x: does not fit with 1, 6 microbatches; try")
+
+
+def test_an_evaluation_that_does_not_fit_is_told_beside_a_step_that_does(tiny):
+  config = tiny[0].copy_and_resolve_references()
+  config.eval.max_examples = config.eval.batch_size = 4096
+  target = dataclasses.replace(tiny[1], memory=4e6)
+  (cost,) = preflight.fit(config, "x", target)
+  assert cost.fits and cost.used < target.memory < cost.evaluation_used
+  # Of each of 512 sequences of a device, the float32 hidden states of 16 tokens at least.
+  least = cost.parameters + cost.optimizer + 4 * 512 * 16 * config.model.hidden_size
+  assert cost.evaluation_fits is False and cost.evaluation_used > least
+  (memory,) = shown(config, [cost])["memory used in evaluations, GiB"]
+  line = f"x: fits, microbatches: 1; evaluations do not fit ({memory} GiB): lower eval.batch_size"
+  assert preflight.verdict([cost]) == line
+  config.eval.max_examples = 8
+  small = preflight.with_evaluation(cost, config, target)
+  assert small.evaluation_fits and small.evaluation_used < target.memory
+  config.data.holdout_frac = 0.0
+  none = preflight.with_evaluation(dataclasses.replace(cost, evaluation_used=None), config, target)
+  assert none.evaluation_used is None
 
 
 @pytest.mark.long

@@ -34,6 +34,7 @@ ROWS = (
   "optimizer",
   "optimizer, if sharded (ZeRO-1)",
   "activations, gradients",
+  "memory used in evaluations, GiB",
   "all-reduce, GiB per step",
   "communication, ms per step",
   "TFLOP per step",

@@ -48,7 +48,7 @@ def make_train_fns(
 ) -> TrainFns:
   """Returns the functions of a run, which do not depend on its data or workdir.
 
-  The training step is compiled for `devices`, by default those of this machine.
+  The steps are compiled for `devices`, by default those of this machine.
   """
   objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
@@ -80,7 +80,7 @@ def make_train_fns(
     shapes=shapes,
     sharding=sharding,
     train_step=parallel.map_train_step(train_step, sharding.axes, devices),
-    eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed)),
+    eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed), devices),
   )
 
 
@@ -103,11 +103,9 @@ class Run:
 
   @property
   def eval_batch_size(self) -> int:
-    """config.eval.batch_size, at most the examples, in whole rows or groups per device."""
+    """The sequences of an evaluation's batch."""
     count = min(self.heldout.num_examples, self.config.eval.max_examples)
-    groups = "contrast_group" in objectives.OBJECTIVES[self.spec.objective].own_fields
-    multiple = jax.device_count() * (self.spec.contrast_group if groups else 1)
-    return -(-min(self.config.eval.batch_size, count) // multiple) * multiple
+    return eval_batch_size(self.config, jax.device_count(), count)
 
   def unchecked(self, step: int) -> tuple[str, ...]:
     """Returns the metrics that a schedule takes to a collapse's level for a while, for `Health`.
@@ -142,6 +140,13 @@ class Run:
       "data": f"manifest {self.shards.digest[:12]}",
       "configuration": f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}",
     }
+
+
+def eval_batch_size(config: ConfigDict, devices: int, examples: int) -> int:
+  """Returns config.eval.batch_size, at most the examples, in whole rows or groups per device."""
+  groups = "contrast_group" in objectives.OBJECTIVES[config.objective.name].own_fields
+  multiple = devices * (config.objective.contrast_group if groups else 1)
+  return -(-min(config.eval.batch_size, examples) // multiple) * multiple
 
 
 def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:

@@ -1,10 +1,12 @@
-"""The cost of a training step, from the compiler: see electra_jax.preflight."""
+"""The cost of a training step and an evaluation, from the compiler: see electra_jax.preflight."""
 
 import dataclasses
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +18,13 @@ from electra_jax.config import specs, validate
 from electra_jax.core import flops, objectives
 from electra_jax.core.batch import Batch
 from electra_jax.core.params import split_axis
-from electra_jax.pretrain.run import make_train_fns, spec_without_data
+from electra_jax.pretrain.run import TrainFns, eval_batch_size, make_train_fns, spec_without_data
 from electra_jax.runtime import targets
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.targets import HERE, Target
 from electra_jax.runtime.workdir import check_new
 
+T = TypeVar("T")
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
 _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
@@ -58,6 +61,8 @@ class StepCost:
   link_secs: float | None = None  # least time of the collectives
   secs: float = 0.0  # lower bound: max(product_secs, memory_secs) + link_secs
   mfu: float = 0.0  # upper bound
+  evaluation_used: float | None = None  # as `used`, in evaluations; None: none, or not compiled
+  evaluation_fits: bool | None = None
 
 
 def check(config: ConfigDict, devices: tuple) -> None:
@@ -70,18 +75,30 @@ def check(config: ConfigDict, devices: tuple) -> None:
 def compile_step(config: ConfigDict, devices: tuple):
   """Returns the training step compiled for devices, and the state's shapes."""
   check(config, devices)
-  D, c, spec = len(devices), config.train, spec_without_data(config)
-  programs = make_train_fns(
-    spec, specs.make_optimizer_config(config), c.steps, config.seed, c.accumulation, devices
-  )
-  rows, length = (D, c.batch_size // D), config.data.seq_length
+  fns, batch = _make_fns(config, devices), _batch(config, len(devices), config.train.batch_size)
+  return fns.train_step.lower(fns.sharding.step_shapes(), batch).compile(), fns.shapes
+
+
+def compile_evaluation(config: ConfigDict, devices: tuple) -> jax.stages.Compiled:
+  """Returns the evaluation compiled for devices, as if the held-out documents fill a batch."""
+  fns = _make_fns(config, devices)
+  size = eval_batch_size(config, len(devices), config.eval.max_examples)
+  return fns.eval_step.lower(fns.shapes.params, _batch(config, len(devices), size)).compile()
+
+
+def _make_fns(config: ConfigDict, devices: tuple) -> TrainFns:
+  spec, c = spec_without_data(config), config.train
+  optimizer = specs.make_optimizer_config(config)
+  return make_train_fns(spec, optimizer, c.steps, config.seed, c.accumulation, devices)
+
+
+def _batch(config: ConfigDict, devices: int, batch_size: int) -> Batch:
+  """Returns the shapes of a batch."""
+  rows, length = (devices, batch_size // devices), config.data.seq_length
   ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)
   padding_mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
   documents = ids if config.data.examples == "packed" else None
-  batch = Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32), documents)
-  return programs.train_step.lower(
-    programs.sharding.step_shapes(), batch
-  ).compile(), programs.shapes
+  return Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32), documents)
 
 
 def used_bytes(compiled: jax.stages.Compiled) -> int:
@@ -190,17 +207,10 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     "accumulation": config.train.accumulation,
     "memory": _known(target.memory),
   }
-  try:
-    compiled, shapes = compile_step(config, target.devices)
-  except jax.errors.JaxRuntimeError as error:
-    if any(word in str(error) for word in ("ptxas", "libdevice not found")):
-      raise ValueError(
-        f"{name}: XLA found no ptxas or libdevice; both come with: pip install"
-        " 'electra_jax[gpu-compile]'"
-      ) from None
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    return StepCost(**known, fits=False, used=refused_size(str(error)))
+  found = _unless_refused(lambda: compile_step(config, target.devices), name)
+  if isinstance(found, float):
+    return StepCost(**known, fits=False, used=found)
+  compiled, shapes = found
   m, used = compiled.memory_analysis(), used_bytes(compiled)
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
   work = (
@@ -214,7 +224,7 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   secs = max(work / target.peak, memory_secs) + (link_secs or 0)
   return StepCost(
     **known,
-    fits=None if target.memory == math.inf else used <= target.memory,
+    fits=_fits(used, target),
     used=used,
     parameters=_size(shapes.params),
     optimizer=_size(shapes.opt_state, D if config.optimizer.sharded else 1),
@@ -231,6 +241,37 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     secs=secs,
     mfu=work / target.peak / secs,
   )
+
+
+def with_evaluation(cost: StepCost, config: ConfigDict, target: Target) -> StepCost:
+  """Returns the cost of a step that is known, with the memory of the evaluations, if there are any.
+
+  The optimizer's state stays on the device meanwhile. Raises as `estimate_step`.
+  """
+  if not config.data.holdout_frac:
+    return cost
+  found = _unless_refused(lambda: compile_evaluation(config, target.devices), cost.topology)
+  used = cost.optimizer + (found if isinstance(found, float) else used_bytes(found))
+  return dataclasses.replace(cost, evaluation_used=used, evaluation_fits=_fits(used, target))
+
+
+def _unless_refused(compile_program: Callable[[], T], name: str) -> T | float:
+  """Returns what is compiled, or the bytes that it needs if the compiler refuses it for them."""
+  try:
+    return compile_program()
+  except jax.errors.JaxRuntimeError as error:
+    if any(word in str(error) for word in ("ptxas", "libdevice not found")):
+      raise ValueError(
+        f"{name}: XLA found no ptxas or libdevice; both come with: pip install"
+        " 'electra_jax[gpu-compile]'"
+      ) from None
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    return refused_size(str(error))
+
+
+def _fits(used: float, target: Target) -> bool | None:
+  return None if target.memory == math.inf else used <= target.memory
 
 
 def _known(x: float) -> float | None:
@@ -262,7 +303,8 @@ def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
   """Returns the cost of the configuration and, until one fits, of more microbatches.
 
   n times as many microbatches need more than the n-th part of the memory, as parameters stay, so
-  numbers that this rules out are not compiled.
+  numbers that this rules out are not compiled. The last cost, unless the step does not fit, has the
+  memory of the evaluations, which no number of microbatches changes.
   """
   costs = [estimate_step(config, name, target)]
   while (last := costs[-1]).fits is False:
@@ -272,7 +314,7 @@ def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
     config = config.copy_and_resolve_references()
     config.train.accumulation = more
     costs.append(estimate_step(config, name, target))
-  return costs
+  return costs if last.fits is False else [*costs[:-1], with_evaluation(last, config, target)]
 
 
 def table(config: ConfigDict, costs: list[StepCost]) -> Table:
@@ -305,6 +347,10 @@ def _hours(f: StepCost, steps: int) -> float:
   return f.secs * steps / 3600
 
 
+def _evaluation(f: StepCost) -> str:
+  return "" if f.evaluation_used is None else _gib(f.evaluation_used)
+
+
 _FITS = {True: "fits", False: "does not fit", None: "unknown"}
 # Rows of the table: title, cell of (cost, config.train), whether to show it if a step does not fit.
 ROWS = (
@@ -316,6 +362,7 @@ ROWS = (
   ("  optimizer", lambda f, c: _gib(f.optimizer), False),
   ("  optimizer, if sharded (ZeRO-1)", lambda f, c: _gib(f.optimizer_sharded), False),
   ("  activations, gradients", lambda f, c: _gib(f.temporaries), False),
+  ("memory used in evaluations, GiB", lambda f, c: _evaluation(f), False),
   ("all-reduce, GiB per step", lambda f, c: _gib(f.all_reduce_bytes), False),
   ("reduce-scatter, GiB per step", lambda f, c: _gib(f.reduce_scatter_bytes), False),
   ("all-gather, GiB per step", lambda f, c: _gib(f.all_gather_bytes), False),
@@ -343,6 +390,8 @@ def verdict(costs: list[StepCost]) -> str:
       " optimizer.sharded=True or more devices"
     )
   fewest = f"; does not fit with {refused}" if tried else ""
+  if last.evaluation_fits is False:
+    fewest += f"; evaluations do not fit ({_gib(last.evaluation_used)} GiB): lower eval.batch_size"
   return f"{last.topology}: fits, microbatches: {last.accumulation}{fewest}"
 
 

@@ -129,13 +129,16 @@ def map_train_step(step: Callable, axes=None, devices: Sequence[jax.Device] | No
   return run
 
 
-def map_eval_step(step: Callable) -> Callable:
-  """Maps (params, batch) -> metrics over all devices; the result returns them `Packed`."""
+def map_eval_step(step: Callable, devices: Sequence[jax.Device] | None = None) -> Callable:
+  """Maps (params, batch) -> metrics over all devices; the result returns them `Packed`.
+
+  For `devices` see `StateSharding`.
+  """
 
   def packed(params, batch):
     return pack(step(params, batch))
 
-  return jax.pmap(packed, axis_name=AXIS, in_axes=(None, 0), out_axes=None)
+  return jax.pmap(packed, axis_name=AXIS, in_axes=(None, 0), out_axes=None, devices=devices)
 
 
 def map_predict(step: Callable) -> Callable:
