@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,13 @@ def test_a_tilde_within_an_argument_is_the_home_folder(tmp_path, monkeypatch):
   assert f"source 'text:{tmp_path}/home/*' matches no file" in errors(done)[-1]
   done = call("export", "run", "--to=~/x", folder=tmp_path)
   assert f"invalid choice: '{tmp_path}/home/x'" in errors(done)[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_a_containers_first_process_whose_default_would_drop_it(number):
+  code = (
+    "import os, signal; os.getpid = lambda: 1; from electra_jax.config import cli;"
+    f" cli.report(lambda: signal.raise_signal({int(number)}))"
+  )
+  done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+  assert done.returncode == 128 + number  # by a handler: the default's is -number

@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import shlex
+import signal
 import sys
 import threading
 import traceback
@@ -186,8 +187,19 @@ def _leave(code: int) -> None:
   os._exit(code)
 
 
+def _end_at_signals() -> None:
+  """Lets SIGTERM and SIGUSR1 end a container's first process, as they end any other.
+
+  The kernel drops signals that a process of id 1 has no handler for. `train` replaces these.
+  """
+  if os.getpid() == 1:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+      signal.signal(number, lambda number, _frame: os._exit(128 + number))
+
+
 def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
+  _end_at_signals()
   _expand_home()
   if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
     sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: it may not be UTF-8
