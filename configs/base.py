@@ -177,7 +177,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.health = h = ConfigDict()
   h.on_nan = "stop"  # or rollback: go back to the newest checkpoint and leave that batch out
   h.max_rollbacks = 3  # in a run; the NaN after these stops it
-  h.on_warning = "warn"  # or stop, where one of the next begins
+  h.on_warning = "warn"  # or stop, after a save, where one of the next begins
   # Log lines that a collapse lasts; a loss is compared with the median of as many, at least of 5
   h.window = 20
   # A loss above this times that median, beyond its noise and, of a discriminator, above log 2; 0 =

@@ -223,7 +223,7 @@ def test_a_full_disk_ends_a_run_unless_it_may_go_on_and_saves_at_last(
 
 
 @pytest.mark.parametrize("on_warning", ["warn", "stop"])
-def test_a_warning_stops_the_run_with_on_warning_stop(
+def test_a_warning_stops_the_run_with_on_warning_stop_and_what_is_done_is_saved(
   straight,  # noqa: F811
   begun,
   tiny_config,
@@ -235,11 +235,17 @@ def test_a_warning_stops_the_run_with_on_warning_stop(
   if on_warning == "warn":
     assert train.train(tiny_config, begun) == STEPS
     assert saved(begun) == saved(straight)
+    assert "warning: step 9: rtd_auc" in capsys.readouterr().out
   else:
-    with pytest.raises(loop.UnhealthyError, match="by config.health.on_warning: step 9: rtd_auc"):
-      train.train(tiny_config, begun)
-    assert steps_of(begun) == [4, 8] and lines(begun)[-1]["step"] == 9
-  assert "warning: step 9: rtd_auc" in capsys.readouterr().out
+    for _ in range(2):  # the same command does not go on either
+      with pytest.raises(loop.UnhealthyError, match="by config.health.on_warning: step 9: rtd_auc"):
+        train.train(tiny_config, begun)
+      assert steps_of(begun) == [4, 8, 9] and lines(begun)[-1]["step"] == 9
+    warned = capsys.readouterr().out
+    tiny_config.health.on_warning = "warn"
+    assert train.train(tiny_config, begun) == STEPS
+    assert saved(begun) == saved(straight) and lines(begun) == lines(straight)
+    assert warned.count("warning: step 9: rtd_auc") == 1
 
 
 @pytest.mark.slow

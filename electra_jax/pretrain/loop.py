@@ -85,6 +85,8 @@ def loop(
       evaluated = evaluate(run, state.params, start, log, health, monitors.stop)
     if not evaluated:
       return state, False
+  if unhealthy(run, start, health):  # where it stopped before: the same command does not go on
+    raise_warning(start, health)
   for done in range(start + 1, n + 1):
     first = done == start + 1  # the first step compiles and is not timed
     with goodput.doing("data"):
@@ -114,18 +116,24 @@ def loop(
       values = {**window.close(), **speed.read(done, n - done)}
       if compare:
         values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
-      record(run, done, "train", values, log, health)
+      record(done, "train", values, log, health)
     if evaluating:
       with goodput.doing("evaluation"):
         evaluated = evaluate(run, state.params, done, log, health, monitors.stop)
       if not evaluated:
         signal_name = monitors.stop.requested()
-    if saving or signal_name:
+    stopping = (logging or evaluating) and unhealthy(run, done, health)
+    ends = last or bool(signal_name) or stopping
+    if saving or ends:
       with goodput.doing("save"):
         sums = {"window": window.state_dict(), "skipped": skipped}
-        save(run, state, done, sums, log, monitors.checkpoints, final=last or bool(signal_name))
-    if evaluating or saving:
+        save(run, state, done, sums, log, monitors.checkpoints, final=ends)
+        if stopping:
+          settle(run, log, monitors.checkpoints)
+    if evaluating or saving or ends:
       log.journal.write("goodput", step=done, secs=goodput.secs())
+    if stopping:
+      raise_warning(done, health)
     if signal_name:
       log.display.print_line(f"{signal_name}: stopping after step {done:,}")
       break
@@ -157,25 +165,26 @@ def check_memory(run: Run, state, batch) -> None:
     memory.check("evaluation", evaluation, "the number of devices, or lower eval.batch_size")
 
 
-def record(run: Run, done: int, split: str, values: dict, log: Log, health: Health) -> None:
-  """Writes a log line and warnings about it; all stop there if `health.on_warning` is "stop".
-
-  Raises:
-    UnhealthyError: they stop there; on other processes `PeerError`.
-    OSError: the line cannot be written, and the log must.
-  """
+def record(done: int, split: str, values: dict, log: Log, health: Health) -> None:
+  """Writes a log line and warnings about it; raises OSError if the line must be written."""
   log.write(done, split, values)
+  log.warn(health.check(done, values, split))
 
-  def warn():
-    warnings = health.check(done, values, split)
-    log.warn(warnings)
-    if warnings and run.config.health.on_warning == "stop":
+
+def unhealthy(run: Run, step: int, health: Health) -> bool:
+  """Returns whether `health.on_warning` stops all processes for a warning of this step."""
+  stops = run.config.health.on_warning == "stop"
+  return stops and processes.as_on_first(bool(health.warnings(step)))
+
+
+def raise_warning(step: int, health: Health) -> None:
+  """Raises UnhealthyError with the step's first warning; on a process that lacks it `PeerError`."""
+
+  def fail():
+    if warnings := health.warnings(step):
       raise UnhealthyError(f"stopped by config.health.on_warning: {warnings[0]}")
 
-  if run.config.health.on_warning == "stop":
-    processes.run_on_all(warn)
-  else:
-    warn()
+  processes.run_on_all(fail)
 
 
 def evaluate(
@@ -204,7 +213,7 @@ def evaluate(
     values["pairs_accuracy"] = run.pairs.accuracy(weights, stop.requested)
     if values["pairs_accuracy"] is None:
       return False
-  record(run, done, "heldout", values, log, health)
+  record(done, "heldout", values, log, health)
   return True
 
 

@@ -63,6 +63,7 @@ class Health:
     self._limits, self._reference, self._unchecked = limits, reference, unchecked
     self._last: dict[str, int] = {}  # the last line at which a metric was not checked
     self._levels: dict[str, _Level] = {}
+    self._newest: tuple[int, list[str]] = (0, [])  # the newest line's step, and its warnings
     self._since: dict[str, tuple[int, int]] = {}  # where a collapse began, and its lines so far
     for line in history:
       self.check(line["step"], line, line.get("split", "train"))
@@ -75,7 +76,14 @@ class Health:
     warnings = [] if self._reference is None else self._reference.check(split, step, values)
     if split == "train":
       warnings = [*self._spikes(values), *self._collapses(step, values), *warnings]
-    return [f"step {step:,}: {text}" for text in warnings]
+    told = [f"step {step:,}: {text}" for text in warnings]
+    self._newest = step, self.warnings(step) + told
+    return told
+
+  def warnings(self, step: int) -> list[str]:
+    """Returns the warnings of the lines of a step, which is the newest one if it has any."""
+    newest, warnings = self._newest
+    return warnings if newest == step else []
 
   def _spikes(self, values: Mapping) -> Iterator[str]:
     if not self._limits.loss_spike:
