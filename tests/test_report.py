@@ -189,6 +189,36 @@ def test_detection_is_not_judged_before_a_schedule_gives_it_a_weight(runs):
   assert judged(30_000).word == verdict.BAD
 
 
+@pytest.mark.parametrize(
+  ("name", "loss", "weight"),
+  [
+    ("electra_mlm", "replace_mlm", "replace_mlm"),
+    ("metro", "corrective", "replace_mlm"),
+    ("replace_mlm", "replace_mlm", "discriminator"),
+    ("all_tokens_mlm", "all_tokens", "discriminator"),
+  ],
+)
+def test_a_loss_of_words_is_not_judged_before_a_schedule_gives_it_a_weight(
+  runs, name, loss, weight
+):
+  run = saved_run.read(runs[0], "run")
+  c = run.config.copy_and_resolve_references()
+  c.train.steps, c.health.after_step, c.objective.name = 100_000, 20_000, name
+  c.objective[f"{weight}_weight_schedule"] = "50000=0,50000=1"
+  words = {"mlm_loss": 1.0, "mlm_accuracy": 0.5, "sampled_accuracy": 0.5, "replaced": 0.1}
+  words |= {f"{loss}_loss": 99.0, f"{loss}_accuracy": 0.0, "split": "heldout"}
+
+  def judged(*steps: int) -> verdict.Verdict:
+    history = [words | {"step": step} for step in steps]
+    return verdict.judge(dataclasses.replace(run, config=c, history=history))
+
+  assert judged(30_000).word == verdict.GOOD
+  assert judged(30_000, 49_000, 60_000).word == verdict.EARLY
+  assert judged(30_000, 49_000, 70_000).word == verdict.BAD
+  words["mlm_loss"] = 99.0  # the generator is trained from the start
+  assert judged(30_000).word == verdict.BAD
+
+
 def test_warnings_without_a_failure_ask_for_a_look(runs):
   first, second = (saved_run.read(run, run.name) for run in runs)
   learned = [x | {"mlm_loss": 1.0, "rtd_auc": 0.9} for x in first.history]

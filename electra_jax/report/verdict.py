@@ -3,8 +3,10 @@
 from typing import NamedTuple
 
 from electra_jax.config import specs
+from electra_jax.core import objectives
 from electra_jax.report.saved_run import SavedRun
 from electra_jax.runtime import chance
+from electra_jax.runtime.health import GENERATOR_LOSSES
 from electra_jax.runtime.terminal import label, shown
 
 GOOD, LOOK, BAD = "healthy", "look at the warnings", "did not learn"
@@ -55,25 +57,26 @@ def judge(run: SavedRun) -> Verdict:
 def findings(run: SavedRun) -> list[Finding]:
   """Compares the last evaluation, or without one the last training line, with trivial baselines.
 
-  The evaluation at step 0 does not count, and detection not while a schedule keeps its weight at 0,
-  as in `Health`.
+  The evaluation at step 0 does not count, and a loss not while a schedule keeps its weight at 0, as
+  detection in `Health`.
   """
   line, where = run.last("heldout"), "held-out"
   if not line.get("step"):
     line, where = run.last("train"), "training"
+  own_fields = objectives.OBJECTIVES[run.config.objective.name].own_fields
+  of_words = "replace_mlm_weight" if "replace_mlm_weight" in own_fields else "discriminator_weight"
   found = []
   for stem in chance.words(line):
     name = f"{stem}_loss"
     level = run.chance.level(name, line)
-    if line.get(name) is not None and level:
+    off = [] if name in GENERATOR_LOSSES else _steps_without(run, of_words)
+    if line.get(name) is not None and level and line.get("step") not in off:
       gain = level[1] - line[name]
       side = f"{gain:.2f} below" if gain > 0 else f"{-gain:.2f} above"
       text = f"The {where} {label(name)} is {shown(name, line[name])}, {side} the"
-      found.append(
-        Finding(gain > 0, f"{text} {level[0].removeprefix('held-out ')} {level[1]:.2f}.")
-      )
-  weight = specs.make_schedules(run.config)["discriminator_weight"]
-  off = [x["step"] for x in run.history if weight.points and weight.at(x["step"]) == 0]
+      text += f" {level[0].removeprefix('held-out ')} {level[1]:.2f}."
+      found.append(Finding(gain > 0, text, max(off, default=0)))
+  off = _steps_without(run, "discriminator_weight")
   for name, value in line.items() if line.get("step") not in off else ():
     stem = name.removesuffix("_auc")
     # The detector's own task; `unigram_auc` has no loss.
@@ -82,3 +85,9 @@ def findings(run: SavedRun) -> list[Finding]:
       learned = value > 0.5 + run.config.health.auc_margin
       found.append(Finding(learned, text, max(off, default=0)))
   return found
+
+
+def _steps_without(run: SavedRun, name: str) -> list[int]:
+  """Returns the steps of the lines at which a schedule keeps a loss's weight at 0."""
+  weight = specs.make_schedules(run.config)[name]
+  return [x["step"] for x in run.history if weight.points and weight.at(x["step"]) == 0]
