@@ -8,12 +8,13 @@ import random
 import shutil
 import signal
 
+import jax
 import numpy as np
 import pytest
 from conftest import make_tiny_config
 from rich.console import Console
 
-from electra_jax.core import objectives
+from electra_jax.core import networks, objectives
 from electra_jax.data.finetune_batches import subset
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import __main__ as program
@@ -313,6 +314,29 @@ def test_fixed_noise_is_detected_as_in_the_runs_evaluation(electra, tiny_shards)
   assert found == pytest.approx(last["unigram_auc"], abs=1e-6)
   with pytest.raises(ValueError, match="batch size 7 is not divisible by 8 devices"):
     detect.auc(network, heldout, training.frequencies, 7, 8)
+
+
+def test_networks_are_evaluated_in_full_precision(electra, tiny_shards, monkeypatch):
+  # On a CPU a product is the same with any; on accelerators one of float32 is not.
+  used, real = [], networks.encode
+
+  def encode(*args):
+    used.append(jax.config.jax_default_matmul_precision)
+    return real(*args)
+
+  monkeypatch.setattr(networks, "encode", encode)
+  source = sources.open_source(electra)
+  network, tags = source.networks["discriminator"], [tagging.Sentence(("ab", "c"), ("X", "Y"), "x")]
+  heldout = Shards.open(tiny_shards, "heldout")
+  for evaluation in (
+    lambda: score.Scorer(electra)(SENTENCES[:2]),
+    lambda: scores_of(source, "rtd", SENTENCES[:2]),
+    lambda: detect.auc(network, heldout, heldout.frequencies, 8, 8),
+    lambda: probe.run(network, source.tokenizer, tags, tags, 9),
+  ):
+    used.clear()
+    evaluation()
+    assert set(used) == {"highest"}
 
 
 def test_ids_that_a_network_does_not_have_are_not_detected(

@@ -44,7 +44,9 @@ def auc(
 
   evaluate = step.make_eval_step(terms, seed=0)
   batches = pretrain_batches.eval_batches(data, batch_size=batch_size, max_examples=examples)
-  values = metrics.evaluate(
-    parallel.map_eval_step(evaluate), parallel.replicate(params), parallel.prefetch(batches), 0
-  )
+  placed = parallel.replicate(params)
+  with parallel.full_precision():
+    values = metrics.evaluate(
+      parallel.map_eval_step(evaluate), placed, parallel.prefetch(batches), 0
+    )
   return values["unigram_auc"]

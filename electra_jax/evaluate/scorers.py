@@ -201,7 +201,7 @@ class SentenceScorer:
 
     scores = np.full(len(sentences), np.nan)
     scores[fitting] = 0
-    with jax.default_matmul_precision("highest"):
+    with parallel.full_precision():
       started = collections.deque()
       for batch in _batches(rows(), self.longest + 2):
         if stops():

@@ -12,6 +12,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop, tagging
 from electra_jax.finetune.tagging import Sentence, TagWindow
 from electra_jax.interop.sources import Network
+from electra_jax.runtime import parallel
 
 BATCH_SIZE, BUCKETS = 32, 4  # rows per device; lengths
 ITERATIONS = 200  # of L-BFGS, at most
@@ -52,7 +53,8 @@ def _states(network: Network, tokenizer: Tokenizer, windows: Sequence[TagWindow]
   )
   weights = {k: network.weights[k] for k in ("embeddings", "encoder")} | {"head": {}}
   features = [window.feature for window in windows]
-  (outputs,) = predict(jax.tree.map(lambda x: x[None], weights), features)
+  with parallel.full_precision():
+    (outputs,) = predict(jax.tree.map(lambda x: x[None], weights), features)
   of_words = [x[w.positions] for x, w in zip(outputs["states"], windows, strict=True)]
   return np.concatenate(of_words).astype(np.float32)
 

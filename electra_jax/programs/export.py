@@ -19,6 +19,7 @@ from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface, likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.runtime import parallel
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import new_folder
 
@@ -243,7 +244,7 @@ def run(
     source = sources.open_source(path, heads)
   if weights_license:
     source.card["license"] = weights_license
-  with jax.default_matmul_precision("highest"):
+  with parallel.full_precision():
     if form == "hf":
       export_hf(source, out, console)
     else:

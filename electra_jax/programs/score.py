@@ -11,6 +11,7 @@ from electra_jax.core import objectives
 from electra_jax.core.batch import from_rows
 from electra_jax.data import tokenizer
 from electra_jax.interop import likelihood, sources
+from electra_jax.runtime import parallel
 from electra_jax.runtime.display import doing
 
 
@@ -40,7 +41,12 @@ class Scorer:
     score = jax.jit(
       lambda params, batch: objectives.token_scores(self.spec, params, batch, step).sum(-1)
     )
-    self._score = lambda batch: np.asarray(score(params, batch), np.float64)
+
+    def in_full_precision(batch) -> np.ndarray:
+      with parallel.full_precision():
+        return np.asarray(score(params, batch), np.float64)
+
+    self._score = in_full_precision
 
   def check_lengths(self, scored: list[tuple[float, int]]) -> None:
     """Raises ValueError, which names the line, if a sentence was too long to be scored."""

@@ -6,6 +6,7 @@ ordinary shapes, and only the batch has a leading device axis.
 
 import collections
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -47,6 +48,14 @@ def _uses_cpu() -> bool:
     return platforms == "cpu"
   plugins = importlib.metadata.entry_points(group="jax_plugins")
   return not plugins and importlib.util.find_spec("libtpu") is None
+
+
+def full_precision() -> contextlib.AbstractContextManager:
+  """Computes products of float32 exactly: accelerators round the factors to bfloat16 or TF32.
+
+  For what is compared between networks, formats or machines; training is in `model.dtype`.
+  """
+  return jax.default_matmul_precision("highest")
 
 
 def check_divisible(batch_size: int, accumulation: int, devices: int | None = None) -> None:
