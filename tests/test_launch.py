@@ -423,8 +423,11 @@ def test_a_build_is_two_arrays_of_one_job_a_part(launch, tmp_path):
   given = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16"}
   done = call(launch / "build.sbatch", *ARGS, PYTHON=str(tmp_path / "python"), **given)
   assert done.stdout.split()[:3] == ["-m", "electra_jax.data.build", "--part=3/16"]
-  done = call(launch / "build.sbatch", *ARGS)
-  assert done.returncode == 1 and done.stderr == "error: give the number of parts first\n"
+  done = call(launch / "build.sbatch", "--dry-run", "08", *ARGS)
+  assert done.returncode == 0 and words(done.stderr)[0][2] == "--array=0-7"
+  for wrong in ([], ["0"], ["-1"]):
+    done = call(launch / "build.sbatch", *wrong, *ARGS)
+    assert done.returncode == 1 and done.stderr == "error: give the number of parts first\n"
 
 
 def test_the_job_that_builds_has_a_pod_for_each_part():
