@@ -7,6 +7,7 @@ import types
 import pytest
 from rich.console import Console
 
+from electra_jax.config import cli
 from electra_jax.programs import train
 from electra_jax.runtime import curves, log, trackers
 from electra_jax.runtime.display import Activity, Display
@@ -44,6 +45,14 @@ def test_a_run_has_its_id_in_a_tracker_until_it_starts_over(tmp_path):
 
   assert [remembered(x) for x in (False, True, True, False, True)] == list("aaabb")
   assert trackers.Start(tmp_path, 0, True, {}).remembered("mlflow", lambda: "m") == "m"
+
+
+@pytest.mark.parametrize("content", [b"", b'{"wandb": "a', b"3", b"\xff"])
+def test_a_damaged_file_of_ids_is_one_line(tmp_path, content):
+  (tmp_path / trackers.IDS_FILE).write_bytes(content)
+  with pytest.raises(trackers.TrackerError, match="trackers.json is damaged .*: without it, ") as e:
+    trackers.Start(tmp_path, 0, True, {}).remembered("wandb", lambda: "b")
+  assert cli.explain(e.value) == str(e.value)
 
 
 def test_wandb_is_left_out_once_its_own_process_has_ended(tmp_path, monkeypatch):

@@ -34,9 +34,18 @@ class Start:
   config: Mapping  # flat
 
   def remembered(self, tracker: str, make: Callable[[], str]) -> str:
-    """Returns the run's saved id in a tracker; a run that starts over gets a new one."""
+    """Returns the run's saved id in a tracker; a run that starts over gets a new one.
+
+    Raises:
+      TrackerError: the file of ids is damaged.
+    """
     path = self.folder / IDS_FILE
-    ids = json.loads(path.read_text()) if path.exists() else {}
+    try:
+      ids = dict(json.loads(path.read_text())) if path.exists() else {}
+    except (ValueError, TypeError) as error:
+      raise TrackerError(
+        f"{path} is damaged ({error}): without it, trackers begin new runs"
+      ) from None
     if not self.resumed or tracker not in ids:
       ids[tracker] = make()
       with replacing(path) as temporary:
