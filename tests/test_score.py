@@ -210,6 +210,12 @@ def test_an_export_scores_as_its_run(electra_run, tmp_path):
   hf, _ = exported(electra_run, tmp_path)
   expected = score.Scorer(electra_run)(SENTENCES)
   np.testing.assert_allclose(score.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
+  # Also where the run computes in bfloat16, as on accelerators by default.
+  path = shutil.copytree(electra_run, tmp_path / "run") / "config.json"
+  config = json.loads(path.read_text())
+  config["model"]["dtype"] = "bfloat16"
+  path.write_text(json.dumps(config))
+  np.testing.assert_allclose(score.Scorer(path.parent)(SENTENCES), expected, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")

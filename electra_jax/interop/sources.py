@@ -228,7 +228,7 @@ class RunParams(NamedTuple):
 
 
 def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) -> RunParams:
-  """Returns the parameters of a run's checkpoint, replicated on the devices.
+  """Returns the networks of a run's checkpoint, in float32; parameters replicated on the devices.
 
   Args:
     tokens: of the run's vocabulary, in this file or another of the same entries and rules.
@@ -238,6 +238,8 @@ def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) ->
     ValueError: the folder is no run, its vocabulary differs, or its checkpoint is damaged.
   """
   spec = specs.read_spec(workdir, tokens.vocab)
+  cfgs = {name: plain(getattr(spec, name)) for name in ("discriminator", "generator")}
+  spec = dataclasses.replace(spec, **cfgs)
   check_run_vocab(workdir, tokens)
   sharding = parallel.StateSharding(objectives.param_shapes(spec), sharded=False)
   found, step = restore_from(workdir, {"params": sharding.shapes()}, step)
