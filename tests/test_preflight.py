@@ -329,6 +329,19 @@ def test_a_missing_compiler_is_named_with_the_extra_that_has_it(monkeypatch):
     targets._described("h200x8", "nowhere", {})
 
 
+def test_a_size_that_the_compiler_does_not_tell_is_unknown(tiny, tmp_path, monkeypatch):
+  def refuse(*_):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory.")
+
+  monkeypatch.setattr(preflight, "compile_step", refuse)
+  preflight.run(tiny[0], ["here"], str(tmp_path / "costs.jsonl"), Console(quiet=True))
+  (line,) = (tmp_path / "costs.jsonl").read_text().splitlines()
+  cost = json.loads(line, parse_constant=pytest.fail)  # Infinity is no JSON
+  assert cost["fits"] is False and cost["used"] is None
+  (used,) = shown(tiny[0], [preflight.estimate_step(tiny[0], "here", tiny[1])])["memory used, GiB"]
+  assert used == "?"
+
+
 def test_a_compiler_without_its_assembler_is_an_error_of_one_line(tiny, monkeypatch):
   def without(*_):
     raise jax.errors.JaxRuntimeError("INTERNAL: libdevice not found at ./libdevice.10.bc")

@@ -334,7 +334,7 @@ def table(config: ConfigDict, costs: list[StepCost]) -> Table:
 
 
 def _gib(size: float | None) -> str:
-  if size is None:
+  if size is None or size == math.inf:
     return "?"
   return f"{size / 2**30:.2f}" if size >= 2**30 else f"{size / 2**30:.2g}"
 
@@ -428,5 +428,6 @@ def run(config: ConfigDict, topologies: list[str], json_path: str | None, consol
   for several in found:
     console.print(verdict(several))
   if json_path:
-    lines = [json.dumps(dataclasses.asdict(f)) for f in costs]
+    known = [{k: _known(x) for k, x in dataclasses.asdict(f).items()} for f in costs]
+    lines = [json.dumps(f, allow_nan=False) for f in known]
     Path(json_path).write_text("".join(f"{line}\n" for line in lines))
