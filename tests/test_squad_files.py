@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_squad import beam, make_windows, questions_of
 
+from electra_jax.config import files
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.finetune import qa_task, squad, squad_files
 from electra_jax.finetune.files import TaskError
@@ -79,6 +80,22 @@ def test_impossible_questions_make_it_squad_2(tmp_path):
   assert found.form == "SQuAD 2.0"
   assert [q.impossible for q in found.items] == [False, True]
   assert "2 questions on 1 contexts, 1 impossible" in found.summary()
+
+
+@pytest.mark.parametrize(
+  ("weight", "threshold", "impossible", "warned"),
+  [(0.0, -2.75, True, True), (0.0, 0.0, True, False), (0.5, -2.75, True, False)]
+  + [(0.0, -2.75, False, False)],
+)
+def test_the_threshold_of_a_classifier_that_there_is_not_is_warned_of(
+  tmp_path, words, weight, threshold, impossible, warned
+):
+  config = files.load("finetune/squad.py", "2.0")
+  config.qa.update(answerable_weight=weight, threshold=threshold, joint=False)
+  paragraph = changed(is_impossible=True, answers=[]) if impossible else PARAGRAPH
+  config.data.train = config.data.dev = str(squad_file(tmp_path, paragraph))
+  task = qa_task.KIND.prepare(config, "squad", words, 100)
+  assert any("qa.threshold=-2.75 is compared with BERT's" in note for note in task.notes) == warned
 
 
 @pytest.mark.parametrize("answers", [{}, {"answers": []}])
