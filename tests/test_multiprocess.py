@@ -94,6 +94,17 @@ def test_a_process_whose_others_do_not_join_ends_with_an_error(tiny_shards, tmp_
 
 
 @pytest.mark.slow
+def test_a_sigterm_before_training_ends_a_process_that_joined_no_other():
+  code = (
+    "import os, signal, time; from electra_jax.runtime import processes;"
+    f" processes.initialize('localhost:{free_port()}', 1, 0);"
+    " os.kill(os.getpid(), signal.SIGTERM); time.sleep(5); os._exit(0)"
+  )
+  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+  assert done.returncode == -signal.SIGTERM, done.stderr[-1000:]
+
+
+@pytest.mark.slow
 def test_processes_that_differ_all_stop_and_name_the_odd_one(tiny_shards, tmp_path):
   processes = pair(make_tiny_config(tiny_shards), tmp_path, "--config.seed=9")
   errors = [process.communicate(timeout=300)[1].strip() for process in processes]

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed  # the number of processes, without starting the devices
 from jax.experimental import multihost_utils
 
 T = TypeVar("T")
@@ -74,6 +75,10 @@ def initialize(
       raise
   finally:
     timer.cancel()
+  if distributed.global_state.num_processes == 1:
+    # JAX's handler only takes a note for the other processes; as long as nobody reads it, a SIGTERM
+    # before the training loop would be lost.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextlib.contextmanager
