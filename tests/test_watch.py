@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import io
+import os
 import resource
 import signal
 import subprocess
@@ -183,6 +184,20 @@ def test_of_two_processes_the_slow_one_is_named_by_the_other():
   # 1.5 times the other, but only 1.2 times the median of both.
   warned = [found.check(np.array([1.5, 1.0]), np.zeros(2))[1] for _ in range(2)]
   assert [len(x) for x in warned] == [0, 1] and warned[1][0].startswith("process 0 (a) is slow")
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+  done, fsync, replace = [], os.fsync, os.replace
+
+  def flush(handle):
+    done.append(os.fstat(handle).st_size)
+    fsync(handle)
+
+  monkeypatch.setattr(os, "fsync", flush)
+  monkeypatch.setattr(os, "replace", lambda *paths: (done.append("named"), replace(*paths)))
+  with workdir.replacing(tmp_path / "metrics.jsonl") as temporary:
+    temporary.write_text("{}")
+  assert done == [2, "named"] and (tmp_path / "metrics.jsonl").read_text() == "{}"
 
 
 def test_a_folder_of_checkpoints_without_a_configuration_is_no_run(tmp_path):

@@ -141,10 +141,8 @@ def publish(temporary: Path, folder: Path, manifest: dict) -> None:
   for path in new:
     os.replace(path, folder / path.name)
   _sync(folder)
-  with replacing(last) as draft, open(draft, "wb") as file:
-    file.write(content)
-    file.flush()
-    os.fsync(file.fileno())
+  with replacing(last) as draft:
+    draft.write_bytes(content)
   _sync(folder)
 
 

@@ -49,6 +49,8 @@ def replacing(path: Path) -> Iterator[Path]:
   try:
     with naming(path):
       yield temporary
+      with temporary.open("rb") as file:  # else it may be empty under its name after a power cut
+        os.fsync(file.fileno())
       os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
