@@ -67,6 +67,14 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
     dataclasses.replace(TINY, num_heads=3)
 
 
+def test_a_generator_whose_heads_do_not_fit_is_refused_by_the_field_that_sets_its_width():
+  base = TransformerConfig(100, 8, 768, 2, 12, 8, 8)
+  with pytest.raises(ValueError, match=r"^generator.width_multiplier=0.3: 3 heads .* width 230$"):
+    generator_size(base, 0.3, 1.0)
+  with pytest.raises(ValueError, match="^generator.width_multiplier=0.625: RoPE .* width 5 is odd"):
+    generator_size(dataclasses.replace(TINY, positions="rope"), 0.625, 1.0)
+
+
 @pytest.fixture(scope="module")
 def weights():
   spec = objectives.PretrainSpec(generator_size(TINY, 0.5, 1.0), TINY, RATES)

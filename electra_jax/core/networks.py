@@ -125,7 +125,7 @@ def generator_size(
   A gated feed-forward layer keeps its ratio to the width.
 
   Raises:
-    ValueError: no layer or no width is left.
+    ValueError: no layer or no width is left, or its heads do not fit the width.
 
   >>> base = TransformerConfig(30522, 768, 768, 12, 12, 3072, 512)
   >>> g = generator_size(base, 1 / 3, 1.0)
@@ -141,13 +141,16 @@ def generator_size(
       f"{depth_multiplier} of {discriminator.num_layers} layers and {width_multiplier} of width "
       f"{discriminator.hidden_size}"
     )
-  return dataclasses.replace(
-    discriminator,
-    hidden_size=width,
-    num_layers=depth,
-    num_heads=max(1, width // 64),
-    ffn_size=ffn if layers.FEED_FORWARDS[discriminator.feed_forward].gated else 4 * width,
-  )
+  try:
+    return dataclasses.replace(
+      discriminator,
+      hidden_size=width,
+      num_layers=depth,
+      num_heads=max(1, width // 64),
+      ffn_size=ffn if layers.FEED_FORWARDS[discriminator.feed_forward].gated else 4 * width,
+    )
+  except ValueError as error:  # model.num_heads is not at fault
+    raise ValueError(f"generator.width_multiplier={width_multiplier:g}: {error}") from None
 
 
 def _init(module, key, *inputs) -> dict:
