@@ -173,8 +173,9 @@ def check_combination(config: ConfigDict) -> None:
     (
       not objective.uses_generator
       and (g.kind != base.generator.kind or sampling or o.discriminator_weight_schedule),
-      f"objective {o.name} has no generator and one loss: do not change generator.kind, the"
-      " sampling fields or discriminator_weight_schedule",
+      f"objective {o.name} has no generator and one loss: do not change generator.kind,"
+      " sampling_dropout, temperature, unigram_share, their schedules, disallow_correct or"
+      " discriminator_weight_schedule",
     ),
     (
       g.kind not in accepted,
