@@ -97,8 +97,6 @@ def test_outputs_that_do_not_fit_the_examples_are_refused():
   task, two = TASKS["rte"], numbered([0, 1])
   with pytest.raises(TaskError, match="3 outputs for 2 examples"):
     glue.example_scores(task, two, {"logits": np.zeros((3, 2))})
-  with pytest.raises(TaskError, match="1 of 2 outputs are not finite, e.g. that of row 1"):
-    glue.example_scores(task, two, {"logits": np.array([[0, 1], [0, math.nan]])})
   with pytest.raises(TaskError, match="1 of 2 examples have no label, e.g. row 1"):
     glue.example_scores(task, numbered([0, None]), {"logits": np.zeros((2, 2))})
   with pytest.raises(TaskError, match="no example"):

@@ -296,6 +296,16 @@ def test_predictions_come_in_the_order_of_the_features_once_each():
       assert outputs[seed]["logits"][i].shape == (n, 3)
 
 
+def test_outputs_that_are_not_finite_are_no_predictions():
+  head = task_heads.tagging(3)
+  params = loop.init_params(CFG, head, None, (0, 1))
+  word = params["embeddings"]["word"]
+  params["embeddings"]["word"] = word.at[1, 5].set(np.nan)  # of every second row, for one seed
+  predict = loop.make_predictor(CFG, head, batch_size=8, buckets=1, pad=0)
+  with pytest.raises(ArithmeticError, match="the logits of 9 of 19 rows are not finite: train"):
+    predict(params, features(19))
+
+
 @pytest.mark.long
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_seed():
   wild = dataclasses.replace(OPTIMIZER, learning_rate=1e30, name="adamw")

@@ -75,18 +75,11 @@ def read_outputs(
   """Returns the head's logits [n, C] or scores [n] for the task's label type, float64.
 
   Raises:
-    TaskError: there is not one output per example, or one is not finite.
+    TaskError: there is not one output per example.
   """
   values = np.asarray(outputs[task.label_type.output], np.float64)
   if len(values) != len(examples):
     raise TaskError(f"{task.title}: {len(values)} outputs for {len(examples)} examples")
-  finite = np.isfinite(values.reshape(len(values), -1)).all(1) if len(values) else np.ones(0, bool)
-  if not finite.all():
-    row = examples[int(np.argmin(finite))].place
-    raise TaskError(
-      f"{task.title}: {(~finite).sum()} of {len(finite)} outputs are not finite, "
-      f"e.g. that of row {row}"
-    )
   return values
 
 

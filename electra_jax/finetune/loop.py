@@ -157,7 +157,7 @@ def make_predictor(
 
   Every feature is computed exactly once on any number of devices. The outputs of a seed are
   {name: [n, ...]}; token outputs are a list of arrays, each as long as its feature. Each length
-  compiles once for all calls.
+  compiles once for all calls. It raises ArithmeticError where an output is not finite.
   """
   parallel.check_divisible(batch_size, 1)
   of_seeds = parallel.over_seeds(make_predict(cfg, head), (True, False))
@@ -177,6 +177,12 @@ def make_predictor(
         for row, value in zip(plan.rows, values, strict=False):  # the rest is padding
           value = value[:, : lengths[row]] if name in head.token_outputs else value
           found.setdefault(name, [None] * len(features))[row] = value
+    for name, rows in found.items():
+      if bad := sum(not np.isfinite(row).all() for row in rows):
+        raise ArithmeticError(
+          f"the {name} of {bad:,} of {len(rows):,} rows are not finite: train with a lower"
+          " optimizer.learning_rate"
+        )
 
     def of_seed(seed: int) -> dict[str, np.ndarray | list[np.ndarray]]:
       outputs = {name: [row[seed] for row in rows] for name, rows in found.items()}
