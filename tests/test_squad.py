@@ -220,7 +220,7 @@ def test_each_context_is_tokenized_once(words, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"max_length": 67}, {"stride": 0}, {"max_query": 0}])
 def test_lengths_that_leave_no_room_are_refused(words, wrong):
-  with pytest.raises(TaskError, match="are too short for a question"):
+  with pytest.raises(TaskError, match=r"data.max_length.* are too short for qa.max_query=\d"):
     make_windows(questions_of(("a", "b", ["a"])), words, train=True, **wrong)
 
 

@@ -76,8 +76,9 @@ def windows(
   """
   if stride < 1 or max_query < 1 or max_length < max_query + 4:
     raise TaskError(
-      f"windows of {max_length} tokens with stride {stride} are too short for a question of"
-      f" {max_query}, 3 special tokens and a context"
+      f"rows of {max_length} tokens (data.max_length, or the network's positions) with"
+      f" qa.stride={stride} are too short for qa.max_query={max_query}, 3 special tokens and a"
+      " context"
     )
   if train and not questions.labelled:
     raise TaskError(f"{questions.path} has unlabelled questions: it cannot be used for training")
