@@ -207,6 +207,18 @@ def test_a_stop_while_pairs_are_scored_ends_the_run_and_they_are_scored_where_it
   assert ends[0]["pairs_accuracy"] > 0
 
 
+def test_a_run_says_which_of_its_pairs_it_leaves_out(tiny_config, tmp_path):
+  long = Pair("a " * 15, "b", "p", "all")
+  path = write_pairs(tmp_path / "pairs.jsonl", [long, Pair("a b", "b", "p", "all")])
+  tiny_config.eval.pairs = str(path)
+  with pytest.warns(UserWarning, match="^config.eval.pairs: 1 pairs are left out"):
+    run = prepare(tiny_config, tmp_path / "run", verify=False)
+  assert len(run.pairs.pairs) == 1
+  write_pairs(path, [long])
+  with pytest.raises(ValueError, match=f"^config.eval.pairs={path}: all pairs have"):
+    prepare(tiny_config, tmp_path / "run", verify=False)
+
+
 def test_pairs_without_held_out_documents_are_refused(tiny_config, electra, files, tmp_path):
   folder = tmp_path / "shards"
   shutil.copytree(tiny_config.data.dir, folder)

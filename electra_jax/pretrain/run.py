@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,7 +218,13 @@ def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> pairs.Sui
     scorers.default(spec.objective, heads), spec.discriminator, tokens
   )
   found = subset(pairs.read(config.eval.pairs), config.eval.max_pairs)
-  return pairs.Suite(scorer, pairs.fitting(scorer, found)[0])
+  try:
+    kept, notes = pairs.fitting(scorer, found)
+  except ValueError as error:
+    raise ValueError(f"config.eval.pairs={config.eval.pairs}: {error}") from None
+  for note in notes:
+    warnings.warn(f"config.eval.pairs: {note}", stacklevel=1)
+  return pairs.Suite(scorer, kept)
 
 
 _peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second
