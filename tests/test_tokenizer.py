@@ -200,6 +200,7 @@ def test_a_vocabulary_that_cannot_be_trained_is_refused(tmp_path, kind, size):
   with pytest.raises(VocabError) as error:
     vocabulary.train(kind, iter(TEXT), size=size, path=tmp_path / "v.model")
   assert "\n" not in str(error.value)
+  assert kind == "sentences" or f"data.vocab_size={size} " in str(error.value)
   assert list(tmp_path.iterdir()) == []
 
 

@@ -141,7 +141,7 @@ def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path,
     if isinstance(error, OSError) and error.errno is not None:
       raise
     raise VocabError(
-      f"training a {kind} vocabulary of {size} failed: {first_line(error)}"
+      f"training a {kind} vocabulary of data.vocab_size={size} failed: {first_line(error)}"
     ) from None
 
 
