@@ -79,8 +79,10 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   path = tmp_path / "a.txt"
   path.write_text("a\nb\n\nc", encoding="utf-8-sig")
   assert [s[:2] for s in tagging.read(path)] == [(("a", "b"), None), (("c",), None)]
-  with pytest.raises(TaskError, match="a.txt:1: the file has no tag column"):
-    tagging.labels(tagging.read(path))
+  path.write_text("a NN\n")
+  for untagged in (tagging.read(path, tag_column=0), tagging.read(path, word_column=-1)):
+    with pytest.raises(TaskError, match=r"a.txt:1: there is no column of tags .*tag_column"):
+      tagging.labels(untagged)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,10 @@ def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, in
 
 def _gold(sentence: Sentence) -> tuple[str, ...]:
   if sentence.tags is None:
-    raise TaskError(f"{sentence.place}: the file has no tag column")
+    raise TaskError(
+      f"{sentence.place}: there is no column of tags beside that of the words (tagging.tag_column,"
+      " tagging.word_column)"
+    )
   return sentence.tags
 
 
