@@ -365,9 +365,12 @@ def test_a_missing_extra_is_named():
     ({"generator.kind": "gan"}, "generator.kind must be one of transformer, two_tower"),
     ({"generator.tie": "some"}, "generator.tie must be one of none, tokens"),
     ({"objective.mask_prob_schedule": "0%"}, "objective.mask_prob_schedule: a schedule needs"),
-    ({"objective.mask_prob_schedule": "0%=0.2,100%=1.5"}, "prob must be between 0 and 1, got 1.5"),
-    ({"objective.temperature_schedule": "0=0"}, "temperature must be above 0, got 0"),
-    ({"objective.unigram_share_schedule": "0=2"}, "unigram_share must be from 0 to 1, got 2"),
+    (
+      {"objective.mask_prob_schedule": "0%=0.2,100%=1.5"},
+      "objective.mask_prob_schedule must be between 0 and 1, got 1.5",
+    ),
+    ({"objective.temperature_schedule": "0=0"}, "temperature_schedule must be above 0, got 0"),
+    ({"objective.unigram_share_schedule": "0=2"}, "share_schedule must be from 0 to 1, got 2"),
   ],
 )
 def test_combinations_that_mean_nothing_are_refused_with_the_reason(changes, reason):

@@ -29,19 +29,19 @@ class Masking:
   unigram_share: Schedule = Schedule(0.0)
 
   def __post_init__(self):
-    for name in ("mask_prob", "temperature", "unigram_share"):
-      object.__setattr__(self, name, Schedule.of(getattr(self, name)))
-    for rate in self.mask_prob.values:
-      if not 0 < rate < 1:
-        raise ValueError(f"mask_prob must be between 0 and 1, got {rate}")
+    for name, fits, wanted in (
+      ("mask_prob", lambda rate: 0 < rate < 1, "between 0 and 1"),
+      ("temperature", lambda temperature: temperature > 0, "above 0"),
+      ("unigram_share", lambda share: 0 <= share <= 1, "from 0 to 1"),
+    ):
+      schedule = Schedule.of(getattr(self, name))
+      object.__setattr__(self, name, schedule)
+      for place, value in enumerate(schedule.values):
+        if not fits(value):
+          field = f"{name}_schedule" if place else name
+          raise ValueError(f"objective.{field} must be {wanted}, got {value}")
     if not 0 <= self.mask_token_prob <= 1:
       raise ValueError(f"mask_token_prob must be from 0 to 1, got {self.mask_token_prob}")
-    for temperature in self.temperature.values:
-      if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
-    for share in self.unigram_share.values:
-      if not 0 <= share <= 1:
-        raise ValueError(f"unigram_share must be from 0 to 1, got {share}")
 
   def num_masked(self, length: int, training: bool) -> int:
     """Returns K for the highest mask rate of training or of evaluation."""
