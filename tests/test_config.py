@@ -237,7 +237,7 @@ def test_only_what_makes_a_run_what_it_is_counts_as_another_run():
 @pytest.mark.parametrize(
   ("changes", "numbers"),
   [
-    ({"model.num_heads": 7}, ("7 heads", "768")),
+    ({"model.num_heads": 7}, ("config.model: 7 heads", "768")),
     ({"objective.mask_prob": 0.0}, ("between 0 and 1", "0.0")),
     ({"objective.mask_prob": 1.0}, ("between 0 and 1", "1.0")),
     ({"data.seq_length": 1024}, ("1024", "512")),
@@ -254,7 +254,7 @@ def test_only_what_makes_a_run_what_it_is_counts_as_another_run():
     ({"objective.name": "gan"}, ("electra", "'gan'")),
     ({"generator.width_multiplier": 1e-4}, ("0.0001", "768")),
     ({"train.batch_size": 12}, ("batch size 12", "8 devices")),
-    ({"train.accumulation": 64}, ("batch size 256", "8 devices x 64 microbatches")),
+    ({"train.accumulation": 64}, ("batch size 256", "8 devices x 64", "train.accumulation")),
     ({"eval.batch_size": 4}, ("eval.batch_size", "batch size 4", "8 devices")),
   ],
 )

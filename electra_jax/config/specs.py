@@ -42,12 +42,13 @@ def make_spec(
     frozen: of the masked language model in generator.init_from, if there is one.
   """
   g, o = config.generator, config.objective
-  discriminator = take_fields(
-    TransformerConfig,
-    config.model,
-    vocab_size=vocab.size,
-    compute=make_compute(config.model, config.model.hidden_size // config.model.num_heads),
-  )
+  compute = make_compute(config.model, config.model.hidden_size // config.model.num_heads)
+  try:
+    discriminator = take_fields(
+      TransformerConfig, config.model, vocab_size=vocab.size, compute=compute
+    )
+  except ValueError as error:
+    raise ValueError(f"config.model: {error}") from None
   settings = {**o, **make_schedules(config)}
   special_ids = tuple(vocab.special_ids)
   return take_fields(

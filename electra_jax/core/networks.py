@@ -137,9 +137,9 @@ def generator_size(
   ffn = round(discriminator.ffn_size * width_multiplier)
   if width < 1 or depth < 1:
     raise ValueError(
-      f"a generator of {depth} layers of width {width} is empty: multipliers "
-      f"{depth_multiplier} of {discriminator.num_layers} layers and {width_multiplier} of width "
-      f"{discriminator.hidden_size}"
+      f"a generator of {depth} layers of width {width} is empty:"
+      f" generator.depth_multiplier={depth_multiplier:g} of {discriminator.num_layers} layers,"
+      f" generator.width_multiplier={width_multiplier:g} of width {discriminator.hidden_size}"
     )
   try:
     return dataclasses.replace(

@@ -66,9 +66,8 @@ def check_divisible(batch_size: int, accumulation: int, devices: int | None = No
   """
   devices = devices or jax.device_count()
   if batch_size % (devices * accumulation):
-    raise ValueError(
-      f"batch size {batch_size} is not divisible by {devices} devices x {accumulation} microbatches"
-    )
+    parts = f" x {accumulation} microbatches (train.accumulation)" if accumulation > 1 else ""
+    raise ValueError(f"batch size {batch_size} is not divisible by {devices} devices{parts}")
 
 
 @functools.cache
