@@ -399,11 +399,13 @@ def test_a_weight_that_the_objective_does_not_read_is_a_warning():
     ("electra", "", "model.window model.rope_theta model.local_rope_theta"),
     ("bert", "objective.mlm_weight", "objective.discriminator_weight generator.width_multiplier"),
     ("replace_mlm", "generator.width_multiplier objective.discriminator_weight", "model.window"),
+    ("electric", "objective.mlm_weight", "objective.mask_token_prob"),  # it reads no [MASK]
   ],
 )
 def test_overrides_that_nothing_reads_are_a_warning(name, read, unread):
   config = files.load("base.py")
   config.objective.name = name
+  config.generator.kind = "two_tower" if name == "electric" else "transformer"
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     validate.warn_of_unread_overrides(config, ["seed", *read.split()])

@@ -254,6 +254,7 @@ def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
     "generator.width_multiplier": not weights,
     "generator.depth_multiplier": not weights,
     "objective.mlm_weight": objective.uses_generator and not generator.trained,
+    "objective.mask_token_prob": objective.uses_generator and not generator.is_masked_lm,
     "objective.discriminator_weight": not objective.uses_generator,
     "optimizer.decay_power": config.optimizer.schedule == "wsd",
   }
