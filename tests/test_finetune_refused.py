@@ -67,12 +67,16 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):  # noq
   assert from_config.load_pretrained(config).tokenizer.vocab.lowercase
 
 
-def test_a_generator_alone_has_no_encoder_to_tune(source, tmp_path):  # noqa: F811
-  weights = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), network_shapes(CFG, "mlm_head"))
-  huggingface.save(tmp_path, CFG, weights, "mlm_head", 0)
-  config = make_config("glue", "cola", tmp_path)
-  with pytest.raises(ValueError, match="has no discriminator"):
-    program.run(config, tmp_path / "results", Console(quiet=True))
+def test_a_masked_language_model_alone_is_fine_tuned_with_a_warning(source, tmp_path):  # noqa: F811
+  weights = jax.tree.map(lambda x: np.ones(x.shape, np.float32), network_shapes(CFG, "mlm_head"))
+  (tmp_path / "mlm").mkdir()
+  huggingface.save(tmp_path / "mlm", CFG, weights, "mlm_head", 0)
+  vocab = str(source / "vocab.txt")
+  config = make_config("glue", "cola", tmp_path / "mlm", data__vocab=vocab)
+  with pytest.warns(UserWarning, match="mlm has no discriminator: its masked language model is"):
+    found = from_config.load_pretrained(config)
+  jax.tree.map(np.testing.assert_array_equal, found.weights["encoder"], weights["encoder"])
+  assert found.weights.keys() == {"embeddings", "encoder"}
 
 
 @pytest.mark.parametrize(("joint", "head"), [(True, "modernbert"), (False, "two_layers")])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 from ml_collections import ConfigDict
 
@@ -48,7 +49,7 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
   """Returns the configuration's pretrained encoder.
 
   Raises:
-    ValueError: the source cannot be read, has no discriminator, or has another vocabulary.
+    ValueError: the source cannot be read, or has another vocabulary.
   """
   fresh = config.init == RANDOM
   path = config.like if fresh else config.init
@@ -62,9 +63,11 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
   if config.like is not None and not fresh:
     raise ValueError("config.like is only for config.init=random")
   source = sources.open_source(path)
-  if "discriminator" not in source.networks:
-    raise ValueError(f"{path} has no discriminator: set config.init to the discriminator's folder")
-  network, found = source.networks["discriminator"], source.tokenizer
+  network, found = source.networks[source.main], source.tokenizer
+  if source.main != "discriminator" and not fresh:
+    warnings.warn(
+      f"{path} has no discriminator: its masked language model is fine-tuned", stacklevel=1
+    )
   if config.data.vocab is not None:
     known, strips = (found.vocab.lowercase, found.vocab.strip_accents) if found else (None, None)
     lowercase = config.data.lowercase if known is None else known

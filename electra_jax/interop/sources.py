@@ -68,6 +68,11 @@ class Source:
   left_out: tuple[str, ...] = ()  # descriptions of the parts that were not read
   finetuned: Finetuned | None = None
 
+  @property
+  def main(self) -> str:
+    """The role of the main network: of a masked language model that is alone, "generator"."""
+    return next(x for x in ("discriminator", MASKED_LM, "generator") if x in self.networks)
+
 
 def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
   """Reads the networks at a path in any of the four formats.
@@ -153,8 +158,8 @@ def read_params(
     return found.params, found.spec.discriminator
   if step is not None:
     raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
-  found = open_for(path, tokens).networks
-  main = next(found[r] for r in ("discriminator", MASKED_LM, "generator") if r in found)
+  source = open_for(path, tokens)
+  found, main = source.networks, source.networks[source.main]
   tables = main.weights["embeddings"]
   params = {"embeddings": tables}
   for role, network in found.items():

@@ -84,9 +84,7 @@ def run_probe(args: argparse.Namespace, console: Console) -> None:
   """Prints the scores of a linear probe."""
   train, test = (tagging.read(file) for file in (args.train, args.test))
   source = _open(args.model)
-  if "discriminator" not in source.networks:
-    raise ExchangeError(f"{args.model} has no discriminator")
-  network, most = source.networks["discriminator"], args.max_words
+  network, most = source.networks[source.main], args.max_words
   with doing("fitting"):
     found = probe.run(network, source.tokenizer, train, test, most)
   scores = ", ".join(f"{name} {value:.2f}" for name, value in found.metrics.items())
