@@ -105,7 +105,7 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
   found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
   # A class that other heads have too detects replacements if its one label has no task's name.
   shared = list(family.classes.values()).count(family.classes["rtd_head"]) > 1
-  if found == ["rtd_head"] and shared and list(c.get("id2label", {}).values()) not in DETECTORS:
+  if found == ["rtd_head"] and shared and list((c.get("id2label") or {}).values()) not in DETECTORS:
     found = []
   return family, cfg, found[0] if found else None
 
