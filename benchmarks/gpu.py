@@ -12,7 +12,7 @@ memory ...    the preflight's peak against the real one
 input         what the input pipeline gives
 fine-tuning   MRPC against transformers with torch.compile
 shards        the text of --text, or Python's documentation, for the last step
-pretraining   20 minutes of ELECTRA-Small, or what the others leave of 40, and its curves
+pretraining   ELECTRA-Small for --pretraining_mins (20), or what the others leave of 40, and its curves
 
 Needs no TensorFlow; without PyTorch the peers are left out. Each step is a program that leaves a
 JSON in the folder; started again, with the same arguments, it goes on with what is not done. It
@@ -43,7 +43,7 @@ from resumable import DONE, FAILED, LEFT, OutOfTime, Step, StepError, Work, run_
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "gpu.json", ROOT / "docs" / "gpu.png"
 STOPPED = 143  # exit code of what is to be started again, as of the package's programs
-TOTAL_MINS, PRETRAINING_MINS = 40, 20
+TOTAL_MINS = 40
 REPORT_SECS = 10  # that writing the results may take
 SAVING_SECS = 45  # that a training gets to save before the end of the time
 NEEDED = (
@@ -62,6 +62,7 @@ class Options:
   text: str | None  # as config.data.sources
   vocab: str | None
   glue: str | None
+  pretraining_mins: float  # at most
   missing: tuple[str, ...]  # packages that peers need
 
 
@@ -265,7 +266,7 @@ def pretraining_steps(work: Work, options: Options) -> int:
     known = {"result": benchmark(work, "pretraining pace", "train_step.py", *arguments)}
   secs = known["result"]["results"]["electra_jax"]["secs_per_step_median"]
   spent = sum(work.record(name).get("secs", 0) for name in make_steps(options)) / 60
-  mins = max(5, min(PRETRAINING_MINS, TOTAL_MINS - 1 - spent))
+  mins = max(1, min(options.pretraining_mins, TOTAL_MINS - 1 - spent))
   steps = int(0.95 * 60 * mins / secs)  # evaluations, saves, compilation
   work.write(plan, {"steps": steps, "mins": mins, "secs_per_step": secs})
   return steps
@@ -353,7 +354,7 @@ def open_folder(args: argparse.Namespace) -> tuple[Work, str, Options]:
   if platform != "gpu" and not args.smoke:
     raise SystemExit(f"error: JAX finds no GPU, but {device}: --smoke tries all of it anywhere")
   missing = tuple(x for x in ("torch", "transformers") if importlib.util.find_spec(x) is None)
-  options = Options(args.smoke, args.text, args.vocab, args.glue, missing)
+  options = Options(args.smoke, args.text, args.vocab, args.glue, args.pretraining_mins, missing)
   settings = {k: v for k, v in vars(options).items() if k != "missing"} | {"device": device}
   path = out / "settings.json"
   try:
@@ -407,6 +408,7 @@ def main() -> int:
   p.add_argument("--text", help="sources to train on, as config.data.sources (python-docs)")
   p.add_argument("--vocab", help="vocabulary file (one is trained); BERT's, with --glue")
   p.add_argument("--glue", help="folder with GLUE's folders (random tokens)")
+  p.add_argument("--pretraining_mins", type=float, default=20, help="of ELECTRA-Small, at most")
   p.add_argument("--only", nargs="*", metavar="STEP", help="these steps")
   p.add_argument("--smoke", action="store_true", help="in miniature, on the CPU; changes no file")
   args = p.parse_args()
