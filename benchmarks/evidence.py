@@ -216,9 +216,10 @@ def best_rates(rows: list[dict], flops: float) -> dict[str, float]:
 
 
 def at_best(rows: list[dict]) -> list[dict]:
-  """Returns the rows at each arm's best learning rate at their budget."""
-  best = {flops: best_rates(rows, flops) for flops in {row["flops"] for row in rows}}
-  return [row for row in rows if row["rate"] == best[row["flops"]].get(row["arm"])]
+  """Returns the rows at each arm's best learning rate at their budget, without the controls."""
+  runs = [row for row in rows if row["arm"] != FRESH]
+  best = {flops: best_rates(runs, flops) for flops in {row["flops"] for row in runs}}
+  return [row for row in runs if row["rate"] == best[row["flops"]].get(row["arm"])]
 
 
 def next_arms(rows: list[dict], before: Budget, budget: Budget, arms: list[str]) -> list[str]:
@@ -340,8 +341,7 @@ def draw(rows: list[dict], fresh: list[float], path: Path) -> None:
 
 def report(args: argparse.Namespace, rows: list[dict]) -> None:
   """Writes evidence.md, evidence.png and evidence.json, and with --write docs/evidence.md."""
-  runs = [row for row in rows if row["arm"] != FRESH]
-  control, best = [row for row in rows if row["arm"] == FRESH], at_best(runs)
+  control, best = [row for row in rows if row["arm"] == FRESH], at_best(rows)
   fresh = [row["chunk"] for row in control if "chunk" in row]
   lines = []
   for flops in sorted({row["flops"] for row in best}):

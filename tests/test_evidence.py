@@ -1,5 +1,6 @@
 """The comparison of objectives in miniature: each of its steps, and what is not run again."""
 
+import importlib
 import os
 import random
 import runpy
@@ -26,6 +27,29 @@ def test_contestants_differ_in_objective_and_generator_alone(arm):
   changed = {name for name in mine if mine[name] != theirs[name]}
   own = {"optimizer.separate_optimizers", "optimizer.generator_learning_rate"}
   assert all(name.startswith(("objective.", "generator.")) for name in changed - own)
+
+
+def test_the_best_arms_are_chosen_beside_rows_of_controls(monkeypatch):
+  monkeypatch.syspath_prepend(CONFIG.parent)
+  evidence = importlib.import_module("evidence")
+  first = evidence.Budget(1.0, None, 1)
+  rows = [
+    {"arm": arm, "flops": 1.0, "rate": rate, "seed": 0, "pairs_mlm_choices": 50, "chunk_choices": f}
+    for arm, rate, f in [
+      ("bert", 0.1, 80), ("bert", 0.2, 85), ("electra", 0.1, 90), ("metro", 0.1, 70)
+    ]
+  ]  # fmt: skip
+  controls = [
+    {"arm": evidence.FRESH, "flops": 0.0, "seed": 0, "chunk": 75},
+    {"arm": evidence.FRESH},
+  ]
+  best = evidence.at_best([*controls, *rows])
+  assert [(row["arm"], row["rate"]) for row in best] == [
+    ("bert", 0.2), ("electra", 0.1), ("metro", 0.1)
+  ]  # fmt: skip
+  second = evidence.Budget(2.0, 1, 1)
+  arms = ["metro", "bert", "electra"]
+  assert evidence.next_arms(best, first, second, arms) == ["bert", "electra"]
 
 
 def sentence(n: int) -> str:
