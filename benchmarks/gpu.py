@@ -12,7 +12,7 @@ memory ...    the preflight's peak against the real one
 input         what the input pipeline gives
 fine-tuning   MRPC against transformers with torch.compile
 shards        the text of --text, or Python's documentation, for the last step
-pretraining   ELECTRA-Small for --pretraining_mins (20), or what the others leave of 40, and its curves
+pretraining   ELECTRA-Small for --pretraining_mins (20), or what the others leave of 40; curves
 
 Needs no TensorFlow; without PyTorch the peers are left out. Each step is a program that leaves a
 JSON in the folder; started again, with the same arguments, it goes on with what is not done. It
@@ -82,12 +82,12 @@ class Shape:
 # it, as in the paper.
 FUSED = ("model.attention_dropout=0.0",)
 SPEED = {
-  "small 128": Shape("configs/small.py", 128, 128, 1.5, in_smoke=True),
-  "small 512": Shape("configs/small.py", 64, 512, 1.5),
-  "base 128": Shape("configs/base.py", 128, 128, 2, FUSED),
-  "base 512": Shape("configs/base.py", 64, 512, 2, FUSED),
-  "modern 150m 128": Shape("configs/modern.py:150m", 128, 128, 2.5),
-  "modern 150m 512": Shape("configs/modern.py:150m", 32, 512, 2.5, in_smoke=True),
+  "small 128": Shape("configs/small.py", 128, 128, 2, in_smoke=True),
+  "small 512": Shape("configs/small.py", 64, 512, 2),
+  "base 128": Shape("configs/base.py", 128, 128, 2.5, FUSED),
+  "base 512": Shape("configs/base.py", 64, 512, 2.5, FUSED),
+  "modern 150m 128": Shape("configs/modern.py:150m", 128, 128, 3),
+  "modern 150m 512": Shape("configs/modern.py:150m", 32, 512, 3, in_smoke=True),
   "large 128": Shape("configs/large.py", 64, 128, 3, FUSED),
   "large 512": Shape("configs/large.py", 32, 512, 3, FUSED),
 }
@@ -155,7 +155,7 @@ def make_steps(options: Options) -> dict[str, Step]:
   quick = ["--examples=2000", "--rounds=1", "--secs=0.2"] if options.smoke else ["--rounds=3"]
   return {
     "device": named("device", "device.py", 0.5, *smoke),
-    "numerics": named("numerics", "numerics.py", 3, *smoke),
+    "numerics": named("numerics", "numerics.py", 4.5, *smoke),
     "resume": Step(lambda work: resume(work, options), 2.5),
     **{
       f"speed {name}": Step(lambda work, name=name: speed(work, options, name), shape.mins)
@@ -169,7 +169,7 @@ def make_steps(options: Options) -> dict[str, Step]:
     "fine-tuning": Step(lambda work: finetuning(work, options), 1.5),
     "shards": Step(lambda work: shards(work, options), 1, goes_on=True),
     "pretraining": Step(
-      lambda work: pretraining(work, options), 0.5 if options.smoke else 21, goes_on=True
+      lambda work: pretraining(work, options), 1 + options.pretraining_mins, goes_on=True
     ),
   }
 
