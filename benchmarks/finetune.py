@@ -43,7 +43,7 @@ def small(layers: int) -> TransformerConfig:
   m = files.load("small.py").model
   m.num_layers = layers
   on_cpu = jax.default_backend() == "cpu"
-  compute = Compute("float32" if on_cpu else "bfloat16", unroll=layers if on_cpu else 1)
+  compute = Compute("float32" if on_cpu else "bfloat16", unroll=layers)
   return take_fields(TransformerConfig, m, vocab_size=VOCAB_SIZE, compute=compute)
 
 

@@ -445,3 +445,16 @@ def test_auto_is_bfloat16_on_accelerators_and_cudnn_where_it_can(
   monkeypatch.setattr(jax, "default_backend", lambda: platform)
   compute = specs.make_compute(group, head)
   assert (compute.dtype, compute.attention) == expected
+
+
+@pytest.mark.parametrize(
+  ("platform", "asked", "loops"), [("gpu", 0, 1), ("gpu", 1, 5), ("cpu", 0, 5), ("cpu", 3, 2)]
+)
+def test_layers_are_compiled_in_a_row_on_a_gpu_unless_told_otherwise(
+  monkeypatch, platform, asked, loops
+):
+  group = files.load("base.py").model
+  group.unroll, group.attention, group.num_layers = asked, "xla", 5
+  monkeypatch.setattr(jax, "default_backend", lambda: platform)
+  unroll = specs.make_compute(group, 64).unroll
+  assert -(-group.num_layers // min(unroll, group.num_layers)) == loops

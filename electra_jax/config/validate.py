@@ -27,7 +27,7 @@ from electra_jax.runtime import parallel, tracing, trackers
 # objects.
 _ABOVE_0 = (
   "model.hidden_size model.num_layers model.num_heads model.ffn_size model.embedding_size "
-  "model.max_positions model.init_stddev model.layer_norm_eps model.unroll "
+  "model.max_positions model.init_stddev model.layer_norm_eps "
   "model.rope_theta model.local_rope_theta model.global_every model.window "
   "generator.width_multiplier generator.depth_multiplier data.seq_length data.vocab_size "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "

@@ -10,7 +10,7 @@ class Compute:
 
   dtype: str = "float32"  # of activations and matmuls
   attention: str = "xla"  # a key of `attention.ATTENTION`
-  unroll: int = 1  # layers per scan iteration; 1 compiles fastest, all may run fastest
+  unroll: int = 1  # layers per iteration of the loop over layers, at most all of them
   remat: bool = False  # recompute each block's activations in the backward pass
 
 

@@ -24,7 +24,7 @@ DROPOUTS = ("dropout", "attention_dropout", "embedding_dropout", "ffn_dropout")
 # Single-field ranges, as of `validate.check_numbers`.
 _ABOVE_0 = (
   "seeds data.max_length data.buckets data.train_examples qa.stride qa.max_query qa.beam_size "
-  "qa.hidden qa.n_best qa.max_answer_length model.unroll optimizer.learning_rate "
+  "qa.hidden qa.n_best qa.max_answer_length optimizer.learning_rate "
   "optimizer.layer_decay optimizer.eps optimizer.clip_norm train.batch_size train.epochs "
   "train.accumulation eval.batch_size log.every_steps"
 ).split()

@@ -395,12 +395,13 @@ def verdict(costs: list[StepCost]) -> str:
   return f"{last.topology}: fits, microbatches: {last.accumulation}{fewest}"
 
 
-def for_accelerator(config: ConfigDict) -> ConfigDict:
+def for_accelerator(config: ConfigDict, platform: str) -> ConfigDict:
   """Returns the configuration with `auto` fields set for a TPU or GPU that is elsewhere.
 
   Attention is XLA's, which every compiler has: cuDNN's and splash need less memory.
   """
   config = config.copy_and_resolve_references()
+  config.model.unroll = config.model.unroll or specs.default_unroll(platform)
   for name, choice in (("dtype", "bfloat16"), ("attention", "xla")):
     if config.model[name] == "auto":
       config.model[name] = choice
@@ -411,18 +412,19 @@ def run(config: ConfigDict, topologies: list[str], json_path: str | None, consol
   """Prints what a step costs on each topology, and writes it as a line of JSON each."""
   if json_path:  # as all checks, before compiling for minutes
     check_new(Path(json_path), replaces=True)
-  found = []
+  found, prepare = [], lambda config, _: config
   if topologies != [HERE]:
     jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
-    config = for_accelerator(config)
+    prepare = for_accelerator
   described = [targets.find(topology) for topology in topologies]
-  for target in described:
-    check(config, target.devices)
-  for topology, target in zip(topologies, described, strict=True):
+  configs = [prepare(config, target.devices[0].platform) for target in described]
+  for changed, target in zip(configs, described, strict=True):
+    check(changed, target.devices)
+  for topology, changed, target in zip(topologies, configs, described, strict=True):
     if target.note:
       console.print(target.note)
     with doing(f"compiling for {topology}"):
-      found.append(fit(config, topology, target))
+      found.append(fit(changed, topology, target))
   costs = [f for several in found for f in several]
   console.print(table(config, costs))
   for several in found:
