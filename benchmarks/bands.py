@@ -1,14 +1,14 @@
 """Does a reference band find broken runs early, and leave healthy ones alone?
 
-  python benchmarks/bands.py --out DIR [--steps 1000] [--seeds 5] [--rows FILE] [--band FILE]
-                             [--json benchmarks/results/bands.json]
+  python benchmarks/bands.py --out DIR [--steps 2600] [--broken_steps 600] [--seeds 5] [--rows FILE]
+                             [--band FILE] [--json benchmarks/results/bands.json]
 
 Trains the quickstart with several seeds and, with seed 0, broken in four ways: doubled learning
 rates; a generator that does not learn; targets of another row; a vocabulary whose continuation
 marks are lost, so that most rare words become [UNK]. Each run has the quickstart's schedule and is
-stopped by SIGTERM after `--steps`. Every seed is judged by the band of the others, each broken run
-by the band of all but its own seed. Started again it goes on where it was; a run whose lines are in
-the file of rows is not trained again.
+stopped by SIGTERM after `--steps`, a broken one after `--broken_steps`. Every seed is judged by the
+band of the others, each broken run by the band of all but its own seed. Started again it goes on
+where it was; a run whose lines are in the file of rows is not trained again.
 """
 
 import argparse
@@ -93,7 +93,8 @@ def parser() -> argparse.ArgumentParser:
   p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   p.add_argument("--out", type=Path, required=True)
   p.add_argument("--rows", type=Path, help="default: OUT/rows.jsonl")
-  p.add_argument("--steps", type=int, default=1000)
+  p.add_argument("--steps", type=int, default=2600)
+  p.add_argument("--broken_steps", type=int, default=600)
   p.add_argument("--seeds", type=int, default=5)
   p.add_argument("--band", type=Path, help="writes the band of all healthy seeds")
   p.add_argument("--json")
@@ -109,8 +110,9 @@ def main() -> None:
   plan = [("", seed) for seed in range(args.seeds)] + [(fault, 0) for fault in FAULTS if fault]
   found = {}
   for fault, seed in plan:
-    key = {"fault": fault, "seed": seed, "steps": args.steps}
-    row = rows.once(key, lambda f=fault, s=seed: {"lines": train(args.out, f, s, args.steps)})
+    steps = args.broken_steps if fault else args.steps
+    key = {"fault": fault, "seed": seed, "steps": steps}
+    row = rows.once(key, lambda of=(fault, seed, steps): {"lines": train(args.out, *of)})
     found[fault, seed] = row["lines"]
   config = files.load(CONFIG)
   fields = compare.recipe(compare.flatten(config))
@@ -128,7 +130,8 @@ def main() -> None:
     print(f"{row['fault'] or 'healthy'}, seed {row['seed']}: {row['warning'] or 'stays'}")
   if args.band:
     bands.write(args.band, bands.make(list(healthy.values()), config.log.every_steps, fields))
-  content = {"config": CONFIG, "steps": args.steps, "seeds": args.seeds, "judged": judged}
+  sizes = {name: getattr(args, name) for name in ("steps", "broken_steps", "seeds")}
+  content = {"config": CONFIG, **sizes, "judged": judged}
   machine.save(args.json, content, hide=[args.out, args.rows])
 
 

@@ -1,6 +1,6 @@
 """Bands: healthy seeds stay inside, runs that are broken in four ways leave early and for a reason.
 
-The runs are those of benchmarks/bands.py: the first 600 steps of the quickstart.
+The runs are those of benchmarks/bands.py: the quickstart, and its first 600 steps broken.
 """
 
 import json
@@ -192,7 +192,7 @@ def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, 
     report.main()
 
   command(*runs)
-  assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 600\n"
+  assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 2,600\n"
   found = bands.read(out)
   assert found.fields["optimizer.learning_rate"] == 3.2e-3 and "seed" not in found.fields
   expected = np.mean([x["mlm_loss"] for s in (0, 1, 2) for x in HEALTHY[s] if x["step"] == 600])

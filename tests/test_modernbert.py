@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from electra_jax.config import files
 from electra_jax.core.batch import Batch
+from electra_jax.core.encoder import Encoder
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import build
 from electra_jax.finetune import from_config
@@ -54,6 +55,20 @@ def a_batch(length=24) -> Batch:
   mask = np.arange(length) < np.array([length, 15, 6])[:, None]
   ids = np.where(mask, rng.integers(5, 40, (3, length)), 0).astype(np.int32)
   return Batch(ids, np.zeros_like(ids), mask, np.arange(3, dtype=np.int32))
+
+
+@pytest.mark.parametrize(("unroll", "branches"), [(5, False), (1, True)])
+def test_layers_in_a_row_know_their_kind_of_attention_when_they_are_compiled(unroll, branches):
+  cfg = dataclasses.replace(CFG, window=6).computed(unroll=unroll)  # windows in blocks
+  network = random_network(cfg, None)
+  mask = a_batch().padding_mask
+
+  def loss(weights, x):
+    return Encoder(cfg).apply({"params": weights}, x, mask, None).sum()
+
+  x = np.ones((*mask.shape, cfg.hidden_size), np.float32)
+  text = jax.jit(jax.grad(loss)).lower(network["encoder"], x).compile().as_text()
+  assert (" conditional(" in text) == branches
 
 
 def test_a_generator_that_modernbert_cannot_hold_is_reported_as_left_out(tmp_path, capsys):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from electra_jax.core import attention
@@ -136,9 +137,12 @@ class Block(nn.Module):
     return BLOCKS[cfg.block].apply(cfg, x, attend, forward, flags), None
 
 
-def _layer_flags(cfg: TransformerConfig) -> dict[str, jax.Array]:
-  """Returns the flags that differ between layers, {name: [N] bool}."""
-  layer, flags = jnp.arange(cfg.num_layers), {}
+def _layer_flags(cfg: TransformerConfig) -> dict[str, np.ndarray]:
+  """Returns the flags that differ between layers, {name: [N] bool}.
+
+  They are NumPy's, so that XLA knows them where layers are compiled in a row: no branch is left.
+  """
+  layer, flags = np.arange(cfg.num_layers), {}
   if cfg.global_every > 1:
     flags["is_local"] = layer % cfg.global_every != 0
   if not cfg.first_norm:
