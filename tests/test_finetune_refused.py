@@ -19,8 +19,8 @@ from electra_jax.programs import finetune as program
 @pytest.mark.parametrize(
   ("field", "value", "why"),
   [
-    ("task", "colla", "GLUE's tasks are cola"),
-    ("task", "", "GLUE's tasks are"),
+    ("task", "colla", "the tasks of kind=text are cola"),
+    ("task", "", "the tasks of kind=text are"),
     ("seeds", 0, "config.seeds must be above 0, got 0"),
     ("keep", "some", "config.keep must be one of best, all, none"),
     (
@@ -53,6 +53,15 @@ def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, fiel
 def test_a_task_whose_results_would_not_be_found_again_is_refused(name):
   with pytest.raises(ValueError, match="is no name of a folder in the workdir"):
     prepare.task_names(files.load("finetune/own.py", name))
+
+
+def test_an_unknown_task_is_refused_with_the_names_of_its_kind(monkeypatch):
+  mine = prepare.TASK_KINDS["text"]._replace(known_names=lambda config: ("parsing", "chunks"))
+  monkeypatch.setitem(prepare.TASK_KINDS, "mine", mine)
+  config = files.load("finetune/glue.py", "parse")
+  config.kind = "mine"
+  with pytest.raises(ValueError, match="'parse': the tasks of kind=mine are parsing, chunks;"):
+    prepare.task_names(config)
 
 
 def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):  # noqa: F811

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import qa_task, tagging_task, tasks, text_task
+from electra_jax.finetune import qa_task, tagging_task, text_task
 from electra_jax.finetune.task_data import TaskData, TaskKind
 
 TASK_KINDS: dict[str, TaskKind] = {
@@ -44,8 +44,8 @@ def task_names(config: ConfigDict) -> list[str]:
     raise ValueError(f"config.task={config.task!r} is no name of a folder in the workdir")
   if not names or (known is not None and set(names) - set(known)):
     raise ValueError(
-      f"config.task={config.task!r}: GLUE's tasks are {', '.join(tasks.TASKS)}; for a task of"
-      " your own, use configs/finetune/own.py"
+      f"config.task={config.task!r}: the tasks of kind={config.kind} are {', '.join(known)}; for a"
+      " task of your own, use configs/finetune/own.py"
     )
   return names
 
