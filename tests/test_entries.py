@@ -23,12 +23,13 @@ from electra_jax.core import (
   networks,
   objectives,
   optimizer,
+  task_network,
   terms,
   transformer_config,
 )
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.evaluate import scorers
-from electra_jax.finetune import glue, labels, tasks
+from electra_jax.finetune import glue, labels, prepare, tasks
 from electra_jax.finetune.labels import TextTask
 from electra_jax.interop import electra, huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Source
@@ -157,10 +158,10 @@ def test_comparisons_with_names_of_entries_are_those_that_are_listed():
     *(attention.ATTENTION, encoder.BLOCKS, generators.GENERATORS, heads.HEADS, layers.NORMS),
     *(layers.FEED_FORWARDS, networks.TIES, objectives.OBJECTIVES, optimizer.OPTIMIZERS),
     *(optimizer.SCHEDULES, scorers.SCORERS, labels.LABEL_TYPES, labels.METRICS),
-    transformer_config.POSITIONS,
+    *(prepare.TASK_KINDS, tasks.TASKS, task_network.HEAD_KINDS, transformer_config.POSITIONS),
   )
-  # The first is also the name of a scope in TF1, the second of a field of the parameters.
-  names = {name for entries in dicts for name in entries} - {"electra", "embeddings"}
+  # Also a scope in TF1, a field of the parameters, and a format of files.
+  names = {name for entries in dicts for name in entries} - {"electra", "embeddings", "text"}
   found = set()
   for path in PACKAGE.rglob("*.py"):
     for node in ast.walk(ast.parse(path.read_text())):
