@@ -200,7 +200,7 @@ def test_batches_that_are_left_out_are_the_only_ones_missing(data, start):
     assert np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.row, theirs.row)
 
 
-@pytest.mark.parametrize("start", [1, 13, 100, 1_000_000])
+@pytest.mark.parametrize("start", [1, 13, 100, 1_000_000, 10**12])
 def test_starting_at_a_step_equals_reaching_it(data, start):
   (found,) = take(data, 1, seed=0, batch_size=16, start_step=start)
   if start <= 100:
