@@ -1,4 +1,4 @@
-"""ZeRO-1: the optimizer's state in parts is the same optimizer, and the same checkpoints."""
+"""ZeRO-1: a sharded optimizer is the same optimizer, with the same checkpoints."""
 
 import dataclasses
 import signal
@@ -52,7 +52,7 @@ def run(cfg, sharded: bool, steps: int = 3):
     pytest.param(APART, id="a norm each", marks=pytest.mark.long),
   ],
 )
-def test_parts_on_eight_devices_are_the_whole_to_rounding(cfg):
+def test_an_optimizer_sharded_over_eight_devices_is_the_replicated_one_to_rounding(cfg):
   (whole, norms, all_held), (parts, same_norms, held) = run(cfg, False), run(cfg, True)
   assert held < all_held / 6  # an eighth, and the few vectors that eight does not divide
   np.testing.assert_allclose(same_norms, norms, rtol=1e-5)
@@ -70,7 +70,7 @@ def test_parts_on_eight_devices_are_the_whole_to_rounding(cfg):
   )
 
 
-def test_the_norm_of_parts_is_numpys():
+def test_the_norm_of_sharded_arrays_is_numpys():
   rng = np.random.default_rng(0)
   tree = {"a": rng.normal(size=(3, 16)), "b": rng.normal(size=5), "c": {"d": rng.normal(size=8)}}
   tree = jax.tree.map(np.float32, tree)

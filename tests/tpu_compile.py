@@ -73,7 +73,7 @@ def check_slices() -> str:
 
 
 def check_sharded() -> str:
-  """The optimizer's state in parts: less of it, and put together after the step."""
+  """The sharded optimizer: a device holds less of its state, and updates are gathered."""
   _, (cost,) = preflight("v5e:2x2", **{"optimizer.sharded": True})
   assert cost["optimizer"] == cost["optimizer_sharded"], cost
   assert cost["optimizer"] < 0.6 * cost["parameters"], cost

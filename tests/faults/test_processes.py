@@ -187,7 +187,7 @@ def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
   assert {"slowest_host", "fastest_host_step_ms", "slowest_host_step_ms"} <= set(line)
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["flipped", "in parts, one's truncated"])
+@pytest.mark.parametrize("sharded", [False, True], ids=["flipped", "sharded, truncated"])
 def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone, tmp_path, sharded):
   workdir, whole, fields = tmp_path / "run", two_alone, {"optimizer__sharded": sharded}
   if sharded:
