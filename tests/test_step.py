@@ -231,6 +231,32 @@ def test_what_a_step_reports_is_numpys_of_its_place_in_time():
     assert int(state.step) == t + 1
 
 
+@pytest.mark.parametrize("name", optimizer.OPTIMIZERS)
+def test_a_restarted_state_counts_from_0_for_its_schedules_and_keeps_all_else(name):
+  cfg = optimizer.OptimizerConfig(name, 0.1, "joined", 2, 1.0, 0.01, 0.9, 0.99, 1e-6, 1.0)
+  tx = optimizer.make_optimizer(cfg, optimizer.make_schedule(cfg, 10))
+  state = step.init_state({"ffn_in": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}, tx)
+  for _ in range(3):
+    _, opt_state = tx.update(state.params, state.opt_state, state.params)
+    state = state.replace(step=state.step + 1, opt_state=opt_state)
+  new, schedules = step.restarted(state), 0
+  for (path, old), x in zip(
+    jax.tree_util.tree_leaves_with_path(state, is_leaf=is_schedule),
+    jax.tree.leaves(new, is_leaf=is_schedule),
+    strict=True,
+  ):
+    if is_schedule(old):
+      schedules += 1
+      assert (int(old.count), int(x.count)) == (3, 0), path
+    elif path[0].name != "step":
+      np.testing.assert_array_equal(x, old, err_msg=str(path))
+  assert schedules and (int(state.step), int(new.step)) == (3, 0)
+
+
+def is_schedule(node) -> bool:
+  return isinstance(node, optax.ScaleByScheduleState)
+
+
 def test_evaluation_shares_no_key_with_training_or_with_the_first_weights():
   def objective(params, batch, keys, step):
     assert step is None
