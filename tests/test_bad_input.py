@@ -96,6 +96,8 @@ ROWS = [
   ),
   (f"{TRAIN} --config.init_optimizer=true", 1, "init_optimizer needs config.init_from, a run"),
   (f"{TRAIN} --config.init_step=4", 1, "init_step needs config.init_from, a run"),
+  (f"{TRAIN} --config.init_step=0", 1, "init_step needs config.init_from, a run"),
+  (f"{TRAIN} --config.profile.steps=100000", 1, "begins after config.train.steps"),
   (f"{TRAIN} --config.init_from=finetuned --config.init_optimizer=true", 1, "is no run, so it has"),
   (
     "train --config=was.py --workdir=new --config.init_from=run --config.init_step=5",

@@ -249,6 +249,7 @@ def test_only_what_makes_a_run_what_it_is_counts_as_another_run():
     ({"health.on_warning": "panic"}, ("warn, stop", "'panic'")),
     ({"checkpoint.on_error": "retry"}, ("stop, continue", "'retry'")),
     ({"profile.steps": "10-12"}, ("100:105", "'10-12'")),
+    ({"profile.steps": "9:12", "train.steps": 8}, ("profile.steps=9:12", "train.steps=8")),
     ({"health.window": 0}, ("at least 1", "got 0")),
     ({"hosts.slow_ratio": 0.0}, ("above 0", "got 0.0")),
     ({"objective.name": "gan"}, ("electra", "'gan'")),

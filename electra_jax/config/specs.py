@@ -182,7 +182,7 @@ def reference(config: ConfigDict) -> tuple[bands.Band, str, list[str]] | None:
     ValueError: the file is no band, or of runs with other steps between their lines.
     OSError: it cannot be read.
   """
-  if (name := config.health.reference) is None:
+  if not (name := config.health.reference):
     return None
   band = bands.read(find_data(name))
   if band.every_steps != config.log.every_steps:

@@ -80,12 +80,18 @@ def check_fields(config: ConfigDict) -> None:
   check_choices(flat, choices)
   check_combination(config)
   warn_of_unread(config.objective)
-  tracing.parse_steps(config.profile.steps)
+  traced = tracing.parse_steps(config.profile.steps)
+  if traced and traced.start > config.train.steps:
+    raise ValueError(
+      f"config.profile.steps={config.profile.steps} begins after"
+      f" config.train.steps={config.train.steps:,}"
+    )
   trackers.parse(config.log.trackers)
   make_limits(config)
   make_optimizer_config(config)
   for field in ("init_step", "init_optimizer"):
-    if config[field] not in (None, False) and config.init_from is None:
+    # Checkpoint 0 is one, and 0 == False.
+    if config[field] is not None and config[field] is not False and config.init_from is None:
       raise ValueError(f"config.{field} needs config.init_from, a run")
   own = ("learning_rate", "weight_decay", "clip_norm")
   for field in (f"optimizer.generator_{name}" for name in own):

@@ -15,7 +15,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.data.tokenizer import load as load_vocabulary
 from electra_jax.interop.electra import ELECTRA
-from electra_jax.interop.modernbert import MODERNBERT
+from electra_jax.interop.modernbert import MODERNBERT, REPLACED
 from electra_jax.interop.vocabularies import difference, engine_of
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_json, to_hf
 
@@ -36,7 +36,7 @@ BERT_RULES = {
 TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 # Another: {field of the network: value} of those in UNHELD that the other fields do not give.
 NETWORK = "electra_jax_network"
-DETECTORS = (["REPLACED"], ["LABEL_0"])  # the labels of a discriminator: written here, by default
+DETECTORS = ([REPLACED], ["LABEL_0"])  # the labels of a discriminator: written here, by default
 UNHELD = ("embedding_dropout", "ffn_dropout", "scaled_init")
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed
 
+REPLACED = "REPLACED"  # the label of a discriminator of one output
+
 _L, _HF = "encoder/layers", "model.layers.{i}"
 _HEAD = {"dense/kernel": "head.dense.weight", "layer_norm/scale": "head.norm.weight"}
 
@@ -103,7 +105,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
     "global_rope_theta": cfg.rope_theta,
     "local_rope_theta": cfg.local_rope_theta,
     "classifier_pooling": "mean" if head in _OF_MEAN else "cls",
-    **({"num_labels": 1, "id2label": {"0": "REPLACED"}} if head == "rtd_head" else {}),
+    **({"num_labels": 1, "id2label": {"0": REPLACED}} if head == "rtd_head" else {}),
   }
 
 
