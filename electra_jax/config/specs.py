@@ -155,8 +155,8 @@ def saved_config(saved: dict) -> ConfigDict:
 def default_unroll(platform: str) -> int:
   """Returns the layers that are compiled in a row on a platform: all on a GPU, else one.
 
-  On an H200 steps with a loop over layers took 1.33 to 1.53 times as long: the loop copies what
-  each layer reads and leaves for the gradient (LOG.md).
+  On an H200 steps with a loop over layers took 1.3 to 1.7 times as long: the loop copies what each
+  layer reads and leaves for the gradient (LOG.md).
   """
   return ALL_LAYERS if platform == "gpu" else 1
 
