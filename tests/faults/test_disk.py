@@ -57,7 +57,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(
     assert "No space left on device: " in error and str(workdir) in error, error
     harness.check_readable(workdir)
     kept = harness.checkpoints(workdir)
-    assert kept and set(kept) >= set(left[-1:])
+    assert kept and kept[-1] >= left[-1]  # saves may have ended before the disk was full
     (disk / "filler").unlink()
     harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6).finish()
     assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)

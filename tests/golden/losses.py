@@ -78,6 +78,7 @@ CASES = {
   "coco_lm": ("coco_lm.py:small", {"objective.contrast_group": 2}),
   "bert_small": ("bert_small.py", {}),
   "stage1": ("two_stage.py:stage1,small", {}),
+  "stage2": ("two_stage.py:stage2,small", {"generator.init_from": "stage1"}),
   "uniform": ("small.py", {"generator.kind": "uniform"}),
   "unigram": ("small.py", {"generator.kind": "unigram"}),
   "tie none": ("small.py", {"generator.tie": "none"}),
@@ -142,7 +143,9 @@ def run(case: str) -> dict:
   validate.check_fields(config)
   vocab = SimpleNamespace(size=V, mask=4, special_ids=(0, 2, 3, 4), hash=None)
   counts = np.random.default_rng(1).integers(0, 50, V)
-  spec = specs.make_spec(config, vocab, counts)
+  # A stage 2 of random weights: what the first stage learned is not looked at.
+  frozen = specs.make_spec(load("stage1"), vocab).discriminator if case == "stage2" else None
+  spec = specs.make_spec(config, vocab, counts, frozen)
   programs = make_train_fns(
     spec,
     specs.make_optimizer_config(config),
