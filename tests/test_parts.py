@@ -1,6 +1,7 @@
 """Parts of a build: the same bytes whoever builds which, nothing done twice, nothing lost."""
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -44,6 +45,28 @@ def test_a_tfds_dataset_has_the_share_of_an_average_file_in_the_vocabulary(tmp_p
   assert [found.share(part) for part in range(3)] == pytest.approx([1 / 3] * 3)
   config.data.sources = "tfds:x,tfds:y,tfds:z"
   assert [plan.make(config, tmp_path / "work", 1).share(i) for i in range(3)] == [1 / 3] * 3
+
+
+def test_no_garbage_is_collected_while_an_engine_builds_a_part(tmp_path, monkeypatch):
+  collected, while_building = [], []
+  threshold = gc.get_threshold()
+
+  def engine(work, todo, options):
+    gc.set_threshold(10)
+    gc.callbacks.append(lambda phase, info: collected.append(info["generation"]))
+    try:
+      for part in todo:
+        del collected[:]
+        work(part)
+        while_building.append(list(collected))
+      assert gc.isenabled()
+    finally:
+      gc.callbacks.pop()
+      gc.set_threshold(*threshold)
+
+  monkeypatch.setitem(build.RUNNERS, "mine", engine)
+  build.build(make_parts(tmp_path), runner="mine")
+  assert len(while_building) == 3 and max(map(len, while_building)) < 3, while_building
 
 
 def shard_bytes(config) -> dict[str, bytes]:

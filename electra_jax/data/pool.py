@@ -22,6 +22,18 @@ class WorkerError(ValueError):
 
 
 @contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+  """Turns garbage collection off: a build leaves no cycles, and it takes a seventh of the time."""
+  was_on = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    if was_on:
+      gc.enable()
+
+
+@contextlib.contextmanager
 def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[ProcessPoolExecutor]:
   """Starts processes, each of which first calls prepare(*args).
 
@@ -42,7 +54,7 @@ def _start_worker(prepare: Callable | None, args: tuple) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
   threading.Thread(target=_end_with_parent, daemon=True).start()
   os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes use all cores already
-  gc.disable()  # the work leaves no cycles, and collection takes a seventh of the time
+  gc.disable()  # see `without_collection`
   if prepare:
     prepare(*args)
 

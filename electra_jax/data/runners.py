@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from electra_jax.config.files import one_line
-from electra_jax.data import parts
+from electra_jax.data import parts, pool
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan
 from electra_jax.data.shards import DataError
@@ -35,9 +35,10 @@ class PartWork:
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # an engine gives each core a part
     try:
-      plan = plans.make(self.plan.config, self.folder, 1, self.plan.parts)
-      parts.check_plan(self.folder, plan)
-      parts.do_stage(self.kind, self.folder, plan, [part], 1)
+      with pool.without_collection():
+        plan = plans.make(self.plan.config, self.folder, 1, self.plan.parts)
+        parts.check_plan(self.folder, plan)
+        parts.do_stage(self.kind, self.folder, plan, [part], 1)
     except (ValueError, OSError) as error:
       with contextlib.suppress(OSError):
         name = f"{parts.name_of(self.kind, part)}.error"
