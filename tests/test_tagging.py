@@ -4,6 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
+import zstandard
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
@@ -69,9 +70,10 @@ def test_words_are_in_the_first_column_and_tags_in_the_last(separator, end, tmp_
   assert tagging.read(path, tag_column=None)[0].tags is None
 
 
-def test_lines_between_documents_are_no_words(tmp_path):
-  path = tmp_path / "a.txt.gz"
-  path.write_bytes(gzip.compress(CONLL_2003.encode()))
+@pytest.mark.parametrize("end, module", [("gz", gzip), ("zst", zstandard)])
+def test_lines_between_documents_are_no_words(tmp_path, end, module):
+  path = tmp_path / f"a.txt.{end}"
+  path.write_bytes(module.compress(CONLL_2003.encode()))
   assert tagging.read(path) == [Sentence(("U.N.", "official"), ("I-ORG", "O"), f"{path}:3")]
 
 

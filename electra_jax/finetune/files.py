@@ -1,10 +1,9 @@
-"""Reads the text files of tasks: UTF-8, plain or gzip."""
+"""Reads the text files of tasks: UTF-8, plain or compressed."""
 
-import gzip
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+
+from electra_jax.data.compressed import decompressed
 
 _MARKS = set('"\t\n\r')  # a cell with one of these is quoted
 MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
@@ -15,23 +14,24 @@ class TaskError(ValueError):
 
 
 def read_text(path: str | os.PathLike) -> str:
-  """Returns a file's text without a byte order mark; gzip is detected by name or first bytes.
+  """Returns a file's text without a byte order mark.
+
+  A name ending in .gz, .xz or .zst says how it is compressed, and gzip is seen by its first bytes.
 
   Raises:
     TaskError: the file is missing, damaged or not UTF-8.
   """
   try:
-    data = Path(path).read_bytes()
-    if Path(path).suffix.lower() == ".gz" or data[:2] == b"\x1f\x8b":
-      data = gzip.decompress(data)
-    return data.decode("utf-8-sig")
+    with open(path, "rb") as raw:
+      name = ".gz" if raw.peek(2)[:2] == b"\x1f\x8b" else os.fspath(path).lower()
+      return decompressed(raw, name).read().decode("utf-8-sig")
   except UnicodeDecodeError as error:
     line = error.object.count(b"\n", 0, error.start) + 1
     byte = error.object[error.start]
     raise TaskError(f"{path}:{line}: not UTF-8 (byte 0x{byte:02x})") from None
   except FileNotFoundError:
     raise TaskError(f"{path}: no such file") from None
-  except (OSError, EOFError, zlib.error) as error:
+  except (OSError, EOFError) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise TaskError(f"{path}: cannot be read ({reason})") from None
 
