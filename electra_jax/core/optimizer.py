@@ -12,6 +12,8 @@ import optax
 import optax.contrib
 from optax import Schedule
 
+from electra_jax.core.params import map_named
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
@@ -140,11 +142,10 @@ def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTra
 def decay_mask(params) -> dict:
   """Returns True for weights that decay: all but biases and LayerNorm's. Embeddings decay."""
 
-  def decays(path, _):
-    names = [str(getattr(p, "key", p)) for p in path]
+  def decays(names, _):
     return not (names[-1] in ("bias", "scale") or any("norm" in name for name in names))
 
-  return jax.tree_util.tree_map_with_path(decays, params)
+  return map_named(decays, params)
 
 
 def _electra_adam(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
@@ -176,8 +177,7 @@ MATRICES = {
 def matrix_axes(params) -> dict:
   """Returns Muon's axes of each weight that is a matrix, None for all others."""
 
-  def axes(path, x):
-    names = [str(getattr(p, "key", p)) for p in path]
+  def axes(names, x):
     if names[-1] != "kernel" or names[-2] not in MATRICES:
       return None
     stacked = "layers" in names
@@ -186,7 +186,7 @@ def matrix_axes(params) -> dict:
     )
     return optax.contrib.MuonDimensionNumbers(inputs, outputs)
 
-  return jax.tree_util.tree_map_with_path(axes, params)
+  return map_named(axes, params)
 
 
 def _muon(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
@@ -284,8 +284,7 @@ def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False)
   (1.0, [0.25, 0.5], 0.125)
   """
 
-  def rate(path, x):
-    names = [getattr(p, "key", None) for p in path]
+  def rate(names, x):
     if names[0] == "head":
       return 1.0
     if names[:2] == ["encoder", "final_norm"]:
@@ -295,7 +294,7 @@ def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False)
       return (decay**exponents).reshape(-1, *(1,) * (jnp.ndim(x) - 1))
     return decay ** (num_layers + 1 + skip)
 
-  return jax.tree_util.tree_map_with_path(rate, params)
+  return map_named(rate, params)
 
 
 def scale_each(rates: dict) -> optax.GradientTransformation:

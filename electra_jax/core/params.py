@@ -1,5 +1,6 @@
 """Parameter trees: names, counts, sharding, and initialisation from another run."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +16,20 @@ def named(tree) -> dict[str, Any]:
   {'params/layers/0': 2, 'params/layers/1': 3, 'params/word': 1}
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+  return {_name(path): leaf for path, leaf in leaves}
+
+
+def map_named(function: Callable[[list[str], Any], Any], tree):
+  """Returns the tree of function(keys, leaf), where keys lead to the leaf.
+
+  >>> map_named(lambda keys, leaf: f"{keys[-1]} {leaf}", {"params": {"word": 1, "layers": (2, 3)}})
+  {'params': {'layers': ('0 2', '1 3'), 'word': 'word 1'}}
+  """
+  return jax.tree_util.tree_map_with_path(lambda path, x: function(_name(path).split("/"), x), tree)
+
+
+def _name(path: tuple) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def count(tree) -> int:
