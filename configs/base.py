@@ -59,7 +59,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.head_norm = False  # normalise the hidden layer of the head that detects replacements
   m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU
   m.attention = "auto"  # xla, cudnn, splash (TPU), or auto = cudnn on a GPU where it can, else xla
-  m.unroll = 0  # layers compiled in a row: 1 compiles, all run fastest; 0: all on a GPU, else 1
+  m.unroll = 0  # layers compiled in a row, at least global_every; 0: all on a GPU, else the fewest
   m.remat = False  # recompute each block in the backward pass: less memory, a third more FLOPs
 
   c.generator = g = ConfigDict()

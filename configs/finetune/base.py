@@ -70,7 +70,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.attention_dropout = 0.1  # (Table 7)
   m.dtype = "auto"  # compute: float32, bfloat16, or auto = bfloat16 on accelerators, float32 on CPU
   m.attention = "auto"  # xla, cudnn, or auto = cudnn on a GPU where it can, else xla
-  m.unroll = 0  # layers compiled in a row; 0: all on a GPU, else 1
+  m.unroll = 0  # layers compiled in a row; 0: all on a GPU, else the fewest
   m.remat = False  # recompute each block in the backward pass: less memory, a third more FLOPs
 
   c.optimizer = p = ConfigDict()

@@ -7,13 +7,11 @@ layers.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
 from electra_jax.core import attention
@@ -47,17 +45,15 @@ class Embeddings(nn.Module):
     return norm(cfg, "layer_norm")(x)
 
 
-def _post_norm(cfg: TransformerConfig, x, attend, feed_forward, flags):
+def _post_norm(cfg: TransformerConfig, x, attend, feed_forward, normalised):
   """Returns [B, L, D] of x [B, L, D]: each sum is normalised (Vaswani et al. 2017)."""
   x = norm(cfg, "attention_norm")(x + attend(x)).astype(cfg.compute.dtype)
   return norm(cfg, "ffn_norm")(x + feed_forward(x)).astype(cfg.compute.dtype)
 
 
-def _pre_norm(cfg: TransformerConfig, x, attend, feed_forward, flags):
+def _pre_norm(cfg: TransformerConfig, x, attend, feed_forward, normalised):
   """Returns [B, L, D] of x [B, L, D]: each input is normalised (Xiong et al. 2020)."""
-  y = norm(cfg, "attention_norm")(x)
-  if "is_first" in flags:  # the embeddings are normalised already
-    y = jnp.where(flags["is_first"], x, y)
+  y = x if normalised else norm(cfg, "attention_norm")(x)
   x = x + attend(y.astype(cfg.compute.dtype))
   return x + feed_forward(norm(cfg, "ffn_norm")(x).astype(cfg.compute.dtype))
 
@@ -66,7 +62,8 @@ def _pre_norm(cfg: TransformerConfig, x, attend, feed_forward, flags):
 class BlockDef:
   """The definition of a block."""
 
-  # (cfg, x, attend, feed_forward, flags) -> states; the two take and return [B, L, D]
+  # (cfg, x, attend, feed_forward, normalised) -> states; the two take and return [B, L, D], and x
+  # is normalised already in the first layer of a network without first_norm
   apply: Callable
   # the states between blocks are sums, which stay float32 and are normalised at the end
   residual: bool = False
@@ -87,21 +84,12 @@ class Block(nn.Module):
   """Self-attention and feed-forward in the order of cfg.block."""
 
   cfg: TransformerConfig
+  local: bool = False  # tokens attend to a window
+  normalised: bool = False  # the input is
 
   @nn.compact
-  def __call__(
-    self,
-    x: jax.Array,
-    context: Context,
-    dropout_seeds: jax.Array | None,
-    flags: dict[str, jax.Array],
-  ):
-    """Returns ([B, L, D], None) for x [B, L, D].
-
-    Args:
-      dropout_seeds: [B, 3, 2] uint32 or None.
-      flags: this layer's of `_layer_flags`.
-    """
+  def __call__(self, x: jax.Array, context: Context, dropout_seeds: jax.Array | None):
+    """Returns ([B, L, D], None) for x [B, L, D]; dropout_seeds: [B, 3, 2] uint32 or None."""
     cfg, tables = self.cfg, context.tables
 
     def seeds_of(site: int) -> jax.Array | None:
@@ -113,20 +101,10 @@ class Block(nn.Module):
         q = norm(cfg, "q_norm")(q).astype(v.dtype)
         k = norm(cfg, "k_norm")(k).astype(v.dtype)
       if tables:
-        table = tables["global"]
-        if "local" in tables:
-          choose = functools.partial(jnp.where, flags["is_local"])
-          table = jax.tree.map(choose, tables["local"], table)
+        table = tables.get("local" if self.local else "global", tables["global"])
         q, k = attention.rotate(q, table), attention.rotate(k, table)
       inputs = attention.Inputs(q, k, v, context.padding_mask, context.document_ids, seeds_of(0))
-      if "is_local" in flags:
-        y = jax.lax.cond(
-          flags["is_local"],
-          lambda: attention.attend(cfg, inputs, local=True),
-          lambda: attention.attend(cfg, inputs),
-        )
-      else:
-        y = attention.attend(cfg, inputs)
+      y = attention.attend(cfg, inputs, self.local)
       y = block_output(cfg, "attention_output", axis=(-2, -1))(y)
       return dropout(y, cfg.dropout, seeds_of(1))
 
@@ -134,20 +112,49 @@ class Block(nn.Module):
       rate = cfg.dropout if cfg.ffn_dropout is None else cfg.ffn_dropout
       return dropout(feed_forward(cfg, x), rate, seeds_of(2))
 
-    return BLOCKS[cfg.block].apply(cfg, x, attend, forward, flags), None
+    return BLOCKS[cfg.block].apply(cfg, x, attend, forward, self.normalised), None
 
 
-def _layer_flags(cfg: TransformerConfig) -> dict[str, np.ndarray]:
-  """Returns the flags that differ between layers, {name: [N] bool}.
+def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Context) -> jax.Array:
+  """Returns [B, L, D] of x [B, L, D] after N blocks.
 
-  They are NumPy's, so that XLA knows them where layers are compiled in a row: no branch is left.
+  One iteration of the loop is cfg.global_every layers, so that each place in it has layers of one
+  kind: a layer that chose when it runs would leave memory for either kind to the gradient. Layers
+  that do not fill an iteration come first, and so does the first one if it is of its own kind.
+
+  Args:
+    stacked: (params, dropout_seeds) of `Block`, each array [N, ...].
   """
-  layer, flags = np.arange(cfg.num_layers), {}
-  if cfg.global_every > 1:
-    flags["is_local"] = layer % cfg.global_every != 0
-  if not cfg.first_norm:
-    flags["is_first"] = layer == 0
-  return flags
+  period, own_kind = cfg.global_every, not cfg.first_norm
+  before = min(cfg.num_layers % period or period * own_kind, cfg.num_layers)
+  iterations = (cfg.num_layers - before) // period
+  unroll = max(min(cfg.compute.unroll // period, iterations), 1)
+
+  def layer(index: int, x: jax.Array, inputs, in_loop: bool) -> jax.Array:
+    block = Block(cfg, index % period != 0, own_kind and index == 0, parent=None)
+
+    def apply(x, params, seeds):
+      return block.apply({"params": params}, x, context, seeds)[0]
+
+    if cfg.compute.remat:
+      apply = jax.checkpoint(apply, prevent_cse=not in_loop)
+    return apply(x, *inputs)
+
+  def at(i: int, tree):
+    return jax.tree.map(lambda a: a[i], tree)
+
+  for i in range(before):
+    x = layer(i, x, at(i, stacked), False)
+
+  def iteration(x, inputs):
+    for j in range(period):
+      x = layer(before + j, x, at(j, inputs), unroll < iterations)
+    return x, None
+
+  def group(a):
+    return a[before:].reshape(iterations, period, *a.shape[1:])
+
+  return jax.lax.scan(iteration, x, jax.tree.map(group, stacked), iterations, unroll=unroll)[0]
 
 
 def _rope_tables(
@@ -186,20 +193,20 @@ class Encoder(nn.Module):
     if cfg.embedding_size != cfg.hidden_size:
       # As in the original: Glorot, unlike the other layers.
       x = dense(cfg, cfg.hidden_size, "project", kernel_init=nn.initializers.glorot_uniform())(x)
-    block = nn.remat(Block, prevent_cse=False) if cfg.compute.remat else Block
-    layers = nn.scan(
-      block,
-      variable_axes={"params": 0},
-      split_rngs={"params": True},
-      in_axes=(nn.broadcast, 0, 0),
-      length=cfg.num_layers,
-      unroll=min(cfg.compute.unroll, cfg.num_layers),
-      # Traces each block twice; initial weights depend on that, nothing else does.
-      check_constancy_invariants=self.is_initializing(),
-    )
     tables = _rope_tables(cfg, x.shape[1], document_ids)
     context = Context(padding_mask, document_ids, tables)
     if kind.residual:
       x = x.astype(jnp.float32)
-    x, _ = layers(cfg, name="layers")(x, context, layer_seeds, _layer_flags(cfg))
+    if self.is_initializing():
+      # Traces a block twice, on which the initial weights depend.
+      layers = nn.scan(
+        Block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(nn.broadcast, 0),
+        length=cfg.num_layers,
+      )
+      x, _ = layers(cfg, name="layers")(x, context, layer_seeds)
+    else:
+      x = _apply_layers(cfg, (self.variables["params"]["layers"], layer_seeds), x, context)
     return norm(cfg, "final_norm")(x).astype(cfg.compute.dtype) if kind.residual else x

@@ -10,7 +10,7 @@ class Compute:
 
   dtype: str = "float32"  # of activations and matmuls
   attention: str = "xla"  # a key of `attention.ATTENTION`
-  unroll: int = 1  # layers per iteration of the loop over layers, at most all of them
+  unroll: int = 1  # layers per iteration of the loop over layers, in steps of global_every
   remat: bool = False  # recompute each block's activations in the backward pass
 
 
