@@ -1,4 +1,4 @@
-"""A text task of your own: TSV with a header or JSON lines, plain or .gz.
+"""A text task of your own: TSV with a header or JSON lines, plain or as .gz, .xz or .zst.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/own.py:reviews
           --config.init=RUN_OR_EXPORT --config.data.dir=FOLDER --config.own.text=body
