@@ -3,8 +3,8 @@
 Command:  python -m electra_jax.train --config=benchmarks/detection_config.py:OBJECTIVE
           --workdir=DIR --config.data.dir=SHARDS
 Hardware: two CPU cores.
-Expected: not run yet; the other arms of benchmarks/detection.py are in LOG.md, "Why detection
-          learns late, first rows".
+Expected: after 1e13 FLOPs an AUC against noise at the slots of 0.57 (in_text) and 0.81 (product):
+          LOG.md, "Why detection learns late".
 
 Loading this file adds two objectives, which differ in what a score is made of. In both, half of the
 masked slots get a sample of the generator and half keep their token; only slots are scored.

@@ -121,7 +121,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.max_bad_frac = 0.001  # of the documents may be null or undecodable, they are skipped
   d.examples_per_shard = 100_000  # records in a shard file
   # A build is made of parts, ranges of the input files: one that is killed goes on, and processes
-  # may share it. 0 = one for every 256 MB of files. Another number gives other bytes
+  # may share it. 0 = one for every 256 MiB of files. Another number gives other bytes
   d.parts = 0
   # exact: leave out documents whose text was seen before, but for case and white space
   d.dedup = ""
