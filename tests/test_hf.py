@@ -123,6 +123,9 @@ def test_missing_extra_and_misshapen_tensors_are_named():
       from_hf(ELECTRA, cfg, "rtd_head", tensors)
   constants = {name: np.arange(3) for name in ELECTRA.ignored}
   assert same(from_hf(ELECTRA, cfg, "rtd_head", good | constants), random_network(cfg, "rtd_head"))
+  for name in ("classifier.out_proj", "qa_outputs", "sequence_summary.summary"):
+    tensors = to_hf(ELECTRA, cfg, random_network(cfg, None)) | {f"{name}.weight": np.zeros((2, 3))}
+    assert same(from_hf(ELECTRA, cfg, None, tensors), random_network(cfg, None))
 
 
 DAMAGES = "truncated,no weights,type,act,no json,is_decoder,add_cross_attention".split(",")
@@ -166,15 +169,19 @@ def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_pat
   assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
   (folder / "tokenizer_config.json").write_text('{"do_lower_case": null}')
   assert sources.open_source(folder).tokenizer.encode_batch(["übung Übung"]) == [[5, 1]]
-  config = {"do_lower_case": True, "strip_accents": False}
-  (folder / "tokenizer_config.json").write_text(json.dumps(config))
-  with pytest.raises(huggingface.ExchangeError, match="strip_accents=False changes BERT's rules"):
-    sources.open_source(folder)
   from tokenizers import BertWordPieceTokenizer
 
-  engine = BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=True, strip_accents=False)
-  engine.save(str(folder / "tokenizer.json"))
-  assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[5]]
+  for accents in ({}, {"tokenize_chinese_chars": False}):  # the second: only by a tokenizer.json
+    config = {"do_lower_case": True, "strip_accents": False, **accents}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if accents:
+      with pytest.raises(huggingface.ExchangeError, match="chars=False changes BERT's rules"):
+        sources.open_source(folder)
+      engine = BertWordPieceTokenizer(
+        str(folder / "vocab.txt"), lowercase=True, strip_accents=False, handle_chinese_chars=False
+      )
+      engine.save(str(folder / "tokenizer.json"))
+    assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[5]]
   (folder / "tokenizer_config.json").write_text("{")
   with pytest.raises(huggingface.ExchangeError, match="tokenizer_config.json is damaged"):
     sources.open_source(folder)

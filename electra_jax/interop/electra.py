@@ -97,7 +97,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
 
 def _from_json(path: Path, content: Mapping) -> TransformerConfig:
   check_fixed(path, content, READ_FIXED)
-  # Missing fields have ELECTRA's defaults, as in Hugging Face.
+  # Missing rates and epsilon have ELECTRA's defaults, as in Hugging Face; sizes must be there.
   return TransformerConfig(
     **{ours: content[theirs] for ours, theirs in FIELDS.items() if theirs in content}
   )
@@ -119,6 +119,6 @@ ELECTRA = Family(
   to_json=_to_json,
   from_json=_from_json,
   tied="generator_lm_head.weight",
-  head_prefixes=("classifier.", "qa_outputs."),
+  head_prefixes=("classifier.", "qa_outputs.", "sequence_summary."),
   ignored=frozenset({"electra.embeddings.position_ids", "electra.embeddings.token_type_ids"}),
 )

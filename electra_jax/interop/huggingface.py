@@ -187,9 +187,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   kind = read_json(folder / "config.json").get("tokenizer_class")
   config = {"tokenizer_class": kind, **read_json(folder / "tokenizer_config.json")}
   lowercase, strip_accents = bool(config.get("do_lower_case", True)), config.get("strip_accents")
-  ours = config["tokenizer_class"] == TOKENIZER_CLASS
-  rules = BERT_RULES if ours else {**BERT_RULES, "strip_accents": (None, lowercase)}
-  changed = [f"{k}={config[k]!r}" for k, right in rules.items() if config.get(k) not in right]
+  changed = [f"{k}={config[k]!r}" for k, right in BERT_RULES.items() if config.get(k) not in right]
   names = [ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
   names = [x for x in names if (folder / x).is_file() and not (changed and x == "vocab.txt")]
   if not names:

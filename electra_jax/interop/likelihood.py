@@ -17,6 +17,7 @@ ORIGINAL = {
   "generator_kind": "transformer",
   "mask_prob": 0.15,
   "temperature": 1.0,
+  "unigram_share": 0.0,
   "disallow_correct": False,
 }
 
