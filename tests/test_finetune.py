@@ -283,6 +283,8 @@ def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp
   assert "mcc" in line
   scores = [np.load(f / "cola" / "units.npz")["dev"] for f in (folder, tmp_path / "control")]
   assert scores[0].shape == scores[1].shape == (2, 25, 2)
+  results.compare(folder / "cola", tmp_path / "control" / "cola", console, samples=100)
+  assert console.export_text().count("mcc") == 1
   with pytest.raises(ValueError, match="holds no results"):
     results.compare(folder, glue, console)
 

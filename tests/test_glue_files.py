@@ -4,10 +4,12 @@ import csv
 import dataclasses
 import gzip
 import json
+import lzma
 import math
 
 import numpy as np
 import pytest
+import zstandard
 
 from electra_jax.finetune import glue_files, tasks
 from electra_jax.finetune.files import TaskError
@@ -21,7 +23,9 @@ def write(folder, name: str, lines: list[str], end="\n"):
   """Writes lines into a file of a folder, which is made; returns the folder."""
   folder.mkdir(exist_ok=True)
   data = end.join(lines + [""]).encode()
-  (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+  modules = {".gz": gzip, ".xz": lzma, ".zst": zstandard}
+  module = modules.get(name[name.rindex(".") :])
+  (folder / name).write_bytes(module.compress(data) if module else data)
   return folder
 
 
@@ -271,13 +275,15 @@ def own_files(tmp_path, suffix: str):
   return tmp_path
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".tsv.zst", ".jsonl", ".jsonl.xz"])
 def test_own_labels_are_found_in_the_training_split_and_sorted_as_numbers(tmp_path, suffix):
   source = own_files(tmp_path, suffix)
   task = glue_files.complete(REVIEWS, source)
   assert task.labels == ("1", "9", "10") and task.label_type.head == "classification"
   assert glue_files.read(task, source, "dev").examples == [Example("so so", None, 1, 0)]
   assert glue_files.read(task, source, "test").examples == [Example("who knows", None, None, 0)]
+  read, _ = glue_files.read_texts(task, source / f"dev{suffix}")
+  assert read == [Example("so so", None, None, 0)]
 
 
 def test_1_and_1_point_0_are_not_two_labels(tmp_path):

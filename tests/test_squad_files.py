@@ -98,6 +98,25 @@ def test_the_threshold_of_a_classifier_that_there_is_not_is_warned_of(
   assert any("qa.threshold=-2.75 is compared with BERT's" in note for note in task.notes) == warned
 
 
+def test_where_all_training_questions_have_answers_none_is_withheld(tmp_path, words):
+  # GermanQuAD: ids are numbers, and every question says that it is not impossible.
+  answerable = {
+    "qas": [{**qa, "id": i, "is_impossible": False} for i, qa in enumerate(PARAGRAPH["qas"])]
+  }
+  for paragraph, impossible in (
+    (PARAGRAPH | answerable, False),
+    (changed(answers=[], is_impossible=True), True),
+  ):
+    config = files.load("finetune/squad.py", "2.0")
+    config.data.train = config.data.dev = str(squad_file(tmp_path, paragraph))
+    found = squad_files.read(config.data.dev)
+    assert found.form == "SQuAD 2.0" and {type(q.id) for q in found.items} == {str}
+    info = qa_task.KIND.prepare(config, "squad", words, 100).info
+    assert info.options["impossible"] == impossible
+    scores = np.array([[1, 1, 1, -1, 1], [1, 1, 1, -4, 1.0]])  # right, at two odds of no answer
+    assert qa_task.KIND.metrics(info)(scores)["exact"] == (50 if impossible else 100)
+
+
 @pytest.mark.parametrize("answers", [{}, {"answers": []}])
 def test_a_file_to_predict_has_no_lists_or_empty_ones(tmp_path, answers):
   paragraph = {"context": "Berlin.", "qas": [{"id": "a", "question": "Where?", **answers}]}
@@ -133,7 +152,7 @@ def test_an_answer_at_the_wrong_place_is_moved_to_the_nearest_occurrence(tmp_pat
   assert found.items[1].golds == ("Berlin ", "Berlin", "big.", "is the")
 
 
-def test_answers_that_are_nowhere_are_counted_and_stop_the_reading_above_one_percent(tmp_path):
+def test_answers_that_are_nowhere_are_counted_and_stop_training_above_one_percent(tmp_path, words):
   def paragraph(good):
     qas = [{**PARAGRAPH["qas"][0], "id": str(i)} for i in range(good)]
     bad = {"id": "z", "question": "?", "answers": [{"text": "Rome", "answer_start": 0}]}
@@ -141,8 +160,11 @@ def test_answers_that_are_nowhere_are_counted_and_stop_the_reading_above_one_per
 
   found = squad_files.read(squad_file(tmp_path, paragraph(99)))
   assert found.lost == 1 and found.items[-1].answers == () and found.items[-1].golds == ("Rome",)
+  assert squad_files.read(squad_file(tmp_path, paragraph(98))).lost == 1  # to predict or to score
+  config = files.load("finetune/squad.py", "1.1")
+  config.data.train = config.data.dev = str(squad_file(tmp_path, paragraph(98)))
   with pytest.raises(TaskError, match="1 of 99 questions have no answer .* more than 1%"):
-    squad_files.read(squad_file(tmp_path, paragraph(98)))
+    qa_task.KIND.prepare(config, "squad", words, 100)
 
 
 def test_blank_texts_and_repeated_ids_are_counted(tmp_path, words):

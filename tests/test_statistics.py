@@ -145,18 +145,30 @@ def test_each_system_is_compared_by_its_own_threshold_and_classes(tmp_path):
     results.compare(tmp_path / "a", tmp_path / "c", Console(quiet=True))
 
 
-def test_the_glue_average_leaves_out_wnli_and_lists_missing_tasks():
-  scores = dict.fromkeys(TASKS, 80.0) | {"cola": 64.0, "wnli": 0.0, "squad": 0.0}
-  assert statistics.glue_average(scores).value == 78.0
-  del scores["mnli"]
-  found = statistics.glue_average(scores)
-  assert found.value == pytest.approx((6 * 80 + 64) / 7) and found.missing == ("mnli",)
-  assert math.isnan(statistics.glue_average({"wnli": 1.0}).value)
+def average_of(scores):
+  """The printed average of {task: its seeds' scores}."""
+  console = Console(width=150, record=True, file=io.StringIO())
+  splits = {"mnli": "dev_matched"}
+  rows = [
+    {"task": task, "split": splits.get(task, "dev"), "metrics": {"accuracy": x, "f1": 0.0}}
+    for task, seeds in scores.items()
+    for x in seeds
+  ]
+  results.print_average(rows, console)
+  return " ".join(console.export_text().split())
 
 
-def test_a_task_that_is_added_does_not_join_the_papers_average(monkeypatch):
+def test_the_glue_average_leaves_out_wnli_and_lists_missing_tasks(monkeypatch):
   monkeypatch.setitem(TASKS, "mine", tasks.TextTask("mine", "Mine", text="a", label="b"))
-  assert statistics.glue_average({"mine": 10.0, "rte": 70.0}).value == 70.0
+  scores = dict.fromkeys(TASKS, [80.0]) | {"wnli": [0.0], "squad": [0.0]}
+  scores["cola"] = [0.0, 64.0, 99.0]
+  assert average_of(scores | {"mine": [0.0]}).startswith(
+    "GLUE average of medians over 8 of 8 tasks: 78.00 (cola, sst2, mrpc, stsb, "
+  )
+  del scores["mnli"]
+  assert "over 7 of 8 tasks: 77.71 (" in average_of(scores)  # (6 x 80 + 64) / 7
+  assert average_of(scores).endswith("; without mnli)")
+  assert average_of({"wnli": [1.0], "rte": [70.0], "mine": [3.0]}) == ""  # an average of one
 
 
 def rows_of(task, split, metric, values, collapsed=()):

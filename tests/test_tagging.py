@@ -77,6 +77,16 @@ def test_lines_between_documents_are_no_words(tmp_path, end, module):
   assert tagging.read(path) == [Sentence(("U.N.", "official"), ("I-ORG", "O"), f"{path}:3")]
 
 
+def test_a_file_to_predict_needs_no_column_of_tags(tmp_path):
+  (tmp_path / "a.txt").write_text("a x\nb y\n")
+  assert tagging.read(tmp_path / "a.txt", tag_column=1, tags_optional=True)[0].tags == ("x", "y")
+  assert tagging.read(tmp_path / "a.txt", tag_column=3, tags_optional=True)[0].tags is None
+  with pytest.raises(TaskError, match="2 columns, so there is no column 3"):
+    tagging.read(tmp_path / "a.txt", tag_column=3)
+  with pytest.raises(TaskError, match="2 columns, so there is no column 4"):
+    tagging.read(tmp_path / "a.txt", word_column=4, tags_optional=True)
+
+
 def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   path = tmp_path / "a.txt"
   path.write_text("a\nb\n\nc", encoding="utf-8-sig")

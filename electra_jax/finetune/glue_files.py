@@ -2,7 +2,7 @@
 
 GLUE's files are tab-separated, without quoting. The first line names the columns, except in CoLA's
 training and dev splits. A custom task (`tasks.own`) and a file to predict may be quoted as CSV is
-(`files.split_rows`), or JSON lines. All may be .gz.
+(`files.split_rows`), or JSON lines. All may be .gz, .xz or .zst.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data import tfds
+from electra_jax.data import compressed, tfds
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines, split_rows
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
-SUFFIXES = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
+TABLES, LINES = ([form + end for end in ("", *compressed.NEW)] for form in (".tsv", ".jsonl"))
 # Releases of GLUE use either name for the split and the folder of its diagnostic set.
 _DIAGNOSTIC = ("diagnostic", "ax")
 
@@ -73,7 +73,7 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   other = _DIAGNOSTIC if split == "diagnostic" else ()
   inside = sorted(path for path in root.iterdir() if path.is_dir())
   folders = [path for path in inside if path.name.lower() in (*task.folders, *other)] or [root]
-  names = {name + suffix for name in other or (split,) for suffix in SUFFIXES}
+  names = {name + suffix for name in other or (split,) for suffix in TABLES + LINES}
   for folder in folders:
     found = sorted(path for path in folder.iterdir() if path.name.lower() in names)
     if len(found) > 1:
@@ -138,7 +138,7 @@ def read_texts(
 ) -> tuple[list[Example], list[dict]]:
   """Returns the rows of a file to predict, and for each {column: cell} of the columns `copied`.
 
-  A TSV (.tsv or .tsv.gz) has a header; any other file is JSON lines. Labels are ignored.
+  A TSV (.tsv, also compressed) has a header; any other file is JSON lines. Labels are ignored.
 
   Raises:
     TaskError: the file cannot be read, lacks a column, or has an invalid row.
@@ -190,7 +190,7 @@ def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) 
 def _file_rows(
   task: TextTask, path: Path, split: str, copied: Sequence[str] = ()
 ) -> Iterator[_Row]:
-  is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
+  is_tsv = path.name.lower().endswith(tuple(TABLES))
   return (_tsv_rows if is_tsv else _json_rows)(task, path, split, copied)
 
 

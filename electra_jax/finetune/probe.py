@@ -81,10 +81,13 @@ def run(
   from sklearn.preprocessing import StandardScaler
 
   labels = tagging.labels(train)
+  tagging.unseen(test, labels)  # raises if there are no tags
   length = network.cfg.max_positions
   of_train, of_test = (
     tagging.windows(sentences, tokenizer, labels, max_length=length) for sentences in (train, test)
   )
+  ends = np.cumsum([len(w.words) for w in of_train])
+  of_train = of_train[: np.searchsorted(ends, max_words) + 1]
   y = np.concatenate([w.feature.target["tag"][w.positions] for w in of_train])[:max_words]
   if len(found := np.unique(y)) == 1:
     raise ValueError(

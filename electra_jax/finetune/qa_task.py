@@ -41,12 +41,14 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       total = len(questions.items)
       notes.append(f"{split}: {cut} of {total} questions truncated to {q.max_query} tokens")
   train = read.pop("train")
-  if train.may_be_impossible and not q.answerable_weight and q.threshold:
+  squad_files.check_places(train)
+  impossible = any(question.impossible for question in train.items)
+  if impossible and not q.answerable_weight and q.threshold:
     notes.append(
       f"warning: qa.answerable_weight=0, so qa.threshold={q.threshold:g} is compared with BERT's"
       " score of no answer, whose threshold is 0"
     )
-  options = {name: q[name] for name in OPTIONS} | {"impossible": train.may_be_impossible}
+  options = {name: q[name] for name in OPTIONS} | {"impossible": impossible}
   arguments = {name: q[name] for name in HEAD_ARGUMENTS} | {"layers": config.model.head}
   head = HeadSpec("qa", arguments)
   info = TaskInfo("qa", name, head, max_length, options=options)

@@ -11,6 +11,7 @@ from rich.table import Table
 from electra_jax.finetune import statistics
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import Metrics, TaskInfo
+from electra_jax.finetune.tasks import TASKS
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import replacing
 
@@ -43,27 +44,30 @@ def write_results(folder: Path, rows: list[dict]) -> None:
 
 
 def print_average(rows: list[dict], console: Console) -> None:
-  """Prints the paper's average over GLUE if more than one of its tasks is present."""
-  medians: dict[str, list[float]] = {}
+  """Prints the paper's average over GLUE (Table 1) if more than one of its tasks is present."""
+  scores: dict[str, list[float]] = {}
   for row in rows:
     if row["split"] in ("dev", "dev_matched"):
-      medians.setdefault(row["task"], []).append(next(iter(row["metrics"].values())))
-  found = statistics.glue_average({k: float(np.median(v)) for k, v in medians.items()})
-  if len(found.present) > 1:
-    missing = f"; without {', '.join(found.missing)}" if found.missing else ""
+      scores.setdefault(row["task"], []).append(next(iter(row["metrics"].values())))
+  names = [task.name for task in TASKS.values() if task.average]  # 8, without WNLI
+  medians = {name: float(np.median(scores[name])) for name in names if name in scores}
+  if len(medians) > 1:
+    absent = ", ".join(name for name in names if name not in medians)
+    present = ", ".join(medians) + (f"; without {absent}" if absent else "")
     console.print(
-      f"GLUE average of medians over {len(found.present)} of 8 tasks: {found.value:.2f}"
-      f" ({', '.join(found.present)}{missing})"
+      f"GLUE average of medians over {len(medians)} of {len(names)} tasks:"
+      f" {np.mean([*medians.values()]):.2f} ({present})"
     )
 
 
 def find_tasks(root: Path) -> dict[str, Path]:
-  """Returns {task: folder} of the finished tasks in a folder of results.
+  """Returns {task: folder} of the finished tasks in a folder of results, or of one task.
 
   Raises:
     ValueError: there is none.
   """
-  found = {p.parent.name: p.parent for p in sorted(root.glob(f"[!.]*/{EXAMPLE_SCORES}"))}
+  files = [*root.glob(EXAMPLE_SCORES), *sorted(root.glob(f"[!.]*/{EXAMPLE_SCORES}"))]
+  found = {p.parent.name: p.parent for p in files}
   if not found:
     raise ValueError(f"{root} holds no results of electra-jax finetune")
   return found

@@ -37,8 +37,8 @@ class Answer(NamedTuple):
   """A predicted answer, context[start:end]; `probability` is normalised over the n best."""
 
   text: str
-  start: int
-  end: int
+  start: int | None  # None, as `end`, if there is no answer
+  end: int | None
   score: float  # log-probability
   probability: float
 
@@ -315,11 +315,11 @@ def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
 
 
 def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
-  """Returns {official name: percent}, the main metric first, from rows of `example_scores`.
+  """Returns {official name: percent, or null odds in best_*_thresh}, the main metric first.
 
-  For SQuAD 2.0 [n, 5], null odds above `threshold` mean "no answer"; best_* use the thresholds that
-  are best for these questions. HasAns_* and NoAns_* are over the questions with and without an
-  answer, and left out if there are none, as by the official script.
+  From rows of `example_scores`. For SQuAD 2.0 [n, 5], null odds above `threshold` mean "no answer";
+  best_* use the thresholds that are best for these questions. HasAns_* and NoAns_* are over the
+  questions with and without an answer, and left out if there are none, as by the official script.
   """
   if scores.shape[1] == 2:
     exact, f1 = 100 * scores.mean(0)

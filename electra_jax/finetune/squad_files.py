@@ -35,7 +35,7 @@ class Questions:
   form: str  # "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA"
   items: tuple[Question, ...]
   labelled: bool  # whether every question has answers or is labelled impossible
-  repaired: int = 0  # answers with a wrong position in the file
+  repaired: int = 0  # answers whose position in the file is wrong or missing
   lost: int = 0  # questions without an answer in the context, not trained on
   empty: int = 0  # questions with a blank text or context
   duplicates: int = 0  # questions dropped for a repeated id
@@ -76,8 +76,7 @@ def read(path: str | os.PathLike) -> Questions:
   An answer at a wrong position is moved to its nearest occurrence.
 
   Raises:
-    TaskError: the file is missing, damaged or of another format, has no question, or more than 1 %
-      of its questions have answers but none in the context.
+    TaskError: the file is missing, damaged or of another format, or has no question.
   """
   path = str(path)
   text = read_text(path)
@@ -130,7 +129,9 @@ def _squad(path: str, data: list) -> Iterator[_Row]:
       context = _field(paragraph, "context", str, at)
       for q, qa in enumerate(_field(paragraph, "qas", list, at), 1):
         where = f"{at}, question {q}"
-        name, text = (_field(qa, key, str, where) for key in ("id", "question"))
+        text = _field(qa, "question", str, where)
+        number = isinstance(qa.get("id"), int)  # as in GermanQuAD
+        name = str(qa["id"]) if number else _field(qa, "id", str, where)
         impossible = _field(qa, "is_impossible", bool, where, False)
         answers = [
           (_field(x, "text", str, where), _field(x, "answer_start", int, where))
@@ -192,12 +193,16 @@ def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
     items[question.id] = question._replace(answers=placed)
   if not items:
     raise TaskError(f"{path}: the file has no questions")
-  if counts["lost"] > MAX_BAD_FRAC * len(items):
+  return Questions(path, form, tuple(items.values()), labelled, **counts)
+
+
+def check_places(train: Questions) -> None:
+  """Raises TaskError if over 1 % of training questions have answers but none in the context."""
+  if train.lost > MAX_BAD_FRAC * len(train.items):
     raise TaskError(
-      f"{path}: {counts['lost']} of {len(items)} questions have no answer in their context,"
+      f"{train.path}: {train.lost} of {len(train.items)} questions have no answer in their context,"
       f" more than {MAX_BAD_FRAC:.0%}"
     )
-  return Questions(path, form, tuple(items.values()), labelled, **counts)
 
 
 def _place(context: str, text: str, start: int) -> tuple[str, int] | None:

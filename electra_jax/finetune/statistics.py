@@ -3,11 +3,10 @@
 The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
 {"accuracy": 87.3}, "collapsed": False, "majority": {"accuracy": 68.4}}; metrics are percent, the
-main one first. "majority" has the metrics of always answering the most frequent class, or is
-None; rows of earlier versions lack it.
+main one first. "majority" has the metrics of always answering the most frequent class,
+or the mean of the numbers, or is None; rows of earlier versions lack it.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,8 @@ from electra_jax.finetune.tasks import TASKS
 from electra_jax.runtime import curves
 
 # Metrics as printed in papers.
-TITLES = {"mcc": "MCC", "f1": "F1", "spearman": "Spearman", "pearson": "Pearson", "exact": "EM"}
+TITLES = {"mcc": "MCC", "f1": "F1", "spearman": "Spearman", "pearson": "Pearson"}
+TITLES |= {"exact": "EM", "exact_match": "EM"}
 
 
 class Summary(NamedTuple):
@@ -41,14 +41,6 @@ class Difference(NamedTuple):
   low: float
   high: float
   p: float  # two-sided bootstrap p-value
-
-
-class Average(NamedTuple):
-  """A mean over tasks; `value` is NaN if none is present."""
-
-  value: float
-  present: tuple[str, ...]
-  missing: tuple[str, ...]
 
 
 def summary(values: Sequence[float]) -> Summary:
@@ -120,20 +112,6 @@ def paired_bootstrap(
   return Difference(a, b, a - b, float(low), float(high), float(min(1.0, 2 * tail)))
 
 
-def glue_average(results: Mapping[str, float]) -> Average:
-  """Returns the mean over the present tasks of the paper's GLUE average.
-
-  It has 8 tasks, without WNLI (Clark et al. 2020, Table 1). Other tasks are ignored.
-
-  >>> glue_average({"cola": 60.0, "rte": 70.0, "wnli": 50.0})[:2]
-  (65.0, ('cola', 'rte'))
-  """
-  names = [task.name for task in TASKS.values() if task.average]
-  present = tuple(name for name in names if name in results)
-  value = sum(results[name] for name in present) / len(present) if present else math.nan
-  return Average(value, present, tuple(name for name in names if name not in results))
-
-
 def _title(task: str) -> str:
   """Returns a task's name as printed in papers."""
   return TASKS[task].title if task in TASKS else task
@@ -166,7 +144,9 @@ def table(rows: Sequence[Mapping]) -> Table:
   few = "seed " + " ".join(map(str, seeds))
   found.add_column(few if len(seeds) < 5 else f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}")
   for (task, split), group in groups.items():
-    for place, metric in enumerate(next(iter(group.values()))["metrics"]):
+    metrics = next(iter(group.values()))["metrics"]
+    percent = (metric for metric in metrics if not metric.endswith("_thresh"))  # as null odds are
+    for place, metric in enumerate(percent):
       stats = summary([row["metrics"][metric] for row in group.values()])
       found.add_row(
         *(("", "") if place else (Text(_title(task)), Text(split))),
@@ -189,8 +169,8 @@ def _cell(row: Mapping | None, metric: str) -> Text:
 def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   """Draws the main metric of each task as a PNG, a dot per seed and a line at the median.
 
-  A dashed line is the level of the most frequent class. An existing file is replaced only when the
-  new one is complete.
+  A dashed line is the level of the most frequent class, or of the labels' mean. An existing file is
+  replaced only when the new one is complete.
 
   Raises:
     ValueError: there are no results.

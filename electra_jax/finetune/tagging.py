@@ -45,12 +45,17 @@ class TagWindow(NamedTuple):
 
 
 def read(
-  path: str | os.PathLike, *, word_column: int = 0, tag_column: int | None = -1
+  path: str | os.PathLike,
+  *,
+  word_column: int = 0,
+  tag_column: int | None = -1,
+  tags_optional: bool = False,
 ) -> list[Sentence]:
   """Reads a CoNLL file: a word per line, columns at spaces or tabs, blank lines between sentences.
 
-  The file is UTF-8, plain or .gz. Columns count from 0, or from the end if negative. There are no
-  tags if `tag_column` is None or the word's column, as in a file of one column.
+  The file is UTF-8, plain or compressed. Columns count from 0, or from the end if negative. There
+  are no tags if `tag_column` is None or the word's column, as in a file of one column, or if it
+  does not exist and `tags_optional`.
 
   Raises:
     TaskError: the file is missing, damaged, not UTF-8 or without a sentence, the number of columns
@@ -64,6 +69,8 @@ def read(
     raise TaskError(f"{path}: the file has no sentences")
   first, columns = sentences[0][0]
   width, tag_column = len(columns), word_column if tag_column is None else tag_column
+  if tags_optional and not -width <= tag_column < width:
+    tag_column = word_column
   for column in (word_column, tag_column):
     if not -width <= column < width:
       raise TaskError(f"{path}:{first}: {width} columns, so there is no column {column}")

@@ -119,7 +119,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   """Reads a file with the columns of the training file; `out` has a last column of predictions."""
   if columns:
     raise ValueError("--columns is for text tasks: tags are written beside their words")
-  sentences = tagging.read(file, **predictor.info.options)
+  sentences = tagging.read(file, **predictor.info.options, tags_optional=True)
   tagging.write(out, sentences, _tags(predictor, sentences), predictor.info.labels)
   return len(sentences)
 

@@ -49,7 +49,7 @@ class EvalSplit(NamedTuple):
   """
 
   features: list[Feature]
-  examples: str  # SHA-256 of the inputs and labels: comparisons need equal examples
+  examples_hash: str  # SHA-256 of the inputs and labels: comparisons need equal examples
   example_scores: Callable[[dict], np.ndarray] | None
   write: Callable[[Path, dict], None]  # writes outputs to a folder in the task's file format
 

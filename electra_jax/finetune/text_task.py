@@ -122,7 +122,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
   copied columns, prediction and, of a class, probability.
   """
-  if out.suffix in (".csv", ".json"):
+  if out.suffix not in (".tsv", ".jsonl"):
     raise ValueError(f"{out}: its name must end in .tsv or .jsonl, which are what is written")
   if taken := {"index", "prediction", "probability"} & set(columns):
     raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename that of {file}")
@@ -138,7 +138,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
     }
     for index, (cells, answer) in enumerate(zip(copied, answers, strict=True))
   ]
-  if out.suffix == ".jsonl":
+  if not is_table:
     # A lone surrogate is valid JSON but not valid UTF-8: it is written as JSON spells it.
     with open(out, "w", encoding="utf-8", errors="backslashreplace", newline="") as written:
       written.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

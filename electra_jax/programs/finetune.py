@@ -61,7 +61,7 @@ def run_task(
     content = {
       "config": config.to_dict(),
       "facts": info,
-      "examples": {name: split.examples for name, split in task.splits.items()},
+      "examples": {name: split.examples_hash for name, split in task.splits.items()},
       "best_seed": settings.seeds[best],
     }
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
