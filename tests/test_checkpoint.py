@@ -283,6 +283,22 @@ def test_what_a_killed_run_left_is_cleared_away(tmp_path, left):
   assert sorted(os.listdir(folder)) == ["1", "2"]
 
 
+def test_what_a_failed_save_still_writes_is_deleted_too(tmp_path, monkeypatch):
+  run = open_run(tmp_path)
+  unfinished, delete, late = run.folder / "2.orbax-checkpoint-tmp", shutil.rmtree, ["b", "a"]
+  (unfinished / "c").mkdir(parents=True)
+
+  def delete_while_a_thread_writes(path, **options):
+    delete(path, **options)
+    if late:
+      (path / late.pop()).mkdir(parents=True)
+
+  monkeypatch.setattr(checkpoint.shutil, "rmtree", delete_while_a_thread_writes)
+  with pytest.raises(CheckpointError, match="could not write a checkpoint"):
+    run._guarded(lambda: os.stat(tmp_path / "nothing"))
+  assert not unfinished.exists()
+
+
 FULL_DISK = """
 import resource, signal, sys
 sys.path[:0] = [{root!r}, {tests!r}]

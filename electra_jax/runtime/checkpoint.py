@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from electra_jax.runtime.workdir import free_name
 FOLDER = "checkpoints"  # in the run's folder
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
 GRACE_SECS = 20  # to wait for other processes after a failure
+UNFINISHED_SECS = 2  # to try to delete what a failed save wrote
 # tensorstore's errors for a file that cannot be read now but may be intact.
 _NOT_NOW = re.compile("RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAVAILABLE|DEADLINE_EXCEEDED")
 
@@ -96,11 +98,11 @@ class Checkpoints:
         shutil.rmtree(path, ignore_errors=True)
 
   def latest_step(self) -> int | None:
-    """Returns the step of the newest complete checkpoint, or None."""
+    """Returns the newest step that is saved or being saved, or None."""
     return self._manager.latest_step()
 
   def save(self, step: int, state, meta: Mapping[str, Any]) -> None:
-    """Saves in the background, unless the step is saved already; the state may then be donated.
+    """Saves in the background, unless that was begun already; the state may then be donated.
 
     Raises:
       WriteError: the previous save failed, or the disk is full. The next save may succeed.
@@ -199,13 +201,22 @@ class Checkpoints:
     try:
       action()
     except Exception as error:
-      for unfinished in self.folder.glob("*.orbax-checkpoint-tmp"):
-        shutil.rmtree(unfinished, ignore_errors=True)
+      self._delete_unfinished()
       if isinstance(error, CheckpointError):
         raise
       raise WriteError(
         f"could not write a checkpoint to {self.folder} ({cause(error)}); {self._what_is_left()}"
       ) from error
+
+  def _delete_unfinished(self) -> None:
+    # Other threads of a save that failed write for a moment more: a folder is then not empty.
+    end = time.monotonic() + UNFINISHED_SECS
+    while unfinished := [*self.folder.glob("*.orbax-checkpoint-tmp")]:
+      for path in unfinished:
+        shutil.rmtree(path, ignore_errors=True)
+      if time.monotonic() > end:
+        break  # it is deleted when the folder is opened again
+      time.sleep(0.05)
 
   def _what_is_left(self) -> str:
     steps = steps_on_disk(self.folder)
@@ -243,13 +254,17 @@ def restore_from(
     CheckpointError: no checkpoint, damage, or missing or differently shaped arrays (listed).
   """
   folder = Path(workdir).resolve() / FOLDER
-  steps = steps_on_disk(folder)
-  if not steps:
-    raise CheckpointError(f"{folder} holds no checkpoint")
-  if step not in (None, *steps):
-    raise CheckpointError(f"init_step: {folder} has the steps {steps}, not {step}")
-  step = steps[-1] if step is None else step
-  return _restore(folder, step, shapes, run_on_all)[0], step
+
+  def choose() -> int:
+    steps = steps_on_disk(folder)
+    if not steps:
+      raise CheckpointError(f"{folder} holds no checkpoint")
+    if step not in (None, *steps):
+      raise CheckpointError(f"init_step: {folder} has the steps {steps}, not {step}")
+    return steps[-1] if step is None else step
+
+  chosen = run_on_all(choose)
+  return _restore(folder, chosen, shapes, run_on_all)[0], chosen
 
 
 def _restore(folder: Path, step: int, shapes, run_on_all: Callable):
