@@ -198,6 +198,26 @@ def test_a_table_that_only_one_of_two_models_has_is_refused_by_name(tie, has, al
     params.inherit(mine, params.by_shape(mine, other))
 
 
+def test_no_table_of_a_source_is_left_out_in_silence():
+  def shapes(**changes):
+    spec = networks.PretrainSpec(D, D, RATES, **changes)
+    return jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+
+  shared = shapes(tying="embeddings")
+  released = {k: v for k, v in shared.items() if k != "generator"}  # a discriminator alone
+  mine = shapes(tying="tokens")
+  for other in (shared, released, shapes(tying="all")):
+    with pytest.raises(ValueError, match="this model has no embeddings/layer_norm, .*position"):
+      params.inherit(mine, params.by_shape(mine, other))
+  for alone in (
+    {"objective": "bert"},
+    {"generator_kind": "uniform"},
+  ):  # without a generator's tables
+    mine, other = shapes(**alone), shapes(tying="none")
+    _, taken, _ = params.inherit(mine, params.by_shape(mine, other))
+    assert "embeddings/word" in taken and "discriminator/encoder" in taken
+
+
 def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
   full = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
   less = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3))}}}

@@ -242,6 +242,21 @@ def test_a_phase_takes_the_frozen_generator_that_it_names(straight, tiny_config,
   assert "warning: generator.init_from has no effect on a run that" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_a_frozen_generator_takes_the_place_of_that_of_init_from(
+  straight, tiny_shards, tmp_path, capsys
+):
+  config = make_tiny_config(tiny_shards)
+  config.train.steps = 1
+  assert train.train(config, tmp_path / "origin") == 1  # its generator is half as wide
+  config.generator.kind, config.generator.tie = "frozen", "none"
+  config.generator.init_from, config.init_from = str(straight), str(tmp_path / "origin")
+  capsys.readouterr()
+  assert train.train(config, tmp_path / "new") == 1
+  taken = capsys.readouterr().out.partition("starting from the parameters of ")[2].splitlines()[0]
+  assert "discriminator/encoder" in taken and "generator/" not in taken
+
+
 def use_vocab_of_folder(workdir: Path, file: str) -> None:
   """Turns a run into one of the vocabulary that its folder holds now."""
   digest = hashlib.sha256((workdir / "vocab" / file).read_bytes()).hexdigest()

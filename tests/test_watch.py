@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from electra_jax.programs import train
 from electra_jax.runtime import (
   display,
   goodput,
@@ -87,6 +88,25 @@ def test_a_signal_leaves_the_steps_of_the_configuration_to_trace(
       if tracer.ends(step) or step == 9:
         found.append(tracer.finish())
   assert [x.partition(":")[0] for x in found if x] == [f"trace of steps {x}" for x in traces]
+
+
+def test_a_trace_that_reaches_beyond_the_last_step_ends_with_it(
+  tiny_config, tmp_path, monkeypatch, capsys
+):
+  for name in ("start_trace", "stop_trace"):
+    monkeypatch.setattr(tracing.jax.profiler, name, lambda *unused: None)
+  tiny_config.train.steps, tiny_config.profile.steps = 2, "2:9"
+  assert train.train(tiny_config, tmp_path) == 2
+  assert "trace of steps 2 to 2: xprof" in capsys.readouterr().out
+
+
+def test_a_tracker_is_not_a_folder_of_its_name(tmp_path, monkeypatch):
+  (tmp_path / "wandb").mkdir()  # as wandb itself leaves one
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "wandb", raising=False)
+  trackers.check_installed(["tensorboard"])
+  with pytest.raises(ValueError, match="log.trackers=wandb needs the package wandb"):
+    trackers.check_installed(["wandb"])
 
 
 def test_a_process_is_named_when_it_is_slow_twice_and_once_only():

@@ -54,7 +54,7 @@ class GeneratorOutput(NamedTuple):
   # [B, K, V] float32 at the masked positions, differentiable if the generator is trained
   logits: jax.Array
   terms: dict[str, Term]  # its losses and metrics
-  # [B, K, D] at the masked positions; None if the generator has no network
+  # [B, K, D] at the masked positions, [B, K, 2 D] of two towers; None without a network
   states: jax.Array | None = None
   # [B, L] -log q(token | all others), from a two-tower generator; else None
   nll: jax.Array | None = None
@@ -148,7 +148,7 @@ def uniform(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Genera
 def unigram(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
   """Samples tokens by their frequency in the training text (Clark et al. 2020, Section 3.4)."""
   counts = jnp.array(spec.frequencies, jnp.float32)
-  logits = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -1e30)
+  logits = jnp.where(counts > 0, jnp.log(jnp.where(counts > 0, counts, 1)), -1e30)
   shape = inputs.masked.positions.shape
   return GeneratorOutput(jnp.broadcast_to(logits, (*shape, counts.size)), {})
 

@@ -1,6 +1,7 @@
 """The generator and the discriminator: parameters, weight sharing and forward passes.
 
-Parameters: {"embeddings", "generator": {...}, "discriminator": {"encoder", one or more heads}}.
+Parameters: {"embeddings", "generator": {...}, "discriminator": {"encoder", one or more heads}}. A
+network has "embeddings" or an "embedding_delta" too where TIES gives it tables of its own.
 "discriminator" is the main network, kept for fine-tuning, under every objective, also BERT's.
 Letters as in `encoder`.
 """
@@ -34,7 +35,7 @@ class PretrainSpec:
   generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
   tying: str = "embeddings"  # a key of TIES (Clark et al. 2020, Section 3.2)
   sampling_dropout: bool = True  # whether the generator samples with dropout
-  frequencies: tuple[float, ...] = ()  # V token frequencies of the training text, if known
+  frequencies: tuple[float, ...] = ()  # V token counts of the training text, if known
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
   contrast_weight: float = 1.0  # of the contrast of sequences
   contrast_group: int = 8  # consecutive sequences that are contrasted with each other
@@ -59,12 +60,8 @@ class Tying:
   trained_with: str = "discriminator"
 
 
-def _shared(params: dict, network: str) -> dict:
-  return params["embeddings"]
-
-
-def _none(params: dict, network: str) -> dict:
-  return params["generator"]["embeddings"] if network == "generator" else params["embeddings"]
+def _own_or_shared(params: dict, network: str) -> dict:
+  return params[network].get("embeddings", params["embeddings"])
 
 
 def _tokens(params: dict, network: str) -> dict:
@@ -84,7 +81,7 @@ def _gdes(params: dict, network: str) -> dict:
 
 TIES = {
   # Separate tables; the generator's have its own width.
-  "none": Tying(_none, own=lambda tables: tables, own_width=True),
+  "none": Tying(_own_or_shared, own=lambda tables: tables, own_width=True),
   # Only the word table is shared.
   "tokens": Tying(
     _tokens,
@@ -92,9 +89,9 @@ TIES = {
     own=_without_word,
   ),
   # All tables and their LayerNorm are shared: the paper's choice.
-  "embeddings": Tying(_shared),
+  "embeddings": Tying(_own_or_shared),
   # The encoder is shared too.
-  "all": Tying(_shared, shares_encoder=True),
+  "all": Tying(_own_or_shared, shares_encoder=True),
   # The discriminator adds a trained delta to the generator's embeddings (He et al. 2021).
   "gdes": Tying(
     _gdes,

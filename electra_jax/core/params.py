@@ -107,8 +107,8 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
   if mismatches:
     more = f", and {len(mismatches) - 3} more arrays differ" if len(mismatches) > 3 else ""
     raise ValueError(f"init_from: {', '.join(mismatches[:3])}{more}")
-  tables = ("embeddings", "embedding_delta")
-  if missing := [name for name in source if name not in target and name.endswith(tables)]:
+  lost = [name for name in source if "embedding" in name and name not in target]
+  if missing := [name for name in lost if params.get(name.partition("/")[0])]:  # {}: no network
     raise ValueError(
       f"init_from: this model has no {', '.join(missing)}: the source ties its embeddings"
       " differently, set the same generator.tie"

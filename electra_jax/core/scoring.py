@@ -3,7 +3,8 @@
 Electric gives them in one pass, up to a constant (Clark et al. 2020b, Section 2.3). ELECTRA's
 discriminator and generator imply them together. A masked language model takes one pass per token.
 
-All functions are (spec, params, batch, step) -> log p [B, L] in nats, for `ObjectiveDef.log_p`.
+`masked_lm`, `energy`, `original` and `implied` are (spec, params, batch, step) -> log p [B, L] in
+nats, for `ObjectiveDef.log_p`.
 """
 
 import jax

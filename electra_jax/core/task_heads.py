@@ -152,6 +152,15 @@ def _rows(batch: Batch) -> jax.Array:
   return batch.padding_mask[:, 0].astype(jnp.float32)
 
 
+def _class_terms(logits: jax.Array, classes: jax.Array, counts: jax.Array) -> dict[str, Term]:
+  """Returns loss and accuracy of logits [..., C], weighted by `counts`."""
+  nll, hit = networks.nll(logits, classes.astype(jnp.int32))
+  return {
+    "loss": Term((nll * counts).sum(), counts.sum(), 1.0),
+    "accuracy": Term((hit * counts).sum(), counts.sum()),
+  }
+
+
 def classification(outputs: int, layers: str) -> Head:
   """Classifies a text or pair; target "label" [B] int32, predicts "logits" [B, C]."""
   kind = HEAD_LAYERS[layers]
@@ -160,12 +169,8 @@ def classification(outputs: int, layers: str) -> Head:
     return kind.apply(cfg, weights, kind.pool(states, batch.padding_mask), keys)
 
   def loss(cfg, weights, states, batch, keys):
-    logits, rows = logits_of(cfg, weights, states, batch, keys), _rows(batch)
-    nll, hit = networks.nll(logits[:, None], batch.target["label"].astype(jnp.int32)[:, None])
-    return {
-      "loss": Term((nll[:, 0] * rows).sum(), rows.sum(), 1.0),
-      "accuracy": Term((hit[:, 0] * rows).sum(), rows.sum()),
-    }
+    logits = logits_of(cfg, weights, states, batch, keys)
+    return _class_terms(logits, batch.target["label"], _rows(batch))
 
   def predict(cfg, weights, states, batch):
     return {"logits": logits_of(cfg, weights, states, batch, None)}
@@ -207,13 +212,9 @@ def tagging(outputs: int, layers: str = "linear") -> Head:
   init, apply = HEAD_LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
-    logits, tag = apply(cfg, weights, states, keys), batch.target["tag"].astype(jnp.int32)
+    tag = batch.target["tag"]
     counts = (batch.padding_mask & (tag >= 0)).astype(jnp.float32)
-    nll, hit = networks.nll(logits, jnp.maximum(tag, 0))
-    return {
-      "loss": Term((nll * counts).sum(), counts.sum(), 1.0),
-      "accuracy": Term((hit * counts).sum(), counts.sum()),
-    }
+    return _class_terms(apply(cfg, weights, states, keys), jnp.maximum(tag, 0), counts)
 
   def predict(cfg, weights, states, batch):
     return {"logits": apply(cfg, weights, states, None)}

@@ -110,8 +110,8 @@ def loop(
     with goodput.doing("steps"):
       if logging or evaluating or saving or tracer.ends(done):
         window.drain()  # count pending steps as training time
-    if tracer.ends(done):
-      log.display.print_line(tracer.finish())
+    if (last or tracer.ends(done)) and (traced := tracer.finish()):
+      log.display.print_line(traced)
     if logging:
       values = {**window.close(), **speed.read(done, n - done)}
       if compare:

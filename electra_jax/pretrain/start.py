@@ -71,9 +71,13 @@ def _newest(checkpoints: Checkpoints) -> int | None:
 def _continue_another_run(run: Run, tokens: Tokenizer, console: Console):
   """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
   origin, sharding = run.config.init_from, run.fns.sharding
-  if not sources.is_run(origin):
-    raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
-  processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
+
+  def check() -> None:
+    if not sources.is_run(origin):
+      raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
+    sources.check_run_vocab(origin, tokens)
+
+  processes.run_on_all(check)
   shapes = sharding.shapes()
   state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
   processes.assert_same({"init_step": str(first)})
@@ -91,7 +95,10 @@ def _initial_weights(run: Run, tokens: Tokenizer, console: Console) -> dict:
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
     found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
-    weights, taken, fresh = params.inherit(weights, params.by_shape(weights, found))
+    found = params.by_shape(weights, found)
+    if _is_frozen(run):  # its generator is that of generator.init_from
+      found = {role: tree for role, tree in found.items() if role != "generator"}
+    weights, taken, fresh = params.inherit(weights, found)
     _warn_of_differences(run, cfg, console)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")

@@ -74,6 +74,8 @@ def differing(band: Band, fields: Mapping) -> list[str]:
 def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mapping) -> Band:
   """Returns the band of several seeds of one configuration, at the steps that all have.
 
+  A metric without a value at one of these steps, in any run, has no levels.
+
   Raises:
     ValueError: there are too few runs, or they have no line in common.
   """

@@ -93,10 +93,11 @@ def positives(stem: str, line: Mapping[str, float | None]) -> float | None:
 
   >>> positives("rtd", {"rtd_accuracy": 0.9, "rtd_recall": 0.5, "rtd_precision": 0.5})
   0.1
+  >>> positives("rtd", {"rtd_accuracy": 0.8, "rtd_recall": 0.0, "rtd_precision": 0.0})  # any W
   """
   accuracy, recall = (line.get(f"{stem}_{kind}") for kind in ("accuracy", "recall"))
   precision = line.get(f"{stem}_precision")
-  if accuracy is None or recall is None:
+  if accuracy is None or recall is None or precision == 0:  # W is unknown if T is 0
     return None
   wrong = 1 - recall + (recall / precision - recall if precision else 0.0)  # for each positive
   share = (1 - accuracy) / wrong if wrong > 1e-6 else math.nan

@@ -201,7 +201,8 @@ def parse(text: str) -> Sequence[str]:
 def check_installed(names: Sequence[str]) -> None:
   """Raises ValueError if a tracker's package is missing."""
   for name in names:
-    if importlib.util.find_spec(TRACKERS[name].package) is None:
+    spec = importlib.util.find_spec(TRACKERS[name].package)
+    if spec is None or spec.loader is None:  # no loader: a folder of that name, as wandb makes
       raise ValueError(
         f"config.log.trackers={name} needs the package {TRACKERS[name].package}:"
         f" pip install 'electra_jax[{name}]'"
