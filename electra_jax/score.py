@@ -28,7 +28,7 @@ def main() -> None:
   try:
     lines = data.decode("utf-8-sig").removesuffix("\n")
   except UnicodeDecodeError as error:
-    number = data[: error.start].count(b"\n") + 1
+    number = error.object[: error.start].count(b"\n") + 1
     raise ValueError(f"line {number} is not UTF-8 text ({error.reason})") from None
   lines = [line.removesuffix("\r") for line in lines.split("\n")] if lines else []
   with starting():  # slow, and not needed for --help

@@ -4,10 +4,9 @@
 #   NAME=large ZONE=us-east5-a TYPE=v5litepod-64 BUCKET=my-bucket \
 #     launch/tpu_pod.sh [--dry-run] --config=configs/large.py --config.train.accumulation=8
 #
-# gs://BUCKET/shards holds the shards, gs://BUCKET/runs/NAME becomes the workdir: every new slice
-# goes on from the checkpoints there. Give the bucket a hierarchical namespace, so that a checkpoint
-# is renamed at once. SPOT= (empty) asks for a slice that is not preempted. The log of worker 0 is
-# shown and kept in runs/NAME.log. Ctrl-C ends the watching only; the same command takes it up again.
+# gs://BUCKET/shards holds the shards, gs://BUCKET/runs/NAME is the workdir: a new slice goes on from
+# its checkpoints, which a hierarchical namespace renames at once. SPOT= (empty): not preempted. Ctrl-C
+# ends the watching alone, the same command takes it up again. Log of worker 0: runs/NAME.log.
 # shellcheck disable=SC2016  # some quotes are for the workers' shells
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,6 +37,7 @@ sleep 2; kill $!; echo "exited with $(cat exit) '"\$(find \$HOME/bucket/runs/$NA
 -regex '.*/[0-9]+' -prune 2> /dev/null | sort -V | tail -n 1)\""
 
 start() {
+  [ -z "$(git status --porcelain 2> /dev/null)" ] || echo "note: the slice gets HEAD, without the changes that are not committed" >&2
   run git archive --format=tgz --output=runs/electra_jax.tgz HEAD &&
     run gcloud compute tpus tpu-vm scp runs/electra_jax.tgz "$NAME": --zone="$ZONE" --worker=all &&
     on all "$install" && on all "$begin"

@@ -14,7 +14,16 @@ import pytest
 from conftest import long_except
 
 from electra_jax.config import files
-from electra_jax.data import build, build_vocab, chunks, pool, shards, sources, tokenizer
+from electra_jax.data import (
+  build,
+  build_vocab,
+  chunks,
+  duplicates,
+  pool,
+  shards,
+  sources,
+  tokenizer,
+)
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
 
@@ -232,6 +241,16 @@ def test_the_vocabulary_sample_is_bounded_and_spread():
   taken = [int(piece.text) for piece in build_vocab.sample(pieces, 5000)]
   assert len(taken) == 500 and taken == sorted(taken)
   assert np.mean(taken) == pytest.approx(2500, abs=250)
+  (beginning,) = build_vocab.sample([text._replace(text="äöü" * 9) for text in pieces[:9]], 7)
+  assert beginning.text == "äöü"  # 7 bytes end within a character
+
+
+def test_a_long_document_is_a_duplicate_wherever_its_lines_end():
+  found = duplicates.Digests()
+  for cuts in (["a b", "c d"], ["a", "b c", "d"], ["A b c\nd"], ["a b c", "e"]):
+    for i, text in enumerate(cuts):
+      found.add(sources.TextChunk(b"", i == 0, 0, text, len(text)))
+  assert duplicates.repeated(found.array()).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("strip_accents", [None, True, False])

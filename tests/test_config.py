@@ -88,6 +88,11 @@ def test_a_delta_anywhere_builds_on_base_and_cannot_invent_fields(tmp_path, monk
   delta.write_text("1 +\n")
   with pytest.raises(ValueError, match=r"mine.py is not a configuration: SyntaxError"):
     files.load(delta)
+  for mistake in ("nothing", "import nosuchmodule", "[][1]", "int('x')"):
+    for text in (f"{mistake}\n", f"{head}  {mistake}\n  return c\n"):
+      delta.write_text(text)
+      with pytest.raises(ValueError, match="mine.py|invalid literal"):
+        files.load(delta)
 
 
 PROGRAM = """

@@ -154,9 +154,9 @@ def test_a_killed_build_goes_on_with_the_parts_that_are_left(tmp_path, monkeypat
   ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
   assert ended.returncode == -signal.SIGKILL, ended.stderr
   read = []
-  pieces = plan.PartReader.pieces
+  texts = plan.PartReader.texts
   monkeypatch.setattr(
-    plan.PartReader, "pieces", lambda self, *a: read.append(list(self.stats)) or pieces(self, *a)
+    plan.PartReader, "texts", lambda self, *a: read.append(list(self.stats)) or texts(self, *a)
   )
   config = make_parts(tmp_path, count=4)
   build.build(config)

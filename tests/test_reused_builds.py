@@ -39,6 +39,17 @@ def test_a_finished_build_is_reused_whatever_the_spelling_and_fields_of_no_effec
     build.build(config)
 
 
+def test_a_packed_build_is_reused_whatever_is_set_for_segments(tmp_path):
+  config = make_config(tmp_path)
+  config.data.examples = "packed"
+  manifest = build.build(config)
+  config.data.update(short_prob=0.5, boundary_prob=0.5, split_lines=not config.data.split_lines)
+  assert build.build(config) == manifest
+  config.data.examples = "segments"
+  with pytest.raises(DataError, match="holds another build .examples is 'packed' there"):
+    build.build(config)
+
+
 def test_fields_that_are_the_same_are_not_named_as_differences(tmp_path):
   config = make_config(tmp_path)
   build.build(config)

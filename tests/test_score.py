@@ -230,11 +230,10 @@ def scheduled_run(tiny_shards, tmp_path_factory):
 
 def test_a_line_that_is_no_utf_8_is_named():
   command = [sys.executable, "-m", "electra_jax.score", "--checkpoint=x"]
-  done = subprocess.run(command, input=b"one\ntwo\xff\n", capture_output=True)
-  assert (
-    done.returncode == 1
-    and done.stderr == b"error: line 2 is not UTF-8 text (invalid start byte)\n"
-  )
+  for data in (b"one\ntwo\xff\n", b"\xef\xbb\xbfa\n\xff\n"):
+    done = subprocess.run(command, input=data, capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr == b"error: line 2 is not UTF-8 text (invalid start byte)\n"
 
 
 @pytest.mark.long

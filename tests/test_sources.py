@@ -203,7 +203,8 @@ def test_tfds_datasets_are_read_from_a_local_folder(tmp_path):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
-      features = tfds.features.FeaturesDict({"body": tfds.features.Text()})
+      kinds = {"body": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=10)}
+      features = tfds.features.FeaturesDict(kinds)
       return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):
@@ -211,7 +212,7 @@ def test_tfds_datasets_are_read_from_a_local_folder(tmp_path):
 
     def _generate_examples(self):
       for i in range(10):
-        yield i, {"body": f"document {i}\nKäse"}
+        yield i, {"body": f"document {i}\nKäse", "label": i}
 
   TinyTexts(data_dir=tmp_path).download_and_prepare()
   options = {"tfds_dir": str(tmp_path)}
@@ -219,6 +220,8 @@ def test_tfds_datasets_are_read_from_a_local_folder(tmp_path):
   assert len(set(texts)) == 8 and set(texts) < {f"document {i}\nKäse" for i in range(10)}
   assert read("tfds:tiny_texts:train[:80%]#body", **options)[0] == texts
   assert tally.documents == 8 and tally.done_bytes == pytest.approx(tally.total_bytes)
+  with pytest.raises(SourceError, match="field 'label' is int64, not text"):
+    read("tfds:tiny_texts:test#label", **options)
   with pytest.raises(SourceError, match="no field 'text'.*body"):
     read("tfds:tiny_texts:test", **options)
   with pytest.raises(SourceError, match="tiny_text") as error:

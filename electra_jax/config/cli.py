@@ -36,8 +36,9 @@ SCRIPT = "electra-jax"  # the installed command
 HELP = ("--help", "-help", "-h", "--helpshort")
 # The packages of an extra.
 EXTRAS = {
-  "data": "pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers zstandard safetensors",
+  "data": "pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers zstandard",
   "finetune": "sklearn scipy seqeval",
+  "report": "bokeh jinja2 markupsafe",
 }
 
 

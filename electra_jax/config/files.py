@@ -15,6 +15,8 @@ from ml_collections import ConfigDict
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of the project's configurations: inside an installed package, or beside it in a clone.
 FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
+# Errors of a configuration file that its author has to mend.
+MISTAKES = (NameError, ImportError, AttributeError, LookupError, TypeError)
 
 
 def _own(path: Path) -> Path | None:
@@ -77,14 +79,14 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-  except (SyntaxError, NameError, ImportError, AttributeError, KeyError) as error:
+  except (SyntaxError, ValueError, *MISTAKES) as error:
     raise ValueError(f"{path} is not a configuration: {type(error).__name__}: {error}") from error
   if not hasattr(module, "get_config"):
     raise ValueError(f"{path} is not a configuration file: it has no get_config(arg)")
   try:
     config = module.get_config() if arg is None else module.get_config(arg)
     return config.lock()
-  except (AttributeError, KeyError, TypeError) as error:  # e.g. a delta that sets an unknown field
+  except MISTAKES as error:  # e.g. a delta that sets an unknown field
     text = re.sub(r" Other fields present: .*\}\"", "", one_line(error))
     raise ValueError(f"{path}: {text}") from error
   except ValueError as error:  # what the file itself refuses, e.g. its argument

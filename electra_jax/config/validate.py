@@ -62,6 +62,7 @@ def check_fields(config: ConfigDict) -> None:
   flat = flatten(config)
   check_numbers(flat, _ABOVE_0, _BELOW_1)
   choices = {
+    "data.examples": ("segments", "packed"),
     "objective.name": objectives.OBJECTIVES,
     "generator.kind": generators.GENERATORS,
     "generator.tie": networks.TIES,

@@ -35,6 +35,8 @@ from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import LOCK_FILE, remove_unused
 
 VOCABULARY_LOCK, JOINING_LOCK = ".vocabulary.lock", ".joining.lock"
+# Fields of examples=segments alone.
+OF_SEGMENTS = "split_lines short_prob short_min_tokens single_segment_prob boundary_prob".split()
 
 
 def build(
@@ -238,15 +240,16 @@ def _finished(config: ConfigDict, folder: Path) -> dict | None:
 def _comparable(fields: dict) -> dict:
   """Returns the fields that have an effect, with one spelling of each path."""
   fields = dict(fields)
+  unused = list(OF_SEGMENTS) if fields["examples"] == "packed" else []
   if fields["vocab"] not in vocabulary.KINDS:
     fields["vocab"] = os.path.realpath(fields["vocab"])
-    for unused in ("vocab_size", "vocab_train_mb"):
-      fields.pop(unused, None)
+    unused += ["vocab_size", "vocab_train_mb"]
+    unused += [] if fields["vocab"].endswith(".txt") else ["lowercase"]
   fields["sources"] = [
     dataclasses.replace(source, text="", target=os.path.realpath(source.target))
     for source in sources.parse(fields["sources"])
   ]
-  return fields
+  return {name: value for name, value in fields.items() if name not in unused}
 
 
 def _settings_of(manifest: dict, wanted: dict) -> dict:

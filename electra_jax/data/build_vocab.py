@@ -77,17 +77,22 @@ def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
     ).vocab
 
 
-def sample(pieces: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
+def sample(texts: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
   """Returns texts of at most `most_bytes` in total, sampled evenly from the stream.
 
-  Each text gets a number from its hash; the texts with the smallest numbers are kept.
+  Each text gets a number from its hash; the texts with the smallest numbers are kept. If even one
+  is too long, it is the beginning of that one.
   """
   heap: list[tuple[float, int, TextChunk]] = []  # the largest draw on top
   size = 0
-  for i, piece in enumerate(pieces):
-    draw = sources.fraction(piece.key + i.to_bytes(8, "little"), "vocab")
-    heapq.heappush(heap, (-draw, i, piece))
-    size += piece.size
+  for i, text in enumerate(texts):
+    draw = sources.fraction(text.key + i.to_bytes(8, "little"), "vocab")
+    heapq.heappush(heap, (-draw, i, text))
+    size += text.size
     while size > most_bytes and len(heap) > 1:
       size -= heapq.heappop(heap)[2].size
-  return [piece for _, _, piece in sorted(heap, key=lambda entry: entry[1])]
+  found = [text for _, _, text in sorted(heap, key=lambda entry: entry[1])]
+  if size > most_bytes:
+    beginning = found[0].text.encode()[:most_bytes].decode(errors="ignore")
+    return [found[0]._replace(text=beginning)]
+  return found

@@ -1,8 +1,9 @@
 """Turns documents into records on many cores; the bytes do not depend on the number of cores.
 
-Text is cut into chunks of about `CHUNK_BYTES` at ends of documents. A chunk's records depend only
-on its text, index and the seed, and results are collected in order. The number of pending chunks is
-bounded, so memory does not grow with the corpus.
+Text is cut into chunks of about `CHUNK_BYTES` at ends of documents, or inside one that is longer
+than `sources.PIECE_BYTES`. A chunk's records depend only on its text, index and the seed, and
+results are collected in order. The number of pending chunks is bounded, so memory does not grow
+with the corpus.
 """
 
 import dataclasses
@@ -59,7 +60,7 @@ class WorkerSpec:
 
 
 def chunks(
-  pieces: Iterable[sources.TextChunk], holdout_frac: float, part: int = 0
+  text_chunks: Iterable[sources.TextChunk], holdout_frac: float, part: int = 0
 ) -> Iterator[Chunk]:
   """Yields the chunks of a part; held-out documents are chosen by hash alone and never repeated.
 
@@ -67,12 +68,12 @@ def chunks(
   """
   index, size = part << 32, 0  # random numbers differ between parts
   texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-  for piece in pieces:
-    held_out = is_held_out(piece.key, holdout_frac)
-    if held_out and piece.repeat:
+  for text in text_chunks:
+    held_out = is_held_out(text.key, holdout_frac)
+    if held_out and text.repeat:
       continue
-    texts["heldout" if held_out else "train"].append(piece.text)
-    size += piece.size
+    texts["heldout" if held_out else "train"].append(text.text)
+    size += text.size
     if size >= CHUNK_BYTES:
       yield Chunk(index, texts, size, last=False)
       index, size, texts = index + 1, 0, {split: [] for split in SPLITS}

@@ -36,8 +36,12 @@ class Digests:
     if chunk.first:
       self._hash = hashlib.blake2b(digest_size=DTYPE.itemsize)
       self._digests += bytes(DTYPE.itemsize)
-    self._hash.update(normalise(chunk.text).encode("utf-8") + b"\n")
-    self._digests[-DTYPE.itemsize :] = self._hash.digest()
+    else:  # where a document was cut leaves no trace
+      self._hash.update(b" ")
+    self._hash.update(normalise(chunk.text).encode("utf-8"))
+    whole = self._hash.copy()
+    whole.update(b"\n")
+    self._digests[-DTYPE.itemsize :] = whole.digest()
 
   def array(self) -> np.ndarray:
     """Returns the digests [documents]."""

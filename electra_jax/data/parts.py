@@ -236,8 +236,8 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
       if plan.drops_duplicates:
         with np.load(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz") as found:
           repeated = {int(place): found[place] for place in found.files}
-      pieces = reader.pieces(repeated)
-      for chunk in chunks.chunks(pieces, data.holdout_frac, part):
+      texts = reader.texts(repeated)
+      for chunk in chunks.chunks(texts, data.holdout_frac, part):
         handed_out.append(reader.done())
         yield chunk
 

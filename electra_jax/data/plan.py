@@ -149,8 +149,8 @@ def cuts(sizes: list[int], parts: int) -> list[int]:
   return [*bounds, len(sizes)]
 
 
-def check(config: ConfigDict, parts: int | None = None) -> tuple[TextSource, ...]:
-  """Returns the sources of a configuration that can be planned; `parts` is as for `make`.
+def check(config: ConfigDict, parts: int | None = None) -> list[tuple[TextSource, list[str]]]:
+  """Returns the sources of a configuration with their files; `parts` is as for `make`.
 
   Raises:
     ValueError: the vocabulary or a source does not exist, or there are more parts than files.
@@ -159,11 +159,14 @@ def check(config: ConfigDict, parts: int | None = None) -> tuple[TextSource, ...
   if vocab not in vocabulary.KINDS and not Path(vocab).is_file():
     known = ", ".join(vocabulary.KINDS)
     raise VocabError(f"config.data.vocab={vocab!r}: no such vocabulary file, nor one of {known}")
-  parsed = sources.parse(config.data.sources)
-  units = sum(len(sources.files(x)) if x.kind in sources.READERS else 1 for x in parsed)
+  found = [
+    (source, sources.files(source) if source.kind in sources.READERS else [])
+    for source in sources.parse(config.data.sources)
+  ]
+  units = sum(len(paths) or 1 for _, paths in found)
   if (parts := config.data.parts or parts or 1) > units:
     raise ValueError(f"config.data.parts={parts}: a part is a file or more, and there are {units}")
-  return parsed
+  return found
 
 
 def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None) -> Plan:
@@ -176,23 +179,21 @@ def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None)
   Raises:
     ValueError: as `check`, before the documentation is collected, which takes a while.
   """
-  parsed = check(config, parts)
+  found = check(config, parts)
   harvest = work / HARVEST
-  if any(source.kind == "python-docs" for source in parsed) and not harvest.exists():
+  if any(source.kind == "python-docs" for source, _ in found) and not harvest.exists():
     _write_harvest(harvest, workers)
-  inputs = tuple(_input(source, harvest) for source in parsed)
+  inputs = tuple(_input(*entry, harvest) for entry in found)
   units = sum(len(entry.units()) for entry in inputs)
   total = sum(sum(entry.sizes) for entry in inputs)
   parts = config.data.parts or parts or min(units, max(1, math.ceil(total / PART_BYTES)))
   return Plan(config, inputs, settings(config) | {"parts": parts}, str(harvest))
 
 
-def _input(source: TextSource, harvest: Path) -> Input:
-  if source.kind == "tfds":
-    return Input(source, (), ())
-  paths = [str(harvest)] if source.kind == "python-docs" else sources.files(source)
-  named = (harvest.name,) if source.kind == "python-docs" else tuple(paths)
-  return Input(source, named, tuple(map(os.path.getsize, paths)))
+def _input(source: TextSource, paths: list[str], harvest: Path) -> Input:
+  if source.kind == "python-docs":
+    return Input(source, (harvest.name,), (os.path.getsize(harvest),))
+  return Input(source, tuple(paths), tuple(map(os.path.getsize, paths)))
 
 
 def _write_harvest(path: Path, workers: int) -> None:
@@ -220,7 +221,7 @@ class PartReader:
       entry = plan.inputs[place]
       self.stats[place] = SourceStats(entry.source, sum(entry.sizes[chosen]))
 
-  def pieces(self, duplicates: dict[int, np.ndarray] | None = None) -> Iterator[TextChunk]:
+  def texts(self, duplicates: dict[int, np.ndarray] | None = None) -> Iterator[TextChunk]:
     """Yields the chunks of text of the part.
 
     Args:

@@ -137,10 +137,10 @@ def files(source: TextSource) -> list[str]:
   for path in sorted(paths, key=lambda path: (len(path), path)):
     folder, name = os.path.split(path)
     found.setdefault((real(folder), name), path)  # once, though ** follows a link in a circle
-  for path in found.values():
+  paths = sorted(filter(os.path.isfile, found.values()))
+  for path in sorted({*found.values()}.difference(paths)):
     if not os.path.exists(path):
       raise SourceError(f"source {source.text!r}: {path} is a link to a file that is missing")
-  paths = sorted(filter(os.path.isfile, found.values()))
   if not paths:
     raise SourceError(f"source {source.text!r} matches no file")
   return paths
@@ -210,14 +210,14 @@ def documents(
       lines = _tfds_lines(source, stats, repeat, tfds_dir)
     else:
       lines = _file_lines(source, stats, repeat, files(source) if paths is None else paths)
-    for piece in _assemble(lines, stats, repeat):
+    for text in _assemble(lines, stats, repeat):
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
-      kept = share == 1.0 or fraction(piece.key, "weight") < share
+      kept = share == 1.0 or fraction(text.key, "weight") < share
       # The digests are of the first pass, so of a source of weight 0.5 of what is kept.
-      if piece.first and (kept or repeat > 0):
+      if text.first and (kept or repeat > 0):
         place += 1
       if kept and not (duplicates is not None and duplicates[place]):
-        yield piece
+        yield text
 
 
 def check_undecodable(stats: SourceStats, max_bad_frac: float, at_least: int = 1) -> None:
@@ -382,6 +382,9 @@ def _tfds_lines(
   count, size = info.num_examples, info.num_bytes or 0
   stats.file_bytes = size
   for i, value in enumerate(dataset.map(lambda x: x[source.field]).as_numpy_iterator()):
+    if not isinstance(value, bytes):
+      kind = type(value).__name__
+      raise SourceError(f"source {source.text!r}: field {source.field!r} is {kind}, not text")
     yield from _lines(io.BytesIO(value))
     yield None
     stats.done_bytes = size * (repeat + (i + 1) / count)

@@ -11,7 +11,6 @@ from electra_jax.runtime import bands, metrics
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import read_config, replacing
 
-PACKAGES = ("bokeh", "jinja2", "markupsafe")  # the extra `report`
 # The data of a run, wherever it lies: the runs of a band share it as they share their recipe.
 DATA_FIELDS = ("data.seq_length", *compare.DATA_HASHES)
 
@@ -53,15 +52,9 @@ def write_band(folders: Sequence[Path], out: Path, console: Console) -> None:
 
 
 def write_page(args: argparse.Namespace, console: Console) -> None:
-  """Writes the page about runs. Raises ValueError where the extra `report` is missing."""
-  try:
-    from electra_jax.report import page
-  except ImportError as error:
-    if (error.name or "").partition(".")[0] not in PACKAGES:
-      raise
-    raise ValueError(
-      f"a report needs the package {error.name}: pip install 'electra_jax[report]'"
-    ) from None
+  """Writes the page about runs."""
+  from electra_jax.report import page  # needs the extra `report`
+
   with doing("drawing"):
     text = page.render(args.runs, price=args.price, pairs=args.pairs, finetune=args.finetune)
   with replacing(args.out) as temporary:

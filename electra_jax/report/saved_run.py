@@ -116,8 +116,11 @@ def read(folder: Path, name: str) -> SavedRun:
 
 
 def size(folder: Path) -> int:
-  """Returns the bytes of the files in a folder."""
-  return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+  """Returns the bytes of the files in a folder, 0 if it is being deleted."""
+  try:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+  except FileNotFoundError:
+    return 0
 
 
 def names(folders: list[Path]) -> list[str]:
