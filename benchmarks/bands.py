@@ -2,16 +2,24 @@
 
   python benchmarks/bands.py --out DIR [--steps 2600] [--broken_steps 600] [--seeds 5] [--rows FILE]
                              [--band FILE] [--json benchmarks/results/bands.json]
+                             [--config configs/quickstart.py] [--fields FIELD=VALUE...]
 
-Trains the quickstart with several seeds and, with seed 0, broken in four ways: doubled learning
+Trains a configuration with several seeds and, with seed 0, broken in four ways: doubled learning
 rates; a generator that does not learn; targets of another row; a vocabulary whose continuation
-marks are lost, so that most rare words become [UNK]. Each run has the quickstart's schedule and is
-stopped by SIGTERM after `--steps`, a broken one after `--broken_steps`. Every seed is judged by the
-band of the others, each broken run by the band of all but its own seed. Started again it goes on
-where it was; a run whose lines are in the file of rows is not trained again.
+marks are lost, so that most rare words become [UNK]. Each run has its configuration's schedule and
+is stopped by SIGTERM after `--steps`, a broken one after `--broken_steps`. Every seed is judged by
+the band of the others, each broken run by the band of all but its own seed. Started again it goes
+on where it was; a run whose lines are in the file of rows is not trained again.
+
+The smallest modern preset, with a GPU and BERT's vocabulary file:
+
+  python benchmarks/bands.py --out DIR --config configs/modern.py:17m --steps 500 --broken_steps 200
+      --seeds 4 --band configs/bands/modern_17m.json --fields 'data.sources=text:SAMPLE.txt'
+      data.vocab=VOCAB.txt train.accumulation=4
 """
 
 import argparse
+import ast
 import contextlib
 import os
 import signal
@@ -22,11 +30,11 @@ from pathlib import Path
 
 import jobs
 import machine
+from ml_collections import ConfigDict
 
 from electra_jax.config import compare, files
 from electra_jax.runtime import bands, metrics
 
-CONFIG = "configs/quickstart.py"
 PROGRAM = 'import runpy; runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)'
 # The labels of the row before, for both networks.
 SHUFFLE = """
@@ -39,34 +47,51 @@ objectives.detection_terms = lambda name, logits, label, mask, weight: detection
   name, logits, jnp.roll(label, 1, axis=0), mask, weight
 )
 """
-# {name: (fields, code that runs before the program, folder of the shards)}
+# What breaks a run: {name: (fields, code that runs before the program, folder of the shards)}
 FAULTS = {
   "": ({}, "", "data"),
-  "doubled learning rate": (
-    {"optimizer.learning_rate": 6.4e-3, "optimizer.generator_learning_rate": 6.4e-3}, "", "data"
+  "doubled learning rate": ({}, "", "data"),
+  "frozen generator": (
+    {"optimizer.separate_optimizers": True, "optimizer.generator_learning_rate": 1e-12}, "", "data"
   ),
-  "frozen generator": ({"optimizer.generator_learning_rate": 1e-12}, "", "data"),
   "shuffled targets": ({}, SHUFFLE, "data"),
   "broken tokenizer": ({}, "", "broken"),
 }  # fmt: skip
 
 
-def build(out: Path) -> None:
+def value(text: str) -> object:
+  """Returns the value of a field, which is text if it is no Python literal."""
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
+
+
+def build(args: argparse.Namespace) -> None:
   """Builds the shards, and those of the broken vocabulary."""
-  jobs.build(out, out / "data", CONFIG, {})
+  out, own = args.out, {k: v for k, v in args.fields.items() if k.startswith("data.")}
+  jobs.build(out, out / "data", args.config, own)
   words = (out / "data" / "vocab.txt").read_text().splitlines()
   lost = out / "lost.txt"
   lost.write_text("".join(word.replace("##", "§§", 1) + "\n" for word in words))
-  jobs.build(out, out / "broken", CONFIG, {"data.vocab": lost})
+  jobs.build(out, out / "broken", args.config, own | {"data.vocab": lost})
 
 
-def train(out: Path, fault: str, seed: int, steps: int) -> list[dict]:
+def doubled(config: ConfigDict) -> dict[str, float]:
+  """Returns the learning rates of a configuration, doubled."""
+  rates = ("learning_rate", "generator_learning_rate")
+  return {f"optimizer.{name}": 2 * x for name in rates if (x := config.optimizer[name])}
+
+
+def train(args: argparse.Namespace, fault: str, seed: int, steps: int) -> list[dict]:
   """Trains a run up to `steps` and returns its lines."""
-  fields, code, data = FAULTS[fault]
+  out, (fields, code, data) = args.out, FAULTS[fault]
   name = f"{fault or 'healthy'} {seed}".replace(" ", "-")
   folder, output = out / "runs" / name, out / "logs" / f"{name}.log"
-  fields = {"seed": seed, "data.dir": out / data, "log.trackers": ""} | fields
-  arguments = [f"--config={CONFIG}", f"--workdir={folder}", *jobs.assignments(fields)]
+  if fault == "doubled learning rate":
+    fields = doubled(configured(args))
+  fields = args.fields | {"seed": seed, "data.dir": out / data, "log.trackers": ""} | fields
+  arguments = [f"--config={args.config}", f"--workdir={folder}", *jobs.assignments(fields)]
   history = folder / metrics.HISTORY_FILE
 
   def done() -> list[dict]:
@@ -98,23 +123,34 @@ def parser() -> argparse.ArgumentParser:
   p.add_argument("--seeds", type=int, default=5)
   p.add_argument("--band", type=Path, help="writes the band of all healthy seeds")
   p.add_argument("--json")
+  p.add_argument("--config", default="configs/quickstart.py")
+  p.add_argument("--fields", nargs="*", default=[], metavar="FIELD=VALUE", help="of all runs")
   return p
+
+
+def configured(args: argparse.Namespace) -> ConfigDict:
+  """Returns the configuration of the healthy runs."""
+  file, _, arg = args.config.partition(":")
+  config = files.load(file, arg or None)
+  config.update_from_flattened_dict(args.fields)
+  return config
 
 
 def main() -> None:
   """Runs from the command line."""
   args = parser().parse_args()
+  args.fields = {name: value(x) for name, _, x in (field.partition("=") for field in args.fields)}
   os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
-  build(args.out)
+  build(args)
   rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
   plan = [("", seed) for seed in range(args.seeds)] + [(fault, 0) for fault in FAULTS if fault]
   found = {}
   for fault, seed in plan:
     steps = args.broken_steps if fault else args.steps
     key = {"fault": fault, "seed": seed, "steps": steps}
-    row = rows.once(key, lambda of=(fault, seed, steps): {"lines": train(args.out, *of)})
+    row = rows.once(key, lambda of=(fault, seed, steps): {"lines": train(args, *of)})
     found[fault, seed] = row["lines"]
-  config = files.load(CONFIG)
+  config = configured(args)
   fields = compare.recipe(compare.flatten(config))
   healthy = {seed: lines for (fault, seed), lines in found.items() if not fault}
 
@@ -131,7 +167,7 @@ def main() -> None:
   if args.band:
     bands.write(args.band, bands.make(list(healthy.values()), config.log.every_steps, fields))
   sizes = {name: getattr(args, name) for name in ("steps", "broken_steps", "seeds")}
-  content = {"config": CONFIG, **sizes, "judged": judged}
+  content = {"config": args.config, "fields": args.fields, **sizes, "judged": judged}
   machine.save(args.json, content, hide=[args.out, args.rows])
 
 
