@@ -94,5 +94,5 @@ def sample(texts: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
   found = [text for _, _, text in sorted(heap, key=lambda entry: entry[1])]
   if size > most_bytes:
     beginning = found[0].text.encode()[:most_bytes].decode(errors="ignore")
-    return [found[0]._replace(text=beginning)]
+    return [found[0]._replace(text=beginning, size=len(beginning.encode()))]
   return found

@@ -19,8 +19,14 @@ from electra_jax.finetune.tasks import TASKS
 from electra_jax.runtime import curves
 
 # Metrics as printed in papers.
-TITLES = {"mcc": "MCC", "f1": "F1", "spearman": "Spearman", "pearson": "Pearson"}
-TITLES |= {"exact": "EM", "exact_match": "EM"}
+TITLES = {
+  "mcc": "MCC",
+  "f1": "F1",
+  "spearman": "Spearman",
+  "pearson": "Pearson",
+  "exact": "EM",
+  "exact_match": "EM",
+}
 
 
 class Summary(NamedTuple):
