@@ -57,7 +57,8 @@ def _canonical(rules):
   if isinstance(rules, dict) and rules.get("type") == "BertNormalizer":
     lowercase, accents = rules["lowercase"], rules["strip_accents"]
     accents = lowercase if accents is None else accents
-    return {**rules, "strip_accents": accents}
+    # The cause first: a difference is reported by its first field.
+    return {"lowercase": lowercase, **rules, "strip_accents": accents}
   if isinstance(rules, dict) and rules.get("type") == "Unigram":
     return {**rules, "vocab": [float(np.float32(score)) for _, score in rules["vocab"]]}
   return rules
