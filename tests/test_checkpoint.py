@@ -21,7 +21,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax.core import step
-from electra_jax.runtime import checkpoint, checksums
+from electra_jax.runtime import checkpoint, checksums, workdir
 from electra_jax.runtime.checkpoint import (
   CheckpointError,
   Checkpoints,
@@ -293,7 +293,7 @@ def test_what_a_failed_save_still_writes_is_deleted_too(tmp_path, monkeypatch):
     if late:
       (path / late.pop()).mkdir(parents=True)
 
-  monkeypatch.setattr(checkpoint.shutil, "rmtree", delete_while_a_thread_writes)
+  monkeypatch.setattr(workdir.shutil, "rmtree", delete_while_a_thread_writes)
   with pytest.raises(CheckpointError, match="could not write a checkpoint"):
     run._guarded(lambda: os.stat(tmp_path / "nothing"))
   assert not unfinished.exists()

@@ -12,7 +12,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,11 @@ from orbax.checkpoint import checkpoint_managers as policies
 from electra_jax.core.params import named
 from electra_jax.runtime import checksums, processes
 from electra_jax.runtime.save_barrier import SaveBarrier
-from electra_jax.runtime.workdir import free_name
+from electra_jax.runtime.workdir import delete_unfinished, free_name
 
 FOLDER = "checkpoints"  # in the run's folder
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
 GRACE_SECS = 20  # to wait for other processes after a failure
-UNFINISHED_SECS = 2  # to try to delete what a failed save wrote
 # tensorstore's errors for a file that cannot be read now but may be intact.
 _NOT_NOW = re.compile("RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAVAILABLE|DEADLINE_EXCEEDED")
 
@@ -201,22 +199,13 @@ class Checkpoints:
     try:
       action()
     except Exception as error:
-      self._delete_unfinished()
+      for unfinished in self.folder.glob("*.orbax-checkpoint-tmp"):
+        delete_unfinished(unfinished)
       if isinstance(error, CheckpointError):
         raise
       raise WriteError(
         f"could not write a checkpoint to {self.folder} ({cause(error)}); {self._what_is_left()}"
       ) from error
-
-  def _delete_unfinished(self) -> None:
-    # Other threads of a save that failed write for a moment more: a folder is then not empty.
-    end = time.monotonic() + UNFINISHED_SECS
-    while unfinished := [*self.folder.glob("*.orbax-checkpoint-tmp")]:
-      for path in unfinished:
-        shutil.rmtree(path, ignore_errors=True)
-      if time.monotonic() > end:
-        break  # it is deleted when the folder is opened again
-      time.sleep(0.05)
 
   def _what_is_left(self) -> str:
     steps = steps_on_disk(self.folder)

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
 VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
 # Of this process: in containers it may be number 1, on a host named as that of the pod before it.
 ID = uuid.uuid4().hex[:8]
+UNFINISHED_SECS = 2  # to try to delete what was not finished
 NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems without locks
 
 
@@ -112,7 +114,17 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
     with naming(out):
       os.rename(temporary, out)
   finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+    delete_unfinished(temporary)
+
+
+def delete_unfinished(folder: Path) -> None:
+  """Deletes a folder if it is there; tries again if threads that failed still write into it."""
+  end = time.monotonic() + UNFINISHED_SECS
+  while folder.exists():
+    shutil.rmtree(folder, ignore_errors=True)
+    if time.monotonic() > end:
+      break
+    time.sleep(0.05)
 
 
 def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
