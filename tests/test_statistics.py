@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from electra_jax.core.task_network import HeadSpec
+from electra_jax.evaluate import pairs
 from electra_jax.finetune import glue, results, statistics, tasks
 from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.finetune.tasks import TASKS
@@ -257,3 +258,12 @@ def greys(path) -> int:
   from matplotlib import image
 
   return int((abs(image.imread(path)[..., :3] - 0x66 / 255) < 0.02).all(-1).sum())
+
+
+def test_names_with_dollars_are_drawn_as_they_are(tmp_path):
+  statistics.picture(
+    tmp_path / "a.png", rows_of(r"a$_$ and $\frac$", "dev", "accuracy", [1.0, 2.0])
+  )
+  pair = pairs.Pair("a", "b", r"cat $\frac$", "price_$a_$")
+  pairs.draw(tmp_path / "b.png", "m$_$/x", [pair] * 3, np.array([True, False, True]))
+  assert (tmp_path / "a.png").stat().st_size and (tmp_path / "b.png").stat().st_size

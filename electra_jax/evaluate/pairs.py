@@ -156,6 +156,7 @@ def rows(total: Accuracy, categories: Mapping[str, Accuracy]) -> list[tuple[str,
   return [("all pairs", total), *named]
 
 
+@curves.plain_names()
 def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> None:
   """Draws the paradigms' accuracies with their intervals, by category, and writes a PNG."""
   from matplotlib import colormaps

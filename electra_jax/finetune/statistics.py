@@ -172,6 +172,7 @@ def _cell(row: Mapping | None, metric: str) -> Text:
   return Text(f"{value}*", style="red") if row["collapsed"] else Text(value)
 
 
+@curves.plain_names()
 def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   """Draws the main metric of each task as a PNG, a dot per seed and a line at the median.
 

@@ -1,5 +1,6 @@
 """Plots of a run: metrics.jsonl as curves.png."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -65,6 +66,15 @@ def new_figure(width: float, height: float, **options):
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), dpi=130, **options)
+
+
+@contextlib.contextmanager
+def plain_names():
+  """A context, and a decorator, in which figures show a $ as it is: names are no mathematics."""
+  import matplotlib
+
+  with matplotlib.rc_context({"text.parse_math": False}):
+    yield
 
 
 def save_figure(path: Path, figure) -> None:
