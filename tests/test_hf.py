@@ -160,33 +160,6 @@ def test_a_folder_that_is_damaged_or_another_model_is_refused(what, tmp_path):
     sources.open_source(folder)
 
 
-def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_path):
-  folder = tmp_path / "model"
-  shutil.copytree(GOLDEN / "discriminator", folder)
-  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "übung", "ubung"]
-  pieces += [f"x{i}" for i in range(huggingface.read_config(folder)[1].vocab_size - len(pieces))]
-  (folder / "vocab.txt").write_text("".join(f"{x}\n" for x in pieces), encoding="utf-8")
-  assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[6]]
-  (folder / "tokenizer_config.json").write_text('{"do_lower_case": null}')
-  assert sources.open_source(folder).tokenizer.encode_batch(["übung Übung"]) == [[5, 1]]
-  from tokenizers import BertWordPieceTokenizer
-
-  for accents in ({}, {"tokenize_chinese_chars": False}):  # the second: only by a tokenizer.json
-    config = {"do_lower_case": True, "strip_accents": False, **accents}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if accents:
-      with pytest.raises(huggingface.ExchangeError, match="chars=False changes BERT's rules"):
-        sources.open_source(folder)
-      engine = BertWordPieceTokenizer(
-        str(folder / "vocab.txt"), lowercase=True, strip_accents=False, handle_chinese_chars=False
-      )
-      engine.save(str(folder / "tokenizer.json"))
-    assert sources.open_source(folder).tokenizer.encode_batch(["Übung"]) == [[5]]
-  (folder / "tokenizer_config.json").write_text("{")
-  with pytest.raises(huggingface.ExchangeError, match="tokenizer_config.json is damaged"):
-    sources.open_source(folder)
-
-
 def test_two_labels_are_no_reason_to_refuse_a_discriminator(tmp_path):
   cfg = SIZES["projected"]
   huggingface.save(tmp_path, cfg, random_network(cfg, "rtd_head"), "rtd_head", 0)

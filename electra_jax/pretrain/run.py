@@ -54,7 +54,7 @@ def make_train_fns(
   objective = objectives.make(spec)
   schedule = optimizer.make_schedule(optimizer_config, steps)
   generator = objectives.generator_of(spec)
-  frozen = generator is not None and generator.pretrained
+  frozen = generator is not None and bool(generator.encoders) and not generator.trained
   apart = optimizer_config.separate_optimizers or frozen
   groups = functools.partial(generators.groups, spec) if apart else None
 
