@@ -47,7 +47,7 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "data_dir", None, "folder of shards with its vocabulary; default: those of the run"
   )
-  flags.DEFINE_integer("batch_size", 32, "sentences per batch", lower_bound=1)
+  flags.DEFINE_integer("batch_size", 32, "sentences per batch", 1, 2**31 - 1)
   flags.DEFINE_bool("nbest", False, "read ID, score, hypothesis; print the best hypothesis of each")
   flags.DEFINE_float("weight", 0.5, "with --nbest: weight of the likelihood added to the score")
   flags.register_validator("weight", math.isfinite, "must be finite")

@@ -17,6 +17,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from electra_jax.config import compare
@@ -30,6 +31,7 @@ BUILD = "data.build --config=configs/quickstart.py --config.data.dir=built"
 TEXT = f"{BUILD} --config.data.sources=text:own/train.tsv"
 TUNE = "finetune --config=configs/finetune/own.py --config.init=finetuned --workdir=tuned"
 OWN = f"{TUNE} --config.data.dir=own"
+TAGS = f"{TUNE} --config.kind=tagging --config.data.dev=own/a.tags"
 
 ROWS = [
   # Command lines.
@@ -40,6 +42,8 @@ ROWS = [
   ("train --config=own/train.tsv --workdir=new", 1, "not a configuration file: its name must end"),
   ("train --config=broken.py --workdir=new", 1, "broken.py is not a configuration: SyntaxError"),
   ("train --config=empty.py --workdir=new", 1, "empty.py is not a configuration file: it has no"),
+  ("train --config=divides.py --workdir=new", 1, "divides.py: division by zero"),
+  ("train --config=itself.py --workdir=new", 1, "maximum recursion depth exceeded"),
   ("train --config=argument.py --workdir=new", 1, "missing 1 required positional argument"),
   ("train --config=other.py --workdir=new", 1, "learning_rat\" does not exist"),
   ("train --config=sized.py:99m --workdir=new", 1, "error: sizes are 17m and 32m"),
@@ -58,6 +62,7 @@ ROWS = [
   (f"{TRAIN} --config.train.steps=0", 1, "config.train.steps must be above 0, got 0"),
   (f"{TRAIN} --config.model.dropout=1", 1, "must be at least 0 and below 1, got 1"),
   (f"{TRAIN} --config.model.num_heads=3", 1, "3 heads do not divide the width 128"),
+  (f"{TRAIN} --config.train.steps=2147483648", 1, "steps must be below 2**31, got 2147483648"),
   (f"{TRAIN} --config.train.batch_size=33", 1, "33 is not divisible by 8 devices"),
   (f"{TRAIN} --config.eval.batch_size=33", 1, "config.eval.batch_size: batch size 33"),
   (f"{TRAIN} --config.data.seq_length=65", 1, "seq_length 65 is above config.model.max_positions "),
@@ -85,6 +90,11 @@ ROWS = [
   (f"{TRAIN} --config.train.batch_size=16000", 1, "sequences are too few for a batch of 16,000"),
   (f"{TRAIN} --workdir=gs://bucket/run", 1, "mount the bucket, e.g. with gcsfuse"),
   (f"{TRAIN} --workdir=finetuned", 1, "finetuned holds"),
+  (f"{TRAIN} --workdir=task", 1, "config.json is no configuration of electra-jax train: task is"),
+  (f"{TRAIN} --workdir=words", 1, "words holds vocab but no config.json: it is not a run"),
+  (f"{TRAIN} --config.health.reference=odd.json", 1, "odd.json is no band of electra-jax report"),
+  (f"{TRAIN} --coordinator=here --num_processes=2 --process_id=0", 1, "here is not HOST:PORT"),
+  (f"{TRAIN} --coordinator=x:1 --num_processes=2 --process_id=2", 1, "2 processes count from 0"),
   (f"{TRAIN} --workdir=/proc/new", 1, "No such file or directory: /proc/new"),
   (f"{TRAIN} --config.model.attention=splash", 1, "splash needs a TPU"),
   (f"{TRAIN} --config.model.num_heads=128", 1, "RoPE turns pairs of numbers: the head width 1 is"),
@@ -135,6 +145,8 @@ ROWS = [
   (f"{TEXT} --config.data.vocab=carriage.txt", 1, "has 1 entries twice, the first is 'a'"),
   (f"{TEXT} --config.data.vocab=blank.txt", 1, "has 1 entries twice, the first is ''"),
   (f"{BUILD} --config.data.seq_length=600", 1, "seq_length 600 is above config.model.max_position"),
+  (f"{TEXT} --config.data.dir=words/vocab", 1, "words/vocab holds vocab.txt but no manifest.json"),
+  (f"{BUILD} --config.data.vocab=bpe --config.data.strip_accents=true", 1, "is for wordpiece"),
   (f"{BUILD} --config.data.dir=data", 1, "data holds another build"),
   (f"{BUILD} --part=0/2 --overwrite", 2, "--part goes with neither --overwrite, --runner nor opt"),
   (f"{BUILD} --part=0/2 --runner=beam", 2, "--part goes with neither --overwrite, --runner nor o"),
@@ -147,8 +159,14 @@ ROWS = [
   ("finetune --config=configs/finetune/own.py --workdir=", 2, "--workdir=DIR are needed"),
   (f"{TUNE} --config.init=nowhere --config.data.dir=own", 1, "nowhere does not exist"),
   (f"{TUNE} --config.data.dir=nowhere", 1, "nowhere"),
+  (f"{OWN} --config.task=results.jsonl", 1, "'results.jsonl' is the name of a file in the workdir"),
+  (f"{OWN} --workdir=own", 1, "own/results.jsonl:1: not a row of results of electra-jax finetune"),
+  (f"{OWN} --workdir=picture", 1, "picture holds results.png but no results.jsonl: use another"),
+  (f"{OWN} --workdir=emptied", 1, "own has no readable results: use another --workdir (emptied"),
+  ("finetune --compare emptied task", 1, "task/own is damaged: No data left in file"),
   (f"{OWN} --config.own.text=sentence", 1, "has no column 'sentence' (columns: text, label)"),
   (f"{OWN} --config.data.split=test", 1, "unknown field config.data.split"),
+  (f"{TAGS} --config.data.train=own/same.tags", 1, "all words have the tag X: nothing to learn"),
   ("finetune --predict own/dev.tsv", 1, "--predict needs --model"),
   ("finetune --predict own/dev.tsv --model=run", 1, "run"),
   ("finetune --predict nothing.tsv --model=finetuned", 1, "nothing.tsv"),
@@ -173,7 +191,7 @@ ROWS = [
   ("score --checkpoint=", 2, "--checkpoint=SOURCE is needed"),
   ("score --model=nowhere", 1, "nowhere does not exist"),
   ("score --checkpoint=finetuned", 1, "finetuned"),
-  ("score --checkpoint=run --batch_size=-1", 2, "flag --batch_size=-1: -1 is not a positive"),
+  ("score --checkpoint=run --batch_size=-1", 2, "flag --batch_size=-1: -1 is not an integer i"),
   ("score --checkpoint=run --nbest --weight=nan", 2, "flag --weight=nan: must be finite"),
   ("score --checkpoint=run --nbest --weight=-inf", 2, "flag --weight=-inf: must be finite"),
   (f"{TRAIN} --config.eval.pairs=nothing.jsonl", 1, "nothing.jsonl"),
@@ -182,13 +200,16 @@ ROWS = [
   ("evaluate pairs --model=run --data=own/dev.tsv", 1, "own/dev.tsv:1: no JSON"),
   ("evaluate pairs --model=run --data=own/empty.jsonl", 1, "own/empty.jsonl has no pairs"),
   ("evaluate pairs --model=run --data=own/half.jsonl", 1, "half.jsonl:1: a pair needs sentence_"),
+  ("evaluate pairs --model=run --data=own/odd.jsonl", 1, "own/odd.jsonl:1: no JSON ('utf-8' codec"),
+  ("evaluate pairs --model=run --data=own/deep.jsonl", 1, "own/deep.jsonl:1: no JSON (maximum"),
   ("evaluate pairs --model=finetuned --data=own/pairs.jsonl", 1, "can only be scored by a network"),
   ("evaluate pairs --model=run --data=own/pairs.jsonl --scorer=best", 2, "invalid choice: 'best'"),
   ("evaluate pairs --model=run --data=own/pairs.jsonl --out=data", 1, "data exists: nothing is"),
   ("evaluate detect --model=run --data=run", 1, "manifest.json is missing"),
   ("evaluate detect --model=run --data=data --batch_size=-1", 2, "must be a number above 0"),
-  ("evaluate detect --model=run --data=data --examples=0", 2, "must be a number above 0, got '0'"),
-  ("evaluate probe --model=run --train=x --test=x --max_words=-5", 2, "a number above 0, got '-5'"),
+  ("evaluate detect --model=run --data=data --examples=0", 2, "above 0 and below 2**31, got '0'"),
+  ("evaluate probe --model=run --train=x --test=x --max_words=-5", 2, "and below 2**31, got '-5'"),
+  ("evaluate probe --model=run --train=own/a.tags --test=own/b.tags", 1, "b.tags: tags missing "),
   ("evaluate probe --model=run --train=own/dev.tsv --test=x", 1, "3 columns, line 1 has 2"),
   ("flops --config=configs/smal.py", 1, "did you mean configs/small.py?"),
   ("preflight --config=configs/base.py --topology=v99:2x2", 1, "expected a chip"),
@@ -197,6 +218,10 @@ ROWS = [
   ("preflight --config=configs/base.py --topology=v99:2 --json=no/x", 1, "or directory: no/x"),
   ("preflight --config=configs/base.py --topology=v99:2 --json=own", 1, "own exists"),
   ("preflight --config=configs/base.py --topology=here,h200x8", 2, "stands alone"),
+  ("report run --out=out.html --price=nan", 2, "must be at least 0 and finite, got 'nan'"),
+  ("report run --out=out.html --price=-5", 2, "must be at least 0 and finite, got '-5'"),
+  ("report typed --out=out.html", 1, "config.json of the run is damaged: "),
+  ("report --make-band run --out=out.json --price=5", 2, "goes with neither --price, --pairs nor"),
 ]  # fmt: skip
 
 
@@ -216,6 +241,12 @@ def place(tmp_path_factory) -> Path:
   (place / "broken.py").write_text("def get_config(:\n")
   (place / "empty.py").write_text("x = 1\n")
   (place / "argument.py").write_text("def get_config(size):\n  pass\n")
+  (place / "divides.py").write_text("def get_config():\n  return 1 / 0\n")
+  itself = "from electra_jax.config.files import load\n\nget_config = lambda: load('itself.py')\n"
+  (place / "itself.py").write_text(itself)
+  (place / "odd.json").write_text(
+    '{"runs": 3, "every_steps": 50, "fields": {}, "levels": {"train": {"50": {"x": [1, 0]}}}}'
+  )
   sized = "def get_config(size):\n  raise ValueError('sizes are 17m and 32m')\n"
   (place / "sized.py").write_text(sized)
   (place / "twice.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n")
@@ -242,6 +273,28 @@ def place(tmp_path_factory) -> Path:
   (place / "own" / "empty.jsonl").write_text("")
   (place / "own" / "half.jsonl").write_text('{"sentence_good": "a"}')
   (place / "own" / "pairs.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b"}')
+  (place / "own" / "odd.jsonl").write_text(
+    '{"sentence_good": "a", "sentence_bad": "b", "UID": "\\ud800"}'
+  )
+  (place / "own" / "deep.jsonl").write_text("[" * 100_000)
+  (place / "own" / "a.tags").write_text("one A\ntwo B\n")
+  (place / "own" / "same.tags").write_text("one X\ntwo X\n")
+  (place / "own" / "b.tags").write_text("one C\n")
+  (place / "own" / "results.jsonl").write_text('{"mine": 1}\n')
+  for folder in (place / "task" / "own", place / "emptied" / "own"):
+    folder.mkdir(parents=True)
+    head = {"kind": "text", "arguments": {"outputs": 2}}
+    facts = {"kind": "text", "name": "own", "head": head, "max_length": 16, "labels": []}
+    content = {"config": {}, "facts": facts, "examples": {"dev": "same"}}
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "results.jsonl").write_text("")
+  (place / "task" / "config.json").write_text(json.dumps(content))
+  np.savez(place / "emptied" / "own" / "units.npz", dev=np.zeros((1, 2, 2)))
+  (place / "task" / "own" / "units.npz").write_bytes(b"")
+  (place / "words" / "vocab").mkdir(parents=True)
+  (place / "words" / "vocab" / "vocab.txt").write_text("mine\n")
+  (place / "picture").mkdir()
+  (place / "picture" / "results.png").write_text("mine")
   (place / "notes").mkdir()
   (place / "notes" / "manifest.json").write_text("{}")
   (place / "torch").mkdir()
@@ -264,6 +317,9 @@ def place(tmp_path_factory) -> Path:
   content = bytearray(shard.read_bytes())
   content[7] ^= 1
   shard.write_bytes(content)
+  shutil.copytree(place / "run", place / "typed")
+  saved["train"]["steps"] = "8"
+  (place / "typed" / "config.json").write_text(json.dumps(saved))
   shutil.copytree(place / "run", place / "bare")
   shutil.rmtree(place / "bare" / "checkpoints")
   return place

@@ -5,6 +5,7 @@ The runs are those of benchmarks/bands.py: the quickstart, and its first 600 ste
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,19 @@ def save_run(folder: Path, config, seed: int, lines) -> Path:
   workdir.write_config(folder, config.to_dict())
   (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   return folder
+
+
+def test_a_band_that_begins_after_a_runs_last_step_is_a_warning(tmp_path):
+  config = files.load("quickstart.py")
+  levels = {"train": {100: {"mlm_loss": bands.Level(1.0, 0.1)}}}
+  bands.write(tmp_path / "band.json", bands.Band(config.log.every_steps, 3, {}, levels))
+  config.health.reference = str(tmp_path / "band.json")
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    specs.reference(config)
+  config.train.steps = 99
+  with pytest.warns(UserWarning, match="begins after config.train.steps=99: it judges no line"):
+    specs.reference(config)
 
 
 def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, capsys):

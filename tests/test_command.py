@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,6 +63,16 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   }
   assert options.get(name, "--config=") in done.stdout
   assert not slow_imports(done)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_works_with_streams_closed(closed):
+  command = shlex.join([sys.executable, "-m", "electra_jax", "config", "configs/small.py"])
+  done = subprocess.run(
+    ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, cwd=ROOT
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  assert ("optimizer.warmup_steps" in done.stdout) == (">&-" not in closed.split())
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,10 @@ def test_the_seconds_before_the_last_first_step_are_kept_and_a_damaged_line_is_n
     events.write("first step", secs={"compile": secs})
     events.write("goodput", secs={"compile": 99.0})
   with (tmp_path / journal.JOURNAL_FILE).open("a") as file:
-    file.write('[1]\n{"time": 1.0, "event": "fir')
+    file.write('[1]\n{"time": 1.0}\n{"time": 1.0, "event": "first step"}\n')
+    file.write('{"time": 1.0, "event": "goodput", "secs": {"compile": "9"}}\n')
+    file.write('{"time": 1.0, "event": "start", "devices": 1}\n{"time": 1.0, "event": "fir')
+  assert len(journal.read(tmp_path)) == 4
   assert journal.first_step_seconds(journal.read(tmp_path)) == {"compile": 30.25}
   assert journal.first_step_seconds(journal.read(tmp_path / "missing")) == {}
   journal.Journal(tmp_path / "missing").write("first step", secs={})  # told nobody

@@ -248,7 +248,12 @@ def test_what_it_cannot_express_is_refused(tmp_path, changes, message):
     ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "no pattern"),
     ({"model_type": "eurobert"}, "'eurobert' is not electra or modernbert"),
     ({"num_attention_heads": 3}, "config.json: no config of .* 3 heads do not divide the width 16"),
-    ({"num_attention_heads": 0}, "config.json: no config of .*: ZeroDivisionError"),
+    ({"num_attention_heads": 0}, "config.json: no config of .* num_heads must be above 0, got 0"),
+    ({"num_attention_heads": 2.0}, "no config of .* num_heads is 2.0, which is no int"),
+    ({"norm_eps": "1e-5"}, "no config of .* layer_norm_eps is '1e-5', which is no float"),
+    ({"norm_eps": None}, "config.json: no config of .* layer_norm_eps is None, which is no float"),
+    ({"vocab_size": -2}, "config.json: no config of .* vocab_size must be above 0, got -2"),
+    ({"attention_dropout": 5}, "no config of .*_dropout must be at least 0 and below 1, got 5"),
     (
       {
         "rope_parameters": {k: {"rope_type": "yarn"} for k in (modernbert.LOCAL, modernbert.GLOBAL)}

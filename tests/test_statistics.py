@@ -119,7 +119,7 @@ def saved_results(folder, kind, scores, **facts):
   """Writes the results of a task, as far as a comparison reads them."""
   (folder / "mine").mkdir(parents=True)
   info = TaskInfo(kind, "mine", HeadSpec("qa", {}), 64, **facts)
-  content = {"facts": dataclasses.asdict(info), "examples": {"dev": "same"}}
+  content = {"config": {}, "facts": dataclasses.asdict(info), "examples": {"dev": "same"}}
   (folder / "mine" / results.CONFIG).write_text(json.dumps(content))
   np.savez(folder / "mine" / results.EXAMPLE_SCORES, dev=np.array(scores, float))
   return folder

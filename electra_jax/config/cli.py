@@ -57,13 +57,13 @@ def parser(doc: str) -> ArgumentParser:
 
 
 def positive(text: str) -> int:
-  """Returns the number that an argument of a `parser` is; it must be above 0."""
+  """Returns the number that an argument of a `parser` is; it must be above 0 and fit 32 bits."""
   try:
     number = int(text)
   except ValueError:
     number = 0
-  if number < 1:
-    raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+  if not 0 < number < 2**31:
+    raise argparse.ArgumentTypeError(f"must be a number above 0 and below 2**31, got {text!r}")
   return number
 
 
@@ -198,9 +198,17 @@ def _end_at_signals() -> None:
       signal.signal(number, lambda number, _frame: os._exit(128 + number))
 
 
+def _open_closed_streams() -> None:
+  """Opens the null device for standard streams that are closed, where Python has None."""
+  for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, mode))
+
+
 def report(program: Callable[[], None]) -> None:
   """Runs a program that parses its command line itself; prints errors as `run` does."""
   _end_at_signals()
+  _open_closed_streams()
   _expand_home()
   if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
     sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: it may not be UTF-8

@@ -16,7 +16,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of the project's configurations: inside an installed package, or beside it in a clone.
 FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 # Errors of a configuration file that its author has to mend.
-MISTAKES = (NameError, ImportError, AttributeError, LookupError, TypeError)
+MISTAKES = (
+  NameError, ImportError, AttributeError, LookupError, TypeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 
 def _own(path: Path) -> Path | None:

@@ -5,6 +5,7 @@ before compilation.
 """
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ from electra_jax.core.masking import Masking
 from electra_jax.core.networks import TIES, PretrainSpec, generator_size
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.runtime import bands, health
-from electra_jax.runtime.workdir import read_config
+from electra_jax.runtime.workdir import CONFIG_FILE, read_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
@@ -145,10 +146,17 @@ def masked_lm_config(workdir: str | Path, vocab) -> TransformerConfig:
 
 
 def saved_config(saved: dict) -> ConfigDict:
-  """Returns the configuration that a run saved; fields that it lacks have today's defaults."""
+  """Returns the configuration that a run saved; fields that it lacks have today's defaults.
+
+  Raises:
+    ValueError: a field has a value of another type.
+  """
   config, saved = load("base.py"), upgrade(flatten(saved))
   known = flatten(config)
-  config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
+  try:
+    config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
+  except TypeError as error:
+    raise ValueError(f"{CONFIG_FILE} of the run is damaged: {error}") from None
   return config
 
 
@@ -189,6 +197,12 @@ def reference(config: ConfigDict) -> tuple[bands.Band, str, list[str]] | None:
     raise ValueError(
       f"config.log.every_steps={config.log.every_steps}, but the runs of health.reference={name}"
       f" have a line every {band.every_steps} steps, and its numbers are means over these"
+    )
+  if all(step > config.train.steps for table in band.levels.values() for step in table):
+    warnings.warn(
+      f"health.reference={name} begins after config.train.steps={config.train.steps:,}: it judges"
+      " no line of this run",
+      stacklevel=1,
     )
   return band, name, bands.differing(band, recipe(flatten(config)))
 

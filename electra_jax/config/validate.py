@@ -40,6 +40,8 @@ _BELOW_1 = (
   "model.dropout model.attention_dropout model.embedding_dropout model.ffn_dropout "
   "optimizer.b1 optimizer.b2"
 ).split()
+# Counted in 32 bits by the optimizer.
+_STEPS = ("train.steps", "optimizer.warmup_steps", "optimizer.decay_steps")
 # Limits, where infinity means none.
 _LIMITS = (
   "optimizer.clip_norm optimizer.generator_clip_norm hosts.slow_ratio health.loss_spike "
@@ -135,6 +137,7 @@ def check_numbers(flat: dict, above_0: list, below_1: list, signed: Sequence = (
       (math.isnan(x) or (math.isinf(x) and field not in _LIMITS), "finite"),
       (field in above_0 and x <= 0, "above 0"),
       (field in below_1 and not 0 <= x < 1, "at least 0 and below 1"),
+      (field in _STEPS and x >= 2**31, "below 2**31"),
       (field not in signed and x < 0, "at least 0"),
     ):
       if wrong:

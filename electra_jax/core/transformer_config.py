@@ -1,6 +1,7 @@
 """The configuration of a transformer encoder: what it computes, and how."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 
@@ -64,6 +65,8 @@ class TransformerConfig:
   compute: Compute = Compute()
 
   def __post_init__(self):
+    for field in dataclasses.fields(self):
+      _check(field, getattr(self, field.name))
     if self.hidden_size % self.num_heads:
       raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
     if self.direction not in ("both", "ltr", "rtl"):
@@ -90,6 +93,18 @@ class TransformerConfig:
   def computed(self, **changes) -> "TransformerConfig":
     """Returns the config with some fields of `Compute` changed."""
     return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
+
+
+def _check(field: dataclasses.Field, value: object) -> None:
+  """Raises ValueError if a value has not the type of its field, or is a number out of range."""
+  kinds = field.type | int if field.type in (float, float | None) else field.type
+  if not isinstance(value, kinds) or (isinstance(value, bool) and field.type is not bool):
+    raise ValueError(f"{field.name} is {value!r}, which is no {getattr(kinds, '__name__', kinds)}")
+  if isinstance(value, int) and field.type is int and value < 1:
+    raise ValueError(f"{field.name} must be above 0, got {value}")
+  below = 1 if field.name.endswith("dropout") else math.inf
+  if isinstance(value, float | int) and not 0 <= value < below:
+    raise ValueError(f"{field.name} must be at least 0 and below {below}, got {value}")
 
 
 def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:

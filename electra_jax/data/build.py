@@ -159,6 +159,8 @@ def _opened(
           alone.enter_context(shards.locked(folder / JOINING_LOCK, wait=True))
         found = None if overwrite else _finished(config, folder)
         if not found:
+          if not overwrite:
+            shards.check_unused(folder, config.data.vocab)
           made = plans.make(config, work, config.data.workers or pool.cores(), count)
           parts.open_work(work, made, start_over=overwrite, shared=shared)
     yield found, made, work
@@ -184,6 +186,7 @@ def check(config: ConfigDict) -> None:
     raise ValueError("config.data.dir is not set: the folder to write shards to")
   if "://" in data.dir:
     raise ValueError(f"config.data.dir={data.dir}: shards are written to mounted paths only")
+  vocabulary.check_accents(data.vocab, data.strip_accents)
   if data.dedup not in ("", "exact"):
     raise ValueError(f"config.data.dedup={data.dedup!r} is not exact (or empty: keep all)")
   if data.examples not in ("segments", "packed"):

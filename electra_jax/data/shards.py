@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.data import examples
-from electra_jax.data.tokenizer import SPECIAL_NAMES, Vocab
+from electra_jax.data.tokenizer import FILES, SPECIAL_NAMES, Vocab
 from electra_jax.runtime.workdir import flock, replacing
 
 FORMAT = "electra_jax shards"
@@ -121,6 +121,26 @@ def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[Non
     except BlockingIOError:
       raise DataError(f"{path.parent}: another build is writing here now") from None
     yield
+
+
+def check_unused(folder: Path, vocab: str) -> None:
+  """Refuses a folder with files that a build would replace, but without a build.
+
+  Args:
+    vocab: config.data.vocab: that file stays as it is.
+
+  Raises:
+    DataError: naming one of the files.
+  """
+  if (folder / MANIFEST).exists() or (folder / BUILDING).exists():
+    return
+  for path in sorted(folder.iterdir()):
+    replaced = path.name in FILES.values() or _SHARD.fullmatch(path.name)
+    if replaced and path.resolve() != Path(vocab).resolve():
+      raise DataError(
+        f"{folder} holds {path.name} but no {MANIFEST}: choose another config.data.dir, or replace"
+        " it with --overwrite"
+      )
 
 
 def publish(temporary: Path, folder: Path, manifest: dict) -> None:

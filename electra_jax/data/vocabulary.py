@@ -42,15 +42,20 @@ def train(
   Raises:
     VocabError: the kind is unknown or keeps accents, or there is too little text for the size.
   """
+  check_accents(kind, strip_accents)
   if kind == "wordpiece":
     _train_wordpiece(texts, size, path, bert_engine({}, "[UNK]", lowercase, strip_accents))
-  elif kind in KINDS and strip_accents:
-    raise VocabError(f"data.strip_accents=True is for wordpiece: SentencePiece keeps them ({kind})")
   elif kind in KINDS:
     _train_sentencepiece(kind, texts, size, path, lowercase)
   else:
     raise VocabError(f"data.vocab={kind!r} is neither a file nor one of {', '.join(KINDS)}")
   return load(path, lowercase, strip_accents)
+
+
+def check_accents(kind: str, strip_accents: bool | None) -> None:
+  """Raises VocabError if a kind of vocabulary to train cannot strip accents, and is asked to."""
+  if kind in KINDS[1:] and strip_accents:
+    raise VocabError(f"data.strip_accents=True is for wordpiece: SentencePiece keeps them ({kind})")
 
 
 def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):

@@ -57,14 +57,14 @@ def read(path: Path) -> list[Pair]:
       try:
         row = json.loads(line)
         good, bad = row[GOOD], row[BAD]
-        f"{good}{bad}".encode()  # which half of a surrogate pair does not survive
-      except ValueError as error:
+        names = [str(row.get(field) or UNNAMED) for field in ("UID", "linguistics_term")]
+        f"{good}{bad}{''.join(names)}".encode()  # which half of a surrogate pair does not survive
+      except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}:{number}: no JSON ({error})") from None
-      except (KeyError, TypeError):
+      except (LookupError, TypeError, AttributeError):
         raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
       if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
         raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts, and not empty")
-      names = (str(row.get(field) or UNNAMED) for field in ("UID", "linguistics_term"))
       pairs.append(Pair(good, bad, *names))
   if not pairs:
     raise ValueError(f"{path} has no pairs")
@@ -85,7 +85,7 @@ def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], 
   warnings = []
   if left_out := len(pairs) - len(kept):
     warnings.append(f"{left_out:,} pairs are left out, they have a sentence of {limit}")
-  if same := sum(a == b for a, b in zip(good, bad, strict=True)):
+  if same := sum(a == b for a, b, fits in zip(good, bad, fit, strict=True) if fits):
     warnings.append(f"{same:,} pairs are the same tokens twice, which counts as wrong")
   return kept, warnings
 

@@ -72,7 +72,7 @@ def run(
     max_words: of the training file, from its start.
 
   Raises:
-    TaskError: a file has no tags.
+    TaskError: a file has no tags, or too many that are not in the training file.
     ValueError: the first `max_words` words have one tag.
   """
   from sklearn.exceptions import ConvergenceWarning
@@ -81,7 +81,8 @@ def run(
   from sklearn.preprocessing import StandardScaler
 
   labels = tagging.labels(train)
-  tagging.unseen(test, labels)  # raises if there are no tags
+  for note in tagging.check_unseen(test, labels):
+    warnings.warn(f"{test[0].place.rpartition(':')[0]}: {note}", stacklevel=1)
   length = network.cfg.max_positions
   of_train, of_test = (
     tagging.windows(sentences, tokenizer, labels, max_length=length) for sentences in (train, test)

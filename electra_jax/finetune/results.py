@@ -16,6 +16,7 @@ from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import replacing
 
 RESULTS, EXAMPLE_SCORES, CONFIG = "results.jsonl", "units.npz", "config.json"
+PICTURE = "results.png"
 ROW = {"task", "split", "seed", "metrics", "collapsed"}  # fields of a row of results
 
 
@@ -29,7 +30,7 @@ def read_results(folder: Path) -> list[dict]:
   for number, line in enumerate(path.read_bytes().splitlines(), 1):
     try:
       row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
       row = None
     if not (isinstance(row, dict) and row.keys() >= ROW and row["metrics"]):
       raise ValueError(f"{path}:{number}: not a row of results of electra-jax finetune")
@@ -92,7 +93,7 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
     table.add_column(column, justify="left" if column in ("task", "split") else "right")
   for name in both:
     with doing(f"comparing {name}"):
-      (config, scores), (other_config, other_scores) = map(_read_task, (ours[name], theirs[name]))
+      (config, scores), (other_config, other_scores) = map(read_task, (ours[name], theirs[name]))
       metrics = [_main_metric(saved) for saved in (config, other_config)]
       for split in (s for s in scores if s in other_scores):
         first, second = scores[split], other_scores[split]
@@ -123,11 +124,20 @@ def _main_metric(config: dict) -> Metrics:
   return TASK_KINDS[info.kind].main_metric(info)
 
 
-def _read_task(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
-  """Returns a task's config.json and the example scores [S, n, m] of its splits."""
+def read_task(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
+  """Returns a finished task's config.json and the example scores [S, n, m] of its splits.
+
+  Raises:
+    ValueError: a file is missing or damaged.
+  """
   try:
     config = json.loads((folder / CONFIG).read_text())
     with np.load(folder / EXAMPLE_SCORES) as scores:
-      return config, dict(scores)
-  except (OSError, ValueError, zipfile.BadZipFile) as error:
+      found = dict(scores)
+    dict(config["config"]), TaskInfo.from_json(config["facts"])
+    [config["examples"][split] for split in found]
+  except (OSError, ValueError, EOFError, RecursionError, zipfile.BadZipFile) as error:
     raise ValueError(f"{folder} is damaged: {error}") from None
+  except (LookupError, TypeError, AttributeError) as error:
+    raise ValueError(f"{folder} is damaged: {CONFIG}: {type(error).__name__} {error}") from None
+  return config, found

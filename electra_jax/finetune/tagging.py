@@ -16,7 +16,7 @@ import numpy as np
 
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune.files import TaskError, read_lines
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
 _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
@@ -170,6 +170,23 @@ def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, in
   known = set(labels)
   counts = Counter(tag for sentence in sentences for tag in _as_scored(_gold(sentence), labels))
   return {tag: count for tag, count in sorted(counts.items()) if tag not in known}
+
+
+def check_unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> list[str]:
+  """Returns a note on the tags missing in training, [] if there are none.
+
+  Raises:
+    TaskError: they are those of more than MAX_BAD_FRAC of the words, or there are no tags.
+  """
+  missing, words = unseen(sentences, labels), sum(len(s.words) for s in sentences)
+  if not missing:
+    return []
+  counted = ", ".join(f"{tag} ({count})" for tag, count in list(missing.items())[:5])
+  note = f"tags missing in training, counted as errors: {counted}"
+  if sum(missing.values()) > MAX_BAD_FRAC * words:
+    file = sentences[0].place.rpartition(":")[0]
+    raise TaskError(f"{file}: {note}; above {MAX_BAD_FRAC:.0%} of {words} words")
+  return [note]
 
 
 def _gold(sentence: Sentence) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.finetune_batches import subset
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import tagging
-from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
+from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.tagging import Sentence, TagWindow
 from electra_jax.finetune.task_data import (
   SPLIT_FILES,
@@ -30,8 +30,10 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   read = {split: tagging.read(file, **options) for split, file in split_files(config).items()}
   train = subset(read.pop("train"), config.data.train_examples)
   labels = tagging.labels(train)
+  if len(labels) == 1:
+    raise TaskError(f"{config.data.train}: all words have the tag {labels[0]}: nothing to learn")
   common = collections.Counter(tag for s in train for tag in s.tags).most_common(5)
-  words = _count_words(train)
+  words = sum(len(sentence.words) for sentence in train)
   shares = ", ".join(f"{tag} {100 * n / words:.1f} %" for tag, n in common)
   notes.append(f"train: {len(train):,} sentences, {words:,} words, {len(labels)} labels: {shares}")
 
@@ -49,28 +51,11 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   for split, sentences in read.items():
     splits[split] = _eval_split(split, sentences, windows(split, sentences), labels)
     if splits[split].example_scores is not None:
-      notes += [f"{split}: {note}" for note in _check_unseen(sentences, labels)]
+      notes += [f"{split}: {note}" for note in tagging.check_unseen(sentences, labels)]
   head = HeadSpec("tagging", {"outputs": len(labels), "layers": config.model.head})
   info = TaskInfo("tagging", name, head, max_length, labels=labels, options=options)
   rows = [window.feature for window in windows("train", train)]
   return TaskData(info, name, 3.0, rows, splits, _found_nothing, notes)
-
-
-def _count_words(sentences: Sequence[Sentence]) -> int:
-  return sum(len(s.words) for s in sentences)
-
-
-def _check_unseen(sentences: list[Sentence], labels: tuple[str, ...]) -> list[str]:
-  """Returns a note on the tags missing in training; raises TaskError if there are too many."""
-  unseen, words = tagging.unseen(sentences, labels), _count_words(sentences)
-  if not unseen:
-    return []
-  counted = ", ".join(f"{tag} ({count})" for tag, count in list(unseen.items())[:5])
-  note = f"tags missing in training, counted as errors: {counted}"
-  if sum(unseen.values()) > MAX_BAD_FRAC * words:
-    file = sentences[0].place.rpartition(":")[0]
-    raise TaskError(f"{file}: {note}; above {MAX_BAD_FRAC:.0%} of {words} words")
-  return [note]
 
 
 def _eval_split(

@@ -157,8 +157,15 @@ def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
   """
   d = config.data
   vocab = SimpleNamespace(size=d.vocab_size, mask=4, special_ids=(0, 2, 3, 4))
-  if d.vocab not in vocabulary.KINDS and Path(d.vocab).is_file():
-    vocab = tokenizer.load(d.vocab).vocab
+  if d.vocab not in vocabulary.KINDS:
+    if Path(d.vocab).is_file():
+      vocab = tokenizer.load(d.vocab).vocab
+    else:
+      warnings.warn(
+        f"config.data.vocab={d.vocab} is not here: counting config.data.vocab_size={d.vocab_size:,}"
+        " entries",
+        stacklevel=1,
+      )
   return specs.make_spec(config, vocab, (1,) * vocab.size, sources.frozen_generator(config))
 
 

@@ -19,7 +19,7 @@ from electra_jax.finetune.from_config import (
   load_pretrained,
   make_settings,
 )
-from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, RESULTS
+from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULTS
 from electra_jax.finetune.task_data import TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
@@ -136,17 +136,29 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
   if not folder.exists():
     return None
   try:
-    saved = json.loads((folder / CONFIG).read_text())["config"]
+    saved, scores = results.read_task(folder)
     rows = results.read_results(folder)
-  except (OSError, ValueError, KeyError):
-    raise ValueError(f"{folder} has no readable results: use another --workdir") from None
-  old, new = compare.upgrade(compare.flatten(saved)), compare.flatten(config.to_dict())
+    if missing := scores.keys() - {row["split"] for row in rows}:
+      raise ValueError(f"{folder / RESULTS} has no row of {min(missing)}")
+  except (OSError, ValueError) as error:
+    raise ValueError(f"{folder} has no readable results: use another --workdir ({error})") from None
+  old, new = compare.upgrade(compare.flatten(saved["config"])), compare.flatten(config.to_dict())
   free = ("task", "log.every_steps")
   changed = [k for k in new if k not in free and old.get(k) != new[k]]
   if changed:
     listed = ", ".join(f"{k} was {old.get(k)!r}, is {new[k]!r}" for k in changed)
     raise ValueError(f"{folder} has another configuration: {listed}; use another --workdir")
   return rows
+
+
+def check_root(root: Path, names: list[str]) -> None:
+  """Raises ValueError if a folder has other results, or a task has the name of the files of all."""
+  if taken := {RESULTS, PICTURE} & set(names):
+    raise ValueError(f"config.task={min(taken)!r} is the name of a file in the workdir")
+  if (root / RESULTS).exists():
+    results.read_results(root)
+  elif (root / PICTURE).exists():
+    raise ValueError(f"{root} holds {PICTURE} but no {RESULTS}: use another --workdir")
 
 
 def run(config: ConfigDict, root: Path, console: Console) -> None:
@@ -159,6 +171,7 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
   check(config)
   names = prepare.task_names(config)
   with workdir.claim(root):
+    check_root(root, names)
     pretrained, rows = None, []
     others = [p for p in sorted(root.glob(f"[!.]*/{RESULTS}")) if p.parent.name not in names]
     before = [row for path in others for row in results.read_results(path.parent)]
@@ -177,7 +190,7 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
       rows += done
       results.write_results(root, [*before, *rows])
       if before or rows:
-        statistics.picture(root / "results.png", [*before, *rows])
+        statistics.picture(root / PICTURE, [*before, *rows])
   if rows:
     console.print(statistics.table(rows))
     results.print_average(rows, console)

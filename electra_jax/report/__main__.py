@@ -10,11 +10,22 @@ are folders of `electra-jax evaluate pairs --out`, --finetune workdirs of `elect
 `config.health.reference`.
 """
 
+import argparse
+import math
 from pathlib import Path
+
+from absl import flags
 
 from electra_jax.config import cli
 from electra_jax.runtime import terminal
 from electra_jax.runtime.display import starting
+
+
+def price(text: str) -> float:
+  """Returns the price that an argument is."""
+  if not 0 <= (number := float(text)) < math.inf:
+    raise argparse.ArgumentTypeError(f"must be at least 0 and finite, got {text!r}")
+  return number
 
 
 def main() -> None:
@@ -23,10 +34,12 @@ def main() -> None:
   p.add_argument("runs", nargs="+", type=Path, metavar="RUN")
   p.add_argument("--out", type=Path, required=True, metavar="FILE")
   p.add_argument("--make-band", action="store_true", help="of three runs or more")
-  p.add_argument("--price", type=float, help="of a device for an hour, in any currency")
+  p.add_argument("--price", type=price, help="of a device for an hour, in any currency")
   p.add_argument("--pairs", nargs="+", type=Path, default=[], metavar="DIR")
   p.add_argument("--finetune", nargs="+", type=Path, default=[], metavar="DIR")
   args = p.parse_args()
+  if args.make_band and (args.price or args.pairs or args.finetune):
+    raise flags.Error("--make-band goes with neither --price, --pairs nor --finetune")
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import report
 

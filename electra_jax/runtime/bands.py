@@ -147,12 +147,18 @@ def read(path: Path) -> Band:
   try:
     content = json.loads(path.read_text())
     levels = {
-      split: {int(step): {k: Level(*x) for k, x in row.items()} for step, row in table.items()}
+      split: {int(step): {k: _level(*x) for k, x in row.items()} for step, row in table.items()}
       for split, table in content["levels"].items()
     }
-    return Band(int(content["every_steps"]), content["runs"], content["fields"], levels)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    return Band(int(content["every_steps"]), content["runs"], dict(content["fields"]), levels)
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
     raise ValueError(f"{path} is no band of electra-jax report --make-band: {error}") from None
+
+
+def _level(mean: float, tolerance: float) -> Level:
+  if not (math.isfinite(mean) and tolerance > 0):
+    raise ValueError(f"a level of mean {mean} and tolerance {tolerance}")
+  return Level(mean, tolerance)
 
 
 class BandMonitor:

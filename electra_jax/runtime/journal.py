@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 JOURNAL_FILE = "journal.jsonl"
+# {event: {field that its lines have in all versions: type}}
+FIELDS = {
+  "start": {"devices": int, "device_kind": str, "jax": str},
+  "warning": {"text": str},
+  "first step": {"secs": dict},
+  "goodput": {"secs": dict},
+}
 
 
 class Journal:
@@ -34,10 +41,18 @@ def read(folder: Path) -> list[dict]:
   events = []
   path = folder / JOURNAL_FILE
   for text in path.read_bytes().splitlines() if path.exists() else ():
-    with contextlib.suppress(ValueError):
-      if isinstance(line := json.loads(text), dict) and {"time", "event"} <= line.keys():
+    with contextlib.suppress(ValueError, RecursionError):
+      if isinstance(line := json.loads(text), dict) and "time" in line and _is_whole(line):
         events.append(line)
   return events
+
+
+def _is_whole(line: dict) -> bool:
+  fields = FIELDS.get(str(line.get("event")), {"event": str})
+  secs = line.get("secs", {})
+  return all(isinstance(line.get(name), kind) for name, kind in fields.items()) and (
+    isinstance(secs, dict) and all(isinstance(x, int | float) for x in secs.values())
+  )
 
 
 def starts(events: list[dict]) -> list[tuple[dict, dict[str, float]]]:
@@ -67,5 +82,5 @@ def seconds(events: list[dict]) -> dict[str, float]:
 
 def first_step_seconds(events: list[dict]) -> dict[str, float]:
   """Returns the seconds of each activity before the newest "first step"; {} without one."""
-  found = [line.get("secs", {}) for line in events if line["event"] == "first step"]
+  found = [line["secs"] for line in events if line["event"] == "first step"]
   return found[-1] if found else {}

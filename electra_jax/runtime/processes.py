@@ -45,11 +45,15 @@ def initialize(
     timeout_secs: wait for all to join; a silent process is noticed after at most 100 s.
 
   Raises:
-    ValueError: only some of the first three arguments are given.
+    ValueError: only some of the first three arguments are given, or they contradict each other.
   """
   given = bool(coordinator), num_processes > 0, process_id >= 0
   if any(given) and not all(given):
     raise ValueError("set all of coordinator, num_processes and process_id, or none")
+  if coordinator and not re.search(r":\d+$", coordinator):
+    raise ValueError(f"coordinator {coordinator} is not HOST:PORT")
+  if coordinator and process_id >= num_processes:
+    raise ValueError(f"process_id is {process_id}, but {num_processes} processes count from 0")
 
   def explain():
     print(

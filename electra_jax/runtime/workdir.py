@@ -18,6 +18,7 @@ from typing import IO
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
 VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
+GROUPS = {"model", "data", "train"}  # some of a run's configuration, in all versions
 # Of this process: in containers it may be number 1, on a host named as that of the pod before it.
 ID = uuid.uuid4().hex[:8]
 UNFINISHED_SECS = 2  # to try to delete what was not finished
@@ -204,18 +205,22 @@ def read_config(workdir: Path) -> dict | None:
   """Returns the configuration saved by `write_config`, None in an unused folder or without one.
 
   Raises:
-    ValueError: the file is damaged, or the folder holds something else.
+    ValueError: the file is damaged or another program's, or the folder holds something else.
   """
   if not workdir.is_dir():
     return None
   path = workdir / CONFIG_FILE
   if path.exists():
     try:
-      return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+      config = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
       raise ValueError(f"{path} is damaged ({error})") from error
+    if not isinstance(config, dict) or not all(isinstance(config.get(x), dict) for x in GROUPS):
+      raise ValueError(f"{path} is no configuration of electra-jax train: {workdir} is not a run")
+    return config
   # Other folders are allowed: they may hold shards or the compilation cache.
-  files = (p.name for p in workdir.iterdir() if p.is_file() or p.name == "checkpoints")
+  own = "checkpoints", VOCAB_FOLDER
+  files = (p.name for p in workdir.iterdir() if p.is_file() or p.name in own)
   strangers = sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp"))
   if strangers:
     raise ValueError(f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}: it is not a run")
