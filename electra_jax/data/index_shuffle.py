@@ -5,6 +5,8 @@ Rogaway 2002): a block cipher of just enough bits, applied again to what comes o
 cipher is Simon (Beaulieu et al. 2013) with four rounds.
 """
 
+import functools
+
 import numpy as np
 
 FIRST_KEY = 498247692  # TensorFlow's; the other two are the seed
@@ -23,12 +25,21 @@ def index_shuffle(index: np.ndarray, seed: tuple[int, int], max_index: int) -> n
   # As TensorFlow: max_index = 2^16, 2^18 ... is given one bit too few and comes out as 0 does.
   bits = max((max_index - 1).bit_length(), LEAST_BITS)
   width = (bits + 1) // 2  # of a word, half of a block
-  keys = _round_keys(seed, width)
+  keys = tuple(_round_keys(seed, width))
   left = np.ones(found.shape, bool)
-  while left.any():
-    found[left] = _encrypt(found[left], keys, width)
+  while left.any():  # about 2^bits / max_index times
+    if bits > LEAST_BITS:
+      found[left] = _encrypt(found[left], keys, width)
+    else:
+      found[left] = _encrypted(keys, width)[found[left]]
     left = found > max_index
   return found.astype(np.int64)
+
+
+@functools.lru_cache(maxsize=2)
+def _encrypted(keys: tuple[int, ...], width: int) -> np.ndarray:
+  """Returns all blocks encrypted: few examples walk long cycles."""
+  return _encrypt(np.arange(1 << 2 * width, dtype=np.uint64), keys, width)
 
 
 def _round_keys(seed: tuple[int, int], width: int) -> list[int]:
@@ -41,7 +52,7 @@ def _round_keys(seed: tuple[int, int], width: int) -> list[int]:
   return [*keys, 0xFFFFFFFC & most ^ 1 ^ keys[0] ^ right(3) ^ right(4)]
 
 
-def _encrypt(block: np.ndarray, keys: list[int], width: int) -> np.ndarray:
+def _encrypt(block: np.ndarray, keys: tuple[int, ...], width: int) -> np.ndarray:
   most = np.uint64(2**width - 1)
 
   def mix(x: np.ndarray) -> np.ndarray:
