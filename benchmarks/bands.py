@@ -130,15 +130,15 @@ def parser() -> argparse.ArgumentParser:
 
 def configured(args: argparse.Namespace) -> ConfigDict:
   """Returns the configuration of the healthy runs."""
-  file, _, arg = args.config.partition(":")
-  config = files.load(file, arg or None)
+  config = files.load_named(args.config)
   config.update_from_flattened_dict(args.fields)
   return config
 
 
 def main() -> None:
   """Runs from the command line."""
-  args = parser().parse_args()
+  p = parser()
+  args = p.parse_args()
   args.fields = {name: value(x) for name, _, x in (field.partition("=") for field in args.fields)}
   os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
   build(args)
@@ -148,6 +148,8 @@ def main() -> None:
   for fault, seed in plan:
     steps = args.broken_steps if fault else args.steps
     key = {"fault": fault, "seed": seed, "steps": steps}
+    own = {"config": args.config, "fields": args.fields}
+    key |= {k: x for k, x in own.items() if x != p.get_default(k)}
     row = rows.once(key, lambda of=(fault, seed, steps): {"lines": train(args, *of)})
     found[fault, seed] = row["lines"]
   config = configured(args)

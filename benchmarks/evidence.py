@@ -394,6 +394,9 @@ def main() -> None:
   if args.smoke:
     small, glue_too = (b._replace(flops=b.flops / 1e6, seeds=1) for b in BUDGETS[1:3])
     budgets = [small._replace(rates=RATES[:1]), glue_too]
+  known = {row["arm"] for row in rows.read()}
+  if not (args.report or args.trial or REFERENCE in {*args.only, *known}):
+    p.error(f"--only: {REFERENCE} has no row yet, and the others are compared with it")
   if args.trial and not args.rows:
     p.error("--trial needs --rows, a file of trials")
   if not args.report:

@@ -170,8 +170,7 @@ def at_rate(config: str, fields: dict, rate: float, budget: float) -> dict:
     rate: `optimizer.learning_rate`.
     budget: FLOPs.
   """
-  name, _, argument = config.partition(":")
-  loaded = files.load(name, argument or None)
+  loaded = files.load_named(config)
   loaded.update_from_flattened_dict(fields)
   fields = fields | {"optimizer.learning_rate": rate}
   optimizer = loaded.optimizer

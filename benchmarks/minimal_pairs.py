@@ -63,12 +63,8 @@ def main() -> None:
   scorer = scorers.SentenceScorer("mlm", network.cfg, source.tokenizer)
   with tempfile.TemporaryDirectory() as folder:
     export.export_hf(source, Path(folder) / "out", Console(quiet=True))
-    (masked_lm,) = (
-      config.parent
-      for config in (Path(folder) / "out").glob("*/config.json")
-      if "MaskedLM" in config.read_text()
-    )
-    peer = Peer(masked_lm)
+    role = next(role for role, found in source.networks.items() if found is network)
+    peer = Peer(Path(folder) / "out" / role)
     peer(some[0].good)
     started = time.perf_counter()
     theirs = np.array([peer(pair.good) > peer(pair.bad) for pair in some])

@@ -132,8 +132,7 @@ class Case:
   def __init__(self, name: str, smoke: bool):
     file, fields, length, self.precisions = CASES[name]
     self.name = name
-    file, _, argument = file.partition(":")
-    self.config = files.load(file, argument or None)
+    self.config = files.load_named(file)
     self.config.update_from_flattened_dict(fields | (SMOKE if smoke else {}))
     self.batch = ragged_batch(SMOKE_ROWS if smoke else ROWS, SMOKE_LENGTH if smoke else length)
     self.config.model.attention = "xla"

@@ -64,8 +64,7 @@ def main() -> None:
   p.add_argument("--json", help="write the result here")
   args = p.parse_args()
   devices, could_not = tuple(jax.devices()), []
-  file, _, argument = args.config.partition(":")
-  config = change(files.load(file, argument or None), args.set)
+  config = change(files.load_named(args.config), args.set)
   config.model.attention = "xla"  # as preflight computes it for a GPU that is elsewhere
   compiled, _ = preflight.compile_step(config, devices)
   found = {"here": preflight.used_bytes(compiled)}

@@ -95,8 +95,7 @@ def row(found: dict) -> list[str]:
   start = [name, f"`{topology}`", str(math.prod(axes))]
   if "error" in found:
     return [*start, found["error"].removeprefix("error: ")] + (len(TITLES) - 4) * [""]
-  file, _, size = name.partition(":")
-  last, config = found["costs"][-1], files.load(f"{file}.py", size or None)
+  last, config = found["costs"][-1], files.load_size(name)
   gib = f"{last['used'] / 2**30:.1f} of {last['memory'] / 2**30:.0f}"
   if not last["fits"]:
     return [*start, f"does not fit, in {last['accumulation']}", gib] + (len(TITLES) - 5) * [""]

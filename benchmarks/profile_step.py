@@ -26,7 +26,6 @@ import jax  # noqa: E402
 import machine  # noqa: E402
 import train_step  # noqa: E402
 
-from electra_jax.config import files  # noqa: E402
 from electra_jax.runtime import parallel  # noqa: E402
 
 PRODUCTS = "products: vocabulary", "products: attention", "products: layers"
@@ -157,11 +156,7 @@ def main() -> None:
   p.add_argument("--peer", action="store_true")
   p.add_argument("--json")
   args = p.parse_args()
-  config = files.load(args.config)
-  config.train.batch_size = args.batch
-  config.model.unroll = config.model.num_layers
-  config.train.accumulation = max(1, args.batch // 8)
-  train_step.change(config, args.set)
+  config = train_step.configure(args)
   parallel.keep_freed_memory()
   batch = train_step.synthetic_batch(args.batch, args.length)
   step = train_step.Ours(config, batch)

@@ -187,8 +187,7 @@ def peak_memory_gb() -> float:
 
 def configure(args: argparse.Namespace) -> ConfigDict:
   """Returns the configuration that is measured."""
-  file, _, argument = args.config.partition(":")
-  config = files.load(file, argument or None)
+  config = files.load_named(args.config)
   config.train.batch_size = args.batch
   if jax.default_backend() == "cpu":
     # What configs/base.py advises for a CPU.

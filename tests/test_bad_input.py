@@ -27,6 +27,7 @@ GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
 FIELDS = "--config.data.dir=data --config.data.seq_length=16"
 TRAIN = f"train --config=configs/quickstart.py {FIELDS} --workdir=new"
 AGAIN = "train --config=was.py --workdir=run"
+TORN = "train --config=was.py --workdir=torn"
 BUILD = "data.build --config=configs/quickstart.py --config.data.dir=built"
 TEXT = f"{BUILD} --config.data.sources=text:own/train.tsv"
 TUNE = "finetune --config=configs/finetune/own.py --config.init=finetuned --workdir=tuned"
@@ -131,6 +132,11 @@ ROWS = [
     "data.vocab_hash was 'bc7494e773ae",
   ),
   (f"{AGAIN} --config.train.steps=2 --config.allow_config_change=train", 1, "is at step 4, beyond"),
+  (
+    f"{TORN} --config.optimizer.learning_rate=1 --config.allow_config_change=optimizer",
+    1,
+    "torn/checkpoints/4 is damaged",
+  ),
   (f"{AGAIN} --config.allow_config_change=trian", 1, "unknown field trian"),
   ("train --config=was.py --workdir=bare", 1, "bare/checkpoints is missing, but metrics.jsonl has"),
   # Builds.
@@ -164,6 +170,7 @@ ROWS = [
   (f"{OWN} --workdir=picture", 1, "picture holds results.png but no results.jsonl: use another"),
   (f"{OWN} --workdir=emptied", 1, "own has no readable results: use another --workdir (emptied"),
   ("finetune --compare emptied task", 1, "task/own is damaged: No data left in file"),
+  (f"{OWN} --config.optimizer.schedule=wsd", 1, "must be one of product, joined, got 'wsd'"),
   (f"{OWN} --config.own.text=sentence", 1, "has no column 'sentence' (columns: text, label)"),
   (f"{OWN} --config.data.split=test", 1, "unknown field config.data.split"),
   (f"{TAGS} --config.data.train=own/same.tags", 1, "all words have the tag X: nothing to learn"),
@@ -317,6 +324,9 @@ def place(tmp_path_factory) -> Path:
   content = bytearray(shard.read_bytes())
   content[7] ^= 1
   shard.write_bytes(content)
+  shutil.copytree(place / "run", place / "torn")
+  largest = max((place / "torn" / "checkpoints").rglob("*"), key=lambda p: p.stat().st_size)
+  os.truncate(largest, largest.stat().st_size // 2)
   shutil.copytree(place / "run", place / "typed")
   saved["train"]["steps"] = "8"
   (place / "typed" / "config.json").write_text(json.dumps(saved))

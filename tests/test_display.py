@@ -229,7 +229,11 @@ def test_the_seconds_before_the_last_first_step_are_kept_and_a_damaged_line_is_n
     file.write('[1]\n{"time": 1.0}\n{"time": 1.0, "event": "first step"}\n')
     file.write('{"time": 1.0, "event": "goodput", "secs": {"compile": "9"}}\n')
     file.write('{"time": 1.0, "event": "start", "devices": 1}\n{"time": 1.0, "event": "fir')
-  assert len(journal.read(tmp_path)) == 4
+  events.write("warning", text="after a full disk")
+  assert len(journal.read(tmp_path)) == 5
   assert journal.first_step_seconds(journal.read(tmp_path)) == {"compile": 30.25}
   assert journal.first_step_seconds(journal.read(tmp_path / "missing")) == {}
+  known = [{"event": "start", "devices": 8}, {"event": "goodput", "secs": {"steps": 9.0}}]
+  lost = {"event": "goodput", "secs": {"steps": 3.0}}  # of a start whose line was damaged
+  assert journal.starts([*known, lost]) == [(known[0], {"steps": 9.0}), ({}, {"steps": 3.0})]
   journal.Journal(tmp_path / "missing").write("first step", secs={})  # told nobody

@@ -122,7 +122,7 @@ def test_a_lone_masked_language_model_starts_the_main_network(words45, tmp_path)
   weights = random_network(cfg, "mlm_head")
   (tmp_path / "masked_lm").mkdir()
   huggingface.save(tmp_path / "masked_lm", cfg, weights, "mlm_head", 0)
-  params, main = sources.read_params(tmp_path, words45)
+  params, main, _ = sources.read_params(tmp_path, words45)
   assert main.hidden_size == cfg.hidden_size and set(params) == {"embeddings", "discriminator"}
   assert same(params["discriminator"]["encoder"], weights["encoder"])
 
@@ -205,7 +205,9 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
   elif form == "hf":
     at = save_hf(tmp_path / "in", source)
     vocab = at / "discriminator"
-    (vocab / "tokenizer.json").unlink()  # another claim: test_hf
+    for role in ("discriminator", "generator"):
+      (at / role / "tokenizer.json").unlink()  # another claim: test_hf
+      write_vocab(at / role / "vocab.txt", size)
   else:
     at = vocab = tmp_path / "in"
     at.mkdir()
@@ -218,6 +220,23 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
   ):
     entry.main()
   assert sorted(p.name for p in tmp_path.iterdir() if p.name != "wrong") == ["in", "words"]
+
+
+def test_an_orbax_export_names_what_it_leaves_out(words45, tmp_path):
+  at = save_hf(tmp_path / "in", a_source("discriminator", "generator", vocab=words45))
+  out = io.StringIO()
+  export.run(str(at), tmp_path / "out", "orbax", Console(file=out, width=200))
+  assert out.getvalue() == f"not exported: the generator\nexported to {tmp_path / 'out'}\n"
+
+
+def test_networks_of_two_vocabularies_are_refused(words45, tmp_path):
+  at = save_hf(tmp_path / "in", a_source("discriminator", "generator", vocab=words45))
+  for role, words in (("discriminator", 1), ("generator", -1)):
+    (at / role / "tokenizer.json").unlink()
+    lines = (at / role / "vocab.txt").read_text().splitlines()
+    (at / role / "vocab.txt").write_text("\n".join(lines[:-2] + lines[-2:][::words]) + "\n")
+  with pytest.raises(sources.ExchangeError, match="discriminator/vocab.txt and .*generator.* diff"):
+    sources.open_source(at)
 
 
 @pytest.mark.parametrize("to", long_except(0, of=["orbax", "hf"]))

@@ -124,18 +124,18 @@ def test_a_resumed_history_drops_later_lines_and_a_cut_off_one(tmp_path):
   history = log.History(path, None)
   for step in (10, 20, 30):
     history.write(step, "train", {"x": step / 3})
-  history.close()
+  history.close(failed=False)
   with path.open("a") as file:
     file.write('{"step": 4')
   history = log.History(path, 20)
   history.write(30, "train", {"x": None})
-  history.close()
+  history.close(failed=False)
   assert [(x["step"], x["x"]) for x in metrics.read_history(path)] == [
     (10, 10 / 3),
     (20, 20 / 3),
     (30, None),
   ]
-  log.History(path, None).close()
+  log.History(path, None).close(failed=False)
   assert metrics.read_history(path) == []
 
 

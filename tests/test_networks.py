@@ -142,7 +142,7 @@ def test_a_masked_language_model_starts_every_network_of_its_shape_with_its_tabl
   alone = fresh(dataclasses.replace(SPEC, generator=generator))
   other = jax.tree.map(lambda x: x + 1.0, alone)
   del other["discriminator"]
-  taken, _, new = params.inherit(mine, params.by_shape(mine, other))
+  taken, _, new, _ = params.inherit(mine, params.by_shape(mine, other))
   for role in fits:
     tables = networks.embeddings(spec, taken, role)
     assert jax.tree.all(jax.tree.map(np.array_equal, tables, other["embeddings"])), role
@@ -172,7 +172,7 @@ def test_a_shared_encoder_brings_the_masked_language_models_head_to_the_generato
   other = fresh(networks.PretrainSpec(D, D, RATES, objective="bert"))
   other = jax.tree.map(lambda x: x + 1.0, other)
   mine = fresh(spec)
-  taken, _, new = params.inherit(mine, params.by_shape(mine, other))
+  taken, _, new, _ = params.inherit(mine, params.by_shape(mine, other))
   assert new == ["discriminator/rtd_head"]
   for mine, theirs in (("discriminator", "encoder"), ("generator", "mlm_head")):
     same = jax.tree.map(np.array_equal, taken[mine][theirs], other["discriminator"][theirs])
@@ -214,7 +214,7 @@ def test_no_table_of_a_source_is_left_out_in_silence():
     {"generator_kind": "uniform"},
   ):  # without a generator's tables
     mine, other = shapes(**alone), shapes(tying="none")
-    _, taken, _ = params.inherit(mine, params.by_shape(mine, other))
+    _, taken, _, _ = params.inherit(mine, params.by_shape(mine, other))
     assert "embeddings/word" in taken and "discriminator/encoder" in taken
 
 

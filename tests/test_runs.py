@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from conftest import make_tiny_config
-from rich.console import Console
 from test_train import STEPS, lines, saved
 
 from electra_jax.config import cli, compare, files
@@ -216,22 +215,20 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_made(tiny_config, tmp
     train.train(tiny_config, tmp_path)
 
 
-def test_a_warm_up_longer_than_the_run_is_a_warning_with_both_numbers(
-  tiny_config, tmp_path, capsys
-):
+def test_a_warm_up_longer_than_the_run_is_a_warning_with_both_numbers(tiny_config, tmp_path):
   for steps in (5, 12):
     tiny_config.optimizer.warmup_steps, tiny_config.train.steps = 10, steps
-    train.describe(prepare(tiny_config, tmp_path, False), Console(soft_wrap=True), [])
-    out = capsys.readouterr().out
-    assert ("optimizer.warmup_steps=10 is above train.steps=5: " in out) == (steps == 5)
+    found = [*train.contradictions(prepare(tiny_config, tmp_path, False), [])]
+    assert len(found) == (steps == 5)
+    assert all("optimizer.warmup_steps=10 is above train.steps=5: " in text for text in found)
 
 
-def test_examples_of_another_kind_than_the_shards_are_a_warning(tiny_config, tmp_path, capsys):
+def test_examples_of_another_kind_than_the_shards_are_a_warning(tiny_config, tmp_path):
   for examples in ("segments", "packed"):
     tiny_config.data.examples = examples
-    train.describe(prepare(tiny_config, tmp_path, False), Console(soft_wrap=True), [])
-    warning = "data.examples='packed', but the shards were built with 'segments'"
-    assert (warning in capsys.readouterr().out) == (examples == "packed")
+    found = [*train.contradictions(prepare(tiny_config, tmp_path, False), [])]
+    assert len(found) == (examples == "packed")
+    assert all("'packed', but the shards were built with 'segments'" in text for text in found)
 
 
 def test_a_configuration_that_is_no_python_file_is_one_line(tmp_path):
@@ -273,6 +270,15 @@ def test_a_changed_shape_is_refused_without_the_hint_to_resume_anyway():
     refuse("model,train", **{"model.num_layers": 4})  # it could not be resumed
   with pytest.raises(ValueError, match=r"resume anyway with --config.allow_config_change=train.st"):
     refuse(**{"train.steps": 6})
+
+
+def test_a_source_has_many_spellings(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  saved = {"init_from": "runs/a", "generator.init_from": None}
+  for path in ("runs/a", str(tmp_path / "runs" / "a")):
+    assert compare.differences(saved, saved | {"init_from": path}) == {}
+  assert compare.differences(saved, saved | {"init_from": "runs/b"}).keys() == {"init_from"}
+  assert compare.differences(saved, saved | {"generator.init_from": "runs/a"})
 
 
 def test_many_arrays_of_other_shapes_are_three_and_a_number():

@@ -1,6 +1,7 @@
 """Likelihoods: by NumPy, by masking one at a time, and from the command line."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from test_earlier_versions import VERSIONS
 from test_objectives import RATES, SPEC, fresh, make_batch
 
 from electra_jax.core import generators, networks, objectives, schedules
-from electra_jax.interop import sources
+from electra_jax.interop import huggingface, sources
 from electra_jax.programs import export, score, train
 from electra_jax.runtime.workdir import read_config
 
@@ -90,6 +91,39 @@ def test_electra_15s_discriminator_is_the_likelihood_itself():
   spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=2.0))
   with pytest.raises(ValueError, match="scoring needs temperature 1"):
     objectives.token_scores(spec, weights, batch, None)
+
+
+def test_electra_15_needs_no_likelihood_of_its_generator():
+  spec, weights = make("electra_15", "uniform")
+  batch = make_batch()
+  real = 1 / (1 + np.exp(detector(spec, weights, batch)))
+  expected = np.where(maskable(batch), np.log(real), 0)
+  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shards_of_another_vocabulary_are_refused(electra_run, tmp_path):
+  hf, _ = exported(electra_run, tmp_path)
+  other = tmp_path / "other"
+  shutil.copytree(read_config(electra_run)["data"]["dir"], other)
+  words = (other / "vocab.txt").read_text().splitlines()
+  (other / "vocab.txt").write_text("\n".join([*words[:-2], *words[:-3:-1]]) + "\n")
+  manifest = json.loads((other / "manifest.json").read_text())
+  manifest["vocab"]["hash"] = hashlib.sha256((other / "vocab.txt").read_bytes()).hexdigest()
+  (other / "manifest.json").write_text(json.dumps(manifest))
+  with pytest.raises(ValueError, match="is of another vocabulary than the shards: "):
+    score.Scorer(hf, other)
+
+
+def test_a_lone_masked_language_model_is_scored_as_one(tmp_path):
+  cfg, words = SPEC.discriminator, "[PAD] [UNK] [CLS] [SEP] [MASK] a b".split()
+  words += [f"w{i}" for i in range(cfg.vocab_size - len(words))]
+  folder = tmp_path / "masked_lm"  # of an export of electra_mlm, whose other folders were deleted
+  folder.mkdir()
+  weights = fresh(dataclasses.replace(SPEC, objective="bert"))
+  network = {"embeddings": weights["embeddings"], **weights["discriminator"]}
+  huggingface.save(folder, cfg, network, "mlm_head", 0)
+  (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+  assert score.Scorer(tmp_path)(["a b"]) == score.Scorer(folder)(["a b"])
 
 
 def test_electra_with_two_towers_needs_one_pass():

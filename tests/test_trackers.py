@@ -1,5 +1,6 @@
 """What gets the lines of a run: trackers by name, and the picture that is drawn anew."""
 
+import contextlib
 import io
 import sys
 import types
@@ -45,6 +46,20 @@ def test_a_run_has_its_id_in_a_tracker_until_it_starts_over(tmp_path):
 
   assert [remembered(x) for x in (False, True, True, False, True)] == list("aaabb")
   assert trackers.Start(tmp_path, 0, True, {}).remembered("mlflow", lambda: "m") == "m"
+
+
+@pytest.mark.parametrize("error", [None, OSError("disk full")])
+def test_a_run_that_fails_is_a_failed_one_in_its_trackers(error, tmp_path):
+  class Tracker:
+    def close(self, failed):
+      closed.append(failed)
+
+  closed, shown = [], Display(Console(file=io.StringIO()), Activity)
+  made = log.Log(tmp_path, shown, start_step=0, resumed=False, others=[Tracker])
+  with contextlib.suppress(OSError), contextlib.closing(made):
+    if error:
+      raise error
+  assert closed == [error is not None]
 
 
 @pytest.mark.parametrize("content", [b"", b'{"wandb": "a', b"3", b"\xff"])

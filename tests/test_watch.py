@@ -261,7 +261,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path):
         raise trackers.TrackerError("tracker: no route to host")
       seen.append(step)
 
-    def close(self):
+    def close(self, failed):
       raise trackers.TrackerError("tracker: still none")
 
   seen, out = [], io.StringIO()

@@ -249,7 +249,8 @@ def explain(error: BaseException) -> str | None:
       return f"{error.name} is not installed; it comes with: pip install 'electra_jax[{extra}]'"
   if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
     return (
-      f"the device is out of memory: raise train.accumulation, or set model.remat ({error!s:.200})"
+      "the device is out of memory: use a smaller batch, or in training raise train.accumulation or"
+      f" set model.remat ({error!s:.200})"
     )
   frames = traceback.extract_tb(error.__traceback__)
   if not frames:

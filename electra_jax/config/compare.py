@@ -23,6 +23,8 @@ SHAPES = (
   "generator.kind generator.tie generator.width_multiplier generator.depth_multiplier "
   "objective.name optimizer.name optimizer.separate_optimizers data.vocab_hash"
 ).split()
+# Fields with the path of another run or export.
+SOURCES = ("init_from", "generator.init_from")
 # Groups in which a run may differ from its reference (health.reference).
 NOT_COMPARED = "seed data eval checkpoint health hosts profile log allow_config_change".split()
 LISTED = 8  # differing fields in an error message
@@ -125,11 +127,13 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tup
 
   `saved` and `current` are flat configurations with DATA_HASHES.
   """
-  changed = (k for k in {**saved, **current} if saved.get(k) != current.get(k) and k not in FREE)
+  pairs = {k: (saved.get(k), current.get(k)) for k in {**saved, **current} if k not in FREE}
   return {
-    k: (saved.get(k), current.get(k))
-    for k in changed
-    if k in DATA_HASHES or k.split(".")[0] in DEFINING
+    k: (old, new)
+    for k, (old, new) in pairs.items()
+    if (k in DATA_HASHES or k.split(".")[0] in DEFINING)
+    and old != new
+    and not (k in SOURCES and old and new and Path(old).absolute() == Path(new).absolute())
   }
 
 

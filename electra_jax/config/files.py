@@ -95,6 +95,12 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
     raise ValueError(one_line(error)) from error
 
 
+def load_named(name: str) -> ConfigDict:
+  """Returns the configuration FILE or FILE:ARG; raises as `load`."""
+  file, _, arg = name.partition(":")
+  return load(file, arg or None)
+
+
 def load_size(size: str | None) -> ConfigDict:
   """Returns the configuration of a size.
 
@@ -104,8 +110,8 @@ def load_size(size: str | None) -> ConfigDict:
   Raises:
     FileNotFoundError, ValueError: as `load`.
   """
-  name, _, arg = (size or "base").partition(":")
-  return load(f"{name}.py", arg or None)
+  name, colon, arg = (size or "base").partition(":")
+  return load_named(f"{name}.py{colon}{arg}")
 
 
 def one_line(error: BaseException) -> str:

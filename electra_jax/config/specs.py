@@ -20,7 +20,7 @@ from electra_jax.core.masking import Masking
 from electra_jax.core.networks import TIES, PretrainSpec, generator_size
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.runtime import bands, health
-from electra_jax.runtime.workdir import CONFIG_FILE, read_config
+from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
@@ -118,9 +118,7 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
   Raises:
     ValueError: the folder holds no run.
   """
-  saved = read_config(Path(workdir))
-  if saved is None:
-    raise ValueError(f"{workdir} holds no run")
+  saved = read_run_config(workdir)
   config = saved_config(saved)
   config.model.attention = "auto"  # this machine may not support the saved value
   return make_spec(config, vocab, frozen=saved_generator(saved, vocab))

@@ -130,7 +130,7 @@ def token_scores(spec: PretrainSpec, params: dict, batch: Batch, step: int | Non
   """
   batch = jax.tree.map(jnp.asarray, batch)
   log_p, generator = OBJECTIVES[spec.objective].log_p, generator_of(spec)
-  if log_p is None or (generator and generator.log_q is None):
+  if log_p is None or (log_p is scoring.implied and generator.log_q is None):
     raise ValueError(
       f"objective {spec.objective} with a {spec.generator_kind} generator cannot score text"
     )

@@ -190,7 +190,10 @@ def matrix_axes(params) -> dict:
 
 
 def _muon(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
-  """Muon for the matrices of hidden layers, AdamW for the rest (Jordan 2024; Liu et al. 2025)."""
+  """Muon for the matrices of hidden layers, AdamW for the rest (Jordan 2024; Liu et al. 2025).
+
+  b1, b2 and eps are AdamW's; Muon has Nesterov's momentum of 0.95.
+  """
 
   def groups(params):
     axes = matrix_axes(params)

@@ -86,10 +86,11 @@ def by_shape(params: dict, other: dict) -> dict:
   return found
 
 
-def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
-  """Returns `params` with shared modules taken from `other`, the copied names and the fresh names.
+def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str], list[str]]:
+  """Returns `params` with shared modules taken from `other`.
 
-  Modules are named as in "discriminator/encoder". Heads that only one run has are left alone.
+  Also the names of the modules that were taken, those that stay fresh and those of `other` that
+  are not used, such as "discriminator/encoder".
 
   Raises:
     ValueError: shapes differ, no module is shared, or the runs tie embeddings differently.
@@ -119,7 +120,8 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str]]:
   for name in both:
     group, module = name.split("/")
     merged[group][module] = source[name]
-  return merged, both, [name for name in target if name not in source]
+  fresh, unused = ([x for x in a if x not in b] for a, b in ((target, source), (source, target)))
+  return merged, both, fresh, unused
 
 
 def _main_tables(params: dict) -> dict:

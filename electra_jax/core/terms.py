@@ -17,7 +17,7 @@ class Term:
   """A sum over the batch, its divisor, and its weight in the loss."""
 
   total: jax.Array  # scalar, or an array such as a histogram
-  count: jax.Array  # scalar number of summands; independent of the parameters
+  count: jax.Array  # scalar number of summands; independent of the parameters if in the loss
   # 0 for a term that is only reported; an array if it follows a schedule
   weight: float | jax.Array = 0.0
 

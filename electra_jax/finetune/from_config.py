@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs, validate
 from electra_jax.core.attention import ATTENTION
-from electra_jax.core.optimizer import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from electra_jax.core.optimizer import OPTIMIZERS, OptimizerConfig
 from electra_jax.core.task_heads import HEAD_LAYERS
 from electra_jax.core.transformer_config import TransformerConfig, take_fields
 from electra_jax.data import tokenizer
@@ -121,7 +121,7 @@ def check(config: ConfigDict) -> None:
     "model.dtype": ("auto", "float32", "bfloat16"),
     "model.attention": ("auto", *ATTENTION),
     "optimizer.name": OPTIMIZERS,
-    "optimizer.schedule": SCHEDULES,
+    "optimizer.schedule": ("product", "joined"),
   }
   validate.check_choices(flat, choices)
   validate.check_attention(config.model)

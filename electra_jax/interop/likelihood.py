@@ -50,7 +50,7 @@ def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
   recorded = training(source)
   settings = dict(recorded or ORIGINAL)
   if main is None or (main.is_masked_lm and recorded is None):
-    main, generator, settings["objective"] = main or generator, None, "bert"
+    main, generator, settings["objective"] = source.networks[source.main], None, "bert"
   if source.finetuned or main.head is None:
     raise ExchangeError(f"{path} has no head of pretraining, which a likelihood needs")
   kind = OBJECTIVES[settings["objective"]]

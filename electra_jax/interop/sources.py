@@ -143,8 +143,10 @@ def _open(path: Path) -> Source:
 
 def read_params(
   path: str | Path, tokens: Tokenizer, step: int | None = None
-) -> tuple[dict, TransformerConfig]:
+) -> tuple[dict, TransformerConfig, tuple[str, ...]]:
   """Returns initial parameters from a source, named as in `networks`, and the main config.
+
+  Third, descriptions of the parts of the source that were not read.
 
   Args:
     tokens: of the vocabulary that the source must have, if it has any.
@@ -155,7 +157,7 @@ def read_params(
   """
   if is_run(path):
     found = read_run(path, tokens, step)
-    return found.params, found.spec.discriminator
+    return found.params, found.spec.discriminator, ()
   if step is not None:
     raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
   source = open_for(path, tokens)
@@ -168,7 +170,7 @@ def read_params(
     params[role] = params.get(role, {}) | weights
     if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
       params[role]["embeddings"] = network.weights["embeddings"]
-  return params, main.cfg
+  return params, main.cfg, source.left_out
 
 
 def open_for(path: str | Path, tokens: Tokenizer) -> Source:
@@ -363,8 +365,11 @@ def _hugging_face(path: Path) -> Source:
       found[role] = network
       if folder.name != "generator":  # which is a masked language model, whatever it served
         card = card or {"training": read_json(folder / "config.json").get(huggingface.TRAINING)}
-  tokens = next(filter(None, map(huggingface.load_tokenizer, _hf_folders(path))), None)
-  return Source(found, tokens, card, tuple(left_out))
+  vocabularies = [*filter(None, map(huggingface.load_tokenizer, _hf_folders(path)))]
+  for other in vocabularies[1:]:
+    if text := difference(vocabularies[0], other):
+      raise ExchangeError(f"{vocabularies[0].path} and {other.path} differ: {text}")
+  return Source(found, next(iter(vocabularies), None), card, tuple(left_out))
 
 
 def _tf1(path: Path, heads: Sequence[int]) -> Source:

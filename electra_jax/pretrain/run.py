@@ -238,11 +238,9 @@ _peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second
 
 
 def start_or_continue(run: Run) -> list[str]:
-  """Saves the configuration and the vocabulary in the workdir.
+  """Returns the allowed changes of fields in a run that resumes; `save_record` is for later.
 
-  A run without any checkpoint starts over, so its configuration may differ.
-
-  Returns the allowed changes of fields.
+  A run without any checkpoint starts over, so its configuration may differ; it is saved at once.
 
   Raises:
     ValueError: the workdir holds another run, or is beyond the last step, or its checkpoints are
@@ -268,6 +266,12 @@ def start_or_continue(run: Run) -> list[str]:
       run.config.allow_config_change,
       run.workdir,
     )
+  else:
+    save_record(run)
+  return allowed
+
+
+def save_record(run: Run) -> None:
+  """Saves the configuration and the vocabulary in the workdir."""
   write_config(run.workdir, run.record)
   copy_vocab(run.shards.folder, run.shards.vocab, run.workdir / VOCAB_FOLDER)
-  return allowed

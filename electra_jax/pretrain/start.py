@@ -2,7 +2,7 @@
 
 import functools
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import jax
 from rich.console import Console
@@ -17,25 +17,31 @@ from electra_jax.interop import sources
 from electra_jax.pretrain.run import Run
 from electra_jax.runtime import checksums, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
-from electra_jax.runtime.workdir import read_config
+from electra_jax.runtime.workdir import read_run_config
+
+Warn = Callable[[str], None]
 
 
-def make_state(run: Run, checkpoints: Checkpoints, console: Console):
-  """Returns the restored or initial state and the metadata saved with it (None at step 0)."""
-  restored = _restore_newest(run, checkpoints, console)
+def make_state(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn):
+  """Returns the restored or initial state and the metadata saved with it (None at step 0).
+
+  Args:
+    warn: prints and keeps a warning.
+  """
+  restored = _restore_newest(run, checkpoints, console, warn)
   if restored is not None:
     return restored
   tokens = tokenizer.load_from(run.shards.folder, run.shards.vocab)
   if run.config.init_optimizer:
-    state = _continue_another_run(run, tokens, console)
+    state = _continue_another_run(run, tokens, console, warn)
   else:
-    state = run.fns.init_state(_initial_weights(run, tokens, console))
+    state = run.fns.init_state(_initial_weights(run, tokens, console, warn))
   if jax.process_count() > 1:  # a path in init_from may lead elsewhere on another host
     processes.assert_same({"initial weights": f"CRC-32 {checksums.of_tree(state.params):08x}"})
   return state, None
 
 
-def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):
+def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn):
   """Returns the state and the metadata of the newest intact checkpoint, None without one."""
   sharding = run.fns.sharding
   while (latest := _newest(checkpoints)) is not None:
@@ -52,7 +58,7 @@ def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console):
       place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
       checkpoints.reopen()
       found = str(error).partition("; delete that folder")[0]
-      console.print(f"warning: {found}; moved to {place}", style="bold")
+      warn(f"{found}; moved to {place}")
       continue
     took = time.perf_counter() - started
     what = "already at" if latest == run.config.train.steps else "resuming from"
@@ -68,7 +74,7 @@ def _newest(checkpoints: Checkpoints) -> int | None:
   return latest
 
 
-def _continue_another_run(run: Run, tokens: Tokenizer, console: Console):
+def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: Warn):
   """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
   origin, sharding = run.config.init_from, run.fns.sharding
 
@@ -82,28 +88,33 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console):
   state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
   processes.assert_same({"init_step": str(first)})
   console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
-  _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, console)
-  if read_config(Path(origin))["seed"] == run.config.seed:
-    console.print(f"warning: seed={run.config.seed} as in {origin}: it reads the same data again")
+  _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, warn)
+  saved = read_run_config(origin)
+  same_data = saved["data"].get("manifest") == run.shards.digest
+  if same_data and saved["seed"] == run.config.seed:
+    warn(f"seed={run.config.seed} as in {origin}: it reads the same data again")
   state = restarted(sharding.to_local(state))
   return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
 
 
-def _initial_weights(run: Run, tokens: Tokenizer, console: Console) -> dict:
+def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) -> dict:
   """Returns fresh parameters with those of init_from and generator.init_from, if they are set."""
   origin, step = run.config.init_from, run.config.init_step
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
-    found, cfg = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
+    read = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
+    found, cfg, left_out = read
     found = params.by_shape(weights, found)
     if _is_frozen(run):  # its generator is that of generator.init_from
       found = {role: tree for role, tree in found.items() if role != "generator"}
-    weights, taken, fresh = params.inherit(weights, found)
-    _warn_of_differences(run, cfg, console)
+    weights, taken, fresh, unused = params.inherit(weights, found)
+    _warn_of_differences(run, cfg, warn)
     weights = parallel.replicate(weights)
     console.print(f"starting from the parameters of {origin}: {', '.join(taken)}")
     if fresh := [x for x in fresh if not (_is_frozen(run) and x.startswith("generator/"))]:
       console.print(f"newly initialised: {', '.join(fresh)}")
+    if unused := [*unused, *left_out]:
+      console.print(f"not used: {', '.join(unused)}")
   return _with_frozen_generator(run, weights, tokens, console)
 
 
@@ -122,6 +133,6 @@ def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: 
   return {**weights, "generator": parallel.replicate(found.weights)}
 
 
-def _warn_of_differences(run: Run, cfg: TransformerConfig, console: Console) -> None:
+def _warn_of_differences(run: Run, cfg: TransformerConfig, warn: Warn) -> None:
   if changes := differences(run.spec.discriminator, cfg):
-    console.print(f"warning: {'; '.join(changes)} in {run.config.init_from}", style="bold")
+    warn(f"{'; '.join(changes)} in {run.config.init_from}")

@@ -118,7 +118,7 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
   if reason:
     console.print(f"not exported: the generator: {reason}")
   for what in left_out:
-    console.print(f"not exported: {what}: Hugging Face's class has no equivalent")
+    console.print(f"not exported: {what} (not read, or Hugging Face has no class for it)")
 
 
 def _write_hf(folder: Path, network: Network, source: Source, console: Console) -> None:
@@ -252,4 +252,7 @@ def run(
         raise ExchangeError(f"{path} has no discriminator")
       with new_folder(out, _bytes(source, "discriminator")) as folder, doing("writing"):
         sources.save_orbax(folder, source)
+      others = (f"the {role}" for role in source.networks if role != "discriminator")
+      for what in (*source.left_out, *others):
+        console.print(f"not exported: {what}")
   console.print(f"exported to {out}")

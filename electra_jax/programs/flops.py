@@ -17,9 +17,8 @@ def run(config: ConfigDict | None, match: str | None, console: Console) -> None:
     return
   console.print(config_table(config))
   if match:
-    name, _, arg = match.partition(":")
-    other = files.load(files.resolve(name), arg or None)
-    cli.check_base(other, name, "base.py")
+    other = files.load_named(match)
+    cli.check_base(other, match, "base.py")
     for title, steps in matching_steps(config, other).items():
       console.print(f"{steps:,} steps cost as much as all of {match}, {title}")
 

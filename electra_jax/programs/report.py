@@ -9,7 +9,7 @@ from rich.console import Console
 from electra_jax.config import compare, specs
 from electra_jax.runtime import bands, metrics
 from electra_jax.runtime.display import doing
-from electra_jax.runtime.workdir import read_config, replacing
+from electra_jax.runtime.workdir import read_run_config, replacing
 
 # The data of a run, wherever it lies: the runs of a band share it as they share their recipe.
 DATA_FIELDS = ("data.seq_length", *compare.DATA_HASHES)
@@ -23,9 +23,7 @@ def make_band(folders: Sequence[Path]) -> bands.Band:
   """
   found = []
   for folder in folders:
-    saved = read_config(folder)
-    if saved is None:
-      raise ValueError(f"{folder} holds no run of electra-jax train")
+    saved = read_run_config(folder)
     flat = compare.flatten(saved)
     hashes = {k: flat.get(k) for k in compare.DATA_HASHES}
     found.append(compare.flatten(specs.saved_config(saved)) | hashes)

@@ -20,20 +20,19 @@ class Scorer:
 
   def __init__(self, path: str | Path, data_dir: str | None = None, batch_size: int = 32):
     is_run = sources.is_run(path)
-    source = None if is_run else sources.open_source(path)
     folder = data_dir or (sources.data_folder(path) if is_run else None)
-    if folder:
-      self.tokenizer = tokenizer.load_from(folder, sources.vocab_of(folder))
-    elif source.tokenizer is None:
-      raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
-    else:
-      self.tokenizer = source.tokenizer
-    vocab = self.tokenizer.vocab
+    tokens = folder and tokenizer.load_from(folder, sources.vocab_of(folder))
     if is_run:
-      self.spec, params, step = sources.read_run(path, self.tokenizer)
+      self.tokenizer = tokens
+      self.spec, params, step = sources.read_run(path, tokens)
     else:
+      source = sources.open_for(path, tokens) if tokens else sources.open_source(path)
+      self.tokenizer = tokens or source.tokenizer
+      if self.tokenizer is None:
+        raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
       sources.check_vocab(self.tokenizer, source.networks, path)
-      self.spec, params, step = likelihood.as_run(source, vocab, str(path))
+      found = likelihood.as_run(source, self.tokenizer.vocab, str(path))
+      self.spec, params, step = found
     self.batch_size = batch_size
     # Without a generator, `spec.generator` is the discriminator's config.
     both = self.spec.discriminator, self.spec.generator

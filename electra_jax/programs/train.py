@@ -15,7 +15,7 @@ from electra_jax.config import cli, compare, validate
 from electra_jax.core import generators
 from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.loop import Monitors, loop, settle
-from electra_jax.pretrain.run import Run, prepare, start_or_continue
+from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
 from electra_jax.pretrain.start import make_state
 from electra_jax.runtime import (
   checkpoint,
@@ -113,13 +113,23 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, 
       with goodput.doing("data"):
         run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack))
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
+      events, warned = journal.Journal(workdir, jax.process_index() == 0), []
+
+      def warn(text: str) -> None:
+        console.print(f"warning: {text}", style="bold")
+        warned.append(text)
+
       describe(run, console, allowed)
-      events = journal.Journal(workdir, jax.process_index() == 0)
+      for text in contradictions(run, allowed):
+        warn(text)
       checkpoints = stack.enter_context(_open_checkpoints(run))
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
-        state, meta = make_state(run, checkpoints, console)
+        state, meta = make_state(run, checkpoints, console, warn)
+      processes.run_on_all(lambda: save_record(run) if jax.process_index() == 0 else None)
       events.write("start", step=int(state.step), **start_event(run))
+      for text in warned:
+        events.write("warning", text=text)
       display.begin(int(state.step), config.train.steps)
       steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
@@ -200,7 +210,12 @@ def train_with_rollback(run: Run, state, meta: dict | None, display: Display, mo
           settle(run, log, monitors.checkpoints)
     del state  # donated to the failed step
     with monitors.goodput.doing("restore"):
-      state, meta = make_state(run, monitors.checkpoints, display.console)
+      warn = functools.partial(_warn, log)
+      state, meta = make_state(run, monitors.checkpoints, display.console, warn)
+
+
+def _warn(log: Log, text: str) -> None:
+  log.warn([text])
 
 
 def destinations(run: Run, step: int, resumed: bool) -> list[Callable[[], Tracker]]:
@@ -251,7 +266,11 @@ def shared_or_not(workdir: Path) -> str:
 
 
 def describe(run: Run, console: Console, allowed: list[str]) -> None:
-  """Prints a summary of the run."""
+  """Prints a summary of the run.
+
+  Args:
+    allowed: changes of fields in a run that resumes.
+  """
   c, sizes = run.config, generators.count_networks(run.spec, run.fns.shapes.params)
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
@@ -281,24 +300,24 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   console.print(f"changed from base:{'' if changed else ' nothing'}")
   for name, (base, value) in changed.items():
     console.print(f"  {name} = {value!r} ({base!r})", markup=False)
+
+
+def contradictions(run: Run, allowed: list[str]) -> Iterator[str]:
+  """Yields a warning for each field that has no effect, or an odd one; arguments as `describe`."""
+  c, changed = run.config, compare.changed_from_base(run.config)
   if unused := [name for name in allowed if name in START_FIELDS]:
-    console.print(
-      f"warning: {', '.join(unused)} has no effect on a run that resumes from a checkpoint",
-      style="bold",
-    )
+    yield f"{', '.join(unused)} has no effect on a run that resumes from a checkpoint"
   for field in BUILT_FIELDS:
     built, wanted = run.shards.manifest["build"].get(field), c.data[field]
     if f"data.{field}" in changed and built not in (None, wanted):
-      console.print(
-        f"warning: data.{field}={wanted!r}, but the shards were built with {built!r}: training"
-        " reads them as they are",
-        style="bold",
+      yield (
+        f"data.{field}={wanted!r}, but the shards were built with {built!r}: training reads them as"
+        " they are"
       )
   if (warmup := c.optimizer.warmup_steps) > c.train.steps:
-    console.print(
-      f"warning: optimizer.warmup_steps={warmup:,} is above train.steps={c.train.steps:,}: the"
-      f" learning rate ends at {c.train.steps / warmup:.1%} of optimizer.learning_rate",
-      style="bold",
+    yield (
+      f"optimizer.warmup_steps={warmup:,} is above train.steps={c.train.steps:,}: the learning rate"
+      f" ends at {c.train.steps / warmup:.1%} of optimizer.learning_rate"
     )
 
 

@@ -49,7 +49,7 @@ class Panel(NamedTuple):
 
 
 def draw(runs: Sequence[SavedRun]) -> dict[str, dict[str, Panel]]:
-  """Returns {group: {metric: panel}} of all metrics but the timings."""
+  """Returns {group: {metric: panel}} of the metrics in `curves.layout`."""
   layout = curves.layout([line for run in runs for line in run.history])
   names = [name for together in layout.values() for name in together]
   found: dict[str, dict[str, Panel]] = {key: {} for key in TITLES}
@@ -60,8 +60,6 @@ def draw(runs: Sequence[SavedRun]) -> dict[str, dict[str, Panel]]:
 
 def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
   """Draws one metric: a line for training, dots for evaluations, dashes for baselines."""
-  fractions = name.endswith(curves.FRACTIONS)
-  unit = "nats" if name.endswith(("loss", "entropy")) else "fraction" if fractions else ""
   plot = figure(
     name=name,
     height=250,
@@ -95,4 +93,5 @@ def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
   tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (terminal.label(name), "@value{0.0000}")]
   plot.add_tools(HoverTool(renderers=pointed, tooltips=tips, mode="mouse"))
   plot.axis.axis_label_text_font_size = "9pt"
-  return Panel(f"{terminal.label(name)}{f', {unit}' if unit else ''}", note, plot)
+  title = ", ".join(filter(None, (terminal.label(name), curves.unit(name))))
+  return Panel(title, note, plot)

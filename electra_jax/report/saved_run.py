@@ -14,7 +14,7 @@ from electra_jax.data.tokenizer import Vocab
 from electra_jax.interop import sources
 from electra_jax.runtime import checkpoint, journal, metrics
 from electra_jax.runtime.chance import Chance
-from electra_jax.runtime.workdir import read_config
+from electra_jax.runtime.workdir import read_run_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +91,7 @@ def read(folder: Path, name: str) -> SavedRun:
     ValueError: the folder holds no run, or no line of a log yet.
     OSError: it cannot be read.
   """
-  saved = read_config(folder)
-  if saved is None:
-    raise ValueError(f"{folder} holds no run of electra-jax train")
+  saved = read_run_config(folder)
   history = metrics.read_history(folder / metrics.HISTORY_FILE)
   if not history:
     raise ValueError(f"{folder / metrics.HISTORY_FILE} has no line yet: the run has just begun")

@@ -195,7 +195,10 @@ def commands(run: SavedRun) -> dict[str, str]:
   """Returns suggested commands: {purpose: command}."""
   folder = shlex.quote(str(run.folder))
   known = run.start.get("command") or (f"electra-jax train --config=CONFIG --workdir={folder}")
-  what = "train on" if run.done < run.config.train.steps else "train on, with more train.steps"
+  what = "train on"
+  if run.done >= run.config.train.steps:
+    what += ", with more train.steps"
+    known += " --config.train.steps=STEPS --config.allow_config_change=train.steps"
   return {
     what: known,
     "export to Hugging Face": f"electra-jax export {folder} {folder}-hf --to hf",

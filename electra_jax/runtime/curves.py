@@ -28,7 +28,7 @@ class Redrawn:
       self._draw()
       self._drawn = time.monotonic()
 
-  def close(self) -> None:
+  def close(self, failed: bool) -> None:
     """Does nothing: the run draws the final picture."""
 
 
@@ -87,7 +87,7 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
   """Returns {title: metric names}, one entry per panel.
 
   Each loss has a panel. Fractions with a common prefix share one, and single ones share another.
-  Other metrics have a panel each; timings are omitted.
+  Other metrics have a panel each; timings and the norms of weights and updates are omitted.
   """
   skipped = {"step", "split", *metrics.TIMING, "param_norm", "update_norm"}
   names = [n for n in dict.fromkeys(k for line in history for k in line) if n not in skipped]
@@ -105,6 +105,17 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
   return panels | {terminal.label(name): [name] for name in rest}
 
 
+def unit(name: str) -> str:
+  """Returns the unit of a metric's axis.
+
+  >>> unit("sample_entropy"), unit("rtd_auc"), unit("grad_norm")
+  ('nats', 'fraction', '')
+  """
+  if name.endswith(("loss", "entropy")):
+    return "nats"
+  return "fraction" if name.endswith(FRACTIONS) else ""
+
+
 def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chance) -> None:
   for name, colour in zip(names, COLOURS * len(names), strict=False):
     alone = len(names) == 1
@@ -117,12 +128,10 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
       label = f"trivial baseline: {what}" if alone else None
       grey = "#666666" if alone else colour
       axis.plot(steps, values, color=grey, linestyle="--", linewidth=1, label=label)
-  fractions = all(name.endswith(FRACTIONS) for name in names)
-  unit = "nats" if title.endswith("loss") else "fraction" if fractions else ""
   notes = "" if len(names) == 1 else " (points: held-out; dashed: trivial baseline)"
   axis.set_title(f"{title}{notes}", fontsize=10 if not notes else 8.5)
   axis.set_xlabel("step", fontsize=8)
-  axis.set_ylabel(unit, fontsize=8)
+  axis.set_ylabel(unit(names[0]), fontsize=8)
   axis.tick_params(labelsize=8)
   axis.grid(alpha=0.25)
   axis.spines[["top", "right"]].set_visible(False)

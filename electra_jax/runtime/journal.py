@@ -8,6 +8,7 @@ evaluations, saves and the end.
 
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,13 @@ class Journal:
   def write(self, event: str, **values: Any) -> None:
     """Appends an event with values that JSON can hold."""
     if self._enabled:
-      line = json.dumps({"time": round(time.time(), 1), "event": event, **values})
-      with contextlib.suppress(OSError), self._path.open("a") as file:
-        file.write(line + "\n")
+      line = json.dumps({"time": round(time.time(), 1), "event": event, **values}) + "\n"
+      with contextlib.suppress(OSError), self._path.open("a+b") as file:
+        if end := file.seek(0, os.SEEK_END):
+          file.seek(end - 1)
+          if file.read(1) != b"\n":  # a full disk has cut the last line
+            line = "\n" + line
+        file.write(line.encode())
 
 
 def read(folder: Path) -> list[dict]:
@@ -67,8 +72,9 @@ def starts(events: list[dict]) -> list[tuple[dict, dict[str, float]]]:
     if line["event"] == "start":
       found.append((line, {}))
     elif line["event"] == "goodput":
-      start = found.pop()[0] if found else {}  # whose line was damaged
-      found.append((start, line["secs"]))
+      # They grow within a start; else, or at first, the line of their start was damaged.
+      grew = found and sum(line["secs"].values()) >= sum(found[-1][1].values())
+      found.append((found.pop()[0] if grew else {}, line["secs"]))
   return found
 
 

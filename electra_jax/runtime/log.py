@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class History:
     with naming(self.path):
       os.fsync(self._file.fileno())
 
-  def close(self) -> None:
+  def close(self, failed: bool) -> None:
     """Closes the file."""
     self._file.close()
 
@@ -75,7 +76,7 @@ class Log:
     start_step: the step from which the run starts or resumes.
     others: make further destinations of the lines. One that cannot be made ends the run; a tracker
       that fails later is dropped.
-    must_write: raise if a line cannot be written; if False, warn.
+    must_write: raise if a file or a line cannot be written; if False, warn.
     enabled: True in one process only.
   """
 
@@ -143,8 +144,8 @@ class Log:
       self.display.print_line(f"warning: {warning}", style="bold")
 
   def close(self) -> None:
-    """Closes the files, ignoring errors."""
+    """Closes the files, ignoring errors; after an exception trackers show a failed run."""
     for place in self._places:
       with contextlib.suppress(OSError, TrackerError):  # failed writes were already reported
-        place.close()
+        place.close(failed=sys.exception() is not None)
     self._places = []

@@ -123,7 +123,8 @@ def run_on_all(action: Callable[[], T]) -> T:
     result = action()
   except Exception as error:
     failure = error
-  reason = repr(failure).encode()[:1000] if failure else b""
+  # Not repr: that of an OSError has no path.
+  reason = f"{type(failure).__name__}({str(failure)!r})".encode()[:1000] if failure else b""
   padded = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
   gathered = [bytes(row).rstrip(b"\0") for row in _everyones(padded)]
   errors = {i: text.decode(errors="replace") for i, text in enumerate(gathered) if text}

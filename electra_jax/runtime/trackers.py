@@ -59,8 +59,8 @@ class Tracker(Protocol):
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Adds the numbers of a line."""
 
-  def close(self) -> None:
-    """Ends the run there."""
+  def close(self, failed: bool) -> None:
+    """Ends the run there, as failed or finished."""
 
 
 class Events:
@@ -91,7 +91,7 @@ class Events:
         self._writer.write_event(event)
       self._writer.flush()
 
-  def close(self) -> None:
+  def close(self, failed: bool) -> None:
     """Closes the file."""
     self._writer.close()
 
@@ -124,10 +124,10 @@ class Wandb:
     with _failing("wandb", self._errors):
       self._run.log({"step": step, **_numbers(split, values)})
 
-  def close(self) -> None:
+  def close(self, failed: bool) -> None:
     """Waits until wandb's process has received all lines."""
     with _failing("wandb", self._errors):
-      self._run.finish()
+      self._run.finish(exit_code=int(failed))
 
 
 class Mlflow:
@@ -165,10 +165,10 @@ class Mlflow:
       batch = [self._metric(name, value, now, step) for name, value in numbers.items()]
       self._client.log_batch(self._run, metrics=batch)
 
-  def close(self) -> None:
-    """Marks the run as finished. Raises TrackerError."""
+  def close(self, failed: bool) -> None:
+    """Marks the run as failed or finished. Raises TrackerError."""
     with _failing("mlflow", self._error):
-      self._client.set_terminated(self._run)
+      self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
 @dataclasses.dataclass(frozen=True)

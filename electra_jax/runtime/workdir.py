@@ -227,6 +227,18 @@ def read_config(workdir: Path) -> dict | None:
   return None
 
 
+def read_run_config(workdir: str | Path) -> dict:
+  """Returns the configuration that the run in a folder saved.
+
+  Raises:
+    ValueError: as `read_config`, or the folder holds no run.
+  """
+  saved = read_config(Path(workdir))
+  if saved is None:
+    raise ValueError(f"{workdir} holds no run of electra-jax train")
+  return saved
+
+
 def write_config(workdir: Path, config: dict) -> None:
   """Writes the configuration atomically."""
   with replacing(workdir / CONFIG_FILE) as temporary:

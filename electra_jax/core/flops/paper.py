@@ -149,8 +149,8 @@ def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:
 
   Beyond the paper: windows and gates count as they are computed; biases, norms and positions as in
   the paper's blocks, whatever replaces them. A frozen generator and a second sampling pass count
-  forward only; a two-tower generator's vocabulary layer counts on every token. Sampling and
-  single-logit heads do not count.
+  forward only; a two-tower generator's vocabulary layer counts on every token. Sampling,
+  single-logit heads and a detection head beside a vocabulary layer do not count.
   """
   definition, generator, parts = OBJECTIVES[spec.objective], generator_of(spec), {}
   if generator and generator.encoders:
