@@ -50,8 +50,7 @@ look() {  # says the state: empty where there is no slice, unknown where nobody 
 log=runs/$NAME.log errors=runs/$NAME.errors turn=0 failures=0 last='' code=''
 if [ "$dry" ]; then log=/dev/null errors=/dev/null; else mkdir -p runs; fi
 while [ -z "$code" ]; do
-  turn=$((turn + 1))
-  state=$(look)
+  turn=$((turn + 1)) state=$(look)
   if [ "$dry" ] && [ $turn = 2 ]; then state=ACTIVE; fi
   case $state in
     '') queue create --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$runtime" \
@@ -67,8 +66,9 @@ while [ -z "$code" ]; do
       fi
       if [ $failures = 3 ]; then code=1; elif [ "${code:-143}" -gt 128 ]; then code=''; fi
       if [ "$dry" ]; then code=0; fi ;;
-    SUSPENDED | FAILED)  # preempted: what counts is in the bucket
-      failures=0; queue delete --force --quiet || true ;;
+    SUSPENDED | FAILED)  # preempted, or not provisioned; what counts is in the bucket
+      if [ "$state" = SUSPENDED ]; then failures=0; elif [ $((failures += 1)) = 3 ]; then code=1; fi
+      echo "$NAME: $state" >&2; queue delete --force --quiet || true ;;
   esac
   if [ -z "$code" ]; then run sleep 30; fi
 done

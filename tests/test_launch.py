@@ -322,6 +322,8 @@ def test_a_slice_that_cannot_be_created_or_deleted_is_an_error(launch, tmp_path)
   cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 0"], broken="delete")
   done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
   assert done.returncode == 1 and "could not be deleted: it is still billed" in done.stderr
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **fake_cloud(tmp_path, ["FAILED"] * 9, []))
+  assert done.returncode == 1 and done.stderr.count("large: FAILED") == 3
 
 
 def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, tmp_path):

@@ -1,4 +1,4 @@
-"""Checks a configuration before any data or device is touched.
+"""Checks a configuration before any data is read.
 
 Each error is a ValueError of one line that names the field and the numbers.
 """

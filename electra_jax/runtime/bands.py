@@ -2,8 +2,9 @@
 
 For each metric and log step a band has the mean over n seeds and a tolerance, the larger of
 - the prediction interval of one more run, t s sqrt(1 + 1/n): s is the standard deviation over
-  seeds, pooled over SMOOTH neighbouring lines because three seeds estimate it badly, and t is
-  Student's quantile for these degrees of freedom at a false-alarm rate of ALARM per line;
+  seeds, pooled over SMOOTH neighbouring lines because three seeds estimate it badly, or the line's
+  own if that is larger; t is Student's quantile for these degrees of freedom at a false-alarm rate
+  of ALARM per line;
 - FLOOR x the metric's largest mean, which allows for other devices, versions and similar corpora.
 Successive lines are correlated and many metrics are tested, so a metric has left the band only
 after two lines in a row on the same side, or one at more than twice the tolerance.
