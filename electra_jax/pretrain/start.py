@@ -102,8 +102,7 @@ def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) 
   origin, step = run.config.init_from, run.config.init_step
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
-    read = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
-    found, cfg, left_out = read
+    found, cfg, left_out = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
     found = params.by_shape(weights, found)
     if _is_frozen(run):  # its generator is that of generator.init_from
       found = {role: tree for role, tree in found.items() if role != "generator"}

@@ -31,8 +31,7 @@ class Scorer:
       if self.tokenizer is None:
         raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
       sources.check_vocab(self.tokenizer, source.networks, path)
-      found = likelihood.as_run(source, self.tokenizer.vocab, str(path))
-      self.spec, params, step = found
+      self.spec, params, step = likelihood.as_run(source, self.tokenizer.vocab, str(path))
     self.batch_size = batch_size
     # Without a generator, `spec.generator` is the discriminator's config.
     both = self.spec.discriminator, self.spec.generator
