@@ -126,6 +126,7 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, 
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
         state, meta = make_state(run, checkpoints, console, warn)
+      # Not before: a resume that is refused leaves the record of its run as it was.
       processes.run_on_all(lambda: save_record(run) if jax.process_index() == 0 else None)
       events.write("start", step=int(state.step), **start_event(run))
       for text in warned:
