@@ -22,8 +22,9 @@ AS_PUBLISHED = {
   "electra_tt": {},  # ELECTRA's loss, and Electric's generator and weight
 }
 TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
-# The same after half of the FLOPs by another arm: {arm: the one that it starts from}.
-STARTS = {f"{name}-from-bert": "bert" for name in ("electra", "electra_mlm")}
+# The same after half of the FLOPs by another arm: {arm: the one that it starts from}. The first is
+# a control: it has a second schedule too, and no other objective.
+STARTS = {f"{name}-from-bert": "bert" for name in ("bert", "electra", "electra_mlm")}
 # Tuned, with Electric's generator: {arm: the discriminator's weight}.
 TOWERS = {"electra_mlm-tt": 5.0, "electra_mlm-tt-w1": 1.0}
 ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED), *STARTS, *TOWERS)
