@@ -92,8 +92,8 @@ SPEED = {
   "large 512": Shape("configs/large.py", 32, 512, 3, FUSED),
 }
 MEMORY = {
-  "small": Shape("configs/small.py", 128, 128, 1.5, in_smoke=True),
-  "base": Shape("configs/base.py", 32, 512, 2),
+  "small": Shape("configs/small.py", 128, 128, 5, in_smoke=True),
+  "base": Shape("configs/base.py", 32, 512, 3),
 }
 TINY = {
   "model.num_layers": 2,

@@ -39,6 +39,17 @@ def describe() -> dict:
   }
 
 
+def devices() -> str:
+  """Returns how many devices of which kind JAX uses; a CPU by the name of its processor."""
+  import jax
+
+  kind = jax.devices()[0].device_kind
+  if kind == "cpu":
+    found = describe()
+    kind = f"cpu, {found['cores']} cores of {found['processor']}"
+  return f"{jax.device_count()} x {kind}"
+
+
 def _field(path: str, name: str) -> str | None:
   """Returns the first value of `name` in one of Linux's tables."""
   try:

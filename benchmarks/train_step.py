@@ -260,7 +260,7 @@ def main() -> None:
   peers.stop(ready)
   secs = {name: [x / args.steps for x in values] for name, values in secs.items()}
   result = {
-    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "device": machine.devices(),
     "sizes": f"{args.config}, batch {args.batch} x {args.length},"
     f" {ours.spec.discriminator.compute.dtype},"
     f" dropout {ours.spec.discriminator.dropout}, in {config.train.accumulation} microbatches",

@@ -159,7 +159,7 @@ ROWS = [
   (f"{BUILD} --part=0/2 -- --direct", 2, "--part goes with neither --overwrite, --runner nor opt"),
   (f"{BUILD} --config.data.vocab=words --part=0/1", 1, "no such vocabulary file, nor one of wordp"),
   (f"{TEXT} --config.data.vocab=twice.txt --part=0/1", 1, "has 1 entries twice, the first is 'a'"),
-  (f"{TEXT} --part=0/9", 1, "config.data.parts=9: a part is a file or more, and there are 1"),
+  (f"{TEXT} --part=0/9", 1, "9 parts: a part is a file or more, and there are 1"),
   # Fine-tuning.
   ("finetune --config=configs/finetune/own.py", 2, "--workdir"),
   ("finetune --config=configs/finetune/own.py --workdir=", 2, "--workdir=DIR are needed"),

@@ -145,7 +145,7 @@ def _opened(
   check(config)
   folder, shared = Path(config.data.dir), count is not None
   work, is_new = folder / shards.BUILDING, not folder.exists()
-  found, made = None if overwrite else _finished(config, folder), None
+  found, made = None if overwrite else _finished(config, folder, count), None
   with contextlib.ExitStack() as locks:
     if not found:
       plans.check(config, count)
@@ -157,7 +157,7 @@ def _opened(
       with contextlib.ExitStack() as alone:
         if shared:  # waits for a process that joins, so as not to start a finished build again
           alone.enter_context(shards.locked(folder / JOINING_LOCK, wait=True))
-        found = None if overwrite else _finished(config, folder)
+        found = None if overwrite else _finished(config, folder, count)
         if not found:
           if not overwrite:
             shards.check_unused(folder, config.data.vocab)
@@ -209,13 +209,17 @@ def check(config: ConfigDict) -> None:
       raise ValueError(f"config.data.{field}={data[field]} is not between {low} and {high}")
 
 
-def _finished(config: ConfigDict, folder: Path) -> dict | None:
-  """Returns the manifest of a finished build, if any. Raises DataError if it is another build."""
+def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dict | None:
+  """Returns the manifest of a finished build, if any; `count` as in `_opened`.
+
+  Raises:
+    DataError: it is another build.
+  """
   if not (folder / shards.MANIFEST).exists():
     return None
   manifest = shards.read_manifest(folder)
-  wanted = settings(config)
-  if not config.data.parts:
+  wanted = settings(config) | ({"parts": count} if count else {})
+  if not wanted["parts"]:
     del wanted["parts"]  # as many as there are
   built = _settings_of(manifest, wanted)
   there, here = _comparable(built), _comparable(wanted)
@@ -233,7 +237,7 @@ def _finished(config: ConfigDict, folder: Path) -> dict | None:
   if differing:
     raise DataError(
       f"{folder} holds another build ({'; '.join(differing)}): choose another config.data.dir, or "
-      "replace it with --overwrite"
+      + ("delete it" if count else "replace it with --overwrite")
     )
   shards.check_files(folder, manifest)
   print_line(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")

@@ -55,5 +55,8 @@ def repeated(digests: np.ndarray) -> np.ndarray:
   array([False, False,  True])
   """
   found = np.ones(len(digests), bool)
-  found[np.unique(digests, return_index=True)[1]] = False  # the indices of first occurrences
+  first_bytes = digests.view(np.uint8)[:: DTYPE.itemsize].copy()
+  for value in range(256):  # sorting all at once takes four times their memory
+    (places,) = np.nonzero(first_bytes == value)
+    found[places[np.unique(digests[places], return_index=True)[1]]] = False
   return found

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -50,12 +51,14 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
     shared: other processes may be building here, so nothing is deleted.
 
   Raises:
-    DataError: it holds finished parts of another plan, or is shared and of another plan.
+    DataError: it holds finished parts or several samples of another plan, or is shared and of
+      another plan.
   """
   path = work / PLAN
   found = path.read_text("utf-8") if path.exists() else plan.text
   if found != plan.text:
-    if shared or (not start_over and any(work.glob(f"{PART}-*/{DONE}"))):
+    written, read = (list(work.glob(f"{kind}-*/{DONE}")) for kind in (PART, SAMPLE))
+    if shared or (not start_over and (written or len(read) > 1)):
       raise DataError(
         f"{work} holds parts of another build ({_difference(found, plan)}): go on with its"
         " configuration, or delete the folder"
@@ -77,11 +80,14 @@ def check_plan(work: Path, plan: Plan) -> None:
 
 def _difference(found: str, plan: Plan) -> str:
   try:
-    before = json.loads(found)["settings"]
-    names = [k for k, v in plan.settings.items() if before.get(k) != v]
+    before, now = json.loads(found), json.loads(plan.text)
+    others = {"input files": "files", "vocabulary": "vocab"}
+    names = [k for k, v in now["settings"].items() if before["settings"].get(k) != v]
+    names += [name for name, key in others.items() if before[key] != now[key]]
+    names += [f"versions of {k}" for k, v in now["versions"].items() if before["versions"][k] != v]
   except (ValueError, LookupError, TypeError, AttributeError):
-    return "its plan.json is damaged"
-  return f"{', '.join(names)} differ" if names else "the input files or the vocabulary differ"
+    names = []
+  return f"{', '.join(names)} differ" if names else "its plan.json is damaged"
 
 
 @contextlib.contextmanager
@@ -96,6 +102,7 @@ def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
   try:
     content = {"plan": plan.digest}
     yield temporary, content
+    content["bytes"] = {path.name: path.stat().st_size for path in temporary.iterdir()}
     with open(temporary / DONE, "w", encoding="utf-8") as file:
       json.dump(content, file)
       file.flush()
@@ -120,15 +127,34 @@ def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
     return None
   try:
     content = json.loads((folder / DONE).read_bytes())
-    files = [shard for split in content.get("splits", {}).values() for shard in split["shards"]]
-    whole = all((folder / file["file"]).stat().st_size == file["bytes"] for file in files)
+    sizes = content["bytes"].items()
+    whole = all((folder / file).stat().st_size == size for file, size in sizes)
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     whole = False
   if not whole:
-    raise DataError(f"{folder} is damaged: delete it and build it again")
+    raise _damaged(folder)
   if content["plan"] != plan.digest:
     raise DataError(f"{folder} is of another build: delete it and build it again")
   return content
+
+
+def _damaged(folder: Path) -> DataError:
+  return DataError(f"{folder} is damaged: delete it and build it again")
+
+
+def _read(path: Path) -> list | dict[str, np.ndarray]:
+  """Returns the content of a JSON file of a piece of work, or the arrays of another.
+
+  Raises:
+    DataError: it is damaged.
+  """
+  try:
+    if path.suffix == ".json":
+      return json.loads(path.read_text("utf-8"))
+    with np.load(path) as found:
+      return dict(found)
+  except (OSError, ValueError, zipfile.BadZipFile) as error:
+    raise _damaged(path.parent) from error
 
 
 def missing(work: Path, plan: Plan, kind: str, parts: Iterable[int]) -> list[int]:
@@ -193,7 +219,7 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
     if plan.trains_vocab:
       texts = []
       for part in range(plan.parts):
-        found = json.loads((work / name_of(SAMPLE, part) / TEXTS).read_text("utf-8"))
+        found = _read(work / name_of(SAMPLE, part) / TEXTS)
         texts += [text for i, text in found if left_out is None or not left_out[part][i]]
       vocab = build_vocab.trained(plan.config, texts, folder)
     else:
@@ -207,15 +233,16 @@ def _write_duplicates(work: Path, plan: Plan, folder: Path) -> list[np.ndarray]:
   Returns:
     The same, bool [documents] a part.
   """
-  digests = []
+  digests, counts = bytearray(), []  # in one piece, so as not to be in memory twice
   for part in range(plan.parts):
-    with np.load(work / name_of(SAMPLE, part) / DIGESTS) as found:
-      digests.append({place: found[place] for place in found.files})
-  in_order = [array for found in digests for array in found.values()]
-  repeated = duplicates.repeated(np.concatenate(in_order))
-  ends = np.cumsum([len(array) for array in in_order])[:-1]
+    found = _read(work / name_of(SAMPLE, part) / DIGESTS)
+    counts.append({place: len(array) for place, array in found.items()})
+    for array in found.values():
+      digests += array.tobytes()
+  repeated = duplicates.repeated(np.frombuffer(digests, duplicates.DTYPE))
+  ends = np.cumsum([count for found in counts for count in found.values()])[:-1]
   split = iter(np.split(repeated, ends))
-  of_parts = [{place: next(split) for place in found} for found in digests]
+  of_parts = [{place: next(split) for place in found} for found in counts]
   for part, found in enumerate(of_parts):
     np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", **found)
   print_line(f"{int(repeated.sum()):,} of {len(repeated):,} documents are duplicates and left out")
@@ -234,8 +261,8 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
     for part, reader in readers.items():
       repeated = None
       if plan.drops_duplicates:
-        with np.load(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz") as found:
-          repeated = {int(place): found[place] for place in found.files}
+        found = _read(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz")
+        repeated = {int(place): array for place, array in found.items()}
       texts = reader.texts(repeated)
       for chunk in chunks.chunks(texts, data.holdout_frac, part):
         handed_out.append(reader.done())
@@ -401,8 +428,7 @@ def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Pla
     folder, counts = work / name_of(PART, part), dict(found["splits"][split])
     files += [(folder / shard["file"], shard) for shard in counts.pop("shards")]
     total.update(counts)
-    with np.load(folder / FREQUENCIES) as counted:
-      frequencies += counted[split]
+    frequencies += _read(folder / FREQUENCIES)[split]
   frequencies[list(vocab.special_ids)] = 0
   entries = []
   for i, (path, shard) in enumerate(files):

@@ -165,7 +165,7 @@ def check(config: ConfigDict, parts: int | None = None) -> list[tuple[TextSource
   ]
   units = sum(len(paths) or 1 for _, paths in found)
   if (parts := config.data.parts or parts or 1) > units:
-    raise ValueError(f"config.data.parts={parts}: a part is a file or more, and there are {units}")
+    raise ValueError(f"{parts} parts: a part is a file or more, and there are {units}")
   return found
 
 

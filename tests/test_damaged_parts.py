@@ -1,0 +1,136 @@
+"""Pieces of an unfinished build that are damaged or of another build are named; nothing is lost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from test_parts import make_parts
+
+from electra_jax.data import build, parts, plan, shards
+from electra_jax.data.pretrain_batches import Shards
+from electra_jax.data.shards import DataError
+
+TRAINED = {"vocab": "wordpiece", "vocab_size": 200, "vocab_train_mb": 0.02, "dedup": "exact"}
+
+
+def cut(path: Path) -> None:
+  path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+  """Changes a byte; a zip archive has a checksum of its files, and JSON has no such byte."""
+  whole = bytearray(path.read_bytes())
+  whole[len(whole) // 2] ^= 255
+  path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+  "name, damage",
+  [
+    ("train-00000", cut),
+    (parts.FREQUENCIES, Path.unlink),
+    (parts.FREQUENCIES, cut),
+    (parts.FREQUENCIES, flip),
+    (parts.DONE, Path.unlink),
+    (parts.DONE, cut),
+    ("another plan", None),
+  ],
+)
+def test_a_part_that_is_wrong_is_named_and_nothing_is_lost(tmp_path, name, damage):
+  config = make_parts(tmp_path)
+  for part in (0, 1):
+    build.build_part(config, part, 3)
+  folder = Path(config.data.dir) / shards.BUILDING / "part-00001"
+  if damage:
+    damage(next(folder.glob(f"{name}*")))
+  else:
+    mark = folder / parts.DONE
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"plan": "0" * 64}))
+  reason = "is damaged" if damage else "is of another build"
+  with pytest.raises(DataError, match=f"part-00001 {reason}: delete it") as error:
+    build.build_part(config, 2, 3)
+  assert "\n" not in str(error.value) and not (folder.parent.parent / shards.MANIFEST).exists()
+  shutil.rmtree(folder)
+  build.build(config)
+  assert Shards.open(config.data.dir, verify=True).num_examples > 100
+
+
+def test_a_part_that_is_missing_is_named(tmp_path):
+  config = make_parts(tmp_path)
+  for part in (0, 1):
+    build.build_part(config, part, 3)
+  work = Path(config.data.dir) / shards.BUILDING
+  with pytest.raises(DataError, match="part-00002 is missing"):
+    parts.join(work, plan.make(config, work, 1), Path(config.data.dir))
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+@pytest.mark.parametrize("name", [parts.TEXTS, parts.DIGESTS])
+def test_a_sample_that_is_damaged_is_named(tmp_path, name, damage):
+  config = make_parts(tmp_path, **TRAINED)
+  for part in range(2):
+    build.build_part(config, part, 3)
+  folder = Path(config.data.dir) / shards.BUILDING / "sample-00001"
+  damage(folder / name)
+  with pytest.raises(DataError, match="sample-00001 is damaged: delete it"):
+    build.build(config)
+  shutil.rmtree(folder)
+  assert build.build(config)["splits"]["train"]["examples"] > 100
+
+
+def test_a_vocabulary_that_is_damaged_is_named(tmp_path):
+  config = make_parts(tmp_path, **TRAINED)
+  for part in (0, 1, 2, 0):
+    build.build_part(config, part, 3)
+  folder = Path(config.data.dir) / shards.BUILDING / parts.VOCABULARY
+  cut(folder / "vocab.txt")
+  with pytest.raises(DataError, match="vocabulary is damaged: delete it"):
+    build.build_part(config, 1, 3)
+  shutil.rmtree(folder)
+  assert build.build(config)["splits"]["train"]["examples"] > 100
+
+
+def test_finished_parts_of_another_configuration_are_not_deleted(tmp_path):
+  config = make_parts(tmp_path)
+  build.build_part(config, 0, 3)
+  config.data.short_prob = 1.0
+  for go_on in (build.build, lambda config: build.build_part(config, 1, 3)):
+    with pytest.raises(DataError, match=r"parts of another build \(short_prob differ\)"):
+      go_on(config)
+  config.data.short_prob = 0.05
+  (tmp_path / "many" / "0.txt").write_text("new text\n")
+  with pytest.raises(DataError, match=r"parts of another build \(input files differ\)"):
+    build.build_part(config, 1, 3)
+  assert build.build(config, overwrite=True)["splits"]["train"]["examples"] > 100
+
+
+def test_samples_of_another_configuration_are_not_deleted(tmp_path):
+  config = make_parts(tmp_path, **TRAINED)
+  work = Path(config.data.dir) / shards.BUILDING
+  for part in range(2):
+    build.build_part(config, part, 3)
+  config.data.parts = 1
+  with pytest.raises(DataError, match=r"parts of another build \(parts differ\)"):
+    build.build(config)
+  assert len(list(work.glob(f"{parts.SAMPLE}-*"))) == 2
+  shutil.rmtree(work / "sample-00001")  # one alone is soon read again
+  assert build.build(config)["splits"]["train"]["examples"] > 100
+
+
+def test_a_difference_in_versions_is_named(tmp_path, monkeypatch):
+  config = make_parts(tmp_path)
+  build.build_part(config, 0, 3)
+  found = plan.versions() | {"numpy": "0"}
+  monkeypatch.setattr(plan, "versions", lambda: found)
+  with pytest.raises(DataError, match=r"parts of another build \(versions of numpy differ\)"):
+    build.build_part(config, 1, 3)
+
+
+def test_another_number_of_parts_of_a_finished_build_is_refused(tmp_path):
+  config = make_parts(tmp_path)
+  build.build(config)
+  config.data.parts = 0
+  build.build_part(config, 0, 3)
+  with pytest.raises(DataError, match="parts is 3 there, 4 in this configuration.*or delete it"):
+    build.build_part(config, 0, 4)
