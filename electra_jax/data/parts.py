@@ -127,7 +127,7 @@ def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
     return None
   try:
     content = json.loads((folder / DONE).read_bytes())
-    sizes = content["bytes"].items()
+    sizes = content.get("bytes", {}).items()  # earlier versions had none
     whole = all((folder / file).stat().st_size == size for file, size in sizes)
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     whole = False
