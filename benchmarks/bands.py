@@ -94,9 +94,12 @@ def train(args: argparse.Namespace, fault: str, seed: int, steps: int) -> list[d
   arguments = [f"--config={args.config}", f"--workdir={folder}", *jobs.assignments(fields)]
   history = folder / metrics.HISTORY_FILE
 
+  whole = steps == configured(args).train.steps
+
   def done() -> list[dict]:
     lines = metrics.read_history(history)
-    return lines if lines and lines[-1]["step"] >= steps else []
+    at_end = lines and lines[-1]["step"] >= steps and (not whole or lines[-1]["split"] == "heldout")
+    return lines if at_end else []
 
   if not done():
     with output.open("a") as log:

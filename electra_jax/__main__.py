@@ -20,7 +20,7 @@ class Command(NamedTuple):
 COMMANDS = {
   "config": Command("electra_jax.config", "prints the fields of a configuration"),
   "build": Command("electra_jax.data.build", "builds shards of training examples from text"),
-  "preflight": Command("electra_jax.preflight", "estimates a step's memory and time on a TPU, GPU"),
+  "preflight": Command("electra_jax.preflight", "estimates a step's memory and time on TPUs, GPUs"),
   "flops": Command("electra_jax.flops", "counts the FLOPs of a step and of a run"),
   "train": Command("electra_jax.train", "pretrains, or resumes a run"),
   "evaluate": Command("electra_jax.evaluate", "measures a pretrained network in minutes"),

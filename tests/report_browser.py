@@ -31,6 +31,10 @@ CELLS = """
 return [...document.querySelectorAll("#evaluations tr")].map(
   row => [...row.children].map(cell => cell.innerText));
 """
+CUT = """
+return [...document.querySelectorAll("h1, h2, h3, p, li, summary")]
+  .filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText);
+"""
 SHOWN = """
 const deep = root => [...root.querySelectorAll("*")].flatMap(
   e => e.shadowRoot ? [e, ...deep(e.shadowRoot)] : [e]);
@@ -48,6 +52,13 @@ def make_runs(folder: Path) -> list[Path]:
     config["data"]["dir"] = str(GOLDEN / "data")
     (folder / name / "config.json").write_text(json.dumps(config))
     runs.append(folder / name)
+  warning = {
+    "time": 0.0,
+    "event": "warning",
+    "text": f"optimizer.generator_learning_rate={'0123456789' * 9}",
+  }
+  with open(runs[1] / "journal.jsonl", "a") as file:
+    file.write(json.dumps(warning) + "\n")
   lines = [line | {"mlm_loss": line["mlm_loss"] + 0.25} for line in read(runs[1])]
   (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   return runs
@@ -100,6 +111,7 @@ def check(driver, width: int, scheme: str, page: Path, runs: list[Path]) -> None
 
   wide = driver.execute_script("return document.documentElement.scrollWidth")
   assert wide == width, f"{wide} pixels wide in a window of {width}"
+  assert not (cut := driver.execute_script(CUT)), f"cut off at {width} pixels: {cut}"
   back = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
   assert (back == "rgb(255, 255, 255)") == (scheme == "light"), back
 

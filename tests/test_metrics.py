@@ -240,9 +240,9 @@ def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
     "pairs_accuracy": ("chance", [0.5]),
     "rtd_auc": ("chance", [0.5]),
     "contrast_loss": ("any view", [np.log(15)]),
-    "rtd_loss": ("entropy of the share", [0.500402, 0.325083]),  # nats, of 0.2 and 0.1
+    "rtd_loss": ("entropy of the replaced share", [0.500402, 0.325083]),  # nats, of 0.2 and 0.1
     "rtd_accuracy": ("always the same answer", [0.8, 0.9]),
-    "rtd_precision": ("all are positive", [0.2]),
+    "rtd_precision": ("always 'replaced'", [0.2]),
   }
   for name, (label, values) in expected.items():
     ((found, drawn),) = dashed(history, [name], chance).items()

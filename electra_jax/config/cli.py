@@ -94,7 +94,7 @@ def _or_none(parser: type[flags.ArgumentParser]) -> flags.ArgumentParser:
   return Parser()
 
 
-def define_config_flag() -> flags.FlagHolder:
+def define_config_flag(example: str = "configs/base.py") -> flags.FlagHolder:
   """Defines --config=FILE[:ARG] and --config.FIELD=VALUE for a program that starts with `run`."""
   for kind, parser in (
     (float, flags.FloatParser),
@@ -106,7 +106,7 @@ def define_config_flag() -> flags.FlagHolder:
   return config_flags.DEFINE_config_file(
     "config",
     None,
-    "configuration file, e.g. configs/base.py, or FILE:ARG. --config.FIELD=VALUE changes a field;"
+    f"configuration file, e.g. {example}, or FILE:ARG. --config.FIELD=VALUE changes a field;"
     " electra-jax config FILE lists them",
   )
 
@@ -328,8 +328,8 @@ def check_base(config: ConfigDict, name: str, base: str | None) -> None:
   """Raises ValueError if a configuration has fields or groups that `base`, if given, has not."""
   if base and (others := set(config) - set(load(base))):
     raise ValueError(
-      f"{name} is for other programs: it sets config.{min(others)}, and this one reads deltas to"
-      f" configs/{base}"
+      f"{name} is for another program: it sets config.{min(others)}, and this program takes the"
+      f" fields of configs/{base}"
     )
 
 

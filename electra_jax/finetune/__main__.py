@@ -70,6 +70,6 @@ if __name__ == "__main__":
   if any(arg.partition("=")[0] in ("--compare", "--predict") for arg in sys.argv[1:]):
     cli.report(report)
   else:
-    cli.define_config_flag()
+    cli.define_config_flag("configs/finetune/glue.py:mrpc")
     flags.DEFINE_string("workdir", None, "folder of the results")
     cli.run(main, base="finetune/base.py")

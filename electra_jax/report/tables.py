@@ -195,7 +195,7 @@ def commands(run: SavedRun) -> dict[str, str]:
   """Returns suggested commands: {purpose: command}."""
   folder = shlex.quote(str(run.folder))
   known = run.start.get("command") or (f"electra-jax train --config=CONFIG --workdir={folder}")
-  what = "train on"
+  what = "continue training"
   if run.done >= run.config.train.steps:
     what += ", with more train.steps"
     known += " --config.train.steps=STEPS --config.allow_config_change=train.steps"

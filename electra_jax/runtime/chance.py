@@ -65,9 +65,9 @@ class Chance:
       }
     elif name not in known and (share := positives(stem, line)) is not None:
       known |= {
-        f"{stem}_loss": ("entropy of the share", binary_entropy(share)),
+        f"{stem}_loss": ("entropy of the replaced share", binary_entropy(share)),
         f"{stem}_accuracy": ("always the same answer", max(share, 1 - share)),
-        f"{stem}_precision": ("all are positive", share),
+        f"{stem}_precision": ("always 'replaced'", share),
       }
     what, value = known.get(name, ("", None))
     return None if value is None else (what, value)
