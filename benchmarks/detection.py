@@ -9,7 +9,8 @@ chance after 1,053 to 1,782 steps (LOG.md, "Why detection learns late, first row
 what would be seen if one explanation were right:
 
 - weight, optimizer: the detection loss pulls Adam's or the clipped gradient away, or too little:
-  `weight 50`, `weight 1`, `one optimizer`, `slow discriminator`, `fast discriminator`.
+  `weight 50`, `weight 1`, the same by AdamW and without clipping, `one optimizer`, `slow
+  discriminator`, `fast discriminator`.
 - embeddings pulled two ways: `gdes` and `own embeddings` would be ahead.
 - the generator: too strong to be seen (`generator 1/8` ahead), too weak to learn from (`generator
   1/2` ahead), moving (`frozen generator` ahead: a masked LM of the main network's size).
@@ -21,7 +22,8 @@ what would be seen if one explanation were right:
 - the optimizer: `AdamW` and `unigram, AdamW`, at its rates, would stay at chance.
 - depth against width: `deep`, `wide`.
 
-Every arm has three seeds but those of more FLOPs, which have one. The measure is the AUC against
+Every arm gets three seeds but those of more FLOPs, which get one; most rows so far are of the
+first. The measure is the AUC against
 the generator and against fixed noise on held-out documents. Results: DIR/detection.json.
 """
 
@@ -50,11 +52,13 @@ class Arm(NamedTuple):
 
 
 UNIGRAM, ADAMW = {"generator.kind": "unigram"}, {"optimizer.name": "adamw"}
+WEIGHT_50, WEIGHT_1 = ({"objective.discriminator_weight": x} for x in (50.0, 1.0))
+AT_RATES = ADAMW | {"optimizer.learning_rate": 1.2e-3, "optimizer.generator_learning_rate": 2e-3}
 ARMS = {
   START: Arm("bert", {}),
   "tuned": Arm("electra-tuned", {}),
-  "weight 50": Arm("electra-tuned", {"objective.discriminator_weight": 50.0}),
-  "weight 1": Arm("electra-tuned", {"objective.discriminator_weight": 1.0}),
+  "weight 50": Arm("electra-tuned", WEIGHT_50),
+  "weight 1": Arm("electra-tuned", WEIGHT_1),
   "one optimizer": Arm("electra", {"objective.discriminator_weight": 5.0}),
   "slow discriminator": Arm("electra-tuned", {"optimizer.learning_rate": 1.6e-3}, rate=0.5),
   "fast discriminator": Arm("electra-tuned", {"optimizer.learning_rate": 6.4e-3}, rate=2.0),
@@ -62,10 +66,11 @@ ARMS = {
   "own embeddings": Arm("electra-tuned", {"generator.tie": "none"}),
   "generator 1/8": Arm("electra-tuned", {"generator.width_multiplier": 1 / 8}),
   "generator 1/2": Arm("electra-tuned", {"generator.width_multiplier": 1 / 2}),
-  "AdamW": Arm(
-    "electra-tuned",
-    ADAMW | {"optimizer.learning_rate": 1.2e-3, "optimizer.generator_learning_rate": 2e-3},
-    rate=0.375,
+  "AdamW": Arm("electra-tuned", AT_RATES, rate=0.375),
+  "AdamW, weight 50": Arm("electra-tuned", AT_RATES | WEIGHT_50, rate=0.375),
+  "AdamW, weight 1": Arm("electra-tuned", AT_RATES | WEIGHT_1, rate=0.375),
+  "AdamW, weight 50, no clipping": Arm(
+    "electra-tuned", AT_RATES | WEIGHT_50 | {"optimizer.clip_norm": 1e9}, rate=0.375
   ),
   "no curriculum": Arm("electra-tuned", {"objective.temperature_schedule": ""}),
   "words too": Arm("electra_mlm-tuned", {}),
