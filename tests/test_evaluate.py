@@ -169,13 +169,14 @@ def test_pairs_that_are_too_long_are_left_out_and_equal_ones_are_named(electra):
   network = source.networks["discriminator"]
   scorer = scorers.SentenceScorer("rtd", network.cfg, source.tokenizer)
   long, same = Pair(sentence(40), "a", "p", "all"), Pair("A b", "a B", "p", "all")
-  kept, warnings = pairs.fitting(scorer, [long, Pair("a b", "b", "p", "all"), same])
+  empty = Pair("\u200b", "a", "p", "all")  # its zero tokens would have the highest score
+  kept, warnings = pairs.fitting(scorer, [long, Pair("a b", "b", "p", "all"), same, empty])
   assert [pair.good for pair in kept] == ["a b", "A b"]
   assert warnings == [
-    "1 pairs are left out, they have a sentence of more than 14 tokens",
+    "2 pairs are left out, they have a sentence of no or more than 14 tokens",
     "1 pairs are the same tokens twice, which counts as wrong",
   ]
-  with pytest.raises(ValueError, match="all pairs have a sentence of more than 14 tokens"):
+  with pytest.raises(ValueError, match="all pairs have a sentence of no or more than 14 tokens"):
     pairs.fitting(scorer, [long])
 
 
@@ -268,6 +269,7 @@ def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
     ("\n{}\n", ":2: a pair needs sentence_good and sentence_bad"),
     ('{"sentence_good": "a"}', ":1: a pair needs"),
     ('{"sentence_good": "a", "sentence_bad": 3}', ":1: .* must be texts"),
+    ('{"sentence_good": "a", "sentence_bad": "b", "UID": [1]}', ":1: UID and .* texts or numbers"),
     ('{"sentence_good": " ", "sentence_bad": "a"}', ":1: .* must be texts, and not empty"),
     ("[1]", ":1: a pair needs"),
     ("{", ":1: no JSON"),

@@ -122,8 +122,9 @@ def test_training_and_evaluation_of_every_config_can_be_traced(name, tiny_shards
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["coco_lm.py", "electric.py", "modern.py"])
-def test_a_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path):
+def test_a_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path, capsys):
   assert train.train(shrunk(name, tiny_shards), tmp_path) == 2
+  assert ("contrast_loss is 0" in capsys.readouterr().out) == (name == "coco_lm.py")
   assert [x["step"] for x in lines(tmp_path)] == [0, 2, 2]
 
 

@@ -18,6 +18,7 @@ from electra_jax.runtime import curves
 from electra_jax.runtime.metrics import NotFiniteError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
+NAMES = ("UID", "linguistics_term")  # of a paradigm and a category
 UNNAMED = "all"  # paradigm or category of a pair without one
 
 
@@ -57,29 +58,33 @@ def read(path: Path) -> list[Pair]:
       try:
         row = json.loads(line)
         good, bad = row[GOOD], row[BAD]
-        names = [str(row.get(field) or UNNAMED) for field in ("UID", "linguistics_term")]
-        f"{good}{bad}{''.join(names)}".encode()  # which half of a surrogate pair does not survive
+        names = [row.get(field) for field in NAMES]
+        names = [UNNAMED if name in (None, "") else name for name in names]
+        f"{good}{bad}{''.join(map(str, names))}".encode()  # which half of a surrogate pair does not survive
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}:{number}: no JSON ({error})") from None
       except (LookupError, TypeError, AttributeError):
         raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
       if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
         raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts, and not empty")
-      pairs.append(Pair(good, bad, *names))
+      if not all(isinstance(name, str | int) for name in names):
+        raise ValueError(f"{path}:{number}: {' and '.join(NAMES)} must be texts or numbers")
+      pairs.append(Pair(good, bad, *map(str, names)))
   if not pairs:
     raise ValueError(f"{path} has no pairs")
   return pairs
 
 
 def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
-  """Returns the pairs of which both sentences fit into the network's positions, and warnings.
+  """Returns the pairs of which both sentences have tokens that fit into the network, and warnings.
 
   Raises:
     ValueError: there are none.
   """
   good, bad = (scorer.tokenizer.encode_batch([pair[i] for pair in pairs]) for i in (0, 1))
-  fit = [max(len(a), len(b)) <= scorer.longest for a, b in zip(good, bad, strict=True)]
-  kept, limit = list(itertools.compress(pairs, fit)), f"more than {scorer.longest} tokens"
+  counts = [(len(a), len(b)) for a, b in zip(good, bad, strict=True)]
+  fit = [0 < min(both) and max(both) <= scorer.longest for both in counts]
+  kept, limit = list(itertools.compress(pairs, fit)), f"no or more than {scorer.longest} tokens"
   if not kept:
     raise ValueError(f"all pairs have a sentence of {limit}")
   warnings = []

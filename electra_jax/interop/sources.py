@@ -84,6 +84,8 @@ def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
     ExchangeError, ValueError: the format is unknown, a file is damaged, or the vocabulary is not of
       the networks' size.
   """
+  if not str(path):
+    raise ExchangeError("the path of the networks is empty")
   path = Path(path).resolve()
   is_tf1 = _is_tf1(path)
   if heads and not is_tf1:

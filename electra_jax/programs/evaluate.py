@@ -42,7 +42,7 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   categories = pairs.by([pair.category for pair in found], right)
   paradigms = pairs.by([pair.paradigm for pair in found], right)
   title = f"{len(found):,} pairs, {scorer}: {100 * right.mean():.2f} %"
-  table = Table(title=title, caption=f"{len(paradigms)} paradigms, {secs:.0f} s")
+  table = Table(title=title, caption=f"paradigms: {len(paradigms)}; {secs:.0f} s")
   for name in ("category", "pairs", "accuracy %", "95 % interval"):
     table.add_column(name, justify="left" if name == "category" else "right")
   for name, a in pairs.rows(pairs.accuracy(right), categories):

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from electra_jax.config import cli, compare, validate
 from electra_jax.core import generators
+from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
 from electra_jax.pretrain.loop import Monitors, loop, settle
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
@@ -316,6 +317,8 @@ def contradictions(run: Run, allowed: list[str]) -> Iterator[str]:
         f"data.{field}={wanted!r}, but the shards were built with {built!r}: training reads them as"
         " they are"
       )
+  if "contrast_group" in OBJECTIVES[c.objective.name].own_fields and c.objective.contrast_group < 2:
+    yield "objective.contrast_group=1: no sequence has another in its group, so contrast_loss is 0"
   if (warmup := c.optimizer.warmup_steps) > c.train.steps:
     yield (
       f"optimizer.warmup_steps={warmup:,} is above train.steps={c.train.steps:,}: the learning rate"
