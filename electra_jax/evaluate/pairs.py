@@ -60,7 +60,7 @@ def read(path: Path) -> list[Pair]:
         good, bad = row[GOOD], row[BAD]
         names = [row.get(field) for field in NAMES]
         names = [UNNAMED if name in (None, "") else name for name in names]
-        f"{good}{bad}{''.join(map(str, names))}".encode()  # which half of a surrogate pair does not survive
+        "".join([good, bad, *map(str, names)]).encode()  # half of a surrogate pair does not survive
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}:{number}: no JSON ({error})") from None
       except (LookupError, TypeError, AttributeError):
