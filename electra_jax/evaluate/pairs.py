@@ -60,7 +60,8 @@ def read(path: Path) -> list[Pair]:
         good, bad = row[GOOD], row[BAD]
         names = [row.get(field) for field in NAMES]
         names = [UNNAMED if name in (None, "") else name for name in names]
-        "".join([good, bad, *map(str, names)]).encode()  # half of a surrogate pair does not survive
+        # Half of a surrogate pair does not survive.
+        f"{good}{bad}{names[0]}{names[1]}".encode()
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}:{number}: no JSON ({error})") from None
       except (LookupError, TypeError, AttributeError):
