@@ -264,7 +264,7 @@ def columns(rows: list[dict], reference: list[dict]) -> list[str]:
   """Returns the cells of an arm: minimal pairs and chunking, beside the reference's if any."""
   scorer, theirs = scorer_of(rows), scorer_of(reference or rows)
   pairs = jobs.compared([row[scorer] for row in rows], [row[theirs] for row in reference], 1)
-  chunk = jobs.compared([row["chunk"] for row in rows], [row["chunk"] for row in reference], 1)
+  chunk = jobs.compared([row["chunk"] for row in rows], [row["chunk"] for row in reference], 2)
   return [f"{pairs}, {scorer.removeprefix('pairs_')}", chunk]
 
 
@@ -347,7 +347,7 @@ def report(args: argparse.Namespace, rows: list[dict]) -> None:
   for flops in sorted({row["flops"] for row in best}):
     lines += [f"## {flops:.0e} FLOPs", "", *table(best, flops), ""]
   if fresh:
-    lines += [f"Fresh weights: chunking F1 {jobs.compared(fresh, [], 1)}.", ""]
+    lines += [f"Fresh weights: chunking F1 {jobs.compared(fresh, [], 2)}.", ""]
   text = "\n".join([*lines, *glue_table([*best, *control])]).strip() + "\n"
   (args.out / "evidence.md").write_text(text)
   print(text)
