@@ -209,6 +209,17 @@ def test_a_signal_is_answered_at_once(monkeypatch):
   assert out.getvalue() == "SIGINT: stopping after this step\n"
 
 
+def test_what_a_signal_announced_stands_before_what_is_printed_next():
+  out = io.StringIO()
+  shown = Display(Console(file=out), Activity)
+  shown.announce("SIGINT: stopping after this step")
+  shown.print_line("SIGINT: stopping after step 4")
+  assert out.getvalue().splitlines() == [
+    "SIGINT: stopping after this step",
+    "SIGINT: stopping after step 4",
+  ]
+
+
 def test_the_first_estimate_of_the_rest_is_the_bars(screen, monkeypatch):
   clock = [0.0]
   shown = Display(Console(file=io.StringIO()), Activity)

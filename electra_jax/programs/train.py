@@ -315,7 +315,7 @@ def contradictions(run: Run, allowed: list[str]) -> Iterator[str]:
     if f"data.{field}" in changed and built not in (None, wanted):
       yield (
         f"data.{field}={wanted!r}, but the shards were built with {built!r}: training reads them as"
-        " they are"
+        " they are; build others into another data.dir to change that"
       )
   if "contrast_group" in OBJECTIVES[c.objective.name].own_fields and c.objective.contrast_group < 2:
     yield "objective.contrast_group=1: no sequence has another in its group, so contrast_loss is 0"

@@ -3,6 +3,7 @@
 On a terminal the display stays below the printed lines. Elsewhere its content is printed as lines.
 """
 
+import collections
 import contextlib
 import math
 import threading
@@ -61,7 +62,7 @@ class Display:
     self._rows: dict[str, tuple[int, Mapping]] = {}
     self._train_lines = 0
     self._progress: Progress | None = None
-    self._notes: list[str] = []
+    self._notes: collections.deque[str] = collections.deque()
     self._ends_at: float | None = None  # by the newest metrics, on time.monotonic's clock
     self._lines = _Lines(console)
     self._printed_activity, self._last_line = None, time.monotonic()
@@ -110,16 +111,22 @@ class Display:
     self._notes.append(text)
 
   def print_line(self, text: str, style: str = "") -> None:
-    """Prints a line."""
+    """Prints a line, after those that are queued."""
+    self._print_queued()
     self.console.print(text, style=style, markup=False)
     self._last_line = time.monotonic()
+
+  def _print_queued(self) -> None:
+    with contextlib.suppress(IndexError):  # another thread may have taken the last one
+      while True:
+        self.console.print(self._notes.popleft(), markup=False)
+        self._last_line = time.monotonic()
 
   def _draw_until_closed(self) -> None:
     """The thread's loop."""
     while not self._closed.wait(TICK_SECS):
       with contextlib.suppress(OSError):  # a full disk; the program itself will meet it
-        while self._notes:
-          self.print_line(self._notes.pop(0))
+        self._print_queued()
         if self.console.is_interactive:
           self._draw()
         else:
