@@ -389,13 +389,15 @@ def _tf1(path: Path, heads: Sequence[int]) -> Source:
 
 
 def save_orbax(folder: Path, source: Source) -> None:
-  """Writes the discriminator, the tokenizer and their metadata into a new folder.
+  """Writes the discriminator with its heads, the tokenizer and metadata into a new folder.
 
   Raises:
     ExchangeError: the weights cannot be written, e.g. because the disk is full.
   """
   network, finetuned = source.networks["discriminator"], source.finetuned
-  weights = {**network.weights, **({"head": finetuned.head} if finetuned else {})}
+  words = source.networks.get(MASKED_LM)
+  weights = {**network.weights, **({words.head: words.weights[words.head]} if words else {})}
+  weights |= {"head": finetuned.head} if finetuned else {}
   try:
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(folder.absolute() / "params", weights)
@@ -404,6 +406,7 @@ def save_orbax(folder: Path, source: Source) -> None:
   content = {
     "model": network.cfg.to_json(),
     "head": network.head,
+    "words_head": words and words.head,
     "finetuned": finetuned.info if finetuned else None,
     "vocab": dataclasses.asdict(source.tokenizer.vocab) if source.tokenizer else None,
     **source.card,
@@ -420,11 +423,13 @@ def _orbax(path: Path) -> Source:
     model = {name: value for name, value in content.pop("model").items() if name not in how}
     cfg, head = TransformerConfig(**model), content.pop("head")
     vocab, info = content.pop("vocab"), content.pop("finetuned", None)
+    words = content.pop("words_head", None)  # earlier versions exported one head
     task_head = HeadSpec(**info["head"]).make() if info else None
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
     shapes = task_network.shapes(cfg, task_head) if info else network_shapes(cfg, head)
+    shapes |= {words: network_shapes(cfg, words)[words]} if words else {}
     # Unlike orbax's Checkpointer, the handler does not synchronise the processes.
     args = ocp.args.StandardRestore(shapes)
     weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)
@@ -433,6 +438,7 @@ def _orbax(path: Path) -> Source:
   weights = jax.tree.map(np.asarray, weights)
   tokens = tokenizer.load_from(path, Vocab.from_json(vocab)) if vocab else None
   finetuned = Finetuned(info, weights.pop("head")) if info else None
-  return Source(
-    {"discriminator": Network(cfg, weights, head)}, tokens, content, finetuned=finetuned
-  )
+  found = {"discriminator": Network(cfg, {k: weights[k] for k in weights if k != words}, head)}
+  if words:
+    found[MASKED_LM] = Network(cfg, {k: weights[k] for k in weights if k != head}, words)
+  return Source(found, tokens, content, finetuned=finetuned)

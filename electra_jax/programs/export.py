@@ -252,7 +252,8 @@ def run(
         raise ExchangeError(f"{path} has no discriminator")
       with new_folder(out, _bytes(source, "discriminator")) as folder, doing("writing"):
         sources.save_orbax(folder, source)
-      others = (f"the {role}" for role in source.networks if role != "discriminator")
+      written = ("discriminator", sources.MASKED_LM)
+      others = (f"the {role}" for role in source.networks if role not in written)
       for what in (*source.left_out, *others):
         console.print(f"not exported: {what}")
   console.print(f"exported to {out}")
