@@ -21,10 +21,19 @@ SOURCE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
 PACKAGES = sorted(path.parent.name for path in (ROOT / "electra_jax").glob("*/__init__.py"))
 LINK = re.compile(r"\]\(([^)#\s]+)")
 GUIDES = (
-  *("own-corpus", "continue", "language", "healthy", "small-budget", "finetune", "clusters"),
+  *(
+    "quickstart",
+    "own-corpus",
+    "continue",
+    "language",
+    "healthy",
+    "small-budget",
+    "finetune",
+    "clusters",
+  ),
   "extend",
 )
-REFERENCE = "objectives evidence data run weights evaluate speed preflight scale".split()
+REFERENCE = "objectives evidence data run weights evaluate speed preflight scale promises".split()
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "LOG")
 
 

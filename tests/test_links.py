@@ -72,7 +72,9 @@ def test_links_and_paths_lead_somewhere(page):
 
 def test_a_broken_link_anchor_or_path_is_found():
   page = ROOT / "docs" / "scale.md"
-  text = "# One `two` & three\n[a](scale.md) [b](#one-two--three) [c](../README.md#promises)\n"
+  text = (
+    "# One `two` & three\n[a](scale.md) [b](#one-two--three) [c](../README.md#what-to-choose)\n"
+  )
   assert broken_links(page, text) == []
   text += "[d](gone.md) [e](#two) [f](../README.md#gone) ![g](gone.png) [h](../../out.md)\n"
   text += "`[not](a-link.md)`\n```\n[nor](this.md)\n```\n[i](https://example.org/gone)\n"

@@ -1,4 +1,4 @@
-"""What the README promises of a run, in this process; `tests/faults` does it with real ones."""
+"""The promises of docs/promises.md, in this process; `tests/faults` keeps them in real runs."""
 
 import json
 import os
