@@ -84,7 +84,8 @@ def _difference(found: str, plan: Plan) -> str:
     others = {"input files": "files", "vocabulary": "vocab"}
     names = [k for k, v in now["settings"].items() if before["settings"].get(k) != v]
     names += [name for name, key in others.items() if before[key] != now[key]]
-    names += [f"versions of {k}" for k, v in now["versions"].items() if before["versions"][k] != v]
+    old = before["versions"]
+    names += [f"versions of {k}" for k, v in now["versions"].items() if old.get(k) != v]
   except (ValueError, LookupError, TypeError, AttributeError):
     names = []
   return f"{', '.join(names)} differ" if names else "its plan.json is damaged"

@@ -68,7 +68,7 @@ def read(path: Path) -> list[Pair]:
         raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
       if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
         raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts, and not empty")
-      if not all(isinstance(name, str | int) for name in names):
+      if not all(isinstance(name, str | int | float) for name in names):
         raise ValueError(f"{path}:{number}: {' and '.join(NAMES)} must be texts or numbers")
       pairs.append(Pair(good, bad, *map(str, names)))
   if not pairs:
