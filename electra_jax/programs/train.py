@@ -44,7 +44,6 @@ CURVES_FILE = "curves.png"
 # Fields of the examples, which training reads as they were built.
 BUILT_FIELDS = (
   "examples split_lines short_prob short_min_tokens single_segment_prob boundary_prob holdout_frac"
-  " vocab_size"
 ).split()
 # Fields that only a run without a checkpoint reads.
 START_FIELDS = "init_from init_step init_optimizer generator.init_from".split()
