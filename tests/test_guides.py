@@ -139,13 +139,13 @@ def test_the_guides_objective_moves_tokens_inside_their_sequence(entries):
 def test_the_guides_task_is_measured_by_its_metric(entries, source, tmp_path):  # noqa: F811
   execute(sections()["A task"][0])
   rng = random.Random(0)
-  (tmp_path / "kinds").mkdir()
+  (tmp_path / "docstrings").mkdir()
   for split, n in (("train", 64), ("dev", 24)):
     # Three of four are functions: whoever always says so has an accuracy of 75 %, balanced 50 %.
     rows = [("class", "w0") if i % 4 == 0 else ("function", "w1") for i in range(n)]
     text = [f"{label}\t{word} w{rng.randint(2, 29)}" for label, word in rows]
-    (tmp_path / "kinds" / f"{split}.tsv").write_text("\n".join(["label\ttext", *text]) + "\n")
-  config = make_config("glue", "kinds", source, data__dir=str(tmp_path), train__epochs=4.0)
+    (tmp_path / "docstrings" / f"{split}.tsv").write_text("\n".join(["label\ttext", *text]) + "\n")
+  config = make_config("glue", "docstrings", source, data__dir=str(tmp_path), train__epochs=4.0)
   results = run(config, tmp_path / "results")
   for row in results:
     assert list(row["metrics"]) == ["balanced", "accuracy"]
