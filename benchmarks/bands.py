@@ -11,16 +11,17 @@ is stopped by SIGTERM after `--steps`, a broken one after `--broken_steps`. Ever
 the band of the others, each broken run by the band of all but its own seed. Started again it goes
 on where it was; a run whose lines are in the file of rows is not trained again.
 
-The smallest modern preset, with a GPU and BERT's vocabulary file:
+The short run of the smallest modern preset:
 
-  python benchmarks/bands.py --out DIR --config configs/modern.py:17m --steps 500 --broken_steps 200
-      --seeds 4 --band configs/bands/modern_17m.json --fields 'data.sources=text:SAMPLE.txt'
-      data.vocab=VOCAB.txt train.accumulation=4
+  python benchmarks/bands.py --out DIR --config configs/modern_short.py --steps 500
+      --broken_steps 200 --seeds 4 --band configs/bands/modern_short.json
+      --json benchmarks/results/bands_modern_short.json
 """
 
 import argparse
 import ast
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ import machine
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, files
+from electra_jax.report import saved_run
 from electra_jax.runtime import bands, metrics
 
 PROGRAM = 'import runpy; runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)'
@@ -102,6 +104,7 @@ def train(args: argparse.Namespace, fault: str, seed: int, steps: int) -> list[d
     return lines if at_end else []
 
   if not done():
+    output.parent.mkdir(exist_ok=True)
     with output.open("a") as log:
       command = [sys.executable, "-c", code + PROGRAM, *arguments]
       process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -156,7 +159,9 @@ def main() -> None:
     row = rows.once(key, lambda of=(fault, seed, steps): {"lines": train(args, *of)})
     found[fault, seed] = row["lines"]
   config = configured(args)
-  fields = compare.recipe(compare.flatten(config))
+  manifest = json.loads((args.out / "data" / "manifest.json").read_text())
+  flat = compare.flatten(config) | {"data.vocab_hash": manifest["vocab"]["hash"]}
+  fields = compare.recipe(flat)
   healthy = {seed: lines for (fault, seed), lines in found.items() if not fault}
 
   def without(seed: int) -> bands.Band:
@@ -164,7 +169,13 @@ def main() -> None:
     return bands.make(others, config.log.every_steps, fields)
 
   judged = [
-    {"fault": fault, "seed": seed, **judge(without(seed), lines), "lines": rounded(lines)}
+    {
+      "fault": fault,
+      "seed": seed,
+      "minutes": round(saved_run.elapsed(lines) / 60, 1),
+      **judge(without(seed), lines),
+      "lines": rounded(lines),
+    }
     for (fault, seed), lines in found.items()
   ]
   for row in judged:

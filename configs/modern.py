@@ -3,6 +3,7 @@
 Command:  python -m electra_jax.train --config=configs/modern.py:17m --workdir=DIR
           --config.data.dir=SHARDS
 Hardware: one H200 for 17m, and for 32m with train.accumulation=2 (docs/preflight.md).
+          Before it, in minutes: configs/modern_short.py, which has a band of healthy runs.
 Expected: no published encoder of this shape was trained by replaced-token detection. The Ettin
           family took 1.7 T tokens, this run takes 52 G.
 

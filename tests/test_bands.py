@@ -1,10 +1,13 @@
 """Bands: healthy seeds stay inside, runs that are broken in four ways leave early and for a reason.
 
-The runs are those of benchmarks/bands.py: the quickstart, and its first 600 steps broken.
+The runs are those of benchmarks/bands.py: the two configurations that have a band, and their
+first steps broken.
 """
 
 import json
+import re
 import shutil
+import types
 import warnings
 from pathlib import Path
 
@@ -17,19 +20,29 @@ from electra_jax.runtime import bands
 from electra_jax.runtime.health import Health
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS = json.loads((ROOT / "benchmarks" / "results" / "bands.json").read_text())["judged"]
-HEALTHY = {row["seed"]: row["lines"] for row in RUNS if not row["fault"]}
-# {fault: (the last step by which it must be seen, a word of its cause)}
+JSON = {"quickstart": "bands.json", "modern_short": "bands_modern_short.json"}
+# {configuration: {(fault, seed): lines}}; "" is no fault
+RUNS = {
+  name: {
+    (row["fault"], row["seed"]): row["lines"]
+    for row in json.loads((ROOT / "benchmarks" / "results" / file).read_text())["judged"]
+  }
+  for name, file in JSON.items()
+}
+HEALTHY = [(name, seed) for name, runs in RUNS.items() for fault, seed in runs if not fault]
+# {fault: (words of its cause, {configuration: the last step by which it must be seen})}
 FAULTS = {
-  "doubled learning rate": (100, "a higher learning rate"),
-  "frozen generator": (200, "a generator that does not learn"),
-  "shuffled targets": (100, "targets that do not belong"),
-  "broken tokenizer": (100, "unknown tokens, a broken tokenizer"),
+  "doubled learning rate": ("a higher learning rate", {"quickstart": 100, "modern_short": 25}),
+  "frozen generator": ("a generator that does not", {"quickstart": 200, "modern_short": 25}),
+  "shuffled targets": ("targets that do not belong", {"quickstart": 100, "modern_short": 25}),
+  "broken tokenizer": ("a broken tokenizer", {"quickstart": 100, "modern_short": 100}),
 }
 
 
-def band(without: int) -> bands.Band:
-  return bands.make([x for seed, x in HEALTHY.items() if seed != without], 100, {})
+def band(name: str, without: int) -> bands.Band:
+  others = [x for (fault, seed), x in RUNS[name].items() if not fault and seed != without]
+  assert len(others) >= 3
+  return bands.make(others, files.load(f"{name}.py").log.every_steps, {})
 
 
 def warned(reference: bands.Band, lines, *differing) -> list[tuple[int, str]]:
@@ -39,26 +52,26 @@ def warned(reference: bands.Band, lines, *differing) -> list[tuple[int, str]]:
   return texts
 
 
-@pytest.mark.parametrize("seed", HEALTHY)
-def test_a_seed_stays_in_the_band_of_the_others(seed):
-  assert len(HEALTHY) >= 4 and warned(band(without=seed), HEALTHY[seed]) == []
+@pytest.mark.parametrize(("name", "seed"), HEALTHY)
+def test_a_seed_stays_in_the_band_of_the_others(name, seed):
+  assert warned(band(name, without=seed), RUNS[name]["", seed]) == []
 
 
+@pytest.mark.parametrize("name", JSON)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_run_leaves_early_and_its_cause_is_among_the_three(fault):
-  by, cause = FAULTS[fault]
-  (row,) = (row for row in RUNS if row["fault"] == fault)
-  for reference in (band(without=0), bands.read(ROOT / "configs" / "bands" / "quickstart.json")):
-    ((step, text),) = warned(reference, row["lines"])  # it speaks once
-    assert step <= by and "left the reference ref.json: " in text
+def test_a_broken_run_leaves_early_and_its_cause_is_among_the_three(fault, name):
+  cause, by = FAULTS[fault]
+  for reference in (band(name, without=0), bands.read(ROOT / "configs" / "bands" / f"{name}.json")):
+    ((step, text),) = warned(reference, RUNS[name][fault, 0])  # it speaks once
+    assert step <= by[name] and "left the reference ref.json: " in text
     causes = text.partition("Likely causes: ")[2]
     assert cause in causes and "(3)" in causes and "(4)" not in causes
 
 
 def test_the_causes_do_not_need_the_logged_learning_rate():
-  (row,) = (row for row in RUNS if row["fault"] == "doubled learning rate")
-  hidden = [{k: v for k, v in x.items() if k != "learning_rate"} for x in row["lines"]]
-  ((step, text),) = warned(band(without=0), hidden)
+  lines = RUNS["quickstart"]["doubled learning rate", 0]
+  hidden = [{k: v for k, v in x.items() if k != "learning_rate"} for x in lines]
+  ((step, text),) = warned(band("quickstart", without=0), hidden)
   assert step == 100 and "a higher learning rate" in text
 
 
@@ -95,16 +108,32 @@ def test_a_line_outside_is_noise_and_two_or_a_far_one_are_a_departure():
   assert text.endswith(". Here, not in the reference: a=1 (b)")
 
 
-def test_a_band_is_small_and_reads_back(tmp_path):
-  shipped = ROOT / "configs" / "bands" / "quickstart.json"
+@pytest.mark.parametrize("name", JSON)
+def test_a_band_is_small_reads_back_and_has_the_fields_of_its_configuration(name, tmp_path):
+  shipped = ROOT / "configs" / "bands" / f"{name}.json"
   assert shipped.stat().st_size < 50_000
   found = bands.read(shipped)
   bands.write(tmp_path / "again.json", found)
   assert bands.read(tmp_path / "again.json") == found
+  config = files.load(f"{name}.py")
+  assert max(found.levels["train"]) == config.train.steps
+  config.health.reference = f"configs/bands/{name}.json"
+  assert specs.reference(config) == (found, config.health.reference, [])
+
+
+def test_a_reference_names_another_length_and_the_vocabulary_of_another_text():
+  config = files.load("modern_short.py")
+  config.health.reference = "configs/bands/modern_short.json"
+  vocab = types.SimpleNamespace(hash="0f" * 32)
+  (text,) = specs.reference(config, vocab)[2]
+  assert re.fullmatch(r"data.vocab_hash=0f0f0f0f... \(reference: [0-9a-f]{8}...\)", text)
+  config.data.seq_length = 32
+  assert specs.reference(config)[2] == ["data.seq_length=32 (reference: 128)"]
+
+
+def test_a_reference_names_what_differs_and_fits_the_lines(tmp_path):
   config = files.load("quickstart.py")
   config.health.reference = "configs/bands/quickstart.json"
-  read, name, differing = specs.reference(config)
-  assert (read, name, differing) == (found, config.health.reference, [])
   config.optimizer.learning_rate *= 2
   assert specs.reference(config)[2] == ["optimizer.learning_rate=0.0064 (reference: 0.0032)"]
   config.log.every_steps = 50
@@ -168,9 +197,9 @@ def test_an_evaluation_is_compared_with_the_evaluations_of_the_reference():
 
 def test_a_resumed_run_does_not_repeat_its_departure():
   limits = specs.make_limits(files.load("quickstart.py"))
-  (row,) = (row for row in RUNS if row["fault"] == "shuffled targets")
-  health = Health(limits, row["lines"], bands.BandMonitor(band(without=0), "ref.json"))
-  assert health.check(700, row["lines"][-1]) == []
+  lines = RUNS["quickstart"]["shuffled targets", 0]
+  health = Health(limits, lines, bands.BandMonitor(band("quickstart", without=0), "ref.json"))
+  assert health.check(700, lines[-1]) == []
 
 
 def save_run(folder: Path, config, seed: int, lines) -> Path:
@@ -198,7 +227,7 @@ def test_a_band_that_begins_after_a_runs_last_step_is_a_warning(tmp_path):
 
 def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, capsys):
   config, out = files.load("quickstart.py"), tmp_path / "band.json"
-  runs = [save_run(tmp_path / f"{s}", config, s, HEALTHY[s]) for s in (0, 1, 2)]
+  runs = [save_run(tmp_path / f"{s}", config, s, RUNS["quickstart"]["", s]) for s in (0, 1, 2)]
 
   def command(*folders):
     argv = ["report", "--make-band", *map(str, folders), f"--out={out}"]
@@ -209,7 +238,8 @@ def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, 
   assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 2,600\n"
   found = bands.read(out)
   assert found.fields["optimizer.learning_rate"] == 3.2e-3 and "seed" not in found.fields
-  expected = np.mean([x["mlm_loss"] for s in (0, 1, 2) for x in HEALTHY[s] if x["step"] == 600])
+  lines = [x for s in (0, 1, 2) for x in RUNS["quickstart"]["", s] if x["step"] == 600]
+  expected = np.mean([x["mlm_loss"] for x in lines])
   assert found.levels["train"][600]["mlm_loss"].mean == pytest.approx(expected, rel=1e-4)
   with pytest.raises(ValueError, match="at least 3 runs, got 2"):
     command(*runs[:2])
@@ -223,6 +253,6 @@ def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, 
     with pytest.raises(ValueError, match=f"{place} is another recipe: data.{name} is {value!r}"):
       command(*runs[:2], place)
   config.optimizer.learning_rate = 1e-3
-  other = save_run(tmp_path / "other", config, 3, HEALTHY[3])
+  other = save_run(tmp_path / "other", config, 3, RUNS["quickstart"]["", 3])
   with pytest.raises(ValueError, match="optimizer.learning_rate is 0.001, in .* 0.0032"):
     command(*runs, other)

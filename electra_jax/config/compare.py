@@ -25,8 +25,9 @@ SHAPES = (
 ).split()
 # Fields with the path of another run or export.
 SOURCES = ("init_from", "generator.init_from")
-# Groups in which a run may differ from its reference (health.reference).
+# Groups in which a run may differ from its reference (health.reference), and exceptions.
 NOT_COMPARED = "seed data eval checkpoint health hosts profile log allow_config_change".split()
+COMPARED = ("data.seq_length", "data.vocab_hash")  # on another text another vocabulary is trained
 LISTED = 8  # differing fields in an error message
 # Hashes of the shards, compared like fields although they are not in the configuration.
 DATA_HASHES = ("data.manifest", "data.vocab_hash")
@@ -116,10 +117,11 @@ def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:
 def recipe(flat: dict[str, Any]) -> dict[str, Any]:
   """Returns the fields of a flat configuration in which seeds of one recipe are equal.
 
-  >>> recipe({"seed": 1, "train.steps": 10, "model.unroll": 4})
-  {'train.steps': 10}
+  >>> recipe({"seed": 1, "data.seq_length": 128, "train.steps": 10, "model.unroll": 4})
+  {'data.seq_length': 128, 'train.steps': 10}
   """
-  return {k: v for k, v in flat.items() if k.split(".")[0] not in NOT_COMPARED and k not in FREE}
+  kept = {k for k in flat if k.split(".")[0] not in NOT_COMPARED} - {*FREE} | {*COMPARED}
+  return {k: v for k, v in flat.items() if k in kept}
 
 
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -181,8 +181,11 @@ def make_compute(m: ConfigDict, head_width: int) -> Compute:
   return Compute(dtype, attention, m.unroll or default_unroll(platform), m.remat)
 
 
-def reference(config: ConfigDict) -> tuple[bands.Band, str, list[str]] | None:
+def reference(config: ConfigDict, vocab=None) -> tuple[bands.Band, str, list[str]] | None:
   """Returns the band of health.reference, its name and the differing fields, or None.
+
+  Args:
+    vocab: of the shards, has `hash`; None to compare the configuration alone.
 
   Raises:
     ValueError: the file is no band, or of runs with other steps between their lines.
@@ -202,7 +205,8 @@ def reference(config: ConfigDict) -> tuple[bands.Band, str, list[str]] | None:
       " no line of this run",
       stacklevel=1,
     )
-  return band, name, bands.differing(band, recipe(flatten(config)))
+  own = flatten(config) | ({"data.vocab_hash": vocab.hash} if vocab else {})
+  return band, name, bands.differing(band, recipe(own))
 
 
 def make_limits(config: ConfigDict) -> health.Limits:

@@ -214,7 +214,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     peak=_peak_flops(jax.local_devices()[0]),
     chance=Chance.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
-    reference=specs.reference(config),
+    reference=specs.reference(config, shards.vocab),
   )
 
 

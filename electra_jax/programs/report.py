@@ -11,9 +11,6 @@ from electra_jax.runtime import bands, metrics
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import read_run_config, replacing
 
-# The data of a run, wherever it lies: the runs of a band share it as they share their recipe.
-DATA_FIELDS = ("data.seq_length", *compare.DATA_HASHES)
-
 
 def make_band(folders: Sequence[Path]) -> bands.Band:
   """Returns the band of runs on the same data that differ in their seed.
@@ -29,7 +26,7 @@ def make_band(folders: Sequence[Path]) -> bands.Band:
     found.append(compare.flatten(specs.saved_config(saved)) | hashes)
   first, one, fields = folders[0], found[0], compare.recipe(found[0])
   for folder, flat in zip(folders[1:], found[1:], strict=True):
-    if wrong := [k for k in (*DATA_FIELDS, *fields) if flat[k] != one[k]]:
+    if wrong := [k for k in (*compare.DATA_HASHES, *fields) if flat[k] != one[k]]:
       k = wrong[0]
       raise ValueError(f"{folder} is another recipe: {k} is {flat[k]!r}, in {first} {one[k]!r}")
     if flat["log.every_steps"] != one["log.every_steps"]:

@@ -66,10 +66,20 @@ class Band:
 def differing(band: Band, fields: Mapping) -> list[str]:
   """Describes the fields of a flat configuration that differ from the reference's."""
   return [
-    f"{k}={fields[k]!r} (reference: {old!r})"
+    f"{k}={_short(fields[k])} (reference: {_short(old)})"
     for k, old in band.fields.items()
     if fields.get(k, old) != old
   ]
+
+
+def _short(value: object) -> str:
+  """Returns a value as text; of a hash the first digits.
+
+  >>> _short(0.5), _short("adamw"), _short("0f" * 32)
+  ('0.5', "'adamw'", '0f0f0f0f...')
+  """
+  is_hash = isinstance(value, str) and len(value) == 64
+  return f"{value[:8]}..." if is_hash else repr(value)
 
 
 def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mapping) -> Band:
