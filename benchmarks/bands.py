@@ -13,8 +13,8 @@ on where it was; a run whose lines are in the file of rows is not trained again.
 
 The short run of the smallest modern preset:
 
-  python benchmarks/bands.py --out DIR --config configs/modern_short.py --steps 500
-      --broken_steps 200 --seeds 4 --band configs/bands/modern_short.json
+  python benchmarks/bands.py --out DIR --config configs/modern_short.py --steps 300
+      --broken_steps 100 --seeds 4 --band configs/bands/modern_short.json
       --json benchmarks/results/bands_modern_short.json
 """
 
