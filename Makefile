@@ -11,7 +11,7 @@ test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?
 .PHONY: test-engines test-trackers test-report gpu gpu-smoke docs dist lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
-quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: six minutes on two cores
+quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: six to eight minutes on two cores
 	$(RUN) -m electra_jax.data.build --config=configs/quickstart.py
 	$(RUN) -m electra_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 	$(RUN) -m electra_jax.report runs/quickstart --out=runs/quickstart/report.html

@@ -4,7 +4,7 @@ For each metric and log step a band has the mean over n seeds and a tolerance, t
 - the prediction interval of one more run, t s sqrt(1 + 1/n): s is the standard deviation over
   seeds, pooled over SMOOTH neighbouring lines because three seeds estimate it badly, or the line's
   own if that is larger; t is Student's quantile for these degrees of freedom at a false-alarm rate
-  of ALARM per line;
+  of ALARM per number, of which a run has some 400 (LOG.md, "The quickstart's band");
 - FLOOR x the metric's largest mean, which allows for other devices, versions and similar corpora.
 Successive lines are correlated and many metrics are tested, so a metric has left the band only
 after two lines in a row on the same side, or one at more than twice the tolerance.
@@ -25,7 +25,7 @@ from electra_jax.runtime.terminal import shown
 
 LEAST_RUNS = 3
 SMOOTH = 5  # lines, around each
-ALARM = 1e-3
+ALARM = 1e-4
 FLOOR = 0.02
 LEFT_OUT = ("step", "split", "loss", *metrics.TIMING)  # `loss` follows the schedules of its weights
 NAMED = 3  # causes in a warning
