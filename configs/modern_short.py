@@ -20,7 +20,6 @@ from electra_jax.config import load
 
 def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is not used."""
-  del arg
   c = load("modern.py", "17m")
   c.data.dir = "runs/modern_short/data"
   c.data.vocab_size = 8192

@@ -33,9 +33,12 @@ HEALTHY = [(name, seed) for name, runs in RUNS.items() for fault, seed in runs i
 # {fault: (words of its cause, {configuration: the last step by which it must be seen})}
 FAULTS = {
   "doubled learning rate": ("a higher learning rate", {"quickstart": 100, "modern_short": 25}),
-  "frozen generator": ("a generator that does not", {"quickstart": 200, "modern_short": 25}),
+  "frozen generator": ("a generator that does not learn", {"quickstart": 200, "modern_short": 25}),
   "shuffled targets": ("targets that do not belong", {"quickstart": 100, "modern_short": 25}),
-  "broken tokenizer": ("a broken tokenizer", {"quickstart": 100, "modern_short": 100}),
+  "broken tokenizer": (
+    "unknown tokens, a broken tokenizer",
+    {"quickstart": 100, "modern_short": 100},
+  ),
 }
 
 

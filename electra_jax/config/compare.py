@@ -120,8 +120,11 @@ def recipe(flat: dict[str, Any]) -> dict[str, Any]:
   >>> recipe({"seed": 1, "data.seq_length": 128, "train.steps": 10, "model.unroll": 4})
   {'data.seq_length': 128, 'train.steps': 10}
   """
-  kept = {k for k in flat if k.split(".")[0] not in NOT_COMPARED} - {*FREE} | {*COMPARED}
-  return {k: v for k, v in flat.items() if k in kept}
+  return {
+    k: v
+    for k, v in flat.items()
+    if k in COMPARED or (k.split(".")[0] not in NOT_COMPARED and k not in FREE)
+  }
 
 
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
