@@ -6,16 +6,19 @@ checkpoint's number of heads comes from a config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
 hf     OUT/discriminator and, if there is one, OUT/generator, each with config.json,
-       model.safetensors, the tokenizer's files and a model card. They load with AutoModel,
+       model.safetensors, the tokenizer's files and a model card. --dtype=bfloat16 rounds the
+       weights to half the bytes, --max-shard-mb splits what is larger. They load with AutoModel,
        AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network keeps its
        head if Hugging Face has the same one. ELECTRA: tagging; text with model.head=two_layers;
        questions with qa.joint=False and qa.answerable_weight=0. ModernBERT: the same tasks with
        model.head=modernbert, and text with modernbert_mean. If torch and transformers are
        installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
-       nothing is exported.
+       nothing is exported. Of bfloat16 both compute in float32 from the rounded weights; how much
+       the rounding changed the logits is printed too.
 """
 
 import argparse
+import math
 import re
 from pathlib import Path
 
@@ -35,6 +38,21 @@ def numbers_of_heads(text: str) -> tuple[int, ...]:
   return tuple(map(int, text.split(",")))
 
 
+def megabytes(text: str) -> float:
+  """Parses a number above 0.
+
+  >>> megabytes("15")
+  15.0
+  """
+  try:
+    number = float(text)
+  except ValueError:
+    number = math.nan
+  if not 0 < number < math.inf:
+    raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+  return number
+
+
 def main() -> None:
   """Runs from the command line."""
   p = cli.parser(__doc__)
@@ -49,13 +67,35 @@ def main() -> None:
     help="of a TF1 checkpoint's discriminator (and generator), where no config.json beside it says",
   )
   p.add_argument("--license", help="of the weights, for the model card")
+  p.add_argument(
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    help="of the weights in hf, default float32; bfloat16 rounds each by at most 0.4 %%",
+  )
+  p.add_argument(
+    "--max-shard-mb",
+    metavar="N",
+    type=megabytes,
+    help="megabytes (10^6 bytes) of a file of weights in hf, unless one tensor is larger: what is"
+    " more goes to several, with an index; default: one file",
+  )
   args = p.parse_args()
+  storage = {x: getattr(args, x) for x in ("dtype", "max_shard_mb") if getattr(args, x) is not None}
+  if args.to == "orbax" and storage:
+    given = " and ".join(f"--{x.replace('_', '-')}" for x in storage)
+    p.error(f"{given}: for --to hf, an orbax export has its float32 weights in one folder")
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import export
 
   console = terminal.console()
   export.run(
-    args.source, args.out, args.to, console, heads=args.heads, weights_license=args.license
+    args.source,
+    args.out,
+    args.to,
+    console,
+    heads=args.heads,
+    weights_license=args.license,
+    **storage,
   )
 
 

@@ -101,8 +101,7 @@ def write_vocab(path: Path, size: int = 45) -> tokenizer.Tokenizer:
   return tokenizer.load(path)
 
 
-@pytest.fixture
-def number(words45):
+def a_number(vocab) -> sources.Source:
   """A fine-tuned network that answers a number from 0 to 5, as STS-B's."""
   task = {"name": "x", "title": "x", "text": "a", "label": "b", "labels": None, "scale": 5.0}
   arguments = {"layers": "two_layers"}
@@ -113,7 +112,12 @@ def number(words45):
   cfg = SIZES["projected"]
   head = HeadSpec("regression", arguments).make().init(cfg, jax.random.key(3))
   head = jax.tree.map(lambda x: np.asarray(x) + 0.1, head)
-  return a_source("discriminator", finetuned=sources.Finetuned(info, head), vocab=words45)
+  return a_source("discriminator", finetuned=sources.Finetuned(info, head), vocab=vocab)
+
+
+@pytest.fixture
+def number(words45):
+  return a_number(words45)
 
 
 def test_a_lone_masked_language_model_starts_the_main_network(words45, tmp_path):
@@ -305,32 +309,6 @@ def test_a_vocab_txt_and_a_tokenizer_json_must_agree(tmp_path):
   message = "vocab.txt, beside tokenizer.json: normalizer.lowercase is True, not False; delete"
   with pytest.raises(sources.ExchangeError, match=message):
     huggingface.load_tokenizer(tmp_path)
-
-
-def test_sharded_safetensors_are_read(words45, tmp_path):
-  from safetensors.numpy import load_file, save_file
-
-  source = a_source("discriminator", vocab=words45)
-  folder = save_hf(tmp_path / "hf", source) / "discriminator"
-  whole = load_file(folder / "model.safetensors")
-  (folder / "model.safetensors").unlink()
-  files = {name: f"model-0000{i % 3 + 1}-of-00003.safetensors" for i, name in enumerate(whole)}
-  for file in set(files.values()):
-    save_file({n: x for n, x in whole.items() if files[n] == file}, folder / file)
-  index = folder / "model.safetensors.index.json"
-  index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-  read = sources.open_source(tmp_path / "hf").networks["discriminator"]
-  assert same(read.weights, source.networks["discriminator"].weights)
-
-  (folder / "model-00002-of-00003.safetensors").rename(tmp_path / "other.safetensors")
-  with pytest.raises(sources.ExchangeError, match="names model-00002-of-00003.safetensors: not in"):
-    sources.open_source(tmp_path / "hf")
-  index.write_text(json.dumps({"weight_map": dict.fromkeys(files, "../../other.safetensors")}))
-  with pytest.raises(sources.ExchangeError, match=r"names ../../other.safetensors: not in"):
-    sources.open_source(tmp_path / "hf")
-  index.write_text("[]")
-  with pytest.raises(sources.ExchangeError, match="index.json is damaged: TypeError"):
-    sources.open_source(tmp_path / "hf")
 
 
 def test_pytorchs_weights_alone_are_an_error_with_the_conversion(words45, tmp_path):

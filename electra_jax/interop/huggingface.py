@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
@@ -38,6 +41,18 @@ TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
 NETWORK = "electra_jax_network"
 DETECTORS = ([REPLACED], ["LABEL_0"])  # the labels of a discriminator: written here, by default
 UNHELD = ("embedding_dropout", "ffn_dropout", "scaled_init")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEADER_BYTES = 128  # of a safetensors file at most, and of each of its tensors beside the name
+
+
+class Storage(NamedTuple):
+  """How weights are written."""
+
+  dtype: str = "float32"  # or bfloat16
+  max_bytes: float = math.inf  # of a file, unless one tensor alone is larger
+
+
+FLOAT32 = Storage()
 
 
 def family_of(cfg: TransformerConfig) -> Family:
@@ -51,6 +66,7 @@ def config_json(
   pad_id: int,
   labels: tuple[str, ...] = (),
   others: Mapping | None = None,
+  dtype: str = "float32",
 ) -> dict:
   """Returns the content of config.json.
 
@@ -58,6 +74,7 @@ def config_json(
     head: a key of the family's `classes`.
     labels: of a task's classes, in the order of the logits.
     others: fields of config.json that no network has.
+    dtype: of the stored weights.
 
   Raises:
     ExchangeError: the family does not support a field of the network, or the head.
@@ -76,7 +93,7 @@ def config_json(
     **({NETWORK: unheld} if unheld else {}),
     "pad_token_id": pad_id,
     "tie_word_embeddings": True,
-    "dtype": "float32",
+    "dtype": dtype,
     **(named if labels else {}),
     **(others or {}),
   }
@@ -118,15 +135,50 @@ def save(
   pad_id: int,
   labels: tuple[str, ...] = (),
   others: Mapping | None = None,
+  storage: Storage = FLOAT32,
 ) -> None:
-  """Writes config.json and model.safetensors to an existing folder; raises as `config_json`."""
-  text = json.dumps(config_json(cfg, head, pad_id, labels, others), indent=2) + "\n"
-  (folder / "config.json").write_text(text)
-  path = folder / "model.safetensors"
-  try:
-    save_file(to_hf(family_of(cfg), cfg, network), path, metadata={"format": "pt"})
-  except SafetensorError as error:
-    raise ExchangeError(f"{path} cannot be written: {error}") from None
+  """Writes config.json and the safetensors, with an index if they are several, to a folder.
+
+  Raises:
+    ExchangeError: as `config_json`, or a file cannot be written.
+  """
+  content = config_json(cfg, head, pad_id, labels, others, storage.dtype)
+  (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+  dtype = jnp.dtype(storage.dtype)
+  tensors = to_hf(family_of(cfg), cfg, network)
+  tensors = {name: x.astype(dtype, copy=False) for name, x in tensors.items()}
+  parts, files = shards(tensors, storage.max_bytes), {}
+  for i, part in enumerate(parts, 1):
+    name = WEIGHTS if len(parts) == 1 else f"model-{i:05d}-of-{len(parts):05d}.safetensors"
+    files |= dict.fromkeys(part, name)
+    try:
+      save_file(part, folder / name, metadata={"format": "pt"})
+    except SafetensorError as error:
+      raise ExchangeError(f"{folder / name} cannot be written: {error}") from None
+  if len(parts) > 1:
+    metadata = {"total_size": sum(x.nbytes for x in tensors.values())}
+    index = {"metadata": metadata, "weight_map": files}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def shards(tensors: Mapping[str, np.ndarray], max_bytes: float) -> list[dict[str, np.ndarray]]:
+  """Returns tensors, in their order, in groups of at most `max_bytes` in a file.
+
+  As in Hugging Face's libraries a larger tensor stands alone, in a larger file; there only the
+  tensors count, here the header does too, so that a file is never larger than said.
+
+  >>> [list(x) for x in shards({n: np.zeros(500, np.int8) for n in "abc"}, 1500)]
+  [['a', 'b'], ['c']]
+  """
+  groups, size = [], 0
+  for name, x in tensors.items():
+    more = x.nbytes + len(name) + HEADER_BYTES
+    if not groups or size + more > max_bytes:
+      groups.append({})
+      size = HEADER_BYTES
+    groups[-1][name] = x
+    size += more
+  return groups
 
 
 def save_tokenizer(
@@ -207,7 +259,7 @@ def weight_files(folder: Path) -> list[Path]:
   Raises:
     ExchangeError: the index is damaged, or names a file that is not in the folder.
   """
-  one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+  one, index = folder / WEIGHTS, folder / INDEX
   if one.is_file() or not index.is_file():
     return [one] if one.is_file() else []
   try:
@@ -243,7 +295,7 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
 
 
 def _no_weights(folder: Path) -> str:
-  missing = f"{folder / 'model.safetensors'} is missing"
+  missing = f"{folder / WEIGHTS} is missing"
   if not any(folder.glob("pytorch_model*.bin*")):
     return missing
   kind = (read_json(folder / "config.json").get("architectures") or ["AutoModel"])[0]
@@ -263,7 +315,7 @@ def task_tensors(folder: str | Path) -> list[str]:
 
 
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
-  """Returns the float32 logits that transformers computes with a folder's network.
+  """Returns the logits that transformers computes in float32 with a folder's network.
 
   They are [B, L], [B, L, V or C] or, of texts, [B, C]; of spans [B, L, 2], start and end; without a
   head the states [B, L, D].
@@ -277,7 +329,7 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
   family = read_config(folder)[0]
-  network = getattr(transformers, family.classes[head]).from_pretrained(folder).eval()
+  network = getattr(transformers, family.classes[head]).from_pretrained(folder).float().eval()
   inputs = {"input_ids": batch.ids, "attention_mask": batch.padding_mask}
   if family.token_types:
     inputs["token_type_ids"] = batch.token_type_ids

@@ -3,10 +3,13 @@
 import dataclasses
 import importlib.util
 import json
+import math
 import pydoc_data.topics
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
@@ -18,6 +21,7 @@ from electra_jax.core.task_network import EXPORT_FORMS
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface, likelihood, sources
+from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.runtime import parallel
 from electra_jax.runtime.display import doing
@@ -67,6 +71,14 @@ def in_unit(network: Network, unit: float) -> Network:
   return dataclasses.replace(network, weights=weights)
 
 
+def rounded(network: Network, dtype: str) -> Network:
+  """Returns a network with its weights rounded to a dtype, as float32."""
+  weights = jax.tree.map(
+    lambda x: np.asarray(x, jnp.dtype(dtype)).astype(np.float32), network.weights
+  )
+  return dataclasses.replace(network, weights=weights)
+
+
 def real_text(source: Source) -> Batch:
   """Returns eight rows of Python's own documentation, of at most 128 tokens."""
   vocab = source.tokenizer.vocab
@@ -80,17 +92,22 @@ def real_text(source: Source) -> Batch:
   return from_rows(rows, (len(rows), longest), vocab.pad)
 
 
-def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0) -> float:
-  """Returns the largest difference of logits, times `unit`, from transformers, padding excluded.
+def largest(logits: np.ndarray, head: str | None, batch: Batch) -> float:
+  """Returns the largest absolute value of a head's logits, or of a difference, without padding."""
+  form = EXPORT_FORMS.get(head)
+  is_pooled = form is not None and form.is_pooled  # other heads have logits per token
+  return float(np.abs(logits)[... if is_pooled else batch.padding_mask].max())
+
+
+def check_parity(
+  folder: Path, head: str | None, batch: Batch, ours: np.ndarray, unit: float = 1.0
+) -> float:
+  """Returns the largest difference of our logits from transformers', padding excluded.
 
   Raises:
     ExchangeError: it is above TOLERANCE, times `unit`.
   """
-  ours = logits(network, batch) * unit
-  theirs = huggingface.torch_outputs(folder, network.head, batch)
-  form = EXPORT_FORMS.get(network.head)
-  is_pooled = form is not None and form.is_pooled  # other heads have logits per token
-  difference = float(np.abs(ours - theirs)[... if is_pooled else batch.padding_mask].max())
+  difference = largest(ours - huggingface.torch_outputs(folder, head, batch), head, batch)
   if not difference <= TOLERANCE * unit:
     raise ExchangeError(
       f"logits of {folder.name} differ from transformers' by up to {difference:.2g}, above the"
@@ -99,7 +116,7 @@ def check_parity(folder: Path, network: Network, batch: Batch, unit: float = 1.0
   return difference
 
 
-def export_hf(source: Source, out: Path, console: Console) -> None:
+def export_hf(source: Source, out: Path, console: Console, storage: Storage = FLOAT32) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
   networks, reason, left_out = dict(source.networks), None, list(source.left_out)
   if {"discriminator", "generator"} <= networks.keys():
@@ -108,21 +125,23 @@ def export_hf(source: Source, out: Path, console: Console) -> None:
     except ExchangeError as error:
       reason = error
       del networks["generator"]
-  with new_folder(out, _bytes(source)) as folder:
+  with new_folder(out, _bytes(networks.values(), storage.dtype)) as folder:
     for role, network in networks.items():
       if not source.finetuned and network.head not in huggingface.family_of(network.cfg).classes:
         left_out.append(f"the {role}'s {network.head}")
         encoder = {name: network.weights[name] for name in ("embeddings", "encoder")}
         network = Network(network.cfg, encoder, None)
-      _write_hf(folder / role, network, source, console)
+      _write_hf(folder / role, network, source, console, storage)
   if reason:
     console.print(f"not exported: the generator: {reason}")
   for what in left_out:
     console.print(f"not exported: {what} (not read, or Hugging Face has no class for it)")
 
 
-def _write_hf(folder: Path, network: Network, source: Source, console: Console) -> None:
-  """Writes a network to a new folder named as its role, checks its logits and prints a line."""
+def _write_hf(
+  folder: Path, network: Network, source: Source, console: Console, storage: Storage
+) -> None:
+  """Writes a network to a new folder named as its role, checks its logits and prints the result."""
   role, tokens, family = folder.name, source.tokenizer, huggingface.family_of(network.cfg)
   labels, unit = (), None
   if source.finetuned:
@@ -138,7 +157,9 @@ def _write_hf(folder: Path, network: Network, source: Source, console: Console) 
   folder.mkdir()
   pad = tokens.vocab.pad if tokens else 0
   with doing(f"writing the {role}"):
-    huggingface.save(folder, written.cfg, written.weights, written.head, pad, labels, others)
+    huggingface.save(
+      folder, written.cfg, written.weights, written.head, pad, labels, others, storage
+    )
     has_tokenizer = tokens is not None and huggingface.save_tokenizer(
       folder, tokens, network.cfg.max_positions, family.token_types
     )
@@ -146,16 +167,10 @@ def _write_hf(folder: Path, network: Network, source: Source, console: Console) 
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
     console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
-  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer))
-  line = f"{role}: {family.classes[network.head]}, {params.count(network.weights) / 1e6:,.2f} M"
-  if tokens and all(map(importlib.util.find_spec, ("torch", "transformers"))):
-    with doing(f"comparing the {role} with transformers"):
-      difference = check_parity(folder, network, real_text(source), unit or 1.0)
-    line += f", max |difference of logits| against transformers {difference:.1e} on real text"
-    line += "" if unit is None else ", in the unit of the labels"
-  else:
-    line += ", not compared with transformers (needs torch, transformers and a tokenizer)"
-  console.print(line)
+  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer, storage.dtype))
+  found = _compare(folder, network, written, source, unit, storage.dtype)
+  count = f"{params.count(network.weights) / 1e6:,.2f} M"
+  console.print(f"{role}: {family.classes[network.head]}, {count}, {found}")
   if source.finetuned and network.head is None:
     task = source.finetuned.info
     console.print(
@@ -164,12 +179,41 @@ def _write_hf(folder: Path, network: Network, source: Source, console: Console) 
     )
 
 
-def _bytes(source: Source, *roles: str) -> int:
-  """Returns the bytes of the weights of some networks, or of all."""
-  return 4 * sum(params.count(source.networks[r].weights) for r in roles or source.networks)
+def _compare(
+  folder: Path, network: Network, written: Network, source: Source, unit: float | None, dtype: str
+) -> str:
+  """Checks the logits of a written network, and returns their differences in words.
+
+  Raises:
+    ExchangeError: as `check_parity`.
+  """
+  is_there = all(map(importlib.util.find_spec, ("torch", "transformers")))
+  is_rounded, role, head = dtype != "float32", folder.name, network.head
+  line = "not compared with transformers (needs torch, transformers and a tokenizer)"
+  if source.tokenizer is None or not (is_there or is_rounded):
+    return line
+  with doing(f"comparing the {role} with {'transformers' if is_there else 'its float32 weights'}"):
+    batch = real_text(source)
+    exact = logits(network, batch) * (unit or 1.0)
+    ours = logits(rounded(written, dtype), batch) if is_rounded else exact
+    if is_there:
+      difference = check_parity(folder, head, batch, ours, unit or 1.0)
+      line = f"max |difference of logits| against transformers {difference:.1e} on real text"
+      line += "" if unit is None else ", in the unit of the labels"
+  if is_rounded:
+    change, size = largest(ours - exact, head, batch), largest(exact, head, batch)
+    line += f"; rounding to {dtype} changed logits of up to {size:.2g} by up to {change:.1e}"
+  return line
 
 
-def model_card(role: str, network: Network, source: Source, has_tokenizer: bool) -> str:
+def _bytes(networks: Iterable[Network], dtype: str = "float32") -> int:
+  """Returns the bytes of the weights of networks in a dtype."""
+  return jnp.dtype(dtype).itemsize * sum(params.count(network.weights) for network in networks)
+
+
+def model_card(
+  role: str, network: Network, source: Source, has_tokenizer: bool, dtype: str = "float32"
+) -> str:
   """Returns the README.md of an exported network."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
   family = huggingface.family_of(network.cfg)
@@ -185,8 +229,8 @@ def model_card(role: str, network: Network, source: Source, has_tokenizer: bool)
     f"{'Fine-tuned' if source.finetuned else 'Pretrained'} {family.name}, exported by electra_jax;"
     f" loads with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
     "",
-    f"- {params.count(network.weights):,} parameters: {network.cfg.num_layers} layers of width"
-    f" {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
+    f"- {params.count(network.weights):,} parameters in {dtype}: {network.cfg.num_layers} layers of"
+    f" width {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
     f" {network.cfg.embedding_size}, {network.cfg.vocab_size:,} tokens",
   ]
   if config:
@@ -226,6 +270,8 @@ def run(
   *,
   heads: tuple[int, ...] = (),
   weights_license: str | None = None,
+  dtype: str = "float32",
+  max_shard_mb: float = math.inf,
 ) -> None:
   """Exports the networks of a source.
 
@@ -234,6 +280,7 @@ def run(
     out: a new folder.
     form: hf or orbax.
     weights_license: for the model card.
+    dtype, max_shard_mb: of hf: of the written weights; of a file, in 10^6 bytes.
 
   Raises:
     ExchangeError: nothing was exported.
@@ -246,11 +293,12 @@ def run(
     source.card["license"] = weights_license
   with parallel.full_precision():
     if form == "hf":
-      export_hf(source, out, console)
+      export_hf(source, out, console, Storage(dtype, max_shard_mb * 10**6))
     else:
       if "discriminator" not in source.networks:
         raise ExchangeError(f"{path} has no discriminator")
-      with new_folder(out, _bytes(source, "discriminator")) as folder, doing("writing"):
+      needed = _bytes([source.networks["discriminator"]])
+      with new_folder(out, needed) as folder, doing("writing"):
         sources.save_orbax(folder, source)
       written = ("discriminator", sources.MASKED_LM)
       others = (f"the {role}" for role in source.networks if role not in written)
