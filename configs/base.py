@@ -138,6 +138,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   p.warmup_steps = 10_000  # steps of linear warm-up (Table 6)
   p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
   p.decay_steps = 0  # the last ones, with wsd; the rate before does not depend on train.steps
+  # Instead: share of the run that wsd decays in, of train.steps or with train.minutes of the time
+  p.decay_frac = placeholder(float)
   p.weight_decay = 0.01  # decoupled, times the learning rate; not on biases and LayerNorm (Table 6)
   p.b1 = 0.9  # decay of the gradient's mean (Table 6); of Muon's matrices it is 0.95
   p.b2 = 0.999  # decay of the gradient's square (Table 6)
@@ -155,6 +157,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.train = t = ConfigDict()
   t.batch_size = 256  # sequences in a step, over all devices and hosts (Table 6)
   t.steps = 766_000  # optimizer steps; the schedule ends here (Table 6)
+  # Wall-clock minutes of the run, from the program's start to its end, of all its starts together:
+  # the rate stays (schedule=wsd) until what is left is the decay's share. Not set: steps alone count
+  t.minutes = placeholder(float)
   # Microbatches a device splits its share into: the same update with less memory. On a CPU faster
   # too: 1,024 tokens at a time (8 x 128) fit its caches.
   t.accumulation = 1

@@ -8,10 +8,14 @@ bit for bit. Ctrl-C, SIGTERM and SIGUSR1 end the step or leave the evaluation, s
 code 143.
 """
 
+import time
+
 from absl import flags
 
 from electra_jax.config import cli
 from electra_jax.runtime.display import starting
+
+_STARTED = time.monotonic()
 
 
 def main() -> int:
@@ -31,6 +35,7 @@ def main() -> int:
     coordinator=args.coordinator,
     num_processes=args.num_processes,
     process_id=args.process_id,
+    started=_STARTED,
   )
 
 

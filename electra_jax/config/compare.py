@@ -75,6 +75,8 @@ ADDED: dict[str, Any] = {
   "model.ffn_dropout": None,
   "model.head_norm": False,
   "optimizer.decay_steps": 0,
+  "optimizer.decay_frac": None,
+  "train.minutes": None,
 }
 
 

@@ -77,6 +77,11 @@ def make_schedules(config: ConfigDict) -> dict[str, schedules.Schedule]:
   for field in SCHEDULES:
     name = field.removesuffix("_schedule")
     try:
+      if config.train.minutes and "%" in o[field]:
+        raise ValueError(
+          f"{o[field]!r} has positions in % of a run whose steps train.minutes leaves open: give"
+          " them in steps"
+        )
       found[name] = schedules.Schedule(o[name], schedules.parse(o[field], config.train.steps))
     except ValueError as error:
       raise ValueError(f"config.objective.{field}: {error}") from None
@@ -215,5 +220,7 @@ def make_limits(config: ConfigDict) -> health.Limits:
 
 
 def make_optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:
-  """Returns config.optimizer as a plain object."""
-  return optimizer.OptimizerConfig(**config.optimizer)
+  """Returns config.optimizer as a plain object, with decay_frac as steps."""
+  o = config.optimizer
+  decay_steps = round((o.decay_frac or 0) * config.train.steps) or o.decay_steps
+  return take_fields(optimizer.OptimizerConfig, {**o, "decay_steps": decay_steps})

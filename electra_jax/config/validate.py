@@ -31,6 +31,7 @@ _ABOVE_0 = (
   "model.rope_theta model.local_rope_theta model.global_every model.window "
   "generator.width_multiplier generator.depth_multiplier data.seq_length data.vocab_size "
   "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
+  "train.minutes "
   "optimizer.generator_learning_rate optimizer.generator_clip_norm "
   "train.accumulation eval.batch_size eval.max_examples eval.max_pairs objective.contrast_group "
   "checkpoint.every_steps checkpoint.keep "
@@ -38,7 +39,7 @@ _ABOVE_0 = (
 ).split()
 _BELOW_1 = (
   "model.dropout model.attention_dropout model.embedding_dropout model.ffn_dropout "
-  "optimizer.b1 optimizer.b2"
+  "optimizer.b1 optimizer.b2 optimizer.decay_frac"
 ).split()
 # Counted in 32 bits by the optimizer.
 _STEPS = ("train.steps", "optimizer.warmup_steps", "optimizer.decay_steps")
@@ -105,6 +106,16 @@ def check_fields(config: ConfigDict) -> None:
     raise ValueError(
       f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
       f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
+    )
+  if p.decay_frac is not None and (p.schedule != "wsd" or p.decay_steps):
+    raise ValueError(
+      f"optimizer.decay_frac={p.decay_frac:g} needs schedule=wsd and decay_steps=0, got"
+      f" {p.schedule} and {p.decay_steps:,}"
+    )
+  if config.train.minutes is not None and not p.decay_frac:
+    raise ValueError(
+      f"train.minutes={config.train.minutes:g} needs a decay whose share of the time is known: set"
+      " optimizer.schedule=wsd, decay_steps=0 and decay_frac, e.g. 0.2"
     )
   schedules = make_schedules(config)
   for name in ("discriminator_weight", "replace_mlm_weight"):

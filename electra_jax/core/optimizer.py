@@ -70,14 +70,18 @@ def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> 
 
 
 def joined_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
-  """Linear from 0 to lr in `warmup_steps`, then polynomial from lr to 0 at `steps`."""
-  return optax.schedules.join_schedules(
-    [
-      optax.schedules.linear_schedule(0.0, lr, warmup_steps),
-      optax.schedules.polynomial_schedule(lr, 0.0, power, max(steps - warmup_steps, 1)),
-    ],
-    [warmup_steps],
-  )
+  """Linear from 0 to lr in `warmup_steps`, then polynomial from lr to 0 at `steps`.
+
+  As optax's joined polynomials, which take no traced `steps`.
+  """
+  decay_steps = jnp.maximum(steps - warmup_steps, 1)
+
+  def schedule(t):
+    warmup = lr - lr * (1 - jnp.minimum(t, warmup_steps) / max(warmup_steps, 1))
+    decayed = jnp.clip(t - warmup_steps, 0, decay_steps) / decay_steps
+    return jnp.where(t < warmup_steps, warmup, lr * (1 - decayed) ** power)
+
+  return schedule
 
 
 def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> Schedule:
@@ -93,13 +97,14 @@ def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> 
 
   def schedule(t):
     warmup = jnp.minimum(1.0, t / warmup_steps) if warmup_steps else 1.0
-    decayed = jnp.clip((t - (steps - decay_steps)) / max(decay_steps, 1), 0.0, 1.0)
+    decayed = jnp.clip((t - (steps - decay_steps)) / jnp.maximum(decay_steps, 1), 0.0, 1.0)
     return lr * warmup * (1 - jnp.sqrt(decayed))
 
   return schedule
 
 
-# (config, steps of the run) -> the learning rate as a function of the step
+# (config, steps of the run) -> the learning rate as a function of the step. `steps` and
+# `decay_steps` may be traced: a run by the clock decides them while it trains
 SCHEDULES: dict[str, Callable[[OptimizerConfig, int], Schedule]] = {
   "product": lambda c, steps: product_schedule(
     c.learning_rate, c.warmup_steps, steps, c.decay_power

@@ -10,8 +10,9 @@ import numpy as np
 from electra_jax.config import specs
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import sources
+from electra_jax.pretrain.clock import Clock
 from electra_jax.pretrain.run import Run
-from electra_jax.runtime import memory, metrics, parallel, processes, version
+from electra_jax.runtime import memory, metrics, parallel, processes, terminal, version
 from electra_jax.runtime.bands import BandMonitor
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 from electra_jax.runtime.goodput import Goodput, Speed
@@ -29,8 +30,9 @@ class UnhealthyError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Monitors:
-  """The checkpoints, stop signals, traces and time accounting of the loop."""
+  """The end, checkpoints, stop signals, traces and time accounting of the loop."""
 
+  clock: Clock
   checkpoints: Checkpoints
   stop: StopSignals
   tracer: Tracer
@@ -54,10 +56,10 @@ def loop(
     metrics.NotFiniteError: a number is NaN or infinite.
     UnhealthyError, WriteError, OSError: if the configuration makes them end the run.
   """
-  c, n, hosts = run.config, run.config.train.steps, jax.process_count()
+  c, hosts, clock = run.config, jax.process_count(), monitors.clock
   start, goodput, tracer = int(state.step), monitors.goodput, monitors.tracer
   batches = batches_from(run, start, skipped)
-  if start < n:
+  if start < clock.horizon.steps:
     with goodput.doing("data"):
       batch = next(batches)
     with goodput.doing("compile"):
@@ -76,7 +78,7 @@ def loop(
 
   def is_due(step: int) -> bool:
     every = c.eval.every_steps
-    return step in (0, n) or bool(every and step % every == 0)
+    return step in (0, clock.horizon.steps) or bool(every and step % every == 0)
 
   missing = not any(line["step"] == start and line["split"] == "heldout" for line in history)
   evaluated = True
@@ -87,23 +89,28 @@ def loop(
       return state, False
   if unhealthy(run, start, health):  # where it stopped before: the same command does not go on
     raise_warning(start, health)
-  for done in range(start + 1, n + 1):
+  for done in itertools.count(start + 1):
+    if done > clock.horizon.steps:
+      break
     first = done == start + 1  # the first step compiles and is not timed
     with goodput.doing("data"):
       batch = next(batches)
     tracer.begin(done)
     with goodput.doing("compile" if first else "steps"):
       with jax.profiler.StepTraceAnnotation("train", step_num=done):
-        state, values = run.fns.train_step(state, batch)
+        state, values = run.fns.train_step(state, batch, clock.placed)
       window.add(done, values)
       if first:
         window.drain()
     log.display.advance(done)
     if first:
       speed.restart(done)
+      clock.restart(done)
       monitors.started()
-    last, signal_name, evaluating = done == n, monitors.stop.requested(), is_due(done)
-    saving = last or signal_name or done % c.checkpoint.every_steps == 0
+    last, signal_name = done == clock.horizon.steps, monitors.stop.requested()
+    deciding, secs_before = clock.is_due(done), goodput.secs()
+    evaluating = deciding or is_due(done)
+    saving = last or signal_name or deciding or done % c.checkpoint.every_steps == 0
     logging = last or done % c.log.every_steps == 0
     if first and not logging:  # shown, but no line of the history
       log.display.show(done, "train", window.values())
@@ -113,7 +120,9 @@ def loop(
     if (last or tracer.ends(done)) and (traced := tracer.finish()):
       log.display.print_line(traced)
     if logging:
-      values = {**window.close(), **speed.read(done, n - done)}
+      values = {**window.close(), **speed.read(done, clock.horizon.steps - done)}
+      if clock.is_open:
+        values["eta_secs"] = clock.secs_left()
       if compare:
         values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
       record(done, "train", values, log, health)
@@ -127,8 +136,10 @@ def loop(
     if saving or ends:
       with goodput.doing("save"):
         sums = {"window": window.state_dict(), "skipped": skipped}
+        if kept := clock.state_dict():
+          sums["clock"] = kept
         save(run, state, done, sums, log, monitors.checkpoints, final=ends)
-        if stopping:
+        if stopping or deciding:
           settle(run, log, monitors.checkpoints)
     if evaluating or saving or ends:
       log.journal.write("goodput", step=done, secs=goodput.secs())
@@ -137,7 +148,22 @@ def loop(
     if signal_name:
       log.display.print_line(f"{signal_name}: stopping after step {done:,}")
       break
+    if deciding:
+      begin_decay(done, clock, secs_before, goodput, log)
   return state, evaluated
+
+
+def begin_decay(
+  done: int, clock: Clock, secs_before: dict[str, float], goodput: Goodput, log: Log
+) -> None:
+  """Decides where the run ends; `secs_before` are of before the evaluation and the save there."""
+  secs = {name: now - secs_before.get(name, 0.0) for name, now in goodput.secs().items()}
+  clock.decide(done, secs.get("evaluation", 0.0), secs["save"])
+  steps, decay_steps = clock.horizon
+  log.journal.write("horizon", step=done, steps=steps, decay_steps=decay_steps)
+  log.display.set_steps(steps)
+  left = terminal.duration(clock.secs_left())
+  log.display.print_line(f"step {done:,}: the rate decays until step {steps:,}, {left} are left")
 
 
 def batches_from(run: Run, start: int, skipped: tuple[int, ...]):

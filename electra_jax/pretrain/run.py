@@ -34,11 +34,17 @@ class TrainFns(NamedTuple):
   init_state: Callable  # (params) -> the state of step 0
   shapes: step.TrainState  # of ShapeDtypeStruct
   sharding: parallel.StateSharding
-  train_step: Callable
+  train_step: Callable  # (state, batch, horizon = that of the configuration)
   eval_step: Callable
 
 
-@functools.cache
+class Horizon(NamedTuple):
+  """The end of a run. It is data of the step, so that a run can decide it while it trains."""
+
+  steps: int  # of the run
+  decay_steps: int  # the last ones, in which the schedule wsd decays
+
+
 def make_train_fns(
   spec: networks.PretrainSpec,
   optimizer_config: optimizer.OptimizerConfig,
@@ -49,10 +55,24 @@ def make_train_fns(
 ) -> TrainFns:
   """Returns the functions of a run, which do not depend on its data or workdir.
 
-  The steps are compiled for `devices`, by default those of this machine.
+  The steps are compiled for `devices`, by default those of this machine. Runs that differ only in
+  their horizon share a program.
   """
+  config = dataclasses.replace(optimizer_config, decay_steps=0)
+  horizon = Horizon(steps, optimizer_config.decay_steps)
+  fns = _make_train_fns(spec, config, seed, accumulation, devices)
+  return fns._replace(train_step=parallel.with_default(fns.train_step, horizon))
+
+
+@functools.cache
+def _make_train_fns(
+  spec: networks.PretrainSpec,
+  optimizer_config: optimizer.OptimizerConfig,
+  seed: int,
+  accumulation: int,
+  devices: tuple[jax.Device, ...] | None,
+) -> TrainFns:
   objective = objectives.make(spec)
-  schedule = optimizer.make_schedule(optimizer_config, steps)
   generator = objectives.generator_of(spec)
   frozen = generator is not None and bool(generator.encoders) and not generator.trained
   apart = optimizer_config.separate_optimizers or frozen
@@ -67,20 +87,28 @@ def make_train_fns(
     count = len(devices or jax.devices())
     norm = zero.norm(jax.eval_shape(init_params), count)
     make_update = functools.partial(zero.zero1_update, devices=count)
-  tx = optimizer.make_optimizer(optimizer_config, schedule, groups, norm)
-  init_state = functools.partial(step.init_state, tx=tx)
+
+  def of_horizon(horizon: Horizon) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    config = dataclasses.replace(optimizer_config, decay_steps=horizon.decay_steps)
+    schedule = optimizer.make_schedule(config, horizon.steps)
+    return schedule, optimizer.make_optimizer(config, schedule, groups, norm)
+
+  def train_step(state: step.TrainState, batch, horizon: Horizon):
+    schedule, tx = of_horizon(horizon)
+    return step.make_train_step(
+      objective, tx, schedule, seed=seed, accumulation=accumulation, make_update=make_update
+    )(state, batch)
+
+  init_state = functools.partial(step.init_state, tx=of_horizon(Horizon(1, 0))[1])
   shapes = jax.eval_shape(lambda: init_state(init_params()))
   sharded = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
   sharding = parallel.StateSharding(shapes, sharded, devices)
-  train_step = step.make_train_step(
-    objective, tx, schedule, seed=seed, accumulation=accumulation, make_update=make_update
-  )
   return TrainFns(
     init_params=jax.jit(init_params),
     init_state=sharding.init_state(init_state),
     shapes=shapes,
     sharding=sharding,
-    train_step=parallel.map_train_step(train_step, sharding.axes, devices),
+    train_step=parallel.map_train_step(train_step, sharding.axes, devices, others=1),
     eval_step=parallel.map_eval_step(step.make_eval_step(objective, seed=seed), devices),
   )
 

@@ -61,7 +61,8 @@ def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console, warn: 
       warn(f"{found}; moved to {place}")
       continue
     took = time.perf_counter() - started
-    what = "already at" if latest == run.config.train.steps else "resuming from"
+    horizon = (meta.get("clock") or {}).get("horizon") or [run.config.train.steps]
+    what = "already at" if latest == horizon[0] else "resuming from"
     console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
   return None

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from electra_jax.config import cli, compare, validate
 from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
+from electra_jax.pretrain.clock import Clock
 from electra_jax.pretrain.loop import Monitors, loop, settle
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
 from electra_jax.pretrain.start import make_state
@@ -67,18 +69,21 @@ def run(
   coordinator: str = "",
   num_processes: int = 0,
   process_id: int = -1,
+  started: float | None = None,
 ) -> int:
   """Joins the other processes, if there are any, and trains; returns the exit code.
 
   Args:
+    started: `time.monotonic()` when the program started, for train.minutes; None: now.
     verify: check the checksum of every shard first.
     coordinator, num_processes, process_id: as `processes.initialize` takes them.
   """
+  started = time.monotonic() if started is None else started
   with doing("joining the other processes", terminal.log_console()):
     processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
   parallel.keep_freed_memory()
   signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
-  _, finished = _train(config, workdir, verify)
+  _, finished = _train(config, workdir, verify, started)
   return 0 if finished else STOPPED
 
 
@@ -89,10 +94,10 @@ def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> i
     ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
-  return _train(config, workdir, verify)[0]
+  return _train(config, workdir, verify, time.monotonic())[0]
 
 
-def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, bool]:
+def _train(config: ConfigDict, workdir: str | Path, verify: bool, begun: float) -> tuple[int, bool]:
   """Returns the steps done, and whether these are all, with the last evaluation."""
   workdir, goodput = Path(workdir), Goodput()
   _use_compilation_cache(workdir)
@@ -132,16 +137,17 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, 
       events.write("start", step=int(state.step), **start_event(run))
       for text in warned:
         events.write("warning", text=text)
-      display.begin(int(state.step), config.train.steps)
+      clock = Clock(config, goodput, begun, meta and meta.get("clock"))
+      display.begin(int(state.step), None if clock.is_open else clock.horizon.steps)
       steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
       with StopSignals(display.announce) as stop, tracer, processes.abort_if_peer_lost():
-        monitors = Monitors(checkpoints, stop, tracer, goodput, started)
+        monitors = Monitors(clock, checkpoints, stop, tracer, goodput, started)
         state, evaluated = train_with_rollback(run, state, meta, display, monitors)
         with goodput.doing("save"):  # a second signal does not interrupt this
           checkpoints.wait()
     done = int(state.step)
-    finished = evaluated and done == config.train.steps
+    finished = evaluated and not clock.is_open and done == clock.horizon.steps
     events.write("goodput", step=done, secs=goodput.secs())
     if not console.quiet:
       if done:
@@ -149,7 +155,8 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool) -> tuple[int, 
       console.print(f"time:       {goodput.summary()}")
       if not finished:
         saved = f", saved: {workdir / checkpoint.FOLDER / str(done)}" if done else ""
-        console.print(f"stopped after step {done:,} of {config.train.steps:,}{saved}")
+        of = "" if clock.is_open else f" of {clock.horizon.steps:,}"
+        console.print(f"stopped after step {done:,}{of}{saved}")
         console.print(f"resume with: {cli.command_line()}")
     return done, finished
 
@@ -277,6 +284,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
   changed = compare.changed_from_base(c)
+  limit = f"{terminal.duration(60 * c.train.minutes)}, at most " if c.train.minutes else ""
   lines = {
     "electra_jax": f"{version.code_version()}, jax {jax.__version__}",
     "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
@@ -289,7 +297,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" {run.flops_per_step * c.train.steps:.3g} in total",
     "data": f"{run.shards.folder.absolute()}: {run.shards.num_examples:,} sequences of"
     f" {run.shards.seq_length} tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
-    "training": f"{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
+    "training": f"{limit}{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
     f" {sequences * run.shards.seq_length:,} tokens ="
     f" {sequences / run.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"

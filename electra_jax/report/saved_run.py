@@ -38,6 +38,18 @@ class SavedRun:
     return max([*self.checkpoints, *(line["step"] for line in self.history)], default=0)
 
   @property
+  def steps(self) -> int | None:
+    """The steps of the whole run; None if it is by the clock and has not decided them."""
+    if not self.config.train.minutes:
+      return self.config.train.steps
+    return next((e["steps"] for e in reversed(self.events) if e["event"] == "horizon"), None)
+
+  @property
+  def finished(self) -> bool:
+    """Whether the last step is done."""
+    return self.steps is not None and self.done >= self.steps
+
+  @property
   def start(self) -> dict[str, Any]:
     """The event of the last start; {} for a run of an earlier version."""
     return next((e for e in reversed(self.events) if e["event"] == "start"), {})

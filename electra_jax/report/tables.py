@@ -195,12 +195,12 @@ def commands(run: SavedRun) -> dict[str, str]:
   """Returns suggested commands: {purpose: command}."""
   folder = shlex.quote(str(run.folder))
   known = run.start.get("command") or (f"electra-jax train --config=CONFIG --workdir={folder}")
-  what = "continue training"
-  if run.done >= run.config.train.steps:
-    what += ", with more train.steps"
-    known += " --config.train.steps=STEPS --config.allow_config_change=train.steps"
+  more = {"continue training": known}
+  if run.finished:
+    changed = "--config.train.steps=STEPS --config.allow_config_change=train.steps"
+    more = {"continue training, with more train.steps": f"{known} {changed}"}
   return {
-    what: known,
+    **({} if run.finished and run.config.train.minutes else more),
     "export to Hugging Face": f"electra-jax export {folder} {folder}-hf --to hf",
     "fine-tune": "electra-jax finetune --config=configs/finetune/glue.py:cola,sst2,mrpc"
     f" --config.init={folder} --config.data.dir=GLUE --workdir={folder}-glue",

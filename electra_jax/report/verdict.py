@@ -35,13 +35,14 @@ def judge(run: SavedRun) -> Verdict:
   that then has no metric with a baseline is UNKNOWN.
   """
   c, found = run.config, findings(run)
-  finished = run.done >= c.train.steps
-  if finished:
-    progress = f"It finished its {c.train.steps:,} steps."
+  if run.finished:
+    progress = f"It finished its {run.steps:,} steps."
+  elif run.steps is None:
+    progress = f"It is at step {run.done:,}, and its {c.train.minutes:g} minutes are not over."
   else:
-    progress = f"It is at step {run.done:,} of {c.train.steps:,}."
+    progress = f"It is at step {run.done:,} of {run.steps:,}."
   count, wrong = len(run.warnings), [finding.since for finding in found if not finding.learned]
-  late = finished or run.done > min(wrong, default=0) + c.health.after_step
+  late = run.finished or run.done > min(wrong, default=0) + c.health.after_step
   if wrong:
     word = BAD if late else EARLY
   elif count:

@@ -85,12 +85,16 @@ class Display:
       self.console.pop_render_hook()
       self._live.stop()
 
-  def begin(self, start_step: int, steps: int) -> None:
-    """Adds the bar."""
+  def begin(self, start_step: int, steps: int | None) -> None:
+    """Adds the bar; None where the number of steps is not known yet."""
     columns = (BarColumn(None), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
     progress = Progress(*columns, TextColumn("{task.fields[eta]}"), expand=True)
     progress.add_task("", total=steps, completed=start_step, eta="")
     self._progress = progress
+
+  def set_steps(self, steps: int) -> None:
+    """Sets the length of the bar."""
+    self._progress.update(self._progress.task_ids[0], total=steps)
 
   def advance(self, step: int) -> None:
     """Moves the bar."""
@@ -103,7 +107,7 @@ class Display:
     if (eta_secs := values.get("eta_secs")) is not None:
       self._ends_at = time.monotonic() + eta_secs
     if not self.console.is_interactive:
-      of = f"/{self._progress.tasks[0].total}" if self._progress else ""
+      of = self._of() if self._progress else ""
       self.print_line(metrics_line(f"{split} step {step}{of}", values, self.console.width))
 
   def announce(self, text: str) -> None:
@@ -153,8 +157,11 @@ class Display:
     elif self._progress and quiet >= (
       HEARTBEAT_SECS if self._train_lines < 2 else STEPS_HEARTBEAT_SECS
     ):
-      task = self._progress.tasks[0]
-      self.print_line(f"step {task.completed}/{task.total}")
+      self.print_line(f"step {self._progress.tasks[0].completed}{self._of()}")
+
+  def _of(self) -> str:
+    total = self._progress.tasks[0].total
+    return "" if total is None else f"/{total}"
 
   def _activity(self) -> Activity | None:
     activity = self._now()

@@ -2,7 +2,8 @@
 
 A line is {"time": seconds since 1970, "event": ..., ...}: "start" has the step (0 from scratch; not
 in earlier versions), the code, the devices, the number of minimal pairs and the command; "warning"
-its text; "first step" the seconds of each activity since the start, and "goodput" the same at
+its text; "horizon" the step at which a run by the clock has decided its steps and its decay's
+steps; "first step" the seconds of each activity since the start, and "goodput" the same at
 evaluations, saves and the end.
 """
 
@@ -18,6 +19,7 @@ JOURNAL_FILE = "journal.jsonl"
 FIELDS = {
   "start": {"devices": int, "device_kind": str, "jax": str},
   "warning": {"text": str},
+  "horizon": {"step": int, "steps": int, "decay_steps": int},
   "first step": {"secs": dict},
   "goodput": {"secs": dict},
 }

@@ -107,33 +107,47 @@ def pack(tree) -> Packed:
   return Packed(flat, structure, tuple(jnp.shape(x) for x in leaves))
 
 
-def map_train_step(step: Callable, axes=None, devices: Sequence[jax.Device] | None = None):
-  """Maps (state, batch) -> (state, metrics) over all devices; the state is donated.
+def map_train_step(
+  step: Callable, axes=None, devices: Sequence[jax.Device] | None = None, others: int = 0
+):
+  """Maps (state, batch, *others) -> (state, metrics) over all devices; the state is donated.
 
   The result returns its metrics `Packed` and has pmap's `lower`. For `axes` and `devices` see
-  `StateSharding`; axes None means replicated.
+  `StateSharding`; axes None means replicated. The `others`, so many, are the same on all devices.
   """
   # With several processes pmap hashes its out_axes, so it returns the state as a tuple.
   out_axes = axes and tuple(jax.tree.leaves(axes, is_leaf=lambda a: a is None))
 
-  def packed(state, batch):
-    state, metrics = step(state, batch)
+  def packed(state, batch, *others):
+    state, metrics = step(state, batch, *others)
     return tuple(jax.tree.leaves(state)), pack(metrics)
 
   mapped = jax.pmap(
     packed,
     axis_name=AXIS,
-    in_axes=(axes, 0),
+    in_axes=(axes, 0, *others * (None,)),
     out_axes=(out_axes, None),
     donate_argnums=0,
     devices=devices,
   )
 
-  def run(state, batch):
-    leaves, metrics = mapped(state, batch)
+  def run(state, batch, *others):
+    leaves, metrics = mapped(state, batch, *others)
     return jax.tree.unflatten(jax.tree.structure(state), leaves), metrics
 
   run.lower = mapped.lower
+  return run
+
+
+def with_default(step: Callable, numbers) -> Callable:
+  """Gives the third argument of a mapped step a default, a tree of integers."""
+  numbers = jax.tree.map(np.int32, numbers)
+  placed = functools.cache(lambda: replicate(numbers))
+
+  def run(state, batch, other=None):
+    return step(state, batch, placed() if other is None else other)
+
+  run.lower = lambda state, batch: step.lower(state, batch, numbers)
   return run
 
 

@@ -94,11 +94,11 @@ def batches(data, *, skipped=(), **kwargs):
 def programs(*args):
   made = make(*args)
 
-  def train_step(state, batch):
+  def train_step(state, batch, horizon):
     number = pretrain_batches.batch_number(int(state.step), left_out)
     if number >= first if every else number == first:
       state = state.replace(params=jax.tree.map(lambda x: x * np.float32("nan"), state.params))
-    return made.train_step(state, batch)
+    return made.train_step(state, batch, horizon)
 
   train_step.lower = made.train_step.lower
   return made._replace(train_step=train_step)

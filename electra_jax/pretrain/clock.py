@@ -1,0 +1,129 @@
+"""Where a run ends: at train.steps, or by the clock after train.minutes, whichever comes first."""
+
+import bisect
+import time
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from electra_jax.config import specs
+from electra_jax.pretrain.run import Horizon
+from electra_jax.runtime import parallel, processes
+from electra_jax.runtime.goodput import Goodput
+
+CLOSING_SECS = 3.0  # to draw the curves, print the results and leave
+FEWEST = 5  # steps that tell how long one takes; the host may be two ahead of the device
+NOT_STEPS = ("evaluation", "save", "compile", "restore", "start")  # activities of `Goodput`
+MARGIN = 0.02  # of the decay's steps: they may be slower than those before
+
+
+class Clock:
+  """The horizon of a run, and what is left of its time.
+
+  By the clock the horizon is open, train.steps without a decay, until the time that is left is the
+  decay's share. It is then decided once, from the measured seconds of a step, an evaluation and a
+  save, and from there on a step depends on no clock. Process 0's clock counts: all processes call
+  `is_due` and `decide` together.
+
+  Args:
+    goodput: counts the seconds of steps, and apart from them those of NOT_STEPS.
+    started: `time.monotonic()` when the program started.
+    saved: `state_dict` of the checkpoint that the run resumes from, if it has one.
+
+  Fields:
+    horizon: decided or, with train.minutes, still open.
+    placed: the same on the devices, for the step.
+  """
+
+  def __init__(
+    self, config: ConfigDict, goodput: Goodput, started: float, saved: dict | None = None
+  ):
+    c, saved = config, saved or {"secs": 0.0, "horizon": None}
+    self._config, self._goodput = c, goodput
+    self._origin = started - saved["secs"]
+    self._budget = 60 * (c.train.minutes or 0)
+    self._most, self._decay_most = c.train.steps, specs.make_optimizer_config(c).decay_steps
+    self._next_check, self._first, self._reserve = 0, (0, 0.0), CLOSING_SECS
+    self.is_open = bool(self._budget) and saved["horizon"] is None
+    if saved["horizon"]:
+      self._set(Horizon(*saved["horizon"]))
+    else:
+      self._set(Horizon(self._most, 0 if self.is_open else self._decay_most))
+
+  def _set(self, horizon: Horizon) -> None:
+    self.horizon = horizon
+    self.placed = parallel.replicate(Horizon(*map(np.int32, horizon)))
+
+  def state_dict(self) -> dict | None:
+    """Returns what a checkpoint keeps of a run by the clock, as JSON."""
+    secs, horizon = time.monotonic() - self._origin, None if self.is_open else list(self.horizon)
+    return {"secs": secs, "horizon": horizon} if self._budget else None
+
+  def secs_left(self) -> float:
+    """Returns the seconds of train.minutes that are left."""
+    return self._budget - (time.monotonic() - self._origin)
+
+  def restart(self, step: int) -> None:
+    """Measures the seconds of a step from here on: `step` has compiled."""
+    self._first = step, self._step_secs()
+    # For the evaluations where the decay begins and ends, by that before the first step.
+    self._reserve = CLOSING_SECS + 2 * self._goodput.secs().get("evaluation", 0.0)
+
+  def _step_secs(self) -> float:
+    return sum(secs for name, secs in self._goodput.secs().items() if name not in NOT_STEPS)
+
+  def _secs_a_step(self, done: int) -> float:
+    step, secs = self._first
+    return (self._step_secs() - secs) / (done - step)
+
+  def is_due(self, done: int) -> bool:
+    """Returns whether the decay begins after step `done`.
+
+    Raises:
+      ValueError: no time is left for it.
+    """
+    if not self.is_open or done < max(self._next_check, self._first[0] + FEWEST):
+      return False
+    own = [self.secs_left(), self._secs_a_step(done), self._reserve]
+    left, pace, reserve = processes.as_on_first(own)
+    self._refuse_if_late(left, done)
+    secs = left - reserve - self._config.optimizer.decay_frac * self._budget
+    steps = self._most - self._decay_most - done
+    # Half way to the decay, so that many processes seldom wait for process 0's clock.
+    self._next_check = done + max(1, min(int(secs / pace / 2), steps))
+    return secs <= 0 or steps <= 0
+
+  def decide(self, done: int, evaluation_secs: float, save_secs: float) -> None:
+    """Sets the horizon: as many steps after `done` as the time allows.
+
+    Args:
+      evaluation_secs, save_secs: that the last evaluation and the last save are expected to take.
+
+    Raises:
+      ValueError: it allows none.
+    """
+    own = [self.secs_left(), self._secs_a_step(done), evaluation_secs, save_secs]
+    left, pace, evaluation, saving = processes.as_on_first(own)
+    c = self._config
+
+    def secs(steps: int) -> float:  # of so many steps, and of the end
+      last = done + steps - 1
+      evaluations = c.eval.every_steps and last // c.eval.every_steps - done // c.eval.every_steps
+      saves = last // c.checkpoint.every_steps - done // c.checkpoint.every_steps
+      return (
+        steps * pace * (1 + MARGIN) + (evaluations + 1) * evaluation + (saves + 1) * saving
+      ) + CLOSING_SECS
+
+    steps = bisect.bisect_right(range(1, self._most - done + 1), left, key=secs)
+    self._refuse_if_late(steps, done)
+    self._set(Horizon(done + steps, steps))
+    self.is_open = False
+
+  def _refuse_if_late(self, left: float, done: int) -> None:
+    if left <= 0:
+      raise ValueError(
+        f"config.train.minutes={self._config.train.minutes:g} is too short: the decay has not begun"
+        f" at step {done:,}, and the last evaluation and save do not fit into what is left after"
+        f" {self._budget - self.secs_left():.0f} of {self._budget:.0f} s"
+        f" ({self._goodput.summary()})"
+      )

@@ -1,0 +1,76 @@
+"""Killed again and again, a run by the clock is annealed, and equal to one of its decided steps."""
+
+import json
+import random
+import time
+
+import harness
+import pytest
+from test_kill import SEED
+
+pytestmark = pytest.mark.faults
+BY_THE_CLOCK = {
+  "optimizer__schedule": "wsd",
+  "optimizer__decay_frac": 0.5,
+  "optimizer__warmup_steps": 2,
+  "checkpoint__every_steps": 2,
+}
+MANY = 2000  # steps, more than the time allows
+
+
+def decision(workdir) -> dict | None:
+  """Returns the newest decision of a run's journal, None before it."""
+  text = (workdir / "journal.jsonl").read_text() if (workdir / "journal.jsonl").exists() else ""
+  found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+  return next((e for e in reversed(found) if e["event"] == "horizon"), None)
+
+
+def of_steps(found: dict) -> dict:
+  """Returns the fields of the run that has the decided steps from the start."""
+  fields = BY_THE_CLOCK | {"optimizer__decay_steps": found["decay_steps"]}
+  del fields["optimizer__decay_frac"]
+  return fields
+
+
+def without_decision(lines: list[dict], found: dict, every: int) -> list[dict]:
+  """Returns the lines without the evaluation where the decay begins, unless it was due there."""
+  due = found["step"] % every == 0
+  return [x for x in lines if due or (x["step"], x["split"]) != (found["step"], "heldout")]
+
+
+def test_ten_kills_of_a_run_by_the_clock_end_in_the_bits_of_its_steps(data, tmp_path):
+  rng, workdir, alone = random.Random(SEED), tmp_path / "run", tmp_path / "alone"
+  print(f"FAULTS_SEED={SEED}")
+
+  def start() -> harness.Run:
+    fields = BY_THE_CLOCK | {"train__minutes": 2.0}
+    return harness.Run(data, workdir, MANY, head=harness.program(harness.PACED), **fields)
+
+  kills = {False: 0, True: 0}  # by whether the decay has begun
+  while (run := start()) and sum(kills.values()) < 10:
+    decay = kills[False] >= 5
+    run.when(harness.reaches(workdir, harness.newest(workdir) + 1))
+    if decay:
+      run.when(lambda: decision(workdir) is not None)
+    time.sleep(rng.uniform(0, 1.2))
+    run.kill()
+    kills[decay] += 1
+    print(f"last line {harness.last_line(workdir)}, newest {harness.newest(workdir)}")
+  run.finish()
+  found = decision(workdir)
+  assert found["step"] + found["decay_steps"] == found["steps"] < MANY
+  harness.Run(data, alone, found["steps"], **of_steps(found)).finish()
+  assert harness.saved(workdir, found["steps"]) == harness.saved(alone, found["steps"])
+  every = harness.FIELDS["eval.every_steps"]
+  assert without_decision(harness.lines(workdir), found, every) == harness.lines(alone)
+
+
+def test_two_processes_agree_on_where_a_run_by_the_clock_ends(data, tmp_path):
+  fields = BY_THE_CLOCK | {"train__minutes": 1.0}
+  for run in harness.pair(data, tmp_path / "run", MANY, **fields):
+    run.finish()
+  found = decision(tmp_path / "run")
+  for run in harness.pair(data, tmp_path / "alone", found["steps"], **of_steps(found)):
+    run.finish()
+  steps = found["steps"]
+  assert harness.saved(tmp_path / "run", steps) == harness.saved(tmp_path / "alone", steps)
