@@ -101,22 +101,7 @@ def check_fields(config: ConfigDict) -> None:
   for field in (f"optimizer.generator_{name}" for name in own):
     if flat[field] is not None and not config.optimizer.separate_optimizers:
       raise ValueError(f"{field} needs optimizer.separate_optimizers")
-  p, steps = config.optimizer, config.train.steps
-  if p.decay_steps and (p.schedule != "wsd" or p.decay_steps + p.warmup_steps > steps):
-    raise ValueError(
-      f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
-      f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
-    )
-  if p.decay_frac is not None and (p.schedule != "wsd" or p.decay_steps):
-    raise ValueError(
-      f"optimizer.decay_frac={p.decay_frac:g} needs schedule=wsd and decay_steps=0, got"
-      f" {p.schedule} and {p.decay_steps:,}"
-    )
-  if config.train.minutes is not None and not p.decay_frac:
-    raise ValueError(
-      f"train.minutes={config.train.minutes:g} needs a decay whose share of the time is known: set"
-      " optimizer.schedule=wsd, decay_steps=0 and decay_frac, e.g. 0.2"
-    )
+  check_end(config)
   schedules = make_schedules(config)
   for name in ("discriminator_weight", "replace_mlm_weight"):
     if min(weights := schedules[name].values) < 0:
@@ -132,6 +117,26 @@ def check_fields(config: ConfigDict) -> None:
     raise ValueError(
       f"a window of config.model.window={config.model.window} sees all of config.data.seq_length"
       f" {config.data.seq_length}: set config.model.global_every=1"
+    )
+
+
+def check_end(config: ConfigDict) -> None:
+  """Raises ValueError if the decay of the rate does not fit the end of the run."""
+  p, steps = config.optimizer, config.train.steps
+  if p.decay_steps and (p.schedule != "wsd" or p.decay_steps + p.warmup_steps > steps):
+    raise ValueError(
+      f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
+      f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
+    )
+  if p.decay_frac is not None and (p.schedule != "wsd" or p.decay_steps):
+    raise ValueError(
+      f"optimizer.decay_frac={p.decay_frac:g} needs schedule=wsd and decay_steps=0, got"
+      f" {p.schedule} and {p.decay_steps:,}"
+    )
+  if config.train.minutes is not None and not p.decay_frac:
+    raise ValueError(
+      f"train.minutes={config.train.minutes:g} needs a decay whose share of the time is known: set"
+      " optimizer.schedule=wsd, decay_steps=0 and decay_frac, e.g. 0.2"
     )
 
 
