@@ -52,10 +52,18 @@ class OptimizerConfig:
     return dataclasses.replace(self, **{k: v for k, v in own.items() if v is not None})
 
 
+def _share(t, steps):
+  """Returns t / steps in float32, for traced steps with the bits that XLA gives constant ones.
+
+  It multiplies by the reciprocal of a constant.
+  """
+  return t * (1 / jnp.float32(jnp.maximum(steps, 1)))
+
+
 def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
   """lr x (1 - t/T)^power x min(1, t/W): warm-up multiplies the decay, so the peak is below lr.
 
-  As in the original; the first step's rate is 0.
+  As in the original; the first step's rate is 0. The numbers of steps may be traced arrays.
 
   >>> schedule = product_schedule(1.0, 10, 100, 1.0)
   >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 100)]
@@ -63,21 +71,26 @@ def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> 
   """
 
   def schedule(t):
-    warmup = jnp.minimum(1.0, t / max(warmup_steps, 1)) if warmup_steps else 1.0
-    return lr * jnp.maximum(0.0, 1 - t / steps) ** power * warmup
+    warmup = jnp.where(warmup_steps > 0, jnp.minimum(1.0, _share(t, warmup_steps)), 1.0)
+    return lr * jnp.maximum(0.0, 1 - _share(t, steps)) ** power * warmup
 
   return schedule
 
 
 def joined_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
-  """Linear from 0 to lr in `warmup_steps`, then polynomial from lr to 0 at `steps`."""
-  return optax.schedules.join_schedules(
-    [
-      optax.schedules.linear_schedule(0.0, lr, warmup_steps),
-      optax.schedules.polynomial_schedule(lr, 0.0, power, max(steps - warmup_steps, 1)),
-    ],
-    [warmup_steps],
-  )
+  """Linear from 0 to lr in `warmup_steps`, then polynomial from lr to 0 at `steps`.
+
+  The numbers of steps may be traced arrays, unlike optax's.
+  """
+
+  def schedule(t):
+    decay_steps = steps - warmup_steps
+    decayed = _share(jnp.clip(t - warmup_steps, 0, decay_steps), decay_steps)
+    return jnp.where(
+      t < warmup_steps, lr - lr * (1 - _share(t, warmup_steps)), lr * (1 - decayed) ** power
+    )
+
+  return schedule
 
 
 def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> Schedule:
