@@ -25,7 +25,6 @@ import peers
 
 from electra_jax.config import files
 from electra_jax.core import optimizer, task_heads
-from electra_jax.core import step as steps
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.data import finetune_batches as data
 from electra_jax.data import tokenizer
@@ -74,12 +73,11 @@ class Ours:
     adam = optimizer.OptimizerConfig(
       "electra_adam", 3e-4, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0
     )
-    settings = loop.Settings((0,), adam, 0.1, 0.8, False, BATCH, micro, 3.0, BATCH, 4, 100, PAD)
+    settings = loop.Settings(
+      (0,), adam, 0.1, 0.8, False, BATCH, micro, 3.0, BATCH, 4, 100, PAD, LENGTH
+    )
     head = task_heads.classification(2, "linear")
-    params = loop.init_params(cfg, head, None, (0,))
-    tx, step = loop.make_step(cfg, head, settings, 3 * -(-len(rows) // BATCH))
-    self.state = parallel.replicate(jax.vmap(lambda p: steps.init_state(p, tx))(params))
-    self.step = parallel.map_train_step(step)
+    self.state, self.step = loop.start(cfg, head, None, settings, 3 * -(-len(rows) // BATCH))
     start = time.perf_counter()
     for length in buckets:
       self._run([data.Plan(np.arange(BATCH) * 0 + self._short(length), length)])

@@ -8,6 +8,7 @@ import pytest
 
 from electra_jax.core import optimizer, task_heads, task_network
 from electra_jax.core.batch import Batch
+from electra_jax.core.params import map_named
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import finetune_batches as data
 from electra_jax.data.finetune_batches import Feature, Plan
@@ -16,7 +17,7 @@ from electra_jax.runtime import parallel
 
 CFG = TransformerConfig(30, 8, 16, 2, 2, 32, 32, dropout=0.0, attention_dropout=0.0)
 OPTIMIZER = optimizer.OptimizerConfig("adamw", 1e-2, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0)
-SETTINGS = loop.Settings((0,), OPTIMIZER, 0.1, 0.8, False, 8, 1, 1.0, 8, 1, 5, 0)
+SETTINGS = loop.Settings((0,), OPTIMIZER, 0.1, 0.8, False, 8, 1, 1.0, 8, 1, 5, 0, 32)
 
 
 def states_and_batch(target: dict, B=3, L=5):
@@ -278,6 +279,56 @@ def test_microbatches_give_the_update_of_the_whole_batch():
   parts = loop.train(CFG, head, backbone, features(), dataclasses.replace(one, accumulation=5))
   for x, y in zip(leaves(whole), leaves(parts), strict=True):
     np.testing.assert_allclose(x, y, atol=2e-6)
+
+
+def test_a_step_is_the_gradient_of_the_summed_loss_times_the_rates_of_its_number_and_layer():
+  # Without a memory, and with an eps beside which the root is nothing, Adam's update is linear.
+  linear = dataclasses.replace(
+    OPTIMIZER, name="electra_adam", b1=0.0, eps=1e6, learning_rate=1e5, clip_norm=np.inf
+  )
+  settings = dataclasses.replace(
+    SETTINGS, seeds=(3, 4), optimizer=linear, warmup_frac=0.5, layer_decay=0.5, batch_size=40
+  )
+  head, rows, num_steps = task_heads.classification(2, "linear"), features(), 4
+  batch = data.collate(rows, Plan(np.arange(40), 24), 40, 0)
+  predict = task_network.make_predict(CFG, head)
+
+  @jax.jit
+  def gradient(params):
+    def summed_loss(params):
+      logp = jax.nn.log_softmax(predict(params, batch)["logits"])
+      return -logp[np.arange(40), batch.target["label"]].sum()
+
+    return jax.vmap(jax.grad(summed_loss))(params)
+
+  def rate_of(names, x):  # [N, 1, ...] of stacked layers
+    if names[:2] == ["encoder", "layers"]:
+      return np.array([0.25, 0.5]).reshape(2, *[1] * (x.ndim - 2))
+    return 1.0 if names[0] == "head" else 0.125
+
+  state, step = loop.start(CFG, head, None, settings, num_steps)
+  both = parallel.shard(jax.tree.map(lambda x: np.stack([x, x], 1), batch))
+  for t, rate in enumerate((0, 0.75 / 2, 0.5, 0.25)):  # (1 - t / 4) min(1, t / 2)
+    before = jax.device_get(state.train.params)
+    expected = map_named(lambda names, g: -0.1 * rate * rate_of(names, g) * g, gradient(before))  # noqa: B023
+    state, packed = step(state, both)
+    reported = packed.unpack(packed.read())["learning_rate"]
+    np.testing.assert_allclose(reported, 1e5 * rate, rtol=1e-6, err_msg=f"step {t}")
+    for old, new, delta in zip(*map(leaves, (before, state.train.params, expected)), strict=True):
+      # The sum of 40 gradients has the rounding of another order; weights near 1 have 6e-8.
+      np.testing.assert_allclose(new - old, delta, rtol=1e-3, atol=1e-6, err_msg=f"step {t}")
+
+
+def test_each_seed_starts_from_a_head_of_its_own_and_the_same_as_alone():
+  head = task_heads.classification(2, "linear")
+  backbone = jax.jit(lambda: task_network.init_backbone(CFG, jax.random.key(5)))()
+  pair = loop.init_params(CFG, head, backbone, (0, 4))
+  kernel = pair["head"]["classifier"]["kernel"]
+  assert np.abs(kernel[0] - kernel[1]).max() > 0.1
+  for place, seed in enumerate((0, 4)):
+    alone = loop.init_params(CFG, head, backbone, (seed,))
+    for x, y in zip(leaves(pair), leaves(alone), strict=True):
+      np.testing.assert_array_equal(x[place], y[0])
 
 
 def test_predictions_come_in_the_order_of_the_features_once_each():

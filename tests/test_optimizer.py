@@ -35,6 +35,41 @@ def test_joined_schedule_warms_up_to_the_peak_and_then_decays():
   assert got == pytest.approx([0, 0.5, 1.0, 0.5, 0])
 
 
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_joined_schedule_is_the_one_that_optax_joins(power):
+  ours = optimizer.joined_schedule(1e-3, 6, 57, power)
+  rises, decays = optax.linear_schedule(0, 1e-3, 6), optax.polynomial_schedule(1e-3, 0, power, 51)
+  optaxs = optax.join_schedules([rises, decays], [6])
+  t = np.arange(70)
+  np.testing.assert_allclose(ours(t), optaxs(t), atol=1e-9)  # ten ulps of the peak
+
+
+@pytest.mark.parametrize("steps", [6, 41, 230])
+def test_steps_that_are_data_are_divided_by_with_the_bits_of_constants(steps):
+  def over(divide):
+    return jax.jit(
+      lambda t, *n: jax.lax.map(lambda t: divide(t, *n), t)
+    )  # of scalars, as a step is
+
+  t = jnp.arange(steps + 1)
+  expected = over(lambda t: t / steps)(t)
+  np.testing.assert_array_equal(over(optimizer._share)(t, steps), expected)
+  np.testing.assert_allclose(expected, np.arange(steps + 1) / steps, rtol=2e-7)  # two roundings
+
+
+@pytest.mark.parametrize("name", ["product", "joined"])
+@pytest.mark.parametrize(("steps", "warmup_steps"), [(57, 6), (230, 41), (345, 0), (2, 0)])
+def test_a_schedule_is_the_same_whether_its_steps_are_constants_or_data(name, steps, warmup_steps):
+  def rates(t, warmup_steps, steps):
+    cfg = dataclasses.replace(PAPER, schedule=name, warmup_steps=warmup_steps)
+    return optimizer.make_schedule(cfg, steps)(t)
+
+  t = jnp.arange(steps + 1)
+  constant = jax.jit(rates, static_argnums=(1, 2))(t, warmup_steps, steps)
+  data = jax.jit(rates)(t, warmup_steps, steps)
+  np.testing.assert_allclose(data, constant, atol=5e-4 * 1.2e-7)  # 1 - t / T may be fused or not
+
+
 def test_schedules_without_warm_up_start_at_the_peak():
   assert float(optimizer.product_schedule(1.0, 0, 10, 1.0)(0)) == 1.0
   assert float(optimizer.joined_schedule(1.0, 0, 10, 1.0)(0)) == 1.0

@@ -33,7 +33,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.vocab = placeholder(str)  # vocabulary file where the source has none (TF1 checkpoints)
   d.lowercase = True  # of such a vocab.txt
   d.max_length = 128  # tokens at most, special ones included (the original's)
-  d.buckets = 4  # lengths that are compiled; 1 = all are padded to the longest
+  # Lengths that are compiled; 1: a task's rows are padded to its longest, 0: those of every task to
+  # max_length, so that tasks of one kind and number of classes share what is compiled
+  d.buckets = 4
   d.train_examples = placeholder(int)  # use this many of the training examples; not set = all
 
   c.own = o = ConfigDict()  # a text task of your own, see own.py

@@ -52,10 +52,23 @@ class OptimizerConfig:
     return dataclasses.replace(self, **{k: v for k, v in own.items() if v is not None})
 
 
+def _share(t, steps):
+  """Returns t / steps in float32, for traced steps with the bits that XLA gives constant ones.
+
+  It multiplies by the reciprocal of a constant.
+  """
+  return t * (1 / jnp.float32(jnp.maximum(steps, 1)))
+
+
+def _warmed(t, warmup_steps):
+  """Returns the share of the rate that warm-up allows; 1 without warm-up."""
+  return jnp.where(warmup_steps > 0, jnp.minimum(1.0, _share(t, warmup_steps)), 1.0)
+
+
 def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
   """lr x (1 - t/T)^power x min(1, t/W): warm-up multiplies the decay, so the peak is below lr.
 
-  As in the original; the first step's rate is 0.
+  As in the original; the first step's rate is 0. The numbers of steps may be traced arrays.
 
   >>> schedule = product_schedule(1.0, 10, 100, 1.0)
   >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 100)]
@@ -63,8 +76,7 @@ def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> 
   """
 
   def schedule(t):
-    warmup = jnp.minimum(1.0, t / max(warmup_steps, 1)) if warmup_steps else 1.0
-    return lr * jnp.maximum(0.0, 1 - t / steps) ** power * warmup
+    return lr * jnp.maximum(0.0, 1 - _share(t, steps)) ** power * _warmed(t, warmup_steps)
 
   return schedule
 
@@ -72,14 +84,15 @@ def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> 
 def joined_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
   """Linear from 0 to lr in `warmup_steps`, then polynomial from lr to 0 at `steps`.
 
-  As optax's joined polynomials, which take no traced `steps`.
+  The numbers of steps may be traced arrays, unlike optax's.
   """
-  decay_steps = jnp.maximum(steps - warmup_steps, 1)
 
   def schedule(t):
-    warmup = lr - lr * (1 - jnp.minimum(t, warmup_steps) / max(warmup_steps, 1))
-    decayed = jnp.clip(t - warmup_steps, 0, decay_steps) / decay_steps
-    return jnp.where(t < warmup_steps, warmup, lr * (1 - decayed) ** power)
+    decay_steps = steps - warmup_steps
+    decayed = _share(jnp.clip(t - warmup_steps, 0, decay_steps), decay_steps)
+    return jnp.where(
+      t < warmup_steps, lr - lr * (1 - _share(t, warmup_steps)), lr * (1 - decayed) ** power
+    )
 
   return schedule
 
@@ -88,7 +101,7 @@ def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> 
   """Warm-up from 0, constant, then lr x (1 - sqrt(t / decay_steps)) to 0 at `steps`.
 
   Until the decay nothing depends on `steps`, so a run can be made longer there (Hägele et al. 2024,
-  Section 3).
+  Section 3). The numbers of steps may be traced arrays.
 
   >>> schedule = wsd_schedule(1.0, 10, 100, 16)
   >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 84, 88, 100)]
@@ -96,15 +109,15 @@ def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> 
   """
 
   def schedule(t):
-    warmup = jnp.minimum(1.0, t / warmup_steps) if warmup_steps else 1.0
-    decayed = jnp.clip((t - (steps - decay_steps)) / jnp.maximum(decay_steps, 1), 0.0, 1.0)
-    return lr * warmup * (1 - jnp.sqrt(decayed))
+    decayed = jnp.clip(_share(t - (steps - decay_steps), decay_steps), 0.0, 1.0)
+    return lr * _warmed(t, warmup_steps) * (1 - jnp.sqrt(decayed))
 
   return schedule
 
 
-# (config, steps of the run) -> the learning rate as a function of the step. `steps` and
-# `decay_steps` may be traced: a run by the clock decides them while it trains
+# (config, steps of the run) -> the learning rate as a function of the step. Numbers of steps may be
+# traced: a run by the clock decides them while it trains, and fine-tunings of other lengths share a
+# program
 SCHEDULES: dict[str, Callable[[OptimizerConfig, int], Schedule]] = {
   "product": lambda c, steps: product_schedule(
     c.learning_rate, c.warmup_steps, steps, c.decay_power

@@ -1,9 +1,10 @@
 """Fine-tuning heads (classification, regression, tagging) and their losses.
 
-A head is a tuple of functions of its weights. Source: the original's code and Clark et al. 2020,
+A head is a record of functions of its weights. Source: the original's code and Clark et al. 2020,
 Appendix B. Letters as in `encoder`; C is the number of classes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +18,9 @@ from electra_jax.core.terms import Term
 from electra_jax.core.transformer_config import TransformerConfig
 
 
-class Head(NamedTuple):
-  """A task head; its loss ignores padding rows."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head:
+  """A task head; its loss ignores padding rows. A key of its programs, so equal if the same."""
 
   init: Callable  # (cfg, key) -> initial weights
   # (cfg, weights, states [B, L, D], batch, dropout keys [B] or None) -> {name: Term}

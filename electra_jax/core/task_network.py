@@ -4,6 +4,7 @@ Parameters: {"embeddings", "encoder", "head"}. A new head is a function and its 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -34,8 +35,13 @@ class HeadSpec:
   arguments: dict  # of its function
 
   def make(self) -> Head:
-    """Builds the head."""
-    return HEAD_KINDS[self.kind](**self.arguments)
+    """Returns the head: the same object for equal specs, so that its programs are found again."""
+    return _make_head(self.kind, tuple(sorted(self.arguments.items())))
+
+
+@functools.cache
+def _make_head(kind: str, arguments: tuple[tuple[str, object], ...]) -> Head:
+  return HEAD_KINDS[kind](**dict(arguments))
 
 
 def init_backbone(cfg: TransformerConfig, key: jax.Array) -> dict:

@@ -38,9 +38,9 @@ def subset(items: Sequence[T], most: int | None) -> list[T]:
 
 
 def bucket_lengths(
-  lengths: np.ndarray, most: int, max_positions: float = np.inf
+  lengths: np.ndarray, most: int, max_positions: float = np.inf, max_length: int | None = None
 ) -> tuple[int, ...]:
-  """Returns at most `most` lengths with the least padding for `lengths` [n].
+  """Returns at most `most` lengths with the least padding for `lengths` [n]; 0: `max_length` alone.
 
   They are multiples of ROUND, or `max_positions` of the network where a multiple is above it.
 
@@ -50,7 +50,10 @@ def bucket_lengths(
   (8, 62)
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 3)
   (8, 32, 64)
+  >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 0, max_length=128)
+  (128,)
   """
+  lengths, most = (lengths, most) if most else ([max_length], 1)
   steps, counts = np.unique(-(-np.asarray(lengths) // ROUND), return_counts=True)
   below = np.concatenate([[0], np.cumsum(counts)])
   n = len(steps)

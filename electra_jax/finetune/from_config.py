@@ -23,7 +23,7 @@ RATES = {128: 1e-3, 256: 3e-4, 768: 1e-4, math.inf: 5e-5}
 DROPOUTS = ("dropout", "attention_dropout", "embedding_dropout", "ffn_dropout")
 # Single-field ranges, as of `validate.check_numbers`.
 _ABOVE_0 = (
-  "seeds data.max_length data.buckets data.train_examples qa.stride qa.max_query qa.beam_size "
+  "seeds data.max_length data.train_examples qa.stride qa.max_query qa.beam_size "
   "qa.hidden qa.n_best qa.max_answer_length optimizer.learning_rate "
   "optimizer.layer_decay optimizer.eps optimizer.clip_norm train.batch_size train.epochs "
   "train.accumulation eval.batch_size log.every_steps"
@@ -108,6 +108,7 @@ def make_settings(
     buckets=config.data.buckets,
     log_every=config.log.every_steps,
     pad=pretrained.tokenizer.vocab.pad,
+    max_length=config.data.max_length,
   )
 
 

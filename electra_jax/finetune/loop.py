@@ -5,9 +5,11 @@ Arrays with one value per seed have the seeds as their first axis, S.
 
 import collections
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,9 @@ from electra_jax.data import finetune_batches as data
 from electra_jax.data.finetune_batches import Feature
 from electra_jax.runtime import parallel
 
+# Compiled for these arguments once; limited, as a head that is made anew is not found again.
+_REUSED = functools.lru_cache(maxsize=16)
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -46,6 +51,24 @@ class Settings:
   buckets: int
   log_every: int
   pad: int  # id of [PAD]
+  max_length: int  # tokens of a row at most; all are padded to it if `buckets` is 0
+
+
+class SeedState(NamedTuple):
+  """The training of one seed. What is data here is no constant of the compiled step."""
+
+  train: steps.TrainState
+  seed: jax.Array  # [] uint32
+  num_steps: jax.Array  # [] int32, of the schedule
+  warmup_steps: jax.Array  # [] int32
+
+
+class Programs(NamedTuple):
+  """The compiled functions of a training."""
+
+  # (weights [S, ...], seeds [S], steps, warm-up steps) -> SeedState [S, ...]
+  init_state: Callable
+  step: Callable  # (SeedState [S, ...], batch [D, b, S, ...]) -> (SeedState, Packed metrics)
 
 
 def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds: Sequence[int]):
@@ -53,40 +76,82 @@ def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds
 
   `backbone` is {"embeddings", "encoder"} for all seeds; None initialises one per seed.
   """
+  return _param_initializer(cfg, head)(jnp.asarray(seeds, jnp.uint32), backbone)
 
-  def of_seed(seed):
+
+@_REUSED
+def _param_initializer(cfg: TransformerConfig, head: Head) -> Callable:
+  def of_seed(seed, backbone):
     key = jax.random.fold_in(jax.random.key(seed), 1)
     weights = init_backbone(cfg, jax.random.fold_in(key, 2)) if backbone is None else backbone
     return {**weights, "head": head.init(cfg, key)}
 
-  return jax.jit(jax.vmap(of_seed))(jnp.asarray(seeds, jnp.uint32))
+  return jax.jit(jax.vmap(of_seed, in_axes=(0, None)))
 
 
-def make_step(
-  cfg: TransformerConfig, head: Head, settings: Settings, num_steps: int
-) -> tuple[optax.GradientTransformation, Callable]:
-  """Returns the optimizer and the step on all seeds: (state [S, ...], batch [b, S, ...])."""
-  opt = dataclasses.replace(
-    settings.optimizer, warmup_steps=round(num_steps * settings.warmup_frac)
-  )
-  schedule = make_schedule(opt, num_steps)
-  weights, decay = shapes(cfg, head), settings.layer_decay
-  rates = layer_rates(weights, cfg.num_layers, decay, settings.layer_decay_skip)
-  tx = optax.chain(make_optimizer(opt, schedule), scale_each(rates))
-  objective = make_objective(cfg, head, scale=settings.batch_size)
+@_REUSED
+def make_programs(
+  cfg: TransformerConfig,
+  head: Head,
+  optimizer: OptimizerConfig,
+  layer_decay: float,
+  layer_decay_skip: bool,
+  batch_size: int,
+  accumulation: int,
+) -> Programs:
+  """Returns the functions of a training; equal arguments share them, and what they compile.
 
-  def of_seed(seed, state, batch):
-    return steps.make_train_step(
-      objective, tx, schedule, seed=seed, accumulation=settings.accumulation
-    )(state, batch)
+  The arguments are as in `Settings`.
+  """
+  rates = layer_rates(shapes(cfg, head), cfg.num_layers, layer_decay, layer_decay_skip)
+  objective = make_objective(cfg, head, scale=batch_size)
 
-  together = parallel.over_seeds(of_seed, (True, True, True))
+  def transformation(schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.chain(make_optimizer(optimizer, schedule), scale_each(rates))
+
+  @jax.jit
+  def init_state(params, seeds, num_steps, warmup_steps):
+    def of_seed(params, seed):
+      train = steps.init_state(params, transformation(lambda step: 0.0))  # no rate is a state
+      return SeedState(train, seed, jnp.int32(num_steps), jnp.int32(warmup_steps))
+
+    return jax.vmap(of_seed)(params, seeds)
+
+  def of_seed(state, batch):
+    warmed = dataclasses.replace(optimizer, warmup_steps=state.warmup_steps)
+    schedule = make_schedule(warmed, state.num_steps)
+    train_step = steps.make_train_step(
+      objective, transformation(schedule), schedule, seed=state.seed, accumulation=accumulation
+    )
+    train, metrics = train_step(state.train, batch)
+    return state._replace(train=train), metrics
+
+  together = parallel.over_seeds(of_seed, (True, True))
 
   def step(state, batch):
-    by_seed = jax.tree.map(lambda x: x.swapaxes(0, 1), batch)
-    return together(jnp.asarray(settings.seeds, jnp.uint32), state, by_seed)
+    return together(state, jax.tree.map(lambda x: x.swapaxes(0, 1), batch))
 
-  return tx, step
+  return Programs(init_state, parallel.map_train_step(step))
+
+
+def start(
+  cfg: TransformerConfig, head: Head, backbone: dict | None, settings: Settings, num_steps: int
+) -> tuple[SeedState, Callable]:
+  """Returns the state [S, ...] before `num_steps` steps, on the devices, and `Programs.step`."""
+  programs = make_programs(
+    cfg,
+    head,
+    settings.optimizer,
+    settings.layer_decay,
+    settings.layer_decay_skip,
+    settings.batch_size,
+    settings.accumulation,
+  )
+  params = init_params(cfg, head, backbone, settings.seeds)
+  seeds = np.asarray(settings.seeds, np.uint32)
+  warmup_steps = round(num_steps * settings.warmup_frac)
+  state = programs.init_state(params, seeds, num_steps, warmup_steps)
+  return parallel.replicate(state), programs.step
 
 
 def train(
@@ -111,13 +176,10 @@ def train(
   num_steps = data.steps_of(len(features), settings.batch_size, settings.epochs)
   if not num_steps:
     raise ValueError(f"{len(features)} examples in {settings.epochs} epochs give no training step")
-  params = init_params(cfg, head, backbone, settings.seeds)
-  tx, step = make_step(cfg, head, settings, num_steps)
-  state = parallel.replicate(jax.vmap(lambda p: steps.init_state(p, tx))(params))
-  step = parallel.map_train_step(step)
+  state, step = start(cfg, head, backbone, settings, num_steps)
   batches = data.batches(
     features,
-    buckets=data.bucket_lengths(lengths, settings.buckets, cfg.max_positions),
+    buckets=data.bucket_lengths(lengths, settings.buckets, cfg.max_positions, settings.max_length),
     batch_size=settings.batch_size,
     epochs=settings.epochs,
     seeds=settings.seeds,
@@ -147,29 +209,41 @@ def train(
       rate = count * settings.batch_size * len(settings.seeds) / (now - since)
       log(done, num_steps, losses, rate)
       window, since = None, now
-  return state.params
+  return state.train.params
 
 
-def make_predictor(
-  cfg: TransformerConfig, head: Head, *, batch_size: int, buckets: int, pad: int
-) -> Callable[[dict, Sequence[Feature]], list[dict[str, np.ndarray | list[np.ndarray]]]]:
-  """Returns (weights [S, ...], features) -> the outputs of each seed, in the features' order.
-
-  Every feature is computed exactly once on any number of devices. The outputs of a seed are
-  {name: [n, ...]}; token outputs are a list of arrays, each as long as its feature. Each length
-  compiles once for all calls. It raises ArithmeticError where an output is not finite.
-  """
-  parallel.check_divisible(batch_size, 1)
+@_REUSED
+def _mapped_predict(cfg: TransformerConfig, head: Head) -> Callable:
   of_seeds = parallel.over_seeds(make_predict(cfg, head), (True, False))
 
   def step(params, batch):
     return jax.tree.map(lambda x: x.swapaxes(0, 1), of_seeds(params, batch))
 
-  mapped = parallel.map_predict(step)
+  return parallel.map_predict(step)
+
+
+def make_predictor(
+  cfg: TransformerConfig,
+  head: Head,
+  *,
+  batch_size: int,
+  buckets: int,
+  pad: int,
+  max_length: int | None = None,
+) -> Callable[[dict, Sequence[Feature]], list[dict[str, np.ndarray | list[np.ndarray]]]]:
+  """Returns (weights [S, ...], features) -> the outputs of each seed, in the features' order.
+
+  Every feature is computed exactly once on any number of devices. The outputs of a seed are
+  {name: [n, ...]}; token outputs are a list of arrays, each as long as its feature. Each length
+  compiles once for all predictors of this network and head. It raises ArithmeticError where an
+  output is not finite.
+  """
+  parallel.check_divisible(batch_size, 1)
+  mapped = _mapped_predict(cfg, head)
 
   def predict(params, features):
     lengths = np.array([len(f.ids) for f in features])
-    ladder = data.bucket_lengths(lengths, buckets, cfg.max_positions)
+    ladder = data.bucket_lengths(lengths, buckets, cfg.max_positions, max_length)
     found: dict[str, list] = {}
     for plan in data.plan_once(lengths, ladder, batch_size):
       batch = parallel.shard(data.collate(features, plan, batch_size, pad))

@@ -72,7 +72,7 @@ def _eval_split(
 
   labelled = all(sentence.tags is not None for sentence in sentences)
   examples_hash = digest((s.words, s.tags) for s in sentences)
-  rows = [window.feature for window in windows]
+  rows = [window.feature._replace(target={}) for window in windows]
   return EvalSplit(rows, examples_hash, scores if labelled else None, write)
 
 

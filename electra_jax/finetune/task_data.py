@@ -48,7 +48,7 @@ class EvalSplit(NamedTuple):
   from which the task's metrics are computed; None if labels are hidden.
   """
 
-  features: list[Feature]
+  features: list[Feature]  # with targets only if the head's predictions read them
   examples_hash: str  # SHA-256 of the inputs and labels: comparisons need equal examples
   example_scores: Callable[[dict], np.ndarray] | None
   write: Callable[[Path, dict], None]  # writes outputs to a folder in the task's file format

@@ -91,7 +91,8 @@ def _eval_split(task: TextTask, split: str, examples: list[Example], rows: Calla
   scores = functools.partial(glue.example_scores, task, examples)
   labelled = all(example.label is not None for example in examples)
   examples_hash = digest((e.text, e.pair, e.label) for e in examples)
-  return EvalSplit(rows(split, examples), examples_hash, scores if labelled else None, write)
+  unlabelled = [row._replace(target={}) for row in rows(split, examples)]
+  return EvalSplit(unlabelled, examples_hash, scores if labelled else None, write)
 
 
 def _main_metric(info: TaskInfo) -> Metrics:

@@ -50,7 +50,12 @@ def run_task(
     weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
   trained = time.perf_counter()
   predict = loop.make_predictor(
-    cfg, head, batch_size=settings.eval_batch_size, buckets=settings.buckets, pad=settings.pad
+    cfg,
+    head,
+    batch_size=settings.eval_batch_size,
+    buckets=settings.buckets,
+    pad=settings.pad,
+    max_length=settings.max_length,
   )
   with doing(f"{task.title}: predicting", console):
     outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
