@@ -146,7 +146,9 @@ def exp_sums(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
   blocks = -(-V // size)
   behind = [(0, 0)] * (logits.ndim - 1) + [(0, blocks * size - V)]
   padded = jnp.pad(logits - best, behind, constant_values=-jnp.inf)
-  return best, jnp.exp(padded).reshape(*logits.shape[:-1], blocks, size).sum(-1)
+  sums = jnp.exp(padded).reshape(*logits.shape[:-1], blocks, size).sum(-1)
+  # The barrier: else XLA joins their sum with them and reads the logits once more.
+  return best, jax.lax.optimization_barrier(sums)
 
 
 def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
