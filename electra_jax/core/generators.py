@@ -78,7 +78,7 @@ def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Ge
   states = networks.encode(cfg, network, inputs.masked_ids, inputs.batch, inputs.dropout_seeds)
   states = masking.gather(states, masked)
   logits = networks.vocabulary_logits(cfg, network, states)
-  loss = networks.nll(logits, masked.labels)
+  loss = networks.nll(logits, masked.labels, spec.masking.mask_id)
   return GeneratorOutput(logits, token_terms("mlm", *loss, masked.weights, spec.mlm_weight), states)
 
 

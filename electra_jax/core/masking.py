@@ -135,6 +135,22 @@ def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
 _BLOCK = 256  # about sqrt(V), so that both levels of the search are short
 
 
+def exp_sums(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns the maxima [..., 1] of logits [..., V] and sums of exp(logits - maximum), by block.
+
+  The sums are [..., n], over n blocks of the vocabulary. The loss and the sampler of the same
+  logits share both, as XLA computes equal expressions once.
+  """
+  V, best = logits.shape[-1], logits.max(-1, keepdims=True)
+  size = min(_BLOCK, V)
+  blocks = -(-V // size)
+  behind = [(0, 0)] * (logits.ndim - 1) + [(0, blocks * size - V)]
+  padded = jnp.pad(logits - best, behind, constant_values=-jnp.inf)
+  sums = jnp.exp(padded).reshape(*logits.shape[:-1], blocks, size).sum(-1)
+  # The barrier: else XLA joins their sum with them and reads the logits once more.
+  return best, jax.lax.optimization_barrier(sums)
+
+
 def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Samples one token per position from softmax(logits / temperature), without gradient.
 
@@ -150,20 +166,17 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
   """
   K, V = logits.shape[1:]
   z = jax.lax.stop_gradient(logits) / temperature
-  z = z - z.max(-1, keepdims=True)
-  blocks = -(-V // _BLOCK)
-  padded = jnp.pad(z, ((0, 0), (0, 0), (0, blocks * _BLOCK - V)), constant_values=-jnp.inf)
-  sums = jnp.exp(padded).reshape(*z.shape[:2], blocks, _BLOCK).sum(-1)
+  best, sums = exp_sums(z)
   cdf = jnp.cumsum(sums, axis=-1)
   # In the open interval (0, 1). The minimum is needed because float32 rounds the largest
   # number, (2^24 - 0.5) / 2^24, to 1.
   bits = jax.vmap(lambda key: jax.random.bits(key, (K,), jnp.uint32))(keys)
   u = jnp.minimum(((bits >> 8).astype(jnp.float32) + 0.5) * 2.0**-24, 1 - 2.0**-24)
   target = u * cdf[..., -1]
-  block = jnp.minimum((cdf <= target[..., None]).sum(-1), blocks - 1)
+  block = jnp.minimum((cdf <= target[..., None]).sum(-1), sums.shape[-1] - 1)
   before = jnp.take_along_axis(cdf - sums, block[..., None], axis=-1)[..., 0]
   tokens = block[..., None] * _BLOCK + jnp.arange(_BLOCK)
-  near = jnp.take_along_axis(z, jnp.minimum(tokens, V - 1), axis=-1)
+  near = jnp.take_along_axis(z, jnp.minimum(tokens, V - 1), axis=-1) - best
   inside = jnp.where(tokens < V, jnp.exp(near), 0.0)
   inner = jnp.cumsum(inside, axis=-1)
   # The two levels round differently: clip to the last token of the block with any mass.

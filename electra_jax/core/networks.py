@@ -7,6 +7,7 @@ Letters as in `encoder`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -218,13 +219,43 @@ def vocabulary_logits(cfg: TransformerConfig, network: dict, states: jax.Array) 
   return head.apply({"params": network["mlm_head"]}, states, word)
 
 
-def nll(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns -log softmax(logits [..., V]) at tokens [...], and whether no logit is higher."""
-  best = jax.lax.stop_gradient(logits.max(-1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def nll(
+  logits: jax.Array, tokens: jax.Array, apart: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns -log softmax(logits [..., V]) at tokens [...], and whether no logit is higher.
+
+  The gradient is computed from the logits, without another array of their size.
+
+  Args:
+    apart: a token that `masking.sample` will not draw from these logits. Its part is added to the
+      sums over the others, which then are the sampler's too.
+  """
+  return _nll_fwd(logits, tokens, apart)[0]
+
+
+def _nll_fwd(logits: jax.Array, tokens: jax.Array, apart: int | None):
   picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-  loss = jnp.log(jnp.exp(logits - best[..., None]).sum(-1)) + best - picked
+  rest = logits if apart is None else masking.disallow(logits, jnp.int32(apart))
+  best, sums = masking.exp_sums(rest)
+  best, total = best[..., 0], sums.sum(-1)
+  if apart is not None:
+    rest, other = best, logits[..., apart]
+    best = jnp.maximum(rest, other)
+    total = total * jnp.exp(rest - best) + jnp.exp(other - best)
   # argmax would be slow on CPUs.
-  return loss, picked >= best
+  return (jnp.log(total) + best - picked, picked >= best), (logits, tokens, best, total)
+
+
+def _nll_bwd(apart: int | None, residuals, gradients):
+  logits, tokens, best, total = residuals
+  scale = gradients[0][..., None]  # of the loss
+  one_hot = jnp.arange(logits.shape[-1]) == tokens[..., None]
+  softmax = jnp.exp(logits - best[..., None]) * (scale / total[..., None])
+  return softmax - jnp.where(one_hot, scale, 0), None
+
+
+nll.defvjp(_nll_fwd, _nll_bwd)
 
 
 def chunked_nll(

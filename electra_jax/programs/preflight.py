@@ -17,6 +17,7 @@ from rich.table import Table
 from electra_jax.config import specs, validate
 from electra_jax.core import flops, objectives
 from electra_jax.core.batch import Batch
+from electra_jax.core.flops import traffic
 from electra_jax.core.params import split_axis
 from electra_jax.pretrain.run import TrainFns, eval_batch_size, make_train_fns, spec_without_data
 from electra_jax.runtime import targets
@@ -29,7 +30,6 @@ _SIZE = re.compile(r"([\d.]+)([KMG])\b")
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
 _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
 _CHAIN = re.compile(r'chain_id="(\d+)"')
-_SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; pred is one byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,9 @@ class StepCost:
   memory_secs: float | None = None  # least time of the memory traffic
   link_secs: float | None = None  # least time of the collectives
   secs: float = 0.0  # lower bound: max(product_secs, memory_secs) + link_secs
+  kernels: int | None = None  # that a step launches; this and the next two of GPUs only
+  traffic_bytes: float | None = None  # that the kernels read and write
+  estimated_secs: float | None = None  # no bound, by `traffic.estimate_secs`, and link_secs
   mfu: float = 0.0  # upper bound
   evaluation_used: float | None = None  # as `used`, in evaluations; None: none, or not compiled
   evaluation_fits: bool | None = None
@@ -134,22 +137,13 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
         continue
       chains.add((kind, chain[1]))
     nested = result.startswith("((")
-    size = _shape_bytes(result.partition("), ")[2] if nested else result)
+    size = traffic.size_of(result.partition("), ")[2] if nested else result)
     if kind != "all-reduce" and starts and not nested:
       size = size * devices // (devices + 1)
     elif kind == "reduce-scatter":
       size *= devices
     totals[kind] += size
   return totals
-
-
-def _shape_bytes(text: str) -> int:
-  """Returns the bytes of all arrays of a type."""
-  sizes = (
-    int(bits or 8) * math.prod(int(n) for n in shape.split(",") if n) // 8
-    for bits, shape in _SHAPE.findall(text)
-  )
-  return sum(sizes)
 
 
 def ring_bytes(collectives: dict[str, int], devices: int) -> float:
@@ -216,7 +210,8 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   work = (
     flops.step_flops(spec_without_data(config), config.train.batch_size, config.data.seq_length) / D
   )
-  collectives = collective_bytes(compiled.as_text(), D)
+  text = compiled.as_text()
+  collectives = collective_bytes(text, D)
   link_secs = least_link_secs(collectives, target.links)
   # State is read once and written once, and so are temporaries.
   memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
@@ -224,6 +219,7 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   secs = max(work / target.peak, memory_secs) + (link_secs or 0)
   return StepCost(
     **known,
+    **_counted(text, target, link_secs or 0),
     fits=_fits(used, target),
     used=used,
     parameters=_size(shapes.params),
@@ -241,6 +237,19 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     secs=secs,
     mfu=work / target.peak / secs,
   )
+
+
+def _counted(text: str, target: Target, link_secs: float) -> dict:
+  """Returns what `StepCost` has of GPUs only."""
+  if target.devices[0].platform != "gpu":
+    return {}
+  found = traffic.kernels(text)
+  secs = traffic.estimate_secs(found, target.memory_rate, target.peak) + link_secs
+  return {
+    "kernels": traffic.launches(found),
+    "traffic_bytes": traffic.moved_bytes(found),
+    "estimated_secs": secs if _known(target.memory_rate) else None,
+  }
 
 
 def with_evaluation(cost: StepCost, config: ConfigDict, target: Target) -> StepCost:
@@ -323,7 +332,8 @@ def table(config: ConfigDict, costs: list[StepCost]) -> Table:
   found = Table(
     title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
     f" {c.steps:,} steps",
-    caption="bytes: by the compiler; times: lower bounds; MFU and sequences/s: upper bounds",
+    caption="bytes: by the compiler; times: lower bounds, but for the estimate; MFU, sequences/s:"
+    " upper bounds",
   )
   found.add_column("per device" if any(f.devices > 1 for f in costs) else "")
   for f in costs:
@@ -339,8 +349,8 @@ def _gib(size: float | None) -> str:
   return f"{size / 2**30:.2f}" if size >= 2**30 else f"{size / 2**30:.2g}"
 
 
-def _ms(secs: float | None) -> str:
-  return "?" if secs is None else f"{1000 * secs:.3g}"
+def _in(unit: float, x: float | None) -> str:
+  return "?" if x is None else f"{x / unit:.3g}"
 
 
 def _hours(f: StepCost, steps: int) -> float:
@@ -366,11 +376,14 @@ ROWS = (
   ("all-reduce, GiB per step", lambda f, c: _gib(f.all_reduce_bytes), False),
   ("reduce-scatter, GiB per step", lambda f, c: _gib(f.reduce_scatter_bytes), False),
   ("all-gather, GiB per step", lambda f, c: _gib(f.all_gather_bytes), False),
-  ("communication, ms per step", lambda f, c: _ms(f.link_secs), False),
+  ("communication, ms per step", lambda f, c: _in(1e-3, f.link_secs), False),
   ("TFLOP per step", lambda f, c: f"{f.flops / 1e12:.3g}", False),
-  ("compute at peak, ms per step", lambda f, c: _ms(f.product_secs), False),
-  ("memory traffic, ms per step", lambda f, c: _ms(f.memory_secs), False),
-  ("step, ms", lambda f, c: _ms(f.secs), False),
+  ("compute at peak, ms per step", lambda f, c: _in(1e-3, f.product_secs), False),
+  ("memory traffic, ms per step", lambda f, c: _in(1e-3, f.memory_secs), False),
+  ("step, ms", lambda f, c: _in(1e-3, f.secs), False),
+  ("  kernels (GPU)", lambda f, c: "?" if f.kernels is None else f"{f.kernels:,}", False),
+  ("  read and written by them, GB", lambda f, c: _in(1e9, f.traffic_bytes), False),
+  ("  step estimated by them, ms", lambda f, c: _in(1e-3, f.estimated_secs), False),
   ("sequences/s, all devices", lambda f, c: f"{c.batch_size / f.secs:,.0f}", False),
   ("MFU, %", lambda f, c: f"{100 * f.mfu:.0f}", False),
   ("whole run, hours", lambda f, c: f"{_hours(f, c.steps):,.3g}", False),

@@ -1,0 +1,259 @@
+"""Kernels of a program that XLA compiled for a GPU, and the bytes that each reads and writes.
+
+On a GPU every fusion, copy, product or call of a library in the optimized program is a kernel; it
+reads its operands from the device's memory and writes its results there. Caches may save some of
+that, and without a GPU nothing is tuned, so these are counts of the program and no bounds of time.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
+_OPERAND = re.compile(r"%([\w.-]+)")
+_SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; pred is one byte
+_TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+# Of the data sheet's rates an H200 gives copies 3.2 of 4.8 TB/s (benchmarks/results/gpu.json) and
+# ELECTRA-Base's products 700 of 989 TFLOP/s (gpu_unroll.json). The last is what each kernel takes
+# besides.
+MEMORY_SHARE, PRODUCT_SHARE, LAUNCH_SECS = 2 / 3, 0.7, 1.3e-6
+# Instructions that move nothing: names for buffers, or parts of them.
+_FREE = frozenset(
+  "parameter constant tuple get-tuple-element bitcast after-all opt-barrier partition-id replica-id"
+  " add-dependency".split()
+)
+_CALLS = frozenset(("while", "call", "async-start", "conditional"))
+_SLICES = frozenset(("slice", "dynamic-slice", "gather"))
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that holds the new values
+
+
+class Array(NamedTuple):
+  """An array that a kernel reads or writes."""
+
+  shape: tuple[int, ...]
+  moved: float  # bytes of it that are read or written
+
+
+class Kernel(NamedTuple):
+  """A kernel of a step."""
+
+  name: str
+  opcode: str
+  times: int  # how often a step launches it
+  arrays: tuple[Array, ...]
+  flops: int  # of its matrix products, each time
+
+  @property
+  def moved(self) -> float:
+    """Bytes that it reads and writes each time."""
+    return sum(array.moved for array in self.arrays)
+
+
+class _Instruction(NamedTuple):
+  name: str
+  result: str  # its type
+  opcode: str
+  inside: str  # what stands in its parentheses
+  attributes: str
+  is_root: bool
+
+  @property
+  def operands(self) -> list[str]:
+    return _OPERAND.findall(self.inside)
+
+
+_Computation = dict[str, _Instruction]
+
+
+def arrays_of(text: str) -> list[tuple[tuple[int, ...], int]]:
+  """Returns the shape and the bytes of every array of a type.
+
+  >>> arrays_of("(f32[2,3]{1,0}, bf16[4]{0}, pred[])")
+  [((2, 3), 24), ((4,), 8), ((), 1)]
+  """
+  found = [
+    (int(bits or 8), tuple(int(n) for n in shape.split(",") if n))
+    for bits, shape in _SHAPE.findall(text)
+  ]
+  return [(shape, bits * math.prod(shape) // 8) for bits, shape in found]
+
+
+def size_of(text: str) -> int:
+  """Returns the bytes of all arrays of a type."""
+  return sum(size for _, size in arrays_of(text))
+
+
+def kernels(text: str) -> list[Kernel]:
+  """Returns the kernels of a program for a GPU, from its optimized HLO text.
+
+  Those in a loop have its trip count; a loop of unknown length counts as one round. A fusion reads
+  of an operand what it uses: of a `dynamic-slice`, `slice` or `gather` the part that is cut out.
+  An update in place (`dynamic-update-slice`, `scatter`) writes only what is new.
+  """
+  computations, entry = _parse(text)
+  return list(_walk(computations, entry, 1))
+
+
+def moved_bytes(found: Iterable[Kernel]) -> float:
+  """Returns the bytes that kernels read and write in a step."""
+  return sum(k.times * k.moved for k in found)
+
+
+def launches(found: Iterable[Kernel]) -> int:
+  """Returns how many kernels a step launches."""
+  return sum(k.times for k in found)
+
+
+def estimate_secs(found: Iterable[Kernel], memory_rate: float, peak: float) -> float:
+  """Returns what a step takes about, kernel after kernel, the first two rates from data sheets.
+
+  Source: fitted to ELECTRA-Small and Base on an H200 (docs/preflight.md); other GPUs are not
+  measured.
+  """
+  memory, products = MEMORY_SHARE * memory_rate, PRODUCT_SHARE * peak
+  return sum(k.times * (max(k.moved / memory, k.flops / products) + LAUNCH_SECS) for k in found)
+
+
+def with_axis(found: Iterable[Kernel], size: int) -> list[Kernel]:
+  """Returns the kernels that touch an array with an axis of a size, such as the vocabulary's."""
+  return [k for k in found if any(size in array.shape for array in k.arrays)]
+
+
+def _parse(text: str) -> tuple[dict[str, _Computation], str]:
+  """Returns the computations of a program by name, and the name of the first to run."""
+  computations, entry, current = {}, "", {}
+  for line in text.splitlines():
+    if header := _COMPUTATION.match(line):
+      current = computations[header[2]] = {}
+      entry = header[2] if header[1] else entry
+    elif line.startswith(" ") and " = " in line:
+      found = _instruction(line.strip())
+      current[found.name] = found
+  return computations, entry
+
+
+def _instruction(line: str) -> _Instruction:
+  name, _, rest = line.removeprefix("ROOT ").partition(" = ")
+  end = _closing(rest) if rest.startswith("(") else rest.index(" ")
+  result, rest = rest[:end], rest[end:].strip()
+  opcode, end = rest[: rest.index("(")], _closing(rest)
+  inside = rest[len(opcode) + 1 : end - 1]
+  return _Instruction(name[1:], result, opcode, inside, rest[end:], line.startswith("ROOT "))
+
+
+def _closing(text: str) -> int:
+  """Returns the place after the parenthesis that closes the first."""
+  depth = 0
+  for place, letter in enumerate(text):
+    depth += (letter == "(") - (letter == ")")
+    if letter == ")" and not depth:
+      return place + 1
+  raise ValueError(f"HLO with an open parenthesis: {text[:80]}")
+
+
+def _walk(computations: dict[str, _Computation], name: str, times: int) -> Iterator[Kernel]:
+  """Yields the kernels of a computation that runs `times` times."""
+  within = computations[name]
+  for found in within.values():
+    called = [name for name in _OPERAND.findall(found.attributes) if name in computations]
+    if found.opcode in _CALLS:
+      trips = _TRIPS.search(found.attributes)
+      for inner in called:
+        yield from _walk(computations, inner, times * int(trips[1] if trips else 1))
+    elif found.opcode not in _FREE and not found.opcode.endswith("-done"):
+      body = computations[called[0]] if found.opcode == "fusion" else _alone(found, within)
+      flops = sum(_product_flops(i, body) for i in body.values())
+      yield Kernel(found.name, found.opcode, times, tuple(_arrays(found, within, body)), flops)
+
+
+def _alone(found: _Instruction, within: _Computation) -> _Computation:
+  """Returns an instruction as the only one of a fusion."""
+  operands = (within[name] for name in found.operands)
+  parameters = {
+    o.name: o._replace(opcode="parameter", inside=f"{place}", is_root=False)
+    for place, o in enumerate(operands)
+  }
+  return parameters | {found.name: found._replace(is_root=True)}
+
+
+def _arrays(found: _Instruction, within: _Computation, body: _Computation) -> Iterator[Array]:
+  """Yields what a kernel reads and writes; `body` is what it computes."""
+  operands = [arrays_of(within[name].result) for name in found.operands]
+  outputs = arrays_of(found.result)
+  if found.opcode == "custom-call":  # behind its results a library's scratch memory, in bytes
+    outputs = outputs[:1] + [o for o in outputs[1:] if f"s8[{o[1]}]" not in found.result]
+  if found.opcode.endswith("-start"):  # its type has more than its results, which are as large
+    outputs = [array for operand in operands for array in operand]
+  read = _read_shares(body)
+  written = [_written_share(body, name) for name in _roots(body)]
+  shares = written if len(written) == len(outputs) else [1.0] * len(outputs)
+  yield from (
+    Array(shape, read[place] * size)
+    for place, operand in enumerate(operands)
+    for shape, size in operand
+  )
+  yield from (Array(x[0], share * x[1]) for x, share in zip(outputs, shares, strict=True))
+
+
+def _roots(body: _Computation) -> list[str]:
+  """Returns the names of the results of a fusion, those behind a bitcast."""
+  root = next(i for i in body.values() if i.is_root)
+  names = root.operands if root.opcode == "tuple" else [root.name]
+  return [_behind_bitcasts(body, name) for name in names]
+
+
+def _behind_bitcasts(body: _Computation, name: str) -> str:
+  while body[name].opcode == "bitcast":
+    (name,) = body[name].operands
+  return name
+
+
+def _elements(found: _Instruction) -> int:
+  return sum(math.prod(shape) for shape, _ in arrays_of(found.result))
+
+
+def _in_place(body: _Computation, name: str, roots: list[str]) -> bool:
+  """Returns whether an instruction updates an operand of the fusion where it lies."""
+  found = body[name]
+  if found.opcode not in _UPDATES or name not in roots:
+    return False
+  return body[_behind_bitcasts(body, found.operands[0])].opcode == "parameter"
+
+
+def _written_share(body: _Computation, name: str) -> float:
+  """Returns the share of a result that is written."""
+  found = body[name]
+  if not _in_place(body, name, _roots(body)):
+    return 1.0
+  return _elements(body[found.operands[_UPDATES[found.opcode]]]) / _elements(found)
+
+
+def _read_shares(body: _Computation) -> dict[int, float]:
+  """Returns the share that a fusion reads of each of its operands."""
+  roots, shares = _roots(body), dict.fromkeys(body, 0.0)
+  for found in reversed(body.values()):  # each stands behind its operands
+    used = 1.0 if found.is_root else min(1.0, shares[found.name])
+    for place, name in enumerate(found.operands):
+      part = used
+      if place == 0 and found.opcode in _SLICES:
+        part *= _elements(found) / _elements(body[name])
+      elif place == 0 and _in_place(body, found.name, roots):
+        # Adding to the old values reads them.
+        part = _written_share(body, found.name) if found.opcode == "scatter" else 0.0
+      if name in shares:
+        shares[name] += part
+  parameters = (i for i in body.values() if i.opcode == "parameter")
+  return {int(i.inside): min(1.0, shares[i.name]) for i in parameters}
+
+
+def _product_flops(found: _Instruction, body: _Computation) -> int:
+  """Returns the FLOPs of a matrix product; 0 of other instructions."""
+  contracted = _CONTRACTED.search(found.attributes)
+  if not contracted or not found.operands:
+    return 0
+  (shape, _), *_ = arrays_of(body[found.operands[0]].result)
+  axes = re.findall(r"\d+", contracted[1])
+  outputs, *_ = arrays_of(found.result)
+  return 2 * math.prod(outputs[0]) * math.prod(shape[int(axis)] for axis in axes)
