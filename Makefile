@@ -8,7 +8,7 @@ EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1 weight_fi
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
-.PHONY: test-engines test-trackers test-report gpu gpu-smoke docs dist lock clean
+.PHONY: test-engines test-trackers test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: six to eight minutes on two cores
@@ -51,6 +51,13 @@ test-engines: .venv/ready  ## builds of shards on Apache Beam and Ray, installed
 
 gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX for it; if interrupted, it continues
 	$(PYTHON) benchmarks/gpu.py $(ARGS)
+
+speedrun:  ## ten minutes of a GPU: shards, training by the clock, exports, tasks; PYTHON has JAX for it
+	$(PYTHON) benchmarks/speedrun.py $(ARGS)
+
+speedrun-smoke: .venv/ready  ## the same in miniature, on the CPU and without TensorFlow
+	rm -rf runs/speedrun-smoke
+	PYTHONPATH=$(CURDIR)/tests/without_tensorflow $(RUN) benchmarks/speedrun.py --smoke
 
 gpu-smoke: .venv/ready  ## the same in miniature, on the CPU and without TensorFlow
 	rm -rf runs/gpu-smoke

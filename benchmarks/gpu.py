@@ -30,7 +30,6 @@ import re
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -38,7 +37,7 @@ from pathlib import Path
 
 import gpu_report
 import machine
-from resumable import DONE, FAILED, LEFT, OutOfTime, Step, StepError, Work, run_steps
+from resumable import DONE, FAILED, LEFT, OutOfTime, Step, StepError, Work, find_device, run_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "gpu.json", ROOT / "docs" / "gpu.png"
@@ -319,18 +318,6 @@ def learned(work: Work, run: Path, steps: int) -> dict:
   }
 
 
-def find_device(work: Work) -> tuple[str, str]:
-  """Returns the platform and the description of JAX's devices, asked in another process."""
-  code = "import jax; d = jax.devices(); print(d[0].platform, f'{len(d)} x {d[0].device_kind}')"
-  environment = os.environ | work.environment
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
-  lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
-  if done.returncode:
-    raise SystemExit(f"error: JAX does not start: {(lines or ['no output'])[-1]}")
-  platform, _, device = lines[-1].partition(" ")
-  return platform, device
-
-
 def open_folder(args: argparse.Namespace) -> tuple[Work, str, Options]:
   """Returns the folder with its settings checked, the platform and the options.
 
@@ -356,18 +343,7 @@ def open_folder(args: argparse.Namespace) -> tuple[Work, str, Options]:
   missing = tuple(x for x in ("torch", "transformers") if importlib.util.find_spec(x) is None)
   options = Options(args.smoke, args.text, args.vocab, args.glue, args.pretraining_mins, missing)
   settings = {k: v for k, v in vars(options).items() if k != "missing"} | {"device": device}
-  path = out / "settings.json"
-  try:
-    out.mkdir(parents=True, exist_ok=True)
-    known = json.loads(path.read_text()) if path.exists() else settings
-    work.write(path, known)
-  except (OSError, ValueError) as error:
-    reason = getattr(error, "strerror", None) or error
-    raise SystemExit(f"error: {out} cannot be used: {reason}") from None
-  if known != settings:
-    names = sorted(k for k in settings if known.get(k) != settings[k])
-    changed = "; ".join(f"{k} was {known.get(k)}, is {settings[k]}" for k in names)
-    raise SystemExit(f"error: {out} has results of other settings ({changed}): use another --out")
+  work.check_settings(settings)
   return work, platform, options
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,6 +58,28 @@ class Work:
     with contextlib.suppress(OSError, ValueError):
       return json.loads(self.path(name).read_text())
     return {}
+
+  def check_settings(self, settings: dict) -> dict:
+    """Returns the settings that the folder was begun with; writes them if it is new.
+
+    Raises:
+      SystemExit: they are others, or the folder cannot be used.
+    """
+    path, settings = self.folder / "settings.json", json.loads(json.dumps(settings))
+    try:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      known = json.loads(path.read_text()) if path.exists() else settings
+      self.write(path, known)
+    except (OSError, ValueError) as error:
+      reason = getattr(error, "strerror", None) or error
+      raise SystemExit(f"error: {self.folder} cannot be used: {reason}") from None
+    if known != settings:
+      names = sorted(k for k in settings if known.get(k) != settings[k])
+      changed = "; ".join(f"{k} was {known.get(k)}, is {settings[k]}" for k in names)
+      raise SystemExit(
+        f"error: {self.folder} has results of other settings ({changed}): use another --out"
+      )
+    return known
 
   def write(self, path: Path, content: dict) -> None:
     """Writes JSON to a file in the folder, completely or not at all."""
@@ -107,6 +130,18 @@ class Work:
       text = f"{text} (exit code {code}, {log})".replace(f"{self.folder}/", "")
       raise StepError(text)
     return output
+
+
+def find_device(work: Work) -> tuple[str, str]:
+  """Returns the platform and the description of JAX's devices, asked in another process."""
+  code = "import jax; d = jax.devices(); print(d[0].platform, f'{len(d)} x {d[0].device_kind}')"
+  environment = os.environ | work.environment
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+  lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
+  if done.returncode:
+    raise SystemExit(f"error: JAX does not start: {(lines or ['no output'])[-1]}")
+  platform, _, device = lines[-1].partition(" ")
+  return platform, device
 
 
 def _end_with_parent() -> None:

@@ -157,8 +157,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.train = t = ConfigDict()
   t.batch_size = 256  # sequences in a step, over all devices and hosts (Table 6)
   t.steps = 766_000  # optimizer steps; the schedule ends here (Table 6)
-  # Wall-clock minutes of the run, from the program's start to its end, of all its starts together:
-  # the rate stays (schedule=wsd) until what is left is the decay's share. Not set: steps alone count
+  # Wall-clock minutes of the run, from the program's start to its end, over all its starts: the
+  # rate stays (schedule=wsd) until what is left is the decay's share. Not set: steps alone count
   t.minutes = placeholder(float)
   # Microbatches a device splits its share into: the same update with less memory. On a CPU faster
   # too: 1,024 tokens at a time (8 x 128) fit its caches.

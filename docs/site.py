@@ -33,7 +33,9 @@ GUIDES = (
   ),
   "extend",
 )
-REFERENCE = "objectives evidence data run weights evaluate speed preflight scale promises".split()
+REFERENCE = (
+  "objectives evidence speedrun data run weights evaluate speed preflight scale promises".split()
+)
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "LOG")
 
 

@@ -101,6 +101,15 @@ def test_the_first_of_both_limits_ends_a_run(tiny_config, monkeypatch):
   assert run.now < 300
 
 
+@pytest.mark.parametrize(("steps", "horizon"), [(1, (1, 0)), (2, (2, 1)), (5, (5, 1)), (8, (8, 2))])
+def test_a_run_of_few_steps_ends_with_them(tiny_config, monkeypatch, steps, horizon):
+  config = by_the_clock(tiny_config, minutes=8, decay_frac=0.2)
+  config.train.steps = steps
+  run = Simulation(0.1, 1.0, 0.5, 20)
+  monkeypatch.setattr(clock, "time", run)
+  assert run.run(config).horizon == horizon
+
+
 def test_steps_that_get_slower_near_the_limit_of_steps_shorten_the_decay(tiny_config, monkeypatch):
   """The steps say when the decay begins, the time where it ends."""
   config = by_the_clock(tiny_config, minutes=2, decay_frac=0.5)

@@ -43,6 +43,8 @@ class Clock:
     self._origin = started - saved["secs"]
     self._budget = 60 * (c.train.minutes or 0)
     self._most, self._decay_most = c.train.steps, specs.make_optimizer_config(c).decay_steps
+    if self._budget:
+      self._decay_most = max(1, self._decay_most)
     self._next_check, self._first, self._reserve = 0, (0, 0.0), CLOSING_SECS
     self.is_open = bool(self._budget) and saved["horizon"] is None
     if saved["horizon"]:
@@ -74,7 +76,7 @@ class Clock:
 
   def _secs_a_step(self, done: int) -> float:
     step, secs = self._first
-    return (self._step_secs() - secs) / (done - step)
+    return (self._step_secs() - secs) / max(done - step, 1)
 
   def is_due(self, done: int) -> bool:
     """Returns whether the decay begins after step `done`.
@@ -82,16 +84,18 @@ class Clock:
     Raises:
       ValueError: no time is left for it.
     """
-    if not self.is_open or done < max(self._next_check, self._first[0] + FEWEST):
+    steps = self._most - self._decay_most - done
+    early = done < max(self._next_check, self._first[0] + FEWEST)
+    if not self.is_open or done == self._most or (early and steps > 0):
       return False
     own = [self.secs_left(), self._secs_a_step(done), self._reserve]
     left, pace, reserve = processes.as_on_first(own)
     self._refuse_if_late(left, done)
     secs = left - reserve - self._config.optimizer.decay_frac * self._budget
-    steps = self._most - self._decay_most - done
     # Half way to the decay, so that many processes seldom wait for process 0's clock.
-    self._next_check = done + max(1, min(int(secs / pace / 2), steps))
-    return secs <= 0 or steps <= 0
+    is_due = secs <= 0 or steps <= 0
+    self._next_check = done + (1 if is_due else max(1, min(int(secs / pace / 2), steps)))
+    return is_due
 
   def decide(self, done: int, evaluation_secs: float, save_secs: float) -> None:
     """Sets the horizon: as many steps after `done` as the time allows.

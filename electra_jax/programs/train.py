@@ -147,7 +147,7 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool, begun: float) 
         with goodput.doing("save"):  # a second signal does not interrupt this
           checkpoints.wait()
     done = int(state.step)
-    finished = evaluated and not clock.is_open and done == clock.horizon.steps
+    finished = evaluated and done == clock.horizon.steps
     events.write("goodput", step=done, secs=goodput.secs())
     if not console.quiet:
       if done:

@@ -190,7 +190,7 @@ def _arrays(found: _Instruction, within: _Computation, body: _Computation) -> It
   written = [_written_share(body, name) for name in _roots(body)]
   shares = written if len(written) == len(outputs) else [1.0] * len(outputs)
   yield from (
-    Array(shape, read[place] * size)
+    Array(shape, read.get(place, 0) * size)
     for place, operand in enumerate(operands)
     for shape, size in operand
   )

@@ -1,0 +1,100 @@
+"""What a second of an H200 buys with each shape of the speedrun's network, counted without a GPU.
+
+  make test-gpu-compile       # once: it installs the compiler
+  PYTHONPATH=.venv/cuda-compiler python benchmarks/candidates.py [--only N] [--rows FILE]
+
+Compiles steps of configs/speedrun.py:electra for an H200 with few layers, and counts kernels and
+bytes; more layers, other vocabularies and other batches follow from the differences, which
+are linear. The seconds are the preflight's estimate (docs/preflight.md has its errors).
+Rows are kept as they come; what is there is not compiled again. Attention is cuDNN's: JAX asks its
+library for a version, the compiler needs none, so the version of the description is given.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jobs  # noqa: E402
+from jax._src.cudnn import fused_attention_stablehlo  # noqa: E402
+
+from electra_jax.config import files, validate  # noqa: E402
+from electra_jax.core import flops  # noqa: E402
+from electra_jax.core.flops import traffic  # noqa: E402
+from electra_jax.pretrain.run import spec_without_data  # noqa: E402
+from electra_jax.programs import preflight  # noqa: E402
+from electra_jax.runtime import targets  # noqa: E402
+
+ROWS = Path(__file__).parent / "results" / "speedrun_candidates.jsonl"
+CONFIG, TOPOLOGY, SECS = "configs/speedrun.py:electra", "h200x1", 480
+# layers, width, entries, sequences: the pairs that tell what a layer, an entry, a sequence costs.
+COUNTED = (
+  (8, 512, 16_384, 512), (4, 512, 16_384, 512), (8, 384, 16_384, 512), (4, 384, 16_384, 512),
+  (8, 256, 16_384, 512), (4, 256, 16_384, 512), (4, 512, 8_192, 512), (4, 512, 30_522, 512),
+  (4, 384, 30_522, 512), (4, 256, 30_522, 512), (4, 512, 16_384, 256), (4, 512, 16_384, 1024),
+)  # fmt: skip
+
+
+def configured(layers: int, width: int, entries: int, batch: int):
+  """Returns the speedrun's configuration with another shape."""
+  config = files.load_named(CONFIG)
+  config.update_from_flattened_dict(
+    {
+      "model.num_layers": layers,
+      "model.hidden_size": width,
+      "model.embedding_size": width,
+      "model.num_heads": width // 64,
+      "model.ffn_size": width * 3 // 2,
+      "model.attention": "cudnn",
+      "data.vocab_size": entries,
+      "train.batch_size": batch,
+    }
+  )
+  return config
+
+
+def count(layers: int, width: int, entries: int, batch: int) -> dict:
+  """Compiles a step and returns its kernels, bytes, memory, FLOPs and estimated seconds."""
+  target = targets.find(TOPOLOGY)
+  config = configured(layers, width, entries, batch)
+  config = preflight.for_accelerator(config, "gpu")
+  compiled, shapes = preflight.compile_step(config, target.devices)
+  found = traffic.kernels(compiled.as_text())
+  words = traffic.with_axis(found, entries)
+  spec = spec_without_data(config)
+  return {
+    "kernels": traffic.launches(found),
+    "traffic_bytes": traffic.moved_bytes(found),
+    "vocabulary_bytes": traffic.moved_bytes(words),
+    "used_bytes": preflight.used_bytes(compiled),
+    "flops": flops.step_flops(spec, batch, config.data.seq_length),
+    "secs": traffic.estimate_secs(found, target.memory_rate, target.peak),
+  }
+
+
+def main() -> None:
+  """Counts what is missing and prints the rows."""
+  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  p.add_argument("--only", type=int, default=len(COUNTED), help="the first of the shapes")
+  p.add_argument("--rows", type=Path, default=ROWS)
+  args = p.parse_args()
+  fused_attention_stablehlo.check_cudnn_version = lambda: 91000
+  validate.check_attention = lambda *_: None  # this machine's
+  rows = jobs.Rows(args.rows)
+  names = ("layers", "width", "entries", "batch")
+  for shape in COUNTED[: args.only]:
+    row = rows.once(dict(zip(names, shape, strict=True)), lambda shape=shape: count(*shape))
+    tokens = row["batch"] * 128 / row["secs"]
+    print(
+      f"{row['layers']} x {row['width']}, {row['entries']:,} entries, {row['batch']:,} sequences:"
+      f" {row['kernels']:,} kernels, {row['traffic_bytes'] / 1e9:.1f} GB"
+      f" ({row['vocabulary_bytes'] / 1e9:.1f} of the vocabulary), {row['flops'] / 1e12:.2f} TFLOP,"
+      f" {1000 * row['secs']:.1f} ms, {tokens / 1e6:.2f} M tokens/s,"
+      f" {row['flops'] / row['secs'] * SECS:.2e} FLOPs in {SECS} s",
+      flush=True,
+    )
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,122 @@
+"""Rows of `speedrun.py` as a file, as the table of docs/speedrun.md and as its picture."""
+
+import json
+import os
+import statistics
+from pathlib import Path
+
+import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, PICTURE = ROOT / "docs" / "speedrun.md", ROOT / "docs" / "speedrun.png"
+KEY = ("arm", "seed", "device", "model", "minutes")
+NAMES = {
+  "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE",
+  "chunk": "chunking",
+}  # fmt: skip
+FIVE = tuple(NAMES)[:5]
+# Rows that are wanted: arm, seed.
+WANTED = (
+  ("electra", 0), ("bert", 0), ("small", 0), ("bert_small", 0), ("electra", 1), ("bert", 1),
+)  # fmt: skip
+
+
+def read(path: Path) -> list[dict]:
+  """Returns the rows of a file, [] without one."""
+  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def keep(path: Path, row: dict) -> None:
+  """Adds a row to a file, in place of an earlier one of the same run."""
+  rows = [x for x in read(path) if any(x.get(k) != row.get(k) for k in KEY)]
+  draft = path.with_suffix(".tmp")
+  draft.write_text("".join(json.dumps(x) + "\n" for x in [*rows, row]))
+  os.replace(draft, path)
+
+
+def spread(values: list[float]) -> str:
+  """Returns the mean of some seeds and their standard deviation.
+
+  >>> spread([70.0, 72.0]), spread([70.0]), spread([])
+  ('71.0 ± 1.4', '70.0', '')
+  """
+  if not values:
+    return ""
+  sigma = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+  return f"{statistics.fmean(values):.1f}{sigma}"
+
+
+def mean_of_five(tasks: dict[str, list[float]]) -> list[float]:
+  """Returns the mean of the five tasks of each seed, [] unless all five are there."""
+  return (
+    [statistics.fmean(x) for x in zip(*map(tasks.get, FIVE), strict=True)]
+    if {*FIVE} <= {*tasks}
+    else []
+  )
+
+
+def table(rows: list[dict]) -> list[str]:
+  """Returns the rows as a table in markdown, each followed by its fresh weights."""
+  heads = ["run", "device", "steps", "FLOPs", "words, nats", "pairs, %", "mean of five"]
+  lines = ["| " + " | ".join([*heads, *NAMES.values()]) + " |"]
+  lines.append("|---" * (len(heads) + len(NAMES)) + "|")
+  for row in rows:
+    loss = row.get("heldout", {}).get("mlm_loss")
+    pairs = row.get("pairs", {}).get("all", {}).get("accuracy")
+    cells = [
+      f"{row['arm']}, seed {row['seed']}",
+      row["device"],
+      f"{row['steps']:,}" if "steps" in row else "",
+      f"{row['flops']:.1e}" if "flops" in row else "",
+      "" if loss is None else f"{loss:.2f}",
+      "" if pairs is None else f"{100 * pairs:.1f}",
+    ]
+    for first, tasks in ((cells, row["tasks"]), (["its fresh weights"], row["control"])):
+      first = first + [""] * (6 - len(first)) + [spread(mean_of_five(tasks))]
+      scores = [spread(tasks.get(name, [])) for name in NAMES]
+      if tasks or first[0] != "its fresh weights":
+        lines.append(f"| {' | '.join(first + scores)} |")
+  return lines
+
+
+def draw(path: Path, rows: list[dict]) -> None:
+  """Draws the scores of each task, arm by arm, with the seeds' standard deviations."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  series = {f"{row['arm']}, seed {row['seed']}": row["tasks"] for row in rows}
+  series |= {f"{row['arm']}, fresh weights": row["control"] for row in rows if row["control"]}
+  names = [name for name in NAMES if any(name in tasks for tasks in series.values())]
+  figure, axes = plt.subplots(figsize=(9, 4))
+  width = 0.8 / max(len(series), 1)
+  for i, (label, tasks) in enumerate(series.items()):
+    known = [(j, tasks[name]) for j, name in enumerate(names) if name in tasks]
+    axes.bar(
+      [j + (i - (len(series) - 1) / 2) * width for j, _ in known],
+      [statistics.fmean(values) for _, values in known],
+      width,
+      yerr=[statistics.stdev(v) if len(v) > 1 else 0 for _, v in known],
+      label=label,
+    )
+  axes.set_xticks(range(len(names)), [NAMES[name] for name in names])
+  axes.set_ylabel("main metric, %")
+  axes.legend(frameon=False, fontsize=8)
+  axes.spines[["top", "right"]].set_visible(False)
+  figure.tight_layout()
+  figure.savefig(path, dpi=120)
+  plt.close(figure)
+
+
+def write(path: Path) -> None:
+  """Writes the table of docs/speedrun.md, with the rows that are missing, and the picture."""
+  rows = read(path)
+  done = {(row["arm"], row["seed"]) for row in rows}
+  lines = table(rows) if rows else []
+  lines += [""] * bool(rows)
+  lines += [f"- {arm}, seed {seed}: not run" for arm, seed in WANTED if (arm, seed) not in done]
+  if rows:
+    draw(PICTURE, rows)
+    lines = ["![scores by task](speedrun.png)", "", *lines]
+  machine.write_between(PAGE, "speedrun", "\n".join(lines) + "\n")

@@ -1,0 +1,55 @@
+"""What one start has compiled, another reads: in a folder that was moved, for a run of other steps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import collections, sys
+import jax
+from conftest import make_tiny_config
+from electra_jax.programs import train
+
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **facts: events.update([event]))
+shards, steps, out = sys.argv[1:]
+config = make_tiny_config(shards)
+config.train.steps = int(steps)
+config.optimizer.schedule, config.optimizer.decay_frac = "wsd", 0.5
+train.train(config, out)
+print(*(events[f"/jax/compilation_cache/cache_{kind}"] for kind in ("hits", "misses")))
+"""
+
+
+@pytest.mark.long
+def test_a_second_start_with_the_folder_taken_along_compiles_nothing(tiny_shards, tmp_path):
+  def hits_and_misses(cache: Path, steps: int) -> tuple[int, int]:
+    environment = os.environ | {
+      "JAX_COMPILATION_CACHE_DIR": str(cache),
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+      "JAX_NUM_CPU_DEVICES": "1",
+    }
+    command = [
+      sys.executable,
+      "-c",
+      TRAIN,
+      str(tiny_shards),
+      str(steps),
+      str(tmp_path / f"{steps}"),
+    ]
+    done = subprocess.run(
+      command, env=environment, cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    hits, misses = map(int, done.stdout.splitlines()[-1].split())
+    return hits, misses
+
+  first, taken = tmp_path / "here" / "compiled", tmp_path / "elsewhere" / "kept"
+  assert hits_and_misses(first, 12)[1] > 2
+  taken.parent.mkdir()
+  first.rename(taken)
+  hits, misses = hits_and_misses(taken, 6)
+  assert hits > 2 and misses == 0
