@@ -236,13 +236,14 @@ def nll(
 
 def _nll_fwd(logits: jax.Array, tokens: jax.Array, apart: int | None):
   picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-  rest = logits if apart is None else masking.disallow(logits, jnp.int32(apart))
-  best, sums = masking.exp_sums(rest)
-  best, total = best[..., 0], sums.sum(-1)
-  if apart is not None:
-    rest, other = best, logits[..., apart]
-    best = jnp.maximum(rest, other)
-    total = total * jnp.exp(rest - best) + jnp.exp(other - best)
+  if apart is None:
+    best = logits.max(-1)
+    total = jnp.exp(logits - best[..., None]).sum(-1)
+  else:
+    others, sums = masking.exp_sums(masking.disallow(logits, jnp.int32(apart)))
+    others, logit = others[..., 0], logits[..., apart]
+    best = jnp.maximum(others, logit)
+    total = sums.sum(-1) * jnp.exp(others - best) + jnp.exp(logit - best)
   # argmax would be slow on CPUs.
   return (jnp.log(total) + best - picked, picked >= best), (logits, tokens, best, total)
 
