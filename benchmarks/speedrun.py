@@ -72,6 +72,12 @@ TUNING = {
   "model.attention_dropout": 0.0,
   "optimizer.learning_rate": 2e-4,
 }
+# All programs are kept, under names that do not depend on the folder: JAX puts the path of XLA's
+# own cache into them.
+KEPT = {
+  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+  "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+}
 SMOKE = {
   "model.num_layers": 1,
   "model.hidden_size": 32,
@@ -401,7 +407,7 @@ def main() -> int:
   environment = {
     "PYTHONPATH": python_path,
     "JAX_COMPILATION_CACHE_DIR": str(out / "compiled"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    **KEPT,
     **({"XLA_FLAGS": SMOKE_FLAGS, "JAX_PLATFORMS": "cpu"} if args.smoke else {}),
   }
   work = Work(folder, started + 60 * args.budget_mins, environment)

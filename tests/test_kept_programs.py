@@ -1,4 +1,4 @@
-"""What one start has compiled, another reads: in a folder that was moved, for a run of other steps."""
+"""What one start compiled, another reads: from a moved folder, for a run of other steps."""
 
 import os
 import subprocess
@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import speedrun  # noqa: E402
 
 TRAIN = """
 import collections, sys
@@ -29,8 +33,8 @@ def test_a_second_start_with_the_folder_taken_along_compiles_nothing(tiny_shards
   def hits_and_misses(cache: Path, steps: int) -> tuple[int, int]:
     environment = os.environ | {
       "JAX_COMPILATION_CACHE_DIR": str(cache),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
       "JAX_NUM_CPU_DEVICES": "1",
+      **speedrun.KEPT,
     }
     command = [
       sys.executable,
@@ -48,8 +52,8 @@ def test_a_second_start_with_the_folder_taken_along_compiles_nothing(tiny_shards
     return hits, misses
 
   first, taken = tmp_path / "here" / "compiled", tmp_path / "elsewhere" / "kept"
-  assert hits_and_misses(first, 12)[1] > 2
+  assert hits_and_misses(first, 12)[1] >= 2  # the step and the evaluation
   taken.parent.mkdir()
   first.rename(taken)
   hits, misses = hits_and_misses(taken, 6)
-  assert hits > 2 and misses == 0
+  assert hits >= 2 and misses == 0

@@ -105,6 +105,7 @@ def shrunk(name: str, tiny_shards) -> ConfigDict:
     window=8,
   )
   config.optimizer.decay_steps = 0
+  config.generator.depth_multiplier = max(config.generator.depth_multiplier, 0.5)
   config.train.update(batch_size=8, steps=2, accumulation=1)
   if "contrast_group" in OBJECTIVES[config.objective.name].own_fields:
     config.objective.contrast_group = 1  # a device has one row

@@ -253,6 +253,8 @@ def _use_compilation_cache(workdir: Path) -> None:
   """Caches compiled steps in the workdir, or in JAX_COMPILATION_CACHE_DIR, for resumed runs."""
   if jax.config.jax_compilation_cache_dir is None:
     jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
+    # With XLA's own cache on, its path is part of every key: a moved run would compile anew.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.ExitStack):
