@@ -13,6 +13,16 @@ MASK = 4
 ROUNDING = 1e-6
 
 
+@pytest.fixture(autouse=True, params=["cpu", "accelerator"])
+def platform(request, monkeypatch):
+  """Runs each test with the form of a CPU and with that of accelerators."""
+  if request.param == "accelerator":
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
+  jax.clear_caches()
+  yield request.param
+  jax.clear_caches()
+
+
 def make(V, spread=4.0, seed=0):
   """Returns logits [2, 3, V], tokens [2, 3] that are not MASK, and weights of their losses."""
   rng = np.random.default_rng(seed)
@@ -72,7 +82,7 @@ def test_logits_that_other_terms_read_too_get_the_sum_of_the_gradients():
   np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING * np.abs(weights).max())
 
 
-def test_the_loss_and_the_sampler_share_their_pass_over_the_logits():
+def test_on_accelerators_loss_and_sampler_share_their_pass_over_the_logits(platform):
   logits, tokens, _ = make(3000)
   keys = jax.random.split(jax.random.key(0), 2)
 
@@ -87,7 +97,8 @@ def test_the_loss_and_the_sampler_share_their_pass_over_the_logits():
 
   together = exps(lambda x: (loss(x, MASK), sample(x)))
   apart = exps(lambda x: (loss(x, None), sample(x)))
-  assert apart - together == pytest.approx(logits.size, rel=0.05)
+  shared = logits.size if platform == "accelerator" else 0
+  assert apart - together == pytest.approx(shared, rel=0.05, abs=0.05 * logits.size)
   found = jax.jit(lambda x: (sample(x), loss(x, MASK)))(logits)[0]
   np.testing.assert_array_equal(found[0], jax.jit(sample)(logits)[0])
 
