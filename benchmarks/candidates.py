@@ -1,7 +1,7 @@
 """What a second of an H200 buys with each shape of the speedrun's network, counted without a GPU.
 
   make test-gpu-compile       # once: it installs the compiler
-  PYTHONPATH=.venv/cuda-compiler python benchmarks/candidates.py [--only N] [--rows FILE]
+  PYTHONPATH=.venv/cuda-compiler python benchmarks/candidates.py [--rows FILE]
 
 Compiles steps of configs/speedrun.py:electra for an H200 with few layers, and counts kernels and
 bytes; more layers, other vocabularies and other batches follow from the differences, which
@@ -27,12 +27,21 @@ from electra_jax.programs import preflight  # noqa: E402
 from electra_jax.runtime import targets  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "speedrun_candidates.jsonl"
-CONFIG, TOPOLOGY, SECS = "configs/speedrun.py:electra", "h200x1", 480
+CONFIG, TOPOLOGY, SECS, LENGTH = "configs/speedrun.py:electra", "h200x1", 480, 128
+NAMES = ("layers", "width", "entries", "batch")
+COSTS = ("kernels", "traffic_bytes", "flops", "secs")
+USUAL = (16_384, 512)  # entries, sequences
 # layers, width, entries, sequences: the pairs that tell what a layer, an entry, a sequence costs.
 COUNTED = (
   (8, 512, 16_384, 512), (4, 512, 16_384, 512), (8, 384, 16_384, 512), (4, 384, 16_384, 512),
   (8, 256, 16_384, 512), (4, 256, 16_384, 512), (4, 512, 8_192, 512), (4, 512, 30_522, 512),
   (4, 384, 30_522, 512), (4, 256, 30_522, 512), (4, 512, 16_384, 256), (4, 512, 16_384, 1024),
+)  # fmt: skip
+
+SHOWN = (
+  (7, 256, *USUAL), (6, 384, *USUAL), (12, 384, *USUAL), (6, 512, *USUAL), (8, 512, *USUAL),
+  (6, 512, 8_192, 512), (6, 512, 30_522, 512), (6, 384, 30_522, 512), (7, 256, 30_522, 512),
+  (4, 512, 16_384, 256), (4, 512, *USUAL), (4, 512, 16_384, 1024),
 )  # fmt: skip
 
 
@@ -61,39 +70,57 @@ def count(layers: int, width: int, entries: int, batch: int) -> dict:
   config = preflight.for_accelerator(config, "gpu")
   compiled, shapes = preflight.compile_step(config, target.devices)
   found = traffic.kernels(compiled.as_text())
-  words = traffic.with_axis(found, entries)
   spec = spec_without_data(config)
   return {
     "kernels": traffic.launches(found),
     "traffic_bytes": traffic.moved_bytes(found),
-    "vocabulary_bytes": traffic.moved_bytes(words),
     "used_bytes": preflight.used_bytes(compiled),
     "flops": flops.step_flops(spec, batch, config.data.seq_length),
     "secs": traffic.estimate_secs(found, target.memory_rate, target.peak),
   }
 
 
+def estimate(rows: list[dict], layers: int, width: int, entries: int, batch: int) -> dict:
+  """Returns what a step of a shape costs: as counted, or four layers and what a layer adds."""
+  found = {tuple(row[name] for name in NAMES): row for row in rows}
+  if row := found.get((layers, width, entries, batch)):
+    return row
+  few, many = found[4, width, *USUAL], found[8, width, *USUAL]
+  start = found[4, width, entries, batch]
+  return {x: start[x] + (many[x] - few[x]) / 4 * (layers - 4) for x in COSTS}
+
+
+def table(rows: list[dict]) -> list[str]:
+  """Returns the candidates as a table in markdown."""
+  lines = [
+    "| layers x width | entries | sequences | kernels | GB | TFLOP | ms | M tokens/s"
+    f" | FLOPs in {SECS} s | tokens a parameter |",
+    "|---" * 10 + "|",
+  ]
+  for layers, width, entries, batch in SHOWN:
+    cost = estimate(rows, layers, width, entries, batch)
+    rate = batch * LENGTH / cost["secs"]
+    parameters = layers * (4 * width**2 + 3 * width * (width * 3 // 2))
+    lines.append(
+      f"| {layers} x {width} | {entries:,} | {batch:,} | {cost['kernels']:,.0f}"
+      f" | {cost['traffic_bytes'] / 1e9:.0f} | {cost['flops'] / 1e12:.2f}"
+      f" | {1000 * cost['secs']:.1f} | {rate / 1e6:.2f} | {cost['flops'] / cost['secs'] * SECS:.2e}"
+      f" | {rate * SECS / parameters:.0f} |"
+    )
+  return lines
+
+
 def main() -> None:
-  """Counts what is missing and prints the rows."""
+  """Counts what is missing and prints the table."""
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--only", type=int, default=len(COUNTED), help="the first of the shapes")
   p.add_argument("--rows", type=Path, default=ROWS)
   args = p.parse_args()
   fused_attention_stablehlo.check_cudnn_version = lambda: 91000
   validate.check_attention = lambda *_: None  # this machine's
   rows = jobs.Rows(args.rows)
-  names = ("layers", "width", "entries", "batch")
-  for shape in COUNTED[: args.only]:
-    row = rows.once(dict(zip(names, shape, strict=True)), lambda shape=shape: count(*shape))
-    tokens = row["batch"] * 128 / row["secs"]
-    print(
-      f"{row['layers']} x {row['width']}, {row['entries']:,} entries, {row['batch']:,} sequences:"
-      f" {row['kernels']:,} kernels, {row['traffic_bytes'] / 1e9:.1f} GB"
-      f" ({row['vocabulary_bytes'] / 1e9:.1f} of the vocabulary), {row['flops'] / 1e12:.2f} TFLOP,"
-      f" {1000 * row['secs']:.1f} ms, {tokens / 1e6:.2f} M tokens/s,"
-      f" {row['flops'] / row['secs'] * SECS:.2e} FLOPs in {SECS} s",
-      flush=True,
-    )
+  for shape in COUNTED:
+    rows.once(dict(zip(NAMES, shape, strict=True)), lambda shape=shape: count(*shape))
+  print("\n".join(table(rows.read())))
 
 
 if __name__ == "__main__":
