@@ -28,7 +28,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import statistics
 import sys
 import time
@@ -37,11 +36,22 @@ from pathlib import Path
 
 import gpu_report
 import machine
-from resumable import DONE, FAILED, LEFT, OutOfTime, Step, StepError, Work, find_device, run_steps
+from resumable import (
+  DONE,
+  FAILED,
+  LEFT,
+  STOPPED,
+  OutOfTime,
+  Step,
+  StepError,
+  Work,
+  find_device,
+  run_script,
+  run_steps,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "gpu.json", ROOT / "docs" / "gpu.png"
-STOPPED = 143  # exit code of what is to be started again, as of the package's programs
 TOTAL_MINS = 40
 REPORT_SECS = 10  # that writing the results may take
 SAVING_SECS = 45  # that a training gets to save before the end of the time
@@ -416,11 +426,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-  try:
-    sys.exit(main())
-  except KeyboardInterrupt:
-    print("stopped; start it again to go on")
-    sys.exit(STOPPED)
-  except OSError as error:  # the folder of the results can no longer be written
-    sys.exit(f"error: {error.strerror}: {error.filename or 'in the folder of --out'}")
+  run_script(main)

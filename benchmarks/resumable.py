@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 DONE, FAILED, LEFT = "done", "failed", "left"
+STOPPED = 143  # exit code of what is to be started again, as of the package's programs
 PR_SET_PDEATHSIG = 1
 
 
@@ -142,6 +143,18 @@ def find_device(work: Work) -> tuple[str, str]:
     raise SystemExit(f"error: JAX does not start: {(lines or ['no output'])[-1]}")
   platform, _, device = lines[-1].partition(" ")
   return platform, device
+
+
+def run_script(main: Callable[[], int]) -> None:
+  """Exits with main's code; with STOPPED after Ctrl-C and SIGTERM."""
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+  try:
+    sys.exit(main())
+  except KeyboardInterrupt:
+    print("stopped; start it again to go on")
+    sys.exit(STOPPED)
+  except OSError as error:  # the folder of the results can no longer be written
+    sys.exit(f"error: {error.strerror}: {error.filename or 'in the folder of --out'}")
 
 
 def _end_with_parent() -> None:

@@ -29,23 +29,33 @@ import dataclasses
 import importlib.metadata
 import json
 import os
-import random
 import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import speedrun_report
+import speedrun_smoke
 from gpu import SMOKE_FLAGS
-from resumable import DONE, FAILED, LEFT, OutOfTime, Step, Work, find_device, run_steps
+from resumable import (
+  DONE,
+  FAILED,
+  LEFT,
+  STOPPED,
+  OutOfTime,
+  Step,
+  Work,
+  find_device,
+  run_script,
+  run_steps,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "results" / "speedrun_rows.jsonl"
-STOPPED, TOTAL_MINS, SAVING_SECS = 143, 10, 45
-TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
+TOTAL_MINS, SAVING_SECS = 10, 45
+TASKS = {name: speedrun_report.NAMES[name] for name in speedrun_report.FIVE}
 # The paper's networks by the clock: their rates, a shorter warm-up, and a decay.
 PAPER = {
   "optimizer.schedule": "wsd",
@@ -78,25 +88,6 @@ KEPT = {
   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
 }
-SMOKE = {
-  "model.num_layers": 1,
-  "model.hidden_size": 32,
-  "model.num_heads": 1,
-  "model.ffn_size": 32,
-  "model.embedding_size": 32,
-  "model.max_positions": 128,  # as many as the tasks have tokens
-  "generator.depth_multiplier": 1.0,
-  "data.seq_length": 32,
-  "data.vocab_size": 500,
-  "data.holdout_frac": 0.2,
-  "optimizer.warmup_steps": 5,
-  "train.batch_size": 8,
-  "train.minutes": 5.0,
-  "train.steps": 60,  # they end it: a machine may be slow
-  "eval.batch_size": 8,
-  "eval.max_examples": 8,
-  "log.every_steps": 20,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +117,7 @@ class Options:
 
 
 def program(work: Work, name: str, module: str, config: str, fields: dict, *args: str, **more):
-  """Runs a program of the package; fields may be those of `SMOKE`, too."""
+  """Runs a program of the package; fields may be those of `speedrun_smoke`, too."""
   changes = [f"--config.{field}={value}" for field, value in fields.items()]
   command = [sys.executable, "-m", module, f"--config={config}", *changes, *args]
   return work.program(name, command, **more)
@@ -140,7 +131,7 @@ def build(work: Work, options: Options) -> dict:
   if options.vocab:
     fields["data.vocab"] = options.vocab
   if options.smoke:
-    fields |= {k: v for k, v in SMOKE.items() if k.startswith("data.")}
+    fields |= {k: v for k, v in speedrun_smoke.FIELDS.items() if k.startswith("data.")}
     fields["data.sources"] = f"text:{ROOT}/*.md"
   program(work, "shards", "electra_jax.data.build", options.config, fields)
   manifest = json.loads((shards(work, options) / "manifest.json").read_text())
@@ -163,7 +154,11 @@ def train(work: Work, options: Options) -> dict:
     "train.minutes": options.minutes,
   }
   if options.smoke:
-    fields |= {k: v for k, v in SMOKE.items() if k not in ("data.vocab_size", "data.holdout_frac")}
+    fields |= {
+      k: v
+      for k, v in speedrun_smoke.FIELDS.items()
+      if k not in ("data.vocab_size", "data.holdout_frac")
+    }
   run = work.folder / "run"
   arguments = (options.config, fields, f"--workdir={run}")
   program(work, "train", "electra_jax.train", *arguments, stop_secs=SAVING_SECS)
@@ -333,27 +328,6 @@ def check_cache(folder: Path, device: str) -> str:
   return f"{folder.name} was made for {was}: for {now} everything compiles anew"
 
 
-def write_smoke_files(folder: Path) -> dict[str, str]:
-  """Writes tiny tasks, in the formats of the real ones: is a line of the guides in its order?"""
-  rng, text = random.Random(0), (ROOT / "docs" / "run.md").read_text()
-  lines = [words for line in text.splitlines() if 5 < len(words := line.split()) < 40]
-  (folder / "glue" / "CoLA").mkdir(parents=True, exist_ok=True)
-  (folder / "chunk").mkdir(exist_ok=True)
-  for splits, kept in ((("train", "train"), lines[8:]), (("dev", "test"), lines[:8])):
-    rows, columns, pairs = [], [], []
-    for i, words in enumerate(kept):
-      mixed = rng.sample(words, len(words))
-      rows.append(f"docs\t{i % 2}\t\t{' '.join(words if i % 2 else mixed)}\n")
-      columns.append("".join(f"{word} {'BI'[j > 0]}-NP\n" for j, word in enumerate(words)) + "\n")
-      pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(mixed)})
-    (folder / "glue" / "CoLA" / f"{splits[0]}.tsv").write_text("".join(rows))
-    (folder / "chunk" / f"{splits[1]}.txt").write_text("".join(columns))
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(x) + "\n" for x in pairs))
-  return {name: str(folder / name) for name in ("glue", "chunk")} | {
-    "pairs": str(folder / "pairs.jsonl")
-  }
-
-
 def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
   """Returns the arguments, and the parser for its errors."""
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -396,7 +370,7 @@ def main() -> int:
   folder = out / (Path(args.model).name if args.model else f"{args.arm}-{args.seed}")
   folder.mkdir(parents=True, exist_ok=True)
   given = {name: getattr(args, name) for name in ("glue", "chunk", "pairs")}
-  given |= write_smoke_files(out) if args.smoke else {}
+  given |= speedrun_smoke.write_files(out) if args.smoke else {}
   given = {name: path and str(Path(path).absolute()) for name, path in given.items()}
   text = tuple(str(Path(path).absolute()) for path in args.text)
   options = Options(
@@ -441,11 +415,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-  try:
-    sys.exit(main())
-  except KeyboardInterrupt:
-    print("stopped; start it again to go on")
-    sys.exit(STOPPED)
-  except OSError as error:
-    sys.exit(f"error: {error.strerror}: {error.filename or 'in the folder of --out'}")
+  run_script(main)

@@ -169,6 +169,12 @@ def test_a_run_by_the_clock_is_the_run_of_its_decided_steps_bit_for_bit(
   assert saved(resumed, steps) == saved(timed, steps)
   assert lines(resumed) == lines(timed)
 
+  longer = config()
+  longer.train.minutes, longer.allow_config_change = 99, "train.minutes"
+  capsys.readouterr()
+  assert train.train(longer, timed) == steps
+  assert f"train.minutes has no effect: the run ends at step {steps}" in capsys.readouterr().out
+
 
 def test_the_seconds_of_earlier_starts_count(tiny_config, tmp_path):
   config = by_the_clock(tiny_config, minutes=1)

@@ -31,7 +31,8 @@ class Clock:
     saved: `state_dict` of the checkpoint that the run resumes from, if it has one.
 
   Fields:
-    horizon: decided or, with train.minutes, still open.
+    horizon: decided or, with train.minutes, still open (`is_open`).
+    was_decided: before this start.
     placed: the same on the devices, for the step.
   """
 
@@ -47,6 +48,7 @@ class Clock:
       self._decay_most = max(1, self._decay_most)
     self._next_check, self._first, self._reserve = 0, (0, 0.0), CLOSING_SECS
     self.is_open = bool(self._budget) and saved["horizon"] is None
+    self.was_decided = saved["horizon"] is not None
     if saved["horizon"]:
       self._set(Horizon(*saved["horizon"]))
     else:
@@ -67,9 +69,10 @@ class Clock:
 
   def restart(self, step: int) -> None:
     """Measures the seconds of a step from here on: `step` has compiled."""
+    if self._first == (0, 0.0):
+      # For the evaluations where the decay begins and ends, by that before the first step.
+      self._reserve = CLOSING_SECS + 2 * self._goodput.secs().get("evaluation", 0.0)
     self._first = step, self._step_secs()
-    # For the evaluations where the decay begins and ends, by that before the first step.
-    self._reserve = CLOSING_SECS + 2 * self._goodput.secs().get("evaluation", 0.0)
 
   def _step_secs(self) -> float:
     return sum(secs for name, secs in self._goodput.secs().items() if name not in NOT_STEPS)

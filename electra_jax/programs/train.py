@@ -49,6 +49,8 @@ BUILT_FIELDS = (
 ).split()
 # Fields that only a run without a checkpoint reads.
 START_FIELDS = "init_from init_step init_optimizer generator.init_from".split()
+# Fields that a run by the clock does not read once it has decided its end.
+END_FIELDS = "train.minutes train.steps optimizer.decay_frac".split()
 # {activity of Goodput: its name in the display}; steps have a bar.
 DOING = {
   "start": "starting",
@@ -138,6 +140,8 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool, begun: float) 
       for text in warned:
         events.write("warning", text=text)
       clock = Clock(config, goodput, begun, meta and meta.get("clock"))
+      if clock.was_decided and (unused := [name for name in allowed if name in END_FIELDS]):
+        warn(f"{', '.join(unused)} has no effect: the run ends at step {clock.horizon.steps:,}")
       display.begin(int(state.step), None if clock.is_open else clock.horizon.steps)
       steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
