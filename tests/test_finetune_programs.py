@@ -40,7 +40,7 @@ def test_a_second_task_of_as_many_classes_compiles_nothing(source, tmp_path, com
   fields = fields_of(write_glue(tmp_path / "glue"))
   run = functools.partial(program.run, root=tmp_path / "results", console=Console(quiet=True))
   run(make_config("glue", "cola", source, **fields))
-  assert len(compiled) > 2
+  assert len(compiled) >= 2  # the step and the prediction
   compiled.clear()
   run(make_config("glue", "rte", source, **fields))
   assert compiled == []
