@@ -63,7 +63,7 @@ def loop(
     with goodput.doing("data"):
       batch = next(batches)
     with goodput.doing("compile"):
-      processes.run_on_all(lambda: check_memory(run, state, batch))
+      processes.run_on_all(lambda: check_memory(run, state, batch, clock))
     batches = itertools.chain([batch], batches)
   # Two CPU processes deadlock in their collectives when many steps are in flight.
   lockstep = hosts > 1 and jax.default_backend() == "cpu"
@@ -180,9 +180,9 @@ def batches_from(run: Run, start: int, skipped: tuple[int, ...]):
   return parallel.prefetch(batches)
 
 
-def check_memory(run: Run, state, batch) -> None:
+def check_memory(run: Run, state, batch, clock: Clock) -> None:
   """Compiles the step and the evaluation; raises ValueError if memory is too short for one."""
-  step = run.fns.train_step.lower(state, batch).compile()
+  step = run.fns.train_step.lower(state, batch, clock.placed).compile()
   memory.check("the training step", step, "train.accumulation, or lower train.batch_size")
   if run.heldout is not None:
     rows = run.eval_batch_size // jax.device_count()

@@ -147,7 +147,7 @@ def with_default(step: Callable, numbers) -> Callable:
   def run(state, batch, other=None):
     return step(state, batch, placed() if other is None else other)
 
-  run.lower = lambda state, batch: step.lower(state, batch, numbers)
+  run.lower = lambda state, batch, other=numbers: step.lower(state, batch, other)
   return run
 
 
