@@ -55,7 +55,7 @@ class Settings:
 
 
 class SeedState(NamedTuple):
-  """The training of one seed. What is data here is no constant of the compiled step."""
+  """The training state of one seed, with what the compiled step takes as data, not constants."""
 
   train: steps.TrainState
   seed: jax.Array  # [] uint32
