@@ -97,18 +97,32 @@ def test_the_gradients_of_a_product_are_numpys(summed, features):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)  # sums of a dozen numbers near 1
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "default"])
+@pytest.mark.parametrize("from_rows", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [((4, 3, 2, 6), 2), ((4, 3, 3, 2, 5), 2)])
-def test_the_gradient_of_slices_is_their_gradients_in_one_array(shape, axis):
+def test_the_gradient_of_slices_is_their_gradients_in_one_array(
+  shape, axis, from_rows, platform, monkeypatch
+):
+  def of_platform(*args, default, **forms):
+    return forms.get(platform, default)(*args)
+
+  monkeypatch.setattr(jax.lax, "platform_dependent", of_platform)
   rng = np.random.default_rng(0)
   x = rng.normal(size=shape).astype(np.float32)
-  parts, gradient = jax.vjp(lambda x: layers.unstack(x, axis), x)
+  parts, gradient = jax.vjp(lambda x: layers.unstack(x, axis, from_rows), x)
   gs = tuple(rng.normal(size=part.shape).astype(np.float32) for part in parts)
   for i, part in enumerate(parts):
     np.testing.assert_array_equal(part, x.take(i, axis))
-  np.testing.assert_array_equal(jax.jit(gradient)(gs)[0], np.stack(gs, axis))
-  for platform, barriers in (("cpu", 2), ("cuda", 0), ("tpu", 0)):
-    lowered = jax.jit(gradient).trace(gs).lower(lowering_platforms=(platform,)).as_text()
-    assert lowered.count("optimization_barrier") == barriers
+  np.testing.assert_array_equal(gradient(gs)[0], np.stack(gs, axis))
+
+
+def test_each_platform_joins_the_gradients_of_slices_in_its_own_way():
+  x = jnp.ones((4, 3, 2, 6))
+  parts, gradient = jax.vjp(lambda x: layers.unstack(x, 2), x)
+  for platform, barriers, pads in (("cpu", 2, 0), ("cuda", 0, 2), ("tpu", 0, 0)):
+    lowered = jax.jit(gradient).trace(parts).lower(lowering_platforms=(platform,)).as_text()
+    found = lowered.count("optimization_barrier"), lowered.count("stablehlo.pad")
+    assert found == (barriers, pads), platform
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])

@@ -13,7 +13,7 @@ from test_objectives import fresh
 from electra_jax.core import masking, objectives, optimizer
 from electra_jax.core.networks import generator_size
 from electra_jax.core.optimizer import OptimizerConfig
-from electra_jax.core.params import named
+from electra_jax.core.params import JOINED, named, tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
 
 PAPER = OptimizerConfig(
@@ -310,3 +310,14 @@ def test_wsd_does_not_depend_on_the_steps_before_its_decay():
   # 1 - sqrt: a quarter of the way down after a sixteenth of the decay.
   assert float(short(40 + 20 / 16)) == pytest.approx(2.0 * 0.75)
   assert float(short(60)) == float(long(100)) == 0
+
+
+def test_the_norm_of_a_tree_of_large_and_small_arrays_is_numpys():
+  rng = np.random.default_rng(0)
+  shapes = {"large": (2, JOINED), "limit": (JOINED,), "small": (3, 4), "one": ()}
+  tree = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+  for names in (shapes, ["large"], ["small", "one"], []):
+    part = {name: tree[name] for name in names}
+    flat = np.concatenate([np.zeros(0), *(x.ravel() for x in part.values())])
+    # Sums of float32 squares: the largest has 260,000.
+    np.testing.assert_allclose(tree_norm(part), np.linalg.norm(flat), rtol=1e-6)

@@ -96,7 +96,8 @@ class Block(nn.Module):
       return None if dropout_seeds is None else dropout_seeds[:, site]
 
     def attend(x):
-      q, k, v = unstack(dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")(x), 2)
+      qkv = dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")(x)
+      q, k, v = unstack(qkv, 2, from_rows=not tables)
       if cfg.qk_norm:
         q = norm(cfg, "q_norm")(q).astype(v.dtype)
         k = norm(cfg, "k_norm")(k).astype(v.dtype)

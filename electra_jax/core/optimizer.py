@@ -12,7 +12,7 @@ import optax
 import optax.contrib
 from optax import Schedule
 
-from electra_jax.core.params import map_named
+from electra_jax.core.params import map_named, tree_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +258,7 @@ def make_optimizer(
   cfg: OptimizerConfig,
   schedule: Schedule,
   groups: Callable | None = None,
-  norm: Callable = optax.tree.norm,
+  norm: Callable = tree_norm,
 ) -> optax.GradientTransformation:
   """Returns clipping by global norm, then `cfg.name` with decoupled weight decay.
 

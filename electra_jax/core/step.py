@@ -12,7 +12,7 @@ from flax import struct
 
 from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import Objective
-from electra_jax.core.params import AXIS
+from electra_jax.core.params import AXIS, tree_norm
 
 
 @struct.dataclass
@@ -58,7 +58,7 @@ def replicated_update(tx: optax.GradientTransformation) -> Callable:
   def update(grads, opt_state, params):
     grads = jax.lax.psum(grads, AXIS)
     updates, opt_state = tx.update(grads, opt_state, params)
-    return updates, opt_state, optax.tree.norm(grads)
+    return updates, opt_state, tree_norm(grads)
 
   return update
 
@@ -124,8 +124,8 @@ def make_train_step(
       "loss": loss,
       "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
       "grad_norm": grad_norm,
-      "update_norm": optax.tree.norm(updates),
-      "param_norm": optax.tree.norm(params),
+      "update_norm": tree_norm(updates),
+      "param_norm": tree_norm(params),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from electra_jax.core.params import AXIS, split_axis
+from electra_jax.core.params import AXIS, split_axis, sum_of_squares
 
 
 def zero1_update(tx: optax.GradientTransformation, devices: int) -> Callable:
@@ -61,9 +61,8 @@ def norm(whole: dict, devices: int) -> Callable:
   split = {path: split_axis(x.shape, devices) is not None for path, x in leaves}
 
   def global_norm(tree) -> jax.Array:
-    squares = {True: jnp.float32(0), False: jnp.float32(0)}
-    for path, x in jax.tree_util.tree_leaves_with_path(tree):
-      squares[split[path]] += jnp.sum(x**2)
-    return jnp.sqrt(jax.lax.psum(squares[True], AXIS) + squares[False])
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    shards, copies = ([x for path, x in leaves if split[path] is kind] for kind in (True, False))
+    return jnp.sqrt(jax.lax.psum(sum_of_squares(shards), AXIS) + sum_of_squares(copies))
 
   return global_norm

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
+from electra_jax.core.params import tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer, vocabulary
 from electra_jax.data.finetune_batches import subset
@@ -82,7 +83,7 @@ def _make_train_fns(
     # Steps fold in 0, 1, ... and evaluation 2**32 - 1, so 2**32 - 2 is unused.
     return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
 
-  norm, make_update = optax.tree.norm, step.replicated_update
+  norm, make_update = tree_norm, step.replicated_update
   if optimizer_config.sharded:
     count = len(devices or jax.devices())
     norm = zero.norm(jax.eval_shape(init_params), count)
