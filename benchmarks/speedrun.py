@@ -317,15 +317,14 @@ def make_row(options: Options, device: str, records: dict[str, dict]) -> dict:
 
 def check_cache(folder: Path, device: str) -> str:
   """Returns whether compiled programs are there for this JAX and device, and notes for which."""
-  mine = {"jax": importlib.metadata.version("jax"), "device": device}
-  note = folder / "made_for.json"
-  known = json.loads(note.read_text()) if note.exists() else None
+  mine = f"jax {importlib.metadata.version('jax')} on {device}"
+  note = folder / "made_for.txt"
+  known = note.read_text(errors="replace").strip() if note.exists() else mine
   folder.mkdir(parents=True, exist_ok=True)
-  note.write_text(json.dumps(mine) + "\n")
-  if known in (None, mine):
+  note.write_text(f"{mine}\n")
+  if known == mine:
     return f"{folder.name}: {len(list(folder.iterdir())) - 1} programs are compiled"
-  was, now = (f"jax {x['jax']} on {x['device']}" for x in (known, mine))
-  return f"{folder.name} was made for {was}: for {now} everything compiles anew"
+  return f"{folder.name} was made for {known!r}: for {mine!r} everything compiles anew"
 
 
 def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:

@@ -57,3 +57,13 @@ def test_a_second_start_with_the_folder_taken_along_compiles_nothing(tiny_shards
   first.rename(taken)
   hits, misses = hits_and_misses(taken, 6)
   assert hits >= 2 and misses == 0
+
+
+def test_programs_that_another_jax_or_device_left_are_named(tmp_path):
+  folder = tmp_path / "compiled"
+  first = speedrun.check_cache(folder, "1 x cpu")
+  assert first == "compiled: 0 programs are compiled" == speedrun.check_cache(folder, "1 x cpu")
+  said = speedrun.check_cache(folder, "1 x NVIDIA H200")
+  assert "on 1 x cpu'" in said and "1 x NVIDIA H200' everything compiles anew" in said
+  (folder / "made_for.txt").write_bytes(b"\xff\x00\n{")  # cut off, or of an earlier version
+  assert "everything compiles anew" in speedrun.check_cache(folder, "1 x cpu")
