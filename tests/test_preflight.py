@@ -267,6 +267,9 @@ def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
   cells = shown(config, [cost])
   assert cells["fits"] == ["fits"] and cells["whole run, hours"] == [f"{hours:.3g}"]
   assert cells["chip-hours"] == [f"{8 * hours:.4g}"]
+  limited = config.copy_and_resolve_references()
+  limited.train.minutes = 60 * hours / 2
+  assert shown(limited, [cost])["whole run, hours"] == [f"{hours / 2:.3g}"]
 
 
 def test_gpus_fill_their_hosts_and_the_slower_level_of_links_counts():

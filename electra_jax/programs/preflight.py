@@ -353,8 +353,8 @@ def _in(unit: float, x: float | None) -> str:
   return "?" if x is None else f"{x / unit:.3g}"
 
 
-def _hours(f: StepCost, steps: int) -> float:
-  return f.secs * steps / 3600
+def _hours(f: StepCost, c: ConfigDict) -> float:
+  return min(f.secs * c.steps / 3600, (c.minutes or math.inf) / 60)
 
 
 def _evaluation(f: StepCost) -> str:
@@ -386,8 +386,8 @@ ROWS = (
   ("  step estimated by them, ms", lambda f, c: _in(1e-3, f.estimated_secs), False),
   ("sequences/s, all devices", lambda f, c: f"{c.batch_size / f.secs:,.0f}", False),
   ("MFU, %", lambda f, c: f"{100 * f.mfu:.0f}", False),
-  ("whole run, hours", lambda f, c: f"{_hours(f, c.steps):,.3g}", False),
-  ("chip-hours", lambda f, c: f"{_hours(f, c.steps) * f.chips:,.4g}", False),
+  ("whole run, hours", lambda f, c: f"{_hours(f, c):,.3g}", False),
+  ("chip-hours", lambda f, c: f"{_hours(f, c) * f.chips:,.4g}", False),
 )
 
 
