@@ -1,14 +1,16 @@
 """Learning rates for the speedrun, from networks of two smaller widths on a CPU.
 
-  python benchmarks/speedrun_rates.py --text 'text:GLOB' --out DIR [--at_once 2] [--only ARM...]
+  python benchmarks/speedrun_rates.py --text 'text:GLOB' --out DIR [--only ARM...]
 
 Question: which rate do configs/speedrun.py:electra and :bert want at 512, where no rate can be
 tried here? Muon's updates have the root mean square of AdamW's whatever the width, so the best rate
-should not depend on it. Each arm trains four layers of 128 and of 256 for the same steps and
-tokens, at each of RATES; schedule, optimizer and the decay's share are the speedrun's. The measure
-is the main network's loss on held-out text: of words (bert), or of words + 5 x detection, as in
-training (electra). Rule: if both widths of an arm prefer the same rate, or neighbours, 512 takes
-that of 256; else the lower. Rows are kept as they come.
+should not depend on it. Two layers of 128 train for 300 steps of 32 x 128 tokens at 1e-3 and its
+doubles, until the loss rises; of 256, at the best rate of 128 and its neighbours; schedule,
+optimizer and the decay's share are the speedrun's. Then the neighbours again at 128 for four times
+the steps (bert), since the best rate falls in longer runs. The measure is the main network's loss
+on held-out text: of words (bert), or of words + 5 x detection, as in training (electra). Rule: if
+256 prefers the rate of 128 or a neighbour, width does not matter and 512 takes the lower; what
+four times the steps lower it, the speedrun's steps lower it once more. Rows are kept as they come.
 """
 
 import argparse
@@ -17,15 +19,15 @@ from pathlib import Path
 import jobs
 
 ROWS = Path(__file__).parent / "results" / "speedrun_rates.jsonl"
-RATES, WIDTHS, STEPS = (1e-3, 2e-3, 4e-3, 8e-3), (128, 256), 600
+RATES, WIDTHS = tuple(1e-3 * 2**i for i in range(7)), (128, 256)
+STEPS, LONGER = 300, 1200
+ARMS = ("electra", "bert")
 SMALLER = {
-  "model.num_layers": 4,
-  "model.unroll": 4,
+  "model.num_layers": 2,
+  "model.unroll": 2,
   "train.batch_size": 32,
   "train.accumulation": 4,
   "train.minutes": None,
-  "train.steps": STEPS,
-  "optimizer.warmup_steps": 60,
   "data.vocab_size": 8192,
   "data.vocab_train_mb": 20.0,
   "data.holdout_frac": 0.01,
@@ -35,7 +37,7 @@ SMALLER = {
 }
 
 
-def fields(width: int, rate: float) -> dict:
+def fields(arm: str, width: int, rate: float, steps: int) -> dict:
   """Returns what a network of a width changes in the speedrun's configuration."""
   shape = {
     "model.hidden_size": width,
@@ -43,7 +45,10 @@ def fields(width: int, rate: float) -> dict:
     "model.num_heads": width // 64,
     "model.ffn_size": width * 3 // 2,
   }
-  return SMALLER | shape | {"optimizer.learning_rate": rate}
+  if arm == "electra":
+    shape["generator.depth_multiplier"] = 1 / 2  # of two layers
+  times = {"train.steps": steps, "optimizer.warmup_steps": steps // 10}
+  return SMALLER | shape | times | {"optimizer.learning_rate": rate}
 
 
 def loss_of(line: dict) -> float:
@@ -53,29 +58,49 @@ def loss_of(line: dict) -> float:
   return line["mlm_loss"]
 
 
-def measure(args: argparse.Namespace, rows: jobs.Rows, arm: str, width: int, rate: float) -> dict:
-  """Returns the row of a run, which is trained unless it has one."""
+def measure(out: Path, rows: jobs.Rows, arm: str, width: int, steps: int, rate: float) -> float:
+  """Returns the loss of a run, which is trained unless it has a row."""
 
   def trained() -> dict:
-    config = f"configs/speedrun.py:{arm}"
-    changed = fields(width, rate) | {"data.dir": args.out / "shards"}
-    last = jobs.heldout(jobs.train(args.out, f"{arm}-{width}-{rate:g}", config, changed))[-1]
+    changed = fields(arm, width, rate, steps) | {"data.dir": out / "shards"}
+    name = f"{arm}-{width}-{steps}-{rate:g}"
+    last = jobs.heldout(jobs.train(out, name, f"configs/speedrun.py:{arm}", changed))[-1]
     kept = {k: v for k, v in last.items() if k.endswith(("_loss", "_auc"))}
-    return {"steps": last["step"], "loss": loss_of(last), **kept}
+    return {"loss": loss_of(last), **kept}
 
-  return rows.once({"arm": arm, "width": width, "rate": rate}, trained)
+  key = {"arm": arm, "width": width, "steps": steps, "rate": rate}
+  return rows.once(key, trained)["loss"]
+
+
+def search(out: Path, rows: jobs.Rows, arm: str) -> None:
+  """Trains an arm: up the rates at the first width, then around the best one."""
+  losses: list[float] = []
+  for rate in RATES:
+    losses.append(measure(out, rows, arm, WIDTHS[0], STEPS, rate))
+    if losses[-1] > min(losses):
+      break
+  best = losses.index(min(losses))
+  around = RATES[max(best - 1, 0) : best + 2]
+  for rate in around:
+    measure(out, rows, arm, WIDTHS[1], STEPS, rate)
+  if arm == "bert":
+    for rate in around:
+      measure(out, rows, arm, WIDTHS[0], LONGER, rate)
 
 
 def table(rows: list[dict]) -> list[str]:
   """Returns the losses as a table in markdown."""
-  lines = ["| arm, width | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"]
-  lines.append("|---" * (1 + len(RATES)) + "|")
-  for arm, width in dict.fromkeys((row["arm"], row["width"]) for row in rows):
-    found = {row["rate"]: row["loss"] for row in rows if (row["arm"], row["width"]) == (arm, width)}
-    best = min(found.values())
-    cells = (found.get(rate) for rate in RATES)
+  rates = sorted({row["rate"] for row in rows})
+  lines = ["| arm, width, steps | " + " | ".join(f"{rate:g}" for rate in rates) + " |"]
+  lines.append("|---" * (1 + len(rates)) + "|")
+  runs = {}
+  for row in rows:
+    runs.setdefault((row["arm"], row["width"], row["steps"]), {})[row["rate"]] = row["loss"]
+  for run, losses in sorted(runs.items()):
+    best = min(losses.values())
+    cells = (losses.get(rate) for rate in rates)
     texts = ("" if x is None else f"**{x:.3f}**" if x == best else f"{x:.3f}" for x in cells)
-    lines.append(f"| {arm}, {width} | {' | '.join(texts)} |")
+    lines.append(f"| {', '.join(map(str, run))} | {' | '.join(texts)} |")
   return lines
 
 
@@ -84,15 +109,13 @@ def main() -> None:
   p.add_argument("--text", required=True, help="what to pretrain on, as config.data.sources")
   p.add_argument("--out", type=Path, required=True)
   p.add_argument("--rows", type=Path, default=ROWS)
-  p.add_argument("--only", nargs="*", choices=("electra", "bert"), default=("electra", "bert"))
-  p.add_argument("--at_once", type=int, default=2)
+  p.add_argument("--only", nargs="*", choices=ARMS, default=ARMS)
   args = p.parse_args()
   build = {k: v for k, v in SMALLER.items() if k.startswith("data.")} | {"data.sources": args.text}
   jobs.build(args.out, args.out / "shards", "configs/speedrun.py", build)
   rows = jobs.Rows(args.rows)
-  with jobs.workers(args.at_once) as pool:
-    places = [(arm, width, rate) for width in WIDTHS for rate in RATES for arm in args.only]
-    jobs.finish([pool.submit(measure, args, rows, *place) for place in places])
+  with jobs.workers(len(ARMS)) as pool:
+    jobs.finish([pool.submit(search, args.out, rows, arm) for arm in args.only])
   print("\n".join(table(rows.read())))
 
 
