@@ -19,11 +19,12 @@ from pathlib import Path
 
 import jax
 import machine
+import numpy as np
 from train_step import change, synthetic_batch
 
 from electra_jax.config import files, specs
 from electra_jax.core.flops import gpus
-from electra_jax.pretrain.run import make_train_fns, spec_without_data
+from electra_jax.pretrain.run import Horizon, make_train_fns, spec_without_data
 from electra_jax.programs import preflight
 from electra_jax.runtime import parallel
 
@@ -70,18 +71,14 @@ def main() -> None:
   found = {"here": preflight.used_bytes(compiled)}
   tuning = in_use(devices[0])
   spec = spec_without_data(config)
-  fns = make_train_fns(  # those that were compiled
-    spec,
-    specs.make_optimizer_config(config),
-    config.train.steps,
-    config.seed,
-    config.train.accumulation,
-    devices,
-  )
+  optimizer, c = specs.make_optimizer_config(config), config.train
+  # Those that were compiled, whose last argument is where the run ends.
+  fns = make_train_fns(spec, optimizer, c.steps, config.seed, c.accumulation, devices)
+  end = parallel.replicate(Horizon(np.int32(c.steps), np.int32(optimizer.decay_steps)))
   state = fns.init_state(parallel.replicate(fns.init_params()))
   batch = parallel.shard(synthetic_batch(config.train.batch_size, config.data.seq_length))
   for _ in range(3):
-    leaves, _ = compiled(state, batch)
+    leaves, _ = compiled(state, batch, end)
     state = jax.tree.unflatten(jax.tree.structure(state), leaves)
   jax.block_until_ready(state)
   if (real := in_use(devices[0])) is None:
