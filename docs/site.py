@@ -23,6 +23,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)")
 GUIDES = (
   *(
     "quickstart",
+    "python",
     "own-corpus",
     "continue",
     "language",

@@ -413,7 +413,7 @@ def test_a_probe_finds_tags_that_the_words_tell_and_no_others(electra):
 
 def test_lengths_of_batches_hold_their_rows():
   for n in range(1, 513):
-    padded = scorers._padded(n, 512)
+    padded = scorers.padded_length(n, 512)
     assert n <= padded <= 512 and padded - n < 64
   lengths = sorted(RNG.choices(range(3, 90), k=500))
   rows = [scorers.Row([0] * n, 0, 0, i) for i, n in enumerate(lengths)]

@@ -215,7 +215,7 @@ class SentenceScorer:
 
   def _start(self, weights: dict, rows: list[Row], length: int) -> tuple[np.ndarray, jax.Array]:
     """Returns the rows' sentence indices and their scores, still being computed on the device."""
-    shape = _batch_size(length), length
+    shape = batch_rows(length), length
     batch = from_rows([row.ids for row in rows], shape, self.tokenizer.vocab.pad)
     positions, labels = np.zeros((2, shape[0]), np.int32)
     positions[: len(rows)] = [row.position for row in rows]
@@ -228,16 +228,16 @@ def _add(scores: np.ndarray, owners: np.ndarray, values: jax.Array) -> None:
   np.add.at(scores, owners, np.asarray(values, np.float64)[: len(owners)])
 
 
-def _batch_size(length: int) -> int:
+def batch_rows(length: int) -> int:
   devices = jax.local_device_count()
   tokens = CPU_BATCH_TOKENS if jax.default_backend() == "cpu" else BATCH_TOKENS
   return max(1, tokens // length // devices) * devices
 
 
-def _padded(length: int, longest: int) -> int:
+def padded_length(length: int, longest: int) -> int:
   """Returns the length that rows are padded to: few shapes to compile, little padding.
 
-  >>> [_padded(n, 512) for n in (5, 9, 33, 510)]
+  >>> [padded_length(n, 512) for n in (5, 9, 33, 510)]
   [8, 12, 48, 512]
   """
   step = 4 if length <= 32 else 16 if length <= 128 else 64
@@ -248,8 +248,8 @@ def _batches(rows: Iterator[Row], longest: int) -> Iterator[tuple[list[Row], int
   """Yields rows, which come by length, in batches of one padded length."""
   batch, length = [], 0
   for row in rows:
-    padded = _padded(max(8, len(row.ids)), longest)
-    if batch and (padded != length or len(batch) == _batch_size(length)):
+    padded = padded_length(max(8, len(row.ids)), longest)
+    if batch and (padded != length or len(batch) == batch_rows(length)):
       yield batch, length
       batch = []
     length = padded

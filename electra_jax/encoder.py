@@ -1,0 +1,437 @@
+"""Pretrained networks from Python: embeddings, replaced tokens, words for [MASK], scores."""
+
+import collections
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from electra_jax.core import networks
+from electra_jax.core.batch import Batch, from_rows
+from electra_jax.core.transformer_config import Compute
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.evaluate import scorers
+from electra_jax.interop import likelihood, sources
+from electra_jax.interop.sources import ExchangeError, Network
+from electra_jax.runtime import parallel
+
+POOLS = ("mean", "cls")
+SHOWN = 2_000  # texts from which on progress is shown
+
+
+class Token(NamedTuple):
+  """A token of a text, and the probability that it replaced another."""
+
+  text: str
+  start: int  # of its characters in the text
+  end: int
+  replaced: float
+
+
+class Fill(NamedTuple):
+  """A token for a mask, its probability, and the text with it."""
+
+  token: str
+  probability: float
+  text: str
+
+
+class States(NamedTuple):
+  """The states of a text's n tokens, [CLS] and [SEP] among them."""
+
+  values: np.ndarray  # float32 [n, D]
+  spans: list[tuple[int, int]]  # characters [start, end) of each token; (0, 0) of [CLS] and [SEP]
+
+
+def load(
+  path: str | Path, *, network: str = "auto", dtype: str = "float32", heads: Sequence[int] = ()
+) -> "Encoder":
+  """Opens the networks at a path.
+
+  Args:
+    path: of a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
+    network: the one that embeds: "discriminator", "masked_lm", "generator", or "auto" for the main
+      one, which is kept for fine-tuning.
+    dtype: of activations, float32 or bfloat16.
+    heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
+
+  Raises:
+    ExchangeError, ValueError: the format is unknown, a file is damaged, there is no such network.
+  """
+  return Encoder(sources.open_source(path, heads), str(path), network, dtype)
+
+
+class Encoder:
+  """The networks of a source; a text or a list of texts goes in, NumPy or a list comes out.
+
+  A text alone gives the result of a list of one, without the list. Texts are grouped by length, and
+  each padded length compiles once. What is longer than `max_length` tokens is cut, with a warning.
+
+  Fields:
+    tokenizer: None for a TF1 checkpoint without vocab.txt, which takes `ids` only.
+    width: D, of the states.
+    max_length: tokens of a text at most, with [CLS] and [SEP].
+  """
+
+  def __init__(self, source: sources.Source, path: str, network: str, dtype: str):
+    if dtype not in ("float32", "bfloat16"):
+      raise ValueError(f"dtype must be float32 or bfloat16, got {dtype!r}")
+    if network not in ("auto", *source.networks):
+      raise ExchangeError(f"{path} has no {network}, only {', '.join(source.networks)}")
+    self._source, self._path, self._compute = source, path, Compute(dtype)
+    self._main = source.networks[source.main if network == "auto" else network]
+    self._placed: dict[int, dict] = {}  # weights on the devices, by id of the network
+    self._scorers: dict[str, scorers.SentenceScorer] = {}
+    self.width, self.max_length = self._main.cfg.hidden_size, self._main.cfg.max_positions
+
+  def __repr__(self) -> str:
+    cfg = self._main.cfg
+    return (
+      f"<Encoder {self._path}: {cfg.num_layers} layers of {cfg.hidden_size},"
+      f" {cfg.vocab_size:,} tokens, {', '.join(self._source.networks)}>"
+    )
+
+  @property
+  def tokenizer(self) -> Tokenizer | None:
+    """The tokenizer of the networks."""
+    return self._source.tokenizer
+
+  def embed(
+    self, texts: str | Sequence[str], *, pool: str = "mean", batch_size: int | None = None
+  ) -> np.ndarray:
+    """Returns an embedding of each text, float32 [n, D], or [D] of a text alone.
+
+    Args:
+      pool: "mean" of the states of all tokens, [CLS] and [SEP] too, or "cls" for that of [CLS].
+      batch_size: rows that are computed together; None: as many as suit the device.
+
+    Raises:
+      ValueError: an argument is none of these.
+    """
+    if pool not in POOLS:
+      raise ValueError(f"pool must be {' or '.join(POOLS)}, got {pool!r}")
+    rows, one = self._encode(texts)
+    found = np.zeros((len(rows), self.width), np.float32)
+    ids = [row.ids for row in rows]
+    for places, values in self._compute_rows(self._main, _pooled, (pool,), ids, batch_size):
+      found[places] = values
+    return found[0] if one else found
+
+  def states(
+    self,
+    texts: str | Sequence[str] | None = None,
+    *,
+    ids: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+    batch_size: int | None = None,
+  ) -> States | list[States] | np.ndarray:
+    """Returns the last states of each text's tokens, or float32 [n, L, D] of `ids`.
+
+    Args:
+      ids: token ids [n, L], with [CLS] and [SEP], instead of texts.
+      mask: [n, L], true on tokens, the padding at the end; None: all of them are.
+
+    Raises:
+      ValueError: texts and ids, or neither, or their shapes are not these.
+    """
+    if (texts is None) == (ids is None):
+      raise ValueError("give texts or ids")
+    if ids is not None:
+      return self._states_of_ids(np.asarray(ids), mask, batch_size)
+    rows, one = self._encode(texts)
+    found: list = [None] * len(rows)
+    all_ids = [row.ids for row in rows]
+    for places, values in self._compute_rows(self._main, _states, (), all_ids, batch_size):
+      for place, value in zip(places, values, strict=True):
+        row = rows[place]
+        found[place] = States(value[: len(row.ids)], [(0, 0), *row.spans, (0, 0)])
+    return found[0] if one else found
+
+  def _states_of_ids(self, ids: np.ndarray, mask, batch_size: int | None) -> np.ndarray:
+    mask = np.ones(ids.shape, bool) if mask is None else np.asarray(mask).astype(bool)
+    if ids.ndim != 2 or ids.dtype.kind not in "iu" or mask.shape != ids.shape:
+      raise ValueError(
+        f"ids and mask must be [n, L], integers and bool, got {ids.shape} of {ids.dtype} and"
+        f" {mask.shape}"
+      )
+    lengths = mask.sum(1)
+    if not (mask == (np.arange(ids.shape[1]) < lengths[:, None])).all():
+      raise ValueError("mask must be true on a row's tokens and then false: padding at the end")
+    if (
+      ids.size and not 0 <= ids[mask].min(initial=0) <= ids[mask].max(initial=0) < self._vocab_size
+    ):
+      raise ValueError(f"ids must be at least 0 and below {self._vocab_size:,}")
+    if lengths.max(initial=0) > self.max_length:
+      raise ValueError(f"{lengths.max()} tokens are more than the network's {self.max_length}")
+    found = np.zeros((*ids.shape, self.width), np.float32)
+    rows = [row[:n].tolist() for row, n in zip(ids, lengths, strict=True)]
+    for places, values in self._compute_rows(self._main, _states, (), rows, batch_size):
+      for place, value in zip(places, values, strict=True):
+        found[place, : lengths[place]] = value[: lengths[place]]
+    return found
+
+  @property
+  def _vocab_size(self) -> int:
+    return self._main.cfg.vocab_size
+
+  def detect(
+    self, texts: str | Sequence[str], *, batch_size: int | None = None
+  ) -> list[Token] | list[list[Token]]:
+    """Returns the tokens of each text, and for each the probability that it replaced another.
+
+    Raises:
+      ExchangeError: no network detects.
+    """
+    network = scorers.network_for("rtd", self._source.networks, self._path)
+    rows, one = self._encode(texts)
+    found: list = [None] * len(rows)
+    ids = [row.ids for row in rows]
+    for places, values in self._compute_rows(network, _replaced, (), ids, batch_size):
+      for place, value in zip(places, values, strict=True):
+        row = rows[place]
+        found[place] = [
+          Token(row.text[start:end], start, end, float(p))
+          for (start, end), p in zip(row.spans, value[1 : len(row.ids) - 1], strict=True)
+        ]
+    return found[0] if one else found
+
+  def fill_mask(
+    self, texts: str | Sequence[str], k: int = 5, *, batch_size: int | None = None
+  ) -> list:
+    """Returns the k likeliest tokens for each [MASK] of each text.
+
+    Returns:
+      [Fill] * k of a text alone with one mask; with several masks a list of these, and of several
+      texts a list again.
+
+    Raises:
+      ExchangeError: no network predicts words.
+      ValueError: a text has no mask or too many tokens, or there are no k tokens.
+    """
+    network = self._masked_lm()
+    if not 1 <= k <= self._vocab_size:
+      raise ValueError(f"k must be from 1 to {self._vocab_size:,}, got {k}")
+    texts, one = self._texts(texts)
+    vocab, name = self.tokenizer.vocab, self.tokenizer.decode([self.tokenizer.vocab.mask])
+    rows, places = [], []  # a row a mask: ids, position; the text and its parts
+    for text in texts:
+      parts = text.split(name)
+      if len(parts) == 1:
+        raise ValueError(f"no {name} in {text!r}")
+      ids = [vocab.cls]
+      at = []
+      for i, part in enumerate(self.tokenizer.encode_batch(self.tokenizer.spaced(text, parts))):
+        if i:
+          at.append(len(ids))
+          ids.append(vocab.mask)
+        ids += part
+      ids.append(vocab.sep)
+      if len(ids) > (most := network.cfg.max_positions):
+        raise ValueError(f"{len(ids)} tokens are more than {most}: {text[:60]!r}")
+      rows += [(ids, position) for position in at]
+      places.append((parts, len(at)))
+    positions = np.array([position for _, position in rows], np.int32)
+    found: list = [None] * len(rows)
+    ids = [row for row, _ in rows]
+    for where, values in self._compute_rows(network, _likeliest, (k,), ids, batch_size, positions):
+      for i, place in enumerate(where):
+        found[place] = list(zip(values[0][i].tolist(), values[1][i].tolist(), strict=True))
+    results, used = [], iter(found)
+    for parts, count in places:
+      fills = [self._fills(parts, i, name, next(used)) for i in range(count)]
+      results.append(fills[0] if count == 1 else fills)
+    return results[0] if one else results
+
+  def _fills(self, parts: list[str], i: int, name: str, found: list) -> list[Fill]:
+    left, right = name.join(parts[: i + 1]), name.join(parts[i + 1 :])
+    fills = []
+    for token_id, probability in found:
+      token = self.tokenizer.decode([token_id]).strip()
+      joined = left.rstrip() + token[2:] if token.startswith("##") else left + token
+      fills.append(Fill(token, probability, joined + right))
+    return fills
+
+  def _masked_lm(self) -> Network:
+    found = self._source.networks
+    for role in ("generator", "discriminator", sources.MASKED_LM):
+      if role in found and found[role].is_masked_lm:
+        return found[role]
+    raise ExchangeError(f"{self._path} has no masked language model")
+
+  def score(self, texts: str | Sequence[str], scorer: str | None = None) -> float | np.ndarray:
+    """Returns how acceptable each text is, in nats, float64 [n]; NaN if it is too long.
+
+    Args:
+      scorer: a key of `evaluate.scorers.SCORERS`; None: the objective's.
+
+    Raises:
+      ExchangeError: no network has the head that it needs.
+      ValueError: it is not known.
+    """
+    texts, one = self._texts(texts)
+    found = self._source.networks
+    if scorer is None:
+      objective = (likelihood.training(self._source) or {}).get("objective")
+      scorer = scorers.default(objective, {network.head for network in found.values()})
+    elif scorer not in scorers.SCORERS:
+      raise ValueError(f"scorer must be one of {', '.join(scorers.SCORERS)}, got {scorer!r}")
+    network = scorers.network_for(scorer, found, self._path)
+    if scorer not in self._scorers:
+      self._scorers[scorer] = scorers.SentenceScorer(scorer, network.cfg, self.tokenizer)
+    found = self._scorers[scorer](network.weights, texts)
+    return float(found[0]) if one else found
+
+  def save(self, out: str | Path, form: str = "hf", **storage) -> None:
+    """Writes the networks to a new folder, as `electra-jax export`.
+
+    Args:
+      form: "hf" or "orbax".
+      storage: dtype and max_shard_mb of hf.
+
+    Raises:
+      ExchangeError, ValueError: nothing was written.
+    """
+    from electra_jax.programs import export
+    from electra_jax.runtime import terminal
+
+    export.write(self._source, Path(out), form, terminal.console(), **storage)
+
+  def _texts(self, texts: str | Sequence[str]) -> tuple[list[str], bool]:
+    """Returns the texts as a list, and whether there was one alone."""
+    if self.tokenizer is None:
+      raise ExchangeError(f"{self._path} has no vocabulary: put its vocab.txt beside it")
+    one = isinstance(texts, str)
+    if not (one or isinstance(texts, Iterable)):
+      raise TypeError(f"give a text or a list of texts, got {type(texts).__name__}")
+    texts = [texts] if one else list(texts)
+    for i, text in enumerate(texts):
+      if not isinstance(text, str):
+        raise TypeError(f"texts must be strings, number {i} is of type {type(text).__name__}")
+    return texts, one
+
+  def _encode(self, texts: str | Sequence[str]) -> tuple[list["_Row"], bool]:
+    texts, one = self._texts(texts)
+    vocab, most = self.tokenizer.vocab, self.max_length - 2
+    encoded = self.tokenizer.encode_offsets(texts)
+    if long := sum(len(ids) > most for ids, _ in encoded):
+      warnings.warn(
+        f"{long:,} of {len(texts):,} texts are longer than {self.max_length} tokens and are cut",
+        stacklevel=3,
+      )
+    rows = [
+      _Row(text, [vocab.cls, *ids[:most], vocab.sep], spans[:most])
+      for text, (ids, spans) in zip(texts, encoded, strict=True)
+    ]
+    return rows, one
+
+  def _weights(self, network: Network) -> dict:
+    if id(network) not in self._placed:
+      self._placed[id(network)] = parallel.replicate(dict(network.weights))
+    return self._placed[id(network)]
+
+  def _compute_rows(
+    self,
+    network: Network,
+    function: Callable,
+    settings: tuple,
+    rows: Sequence[Sequence[int]],
+    batch_size: int | None,
+    positions: np.ndarray | None = None,
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the indices of some rows [m] and what a function gives for them, [m, ...].
+
+    Args:
+      function: (cfg, *settings, weights, batch[, positions [B]]) -> arrays [B, ...].
+      positions: [n] int32, for each row.
+    """
+    if batch_size is not None and batch_size < 1:
+      raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    cfg = dataclasses.replace(network.cfg, compute=self._compute)
+    weights, apply = self._weights(network), _compiled(function, cfg, *settings)
+    pad = self.tokenizer.vocab.pad if self.tokenizer else 0
+    lengths = np.array([len(row) for row in rows], np.int64)
+    plans = list(_plan(lengths, cfg.max_positions, batch_size))
+    console = Console(stderr=True)
+    if len(rows) >= SHOWN and (console.is_terminal or console.is_jupyter):
+      title = f"{len(rows):,} texts"
+      plans = track(plans, description=title, transient=True, console=console)
+    started: collections.deque = collections.deque()
+    for places, shape in plans:
+      batch = from_rows([rows[i] for i in places], shape, pad)
+      more = ()
+      if positions is not None:
+        more = (np.zeros(shape[0], np.int32),)
+        more[0][: len(places)] = positions[places]
+      with parallel.full_precision():
+        started.append((places, apply(weights, *parallel.split_rows((batch, *more)))))
+      if len(started) > scorers.AHEAD:
+        yield _fetched(*started.popleft())
+    for places, values in started:
+      yield _fetched(places, values)
+
+
+class _Row(NamedTuple):
+  text: str
+  ids: list[int]  # with [CLS] and [SEP]
+  spans: list[tuple[int, int]]  # of the others
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(function: Callable, *settings) -> Callable:
+  return jax.jit(functools.partial(function, *settings))
+
+
+def _states(cfg, weights: dict, batch: Batch) -> jax.Array:
+  return networks.encode(cfg, weights, batch.ids, batch, None).astype(jnp.float32)
+
+
+def _pooled(cfg, pool: str, weights: dict, batch: Batch) -> jax.Array:
+  states = _states(cfg, weights, batch)
+  if pool == "cls":
+    return states[:, 0]
+  mask = batch.padding_mask[..., None]
+  return (states * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
+
+
+def _replaced(cfg, weights: dict, batch: Batch) -> jax.Array:
+  states = networks.encode(cfg, weights, batch.ids, batch, None)
+  return jax.nn.sigmoid(networks.token_logits(cfg, weights, "rtd_head", states))
+
+
+def _likeliest(cfg, k: int, weights: dict, batch: Batch, positions) -> tuple[jax.Array, jax.Array]:
+  states = networks.encode(cfg, weights, batch.ids, batch, None)
+  state = jnp.take_along_axis(states, positions[:, None, None], axis=1)
+  logits = networks.vocabulary_logits(cfg, weights, state)[:, 0]
+  probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), k)
+  return ids, probabilities
+
+
+def _fetched(places: np.ndarray, values) -> tuple:
+  return places, jax.tree.map(lambda x: np.asarray(x)[: len(places)], values)
+
+
+def _plan(
+  lengths: np.ndarray, longest: int, batch_size: int | None
+) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
+  """Yields the rows of each batch, of similar lengths, and its shape.
+
+  A batch that is not full has the next power of two of rows, so that few shapes compile.
+  """
+  padded = np.array([scorers.padded_length(max(8, n), longest) for n in lengths], np.int64)
+  order, devices = np.argsort(lengths, kind="stable"), jax.local_device_count()
+  for length in np.unique(padded):
+    rows = order[padded[order] == length]
+    full = scorers.batch_rows(int(length)) if batch_size is None else batch_size
+    full = -(-full // devices) * devices
+    for start in range(0, len(rows), full):
+      places = rows[start : start + full]
+      few = devices * (1 << max(0, -(-len(places) // devices) - 1).bit_length())
+      yield places, (min(full, few), int(length))
