@@ -64,7 +64,8 @@ def load(
     heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
 
   Raises:
-    ExchangeError, ValueError: the format is unknown, a file is damaged, there is no such network.
+    ExchangeError: the format is unknown, a file is damaged, or the source lacks `network`.
+    ValueError: `dtype` is not supported.
   """
   return Encoder(sources.open_source(path, heads), str(path), network, dtype)
 
@@ -214,7 +215,7 @@ class Encoder:
 
     Raises:
       ExchangeError: no network predicts words.
-      ValueError: a text has no mask or too many tokens, or there are no k tokens.
+      ValueError: a text has no mask or exceeds the network's length, or `k` exceeds the vocabulary.
     """
     network = self._masked_lm()
     if not 1 <= k <= self._vocab_size:
@@ -302,6 +303,10 @@ class Encoder:
     from electra_jax.programs import export
     from electra_jax.runtime import terminal
 
+    if form not in ("hf", "orbax"):
+      raise ValueError(f"form must be hf or orbax, got {form!r}")
+    if form == "orbax" and storage:
+      raise ValueError(f"{', '.join(storage)}: for form='hf'; an orbax export is float32")
     export.write(self._source, Path(out), form, terminal.console(), **storage)
 
   def _texts(self, texts: str | Sequence[str]) -> tuple[list[str], bool]:

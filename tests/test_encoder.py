@@ -135,7 +135,7 @@ def test_saved_networks_embed_as_before(encoder, form, tmp_path, capsys):
   again = electra_jax.load(tmp_path / "out")
   np.testing.assert_array_equal(again.embed(TEXTS), encoder.embed(TEXTS))
   assert "discriminator" in repr(again) and again.max_length == encoder.max_length == 12
-  with pytest.raises(ExchangeError, match="nothing is overwritten"):
+  with pytest.raises(ValueError, match="nothing is overwritten"):
     encoder.save(tmp_path / "out", form)
   half = electra_jax.load(tmp_path / "out", dtype="bfloat16").embed(TEXTS)
   change = np.abs(half - encoder.embed(TEXTS)).max()
@@ -158,6 +158,8 @@ def test_saved_networks_embed_as_before(encoder, form, tmp_path, capsys):
     (lambda e: e.fill_mask(A), ValueError, r"no \[MASK\] in"),
     (lambda e: e.fill_mask("[MASK]", k=0), ValueError, "from 1 to 45, got 0"),
     (lambda e: e.fill_mask("[MASK] " * 20), ValueError, "22 tokens are more than 12"),
+    (lambda e: e.save("/nowhere", "h5"), ValueError, "hf or orbax, got 'h5'"),
+    (lambda e: e.save("/nowhere", "orbax", dtype="bfloat16"), ValueError, "dtype: for form='hf'"),
     (lambda e: e.score(A, "nothing"), ValueError, "got 'nothing'"),
     (lambda e: electra_jax.load("/nowhere/at/all"), ExchangeError, "does not exist"),
     (lambda e: Encoder(e._source, "x", "masked_lm", "float32"), ExchangeError, "no masked_lm"),

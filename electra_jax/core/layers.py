@@ -244,8 +244,8 @@ def unstack(x: jax.Array, axis: int, from_rows: bool = False) -> tuple[jax.Array
   them, which XLA computes element by element on CPUs: 14 % of a step of the quickstart's network.
 
   Args:
-    from_rows: whether a GPU cuts the slices out of rows of n slices each. Queries, keys and values
-      then take their products' layouts in one pass instead of two; in front of RoPE it costs one.
+    from_rows: on a GPU, slice x as a matrix. XLA then copies queries, keys and values into the
+      layout of their matmuls once, not twice; with RoPE it would add a copy.
   """
 
   def cut(x):
@@ -270,7 +270,7 @@ def _unstack_bwd(axis, _, __, gs):
     whole = jax.lax.optimization_barrier(jnp.concatenate(rows, 1))
     return whole.reshape(*before, n, *after)
 
-  def added(gs):  # XLA does this where it changes their layout; it would concatenate in a next pass
+  def added(gs):  # XLA fuses the sum with the layout change, a concatenation it does not
     width = math.prod(after)
     padded = (
       jnp.pad(row, ((0, 0), (i * width, (n - 1 - i) * width))) for i, row in enumerate(rows_of(gs))

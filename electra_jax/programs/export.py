@@ -285,18 +285,13 @@ def run(
   Raises:
     ExchangeError: nothing was exported.
   """
-  check_free(out)
+  if out.exists():
+    raise ExchangeError(f"{out} exists: nothing is overwritten")
   with doing("reading"):
     source = sources.open_source(path, heads)
   if weights_license:
     source.card["license"] = weights_license
   write(source, out, form, console, dtype=dtype, max_shard_mb=max_shard_mb)
-
-
-def check_free(out: Path) -> None:
-  """Raises ExchangeError if there is something at a path."""
-  if out.exists():
-    raise ExchangeError(f"{out} exists: nothing is overwritten")
 
 
 def write(
@@ -308,14 +303,20 @@ def write(
   dtype: str = "float32",
   max_shard_mb: float = math.inf,
 ) -> None:
-  """Exports the networks of a source that was read; arguments and errors as of `run`."""
-  check_free(out)
+  """Exports the networks of an opened source.
+
+  Args:
+    out, form, dtype, max_shard_mb: as `run` takes them.
+
+  Raises:
+    ExchangeError, ValueError: `out` exists, or the format cannot hold the networks.
+  """
   with parallel.full_precision():
     if form == "hf":
       export_hf(source, out, console, Storage(dtype, max_shard_mb * 10**6))
     else:
       if "discriminator" not in source.networks:
-        raise ExchangeError("there is no discriminator")
+        raise ExchangeError("an orbax export needs a discriminator, and the source has none")
       needed = _bytes([source.networks["discriminator"]])
       with new_folder(out, needed) as folder, doing("writing"):
         sources.save_orbax(folder, source)
