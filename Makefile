@@ -8,7 +8,7 @@ EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1 weight_fi
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
-.PHONY: test-engines test-trackers test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
+.PHONY: test-engines test-trackers test-notebook test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: six to eight minutes on two cores
@@ -65,6 +65,9 @@ gpu-smoke: .venv/ready  ## the same in miniature, on the CPU and without TensorF
 
 test-trackers: .venv/ready  ## runs that log to wandb and MLflow, offline, installed where only this finds them
 	$(RUN) tests/trackers.py
+
+test-notebook: .venv/ready  ## docs/guides/notebook.ipynb in a kernel, installed where only this finds it
+	$(RUN) tests/notebook.py
 
 test-report: .venv/ready  ## a report in a headless Chromium (apt-get install chromium chromium-driver)
 	$(RUN) tests/report_browser.py

@@ -6,19 +6,37 @@ encoder = electra_jax.load("runs/quickstart")  # or an export, a Hugging Face fo
 vectors = encoder.embed(["A sentence.", "Another one."])  # float32 [2, D]
 encoder.fill_mask("The capital of France is [MASK].")
 encoder.detect("The chef ate the meal the next brick.")
+
+config = electra_jax.load_config("quickstart", {"train.steps": 100})
+electra_jax.build(config)
+trained = electra_jax.train(config, "runs/short")
 """
 
 import importlib
 
 __version__ = "0.1.0"
-_HOMES = {"load": "encoder", "Encoder": "encoder"}  # {name: module}, imported when it is asked for
+# {name: where it is defined}, imported when it is asked for.
+_HOMES = {
+  "load": "encoder.load",
+  "Encoder": "encoder.Encoder",
+  "load_task": "finetune.model.load",
+  "load_config": "config.fields.load_config",
+  "build": "data.build.build",
+  "train": "programs.train.train",
+  "fine_tune": "programs.finetune.fine_tune",
+  "evaluate_pairs": "programs.evaluate.evaluate_pairs",
+  "evaluate_detection": "programs.evaluate.evaluate_detection",
+  "evaluate_probe": "programs.evaluate.evaluate_probe",
+  "register": "config.registry.register",
+}
 __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str):
   if name not in _HOMES:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+  module, _, attribute = _HOMES[name].rpartition(".")
+  return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
 def __dir__() -> list[str]:

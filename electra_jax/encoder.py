@@ -1,6 +1,7 @@
 """Pretrained networks from Python: embeddings, replaced tokens, words for [MASK], scores."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -11,7 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 from rich.progress import track
 
 from electra_jax.core import networks
@@ -21,7 +21,8 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.evaluate import scorers
 from electra_jax.interop import likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Network
-from electra_jax.runtime import parallel
+from electra_jax.runtime import parallel, terminal
+from electra_jax.runtime.display import doing
 
 POOLS = ("mean", "cls")
 SHOWN = 2_000  # texts from which on progress is shown
@@ -217,7 +218,7 @@ class Encoder:
       ExchangeError: no network predicts words.
       ValueError: a text has no mask or exceeds the network's length, or `k` exceeds the vocabulary.
     """
-    network = self._masked_lm()
+    network = sources.masked_lm(self._source, self._path)
     if not 1 <= k <= self._vocab_size:
       raise ValueError(f"k must be from 1 to {self._vocab_size:,}, got {k}")
     texts, one = self._texts(texts)
@@ -260,13 +261,6 @@ class Encoder:
       fills.append(Fill(token, probability, joined + right))
     return fills
 
-  def _masked_lm(self) -> Network:
-    found = self._source.networks
-    for role in ("generator", "discriminator", sources.MASKED_LM):
-      if role in found and found[role].is_masked_lm:
-        return found[role]
-    raise ExchangeError(f"{self._path} has no masked language model")
-
   def score(self, texts: str | Sequence[str], scorer: str | None = None) -> float | np.ndarray:
     """Returns how acceptable each text is, in nats, float64 [n]; NaN if it is too long.
 
@@ -301,7 +295,6 @@ class Encoder:
       ExchangeError, ValueError: nothing was written.
     """
     from electra_jax.programs import export
-    from electra_jax.runtime import terminal
 
     if form not in ("hf", "orbax"):
       raise ValueError(f"form must be hf or orbax, got {form!r}")
@@ -363,24 +356,33 @@ class Encoder:
     weights, apply = self._weights(network), _compiled(function, cfg, *settings)
     pad = self.tokenizer.vocab.pad if self.tokenizer else 0
     lengths = np.array([len(row) for row in rows], np.int64)
-    plans = list(_plan(lengths, cfg.max_positions, batch_size))
-    console = Console(stderr=True)
-    if len(rows) >= SHOWN and (console.is_terminal or console.is_jupyter):
-      title = f"{len(rows):,} texts"
-      plans = track(plans, description=title, transient=True, console=console)
     started: collections.deque = collections.deque()
-    for places, shape in plans:
-      batch = from_rows([rows[i] for i in places], shape, pad)
-      more = ()
-      if positions is not None:
-        more = (np.zeros(shape[0], np.int32),)
-        more[0][: len(places)] = positions[places]
-      with parallel.full_precision():
-        started.append((places, apply(weights, *parallel.split_rows((batch, *more)))))
-      if len(started) > scorers.AHEAD:
-        yield _fetched(*started.popleft())
-    for places, values in started:
-      yield _fetched(places, values)
+    with _progress(list(_plan(lengths, cfg.max_positions, batch_size)), len(rows)) as plans:
+      for places, shape in plans:
+        batch = from_rows([rows[i] for i in places], shape, pad)
+        more = ()
+        if positions is not None:
+          more = (np.zeros(shape[0], np.int32),)
+          more[0][: len(places)] = positions[places]
+        with parallel.full_precision():
+          started.append((places, apply(weights, *parallel.split_rows((batch, *more)))))
+        if len(started) > scorers.AHEAD:
+          yield _fetched(*started.popleft())
+      for places, values in started:
+        yield _fetched(places, values)
+
+
+@contextlib.contextmanager
+def _progress(plans: list, texts: int) -> Iterator[Iterable]:
+  """Yields the batches of some texts: with a bar on a terminal, elsewhere with a line at times."""
+  console, title = terminal.console(stderr=True), f"{texts:,} texts"
+  if texts < SHOWN:
+    yield plans
+  elif console.is_interactive:
+    yield track(plans, description=title, transient=True, console=console)
+  else:
+    with doing(title, console):
+      yield plans
 
 
 class _Row(NamedTuple):

@@ -143,7 +143,7 @@ def test_a_run_by_the_clock_is_the_run_of_its_decided_steps_bit_for_bit(
     return c
 
   timed, resumed = tmp_path / "timed", tmp_path / "resumed"
-  steps = train.train(config(), timed)
+  steps = train.train(config(), timed).step
   found = horizon_of(timed)
   assert found["steps"] == steps and 0 < found["decay_steps"] < steps < 200
   assert f"step {found['step']}: the rate decays until step {steps}" in capsys.readouterr().out
@@ -151,13 +151,13 @@ def test_a_run_by_the_clock_is_the_run_of_its_decided_steps_bit_for_bit(
   plain = make_tiny_config(tiny_shards)
   plain.objective.name, plain.train.steps = "bert", steps
   plain.optimizer.schedule, plain.optimizer.decay_steps = "wsd", found["decay_steps"]
-  assert train.train(plain, tmp_path / "plain") == steps
+  assert train.train(plain, tmp_path / "plain").step == steps
   assert saved(timed, steps) == saved(tmp_path / "plain", steps)
   here = [x for x in lines(timed) if x["step"] != found["step"] or x["split"] == "train"]
   assert here == [x for x in lines(tmp_path / "plain") if x in here]
 
   # It is over, and stays so whatever time is left.
-  assert train.train(config(), timed) == steps
+  assert train.train(config(), timed).step == steps
   run = saved_run.read(timed, "timed")
   assert run.finished and verdict.judge(run).sentences[0] == f"It finished its {steps} steps."
 
@@ -165,14 +165,14 @@ def test_a_run_by_the_clock_is_the_run_of_its_decided_steps_bit_for_bit(
   shutil.copytree(timed, resumed)
   shutil.rmtree(resumed / "checkpoints" / str(steps))
   assert checkpoint.steps_on_disk(resumed / "checkpoints")[-1] > found["step"]
-  assert train.train(config(), resumed) == steps
+  assert train.train(config(), resumed).step == steps
   assert saved(resumed, steps) == saved(timed, steps)
   assert lines(resumed) == lines(timed)
 
   longer = config()
   longer.train.minutes, longer.allow_config_change = 99, "train.minutes"
   capsys.readouterr()
-  assert train.train(longer, timed) == steps
+  assert train.train(longer, timed).step == steps
   assert f"train.minutes has no effect: the run ends at step {steps}" in capsys.readouterr().out
 
 

@@ -73,7 +73,7 @@ def test_the_old_name_of_a_field_is_an_error_with_the_new_one():
 
 
 def test_a_run_of_an_earlier_version_goes_on_as_it_did_then(earlier):
-  assert train.train(config_of(earlier / "run"), "run") == 8
+  assert train.train(config_of(earlier / "run"), "run").step == 8
   expected, found = (lines(Path(p)) for p in ("expected_metrics.jsonl", "run/metrics.jsonl"))
   assert [(x["step"], x["split"]) for x in found] == [(x["step"], x["split"]) for x in expected]
   for a, b in zip(found, expected, strict=True):

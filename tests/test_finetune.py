@@ -101,7 +101,7 @@ def make_config(file: str, arg: str | None, source: Path, **fields):
 
 
 def run(config, workdir: Path) -> list[dict]:
-  program.run(config, workdir, Console(quiet=True))
+  program.fine_tune(config, workdir, Console(quiet=True))
   return results.read_results(workdir)
 
 
@@ -273,7 +273,7 @@ def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp
   config = make_config("glue", "cola,rte", source, **fields)
   config.init, config.like = "random", str(source)
   console = Console(record=True, width=200, quiet=False, file=io.StringIO())
-  program.run(config, tmp_path / "control", console)
+  program.fine_tune(config, tmp_path / "control", console)
   text = console.export_text()
   assert "GLUE average of medians over 2 of 8 tasks" in text and "(cola, rte; without" in text
   assert not (tmp_path / "control" / "cola" / "model").exists()
@@ -373,20 +373,24 @@ def test_a_missing_split_and_a_span_outside_of_its_context_are_named(source, tmp
   (glue / "RTE" / "dev.tsv").unlink()
   config = make_config("glue", "rte", source, data__dir=str(glue))
   with pytest.raises(ValueError, match="no file for the split 'dev'"):
-    program.run(config, tmp_path / "results", Console(quiet=True))
+    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
   squad_file(tmp_path / "train.json", 20)
   text = (tmp_path / "train.json").read_text().replace('"text": "w', '"text": "q')
   (tmp_path / "train.json").write_text(text)
   both = {f"data__{split}": str(tmp_path / "train.json") for split in ("train", "dev")}
   with pytest.raises(ValueError, match="train.json"):
-    program.run(make_config("squad", None, source, **both), tmp_path / "qa", Console(quiet=True))
+    program.fine_tune(
+      make_config("squad", None, source, **both), tmp_path / "qa", Console(quiet=True)
+    )
   (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
   (tmp_path / "dev.txt").write_text("w2 B-C\nw3 O\n")
   files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
   with pytest.raises(
     ValueError, match=r"dev.txt: .* missing in .*: B-C \(1\); above 1% of 2 words"
   ):
-    program.run(make_config("tagging", None, source, **files), tmp_path / "t", Console(quiet=True))
+    program.fine_tune(
+      make_config("tagging", None, source, **files), tmp_path / "t", Console(quiet=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def fields_of(folder) -> dict:
 @pytest.mark.slow
 def test_a_second_task_of_as_many_classes_compiles_nothing(source, tmp_path, compiled):  # noqa: F811
   fields = fields_of(write_glue(tmp_path / "glue"))
-  run = functools.partial(program.run, root=tmp_path / "results", console=Console(quiet=True))
+  run = functools.partial(
+    program.fine_tune, workdir=tmp_path / "results", console=Console(quiet=True)
+  )
   run(make_config("glue", "cola", source, **fields))
   assert len(compiled) >= 2  # the step and the prediction
   compiled.clear()
@@ -56,7 +58,7 @@ events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **facts: events.update([event]))
 source, glue, task, seed, out = sys.argv[1:]
 config = make_config("glue", task, source, seed=int(seed), **fields_of(glue))
-program.run(config, pathlib.Path(out), Console(quiet=True))
+program.fine_tune(config, pathlib.Path(out), Console(quiet=True))
 print(*(events[f"/jax/compilation_cache/cache_{kind}"] for kind in ("hits", "misses")))
 """
 

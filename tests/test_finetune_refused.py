@@ -44,7 +44,7 @@ def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, fiel
   config = make_config("glue", "cola", source, data__dir=str(tmp_path))
   config.update_from_flattened_dict({field: value})
   with pytest.raises(ValueError, match=why) as error:
-    program.run(config, tmp_path / "results", Console(quiet=True))
+    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
   assert "\n" not in str(error.value)
   assert not list((tmp_path / "results").glob("*/*"))
 
@@ -69,7 +69,7 @@ def test_another_vocabulary_than_the_models_is_refused(source, tmp_path):  # noq
   config = make_config("glue", "cola", source, data__vocab=str(tmp_path / "vocab.txt"))
   (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-1], "other"]) + "\n")
   with pytest.raises(ValueError, match="is not the vocabulary of .*: entry 59 is 'other', not 'y'"):
-    program.run(config, tmp_path / "results", Console(quiet=True))
+    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
   # Its own again: what the source says of upper case stays.
   (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
   config.data.lowercase = False
@@ -96,7 +96,7 @@ def test_layers_that_questions_do_not_have_are_refused(source, tmp_path, joint, 
     "squad", None, source, model__head=head, qa__joint=joint, qa__max_query=8, **files
   )
   with pytest.raises(ValueError, match=f"for questions with qa.joint={joint}, got '{head}'"):
-    program.run(config, tmp_path / "results", Console(quiet=True))
+    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
 
 
 @pytest.mark.parametrize("kind", ["tagging", "squad"])
@@ -111,10 +111,10 @@ def test_a_dev_file_without_labels_or_without_anything_is_refused(source, tmp_pa
   paragraphs = [{"context": "w1 w2", "qas": qas}]
   (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
   with pytest.raises(ValueError, match=f"dev.{ending} has no labels to measure by"):
-    program.run(config, tmp_path / "results", Console(quiet=True))
+    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
   (tmp_path / f"dev.{ending}").write_text("\n")
   with pytest.raises(ValueError, match=rf"dev.{ending}: the file (is empty|has no sentences)"):
-    program.run(config, tmp_path / "results", Console(quiet=True))
+    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
 
 
 def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):  # noqa: F811
@@ -122,7 +122,7 @@ def test_a_folder_that_is_no_result_is_left_alone(source, tmp_path):  # noqa: F8
   (tmp_path / "results" / "cola" / "mine.txt").write_text("mine")
   config = make_config("glue", "cola", source, data__dir=str(tmp_path))
   with pytest.raises(ValueError, match="has no readable results"):
-    program.run(config, tmp_path / "results", Console(quiet=True))
+    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
   assert (tmp_path / "results" / "cola" / "mine.txt").read_text() == "mine"
 
 

@@ -19,7 +19,7 @@ def train_little(config, workdir: Path) -> tuple[dict, list[float]]:
   config.seeds, config.train.epochs, config.log.every_steps = 1, 3.0, 1
   config.seed = 2**32 - 1  # the highest
   console = Console(record=True, width=200, file=io.StringIO())
-  program.run(config, workdir, console)
+  program.fine_tune(config, workdir, console)
   (row,) = results.read_results(workdir)
   return row, [float(x) for x in re.findall(r"\| loss (\S+) \|", console.export_text())]
 

@@ -115,7 +115,7 @@ def test_what_the_guide_adds_trains(heading, loss, entries, tiny_shards, tmp_pat
   config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
   config.eval.every_steps = 0
   config.train.update(batch_size=8, steps=12)
-  assert train.train(config, tmp_path) == 12
+  assert train.train(config, tmp_path).step == 12
   history = [line[loss] for line in lines(tmp_path) if line["split"] == "heldout"]
   assert len(history) == 2 and history[1] < history[0]
 

@@ -359,7 +359,7 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
     "eval.batch_size": 8, "log.trackers": "", "init_from": str(tmp_path / "released"),
   })  # fmt: skip
   build.build(c)
-  assert train.train(c, tmp_path / "run") == 1
+  assert train.train(c, tmp_path / "run").step == 1
   output = capsys.readouterr().out
   assert "discriminator/encoder" in output.partition("newly initialised")[0]
   fresh = output.partition("newly initialised: ")[2].partition("\n")[0]

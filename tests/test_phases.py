@@ -25,7 +25,7 @@ from electra_jax.runtime.checkpoint import CheckpointError, Checkpoints
 def straight(tiny_shards, tmp_path_factory):
   """A run that warms up, learns at a constant rate and ends with a decay of four steps."""
   workdir = tmp_path_factory.mktemp("straight")
-  assert train.train(decaying(make_tiny_config(tiny_shards)), workdir) == STEPS
+  assert train.train(decaying(make_tiny_config(tiny_shards)), workdir).step == STEPS
   return workdir
 
 
@@ -55,9 +55,9 @@ def test_a_run_may_be_made_longer_before_its_decay(straight, tiny_config, tmp_pa
   shutil.copytree(straight, workdir)
   shutil.rmtree(workdir / "checkpoints" / "12")  # step 8 is the last before the decay
   config.train.steps, config.allow_config_change = 16, "train.steps"
-  assert train.train(config, workdir) == 16
+  assert train.train(config, workdir).step == 16
   config.allow_config_change = ""
-  assert train.train(config, tmp_path / "long") == 16
+  assert train.train(config, tmp_path / "long").step == 16
   assert saved(workdir, 16) == saved(tmp_path / "long", 16)
 
 
@@ -68,7 +68,7 @@ def test_a_phase_takes_the_moments_and_counts_its_own_steps(straight, tiny_confi
   config.init_from, config.init_step, config.init_optimizer = str(straight), 8, True
   config.train.steps, config.optimizer.warmup_steps, config.seed = 4, 0, 1
   config.optimizer.learning_rate = 1e-30  # leaves weights as they are
-  assert train.train(config, tmp_path / "phase") == 4
+  assert train.train(config, tmp_path / "phase").step == 4
   after = state_at(tmp_path / "phase", 4, config)
   assert jax.tree.all(jax.tree.map(np.array_equal, after.params, before.params))
   find = optax.tree.get_all_with_path
@@ -97,7 +97,7 @@ def test_decays_branch_from_one_run_at_another_length(straight, tiny_shards, tmp
     config.train.steps, config.train.batch_size = steps, 16
     config.data.dir, config.data.seq_length = str(tmp_path / "short"), 12
     workdir = tmp_path / str(steps)
-    assert train.train(config, workdir) == steps
+    assert train.train(config, workdir).step == steps
     output = capsys.readouterr().out
     assert f"the optimizer of {straight}, step 8" in output
     assert "it reads the same data again" not in output  # these shards are others
@@ -128,7 +128,7 @@ def test_a_phase_that_cannot_continue_a_run_is_refused(straight, tiny_config, tm
 def test_parameters_of_another_run_start_a_new_one(straight, tiny_config, tmp_path, capsys):
   config = decaying(tiny_config)
   config.init_from = str(straight)
-  assert train.train(config, tmp_path / "new") == STEPS
+  assert train.train(config, tmp_path / "new").step == STEPS
   assert f"starting from the parameters of {straight}" in capsys.readouterr().out
   ours, theirs = lines(tmp_path / "new"), lines(straight)
   assert {**ours[0], "step": STEPS} == theirs[-1]  # the same weights, masks and samples
@@ -152,11 +152,11 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
     return config
 
   one, two = tmp_path / "one", tmp_path / "two"
-  assert train.train(shrunk("stage1"), one) == STEPS
+  assert train.train(shrunk("stage1"), one).step == STEPS
   config = shrunk("stage2")
   config.init_from = config.generator.init_from = str(one)
   config.optimizer.weight_decay = 0.5  # would shrink what is not frozen
-  assert train.train(config, two) == STEPS
+  assert train.train(config, two).step == STEPS
   output = capsys.readouterr().out
   assert "newly initialised: discriminator/rtd_head" in output
   tokens = tokenizer.load_from(tiny_shards, pretrain_batches.Shards.open(tiny_shards).vocab)
@@ -174,7 +174,7 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
   assert all(jax.tree.leaves(moved))
   # The copy itself: a run of no learning ends where it starts.
   config.optimizer.learning_rate, config.train.steps = 1e-30, 1
-  assert train.train(config, tmp_path / "still") == 1
+  assert train.train(config, tmp_path / "still").step == 1
   copied = sources.read_run(tmp_path / "still", tokens).params
   for part in ("embeddings", "discriminator"):
     for name in first[part].keys() & copied[part].keys():
@@ -194,7 +194,7 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
 
 @pytest.mark.long
 def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(tiny_shards, tmp_path):
-  assert train.train(make_tiny_config(tiny_shards), tmp_path / "run") == STEPS
+  assert train.train(make_tiny_config(tiny_shards), tmp_path / "run").step == STEPS
   export.export_hf(sources.open_source(tmp_path / "run"), tmp_path / "hf", Console(quiet=True))
   found = []
   for origin in (tmp_path / "run", tmp_path / "hf" / "generator"):
@@ -202,7 +202,7 @@ def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(tiny_sha
     config.generator.kind, config.generator.tie = "frozen", "none"
     config.generator.init_from, config.train.steps = str(origin), 2
     workdir = tmp_path / f"from_{origin.name}"
-    assert train.train(config, workdir) == 2
+    assert train.train(config, workdir).step == 2
     earlier = json.loads((workdir / "config.json").read_text())
     del earlier["frozen_generator"]  # as earlier versions wrote it
     shutil.copytree(workdir, tmp_path / "earlier", dirs_exist_ok=True)
@@ -210,7 +210,7 @@ def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(tiny_sha
     if origin.name == "run":
       assert sources.open_source(tmp_path / "earlier").card["steps"] == 2
     shutil.rmtree(origin)
-    assert train.train(config, workdir) == 2  # resumes, and is done
+    assert train.train(config, workdir).step == 2  # resumes, and is done
     found.append(sources.open_source(workdir).networks["generator"])
     with pytest.raises(ValueError, match=f"{origin} (holds no run|does not exist)"):
       sources.open_source(tmp_path / "earlier")
@@ -228,10 +228,10 @@ def test_a_phase_takes_the_frozen_generator_that_it_names(straight, tiny_config,
   shutil.rmtree(earlier / "checkpoints" / str(STEPS))
   tiny_config.generator.kind, tiny_config.generator.tie = "frozen", "none"
   tiny_config.generator.init_from, tiny_config.train.steps = str(straight), 1
-  assert train.train(tiny_config, tmp_path / "first") == 1
+  assert train.train(tiny_config, tmp_path / "first").step == 1
   tiny_config.init_from, tiny_config.init_optimizer = str(tmp_path / "first"), True
   tiny_config.generator.init_from = str(earlier)
-  assert train.train(tiny_config, phase) == 1
+  assert train.train(tiny_config, phase).step == 1
   warnings = [event["text"] for event in journal.read(phase) if event["event"] == "warning"]
   assert f"seed=0 as in {tmp_path / 'first'}: it reads the same data again" in warnings
   wanted, found = (sources.open_source(path).networks for path in (earlier, phase))
@@ -240,7 +240,7 @@ def test_a_phase_takes_the_frozen_generator_that_it_names(straight, tiny_config,
   tiny_config.generator.init_from = str(straight)
   tiny_config.allow_config_change = "generator.init_from"
   capsys.readouterr()
-  assert train.train(tiny_config, phase) == 1
+  assert train.train(tiny_config, phase).step == 1
   assert "warning: generator.init_from has no effect on a run that" in capsys.readouterr().out
 
 
@@ -250,11 +250,11 @@ def test_a_frozen_generator_takes_the_place_of_that_of_init_from(
 ):
   config = make_tiny_config(tiny_shards)
   config.train.steps = 1
-  assert train.train(config, tmp_path / "origin") == 1  # its generator is half as wide
+  assert train.train(config, tmp_path / "origin").step == 1  # its generator is half as wide
   config.generator.kind, config.generator.tie = "frozen", "none"
   config.generator.init_from, config.init_from = str(straight), str(tmp_path / "origin")
   capsys.readouterr()
-  assert train.train(config, tmp_path / "new") == 1
+  assert train.train(config, tmp_path / "new").step == 1
   taken = capsys.readouterr().out.partition("starting from the parameters of ")[2].splitlines()[0]
   assert "discriminator/encoder" in taken and "generator/" not in taken
 

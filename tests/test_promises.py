@@ -122,7 +122,7 @@ def test_with_fallback_a_damaged_newest_checkpoint_is_set_aside_for_the_one_befo
   shutil.copytree(straight, workdir)
   damage_newest(workdir)
   tiny_config.checkpoint.fallback = True
-  assert train.train(tiny_config, workdir) == STEPS
+  assert train.train(tiny_config, workdir).step == STEPS
   assert abandoned == [True]  # where it fails on one process, the others do not wait
   output = capsys.readouterr().out
   assert "checkpoints/12 is damaged" in output and f"moved to {workdir}/damaged/12" in output
@@ -165,7 +165,7 @@ def test_with_rollback_nan_leaves_the_batch_out_and_the_run_ends(
 ):
   poison(monkeypatch, 9)
   tiny_config.health.on_nan = "rollback"
-  assert train.train(tiny_config, begun) == STEPS
+  assert train.train(tiny_config, begun).step == STEPS
   output = capsys.readouterr().out
   assert "step 10: " in output and "rolling back to skip batch 9 (1 of at most" in output
   meta = json.loads((begun / "checkpoints" / "12" / "meta" / "metadata").read_text())
@@ -210,7 +210,7 @@ def test_a_full_disk_ends_a_run_unless_it_may_go_on_and_saves_at_last(
   fill_disk(monkeypatch, times)
   tiny_config.checkpoint.every_steps, tiny_config.checkpoint.on_error = 2, on_error
   if (on_error, times) == ("continue", 2):  # the save of step 10, and its second try
-    assert train.train(tiny_config, begun) == STEPS
+    assert train.train(tiny_config, begun).step == STEPS
     assert steps_of(begun)[-2:] == [8, 12]
     assert saved(begun) == saved(straight) and lines(begun) == lines(straight)
     assert "step 8 is intact; training continues" in capsys.readouterr().out
@@ -233,7 +233,7 @@ def test_a_warning_stops_the_run_with_on_warning_stop_and_what_is_done_is_saved(
   # Every AUC is within 0.5 of guessing, and that of step 9 is the third line of it.
   tiny_config.health.update(window=3, after_step=0, auc_margin=0.5, on_warning=on_warning)
   if on_warning == "warn":
-    assert train.train(tiny_config, begun) == STEPS
+    assert train.train(tiny_config, begun).step == STEPS
     assert saved(begun) == saved(straight)
     assert "warning: step 9: rtd_auc" in capsys.readouterr().out
   else:
@@ -243,7 +243,7 @@ def test_a_warning_stops_the_run_with_on_warning_stop_and_what_is_done_is_saved(
       assert steps_of(begun) == [4, 8, 9] and lines(begun)[-1]["step"] == 9
     warned = capsys.readouterr().out
     tiny_config.health.on_warning = "warn"
-    assert train.train(tiny_config, begun) == STEPS
+    assert train.train(tiny_config, begun).step == STEPS
     assert saved(begun) == saved(straight) and lines(begun) == lines(straight)
     assert warned.count("warning: step 9: rtd_auc") == 1
 
@@ -282,7 +282,7 @@ def test_compiled_programs_are_kept_in_the_workdir_unless_another_place_is_named
 
 def test_the_steps_that_are_asked_for_are_traced(begun, tiny_config, capsys):
   tiny_config.profile.steps = "10:11"
-  assert train.train(tiny_config, begun) == STEPS
+  assert train.train(tiny_config, begun).step == STEPS
   (trace,) = (begun / "profile").rglob("*.xplane.pb")
   assert trace.stat().st_size > 1000
   assert f"{begun / 'profile'}" in capsys.readouterr().out

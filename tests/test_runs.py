@@ -27,7 +27,7 @@ def finished(tiny_shards, tmp_path_factory):
   """A run of its own copy of the shards, which are deleted at its end."""
   folder = tmp_path_factory.mktemp("finished")
   shutil.copytree(tiny_shards, folder / "shards")
-  assert train.train(make_tiny_config(str(folder / "shards")), folder / "run") == STEPS
+  assert train.train(make_tiny_config(str(folder / "shards")), folder / "run").step == STEPS
   shutil.rmtree(folder / "shards")
   return folder / "run"
 
@@ -70,7 +70,7 @@ def test_a_relative_folder_of_shards_is_the_one_where_the_run_was_started(
 
 
 def test_a_finished_run_reports_its_step(run, tiny_config, capsys):
-  assert train.train(tiny_config, run) == STEPS
+  assert train.train(tiny_config, run).step == STEPS
   assert f"already at step {STEPS}" in capsys.readouterr().out
 
 
@@ -104,7 +104,7 @@ def test_a_history_without_its_checkpoints_is_refused_and_left_as_it_is(run, tin
     train.train(tiny_config, run)
   assert (run / "metrics.jsonl").read_bytes() == before
   (run.parent / "elsewhere").rename(run / "checkpoints")
-  assert train.train(tiny_config, run) == STEPS
+  assert train.train(tiny_config, run).step == STEPS
 
 
 def test_training_that_starts_over_keeps_the_earlier_history(run, tiny_config, capsys):
@@ -146,14 +146,14 @@ def test_a_first_try_without_a_checkpoint_does_not_block_the_corrected_command(
   wrong.init_from = str(tmp_path / "typo")
   with pytest.raises(ValueError, match="typo"):
     train.train(wrong, tmp_path / "run")
-  assert train.train(tiny_config, tmp_path / "run") == STEPS
+  assert train.train(tiny_config, tmp_path / "run").step == STEPS
   assert saved(tmp_path / "run") == saved(finished)
 
 
 @pytest.mark.long
 def test_an_evaluation_is_no_larger_than_what_is_evaluated(tiny_config, tmp_path, finished):
   tiny_config.eval.batch_size = 1 << 20
-  assert train.train(tiny_config, tmp_path) == STEPS
+  assert train.train(tiny_config, tmp_path).step == STEPS
   for ours, theirs in zip(lines(tmp_path), lines(finished), strict=True):
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -358,7 +358,7 @@ def test_going_back_from_nan_meets_a_failed_save_as_the_next_save_does(
     with pytest.raises(WriteError, match="No space left on device"):
       train.train(tiny_config, tmp_path)
     return
-  assert train.train(tiny_config, tmp_path) == STEPS
+  assert train.train(tiny_config, tmp_path).step == STEPS
   output = capsys.readouterr().out
   assert "(No space left on device); the checkpoint of step 8 is intact; training cont" in output
   assert "resuming from step 8" in output

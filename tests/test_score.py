@@ -165,7 +165,7 @@ def electric_run(tiny_shards, tmp_path_factory):
   config.objective.name, config.generator.kind = "electric", "two_tower"
   config.train.steps = 2
   workdir = tmp_path_factory.mktemp("electric")
-  assert train.train(config, workdir) == 2
+  assert train.train(config, workdir).step == 2
   return workdir
 
 
@@ -258,7 +258,7 @@ def scheduled_run(tiny_shards, tmp_path_factory):
   config.train.steps = 2
   config.objective.mask_prob_schedule = "0=0.5,2=0.25"
   workdir = tmp_path_factory.mktemp("scheduled")
-  assert train.train(config, workdir) == 2
+  assert train.train(config, workdir).step == 2
   return workdir
 
 

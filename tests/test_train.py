@@ -57,7 +57,7 @@ def interrupt_at(monkeypatch, done: int, action) -> None:
 def straight(tiny_shards, tmp_path_factory):
   """The workdir of a run that nothing interrupted."""
   workdir = tmp_path_factory.mktemp("straight")
-  assert train.train(make_tiny_config(tiny_shards), workdir) == STEPS
+  assert train.train(make_tiny_config(tiny_shards), workdir).step == STEPS
   return workdir
 
 
@@ -124,7 +124,7 @@ def test_training_and_evaluation_of_every_config_can_be_traced(name, tiny_shards
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["coco_lm.py", "electric.py", "modern.py"])
 def test_a_config_trains_two_steps_when_shrunk(name, tiny_shards, tmp_path, capsys):
-  assert train.train(shrunk(name, tiny_shards), tmp_path) == 2
+  assert train.train(shrunk(name, tiny_shards), tmp_path).step == 2
   assert ("contrast_loss is 0" in capsys.readouterr().out) == (name == "coco_lm.py")
   assert [x["step"] for x in lines(tmp_path)] == [0, 2, 2]
 
@@ -134,17 +134,17 @@ def test_k_steps_and_the_rest_are_the_whole_run_bit_for_bit(
   straight, tiny_config, tmp_path, monkeypatch, capsys, k
 ):
   interrupt_at(monkeypatch, k, lambda: signal.raise_signal(signal.SIGTERM))
-  assert train.train(tiny_config, tmp_path) == k
+  assert train.train(tiny_config, tmp_path).step == k
   output = capsys.readouterr().out
   assert f"SIGTERM: stopping after step {k}" in output
   place = tmp_path / "checkpoints" / str(k)
   assert f"stopped after step {k} of {STEPS}, saved: {place}\n" in output
-  assert "resume with: " in output
+  assert "resume by training in the same workdir again\n" in output
   for line in output.splitlines():
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)
-    assert len(line) <= 160 or "resume with: " in line
+    assert len(line) <= 160
   assert f"train step 1/{STEPS} | mlm loss " in output  # which is no line of the history
-  assert train.train(tiny_config, tmp_path) == STEPS
+  assert train.train(tiny_config, tmp_path).step == STEPS
   assert saved(tmp_path) == saved(straight)
   assert lines(tmp_path) == lines(straight)
 
@@ -165,10 +165,10 @@ def test_a_run_of_two_optimizers_and_schedules_resumes_bit_for_bit(
       "objective.replace_mlm_weight_schedule": "0=50,100%=1",
     }
   )
-  assert train.train(tiny_config, tmp_path / "straight") == STEPS
+  assert train.train(tiny_config, tmp_path / "straight").step == STEPS
   interrupt_at(monkeypatch, 4, lambda: signal.raise_signal(signal.SIGTERM))
-  assert train.train(tiny_config, tmp_path / "stopped") == 4
-  assert train.train(tiny_config, tmp_path / "stopped") == STEPS
+  assert train.train(tiny_config, tmp_path / "stopped").step == 4
+  assert train.train(tiny_config, tmp_path / "stopped").step == STEPS
   assert saved(tmp_path / "stopped") == saved(tmp_path / "straight")
   assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
 
@@ -183,7 +183,7 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
   with pytest.raises(KeyboardInterrupt, match="the newest checkpoint: .*/checkpoints/4$"):
     train.train(tiny_config, tmp_path)
   assert [x["step"] for x in lines(tmp_path)] == [0, 3, 6, 6]
-  assert train.train(tiny_config, tmp_path) == STEPS  # from step 4
+  assert train.train(tiny_config, tmp_path).step == STEPS  # from step 4
   assert saved(tmp_path) == saved(straight)
   assert lines(tmp_path) == lines(straight)
 
@@ -192,7 +192,7 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
 def test_other_signals_finish_the_step_and_save(tiny_config, tmp_path, monkeypatch, capsys, number):
   before = signal.getsignal(number)
   interrupt_at(monkeypatch, 2, lambda: signal.raise_signal(number))
-  assert train.train(tiny_config, tmp_path) == 2
+  assert train.train(tiny_config, tmp_path).step == 2
   assert (tmp_path / "checkpoints" / "2").exists()
   output = capsys.readouterr().out
   assert f"{signal.Signals(number).name}: stopping after step 2\n" in output
@@ -202,7 +202,7 @@ def test_other_signals_finish_the_step_and_save(tiny_config, tmp_path, monkeypat
 
 def test_a_finished_run_is_not_trained_again(straight, tiny_config, tmp_path, capsys):
   shutil.copytree(straight, tmp_path / "copy")
-  assert train.train(tiny_config, tmp_path / "copy") == STEPS
+  assert train.train(tiny_config, tmp_path / "copy").step == STEPS
   assert lines(tmp_path / "copy") == lines(straight)
   assert "held-out documents" in capsys.readouterr().out
 
@@ -222,7 +222,7 @@ def test_resuming_with_another_config_is_refused_with_the_differences(
   with pytest.raises(ValueError, match="init_from was None, is 'elsewhere'"):
     train.train(tiny_config, workdir)
   tiny_config.allow_config_change = "optimizer,init_from"
-  assert train.train(tiny_config, workdir) == STEPS
+  assert train.train(tiny_config, workdir).step == STEPS
   assert json.loads((workdir / "config.json").read_text())["init_from"] == "elsewhere"
 
 
@@ -250,7 +250,7 @@ def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
   assert end["event"] == "goodput" and end["secs"]["compile"] > 0
   assert sorted(os.listdir(workdir / "checkpoints")) == ["4", "8", "9"]
   shutil.rmtree(workdir / "checkpoints" / "9")
-  assert train.train(tiny_config, workdir) == STEPS
+  assert train.train(tiny_config, workdir).step == STEPS
   assert saved(workdir) == saved(straight)
 
 
@@ -288,7 +288,7 @@ def test_a_damaged_newest_checkpoint_stops_the_run_until_it_is_deleted(
     train.train(tiny_config, workdir)
   assert lines(workdir) == lines(straight)  # nothing is lost
   shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-  assert train.train(tiny_config, workdir) == STEPS
+  assert train.train(tiny_config, workdir).step == STEPS
   assert saved(workdir) == saved(straight)
   assert lines(workdir) == lines(straight)
 
@@ -350,7 +350,7 @@ def test_shards_that_changed_since_are_another_run(straight, tiny_config, tmp_pa
   shutil.copytree(straight, tmp_path / "run")
   data = shutil.copytree(tiny_config.data.dir, tmp_path / "data")
   tiny_config.data.dir = str(data)  # moved, and the same: goes on
-  assert train.train(tiny_config, tmp_path / "run") == STEPS
+  assert train.train(tiny_config, tmp_path / "run").step == STEPS
   manifest = data / "manifest.json"
   manifest.write_text(manifest.read_text().replace('"documents": ', '"documents":  '))
   with pytest.raises(ValueError, match=r"another run: data.manifest was '"):

@@ -96,7 +96,7 @@ def test_a_trace_that_reaches_beyond_the_last_step_ends_with_it(
   for name in ("start_trace", "stop_trace"):
     monkeypatch.setattr(tracing.jax.profiler, name, lambda *unused: None)
   tiny_config.train.steps, tiny_config.profile.steps = 2, "2:9"
-  assert train.train(tiny_config, tmp_path) == 2
+  assert train.train(tiny_config, tmp_path).step == 2
   assert "trace of steps 2 to 2: xprof" in capsys.readouterr().out
 
 

@@ -98,7 +98,7 @@ def test_a_part_of_the_weights_can_be_clipped_by_itself():
 def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, first):  # noqa: F811
   tiny_config.optimizer.sharded = first
   interrupt_at(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGTERM))
-  assert train.train(tiny_config, tmp_path) == 5
+  assert train.train(tiny_config, tmp_path).step == 5
   at_stop = saved(tmp_path, 5)
   tiny_config.optimizer.sharded = not first
   programs = programs_of(tiny_config)
@@ -107,7 +107,7 @@ def test_checkpoints_interchange(straight, tiny_config, tmp_path, monkeypatch, f
   again = programs.sharding.to_global(programs.sharding.to_local(state))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))
   checkpoints.close()
-  assert train.train(tiny_config, tmp_path) == STEPS
+  assert train.train(tiny_config, tmp_path).step == STEPS
   ends = saved(tmp_path)
   assert {k: v["shape"] for k, v in ends.items()} == {k: v["shape"] for k, v in at_stop.items()}
   for ours, theirs in zip(lines(tmp_path), lines(straight), strict=True):

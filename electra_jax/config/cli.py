@@ -25,14 +25,15 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from rich.table import Table
 
-from electra_jax.config.compare import flatten, unknown_field
-from electra_jax.config.fields import base_of
+from electra_jax.config import registry
+from electra_jax.config.fields import check_field, check_set
 from electra_jax.config.files import FOLDERS, PACKAGE, load, one_line, resolve
 from electra_jax.runtime import terminal
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
 SCRIPT = "electra-jax"  # the installed command
+IMPORT_HELP = "module or FILE.py with objectives, heads ... of your own (electra_jax.register)"
 HELP = ("--help", "-help", "-h", "--helpshort")
 # The packages of an extra.
 EXTRAS = {
@@ -53,7 +54,21 @@ class ArgumentParser(argparse.ArgumentParser):
 def parser(doc: str) -> ArgumentParser:
   """Returns the parser of a program with options of its own; --help shows its docstring."""
   raw = argparse.RawDescriptionHelpFormatter
-  return ArgumentParser(prog=program_name(), description=doc, formatter_class=raw)
+  made = ArgumentParser(prog=program_name(), description=doc, formatter_class=raw)
+  add_import(made)
+  return made
+
+
+def add_import(to: argparse.ArgumentParser) -> None:
+  """Adds the option --import=MODULE."""
+  to.add_argument("--import", action=_Import, metavar="MODULE", help=IMPORT_HELP)
+
+
+class _Import(argparse.Action):
+  """Imports the module that the option names."""
+
+  def __call__(self, parser, namespace, values, option_string=None) -> None:
+    registry.import_module(values)
 
 
 def positive(text: str) -> int:
@@ -144,6 +159,7 @@ def run(
     sys.argv = _resolve_argv(own, base)  # config_flags reads the overrides from there
     app.run(run_and_leave, flags_parser=lambda argv: _parse_flags(argv) + options)
 
+  flags.DEFINE_multi_string("import", [], IMPORT_HELP)
   _expand_home()
   own = list(itertools.takewhile(lambda arg: arg != "--", sys.argv))
   if any(arg in HELP for arg in own[1:]):
@@ -286,12 +302,13 @@ def _parse_flags(argv: list[str]) -> list[str]:
   rest = flags.FLAGS(argv)
   if len(rest) > 1:
     raise _not_a_flag(rest[1])
+  for module in flags.FLAGS["import"].value:
+    registry.import_module(module)
   if "config" in flags.FLAGS and (config := flags.FLAGS.config) is not None:
-    now = flatten(config)
-    unset = [field for field in overrides() if now[field] is None]
-    always = flatten(load(base_of(config))) if unset else {}
-    if wrong := [field for field in unset if always[field] is not None]:
-      raise flags.Error(f"flag --config.{wrong[0]}=None: the field always has a value")
+    try:
+      check_set(config, overrides())
+    except ValueError as error:
+      raise flags.Error(f"flag --{error}") from None
   return rest
 
 
@@ -331,15 +348,3 @@ def check_base(config: ConfigDict, name: str, base: str | None) -> None:
       f"{name} is for another program: it sets config.{min(others)}, and this program takes the"
       f" fields of configs/{base}"
     )
-
-
-def check_field(config: ConfigDict, field: str) -> None:
-  """Raises ValueError for an unknown field, naming the nearest one."""
-  known = flatten(config)
-  if field in known:
-    return
-  if any(name.startswith(f"{field}.") for name in known):
-    raise ValueError(
-      f"config.{field} is a group of fields: set one of them, e.g. --config.{field}.NAME=VALUE"
-    )
-  raise ValueError(unknown_field(field, list(known), "config."))

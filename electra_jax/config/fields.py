@@ -3,13 +3,14 @@
 import ast
 import io
 import tokenize
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from electra_jax.config.compare import flatten
-from electra_jax.config.files import load, resolve
+from electra_jax.config.compare import flatten, unknown_field
+from electra_jax.config.files import load, load_named, one_line, resolve
 
 BASES = ("base.py", "finetune/base.py")
 
@@ -48,6 +49,51 @@ def base_of(config: ConfigDict) -> str:
     if flatten(load(base)).keys() == names:
       return base
   raise ValueError(f"its fields are those of neither {' nor '.join(BASES)}: start with load(...)")
+
+
+def check_field(config: ConfigDict, field: str) -> None:
+  """Raises ValueError for an unknown field, naming the nearest one."""
+  known = flatten(config)
+  if field in known:
+    return
+  if any(name.startswith(f"{field}.") for name in known):
+    raise ValueError(
+      f"config.{field} is a group of fields: set one of them, e.g. --config.{field}.NAME=VALUE"
+    )
+  raise ValueError(unknown_field(field, list(known), "config."))
+
+
+def check_set(config: ConfigDict, fields: Iterable[str]) -> None:
+  """Raises ValueError if one of the fields is None that always has a value."""
+  now = flatten(config)
+  unset = [field for field in fields if now[field] is None]
+  always = flatten(load(base_of(config))) if unset else {}
+  if wrong := [field for field in unset if always[field] is not None]:
+    raise ValueError(f"config.{wrong[0]}=None: the field always has a value")
+
+
+def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> ConfigDict:
+  """Returns a configuration: load_config("quickstart", {"train.steps": 100}).
+
+  Args:
+    name: of one of the project's ("quickstart", "modern:17m", "finetune/glue:mrpc") or the path of
+      a file; what stands behind a colon is the argument of its get_config.
+    fields: values to set; `electra-jax config NAME` lists all fields.
+
+  Raises:
+    FileNotFoundError, ValueError: there is no such configuration or field, or a value is of another
+      type.
+  """
+  file, colon, arg = str(name).partition(":")
+  config = load_named(f"{file.removesuffix('.py')}.py{colon}{arg}")
+  for field, value in (fields or {}).items():
+    check_field(config, field)
+    try:
+      config.update_from_flattened_dict({field: value})
+    except TypeError as error:
+      raise ValueError(f"config.{field}: {one_line(error)}") from None
+  check_set(config, fields or {})
+  return config
 
 
 def fields_of(config: ConfigDict) -> list[Field]:

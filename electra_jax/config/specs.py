@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from electra_jax.config import registry
 from electra_jax.config.compare import flatten, recipe, upgrade
 from electra_jax.config.files import find_data, load
 from electra_jax.core import objectives, optimizer, schedules
@@ -24,6 +25,7 @@ from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
+REGISTERED = "registered"  # there, too: `registry.record`, if there are any
 ALL_LAYERS = 1000  # more than any network has
 # Fields of config.objective.
 SCHEDULES = (
@@ -121,9 +123,10 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
   """Returns the spec of another run, from its saved configuration and its vocabulary.
 
   Raises:
-    ValueError: the folder holds no run.
+    ValueError: the folder holds no run, or one with entries that are not registered here.
   """
   saved = read_run_config(workdir)
+  registry.check(saved.get(REGISTERED, {}), workdir)
   config = saved_config(saved)
   config.model.attention = "auto"  # this machine may not support the saved value
   return make_spec(config, vocab, frozen=saved_generator(saved, vocab))

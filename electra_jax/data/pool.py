@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from electra_jax.config import registry
+
 
 def cores() -> int:
   """Returns the number of cores available to this process."""
@@ -42,7 +44,10 @@ def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[Proc
   """
   context = multiprocessing.get_context("spawn")
   pool = ProcessPoolExecutor(
-    workers, mp_context=context, initializer=_start_worker, initargs=(prepare, args)
+    workers,
+    mp_context=context,
+    initializer=_start_worker,
+    initargs=(registry.origins(), prepare, args),
   )
   try:
     yield pool
@@ -50,11 +55,13 @@ def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[Proc
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(prepare: Callable | None, args: tuple) -> None:
+def _start_worker(modules: list[str], prepare: Callable | None, args: tuple) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
   threading.Thread(target=_end_with_parent, daemon=True).start()
   os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes use all cores already
   gc.disable()  # see `without_collection`
+  for module in modules:
+    registry.import_module(module)
   if prepare:
     prepare(*args)
 

@@ -112,6 +112,8 @@ def _parse_entry(entry: str) -> TextSource:
   if kind in READERS and target:
     pattern, _, field = target.rpartition("#")
     if not pattern or not field:
+      if kind not in OF_FIELDS:
+        return TextSource(text, kind, target, weight=value)
       example = "hf:PATH" if kind == "hf" else f"{kind}:GLOB"
       raise SourceError(f"source {text!r}: name the field, e.g. {example}#text")
     return TextSource(text, kind, pattern, field=field, weight=value)
@@ -121,6 +123,7 @@ def _parse_entry(entry: str) -> TextSource:
   raise SourceError(
     f"source {text!r}: expected text:GLOB, jsonl:GLOB#field, parquet:GLOB#field, hf:PATH#field, "
     "tfds:NAME[:SPLIT][#field] or python-docs"
+    f"{''.join(f', or {kind}:GLOB' for kind in READERS if kind not in ('text', *OF_FIELDS))}"
   )
 
 
@@ -365,6 +368,7 @@ def _column_lines(schema, batches, path: str, field: str) -> Iterator[bytes | No
 
 
 # Kinds of files: {kind: (stream, path, field) -> the lines of each document, None after each}.
+OF_FIELDS = ("jsonl", "parquet", "hf")
 READERS = {"text": _text_lines, "jsonl": _json_lines, "parquet": _parquet_lines, "hf": _arrow_lines}
 
 

@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
   def add(name: str) -> argparse.ArgumentParser:
     command = commands.add_parser(name)
+    cli.add_import(command)
     command.add_argument("--model", required=True, metavar="SOURCE")
     return command
 

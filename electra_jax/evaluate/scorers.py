@@ -150,13 +150,13 @@ def default(objective: str | None, heads: Container[str | None]) -> str:
   """Returns the objective's scorer, or the first of any, whose head is available.
 
   Args:
-    objective: of the training, None if unknown.
+    objective: of the training, None if unknown; one that is not registered counts as unknown.
     heads: of the networks.
 
   Raises:
     ExchangeError: no scorer is for one of these heads.
   """
-  own = OBJECTIVES[objective].scorers if objective else ()
+  own = OBJECTIVES[objective].scorers if objective in OBJECTIVES else ()
   for name in (*own, *SCORERS):
     if SCORERS[name].head in heads:
       return name

@@ -28,9 +28,11 @@ def main() -> None:
     raise flags.Error("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
   with starting():  # slow, and not needed for --help
     from electra_jax.programs import finetune
+    from electra_jax.runtime import parallel
 
+  parallel.keep_freed_memory()
   finetune.prepare.warn_of_unread_overrides(config, cli.overrides())
-  finetune.run(config, Path(root), terminal.log_console())
+  finetune.fine_tune(config, root)
 
 
 def report() -> None:

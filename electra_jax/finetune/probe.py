@@ -24,7 +24,8 @@ class Probe(NamedTuple):
   words: int
   labels: int
   metrics: dict[str, float]  # of the test file, as in fine-tuning
-  dimensions: float  # that the training states use, of their width
+  dimensions: float  # that the training states use
+  width: int  # of the states
 
 
 def effective_dimensions(states: np.ndarray) -> float:
@@ -102,4 +103,4 @@ def run(
   predicted = model.predict(_states(network, tokenizer, of_test))
   tags = tagging.split_tags(test, labels, predicted)
   scores = tagging.compute_metrics(tagging.example_scores(test, tags, labels))
-  return Probe(len(x), len(labels), scores, effective_dimensions(x))
+  return Probe(len(x), len(labels), scores, effective_dimensions(x), x.shape[1])

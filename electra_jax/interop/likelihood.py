@@ -53,6 +53,11 @@ def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
     main, generator, settings["objective"] = source.networks[source.main], None, "bert"
   if source.finetuned or main.head is None:
     raise ExchangeError(f"{path} has no head of pretraining, which a likelihood needs")
+  if settings["objective"] not in OBJECTIVES:
+    raise ExchangeError(
+      f"{path} was trained with the objective {settings['objective']!r}: name the module that"
+      " registers it with --import"
+    )
   kind = OBJECTIVES[settings["objective"]]
   if kind.log_p is scoring.implied and generator is None:
     raise ExchangeError(f"{path} has the discriminator alone, a likelihood needs its generator too")

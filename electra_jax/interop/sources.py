@@ -189,8 +189,9 @@ def open_for(path: str | Path, tokens: Tokenizer) -> Source:
   return source
 
 
-def _masked_lm(source: Source, path: str | Path) -> Network:
-  for role in ("generator", "discriminator"):
+def masked_lm(source: Source, path: str | Path) -> Network:
+  """Returns the masked language model of a source; raises ExchangeError if there is none."""
+  for role in ("generator", "discriminator", MASKED_LM):
     network = source.networks.get(role)
     if network and network.is_masked_lm:
       return network
@@ -209,7 +210,7 @@ def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
   if is_run(path):
     run = read_run(path, tokens)
     return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
-  network = _masked_lm(open_for(path, tokens), path)
+  network = masked_lm(open_for(path, tokens), path)
   check_vocab(tokens, {"masked language model": network}, path)
   return network
 
@@ -225,7 +226,7 @@ def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
     return None
   if is_run(path):
     return specs.masked_lm_config(path, vocab_of(data_folder(path)))
-  return _masked_lm(open_source(path), path).cfg
+  return masked_lm(open_source(path), path).cfg
 
 
 class RunParams(NamedTuple):

@@ -3,7 +3,11 @@
 import argparse
 import json
 import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from absl import flags
 from rich.console import Console
 from rich.table import Table
@@ -11,11 +15,109 @@ from rich.table import Table
 from electra_jax.data import tokenizer
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import detect, pairs, scorers
+from electra_jax.evaluate.pairs import Accuracy, Pair
 from electra_jax.finetune import probe, tagging
+from electra_jax.finetune.probe import Probe
 from electra_jax.interop import likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Source
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import check_new, new_folder
+
+
+class PairScores(NamedTuple):
+  """Which minimal pairs a network gets right."""
+
+  scorer: str
+  pairs: list[Pair]  # that fit into the network
+  right: np.ndarray  # [n] bool, whether the acceptable sentence scores higher
+
+  @property
+  def all(self) -> Accuracy:
+    """The accuracy on all pairs."""
+    return pairs.accuracy(self.right)
+
+  @property
+  def categories(self) -> dict[str, Accuracy]:
+    """The accuracy of each category."""
+    return pairs.by([pair.category for pair in self.pairs], self.right)
+
+  @property
+  def paradigms(self) -> dict[str, Accuracy]:
+    """The accuracy of each paradigm."""
+    return pairs.by([pair.paradigm for pair in self.pairs], self.right)
+
+
+def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = None) -> PairScores:
+  """Scores the minimal pairs of a file.
+
+  Args:
+    model: a run, an export, a Hugging Face folder or a TF1 checkpoint.
+    data: JSON lines, as of BLiMP.
+    scorer: a key of `scorers.SCORERS`; None: the objective's.
+
+  Raises:
+    ValueError, OSError: the file, the network or the scorer cannot be used.
+  """
+  if scorer not in (None, *scorers.SCORERS):
+    raise ValueError(f"scorer must be one of {', '.join(scorers.SCORERS)}, got {scorer!r}")
+  found, source = pairs.read(Path(data)), _open(model)
+  heads = {network.head for network in source.networks.values()}
+  objective = (likelihood.training(source) or {}).get("objective")
+  scorer = scorer or scorers.default(objective, heads)
+  network = scorers.network_for(scorer, source.networks, str(model))
+  sentence_scorer = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
+  found, left_out = pairs.fitting(sentence_scorer, found)
+  for line in left_out:
+    warnings.warn(line, stacklevel=2)
+  with doing(f"scoring {len(found):,} pairs"):
+    return PairScores(scorer, found, pairs.compare(sentence_scorer, network.weights, found))
+
+
+def evaluate_detection(
+  model: str | Path, data: str | Path, *, batch_size: int = 64, examples: int = 2048
+) -> float:
+  """Returns the AUC of detecting replacements that are drawn by frequency in held-out shards.
+
+  Args:
+    model: as of `evaluate_pairs`, with a head that detects.
+    data: a folder of shards.
+    batch_size: sequences on all devices.
+    examples: at most, evenly spaced.
+
+  Raises:
+    ValueError, OSError: the shards or the network cannot be used, or not together.
+  """
+  heldout = Shards.open(data, "heldout")
+  tokens = tokenizer.load_from(heldout.folder, heldout.vocab)
+  source = sources.open_for(model, tokens)
+  network = scorers.network_for("rtd", source.networks, str(model))
+  sources.check_vocab(tokens, {"discriminator": network}, model)
+  if heldout.seq_length > network.cfg.max_positions:
+    raise ValueError(
+      f"{data} has {heldout.seq_length} tokens a row, the network takes {network.cfg.max_positions}"
+    )
+  frequencies = Shards.open(data, "train").frequencies
+  with doing("detecting"):
+    return detect.auc(network, heldout, frequencies, batch_size, examples)
+
+
+def evaluate_probe(
+  model: str | Path, train: str | Path, test: str | Path, *, max_words: int = 100_000
+) -> Probe:
+  """Fits a linear classifier to the frozen states of tagged words, and scores it.
+
+  Args:
+    model: as of `evaluate_pairs`.
+    train, test: CoNLL files.
+    max_words: of the training file.
+
+  Raises:
+    ValueError, OSError: a file or the network cannot be used.
+  """
+  sentences = [tagging.read(str(file)) for file in (train, test)]
+  source = _open(model)
+  with doing("fitting"):
+    return probe.run(source.networks[source.main], source.tokenizer, *sentences, max_words)
 
 
 def run_pairs(args: argparse.Namespace, console: Console) -> None:
@@ -26,74 +128,49 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   if args.out:  # before computing for minutes
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_new(args.out)
-  found, source = pairs.read(args.data), _open(args.model)
-  heads = {network.head for network in source.networks.values()}
-  objective = (likelihood.training(source) or {}).get("objective")
-  scorer = args.scorer or scorers.default(objective, heads)
-  network = scorers.network_for(scorer, source.networks, args.model)
   started = time.perf_counter()
-  sentence_scorer = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
-  found, warnings = pairs.fitting(sentence_scorer, found)
-  for line in warnings:
-    console.print(f"warning: {line}")
-  with doing(f"scoring {len(found):,} pairs"):
-    right = pairs.compare(sentence_scorer, network.weights, found)
+  found = evaluate_pairs(args.model, args.data, args.scorer)
   secs = time.perf_counter() - started
-  categories = pairs.by([pair.category for pair in found], right)
-  paradigms = pairs.by([pair.paradigm for pair in found], right)
-  title = f"{len(found):,} pairs, {scorer}: {100 * right.mean():.2f} %"
+  every, categories, paradigms = found.all, found.categories, found.paradigms
+  title = f"{every.pairs:,} pairs, {found.scorer}: {100 * every.accuracy:.2f} %"
   table = Table(title=title, caption=f"paradigms: {len(paradigms)}; {secs:.0f} s")
   for name in ("category", "pairs", "accuracy %", "95 % interval"):
     table.add_column(name, justify="left" if name == "category" else "right")
-  for name, a in pairs.rows(pairs.accuracy(right), categories):
+  for name, a in pairs.rows(every, categories):
     interval = f"{100 * a.low:.1f} to {100 * a.high:.1f}"
     table.add_row(name, f"{a.pairs:,}", f"{100 * a.accuracy:.2f}", interval)
   console.print(table)
   if args.out:
     content = {
-      "model": args.model, "data": str(args.data), "scorer": scorer, "secs": round(secs, 1),
-      "all": pairs.accuracy(right)._asdict(),
+      "model": args.model, "data": str(args.data), "scorer": found.scorer, "secs": round(secs, 1),
+      "all": every._asdict(),
       "categories": {name: a._asdict() for name, a in categories.items()},
       "paradigms": {name: a._asdict() for name, a in paradigms.items()},
     }  # fmt: skip
     with new_folder(args.out) as folder:
       (folder / "pairs.json").write_text(json.dumps(content, indent=1) + "\n")
-      pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found, right)
+      pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
     console.print(f"written: {args.out / 'pairs.json'}, {args.out / 'pairs.png'}")
 
 
 def run_detect(args: argparse.Namespace, console: Console) -> None:
   """Prints the AUC of detecting replacements drawn by frequency."""
-  data = Shards.open(args.data, "heldout")
-  tokens = tokenizer.load_from(data.folder, data.vocab)
-  source = sources.open_for(args.model, tokens)
-  network = scorers.network_for("rtd", source.networks, args.model)
-  sources.check_vocab(tokens, {"discriminator": network}, args.model)
-  if data.seq_length > network.cfg.max_positions:
-    raise ValueError(
-      f"{args.data} has {data.seq_length} tokens a row, the network takes"
-      f" {network.cfg.max_positions}"
-    )
-  frequencies = Shards.open(args.data, "train").frequencies
-  with doing("detecting"):
-    value = detect.auc(network, data, frequencies, args.batch_size, args.examples)
+  value = evaluate_detection(
+    args.model, args.data, batch_size=args.batch_size, examples=args.examples
+  )
   console.print(f"AUC against replacements drawn by frequency: {value:.4f}")
 
 
 def run_probe(args: argparse.Namespace, console: Console) -> None:
   """Prints the scores of a linear probe."""
-  train, test = (tagging.read(file) for file in (args.train, args.test))
-  source = _open(args.model)
-  network, most = source.networks[source.main], args.max_words
-  with doing("fitting"):
-    found = probe.run(network, source.tokenizer, train, test, most)
+  found = evaluate_probe(args.model, args.train, args.test, max_words=args.max_words)
   scores = ", ".join(f"{name} {value:.2f}" for name, value in found.metrics.items())
   console.print(f"linear probe on {found.words:,} words, {found.labels} labels: {scores}")
-  width = network.cfg.hidden_size
-  console.print(f"states use {found.dimensions:.1f} of {width} dimensions (participation ratio)")
+  used = f"{found.dimensions:.1f} of {found.width} dimensions"
+  console.print(f"states use {used} (participation ratio)")
 
 
-def _open(path: str) -> Source:
+def _open(path: str | Path) -> Source:
   with doing("reading"):
     source = sources.open_source(path)
   if source.tokenizer is None:

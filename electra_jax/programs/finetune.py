@@ -23,9 +23,10 @@ from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULT
 from electra_jax.finetune.task_data import TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
-from electra_jax.runtime import parallel, workdir
+from electra_jax.runtime import terminal
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.terminal import duration
+from electra_jax.runtime.workdir import claim, new_folder
 
 
 def run_task(
@@ -166,16 +167,21 @@ def check_root(root: Path, names: list[str]) -> None:
     raise ValueError(f"{root} holds {PICTURE} but no {RESULTS}: use another --workdir")
 
 
-def run(config: ConfigDict, root: Path, console: Console) -> None:
+def fine_tune(
+  config: ConfigDict, workdir: str | Path, console: Console | None = None
+) -> list[dict]:
   """Trains and evaluates all unfinished tasks of a configuration.
+
+  Returns:
+    a row for each task, split and seed: {"task", "split", "seed", "metrics": {name: value}, ...}.
 
   Raises:
     ValueError: the configuration or a file is invalid; finished tasks are kept.
   """
-  parallel.keep_freed_memory()
+  root, console = Path(workdir), console or terminal.log_console()
   check(config)
   names = prepare.task_names(config)
-  with workdir.claim(root):
+  with claim(root):
     check_root(root, names)
     pretrained, rows = None, []
     others = [p for p in sorted(root.glob(f"[!.]*/{RESULTS}")) if p.parent.name not in names]
@@ -188,7 +194,7 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
             pretrained = load_pretrained(config)
           for part in pretrained.left_out:
             console.print(f"not used: {part}")
-        with workdir.new_folder(root / name) as folder:
+        with new_folder(root / name) as folder:
           done = run_task(config, name, pretrained, folder, console)
       else:
         console.print(f"{name}: already finished, see {root / name}")
@@ -200,6 +206,7 @@ def run(config: ConfigDict, root: Path, console: Console) -> None:
     console.print(statistics.table(rows))
     results.print_average(rows, console)
   console.print(f"results: {root / RESULTS}")
+  return rows
 
 
 def predict(

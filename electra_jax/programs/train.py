@@ -4,15 +4,17 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import cli, compare, validate
+from electra_jax.config import cli, compare, registry, specs, validate
 from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
@@ -40,7 +42,7 @@ from electra_jax.runtime.interrupt import STOPPED, StopSignals
 from electra_jax.runtime.log import Log
 from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.trackers import Start, Tracker
-from electra_jax.runtime.workdir import CONFIG_FILE, claim
+from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
 CURVES_FILE = "curves.png"
 # Fields of the examples, which training reads as they were built.
@@ -61,6 +63,23 @@ DOING = {
   "save": "saving",
   "rest": "preparing",
 }
+
+
+# (step, "train" or "heldout", {metric: number}), for each line of metrics.jsonl.
+Hook = Callable[[int, str, Mapping[str, float | None]], None]
+
+
+class Trained(NamedTuple):
+  """What a training leaves."""
+
+  workdir: Path
+  step: int  # steps done
+  finished: bool  # these are all, with the last evaluation; if not, training again resumes
+
+  def history(self, split: str = "heldout") -> list[dict]:
+    """Returns the lines of metrics.jsonl of a split, "train" or "heldout"."""
+    lines = metrics.read_history(self.workdir / metrics.HISTORY_FILE)
+    return [line for line in lines if line["split"] == split]
 
 
 def run(
@@ -85,24 +104,38 @@ def run(
     processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
   parallel.keep_freed_memory()
   signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
-  _, finished = _train(config, workdir, verify, started)
-  return 0 if finished else STOPPED
+  trained = _train(config, workdir, verify, started, (), f"with: {cli.command_line()}")
+  return 0 if trained.finished else STOPPED
 
 
-def train(config: ConfigDict, workdir: str | Path, *, verify: bool = False) -> int:
-  """Trains until the last step or a stop signal, and returns the steps done.
+def train(
+  config: ConfigDict, workdir: str | Path, *, verify: bool = False, hooks: Sequence[Hook] = ()
+) -> Trained:
+  """Trains until the last step or a stop signal (Ctrl-C, in a notebook: interrupt).
+
+  Resumes from the newest checkpoint in the workdir, bit for bit.
+
+  Args:
+    verify: check the checksum of every shard first.
+    hooks: called for each line of metrics, in process 0; what one raises ends the run.
 
   Raises:
     ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
-  return _train(config, workdir, verify, time.monotonic())[0]
+  again = "by training in the same workdir again"
+  return _train(config, workdir, verify, time.monotonic(), hooks, again)
 
 
-def _train(config: ConfigDict, workdir: str | Path, verify: bool, begun: float) -> tuple[int, bool]:
-  """Returns the steps done, and whether these are all, with the last evaluation."""
+def _train(
+  config: ConfigDict,
+  workdir: str | Path,
+  verify: bool,
+  begun: float,
+  hooks: Sequence[Hook],
+  resume: str,
+) -> Trained:
   workdir, goodput = Path(workdir), Goodput()
-  _use_compilation_cache(workdir)
   console, last_secs = terminal.log_console(), journal.first_step_seconds(journal.read(workdir))
 
   def now() -> Activity:
@@ -115,6 +148,7 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool, begun: float) 
     events.write("first step", secs=goodput.secs())
 
   with _naming_the_checkpoint(workdir), contextlib.ExitStack() as stack:
+    stack.enter_context(_compilation_cache(workdir))
     with Display(console, now) as display:
       with goodput.doing("start"):  # of the devices
         console.quiet = jax.process_index() > 0
@@ -147,7 +181,7 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool, begun: float) 
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
       with StopSignals(display.announce) as stop, tracer, processes.abort_if_peer_lost():
         monitors = Monitors(clock, checkpoints, stop, tracer, goodput, started)
-        state, evaluated = train_with_rollback(run, state, meta, display, monitors)
+        state, evaluated = train_with_rollback(run, state, meta, display, monitors, hooks)
         with goodput.doing("save"):  # a second signal does not interrupt this
           checkpoints.wait()
     done = int(state.step)
@@ -161,8 +195,8 @@ def _train(config: ConfigDict, workdir: str | Path, verify: bool, begun: float) 
         saved = f", saved: {workdir / checkpoint.FOLDER / str(done)}" if done else ""
         of = "" if clock.is_open else f" of {clock.horizon.steps:,}"
         console.print(f"stopped after step {done:,}{of}{saved}")
-        console.print(f"resume with: {cli.command_line()}")
-    return done, finished
+        console.print(f"resume {resume}")
+    return Trained(workdir, done, finished)
 
 
 def _open_checkpoints(run: Run) -> Checkpoints:
@@ -187,7 +221,9 @@ def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
     raise KeyboardInterrupt(f"interrupted; {saved}") from None
 
 
-def train_with_rollback(run: Run, state, meta: dict | None, display: Display, monitors: Monitors):
+def train_with_rollback(
+  run: Run, state, meta: dict | None, display: Display, monitors: Monitors, hooks: Sequence[Hook]
+):
   """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN.
 
   Returns what `loop` returns.
@@ -204,7 +240,7 @@ def train_with_rollback(run: Run, state, meta: dict | None, display: Display, mo
       display,
       start_step=int(state.step),
       resumed=meta is not None,
-      others=destinations(run, int(state.step), resumed=meta is not None),
+      others=destinations(run, int(state.step), meta is not None, hooks),
       must_write=run.config.checkpoint.on_error == "stop",
       enabled=jax.process_index() == 0,
     )
@@ -231,11 +267,23 @@ def _warn(log: Log, text: str) -> None:
   log.warn([text])
 
 
-def destinations(run: Run, step: int, resumed: bool) -> list[Callable[[], Tracker]]:
-  """Returns functions that open the other destinations of the lines: trackers and curves."""
+class _Hooked(NamedTuple):
+  """Gives the lines of a run to a hook, as a tracker."""
+
+  write: Hook
+
+  def close(self, failed: bool) -> None:
+    """Does nothing."""
+
+
+def destinations(
+  run: Run, step: int, resumed: bool, hooks: Sequence[Hook]
+) -> list[Callable[[], Tracker]]:
+  """Returns functions that open the other destinations of the lines: trackers, curves, hooks."""
   start = Start(run.workdir, step, resumed, compare.flatten(run.record))
   names = trackers.parse(run.config.log.trackers)
   made = [functools.partial(trackers.TRACKERS[name].make, start) for name in names]
+  made += [functools.partial(_Hooked, hook) for hook in hooks]
   return [*made, functools.partial(curves.Redrawn, functools.partial(draw_curves, run))]
 
 
@@ -253,12 +301,20 @@ def remedy(o: ConfigDict) -> str:
   return f"try a lower {listed}, or more optimizer.warmup_steps (now {o.warmup_steps:,})"
 
 
-def _use_compilation_cache(workdir: Path) -> None:
+@contextlib.contextmanager
+def _compilation_cache(workdir: Path) -> Iterator[None]:
   """Caches compiled steps in the workdir, or in JAX_COMPILATION_CACHE_DIR, for resumed runs."""
-  if jax.config.jax_compilation_cache_dir is None:
-    jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
-    # With XLA's own cache on, its path is part of every key: a moved run would compile anew.
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+  if jax.config.jax_compilation_cache_dir is not None:
+    yield
+    return
+  jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
+  # With XLA's own cache on, its path is part of every key: a moved run would compile anew.
+  jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+  try:
+    yield
+  finally:  # another run of this process has a folder of its own
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
 
 
 def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.ExitStack):
@@ -266,6 +322,7 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
 
   Returns the run and the allowed changes of fields.
   """
+  registry.check((read_config(workdir) or {}).get(specs.REGISTERED, {}), workdir)
   validate.check(config)
   validate.check_devices(config)
   if jax.process_index() > 0:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import jax
@@ -10,6 +11,22 @@ from jax.experimental import multihost_utils
 # Exit code of a run stopped before its end, as of a process ended by SIGTERM. SLURM and
 # Kubernetes restart such a job; only 0 means done.
 STOPPED = 128 + signal.SIGTERM
+
+
+def handled(number: int, handler: Callable) -> dict:
+  """Sets the handler of a signal, and returns {signal: its handler before}.
+
+  Outside of the main thread, where Python sets none, it returns {}.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    return {}
+  return {number: signal.signal(number, handler)}
+
+
+def restored(handlers: dict) -> None:
+  """Sets the handlers that `handled` returned."""
+  for number, handler in handlers.items():
+    signal.signal(number, handler)
 
 
 class StopSignals:
@@ -31,15 +48,13 @@ class StopSignals:
     self._old: dict = {}
 
   def __enter__(self):
-    self._old[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
-    self._old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._note)
+    self._old |= handled(signal.SIGINT, self._interrupt) | handled(signal.SIGUSR1, self._note)
     if self._alone:
-      self._old[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._note)
+      self._old |= handled(signal.SIGTERM, self._note)
     return self
 
   def __exit__(self, *unused):
-    for number, handler in self._old.items():
-      signal.signal(number, handler)
+    restored(self._old)
 
   def _note(self, number, _frame) -> None:
     self._name = signal.Signals(number).name

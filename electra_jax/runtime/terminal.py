@@ -10,8 +10,9 @@ from rich.console import Console
 LINE = 160  # most characters of a line without a terminal, with its time stamp
 STAMP = "%Y-%m-%d %H:%M:%S "
 STAMP_WIDTH = 20
-# How consoles print: text as it is, with its [brackets], and long lines whole.
-PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
+# How consoles print: text as it is, with its [brackets], and long lines whole. In a notebook, too,
+# where Rich would add an HTML element for each line.
+PLAIN = {"highlight": False, "markup": False, "soft_wrap": True, "force_jupyter": False}
 PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 

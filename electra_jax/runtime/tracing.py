@@ -6,6 +6,8 @@ from pathlib import Path
 
 import jax
 
+from electra_jax.runtime.interrupt import handled, restored
+
 
 def parse_steps(text: str) -> range:
   """Returns the steps of "FIRST:LAST", inclusive; "" gives none.
@@ -36,15 +38,15 @@ class Tracer:
     self._steps, self._more, self._signal_steps = steps, range(0), signal_steps
     self._asked = False
     self._traced: tuple[int, int] | None = None  # first and last step of the running trace so far
-    self._old = None
+    self._old: dict = {}
 
   def __enter__(self):
-    self._old = signal.signal(signal.SIGUSR2, self._ask)
+    self._old = handled(signal.SIGUSR2, self._ask)
     return self
 
   def __exit__(self, *unused):
     self.finish()
-    signal.signal(signal.SIGUSR2, self._old)
+    restored(self._old)
 
   def _ask(self, *unused) -> None:
     self._asked = True

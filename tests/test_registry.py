@@ -1,0 +1,175 @@
+"""Entries of a user's own: registered in a module, needed by a run, found in worker processes."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import long_except, make_tiny_config
+from ml_collections import ConfigDict
+
+import electra_jax
+from electra_jax.config import cli, registry
+from electra_jax.core.objectives import OBJECTIVES, ObjectiveDef
+from electra_jax.core.optimizer import SCHEDULES
+from electra_jax.data import build, shards, sources
+from electra_jax.programs import train
+
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
+
+
+@pytest.fixture(autouse=True)
+def tables():
+  """Restores all tables."""
+  found = [registry._table(kind) for kind in registry.KINDS] + [registry._origins]
+  before = [dict(table) for table in found]
+  yield
+  for table, old in zip(found, before, strict=True):
+    table.clear()
+    table.update(old)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+  """The guide's first objective as a module of the current folder."""
+  code = re.search(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)[1]
+  (tmp_path / "my_objectives.py").write_text(code)
+  monkeypatch.chdir(tmp_path)
+  yield "my_objectives"
+  sys.modules.pop("my_objectives", None)
+
+
+def shuffled(shards_folder: str):
+  config = make_tiny_config(shards_folder)
+  config.objective.name, config.objective.temperature_schedule = "shuffled", ""
+  config.optimizer.separate_optimizers, config.optimizer.generator_learning_rate = False, None
+  config.train.steps, config.checkpoint.every_steps = 2, 1
+  return config
+
+
+def forget() -> None:
+  """Leaves the tables as a new process has them."""
+  del OBJECTIVES["shuffled"]
+  registry._origins.clear()
+  sys.modules.pop("my_objectives", None)
+
+
+def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
+  registry.import_module(module)
+  assert train.train(shuffled(tiny_shards), tmp_path / "run").step == 2
+  forget()
+  wanted = f"^{tmp_path / 'run'} has the objective 'shuffled' of --import=my_objectives$"
+  for use in (
+    lambda: train.train(shuffled(tiny_shards), tmp_path / "run"),
+    lambda: electra_jax.load(tmp_path / "run"),
+  ):
+    with pytest.raises(ValueError, match=wanted):
+      use()
+  registry.import_module("my_objectives.py")  # another origin is no other run
+  longer = shuffled(tiny_shards)
+  longer.train.steps, longer.allow_config_change = 3, "train.steps"
+  assert train.train(longer, tmp_path / "run").step == 3
+  encoder = electra_jax.load(tmp_path / "run")
+  assert encoder.embed("abc").shape == (16,)
+  encoder.save(tmp_path / "out", "orbax")
+  forget()
+  assert electra_jax.load(tmp_path / "out").embed(["abc"]).shape == (1, 16)
+  with pytest.raises(ValueError, match="objective 'shuffled': name the module"):
+    from electra_jax.programs.score import Scorer
+
+    Scorer(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+  "option", long_except(0, of=["--import=my_objectives", "--import=my_objectives.py", None])
+)
+def test_the_option_and_a_configuration_file_register(module, tmp_path, option):
+  start = (tmp_path / "my_objectives.py").read_text() if option is None else ""
+  (tmp_path / "mine.py").write_text(
+    f"{start}\nfrom electra_jax.config import load\n\n\ndef get_config(arg=None):\n"
+    "  c = load('quickstart.py')\n  c.objective.name = 'shuffled'\n"
+    "  c.objective.temperature_schedule = ''\n  c.optimizer.separate_optimizers = False\n"
+    "  c.optimizer.generator_learning_rate = None\n  return c\n"
+  )
+  command = [sys.executable, "-m", "electra_jax.flops", "--config=mine.py"]
+  found = subprocess.run([*command, *([option] if option else [])], capture_output=True, text=True)
+  assert found.returncode == 0, found.stderr
+  assert "FLOPs" in found.stdout
+
+
+@pytest.mark.parametrize(
+  ("name", "why"),
+  [
+    ("no_such_module", "--import=no_such_module: ModuleNotFoundError: No module named"),
+    ("missing.py", "--import=missing.py: FileNotFoundError: "),
+    ("wrong.py", "--import=wrong.py: NameError: name 'x' is not defined"),
+  ],
+)
+def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, name, why):
+  monkeypatch.chdir(tmp_path)
+  Path("wrong.py").write_text("x\n")
+  with pytest.raises(ValueError, match=re.escape(why)) as error:
+    cli.parser("").parse_args([f"--import={name}"])
+  assert "\n" not in str(error.value)
+
+
+def test_only_new_names_of_known_kinds_and_types_are_registered():
+  entry = ObjectiveDef(lambda spec, params, inputs: {})
+  electra_jax.register(objective={"mine": entry}, schedule={"flat": lambda c, steps: None})
+  electra_jax.register(objective={"mine": entry})  # a cell that is run again
+  assert OBJECTIVES["mine"] is entry and "flat" in SCHEDULES
+  for kinds, error, why in (
+    ({"objective": {"bert": entry}}, ValueError, "'bert' is the project's own"),
+    ({"objectiv": {"x": entry}}, ValueError, "did you mean 'objective'"),
+    ({"objective": {"x": len}}, TypeError, "'x' must be ObjectiveDef, got builtin"),
+    ({"schedule": {"x": 3}}, TypeError, "'x' must be a function, got int"),
+  ):
+    with pytest.raises(error, match=why):
+      electra_jax.register(**kinds)
+    assert "x" not in OBJECTIVES and "x" not in SCHEDULES
+
+
+READER = """
+import electra_jax
+
+
+def lines(stream, path, field):
+  for line in stream:
+    yield line.rstrip().removeprefix(b"> ") or None
+  yield None
+
+
+electra_jax.register(source={"quoted": lines})
+"""
+
+
+def test_a_source_of_ones_own_is_read_by_worker_processes(tiny_shards, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "quotes.py").write_text(READER)
+  registry.import_module("quotes.py")
+  documents = (Path(tiny_shards).parent / "text.txt").read_text().split("\n\n")
+  for i, half in enumerate((documents[:150], documents[150:])):
+    text = "\n\n".join(half)
+    (tmp_path / f"plain{i}.txt").write_text(text)
+    (tmp_path / f"quoted{i}.txt").write_text(re.sub(r"(?m)^(?=.)", "> ", text))
+  config = make_tiny_config(str(tmp_path / "shards"))
+  config.data.sources = f"quoted:{tmp_path}/quoted*.txt"
+  config.data.vocab_size, config.data.holdout_frac = 100, 0.1
+  config.data.workers, config.data.parts = 2, 2
+  build.build(config)
+  same = ConfigDict(config)
+  same.data.dir, same.data.sources = str(tmp_path / "plain"), f"text:{tmp_path}/plain*.txt"
+  build.build(same)
+  mine, plain = (shards.read_manifest(folder) for folder in (config.data.dir, same.data.dir))
+  assert mine["splits"] == plain["splits"] and mine["vocab"] == plain["vocab"]
+  with pytest.raises(sources.SourceError, match=r"or python-docs, or quoted:GLOB$"):
+    sources.parse("unknown:x")
+
+
+@pytest.mark.parametrize("name", [n for n in electra_jax.__all__ if n != "__version__"])
+def test_every_name_of_the_package_is_there_and_documented(name):
+  assert getattr(electra_jax, name).__doc__
+  with pytest.raises(AttributeError):
+    importlib.import_module("electra_jax").nothing  # noqa: B018
