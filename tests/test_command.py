@@ -132,7 +132,7 @@ def test_fields_are_found_by_name_and_meaning():
   found = re.findall("^  ([a-z._]+) = ", done.stdout, re.M)
   assert found == ["keep", "optimizer.schedule", "optimizer.warmup_frac"]
   assert "keep = 'best'  # which seeds' networks are kept" in done.stdout
-  assert done.stdout.endswith("\n1 of 59 fields differ from configs/finetune/base.py (*)\n")
+  assert done.stdout.endswith("\n1 of 60 fields differ from configs/finetune/base.py (*)\n")
 
 
 def test_without_a_file_the_configurations_are_listed(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from electra_jax.config import cli, compare, files, specs, validate
+from electra_jax.config import cli, compare, files, schema, specs, validate
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.finetune import from_config
 
@@ -60,6 +60,7 @@ def test_every_config_field_is_read_somewhere(base):
       if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
   fields = compare.flatten(files.load(base))
+  read |= {f"{name.partition('.')[2]}_schedule" for name in schema.names(has_schedule=True)}
   assert [field for field in fields if field.rsplit(".", 1)[-1] not in read] == []
 
 

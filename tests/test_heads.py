@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from conftest import long_except
 
 from electra_jax.core import optimizer, task_heads, task_network
 from electra_jax.core.batch import Batch
@@ -281,13 +282,33 @@ def test_microbatches_give_the_update_of_the_whole_batch():
     np.testing.assert_allclose(x, y, atol=2e-6)
 
 
-def test_a_step_is_the_gradient_of_the_summed_loss_times_the_rates_of_its_number_and_layer():
+@pytest.mark.parametrize(
+  ("fields", "schedule", "rates"),
+  long_except(
+    0,
+    of=[
+      # (1 - t / 4) min(1, t / 2)
+      ({"warmup_frac": 0.5}, "product", (0, 0.75 / 2, 0.5, 0.25)),
+      # min(1, t), and 1 - sqrt((t - 2) / 2) in the last two
+      ({"warmup_frac": 0.25, "decay_frac": 0.5}, "wsd", (0, 1, 1, 1 - 0.5**0.5)),
+    ],
+  ),
+)
+def test_a_step_is_the_gradient_of_the_summed_loss_times_the_rates_of_its_number_and_layer(
+  fields, schedule, rates
+):
   # Without a memory, and with an eps beside which the root is nothing, Adam's update is linear.
   linear = dataclasses.replace(
-    OPTIMIZER, name="electra_adam", b1=0.0, eps=1e6, learning_rate=1e5, clip_norm=np.inf
+    OPTIMIZER,
+    name="electra_adam",
+    schedule=schedule,
+    b1=0.0,
+    eps=1e6,
+    learning_rate=1e5,
+    clip_norm=np.inf,
   )
   settings = dataclasses.replace(
-    SETTINGS, seeds=(3, 4), optimizer=linear, warmup_frac=0.5, layer_decay=0.5, batch_size=40
+    SETTINGS, seeds=(3, 4), optimizer=linear, layer_decay=0.5, batch_size=40, **fields
   )
   head, rows, num_steps = task_heads.classification(2, "linear"), features(), 4
   batch = data.collate(rows, Plan(np.arange(40), 24), 40, 0)
@@ -308,7 +329,7 @@ def test_a_step_is_the_gradient_of_the_summed_loss_times_the_rates_of_its_number
 
   state, step = loop.start(CFG, head, None, settings, num_steps)
   both = parallel.shard(jax.tree.map(lambda x: np.stack([x, x], 1), batch))
-  for t, rate in enumerate((0, 0.75 / 2, 0.5, 0.25)):  # (1 - t / 4) min(1, t / 2)
+  for t, rate in enumerate(rates):
     before = jax.device_get(state.train.params)
     expected = map_named(lambda names, g: -0.1 * rate * rate_of(names, g) * g, gradient(before))  # noqa: B023
     state, packed = step(state, both)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import electra_jax
-from electra_jax.config import compare, files
+from electra_jax.config import compare, files, schema
 
 PACKAGE = Path(electra_jax.__file__).parent
 # A module's layer is its folder: it may import its own and those before it. What stands beside the
@@ -157,4 +157,4 @@ def test_a_benchmark_names_what_there_is(path):
   for text in (text for text in texts if re.fullmatch(r"[a-z]+\.[a-z_0-9]+", str(text))):
     group, _, end = text.partition(".")
     if group in groups and end not in ("json", "jsonl", "py", "txt"):
-      assert any(text in known for known in (*fields, compare.DATA_HASHES)), text
+      assert any(text in known for known in (*fields, schema.HASHES)), text

@@ -23,7 +23,7 @@ GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
 @pytest.fixture(autouse=True)
 def tables():
   """Restores all tables."""
-  found = [registry._table(kind) for kind in registry.KINDS] + [registry._origins]
+  found = [registry.table(kind) for kind in registry.KINDS] + [registry._origins]
   before = [dict(table) for table in found]
   yield
   for table, old in zip(found, before, strict=True):

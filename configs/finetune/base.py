@@ -83,9 +83,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # Rate of a layer as a fraction of that above it; not set = the paper's: 0.8, large 0.9
   p.layer_decay = placeholder(float)
   p.layer_decay_skip = False  # True: the original's code, whose top layer has layer_decay squared
-  p.schedule = "product"  # product: warm-up x decay, as the original; joined: warm up, then decay
+  # product: warm-up x decay, as the original; joined: warm up, then decay; wsd: warm up, stay, then
+  # decay as 1 - sqrt in the last decay_frac
+  p.schedule = "product"
   p.warmup_frac = 0.1  # of the steps (Table 7)
   p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
+  p.decay_frac = placeholder(float)  # of the steps, with wsd
   p.weight_decay = 0.0  # (Table 7; the original's code has 0.01)
   p.b1 = 0.9  # decay of the gradient's mean (Table 7)
   p.b2 = 0.999  # decay of the gradient's square (Table 7)

@@ -11,32 +11,27 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 NOTEBOOK = "__main__"
-
-
-class Kind(NamedTuple):
-  """Where the entries of a kind are, and where a run names one."""
-
-  table: str  # module and dict
-  field: str | None = None  # of a pretraining configuration
-
-
+# {kind: the table of its entries}
 KINDS = {
-  "objective": Kind("core.objectives.OBJECTIVES", "objective.name"),
-  "generator": Kind("core.generators.GENERATORS", "generator.kind"),
-  "tie": Kind("core.networks.TIES", "generator.tie"),
-  "head": Kind("core.heads.HEADS"),  # which objectives name
-  "block": Kind("core.encoder.BLOCKS", "model.block"),
-  "norm": Kind("core.layers.NORMS", "model.norm"),
-  "feed_forward": Kind("core.layers.FEED_FORWARDS", "model.feed_forward"),
-  "optimizer": Kind("core.optimizer.OPTIMIZERS", "optimizer.name"),
-  "schedule": Kind("core.optimizer.SCHEDULES", "optimizer.schedule"),
-  "source": Kind("data.sources.READERS"),
-  "task": Kind("finetune.tasks.TASKS"),
-  "task_head": Kind("core.task_network.HEAD_KINDS"),
-  "metric": Kind("finetune.labels.METRICS"),
+  "objective": "core.objectives.OBJECTIVES",
+  "generator": "core.generators.GENERATORS",
+  "tie": "core.networks.TIES",
+  "head": "core.heads.HEADS",
+  "block": "core.encoder.BLOCKS",
+  "norm": "core.layers.NORMS",
+  "feed_forward": "core.layers.FEED_FORWARDS",
+  "positions": "core.transformer_config.POSITIONS",
+  "attention": "core.attention.ATTENTION",
+  "optimizer": "core.optimizer.OPTIMIZERS",
+  "schedule": "core.optimizer.SCHEDULES",
+  "source": "data.sources.READERS",
+  "task": "finetune.tasks.TASKS",
+  "task_head": "core.task_network.HEAD_KINDS",
+  "head_layers": "core.task_heads.HEAD_LAYERS",
+  "metric": "finetune.labels.METRICS",
 }
 # {(kind, name): the module or file that registered it}
 _origins: dict[tuple[str, str], str] = {}
@@ -54,10 +49,10 @@ def register(**kinds: Mapping[str, Any]) -> None:
     ValueError: a kind is unknown, or a name is the project's own.
     TypeError: an entry is of another type than the project's.
   """
-  origin = _origin(sys._getframe(1).f_globals)
+  place = _place(sys._getframe(1).f_globals)
   for kind, entries in kinds.items():
-    table = _table(kind)
-    own = {name: entry for name, entry in table.items() if (kind, name) not in _origins}
+    known = table(kind)
+    own = {name: entry for name, entry in known.items() if (kind, name) not in _origins}
     example = next(iter(own.values()))
     for name, entry in entries.items():
       if name in own:
@@ -65,19 +60,20 @@ def register(**kinds: Mapping[str, Any]) -> None:
       if not (callable(entry) if callable(example) else isinstance(entry, type(example))):
         wanted = "a function" if callable(example) else type(example).__name__
         raise TypeError(f"{kind} {name!r} must be {wanted}, got {type(entry).__name__}")
-    table.update(entries)
-    _origins.update({(kind, name): origin for name in entries})
+    known.update(entries)
+    _origins.update({(kind, name): place for name in entries})
 
 
-def _table(kind: str) -> dict[str, Any]:
+def table(kind: str) -> dict[str, Any]:
+  """Returns the entries of a kind; raises ValueError if there is no such kind."""
   if kind not in KINDS:
     close = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
     raise ValueError(f"unknown kind {kind!r}; did you mean {close!r}?")
-  module, _, name = KINDS[kind].table.rpartition(".")
+  module, _, name = KINDS[kind].rpartition(".")
   return getattr(importlib.import_module(f"electra_jax.{module}"), name)
 
 
-def _origin(names: Mapping[str, Any]) -> str:
+def _place(names: Mapping[str, Any]) -> str:
   """Returns the name of the module with these globals, or its file if it has no name to import."""
   name = names.get("__name__", NOTEBOOK)
   importable = name != NOTEBOOK and name in sys.modules
@@ -118,26 +114,22 @@ def _current_folder() -> Iterator[None]:
 
 def origins() -> list[str]:
   """Returns the modules and files with entries, for `import_module` in another process."""
-  return sorted({origin for origin in _origins.values() if origin != NOTEBOOK})
+  return sorted({place for place in _origins.values() if place != NOTEBOOK})
 
 
-def record(flat: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-  """Returns {kind: {name: its module or file}} of what a flat configuration names."""
-  found: dict[str, dict[str, str]] = {}
-  for (kind, name), origin in _origins.items():
-    if (field := KINDS[kind].field) and flat[field] == name:
-      found.setdefault(kind, {})[name] = origin
-  return found
+def origin(kind: str, name: str) -> str | None:
+  """Returns the module or file that registered an entry, None of one of the project's own."""
+  return _origins.get((kind, name))
 
 
 def check(saved: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
-  """Checks that the entries of a `record` are there.
+  """Checks that entries, {kind: {name: module or file}}, are there.
 
   Raises:
     ValueError: one is not; the message names its module and `path`, which needs it.
   """
   for kind, entries in saved.items():
-    for name, origin in entries.items():
-      if name not in _table(kind):
-        where = "a notebook: register it again" if origin == NOTEBOOK else f"--import={origin}"
+    for name, place in entries.items():
+      if name not in table(kind):
+        where = "a notebook: register it again" if place == NOTEBOOK else f"--import={place}"
         raise ValueError(f"{path} has the {kind} {name!r} of {where}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from electra_jax.config import registry
+from electra_jax.config import registry, schema
 from electra_jax.config.compare import flatten, recipe, upgrade
 from electra_jax.config.files import find_data, load
 from electra_jax.core import objectives, optimizer, schedules
@@ -25,13 +25,8 @@ from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
-REGISTERED = "registered"  # there, too: `registry.record`, if there are any
+REGISTERED = "registered"  # there, too: `registered`, if there are any
 ALL_LAYERS = 1000  # more than any network has
-# Fields of config.objective.
-SCHEDULES = (
-  "mask_prob_schedule", "temperature_schedule", "unigram_share_schedule",
-  "discriminator_weight_schedule", "replace_mlm_weight_schedule",
-)  # fmt: skip
 
 
 def make_spec(
@@ -70,14 +65,14 @@ def make_spec(
 
 
 def make_schedules(config: ConfigDict) -> dict[str, schedules.Schedule]:
-  """Returns {NAME: its value with its schedule} for each NAME_schedule in SCHEDULES.
+  """Returns {NAME: its value with its schedule} for each config.objective.NAME that has one.
 
   Raises:
     ValueError: a schedule cannot be parsed; the message names the field.
   """
   o, found = config.objective, {}
-  for field in SCHEDULES:
-    name = field.removesuffix("_schedule")
+  for name in (name.partition(".")[2] for name in schema.names(has_schedule=True)):
+    field = f"{name}_schedule"
     try:
       if config.train.minutes and "%" in o[field]:
         raise ValueError(
@@ -130,6 +125,16 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
   config = saved_config(saved)
   config.model.attention = "auto"  # this machine may not support the saved value
   return make_spec(config, vocab, frozen=saved_generator(saved, vocab))
+
+
+def registered(config: ConfigDict) -> dict[str, dict[str, str]]:
+  """Returns {kind: {name: module or file}} of a user's own entries that a configuration names."""
+  found: dict[str, dict[str, str]] = {}
+  flat = flatten(config)
+  for field, row in schema.PRETRAINING.items():
+    if row.kind and (place := registry.origin(row.kind, flat[field])):
+      found[row.kind] = {flat[field]: place}
+  return found
 
 
 def saved_generator(saved: dict, vocab) -> TransformerConfig | None:

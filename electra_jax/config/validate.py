@@ -5,11 +5,12 @@ Each error is a ValueError of one line that names the field and the numbers.
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import jax
 from ml_collections import ConfigDict
 
+from electra_jax.config import schema
 from electra_jax.config.compare import flatten
 from electra_jax.config.files import load
 from electra_jax.config.specs import (
@@ -19,35 +20,8 @@ from electra_jax.config.specs import (
   make_schedules,
   reference,
 )
-from electra_jax.core import attention, encoder, generators, layers, networks, objectives, optimizer
-from electra_jax.core.transformer_config import POSITIONS
+from electra_jax.core import attention, generators, networks, objectives
 from electra_jax.runtime import parallel, tracing, trackers
-
-# Single-field ranges, of others from 0; cross-field checks are in `check_combination` and in the
-# objects.
-_ABOVE_0 = (
-  "model.hidden_size model.num_layers model.num_heads model.ffn_size model.embedding_size "
-  "model.max_positions model.init_stddev model.layer_norm_eps "
-  "model.rope_theta model.local_rope_theta model.global_every model.window "
-  "generator.width_multiplier generator.depth_multiplier data.seq_length data.vocab_size "
-  "optimizer.learning_rate optimizer.eps optimizer.clip_norm train.batch_size train.steps "
-  "train.minutes "
-  "optimizer.generator_learning_rate optimizer.generator_clip_norm "
-  "train.accumulation eval.batch_size eval.max_examples eval.max_pairs objective.contrast_group "
-  "checkpoint.every_steps checkpoint.keep "
-  "log.every_steps hosts.timeout_secs hosts.slow_ratio profile.signal_steps"
-).split()
-_BELOW_1 = (
-  "model.dropout model.attention_dropout model.embedding_dropout model.ffn_dropout "
-  "optimizer.b1 optimizer.b2 optimizer.decay_frac"
-).split()
-# Counted in 32 bits by the optimizer.
-_STEPS = ("train.steps", "optimizer.warmup_steps", "optimizer.decay_steps")
-# Limits, where infinity means none.
-_LIMITS = (
-  "optimizer.clip_norm optimizer.generator_clip_norm hosts.slow_ratio health.loss_spike "
-  "qa.threshold"
-).split()
 
 
 def check(config: ConfigDict) -> None:
@@ -63,25 +37,7 @@ def check(config: ConfigDict) -> None:
 def check_fields(config: ConfigDict) -> None:
   """Raises ValueError if a training configuration is invalid on every machine."""
   flat = flatten(config)
-  check_numbers(flat, _ABOVE_0, _BELOW_1)
-  choices = {
-    "data.examples": ("segments", "packed"),
-    "objective.name": objectives.OBJECTIVES,
-    "generator.kind": generators.GENERATORS,
-    "generator.tie": networks.TIES,
-    "optimizer.name": optimizer.OPTIMIZERS,
-    "optimizer.schedule": optimizer.SCHEDULES,
-    "model.block": encoder.BLOCKS,
-    "model.norm": layers.NORMS,
-    "model.feed_forward": layers.FEED_FORWARDS,
-    "model.positions": POSITIONS,
-    "model.dtype": ("auto", "float32", "bfloat16"),
-    "model.attention": ("auto", *attention.ATTENTION),
-    "checkpoint.on_error": ("stop", "continue"),
-    "health.on_nan": ("stop", "rollback"),
-    "health.on_warning": ("warn", "stop"),
-  }
-  check_choices(flat, choices)
+  check_values(flat, schema.PRETRAINING)
   check_combination(config)
   warn_of_unread(config.objective)
   traced = tracing.parse_steps(config.profile.steps)
@@ -140,32 +96,28 @@ def check_end(config: ConfigDict) -> None:
     )
 
 
-def check_numbers(flat: dict, above_0: list, below_1: list, signed: Sequence = ()) -> None:
-  """Raises ValueError if a number of a flat configuration is out of range; None is allowed.
+def check_values(flat: Mapping, rows: Mapping[str, schema.Row]) -> None:
+  """Raises ValueError if a field of a flat configuration has a value that its row does not allow.
 
-  All but limits are finite and, unless `signed`, at least 0. Seeds are below 2**32, where JAX would
-  wrap them.
+  None is allowed. Seeds are below 2**32, where JAX would wrap them.
   """
   for field, x in flat.items():
     if x is None or isinstance(x, bool | str):
       continue
+    row = rows[field]
     for wrong, wanted in (
-      (math.isnan(x) or (math.isinf(x) and field not in _LIMITS), "finite"),
-      (field in above_0 and x <= 0, "above 0"),
-      (field in below_1 and not 0 <= x < 1, "at least 0 and below 1"),
-      (field in _STEPS and x >= 2**31, "below 2**31"),
-      (field not in signed and x < 0, "at least 0"),
+      (math.isnan(x) or (math.isinf(x) and not row.infinite), "finite"),
+      (row.range == schema.ABOVE_0 and x <= 0, schema.ABOVE_0),
+      (row.range == schema.BELOW_1 and not 0 <= x < 1, schema.BELOW_1),
+      (row.in_32_bits and x >= 2**31, "below 2**31"),
+      (row.range != schema.SIGNED and x < 0, "at least 0"),
     ):
       if wrong:
         raise ValueError(f"config.{field} must be {wanted}, got {x}")
   if (last := flat["seed"] + flat.get("seeds", 1) - 1) >= 2**32:
     raise ValueError(f"seeds must be at least 0 and below 2**32, got config.seed up to {last}")
-
-
-def check_choices(flat: dict, choices: Mapping[str, Collection[str]]) -> None:
-  """Raises ValueError if a field of a flat configuration has none of its values in `choices`."""
-  for field, known in choices.items():
-    if flat[field] not in known:
+  for field, row in rows.items():
+    if (known := row.allowed) is not None and flat[field] not in known:
       raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
 
 
@@ -267,24 +219,11 @@ def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
 
   A config file may set them: it is for other objectives, too. Names are checked elsewhere.
   """
-  m, generator = config.model, generators.GENERATORS.get(config.generator.kind)
-  objective = objectives.OBJECTIVES.get(config.objective.name)
-  positions = POSITIONS.get(m.positions)
-  if objective is None or generator is None or positions is None:
+  rows = schema.PRETRAINING
+  kinds = ("objective.name", "generator.kind", "model.positions")
+  if any(rows[field].allowed.get(flatten(config)[field]) is None for field in kinds):
     return
-  weights = objective.uses_generator and generator.encoders and not generator.pretrained
-  unread = {
-    "model.rope_theta": not positions.rotary,
-    "model.local_rope_theta": not positions.rotary or m.global_every == 1,
-    "model.window": m.global_every == 1,
-    "generator.width_multiplier": not weights,
-    "generator.depth_multiplier": not weights,
-    "objective.mlm_weight": objective.uses_generator and not generator.trained,
-    "objective.mask_token_prob": objective.uses_generator and not generator.is_masked_lm,
-    "objective.discriminator_weight": not objective.uses_generator,
-    "optimizer.decay_power": config.optimizer.schedule == "wsd",
-  }
-  if found := [field for field in fields if unread.get(field)]:
+  if found := [field for field in fields if field in rows and rows[field].has_no_effect(config)]:
     warnings.warn(f"this configuration does not read {', '.join(found)}", stacklevel=1)
 
 

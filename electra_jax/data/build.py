@@ -24,7 +24,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from rich.table import Table
 
-from electra_jax.config import cli
+from electra_jax.config import cli, schema
 from electra_jax.data import build_vocab, parts, pool, shards, sources, tokenizer, vocabulary
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan, settings
@@ -35,8 +35,6 @@ from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import LOCK_FILE, remove_unused
 
 VOCABULARY_LOCK, JOINING_LOCK = ".vocabulary.lock", ".joining.lock"
-# Fields of examples=segments alone.
-OF_SEGMENTS = "split_lines short_prob short_min_tokens single_segment_prob boundary_prob".split()
 
 
 def build(
@@ -247,7 +245,8 @@ def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dic
 def _comparable(fields: dict) -> dict:
   """Returns the fields that have an effect, with one spelling of each path."""
   fields = dict(fields)
-  unused = list(OF_SEGMENTS) if fields["examples"] == "packed" else []
+  of_segments = [name.partition(".")[2] for name in schema.names(builds=schema.SEGMENTS)]
+  unused = of_segments if fields["examples"] == "packed" else []
   if fields["vocab"] not in vocabulary.KINDS:
     fields["vocab"] = os.path.realpath(fields["vocab"])
     unused += ["vocab_size", "vocab_train_mb"]

@@ -21,6 +21,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax import __version__
+from electra_jax.config import schema
 from electra_jax.data import python_docs, sources, vocabulary
 from electra_jax.data.sources import SourceStats, TextChunk, TextSource
 from electra_jax.data.status import Status
@@ -28,8 +29,6 @@ from electra_jax.data.tokenizer import VocabError
 from electra_jax.runtime.workdir import replacing
 
 PART_BYTES = 256 << 20  # of input files, where the number of parts is not set
-# Fields of config.data that do not change the shards.
-FREE_FIELDS = ("dir", "tfds_dir", "workers", "max_bad_frac")
 HARVEST = "python-docs.txt"
 # Fields that earlier versions lacked, with the values that reproduce them; manifests omit them.
 EARLIER = {"parts": 1, "dedup": ""}
@@ -37,8 +36,9 @@ EARLIER = {"parts": 1, "dedup": ""}
 
 def settings(config: ConfigDict) -> dict:
   """Returns the fields that determine the shards, as {name: value}."""
-  data = config.data.to_dict()
-  return {"seed": config.seed} | {k: v for k, v in data.items() if k not in FREE_FIELDS}
+  fields = (name for name, row in schema.PRETRAINING.items() if row.builds)
+  names = [name.partition(".")[2] for name in fields]
+  return {"seed": config.seed} | {name: config.data[name] for name in names}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,8 @@ import warnings
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import compare, specs, validate
-from electra_jax.core.attention import ATTENTION
-from electra_jax.core.optimizer import OPTIMIZERS, OptimizerConfig
-from electra_jax.core.task_heads import HEAD_LAYERS
+from electra_jax.config import compare, schema, specs, validate
+from electra_jax.core.optimizer import OptimizerConfig
 from electra_jax.core.transformer_config import TransformerConfig, take_fields
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
@@ -21,18 +19,6 @@ RANDOM = "random"
 # {width of a network: the learning rate up to it}: measured on chunking, then the paper's.
 RATES = {128: 1e-3, 256: 3e-4, 768: 1e-4, math.inf: 5e-5}
 DROPOUTS = ("dropout", "attention_dropout", "embedding_dropout", "ffn_dropout")
-# Single-field ranges, as of `validate.check_numbers`.
-_ABOVE_0 = (
-  "seeds data.max_length data.train_examples qa.stride qa.max_query qa.beam_size "
-  "qa.hidden qa.n_best qa.max_answer_length optimizer.learning_rate "
-  "optimizer.layer_decay optimizer.eps optimizer.clip_norm train.batch_size train.epochs "
-  "train.accumulation eval.batch_size log.every_steps"
-).split()
-_BELOW_1 = (
-  *(f"model.{name}" for name in DROPOUTS),
-  *"optimizer.b1 optimizer.b2 optimizer.warmup_frac".split(),
-)
-_SIGNED = ("tagging.word_column", "tagging.tag_column", "qa.threshold")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +85,7 @@ def make_settings(
     seeds=tuple(range(config.seed, config.seed + config.seeds)),
     optimizer=take_fields(OptimizerConfig, p, learning_rate=rate, warmup_steps=0),
     warmup_frac=p.warmup_frac,
+    decay_frac=p.decay_frac or 0.0,
     layer_decay=p.layer_decay or (0.9 if large else 0.8),
     layer_decay_skip=p.layer_decay_skip,
     batch_size=config.train.batch_size,
@@ -114,16 +101,11 @@ def make_settings(
 
 def check(config: ConfigDict) -> None:
   """Raises ValueError if a configuration is invalid, before any file is read."""
-  flat = compare.flatten(config)
-  validate.check_numbers(flat, _ABOVE_0, _BELOW_1, _SIGNED)
-  choices = {
-    "keep": ("best", "all", "none"),
-    "model.head": HEAD_LAYERS,
-    "model.dtype": ("auto", "float32", "bfloat16"),
-    "model.attention": ("auto", *ATTENTION),
-    "optimizer.name": OPTIMIZERS,
-    "optimizer.schedule": ("product", "joined"),
-  }
-  validate.check_choices(flat, choices)
+  validate.check_values(compare.flatten(config), schema.FINE_TUNING)
+  if (config.optimizer.schedule == "wsd") != bool(config.optimizer.decay_frac):
+    raise ValueError(
+      "optimizer.schedule=wsd and optimizer.decay_frac, e.g. 0.2, need each other: got"
+      f" {config.optimizer.schedule} and {config.optimizer.decay_frac}"
+    )
   validate.check_attention(config.model)
   validate.check_devices(config)

@@ -40,7 +40,7 @@ class Settings:
   """The hyperparameters of a task; fields as in configs/finetune/base.py."""
 
   seeds: tuple[int, ...]
-  optimizer: OptimizerConfig  # warmup_steps are set from warmup_frac
+  optimizer: OptimizerConfig  # warmup_steps and decay_steps are set from warmup_frac, decay_frac
   warmup_frac: float
   layer_decay: float
   layer_decay_skip: bool
@@ -52,6 +52,7 @@ class Settings:
   log_every: int
   pad: int  # id of [PAD]
   max_length: int  # tokens of a row at most; all are padded to it if `buckets` is 0
+  decay_frac: float = 0.0  # of the schedule wsd
 
 
 class SeedState(NamedTuple):
@@ -61,12 +62,13 @@ class SeedState(NamedTuple):
   seed: jax.Array  # [] uint32
   num_steps: jax.Array  # [] int32, of the schedule
   warmup_steps: jax.Array  # [] int32
+  decay_steps: jax.Array  # [] int32
 
 
 class Programs(NamedTuple):
   """The compiled functions of a training."""
 
-  # (weights [S, ...], seeds [S], steps, warm-up steps) -> SeedState [S, ...]
+  # (weights [S, ...], seeds [S], steps, warm-up steps, decay steps) -> SeedState [S, ...]
   init_state: Callable
   step: Callable  # (SeedState [S, ...], batch [D, b, S, ...]) -> (SeedState, Packed metrics)
 
@@ -110,16 +112,18 @@ def make_programs(
     return optax.chain(make_optimizer(optimizer, schedule), scale_each(rates))
 
   @jax.jit
-  def init_state(params, seeds, num_steps, warmup_steps):
+  def init_state(params, seeds, *steps_of_schedule):
     def of_seed(params, seed):
       train = steps.init_state(params, transformation(lambda step: 0.0))  # no rate is a state
-      return SeedState(train, seed, jnp.int32(num_steps), jnp.int32(warmup_steps))
+      return SeedState(train, seed, *map(jnp.int32, steps_of_schedule))
 
     return jax.vmap(of_seed)(params, seeds)
 
   def of_seed(state, batch):
-    warmed = dataclasses.replace(optimizer, warmup_steps=state.warmup_steps)
-    schedule = make_schedule(warmed, state.num_steps)
+    own = dataclasses.replace(
+      optimizer, warmup_steps=state.warmup_steps, decay_steps=state.decay_steps
+    )
+    schedule = make_schedule(own, state.num_steps)
     train_step = steps.make_train_step(
       objective, transformation(schedule), schedule, seed=state.seed, accumulation=accumulation
     )
@@ -149,8 +153,10 @@ def start(
   )
   params = init_params(cfg, head, backbone, settings.seeds)
   seeds = np.asarray(settings.seeds, np.uint32)
-  warmup_steps = round(num_steps * settings.warmup_frac)
-  state = programs.init_state(params, seeds, num_steps, warmup_steps)
+  fractions = (settings.warmup_frac, settings.decay_frac)
+  state = programs.init_state(
+    params, seeds, num_steps, *(round(num_steps * part) for part in fractions)
+  )
   return parallel.replicate(state), programs.step
 
 

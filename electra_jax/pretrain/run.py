@@ -14,7 +14,7 @@ import jax
 import optax
 from ml_collections import ConfigDict
 
-from electra_jax.config import compare, registry, specs
+from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.core.params import tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
@@ -157,8 +157,8 @@ class Run:
     nested = self.config.to_dict()
     folder = str(Path(nested["data"]["dir"]).absolute())
     nested["data"] |= {"dir": folder, **hashes}
-    registered = registry.record(compare.flatten(self.config))
-    nested |= {specs.REGISTERED: registered} if registered else {}
+    if found := specs.registered(self.config):
+      nested[specs.REGISTERED] = found
     return nested | {specs.FROZEN_GENERATOR: self.frozen and self.frozen.to_json()}
 
   @property

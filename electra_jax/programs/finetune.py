@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from electra_jax.config import compare
+from electra_jax.config import compare, schema
 from electra_jax.finetune import loop, model, prepare, results, statistics
 from electra_jax.finetune.from_config import (
   PretrainedEncoder,
@@ -148,7 +148,8 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
       raise ValueError(f"{folder / RESULTS} has no row of {min(missing)}")
   except (OSError, ValueError) as error:
     raise ValueError(f"{folder} has no readable results: use another --workdir ({error})") from None
-  old, new = compare.upgrade(compare.flatten(saved["config"])), compare.flatten(config.to_dict())
+  old = compare.upgrade(compare.flatten(saved["config"]), schema.FINE_TUNING)
+  new = compare.flatten(config.to_dict())
   free = ("task", "log.every_steps")
   changed = [k for k in new if k not in free and old.get(k) != new[k]]
   if changed:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from electra_jax.config import compare, specs
+from electra_jax.config import compare, schema, specs
 from electra_jax.runtime import bands, metrics
 from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import read_run_config, replacing
@@ -22,11 +22,11 @@ def make_band(folders: Sequence[Path]) -> bands.Band:
   for folder in folders:
     saved = read_run_config(folder)
     flat = compare.flatten(saved)
-    hashes = {k: flat.get(k) for k in compare.DATA_HASHES}
+    hashes = {k: flat.get(k) for k in schema.HASHES}
     found.append(compare.flatten(specs.saved_config(saved)) | hashes)
   first, one, fields = folders[0], found[0], compare.recipe(found[0])
   for folder, flat in zip(folders[1:], found[1:], strict=True):
-    if wrong := [k for k in (*compare.DATA_HASHES, *fields) if flat[k] != one[k]]:
+    if wrong := [k for k in (*schema.HASHES, *fields) if flat[k] != one[k]]:
       k = wrong[0]
       raise ValueError(f"{folder} is another recipe: {k} is {flat[k]!r}, in {first} {one[k]!r}")
     if flat["log.every_steps"] != one["log.every_steps"]:

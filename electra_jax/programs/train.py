@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import cli, compare, registry, specs, validate
+from electra_jax.config import cli, compare, registry, schema, specs, validate
 from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
@@ -45,14 +45,6 @@ from electra_jax.runtime.trackers import Start, Tracker
 from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
 CURVES_FILE = "curves.png"
-# Fields of the examples, which training reads as they were built.
-BUILT_FIELDS = (
-  "examples split_lines short_prob short_min_tokens single_segment_prob boundary_prob holdout_frac"
-).split()
-# Fields that only a run without a checkpoint reads.
-START_FIELDS = "init_from init_step init_optimizer generator.init_from".split()
-# Fields that a run by the clock does not read once it has decided its end.
-END_FIELDS = "train.minutes train.steps optimizer.decay_frac".split()
 # {activity of Goodput: its name in the display}; steps have a bar.
 DOING = {
   "start": "starting",
@@ -174,7 +166,7 @@ def _train(
       for text in warned:
         events.write("warning", text=text)
       clock = Clock(config, goodput, begun, meta and meta.get("clock"))
-      if clock.was_decided and (unused := [name for name in allowed if name in END_FIELDS]):
+      if clock.was_decided and (unused := unread(allowed, schema.UNTIL_DECIDED)):
         warn(f"{', '.join(unused)} has no effect: the run ends at step {clock.horizon.steps:,}")
       display.begin(int(state.step), None if clock.is_open else clock.horizon.steps)
       steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
@@ -375,16 +367,24 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     console.print(f"  {name} = {value!r} ({base!r})", markup=False)
 
 
+def unread(fields: list[str], read: str) -> list[str]:
+  """Returns the fields that are no longer read, by what their rows say."""
+  return [field for field in fields if field in schema.names(read=read)]
+
+
 def contradictions(run: Run, allowed: list[str]) -> Iterator[str]:
   """Yields a warning for each field that has no effect, or an odd one; arguments as `describe`."""
   c, changed = run.config, compare.changed_from_base(run.config)
-  if unused := [name for name in allowed if name in START_FIELDS]:
+  if unused := unread(allowed, schema.AT_START):
     yield f"{', '.join(unused)} has no effect on a run that resumes from a checkpoint"
-  for field in BUILT_FIELDS:
+  for name, row in schema.PRETRAINING.items():
+    if row.builds not in (schema.EXAMPLES, schema.SEGMENTS) or name not in changed:
+      continue
+    field = name.partition(".")[2]
     built, wanted = run.shards.manifest["build"].get(field), c.data[field]
-    if f"data.{field}" in changed and built not in (None, wanted):
+    if built not in (None, wanted):
       yield (
-        f"data.{field}={wanted!r}, but the shards were built with {built!r}: training reads them as"
+        f"{name}={wanted!r}, but the shards were built with {built!r}: training reads them as"
         " they are; build others into another data.dir to change that"
       )
   if "contrast_group" in OBJECTIVES[c.objective.name].own_fields and c.objective.contrast_group < 2:

@@ -1,0 +1,311 @@
+"""The schema: one row for each field of a configuration.
+
+Its default and its meaning stand in configs/base.py and configs/finetune/base.py, which a user
+reads; here stand the values that it may have, whether it defines a run, what runs of earlier
+versions had, and who reads it. Checks, comparison, resuming and notes about fields without effect
+read these rows.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import registry
+
+ALWAYS = object()  # `earlier` of a field that all versions have
+# Whether a field defines a run, which then resumes with the same value only.
+RUN = "run"
+SHAPES = "shapes"  # it also sets names and shapes of arrays: no checkpoint fits another value
+# When a run stops reading a field.
+AT_START = "at the start"  # once there is a checkpoint
+UNTIL_DECIDED = "until decided"  # a run by the clock, once it has decided where it ends
+# What a field of `data` determines.
+SHARDS = "shards"  # their bytes
+EXAMPLES = "examples"  # what an example is, too: training reads it as it was built
+SEGMENTS = "segments"  # the same, of the two-segment examples only
+
+ABOVE_0, BELOW_1, SIGNED = "above 0", "at least 0 and below 1", "signed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What is known of a field beside its default and its meaning."""
+
+  range: str = "at least 0"  # of a number; None is allowed where the default is None
+  infinite: bool = False  # infinity is allowed, and means no limit
+  in_32_bits: bool = False  # counted so by the optimizer
+  choices: Collection[str] | Callable[[], Collection[str]] | None = None
+  kind: str | None = None  # its choices are the entries of this kind in `registry.KINDS`
+  defines: str | None = None  # RUN, SHAPES or None
+  is_path: bool = False  # of another run or export: two spellings of one path are equal
+  earlier: Any = ALWAYS  # what runs had before there was the field
+  read: str | None = None  # AT_START, UNTIL_DECIDED or None: always
+  builds: str | None = None  # SHARDS, EXAMPLES, SEGMENTS or None
+  has_schedule: bool = False  # objective.NAME_schedule is its schedule
+  has_no_effect: Callable[[ConfigDict], bool] = lambda config: False
+
+  @property
+  def allowed(self) -> Collection[str] | None:
+    """The choices, None where any value is allowed."""
+    if self.kind:
+      return registry.table(self.kind)
+    return self.choices() if callable(self.choices) else self.choices
+
+
+def _attention() -> Collection[str]:
+  return ("auto", *registry.table("attention"))
+
+
+def _positions(config: ConfigDict):
+  return registry.table("positions")[config.model.positions]
+
+
+def _objective(config: ConfigDict):
+  return registry.table("objective")[config.objective.name]
+
+
+def _generator(config: ConfigDict):
+  return registry.table("generator")[config.generator.kind]
+
+
+def _no_weights(config: ConfigDict) -> bool:
+  """Whether the generator has no weights that a field could set the size of."""
+  generator = _generator(config)
+  trained = _objective(config).uses_generator and generator.encoders
+  return not trained or generator.pretrained
+
+
+_FREE, _RUN, _ABOVE_0 = Row(), Row(defines=RUN), Row(ABOVE_0, defines=RUN)
+_SHAPE = Row(ABOVE_0, defines=SHAPES)
+
+_DTYPE = ("auto", "float32", "bfloat16")
+
+PRETRAINING = {
+  "seed": _RUN,
+  "init_from": Row(defines=RUN, is_path=True, read=AT_START),
+  "init_step": Row(defines=RUN, read=AT_START, earlier=None),
+  "init_optimizer": Row(defines=RUN, read=AT_START, earlier=False),
+  "allow_config_change": _FREE,
+  "model.hidden_size": _SHAPE,
+  "model.num_layers": _SHAPE,
+  "model.num_heads": _SHAPE,
+  "model.ffn_size": _SHAPE,
+  "model.embedding_size": _SHAPE,
+  "model.max_positions": _SHAPE,
+  "model.dropout": Row(BELOW_1, defines=RUN),
+  "model.attention_dropout": Row(BELOW_1, defines=RUN),
+  "model.init_stddev": _ABOVE_0,
+  "model.layer_norm_eps": _ABOVE_0,
+  "model.block": Row(kind="block", defines=SHAPES, earlier="post_norm"),
+  "model.norm": Row(kind="norm", defines=SHAPES, earlier="layer_norm"),
+  "model.feed_forward": Row(kind="feed_forward", defines=SHAPES, earlier="gelu"),
+  "model.positions": Row(kind="positions", defines=SHAPES, earlier="learned"),
+  "model.rope_theta": Row(
+    ABOVE_0, defines=RUN, earlier=10_000.0, has_no_effect=lambda c: not _positions(c).rotary
+  ),
+  "model.local_rope_theta": Row(
+    ABOVE_0,
+    defines=RUN,
+    earlier=10_000.0,
+    has_no_effect=lambda c: not _positions(c).rotary or c.model.global_every == 1,
+  ),
+  "model.global_every": Row(ABOVE_0, defines=RUN, earlier=1),
+  "model.window": Row(
+    ABOVE_0, defines=RUN, earlier=128, has_no_effect=lambda c: c.model.global_every == 1
+  ),
+  "model.biases": Row(defines=SHAPES, earlier=True),
+  "model.token_types": Row(defines=SHAPES, earlier=True),
+  "model.qk_norm": Row(defines=SHAPES, earlier=False),
+  "model.first_norm": Row(defines=RUN, earlier=True),
+  "model.scaled_init": Row(defines=RUN, earlier=False),
+  "model.embedding_dropout": Row(BELOW_1, defines=RUN, earlier=None),
+  "model.ffn_dropout": Row(BELOW_1, defines=RUN, earlier=None),
+  "model.head_norm": Row(defines=SHAPES, earlier=False),
+  "model.dtype": Row(choices=_DTYPE, defines=RUN),
+  "model.attention": Row(choices=_attention),
+  "model.unroll": _FREE,
+  "model.remat": _FREE,
+  "generator.kind": Row(kind="generator", defines=SHAPES),
+  "generator.tie": Row(kind="tie", defines=SHAPES),
+  "generator.init_from": Row(defines=RUN, is_path=True, read=AT_START),
+  "generator.sampling_dropout": _RUN,
+  "generator.width_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=_no_weights),
+  "generator.depth_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=_no_weights),
+  "objective.name": Row(kind="objective", defines=SHAPES),
+  "objective.mask_prob": Row(defines=RUN, has_schedule=True),
+  "objective.mask_token_prob": Row(
+    defines=RUN,
+    has_no_effect=lambda c: _objective(c).uses_generator and not _generator(c).is_masked_lm,
+  ),
+  "objective.temperature": Row(defines=RUN, has_schedule=True),
+  "objective.disallow_correct": _RUN,
+  "objective.unigram_share": Row(defines=RUN, has_schedule=True, earlier=0.0),
+  "objective.mlm_weight": Row(
+    defines=RUN, has_no_effect=lambda c: _objective(c).uses_generator and not _generator(c).trained
+  ),
+  "objective.discriminator_weight": Row(
+    defines=RUN, has_schedule=True, has_no_effect=lambda c: not _objective(c).uses_generator
+  ),
+  "objective.replace_mlm_weight": Row(defines=RUN, has_schedule=True, earlier=1.0),
+  "objective.adversarial_weight": _RUN,
+  "objective.contrast_weight": Row(defines=RUN, earlier=1.0),
+  "objective.contrast_group": Row(ABOVE_0, defines=RUN, earlier=8),
+  "objective.mask_prob_schedule": _RUN,
+  "objective.temperature_schedule": _RUN,
+  "objective.unigram_share_schedule": Row(defines=RUN, earlier=""),
+  "objective.discriminator_weight_schedule": _RUN,
+  "objective.replace_mlm_weight_schedule": Row(defines=RUN, earlier=""),
+  "data.dir": _FREE,
+  "data.sources": Row(builds=SHARDS),
+  "data.tfds_dir": _FREE,
+  "data.vocab": Row(builds=SHARDS),
+  "data.vocab_size": Row(ABOVE_0, builds=SHARDS),
+  "data.vocab_train_mb": Row(builds=SHARDS),
+  "data.lowercase": Row(builds=SHARDS),
+  # A manifest without it: where the vocabulary lower-cases (`Vocab.from_json`).
+  "data.strip_accents": Row(builds=SHARDS, earlier=None),
+  "data.seq_length": Row(ABOVE_0, builds=SHARDS),
+  "data.examples": Row(choices=("segments", "packed"), builds=EXAMPLES),
+  "data.split_lines": Row(builds=SEGMENTS),
+  "data.short_prob": Row(builds=SEGMENTS),
+  "data.short_min_tokens": Row(builds=SEGMENTS),
+  "data.single_segment_prob": Row(builds=SEGMENTS),
+  "data.boundary_prob": Row(builds=SEGMENTS),
+  "data.holdout_frac": Row(builds=EXAMPLES),
+  "data.max_bad_frac": _FREE,
+  "data.examples_per_shard": Row(builds=SHARDS),
+  "data.parts": Row(builds=SHARDS, earlier=0),
+  "data.dedup": Row(builds=SHARDS, earlier=""),
+  "data.workers": _FREE,
+  "optimizer.name": Row(kind="optimizer", defines=SHAPES),
+  "optimizer.learning_rate": _ABOVE_0,
+  "optimizer.schedule": Row(kind="schedule", defines=RUN),
+  "optimizer.warmup_steps": Row(in_32_bits=True, defines=RUN),
+  "optimizer.decay_power": Row(defines=RUN, has_no_effect=lambda c: c.optimizer.schedule == "wsd"),
+  "optimizer.decay_steps": Row(in_32_bits=True, defines=RUN, earlier=0),
+  "optimizer.decay_frac": Row(BELOW_1, defines=RUN, read=UNTIL_DECIDED, earlier=None),
+  "optimizer.weight_decay": _RUN,
+  "optimizer.b1": Row(BELOW_1, defines=RUN),
+  "optimizer.b2": Row(BELOW_1, defines=RUN),
+  "optimizer.eps": _ABOVE_0,
+  "optimizer.clip_norm": Row(ABOVE_0, infinite=True, defines=RUN),
+  "optimizer.sharded": _FREE,
+  "optimizer.separate_optimizers": Row(defines=SHAPES),
+  "optimizer.generator_learning_rate": _ABOVE_0,
+  "optimizer.generator_weight_decay": _RUN,
+  "optimizer.generator_clip_norm": Row(ABOVE_0, infinite=True, defines=RUN),
+  "train.batch_size": _ABOVE_0,
+  "train.steps": Row(ABOVE_0, in_32_bits=True, defines=RUN, read=UNTIL_DECIDED),
+  "train.minutes": Row(ABOVE_0, defines=RUN, read=UNTIL_DECIDED, earlier=None),
+  "train.accumulation": Row(ABOVE_0),
+  "eval.every_steps": _FREE,
+  "eval.batch_size": Row(ABOVE_0),
+  "eval.max_examples": Row(ABOVE_0),
+  "eval.pairs": Row(earlier=None),
+  "eval.max_pairs": Row(ABOVE_0, earlier=2000),
+  "checkpoint.every_steps": Row(ABOVE_0),
+  "checkpoint.keep": Row(ABOVE_0),
+  "checkpoint.keep_every_steps": _FREE,
+  "checkpoint.fallback": _FREE,
+  "checkpoint.on_error": Row(choices=("stop", "continue")),
+  "health.on_nan": Row(choices=("stop", "rollback")),
+  "health.max_rollbacks": _FREE,
+  "health.on_warning": Row(choices=("warn", "stop")),
+  "health.window": _FREE,
+  "health.loss_spike": Row(infinite=True),
+  "health.auc_margin": _FREE,
+  "health.recall": _FREE,
+  "health.entropy_ratio": _FREE,
+  "health.reference": Row(earlier=None),
+  "health.after_step": _FREE,
+  "hosts.timeout_secs": Row(ABOVE_0),
+  "hosts.slow_ratio": Row(ABOVE_0, infinite=True),
+  "profile.steps": _FREE,
+  "profile.signal_steps": Row(ABOVE_0),
+  "log.every_steps": Row(ABOVE_0),
+  "log.trackers": _FREE,
+}
+# Of the shards, saved with a run's configuration and compared as if they were fields of it.
+HASHES = {"data.manifest": Row(defines=RUN), "data.vocab_hash": Row(defines=SHAPES)}
+# {name in earlier versions: name of the field}.
+RENAMED = {
+  "objective.rtd_weight": "objective.discriminator_weight",
+  "objective.rtd_weight_schedule": "objective.discriminator_weight_schedule",
+  "optimizer.decoupled": "optimizer.separate_optimizers",
+  "log.tensorboard": "log.trackers",
+}
+# {field: {value in earlier versions: value}}
+REVALUED = {"log.trackers": {True: "tensorboard", False: ""}}
+
+_NUMBER, _RATE = Row(ABOVE_0), Row(BELOW_1)
+FINE_TUNING = {
+  "kind": _FREE,
+  "task": _FREE,
+  "init": _FREE,
+  "like": _FREE,
+  "seed": _FREE,
+  "seeds": _NUMBER,
+  "keep": Row(choices=("best", "all", "none")),
+  "data.dir": _FREE,
+  "data.tfds_dir": _FREE,
+  "data.train": _FREE,
+  "data.dev": _FREE,
+  "data.test": _FREE,
+  "data.vocab": _FREE,
+  "data.lowercase": _FREE,
+  "data.max_length": _NUMBER,
+  "data.buckets": _FREE,
+  "data.train_examples": _NUMBER,
+  "own.text": _FREE,
+  "own.pair": _FREE,
+  "own.label": _FREE,
+  "own.kind": _FREE,
+  "own.metrics": _FREE,
+  "tagging.word_column": Row(SIGNED),
+  "tagging.tag_column": Row(SIGNED),
+  "qa.stride": _NUMBER,
+  "qa.max_query": _NUMBER,
+  "qa.beam_size": _NUMBER,
+  "qa.joint": _FREE,
+  "qa.answerable_weight": _FREE,
+  "qa.hidden": _NUMBER,
+  "qa.n_best": _NUMBER,
+  "qa.max_answer_length": _NUMBER,
+  "qa.threshold": Row(SIGNED, infinite=True),
+  "model.head": Row(kind="head_layers"),
+  "model.dropout": _RATE,
+  "model.embedding_dropout": Row(BELOW_1, earlier=None),
+  "model.ffn_dropout": Row(BELOW_1, earlier=None),
+  "model.attention_dropout": _RATE,
+  "model.dtype": Row(choices=_DTYPE),
+  "model.attention": Row(choices=_attention),
+  "model.unroll": _FREE,
+  "model.remat": _FREE,
+  "optimizer.name": Row(kind="optimizer"),
+  "optimizer.learning_rate": _NUMBER,
+  "optimizer.layer_decay": _NUMBER,
+  "optimizer.layer_decay_skip": _FREE,
+  "optimizer.schedule": Row(kind="schedule"),
+  "optimizer.warmup_frac": _RATE,
+  "optimizer.decay_power": _FREE,
+  "optimizer.decay_frac": Row(BELOW_1, earlier=None),
+  "optimizer.weight_decay": _FREE,
+  "optimizer.b1": _RATE,
+  "optimizer.b2": _RATE,
+  "optimizer.eps": _NUMBER,
+  "optimizer.clip_norm": Row(ABOVE_0, infinite=True),
+  "train.batch_size": _NUMBER,
+  "train.epochs": _NUMBER,
+  "train.accumulation": _NUMBER,
+  "eval.batch_size": _NUMBER,
+  "log.every_steps": _NUMBER,
+}
+
+
+def names(rows: dict[str, Row] = PRETRAINING, **wanted) -> list[str]:
+  """Returns the fields with these values of a row: names(read=AT_START)."""
+  return [
+    name for name, row in rows.items() if all(getattr(row, k) == v for k, v in wanted.items())
+  ]
