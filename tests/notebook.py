@@ -97,6 +97,12 @@ def main() -> None:
   sys.path.append(str(installed))
   os.environ["PYTHONPATH"] = os.pathsep.join([str(packages.ROOT), str(installed)])
   os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+  # As in conftest.py: compilation is most of it.
+  os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0"
+    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+  )
   import nbclient
   import nbformat
   from jupyter_client import manager

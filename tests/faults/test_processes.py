@@ -104,10 +104,12 @@ EXACT = {
 def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
   """To 1e-6 after 20 steps, also when their number changes on the way: 1, 2, 4, 1.
 
+  test_multiprocess has two from the start.
+
   Adam's eps is 1e-3 here: with 1e-6 a gradient that is nothing but rounding, as of the key's bias,
   moves its weight by up to the learning rate.
   """
-  for count in (1, 2, 4):
+  for count in (1, 4):
     for run in harness.pair(data, tmp_path / str(count), 20, count, **EXACT):
       run.finish()
   for i, count in enumerate((1, 2, 4, 1)):
@@ -121,7 +123,7 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
     else:
       assert "resuming from step" in runs[0].finish()
   one = params(tmp_path / "1", 20)
-  for name in ("2", "4", "moved"):
+  for name in ("4", "moved"):
     found = params(tmp_path / name, 20)
     print(f"{name}: {max(np.abs(found[key] - one[key]).max() for key in one):.1e} apart")
     for key, value in found.items():
