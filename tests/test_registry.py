@@ -168,6 +168,26 @@ def test_a_source_of_ones_own_is_read_by_worker_processes(tiny_shards, tmp_path,
     sources.parse("unknown:x")
 
 
+def test_a_script_without_a_guard_builds_with_several_processes(tiny_shards, tmp_path):
+  text = Path(tiny_shards).parent / "text.txt"
+  (tmp_path / "script.py").write_text(
+    "import electra_jax\nprint('started')\n"
+    "config = electra_jax.load_config('base', {'data.dir': 'shards', 'data.workers': 2,\n"
+    f"  'data.sources': 'text:{text}', 'data.seq_length': 16, 'data.vocab_size': 100,\n"
+    "  'data.holdout_frac': 0.1})\n"
+    "print(electra_jax.build(config)['splits']['train']['examples'], __file__)\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+  )
+  assert done.returncode == 0, done.stderr
+  examples = shards.read_manifest(tiny_shards)["splits"]["train"]["examples"]
+  assert done.stdout.count("started") == 1
+  assert (
+    done.stdout.endswith(f"{examples} {tmp_path / 'script.py'}\n") or "script.py" in done.stdout
+  )
+
+
 @pytest.mark.parametrize("name", [n for n in electra_jax.__all__ if n != "__version__"])
 def test_every_name_of_the_package_is_there_and_documented(name):
   assert getattr(electra_jax, name).__doc__

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -35,6 +36,27 @@ def without_collection() -> Iterator[None]:
       gc.enable()
 
 
+class _Process(multiprocessing.context.SpawnProcess):
+  """A spawned process that does not run the program's main file again, which need not be guarded.
+
+  What it is given to do is in modules.
+  """
+
+  @staticmethod
+  def _Popen(process):  # noqa: N802 (of the standard library)
+    main = vars(sys.modules["__main__"])
+    kept = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None
+    try:
+      return multiprocessing.context.SpawnProcess._Popen(process)
+    finally:
+      main.update(kept)
+
+
+class _Context(multiprocessing.context.SpawnContext):
+  Process = _Process
+
+
 @contextlib.contextmanager
 def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[ProcessPoolExecutor]:
   """Starts processes, each of which first calls prepare(*args).
@@ -42,10 +64,9 @@ def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[Proc
   They end with this process, even if it is killed. They are spawned, not forked: this process may
   run TensorFlow threads, which a fork would break.
   """
-  context = multiprocessing.get_context("spawn")
   pool = ProcessPoolExecutor(
     workers,
-    mp_context=context,
+    mp_context=_Context(),
     initializer=_start_worker,
     initargs=(registry.origins(), prepare, args),
   )
