@@ -274,8 +274,9 @@ def test_compiled_programs_are_kept_in_the_workdir_unless_another_place_is_named
   try:
     for named, kept in ((None, str(tmp_path / "compiled")), ("elsewhere", "elsewhere")):
       jax.config.update("jax_compilation_cache_dir", named)
-      train._use_compilation_cache(tmp_path)
-      assert jax.config.jax_compilation_cache_dir == kept
+      with train._compilation_cache(tmp_path):
+        assert jax.config.jax_compilation_cache_dir == kept
+      assert jax.config.jax_compilation_cache_dir == named
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
 

@@ -314,7 +314,8 @@ def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.Exi
 
   Returns the run and the allowed changes of fields.
   """
-  registry.check((read_config(workdir) or {}).get(specs.REGISTERED, {}), workdir)
+  if jax.process_index() == 0:  # which says it to the others
+    registry.check((read_config(workdir) or {}).get(specs.REGISTERED, {}), workdir)
   validate.check(config)
   validate.check_devices(config)
   if jax.process_index() > 0:
