@@ -5,9 +5,10 @@
 Question: which rate do configs/speedrun.py:electra and :bert want at 512, where no rate can be
 tried here? Muon's updates have the root mean square of AdamW's whatever the width, so the best rate
 should not depend on it. Two layers of 128 train for 300 steps of 32 x 128 tokens at 1e-3 and its
-doubles, until the loss rises; bert at the best rate and its neighbours for 900 steps too, since the
-best rate falls in longer runs; and two layers of 256 for 300 steps at these. Schedule, optimizer
-and the decay's share are the speedrun's. The measure is the main network's loss on held-out text:
+doubles, until the loss rises; bert at the best rate and its neighbours for 900 steps too, and at
+lower ones until the loss rises, since the best rate falls in longer runs; and two layers of 256 for
+300 steps at the best rate and its neighbours. Schedule, optimizer and the decay's share are the
+speedrun's. The measure is the main network's loss on held-out text:
 of words (bert), or of words + 5 x detection, as in training (electra). Rule: if 256 prefers the
 rate of 128 or a neighbour, width does not matter. What three times the steps lower the best rate by
 is a power of the steps, by which the speedrun's steps lower it further. Rows are kept as they come.
@@ -82,8 +83,11 @@ def search(out: Path, rows: jobs.Rows, arm: str) -> None:
   best = losses.index(min(losses))
   around = RATES[max(best - 1, 0) : best + 2]
   if arm == "bert":
-    for rate in around:
-      measure(out, rows, arm, WIDTHS[0], LONGER, rate)
+    longer = {rate: measure(out, rows, arm, WIDTHS[0], LONGER, rate) for rate in around}
+    for rate in reversed(RATES[: max(best - 1, 0)]):
+      if min(longer, key=longer.get) > min(longer):
+        break
+      longer[rate] = measure(out, rows, arm, WIDTHS[0], LONGER, rate)
   for rate in around:
     measure(out, rows, arm, WIDTHS[1], STEPS, rate)
 
