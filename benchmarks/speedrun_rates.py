@@ -8,10 +8,10 @@ should not depend on it. Two layers of 128 train for 300 steps of 32 x 128 token
 doubles, until the loss rises; bert at the best rate and its neighbours for 900 steps too, and at
 lower ones until the loss rises, since the best rate falls in longer runs; and two layers of 256 for
 300 steps at the best rate and its neighbours. Schedule, optimizer and the decay's share are the
-speedrun's. The measure is the main network's loss on held-out text:
-of words (bert), or of words + 5 x detection, as in training (electra). Rule: if 256 prefers the
-rate of 128 or a neighbour, width does not matter. What three times the steps lower the best rate by
-is a power of the steps, by which the speedrun's steps lower it further. Rows are kept as they come.
+speedrun's. The measure is the main network's loss on held-out text: of words (bert), or of words +
+5 x detection, as in training (electra). Rule: if 256 prefers the rate of 128 or a neighbour, width
+does not matter. What three times the steps lower the best rate by is a power of the steps, by which
+the speedrun's steps lower it further. Rows are kept as they come.
 """
 
 import argparse
