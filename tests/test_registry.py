@@ -67,7 +67,7 @@ def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
   ):
     with pytest.raises(ValueError, match=wanted):
       use()
-  registry.import_module("my_objectives.py")  # another origin is no other run
+  registry.import_module("my_objectives.py")  # a run resumes with its entry from another file
   longer = shuffled(tiny_shards)
   longer.train.steps, longer.allow_config_change = 3, "train.steps"
   assert train.train(longer, tmp_path / "run").step == 3

@@ -81,8 +81,8 @@ def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> Co
     fields: values to set; `electra-jax config NAME` lists all fields.
 
   Raises:
-    FileNotFoundError, ValueError: there is no such configuration or field, or a value is of another
-      type.
+    FileNotFoundError: no configuration has this name.
+    ValueError: the schema lacks a field, or a value has the wrong type.
   """
   file, colon, arg = str(name).partition(":")
   config = load_named(f"{file.removesuffix('.py')}.py{colon}{arg}")

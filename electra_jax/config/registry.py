@@ -65,7 +65,7 @@ def register(**kinds: Mapping[str, Any]) -> None:
 
 
 def table(kind: str) -> dict[str, Any]:
-  """Returns the entries of a kind; raises ValueError if there is no such kind."""
+  """Returns the entries of a kind; raises ValueError for an unknown kind."""
   if kind not in KINDS:
     close = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
     raise ValueError(f"unknown kind {kind!r}; did you mean {close!r}?")

@@ -369,7 +369,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
 
 
 def unread(fields: list[str], read: str) -> list[str]:
-  """Returns the fields that are no longer read, by what their rows say."""
+  """Returns the fields that the run ignores from the point `read` of their schema rows."""
   return [field for field in fields if field in schema.names(read=read)]
 
 
