@@ -168,7 +168,8 @@ def states(job: str) -> set[str]:
 
 def finish(job: str, log: Path) -> None:
   """Waits for a job to be completed; if it fails, shows the end of its log."""
-  wait_for(f"the end of job {job}", lambda: states(job) and states(job) <= ENDED)
+  # A job of two processes takes 80 s alone on two cores, and over 300 s beside other tests.
+  wait_for(f"the end of job {job}", lambda: states(job) and states(job) <= ENDED, 1200)
   if states(job) != {"COMPLETED"}:
     raise SystemExit(f"{log.read_text()[-3000:]}\njob {job}: {', '.join(states(job))}")
 
