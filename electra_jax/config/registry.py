@@ -118,7 +118,7 @@ def origins() -> list[str]:
 
 
 def origin(kind: str, name: str) -> str | None:
-  """Returns the module or file that registered an entry, None of one of the project's own."""
+  """Returns the module or file that registered an entry, None for one of the project's own."""
   return _origins.get((kind, name))
 
 
