@@ -34,8 +34,8 @@ import machine
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, files
+from electra_jax.monitor import bands, metrics
 from electra_jax.report import saved_run
-from electra_jax.runtime import bands, metrics
 
 PROGRAM = 'import runpy; runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)'
 # The labels of the row before, for both networks.

@@ -21,10 +21,12 @@ from jax._src.cudnn import fused_attention_stablehlo  # noqa: E402
 
 from electra_jax.config import files, validate  # noqa: E402
 from electra_jax.core import flops  # noqa: E402
-from electra_jax.core.flops import traffic  # noqa: E402
+from electra_jax.cost import (
+  preflight,  # noqa: E402
+  targets,  # noqa: E402
+  traffic,  # noqa: E402
+)
 from electra_jax.pretrain.run import spec_without_data  # noqa: E402
-from electra_jax.programs import preflight  # noqa: E402
-from electra_jax.runtime import targets  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "speedrun_candidates.jsonl"
 CONFIG, TOPOLOGY, SECS, LENGTH = "configs/speedrun.py:electra", "h200x1", 480, 128

@@ -26,8 +26,8 @@ import peers
 from electra_jax.config import files
 from electra_jax.core import optimizer, task_heads
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
-from electra_jax.data import finetune_batches as data
 from electra_jax.data import tokenizer
+from electra_jax.finetune import batches as data
 from electra_jax.finetune import glue, glue_files, loop, tasks
 from electra_jax.runtime import parallel
 

@@ -21,10 +21,9 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from electra_jax.config import files
-from electra_jax.data.finetune_batches import subset
+from electra_jax.cost import tables
 from electra_jax.evaluate import pairs
-from electra_jax.programs import flops
-from electra_jax.runtime.metrics import read_history
+from electra_jax.monitor.metrics import read_history
 
 _RUNNING = collections.defaultdict(threading.Lock)  # by folder and job
 
@@ -177,7 +176,7 @@ def at_rate(config: str, fields: dict, rate: float, budget: float) -> dict:
   if optimizer.separate_optimizers:
     ratio = optimizer.generator_learning_rate / optimizer.learning_rate
     fields["optimizer.generator_learning_rate"] = rate * ratio
-  _, products = flops.step_costs(loaded)
+  _, products = tables.step_costs(loaded)
   steps = max(10, round(budget / sum(products.values())))
   warmup = min(optimizer.warmup_steps, steps // 10)
   return fields | {"train.steps": steps, "optimizer.warmup_steps": warmup}
@@ -203,7 +202,7 @@ def train(out: Path, name: str, config: str, fields: dict) -> Path:
 
 def write_pairs(out: Path, source: Path, count: int) -> None:
   """Writes `count` of the minimal pairs of a file to out/pairs.jsonl."""
-  few = subset(pairs.read(source), count)
+  few = pairs.read(source, count)
   lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
   (out / "pairs.jsonl").write_text("\n".join(lines) + "\n")
 

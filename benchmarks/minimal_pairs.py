@@ -20,10 +20,10 @@ import machine
 import numpy as np
 from rich.console import Console
 
-from electra_jax.data.finetune_batches import subset
 from electra_jax.evaluate import pairs, scorers
+from electra_jax.export import writer
+from electra_jax.finetune.batches import subset
 from electra_jax.interop import sources
-from electra_jax.programs import export
 
 
 class Peer:
@@ -62,7 +62,7 @@ def main() -> None:
   network = scorers.network_for("mlm", source.networks, args.model)
   scorer = scorers.SentenceScorer("mlm", network.cfg, source.tokenizer)
   with tempfile.TemporaryDirectory() as folder:
-    export.export_hf(source, Path(folder) / "out", Console(quiet=True))
+    writer.export_hf(source, Path(folder) / "out", Console(quiet=True))
     role = next(role for role, found in source.networks.items() if found is network)
     peer = Peer(Path(folder) / "out" / role)
     peer(some[0].good)

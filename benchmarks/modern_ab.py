@@ -29,7 +29,7 @@ from pathlib import Path
 import jobs
 import machine
 
-from electra_jax.runtime.metrics import read_history
+from electra_jax.monitor.metrics import read_history
 
 CONFIG, SEEDS, PAIRS = "configs/quickstart.py", (0, 1, 2), 6_700
 # What differs from configs/quickstart.py, in every run and the build; AdamW and no windows.

@@ -29,8 +29,9 @@ from train_step import VOCAB, Ours, synthetic_batch
 from electra_jax.config import files, specs
 from electra_jax.core import objectives, optimizer, step
 from electra_jax.data import build
-from electra_jax.programs import train
-from electra_jax.runtime import metrics, parallel, terminal
+from electra_jax.monitor import metrics
+from electra_jax.pretrain import train
+from electra_jax.runtime import parallel, terminal
 
 # Configuration and stage; what needs another run comes after it.
 CONFIGS = (

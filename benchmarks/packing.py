@@ -22,9 +22,10 @@ import machine
 from electra_jax.config import files, specs
 from electra_jax.core import attention
 from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.cost import targets
 from electra_jax.data import build, pretrain_batches
 from electra_jax.pretrain import run
-from electra_jax.runtime import parallel, targets
+from electra_jax.runtime import parallel
 
 TOKENS = 2048  # of a batch
 ROUNDS, STEPS = 6, 5

@@ -23,9 +23,8 @@ import numpy as np
 from train_step import change, synthetic_batch
 
 from electra_jax.config import files, specs
-from electra_jax.core.flops import gpus
+from electra_jax.cost import gpus, preflight
 from electra_jax.pretrain.run import Horizon, make_train_fns, spec_without_data
-from electra_jax.programs import preflight
 from electra_jax.runtime import parallel
 
 ROOT = Path(__file__).resolve().parent.parent

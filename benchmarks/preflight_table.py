@@ -23,7 +23,7 @@ import machine
 from rich.console import Console
 
 from electra_jax.config import files
-from electra_jax.core.flops import chips, gpus
+from electra_jax.cost import chips, gpus
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "preflight_table.json"

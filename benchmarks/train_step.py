@@ -33,8 +33,9 @@ from ml_collections import ConfigDict
 from electra_jax.config import compare, files, specs
 from electra_jax.core import flops, objectives
 from electra_jax.core.batch import Batch
+from electra_jax.monitor import metrics
 from electra_jax.pretrain import run as pretraining
-from electra_jax.runtime import metrics, parallel
+from electra_jax.runtime import parallel
 
 # BERT's uncased vocabulary, as far as the step needs to know it.
 VOCAB = SimpleNamespace(size=30522, mask=103, special_ids=(0, 101, 102, 103))

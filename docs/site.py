@@ -58,16 +58,21 @@ def copy_pages() -> None:
         copy(linked)
 
 
+def has_code(path: Path) -> bool:
+  return re.search(r"^(def|class) ", path.read_text(), re.MULTILINE) is not None
+
+
 def write_api() -> list[dict]:
-  """Writes a page for each package and returns the navigation to them."""
+  """Writes a page for each package, and one for `encoder`; returns the navigation to them."""
   (SOURCE / "api").mkdir()
-  for package in PACKAGES:
-    folder = ROOT / "electra_jax" / package
-    modules = [p.relative_to(ROOT).with_suffix("") for p in sorted(folder.rglob("*.py"))]
-    names = [".".join(m.parts) for m in modules if not m.name.startswith("__")]
+  pages = {"encoder": [ROOT / "electra_jax" / "encoder.py"]}
+  pages |= {name: sorted((ROOT / "electra_jax" / name).rglob("*.py")) for name in PACKAGES}
+  for page, paths in pages.items():
+    files = [p.parent if p.name == "__init__.py" else p for p in paths if has_code(p)]
+    names = [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files]
     blocks = "\n".join(f"## `{name}`\n\n::: {name}\n" for name in names)
-    (SOURCE / "api" / f"{package}.md").write_text(f"# electra_jax.{package}\n\n{blocks}")
-  return [{package: f"api/{package}.md"} for package in PACKAGES]
+    (SOURCE / "api" / f"{page}.md").write_text(f"# electra_jax.{page}\n\n{blocks}")
+  return [{page: f"api/{page}.md"} for page in pages]
 
 
 def configuration(api: list[dict]) -> dict:

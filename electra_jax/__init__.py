@@ -22,11 +22,11 @@ _HOMES = {
   "load_task": "finetune.model.load",
   "load_config": "config.fields.load_config",
   "build": "data.build.build",
-  "train": "programs.train.train",
-  "fine_tune": "programs.finetune.fine_tune",
-  "evaluate_pairs": "programs.evaluate.evaluate_pairs",
-  "evaluate_detection": "programs.evaluate.evaluate_detection",
-  "evaluate_probe": "programs.evaluate.evaluate_probe",
+  "train": "pretrain.train.train",
+  "fine_tune": "finetune.train.fine_tune",
+  "evaluate_pairs": "evaluate.measures.evaluate_pairs",
+  "evaluate_detection": "evaluate.measures.evaluate_detection",
+  "evaluate_probe": "evaluate.measures.evaluate_probe",
   "register": "config.registry.register",
 }
 __all__ = [*_HOMES, "__version__"]

@@ -21,8 +21,8 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.evaluate import scorers
 from electra_jax.interop import likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Network
+from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel, terminal
-from electra_jax.runtime.display import doing
 
 POOLS = ("mean", "cls")
 SHOWN = 2_000  # texts from which on progress is shown
@@ -294,13 +294,13 @@ class Encoder:
     Raises:
       ExchangeError, ValueError: nothing was written.
     """
-    from electra_jax.programs import export
+    from electra_jax.export import writer
 
     if form not in ("hf", "orbax"):
       raise ValueError(f"form must be hf or orbax, got {form!r}")
     if form == "orbax" and storage:
       raise ValueError(f"{', '.join(storage)}: for form='hf'; an orbax export is float32")
-    export.write(self._source, Path(out), form, terminal.console(), **storage)
+    writer.write(self._source, Path(out), form, terminal.console(), **storage)
 
   def _texts(self, texts: str | Sequence[str]) -> tuple[list[str], bool]:
     """Returns the texts as a list, and whether there was one alone."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from electra_jax.commands import cli
 from electra_jax.config import files, specs
-from electra_jax.report import __main__ as report
-from electra_jax.runtime import bands
-from electra_jax.runtime.health import Health
+from electra_jax.monitor import bands
+from electra_jax.monitor.health import Health
 
 ROOT = Path(__file__).resolve().parent.parent
 JSON = {"quickstart": "bands.json", "modern_short": "bands_modern_short.json"}
@@ -228,14 +228,12 @@ def test_a_band_that_begins_after_a_runs_last_step_is_a_warning(tmp_path):
     specs.reference(config)
 
 
-def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, monkeypatch, capsys):
+def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, capsys):
   config, out = files.load("quickstart.py"), tmp_path / "band.json"
   runs = [save_run(tmp_path / f"{s}", config, s, RUNS["quickstart"]["", s]) for s in (0, 1, 2)]
 
   def command(*folders):
-    argv = ["report", "--make-band", *map(str, folders), f"--out={out}"]
-    monkeypatch.setattr("sys.argv", argv)
-    report.main()
+    cli.call("report", ["--make-band", *map(str, folders), f"--out={out}"])
 
   command(*runs)
   assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 2,600\n"

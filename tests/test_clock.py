@@ -10,10 +10,10 @@ import pytest
 from conftest import make_tiny_config
 from test_train import lines, saved
 
-from electra_jax.pretrain import clock
-from electra_jax.programs import train
+from electra_jax.monitor import goodput, journal
+from electra_jax.pretrain import clock, train
 from electra_jax.report import saved_run, verdict
-from electra_jax.runtime import checkpoint, goodput, journal
+from electra_jax.runtime import checkpoint
 
 
 def by_the_clock(config, minutes: float, decay_frac: float = 0.25):

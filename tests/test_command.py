@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from electra_jax import __version__
-from electra_jax.__main__ import COMMANDS
-from electra_jax.config import cli, compare, fields, files
+from electra_jax.commands import COMMANDS, cli
+from electra_jax.config import compare, fields, files
+from electra_jax.runtime import terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = {"jax", "flax", "optax", "orbax", "tensorflow", "tokenizers", "matplotlib", "pyarrow"}
@@ -57,11 +58,11 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   options = {
     "evaluate": "pairs",
     "report": "--make-band",
-    "score": "--checkpoint",
+    "score": "--model",
     "export": "--to",
     "config": "--grep",
   }
-  assert options.get(name, "--config=") in done.stdout
+  assert options.get(name, "--config FILE") in done.stdout
   assert not slow_imports(done)
 
 
@@ -81,7 +82,7 @@ def test_a_command_works_with_streams_closed(closed):
     (["trian"], 2, "unknown command 'trian'; did you mean train?"),
     (["train"], 2, "--config=FILE and --workdir=DIR are needed"),
     (["build", "--runner=beam", "--", "--help"], 2, "--config=FILE is needed, e.g. --config="),
-    (["train", "--workdirr=x"], 2, "Unknown command line flag 'workdirr'"),
+    (["train", "--workdirr=x"], 2, "unknown option --workdirr; did you mean --workdir?"),
     (["train", "--config=configs/bas.py"], 1, "did you mean configs/base.py?: configs/bas.py"),
     (["config", "configs/smal.py"], 1, "did you mean configs/small.py?: configs/smal.py"),
     (["config", "configs/small.py", "--grep=xyz"], 1, "--grep=xyz: no field matches, of "),
@@ -185,11 +186,11 @@ def test_comments_stand_above_a_field_or_behind_it(tmp_path):
   ],
 )
 def test_a_program_knows_how_it_was_called(typed, name, command, monkeypatch):
-  monkeypatch.setattr(sys, "orig_argv", [*typed.split(), "--workdir=a b"])
-  monkeypatch.setattr(sys, "argv", ["program", "--workdir=a b"])
-  assert cli.program_name() == name
-  assert cli.command_line().startswith(command)
-  assert cli.command_line().endswith(" '--workdir=a b'")
+  arguments = ["--workdir=a b"]
+  monkeypatch.setattr(sys, "orig_argv", [*typed.split(), *arguments])
+  assert cli.program_name(arguments) == name
+  assert terminal.command_line().startswith(command)
+  assert terminal.command_line().endswith(" '--workdir=a b'")
 
 
 def test_a_tilde_within_an_argument_is_the_home_folder(tmp_path, monkeypatch):
@@ -204,7 +205,7 @@ def test_a_tilde_within_an_argument_is_the_home_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_a_containers_first_process_whose_default_would_drop_it(number):
   code = (
-    "import os, signal; os.getpid = lambda: 1; from electra_jax.config import cli;"
+    "import os, signal; os.getpid = lambda: 1; from electra_jax.commands import cli;"
     f" cli.report(lambda: signal.raise_signal({int(number)}))"
   )
   done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from electra_jax.config import cli, compare, files, schema, specs, validate
+from electra_jax.commands import cli
+from electra_jax.config import compare, files, schema, specs, validate
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.finetune import from_config
 
@@ -96,20 +97,22 @@ def test_a_delta_anywhere_builds_on_base_and_cannot_invent_fields(tmp_path, monk
         files.load(delta)
 
 
-PROGRAM = """
+PROGRAM = '''
+"""A command."""
 import sys
-from absl import flags
-from electra_jax.config import cli
-cli.define_config_flag()
-def main():
-  c = flags.FLAGS.config
+from electra_jax.commands import cli
+def add_options(p):
+  p.add_config()
+def main(args):
+  c = args.config
   if c.seed == 1: raise ValueError("a number\\nand another")
   if c.seed == 2: {}["bug"]
   if c.seed == 3: int("a bug of ours, in a program that is not ours")
   if c.seed == 4: open("/no/such/file")
   print(c.train.steps, c.optimizer.learning_rate, c.data.dir, c.model.remat)
-cli.run(main)
-"""
+sys.modules['electra_jax.commands.mine'] = sys.modules['__main__']
+cli.start('mine')
+'''
 
 
 def run_program(tmp_path, *args, program=PROGRAM, **env):
@@ -154,8 +157,8 @@ def test_fields_change_from_the_command_line_in_every_spelling(tmp_path):
     (["--config.model.biases=perhaps"], 2, "model.biases=perhaps"),
     (["--config.log.tensorboard=true"], 1, "config.log.tensorboard was renamed to config.log"),
     (["--config.train.steps=None"], 2, "flag --config.train.steps=None: the field always has a"),
-    (["--confg.train.steps=1"], 2, "Unknown command line flag 'confg.train.steps'"),
-    (["stray"], 2, "'stray' is not a flag"),
+    (["--confg.train.steps=1"], 2, "unknown option --confg.train.steps; did you mean --config"),
+    (["stray"], 2, "'stray' is not an option"),
     (["--config.seed=4"], 1, "No such file or directory: /no/such/file"),
   ],
 )
@@ -168,25 +171,25 @@ def test_what_a_user_gets_wrong_is_one_line_and_a_nonzero_exit(tmp_path, args, c
 def test_an_empty_argument_is_a_value_of_its_own(tmp_path):
   args = ["--config", "configs/base.py", "--config.data.dir", "", "--config.train.steps=7"]
   assert run_program(tmp_path, *args)[1] == "7 0.0002  False\n"
-  assert run_program(tmp_path, *args, "")[2].startswith("error: '' is not a flag")
+  assert run_program(tmp_path, *args, "")[2].startswith("error: '' is not an option")
 
 
 def test_what_stands_after_two_dashes_is_an_option_as_it_is(tmp_path):
   options = ["--config=other.py", "--config", "x", "", "--config.train.steps=9", "--", "--help"]
   args = ["--config=configs/base.py", "--config.train.steps=7", "--", *options]
-  assert run_program(tmp_path, *args)[2].startswith("error: '--config=other.py' is not a flag")
-  program = PROGRAM.replace("def main():", "def main(options):\n  print(options)")
-  program = program.replace("cli.run(main)", "cli.run(main, takes_options=True)")
+  assert run_program(tmp_path, *args)[2].startswith("error: '--config=other.py' is not an option")
+  program = PROGRAM.replace("def main(args):", "def main(args):\n  print(args.rest)")
+  program = program.replace("  p.add_config()", "  p.add_config()\n  p.takes_rest = True")
   code, out, err = run_program(tmp_path, *args, program=program)
   assert (code, out, err) == (0, f"{options}\n7 0.0002 None False\n", "")
 
 
 def test_a_stdout_that_is_not_utf_8_gets_boxes_and_letters_in_ascii(tmp_path):
   program = PROGRAM.replace(
-    "def main():\n",
+    "def main(args):\n",
     "from rich.table import Table\n"
     "from electra_jax.runtime import terminal\n"
-    "def main():\n"
+    "def main(args):\n"
     "  table = Table('0.5 \xb1 0.1')\n"
     "  table.add_row('a')\n"
     "  terminal.console().print(table)\n"
@@ -202,7 +205,7 @@ def test_a_stdout_that_is_not_utf_8_gets_boxes_and_letters_in_ascii(tmp_path):
 @pytest.mark.parametrize("is_log", [True, False])
 def test_a_stdout_that_cannot_be_written_is_an_error_unless_it_is_a_log(tmp_path, is_log):
   log = "  from electra_jax.runtime import terminal\n  print = terminal.log_console().print\n"
-  program = PROGRAM.replace("def main():\n", f"def main():\n{log * is_log}")
+  program = PROGRAM.replace("def main(args):\n", f"def main(args):\n{log * is_log}")
   program = f"import sys\nsys.stdout = open('/dev/full', 'w')\n{program}"
   code, _, err = run_program(tmp_path, "--config=configs/base.py", program=program)
   assert (code, err) == ((0, "") if is_log else (1, "error: No space left on device\n"))

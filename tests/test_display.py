@@ -8,8 +8,9 @@ import time
 import pytest
 from rich.console import Console
 
-from electra_jax.runtime import display, journal, terminal
-from electra_jax.runtime.display import Activity, Display
+from electra_jax.monitor import display, journal
+from electra_jax.monitor.display import Activity, Display
+from electra_jax.runtime import terminal
 
 VALUES = {
   "mlm_loss": 6.5,

@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax.config import cli, compare, files
+from electra_jax.config import compare, fields, files
+from electra_jax.evaluate import likelihoods
+from electra_jax.export import writer
 from electra_jax.finetune import model
 from electra_jax.interop import sources
-from electra_jax.programs import export, score, train
+from electra_jax.pretrain import train
 from electra_jax.runtime import workdir
 
 VERSIONS = sorted((Path(__file__).parent / "golden").glob("version_*"))
@@ -69,7 +71,7 @@ def test_a_new_field_refuses_an_earlier_run_only_where_it_changes_what_is_comput
 
 def test_the_old_name_of_a_field_is_an_error_with_the_new_one():
   with pytest.raises(ValueError, match="decoupled was renamed to config.optimizer.sep"):
-    cli.check_field(files.load("base.py"), "optimizer.decoupled")
+    fields.check_field(files.load("base.py"), "optimizer.decoupled")
 
 
 def test_a_run_of_an_earlier_version_goes_on_as_it_did_then(earlier):
@@ -85,7 +87,7 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_did_then(earlier):
 
 def test_a_run_of_an_earlier_version_is_scored_as_it_was_then(earlier):
   expected = json.loads((earlier / "expected.json").read_text())["scores"]
-  found = score.Scorer("run")([text for _, _, text in expected])
+  found = likelihoods.Scorer("run")([text for _, _, text in expected])
   assert [tokens for _, tokens in found] == [tokens for _, tokens, _ in expected]
   # Printed with four decimals.
   np.testing.assert_allclose([x for x, _ in found], [x for x, _, _ in expected], atol=1e-4)
@@ -97,7 +99,7 @@ def test_a_run_of_an_earlier_version_is_exported_and_read_again(earlier, form, c
 
   source = sources.open_source("run")
   if form == "hf":
-    export.export_hf(source, earlier / "out", Console(soft_wrap=True))
+    writer.export_hf(source, earlier / "out", Console(soft_wrap=True))
     again = sources.open_source(earlier / "out")
     assert again.networks.keys() == {"discriminator", "generator"}
   else:

@@ -29,12 +29,12 @@ from electra_jax.core import (
 )
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.evaluate import scorers
+from electra_jax.export import writer
 from electra_jax.finetune import glue, labels, prepare, tasks
 from electra_jax.finetune.labels import TextTask
 from electra_jax.interop import electra, huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Source
-from electra_jax.programs import export
-from electra_jax.runtime import chance
+from electra_jax.monitor import baselines
 
 PACKAGE = Path(electra_jax.__file__).parent
 
@@ -71,7 +71,7 @@ def test_an_objective_with_a_head_of_its_own_keeps_its_encoder(
     jax.tree.map(np.testing.assert_array_equal, read[role].weights, dict(network.weights))
   source = Source({"discriminator": found["discriminator"]}, None, {})
   out = io.StringIO()
-  export.export_hf(source, tmp_path / "hf", Console(file=out, soft_wrap=True))
+  writer.export_hf(source, tmp_path / "hf", Console(file=out, soft_wrap=True))
   read = sources.open_source(tmp_path / "hf").networks["discriminator"]
   # Hugging Face has no class for this head: the encoder goes out without it.
   assert read.head == (None if main == "mine_head" else main)
@@ -143,12 +143,12 @@ def test_every_loss_of_an_objective_has_a_trivial_baseline(name, monkeypatch):
   evaluate = functools.partial(objectives.make(spec), step=None)
   found = jax.eval_shape(evaluate, objectives.param_shapes(spec), batch, keys_of(batch))
   line = dict.fromkeys(found, 0.5)
-  assert set(chance.words(line)) - {"all_tokens"} == made
-  baselines = chance.Chance(entropy=6.0, most_frequent=0.1, choices=15)
+  assert set(baselines.words(line)) - {"all_tokens"} == made
+  chance = baselines.Baselines(entropy=6.0, most_frequent=0.1, choices=15)
   # REINFORCE's own measures; the first is a loss of nothing that the text could tell.
   known = {"baseline_loss", "slot_rtd_loss"}
   for loss in {name for name in line if name.endswith("_loss")} - known:
-    assert baselines.level(loss, line), loss
+    assert chance.level(loss, line), loss
 
 
 def test_positions_that_need_neither_a_table_nor_rotations_are_an_entry_alone(monkeypatch):

@@ -14,17 +14,19 @@ import pytest
 from conftest import make_tiny_config
 from rich.console import Console
 
+from electra_jax.commands import cli
 from electra_jax.core import networks, objectives
-from electra_jax.data.finetune_batches import subset
 from electra_jax.data.pretrain_batches import Shards
-from electra_jax.evaluate import __main__ as program
-from electra_jax.evaluate import detect, pairs, scorers
+from electra_jax.evaluate import detect, likelihoods, pairs, probe, scorers
 from electra_jax.evaluate.pairs import Pair
-from electra_jax.finetune import probe, tagging
+from electra_jax.export import writer
+from electra_jax.finetune import tagging
+from electra_jax.finetune.batches import subset
 from electra_jax.interop import huggingface, likelihood, sources
+from electra_jax.monitor import journal, metrics
+from electra_jax.pretrain import train
 from electra_jax.pretrain.run import prepare
-from electra_jax.programs import export, score, train
-from electra_jax.runtime import journal, metrics, processes
+from electra_jax.runtime import processes
 
 RNG = random.Random(3)
 
@@ -62,7 +64,7 @@ def electra(tiny_shards, tmp_path_factory, files):
 def bert(electra, tmp_path_factory):
   """A masked language model: the generator of that run, alone."""
   folder = tmp_path_factory.mktemp("bert") / "hf"
-  export.export_hf(sources.open_source(electra), folder, Console(quiet=True))
+  writer.export_hf(sources.open_source(electra), folder, Console(quiet=True))
   return folder / "generator"
 
 
@@ -73,7 +75,7 @@ def scores_of(source, scorer, sentences=SENTENCES):
 
 
 def test_pseudo_log_likelihoods_are_those_of_the_scoring_program(bert):
-  expected = [log_p for log_p, _ in score.Scorer(bert)(SENTENCES)]
+  expected = [log_p for log_p, _ in likelihoods.Scorer(bert)(SENTENCES)]
   # Sums of a dozen float32 terms in batches of other shapes.
   np.testing.assert_allclose(scores_of(sources.open_source(bert), "mlm"), expected, rtol=1e-5)
 
@@ -84,7 +86,7 @@ def logits_of(source, network, text):
   (ids,) = tokens.encode_batch([text])
   row = np.array([[tokens.vocab.cls, *ids, tokens.vocab.sep]], np.int32)
   batch = scorers.Batch(row, np.zeros_like(row), np.ones(row.shape, bool), np.zeros(1, np.int32))
-  return ids, np.float64(export.logits(source.networks[network], batch))[0, 1:-1]
+  return ids, np.float64(writer.logits(source.networks[network], batch))[0, 1:-1]
 
 
 def test_an_unmasked_score_is_the_sum_of_log_softmax_at_each_token_itself(electra):
@@ -136,7 +138,7 @@ def test_words_are_those_of_berts_tokenizer(words):
 @pytest.mark.long
 def test_every_format_gives_the_same_accuracies(electra, tmp_path, files):
   source = sources.open_source(electra)
-  export.export_hf(source, tmp_path / "hf", Console(quiet=True))
+  writer.export_hf(source, tmp_path / "hf", Console(quiet=True))
   (tmp_path / "orbax").mkdir()
   sources.save_orbax(tmp_path / "orbax", source)
   expected = scores_of(source, "rtd")
@@ -147,16 +149,14 @@ def test_every_format_gives_the_same_accuracies(electra, tmp_path, files):
   )
 
 
-def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsys, monkeypatch):
+def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsys):
   last = metrics.read_history(electra / "metrics.jsonl")[-1]
   source, few = sources.open_source(electra), subset(files[1], 9)
   scores = scores_of(source, "rtd", [p.good for p in few] + [p.bad for p in few])
   assert last["pairs_accuracy"] == (scores[:9] > scores[9:]).mean()
   assert journal.read(electra)[0]["pairs"] == 9
   path, out = write_pairs(tmp_path / "few.jsonl", few), tmp_path / "new" / "out"
-  command = ["evaluate", "pairs", f"--model={electra}", f"--data={path}", f"--out={out}"]
-  monkeypatch.setattr("sys.argv", command)
-  program.main()
+  cli.call("evaluate", ["pairs", f"--model={electra}", f"--data={path}", f"--out={out}"])
   assert f"9 pairs, rtd: {100 * last['pairs_accuracy']:.2f} %" in capsys.readouterr().out
   found = json.loads((out / "pairs.json").read_text())
   assert found["all"]["accuracy"] == last["pairs_accuracy"]
@@ -343,7 +343,7 @@ def test_networks_are_evaluated_in_full_precision(electra, tiny_shards, monkeypa
   network, tags = source.networks["discriminator"], [tagging.Sentence(("ab", "c"), ("X", "Y"), "x")]
   heldout = Shards.open(tiny_shards, "heldout")
   for evaluation in (
-    lambda: score.Scorer(electra)(SENTENCES[:2]),
+    lambda: likelihoods.Scorer(electra)(SENTENCES[:2]),
     lambda: scores_of(source, "rtd", SENTENCES[:2]),
     lambda: detect.auc(network, heldout, heldout.frequencies, 8, 8),
     lambda: probe.run(network, source.tokenizer, tags, tags, 9),
@@ -353,19 +353,15 @@ def test_networks_are_evaluated_in_full_precision(electra, tiny_shards, monkeypa
     assert set(used) == {"highest"}
 
 
-def test_ids_that_a_network_does_not_have_are_not_detected(
-  electra, tiny_shards, tmp_path, monkeypatch
-):
+def test_ids_that_a_network_does_not_have_are_not_detected(electra, tiny_shards, tmp_path):
   network = sources.open_source(electra).networks["discriminator"]
   tables = network.weights["embeddings"]
   few = {**network.weights, "embeddings": {**tables, "word": tables["word"][:40]}}
   cfg = dataclasses.replace(network.cfg, vocab_size=40)
   (tmp_path / "few").mkdir()
   huggingface.save(tmp_path / "few", cfg, few, "rtd_head", 0)
-  command = ["evaluate", "detect", f"--model={tmp_path / 'few'}", f"--data={tiny_shards}"]
-  monkeypatch.setattr("sys.argv", command)
   with pytest.raises(ValueError, match="40"):
-    program.main()
+    cli.call("evaluate", ["detect", f"--model={tmp_path / 'few'}", f"--data={tiny_shards}"])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from test_train import lines
 
 from electra_jax.config import files
 from electra_jax.core.objectives import OBJECTIVES
+from electra_jax.pretrain import train
 from electra_jax.pretrain.loop import batches_from
 from electra_jax.pretrain.run import prepare
-from electra_jax.programs import train
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p.name for p in (ROOT / "configs").glob("*.py"))

@@ -20,14 +20,14 @@ from rich.console import Console
 from test_hf import HAS_TORCH, SIZES, WORDS45, needs_torch, random_network, same
 from tf1_files import same_embeddings, save_tf1
 
-from electra_jax import export as entry
+from electra_jax.commands import cli
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import tokenizer, vocabulary
+from electra_jax.export import writer
 from electra_jax.finetune import model
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.sources import Network
 from electra_jax.interop.vocabularies import difference
-from electra_jax.programs import export
 from electra_jax.runtime import workdir
 
 
@@ -135,7 +135,7 @@ def test_a_number_goes_out_in_the_unit_of_its_labels(number, tmp_path):
   from safetensors.numpy import load_file
 
   out = io.StringIO()
-  export.export_hf(number, tmp_path / "out", Console(file=out, soft_wrap=True))
+  writer.export_hf(number, tmp_path / "out", Console(file=out, soft_wrap=True))
   folder = tmp_path / "out" / "discriminator"
   tensors = load_file(folder / "model.safetensors")
   head = number.finetuned.head["out_proj"]
@@ -151,7 +151,7 @@ def test_transformers_answers_the_number_that_is_answered_here(number, tmp_path)
   from transformers import pipeline
 
   texts = ["the cat is in a bed", "a b c", "of"]
-  export.export_hf(number, tmp_path / "out", Console(quiet=True))
+  writer.export_hf(number, tmp_path / "out", Console(quiet=True))
   ours = [x["score"] for x in model.from_source(number, "x")(texts)]
   theirs = pipeline("text-classification", str(tmp_path / "out" / "discriminator"))(texts)
   assert np.ptp(ours) > 1e-3
@@ -160,32 +160,32 @@ def test_transformers_answers_the_number_that_is_answered_here(number, tmp_path)
 
 @needs_torch
 def test_parity_is_that_of_the_number_here(number, tmp_path, monkeypatch):
-  monkeypatch.setattr(export, "in_unit", lambda network, unit: network)
+  monkeypatch.setattr(writer, "in_unit", lambda network, unit: network)
   with pytest.raises(sources.ExchangeError, match=r"above the tolerance 0.0005"):
-    export.export_hf(number, tmp_path / "out", Console(quiet=True))
+    writer.export_hf(number, tmp_path / "out", Console(quiet=True))
   assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("by", [0.5e-4, 2e-4])
 def test_a_network_with_other_logits_there_is_not_exported(by, words45, tmp_path, monkeypatch):
   source = a_source("discriminator", vocab=words45)
-  ours = functools.partial(export.logits, source.networks["discriminator"])
-  monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: True)
+  ours = functools.partial(writer.logits, source.networks["discriminator"])
+  monkeypatch.setattr(writer.importlib.util, "find_spec", lambda name: True)
   monkeypatch.setattr(  # in the place of transformers
     huggingface, "torch_outputs", lambda folder, head, batch: ours(batch) + by
   )
-  if by < export.TOLERANCE:
-    export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  if by < writer.TOLERANCE:
+    writer.export_hf(source, tmp_path / "out", Console(quiet=True))
   else:
     with pytest.raises(sources.ExchangeError, match="differ .* by up to 0.0002, .*nothing was exp"):
-      export.export_hf(source, tmp_path / "out", Console(quiet=True))
-  assert (tmp_path / "out").exists() == (by < export.TOLERANCE)
+      writer.export_hf(source, tmp_path / "out", Console(quiet=True))
+  assert (tmp_path / "out").exists() == (by < writer.TOLERANCE)
 
 
 def test_what_is_written_is_shown(tmp_path, monkeypatch):
   shown = []
-  monkeypatch.setattr(export, "doing", lambda what: shown.append(what) or contextlib.nullcontext())
-  export.export_hf(a_source("discriminator", "generator"), tmp_path / "out", Console(quiet=True))
+  monkeypatch.setattr(writer, "doing", lambda what: shown.append(what) or contextlib.nullcontext())
+  writer.export_hf(a_source("discriminator", "generator"), tmp_path / "out", Console(quiet=True))
   assert shown == ["writing the discriminator", "writing the generator"]
 
 
@@ -193,14 +193,14 @@ def test_what_is_written_is_shown(tmp_path, monkeypatch):
 
 
 def save_hf(folder: Path, source: sources.Source) -> Path:
-  export.export_hf(source, folder, Console(quiet=True))
+  writer.export_hf(source, folder, Console(quiet=True))
   return folder
 
 
 @pytest.mark.parametrize("form", ["hf", "tf1", "orbax"])
 @pytest.mark.parametrize("size", [40, 50])
 def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
-  form, size, words45, tmp_path, monkeypatch
+  form, size, words45, tmp_path
 ):
   source = same_embeddings(a_source("discriminator", "generator", vocab=words45))
   if form == "tf1":
@@ -218,18 +218,17 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
     wrong = write_vocab(tmp_path / "wrong" / "vocab.txt", size)
     sources.save_orbax(at, dataclasses.replace(source, tokenizer=wrong))
   write_vocab(vocab / "vocab.txt", size)
-  monkeypatch.setattr("sys.argv", ["export", str(at), str(tmp_path / "out"), "--to", "hf"])
   with pytest.raises(
     sources.ExchangeError, match=rf"vocab.txt has {size} entries, the discriminator of .* takes 45"
   ):
-    entry.main()
+    cli.call("export", [str(at), str(tmp_path / "out"), "--to", "hf"])
   assert sorted(p.name for p in tmp_path.iterdir() if p.name != "wrong") == ["in", "words"]
 
 
 def test_an_orbax_export_names_what_it_leaves_out(words45, tmp_path):
   at = save_hf(tmp_path / "in", a_source("discriminator", "generator", vocab=words45))
   out = io.StringIO()
-  export.run(str(at), tmp_path / "out", "orbax", Console(file=out, width=200))
+  writer.run(str(at), tmp_path / "out", "orbax", Console(file=out, width=200))
   assert out.getvalue() == f"not exported: the generator\nexported to {tmp_path / 'out'}\n"
 
 

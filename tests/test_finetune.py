@@ -20,12 +20,12 @@ from electra_jax.config import files
 from electra_jax.core import task_network
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
+from electra_jax.export import writer
 from electra_jax.finetune import from_config, model, prepare, results
+from electra_jax.finetune import train as program
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Network, Source
 from electra_jax.interop.weights import network_shapes
-from electra_jax.programs import export
-from electra_jax.programs import finetune as program
 from electra_jax.runtime import workdir
 
 CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32, init_stddev=0.2)
@@ -313,7 +313,7 @@ def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(so
   assert np.mean([gold == answers for _, gold, answers in columns]) > 0.9
   again = sources.open_source(model.find(tmp_path / "results"))
   console = Console(quiet=True)
-  export.export_hf(again, tmp_path / "hf", console)
+  writer.export_hf(again, tmp_path / "hf", console)
   written = json.loads((tmp_path / "hf" / "discriminator" / "config.json").read_text())
   assert written["architectures"] == ["ElectraForTokenClassification"]
   assert list(written["id2label"].values()) == list(asked.info.labels)
@@ -420,7 +420,7 @@ def test_errors_are_one_line_and_exit_codes_on_the_command_line(tmp_path):
   done = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
   assert done.returncode == 2 and done.stderr.startswith("error: --config=")
   done = call("--predict", "x.tsv", "--split", "test")
-  assert (done.returncode, done.stderr) == (2, "error: unrecognized arguments: --split test\n")
+  assert done.returncode == 2 and done.stderr.startswith("error: unknown option --split; ")
 
 
 def test_the_kept_seed_is_the_best_by_the_main_metric_of_the_first_split():

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from electra_jax.data import finetune_batches as data
-from electra_jax.data.finetune_batches import Feature, Plan
+from electra_jax.finetune import batches as data
+from electra_jax.finetune.batches import Feature, Plan
 
 
 def some_lengths(n=101, seed=0):

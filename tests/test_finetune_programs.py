@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from test_finetune import make_config, source, write_glue  # noqa: F401 (a fixture)
 
-from electra_jax.programs import finetune as program
+from electra_jax.finetune import train as program
 
 COMPILED = "/jax/core/compile/backend_compile_duration"  # or read from the cache on disk
 

@@ -11,9 +11,9 @@ from test_finetune import CFG, make_config, source, squad_file  # noqa: F401 (a 
 
 from electra_jax.config import files
 from electra_jax.finetune import from_config, prepare
+from electra_jax.finetune import train as program
 from electra_jax.interop import huggingface
 from electra_jax.interop.weights import network_shapes
-from electra_jax.programs import finetune as program
 
 
 @pytest.mark.parametrize(

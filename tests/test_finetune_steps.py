@@ -11,7 +11,7 @@ from rich.console import Console
 from test_finetune import make_config, source, squad_file, write_conll  # noqa: F401 (a fixture)
 
 from electra_jax.finetune import results
-from electra_jax.programs import finetune as program
+from electra_jax.finetune import train as program
 
 
 def train_little(config, workdir: Path) -> tuple[dict, list[float]]:

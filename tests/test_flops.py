@@ -11,10 +11,10 @@ from test_objectives import keys_of, make_batch
 
 from electra_jax.config import files
 from electra_jax.core import flops, masking, networks, objectives
-from electra_jax.core.flops import paper
 from electra_jax.core.networks import generator_size
 from electra_jax.core.transformer_config import Compute, TransformerConfig
-from electra_jax.programs import flops as program
+from electra_jax.cost import paper
+from electra_jax.cost import tables as program
 
 # What the original's script prints.
 SCRIPT = {

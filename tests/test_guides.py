@@ -17,7 +17,7 @@ from test_train import lines
 
 from electra_jax.core import encoder, generators, masking, objectives
 from electra_jax.finetune import labels, tasks
-from electra_jax.programs import train
+from electra_jax.pretrain import train
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
 DICTS = (

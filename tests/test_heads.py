@@ -11,9 +11,9 @@ from electra_jax.core import optimizer, task_heads, task_network
 from electra_jax.core.batch import Batch
 from electra_jax.core.params import map_named
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import finetune_batches as data
-from electra_jax.data.finetune_batches import Feature, Plan
+from electra_jax.finetune import batches as data
 from electra_jax.finetune import loop
+from electra_jax.finetune.batches import Feature, Plan
 from electra_jax.runtime import parallel
 
 CFG = TransformerConfig(30, 8, 16, 2, 2, 32, 32, dropout=0.0, attention_dropout=0.0)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from electra_jax.runtime.health import Health, Limits
+from electra_jax.monitor.health import Health, Limits
 
 LIMITS = Limits(
   window=10, loss_spike=1.3, auc_margin=0.02, recall=0.001, entropy_ratio=0.5, after_step=1000
@@ -101,11 +101,13 @@ def test_warm_up_does_not_count_towards_a_collapse(name):
 
 @pytest.mark.parametrize("name", COLLAPSES)
 def test_a_metric_is_checked_after_as_many_steps_since_a_schedule_explained_its_value(name):
-  health = Health(LIMITS, unchecked=lambda step: (name,) if 3000 < step <= 5000 else ())
+  health = Health(LIMITS, suspended_checks=lambda step: (name,) if 3000 < step <= 5000 else ())
   steps = range(2000, 9000, EVERY)
   warned = [step for step in steps if health.check(step, line(**COLLAPSES[name]))]
   assert warned == [2900, 7000]  # at their tenth line; the second after 5,000 + 1,000
-  assert Health(LIMITS, unchecked=lambda step: ("_auc",)).check(2000, line(rtd_auc=None)) == []
+  assert (
+    Health(LIMITS, suspended_checks=lambda step: ("_auc",)).check(2000, line(rtd_auc=None)) == []
+  )
 
 
 @pytest.mark.parametrize("name", COLLAPSES)

@@ -13,18 +13,20 @@ from conftest import long_except, make_tiny_config
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from electra_jax import export as entry
+from electra_jax.commands import cli
 from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer, vocabulary
+from electra_jax.export import writer
 from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import from_hf, network_shapes, to_hf
-from electra_jax.programs import export, train
-from electra_jax.runtime import metrics, workdir
+from electra_jax.monitor import metrics
+from electra_jax.pretrain import train
+from electra_jax.runtime import workdir
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/outputs.npz"))
@@ -66,7 +68,7 @@ def test_networks_of_transformers_say_here_what_they_say_there(name):
   cfg, head, weights = huggingface.load(GOLDEN / name)
   outputs = np.load(GOLDEN / name / "outputs.npz")
   batch = Batch(outputs["ids"].astype(np.int32), outputs["segments"], outputs["mask"], np.arange(3))
-  got = export.logits(Network(cfg, weights, head), batch)
+  got = writer.logits(Network(cfg, weights, head), batch)
   # Logits of up to 10 in float32, summed in another order: a few units in the last place.
   np.testing.assert_allclose(got[outputs["mask"]], outputs["logits"][outputs["mask"]], atol=2e-5)
 
@@ -98,11 +100,11 @@ def test_transformers_computes_the_same_from_what_is_exported(size, head, tmp_pa
   cfg, weights = SIZES[size], random_network(SIZES[size], head)
   huggingface.save(tmp_path, cfg, weights, head, 0)
   batch = some_batch(cfg)
-  ours = export.logits(Network(cfg, weights, head), batch)
-  assert export.check_parity(tmp_path, head, batch, ours) < export.TOLERANCE
-  other = export.logits(Network(cfg, random_network(cfg, head, seed=1), head), batch)
+  ours = writer.logits(Network(cfg, weights, head), batch)
+  assert writer.check_parity(tmp_path, head, batch, ours) < writer.TOLERANCE
+  other = writer.logits(Network(cfg, random_network(cfg, head, seed=1), head), batch)
   with pytest.raises(sources.ExchangeError, match="differ from transformers"):
-    export.check_parity(tmp_path, head, batch, other)
+    writer.check_parity(tmp_path, head, batch, other)
 
 
 def test_missing_extra_and_misshapen_tensors_are_named():
@@ -178,7 +180,7 @@ def test_a_tokenizer_json_comes_back_with_its_own_bytes(tmp_path):
   own = tokenizer.load(tmp_path / "tokenizer.json")
   network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
   source = sources.Source({"discriminator": network}, own, {})
-  export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  writer.export_hf(source, tmp_path / "out", Console(quiet=True))
   assert sources.open_source(tmp_path / "out").tokenizer.vocab == own.vocab
   head = {"classifier.dense.kernel": np.zeros(3, np.float32)}
   folder = tmp_path / "out" / "discriminator"
@@ -200,7 +202,7 @@ def test_an_export_keeps_its_vocabularys_rule_for_accents(tmp_path, lowercase, s
   own = tokenizer.load(path, lowercase, strip_accents)
   cfg = dataclasses.replace(SIZES["projected"], vocab_size=own.vocab.size)
   source = sources.Source({"discriminator": Network(cfg, random_network(cfg, None), None)}, own, {})
-  export.export_hf(source, tmp_path / "hf", Console(quiet=True))
+  writer.export_hf(source, tmp_path / "hf", Console(quiet=True))
   with workdir.new_folder(tmp_path / "orbax") as folder:
     sources.save_orbax(folder, source)
   folder = next((tmp_path / "hf").rglob("tokenizer.json")).parent
@@ -248,15 +250,14 @@ def run(request, tiny_shards, tmp_path_factory):
   return workdir
 
 
-def call(monkeypatch, *args) -> None:
-  monkeypatch.setattr("sys.argv", ["export", *map(str, args)])
-  entry.main()
+def export(*args) -> None:
+  cli.call("export", [*map(str, args)])
 
 
-def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
-  call(monkeypatch, run, tmp_path / "hf", "--to", "hf")
-  call(monkeypatch, run, tmp_path / "orbax", "--to", "orbax")
-  call(monkeypatch, tmp_path / "orbax", tmp_path / "again", "--to", "hf")
+def test_a_runs_exports_are_the_run(run, tmp_path, capsys):
+  export(run, tmp_path / "hf", "--to", "hf")
+  export(run, tmp_path / "orbax", "--to", "orbax")
+  export(tmp_path / "orbax", tmp_path / "again", "--to", "hf")
   direct, there, through = map(sources.open_source, (run, tmp_path / "hf", tmp_path / "orbax"))
   assert there.networks.keys() == direct.networks.keys()
   for role, network in direct.networks.items():
@@ -276,16 +277,16 @@ def test_a_runs_exports_are_the_run(run, tmp_path, monkeypatch, capsys):
 
   before = (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes()
   with pytest.raises(huggingface.ExchangeError, match="exists: nothing is overwritten"):
-    call(monkeypatch, run, tmp_path / "orbax", "--to", "hf")
+    export(run, tmp_path / "orbax", "--to", "hf")
   assert (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes() == before
   assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "hf", "orbax"]
 
 
 @needs_torch
-def test_auto_classes_load_a_run_and_make_its_ids(run, tmp_path, monkeypatch):
+def test_auto_classes_load_a_run_and_make_its_ids(run, tmp_path):
   from transformers import AutoModel, AutoTokenizer
 
-  call(monkeypatch, run, tmp_path / "hf", "--to", "hf")
+  export(run, tmp_path / "hf", "--to", "hf")
   source = sources.open_source(run)
   for role in source.networks:
     network = AutoModel.from_pretrained(tmp_path / "hf" / role)
@@ -300,8 +301,8 @@ def test_auto_classes_load_a_run_and_make_its_ids(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("to", long_except(0, of=["hf", "orbax"]))
-def test_training_starts_from_an_export(run, to, tiny_shards, tmp_path, monkeypatch, capsys):
-  call(monkeypatch, run, tmp_path / "export", "--to", to)
+def test_training_starts_from_an_export(run, to, tiny_shards, tmp_path, capsys):
+  export(run, tmp_path / "export", "--to", to)
   config = make_tiny_config(tiny_shards)
   config.init_from, config.train.steps = str(tmp_path / "export"), 2
   if run.name.startswith("none"):
@@ -373,7 +374,7 @@ BLOCKS = {"Electra": {}, "ModernBert": {**modernbert.LAYERS, "embedding_size": 1
 
 @pytest.mark.parametrize("name", long_except(0, 1, 2, 3, 5, 6, of=TASK_HEADS))
 def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
-  name, tmp_path, monkeypatch, capsys
+  name, tmp_path, capsys
 ):
   kind, arguments, text, theirs = TASK_HEADS[name]
   (blocks,) = (blocks for family, blocks in BLOCKS.items() if theirs.startswith(family))
@@ -403,7 +404,7 @@ def test_a_fine_tuned_network_goes_out_with_its_head_where_there_is_the_same(
   )
   (tmp_path / "model").mkdir()
   sources.save_orbax(tmp_path / "model", source)
-  call(monkeypatch, tmp_path / "model", tmp_path / "out", "--to", "hf")
+  export(tmp_path / "model", tmp_path / "out", "--to", "hf")
   printed = capsys.readouterr().out
   config = json.loads((tmp_path / "out" / "discriminator" / "config.json").read_text())
   assert config["architectures"] == [theirs]

@@ -412,7 +412,7 @@ def test_the_job_sets_hold_valid_jobs_that_start_again_and_find_each_other():
   ]
   args = container["args"]
   assert "--coordinator=electra-gpu-train-0-0.electra-gpu:8476" in args
-  assert "--num_processes=2" in args and "--process_id=$(JOB_COMPLETION_INDEX)" in args
+  assert "--num-processes=2" in args and "--process-id=$(JOB_COMPLETION_INDEX)" in args
 
 
 def test_a_build_is_two_arrays_of_one_job_a_part(launch, tmp_path):

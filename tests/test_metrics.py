@@ -11,8 +11,9 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from electra_jax.core import contrast, objectives
-from electra_jax.runtime import curves, display, goodput, log, metrics, parallel, trackers
-from electra_jax.runtime.chance import Chance
+from electra_jax.monitor import curves, display, goodput, log, metrics, trackers
+from electra_jax.monitor.baselines import Baselines
+from electra_jax.runtime import parallel
 
 
 def histogram(scores, labels, bins=32):
@@ -178,10 +179,10 @@ def test_curves_have_a_panel_for_every_metric_and_are_a_picture(tmp_path):
     "grad norm": ["grad_norm"],
     "new": ["new"],
   }
-  curves.draw(tmp_path / "curves.png", "seed 1, $x", history, Chance(entropy=5.0))
+  curves.draw(tmp_path / "curves.png", "seed 1, $x", history, Baselines(entropy=5.0))
   assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
   assert [p.name for p in tmp_path.iterdir()] == ["curves.png"]
-  curves.draw(tmp_path / "none.png", "", [], Chance())
+  curves.draw(tmp_path / "none.png", "", [], Baselines())
   assert not (tmp_path / "none.png").exists()
 
 
@@ -197,12 +198,12 @@ def dashed(history, names, chance) -> dict[str, list]:
 
 
 def test_trivial_baselines_are_those_of_the_counts_and_of_equal_views():
-  found = Chance.of([0, 2, 6], group=4)
+  found = Baselines.of([0, 2, 6], group=4)
   assert found.entropy == pytest.approx(0.25 * np.log(4) + 0.75 * np.log(4 / 3))
   assert found.most_frequent == 0.75
   views = jnp.ones((8, 6))  # where all views are equal, each of the others is as likely
   term = contrast.contrast_terms(views, views, jnp.ones(8, bool), 4, 1.0)["contrast_loss"]
-  for chance in (found, Chance.of([], group=4)):  # with and without held-out text
+  for chance in (found, Baselines.of([], group=4)):  # with and without held-out text
     _, level = chance.level("contrast_loss", {})
     assert level == pytest.approx(float(term.total / term.count), rel=1e-6)
 
@@ -218,12 +219,14 @@ def test_the_baseline_of_a_loss_with_copies_is_that_of_a_constant_gate(name, lin
   counts = np.arange(1, 4001)
   p, gate = counts / counts.sum(), np.log(0.8 / 0.2)  # copies with the share of the original tokens
   loss = [float(p @ objectives.copy_nll(gate, -np.log(p), same)) for same in (True, False)]
-  _, level = Chance.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, **line})
+  _, level = Baselines.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, **line})
   expected = right * loss[0] + (1 - right) * loss[1]
   assert 0 <= level - expected <= 0.2 * (p @ p) + 1e-5  # float32
   # Unknown before a token is replaced, and without held-out text.
-  assert Chance.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, "replaced": 0.0}) is None
-  assert Chance().level(f"{name}_loss", {f"{name}_loss": 3.0, **line}) is None
+  assert (
+    Baselines.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, "replaced": 0.0}) is None
+  )
+  assert Baselines().level(f"{name}_loss", {f"{name}_loss": 3.0, **line}) is None
 
 
 def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
@@ -233,7 +236,7 @@ def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
   lines[0] |= {"rtd_loss": 0.5, "rtd_accuracy": 0.85, "rtd_recall": 0.5, "rtd_precision": 2 / 3}
   lines[1] |= {"rtd_accuracy": 0.9, "rtd_recall": 0.0, "rtd_precision": None}
   history = [{"step": step, "split": "train"} | line for step, line in enumerate(lines, 1)]
-  chance = Chance(entropy=5.0, most_frequent=0.07, choices=15)
+  chance = Baselines(entropy=5.0, most_frequent=0.07, choices=15)
   expected = {
     "mlm_loss": ("held-out unigram entropy", [5.0, 5.0]),
     "mlm_accuracy": ("always the most frequent token", [0.07]),
@@ -250,7 +253,7 @@ def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():
     assert drawn == pytest.approx(values, abs=1e-6), name
   # A recall has no such level, and a run without held-out text no entropy.
   assert not any(dashed(history, ["rtd_recall"], chance).values())
-  assert not any(dashed(history, ["mlm_loss"], Chance()).values())
+  assert not any(dashed(history, ["mlm_loss"], Baselines()).values())
 
 
 def test_event_files_of_a_resumed_run_hide_what_comes_after_its_step(tmp_path):

@@ -15,11 +15,12 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.encoder import Encoder
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import build
+from electra_jax.export import writer
 from electra_jax.finetune import from_config
 from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import ExchangeError, network_shapes
-from electra_jax.programs import export, train
+from electra_jax.pretrain import train
 
 HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: make test-hf")
@@ -79,13 +80,13 @@ def test_a_generator_that_modernbert_cannot_hold_is_reported_as_left_out(tmp_pat
     "generator": Network(narrow, random_network(narrow, "mlm_head"), "mlm_head"),
   }
   source = sources.Source(networks, None, {})
-  export.export_hf(source, tmp_path / "out", Console(width=200))
+  writer.export_hf(source, tmp_path / "out", Console(width=200))
   assert [p.name for p in (tmp_path / "out").iterdir()] == ["discriminator"]
   output = capsys.readouterr().out
   assert "not exported: the generator: Hugging Face's ModernBERT does not support embed" in output
   del networks["discriminator"]
   with pytest.raises(ExchangeError, match="does not support embedding_size=16 at hidden_size=8"):
-    export.export_hf(sources.Source(networks, None, {}), tmp_path / "none", Console(quiet=True))
+    writer.export_hf(sources.Source(networks, None, {}), tmp_path / "none", Console(quiet=True))
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -127,7 +128,7 @@ def test_logits_are_those_of_transformers(tmp_path, name, head):
   huggingface.save(tmp_path, cfg, network, head, 0)
   batch = a_batch()
   with jax.default_matmul_precision("highest"):
-    ours = export.logits(Network(cfg, network, head), batch)
+    ours = writer.logits(Network(cfg, network, head), batch)
   theirs = huggingface.torch_outputs(tmp_path, head, batch)
   # Rounding of float32: five layers of about 20 operations, values up to 10, eps 6e-8.
   np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
@@ -146,7 +147,7 @@ def test_packed_rows_are_those_of_transformers_with_masks_of_four_dimensions(tmp
   documents = np.where(batch.padding_mask, 1 + (np.arange(24) > 4) + (np.arange(24) > 13), 0)
   batch = batch._replace(document_ids=documents.astype(np.int32))
   with jax.default_matmul_precision("highest"):
-    ours = export.logits(Network(cfg, network, "rtd_head"), batch)
+    ours = writer.logits(Network(cfg, network, "rtd_head"), batch)
 
   at = np.arange(24)
   within = documents[:, :, None] == documents[:, None, :]
@@ -197,7 +198,7 @@ def test_a_folder_of_transformers_is_read(tmp_path):
   assert (network.cfg.rope_theta, network.cfg.local_rope_theta) == (160_000.0, 10_000.0)
   batch = a_batch()
   with jax.default_matmul_precision("highest"):
-    ours = export.logits(network, batch)
+    ours = writer.logits(network, batch)
   theirs = huggingface.torch_outputs(tmp_path, "mlm_head", batch)
   np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
 
@@ -276,7 +277,7 @@ def test_an_exported_tokenizer_gives_what_the_network_takes(tmp_path, words):
   source = sources.Source(
     {"discriminator": Network(cfg, random_network(cfg, None), None)}, words, {}
   )
-  export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  writer.export_hf(source, tmp_path / "out", Console(quiet=True))
   folder, ids = tmp_path / "out" / "discriminator", words.vocab
   tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
   assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
@@ -290,7 +291,7 @@ def test_fine_tuning_keeps_a_sources_own_dropout_rates_unless_they_are_set(tmp_p
   cfg = dataclasses.replace(CFG, vocab_size=words.vocab.size)
   network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
   source = sources.Source({"discriminator": network}, words, {})
-  export.export_hf(source, tmp_path / "out", Console(quiet=True))
+  writer.export_hf(source, tmp_path / "out", Console(quiet=True))
   config = files.load("finetune/own.py")
   config.init = str(tmp_path / "out")
   config.model.dropout = 0.2
@@ -366,7 +367,7 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
   assert set(fresh.split(", ")) >= {"generator/encoder", "discriminator/rtd_head"}
   assert "warning" not in output
   # After a step of no learning the export's encoder is the released one's, bit for bit.
-  export.export_hf(sources.open_source(tmp_path / "run"), tmp_path / "out", Console(quiet=True))
+  writer.export_hf(sources.open_source(tmp_path / "run"), tmp_path / "out", Console(quiet=True))
   ours, theirs = (
     transformers.AutoModel.from_pretrained(folder).state_dict()
     for folder in (tmp_path / "out" / "discriminator", tmp_path / "released")

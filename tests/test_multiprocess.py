@@ -15,7 +15,8 @@ from test_checkpoint import open_run
 from test_train import STEPS, program_shapes, straight  # noqa: F401 (a fixture)
 
 from electra_jax.config import compare
-from electra_jax.runtime import metrics, parallel
+from electra_jax.monitor import metrics
+from electra_jax.runtime import parallel
 
 ROOT = Path(__file__).resolve().parent.parent
 

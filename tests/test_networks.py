@@ -142,7 +142,7 @@ def test_a_masked_language_model_starts_every_network_of_its_shape_with_its_tabl
   alone = fresh(dataclasses.replace(SPEC, generator=generator))
   other = jax.tree.map(lambda x: x + 1.0, alone)
   del other["discriminator"]
-  taken, _, new, _ = params.inherit(mine, params.by_shape(mine, other))
+  taken, _, new, _ = params.inherit(mine, params.match_roles(mine, other))
   for role in fits:
     tables = networks.embeddings(spec, taken, role)
     assert jax.tree.all(jax.tree.map(np.array_equal, tables, other["embeddings"])), role
@@ -161,7 +161,7 @@ def test_tables_that_are_not_tied_come_to_each_network_that_a_masked_language_mo
     "discriminator": {"encoder": {"kernel": np.zeros((width, width))}},
   }
   other = {"embeddings": tables, "generator": {**network, "mlm_head": {}}}
-  found = params.by_shape(mine, other)
+  found = params.match_roles(mine, other)
   assert found["generator"]["embeddings"] == tables
   assert ("discriminator" in found) == ("embeddings" in found) == (width == 2)
 
@@ -172,7 +172,7 @@ def test_a_shared_encoder_brings_the_masked_language_models_head_to_the_generato
   other = fresh(networks.PretrainSpec(D, D, RATES, objective="bert"))
   other = jax.tree.map(lambda x: x + 1.0, other)
   mine = fresh(spec)
-  taken, _, new, _ = params.inherit(mine, params.by_shape(mine, other))
+  taken, _, new, _ = params.inherit(mine, params.match_roles(mine, other))
   assert new == ["discriminator/rtd_head"]
   for mine, theirs in (("discriminator", "encoder"), ("generator", "mlm_head")):
     same = jax.tree.map(np.array_equal, taken[mine][theirs], other["discriminator"][theirs])
@@ -195,7 +195,7 @@ def test_a_table_that_only_one_of_two_models_has_is_refused_by_name(tie, has, al
   found, wanted = (without, with_it) if has else (with_it, without)
   message = f"^init_from: the source's embeddings are {found}, the model's are {wanted}: set "
   with pytest.raises(ValueError, match=message):
-    params.inherit(mine, params.by_shape(mine, other))
+    params.inherit(mine, params.match_roles(mine, other))
 
 
 def test_no_table_of_a_source_is_left_out_in_silence():
@@ -208,13 +208,13 @@ def test_no_table_of_a_source_is_left_out_in_silence():
   mine = shapes(tying="tokens")
   for other in (shared, released, shapes(tying="all")):
     with pytest.raises(ValueError, match="this model has no embeddings/layer_norm, .*position"):
-      params.inherit(mine, params.by_shape(mine, other))
+      params.inherit(mine, params.match_roles(mine, other))
   for alone in (
     {"objective": "bert"},
     {"generator_kind": "uniform"},
   ):  # without a generator's tables
     mine, other = shapes(**alone), shapes(tying="none")
-    _, taken, _, _ = params.inherit(mine, params.by_shape(mine, other))
+    _, taken, _, _ = params.inherit(mine, params.match_roles(mine, other))
     assert "embeddings/word" in taken and "discriminator/encoder" in taken
 
 

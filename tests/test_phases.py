@@ -15,9 +15,11 @@ from test_train import STEPS, lines, programs_of, saved
 
 from electra_jax.config import compare, files
 from electra_jax.data import build, pretrain_batches, tokenizer
+from electra_jax.export import writer
 from electra_jax.interop import sources
-from electra_jax.programs import export, train
-from electra_jax.runtime import journal, parallel
+from electra_jax.monitor import journal
+from electra_jax.pretrain import train
+from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import CheckpointError, Checkpoints
 
 
@@ -195,7 +197,7 @@ def test_the_second_stage_copies_the_first_exactly_and_never_changes_its_generat
 @pytest.mark.long
 def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(tiny_shards, tmp_path):
   assert train.train(make_tiny_config(tiny_shards), tmp_path / "run").step == STEPS
-  export.export_hf(sources.open_source(tmp_path / "run"), tmp_path / "hf", Console(quiet=True))
+  writer.export_hf(sources.open_source(tmp_path / "run"), tmp_path / "hf", Console(quiet=True))
   found = []
   for origin in (tmp_path / "run", tmp_path / "hf" / "generator"):
     config = make_tiny_config(tiny_shards)

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import sys
 
 import pytest
 
+from electra_jax.commands import cli
 from electra_jax.core import task_network
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.finetune import __main__ as command
 from electra_jax.finetune import model
 from electra_jax.finetune.task_data import TaskInfo
 
@@ -66,8 +65,7 @@ def test_a_place_for_predictions_is_checked_before_the_network_is_loaded(
 ):
   (tmp_path / "here.tsv").write_text("mine")
   monkeypatch.setattr(model, "load", lambda path: pytest.fail("loaded"))
-  args = ["finetune", "--predict", "in.tsv", "--model", "runs", "--out", str(tmp_path / out)]
-  monkeypatch.setattr(sys, "argv", args)
+  args = ["--predict", "in.tsv", "--model", "runs", "--out", str(tmp_path / out)]
   with pytest.raises((ValueError, OSError), match=f"{tmp_path / out}"):
-    command.report()
+    cli.call("finetune", args)
   assert [p.name for p in tmp_path.iterdir()] == ["here.tsv"]

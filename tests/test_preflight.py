@@ -11,9 +11,7 @@ from conftest import make_tiny_config
 from rich.console import Console
 
 from electra_jax.core import flops
-from electra_jax.core.flops import chips, gpus
-from electra_jax.programs import preflight
-from electra_jax.runtime import targets
+from electra_jax.cost import chips, gpus, preflight, targets
 
 
 @pytest.fixture(scope="module")

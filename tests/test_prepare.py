@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from electra_jax.data import pretrain_batches
+from electra_jax.monitor.baselines import Baselines
 from electra_jax.pretrain.run import prepare
-from electra_jax.runtime.chance import Chance
 
 
 def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
@@ -19,7 +19,7 @@ def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
   tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
   _, counts = np.unique(tokens, return_counts=True)
   p = counts / counts.sum()
-  found = Chance.of(heldout.frequencies, group=8)
+  found = Baselines.of(heldout.frequencies, group=8)
   assert found.entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
   assert found.most_frequent == pytest.approx(p.max(), rel=1e-12)
 
@@ -49,8 +49,8 @@ def test_what_a_schedule_explains_is_not_checked_for_a_collapse(tiny_config, tmp
       "objective.temperature_schedule": "",
     }
   )
-  assert prepare(tiny_config, tmp_path, False).unchecked(9) == ()  # constants are checked
-  assert [run.unchecked(step) for step in (3, 6, 9)] == [
+  assert prepare(tiny_config, tmp_path, False).suspended_checks(9) == ()  # constants are checked
+  assert [run.suspended_checks(step) for step in (3, 6, 9)] == [
     ("_auc", "_recall"),
     (),
     ("sample_entropy",),

@@ -23,9 +23,9 @@ from test_train import (
 )
 
 from electra_jax.data import pretrain_batches
-from electra_jax.pretrain import loop, run
-from electra_jax.programs import train
-from electra_jax.runtime import checkpoint, metrics, parallel, processes
+from electra_jax.monitor import metrics
+from electra_jax.pretrain import loop, run, train
+from electra_jax.runtime import checkpoint, parallel, processes
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from conftest import long_except, make_tiny_config
 from ml_collections import ConfigDict
 
 import electra_jax
-from electra_jax.config import cli, registry
+from electra_jax.commands import cli
+from electra_jax.config import registry
 from electra_jax.core.objectives import OBJECTIVES, ObjectiveDef
 from electra_jax.core.optimizer import SCHEDULES
 from electra_jax.data import build, shards, sources
-from electra_jax.programs import train
+from electra_jax.pretrain import train
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
 
@@ -77,7 +78,7 @@ def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
   forget()
   assert electra_jax.load(tmp_path / "out").embed(["abc"]).shape == (1, 16)
   with pytest.raises(ValueError, match="objective 'shuffled': name the module"):
-    from electra_jax.programs.score import Scorer
+    from electra_jax.evaluate.likelihoods import Scorer
 
     Scorer(str(tmp_path / "out"))
 
@@ -111,7 +112,7 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, name, 
   monkeypatch.chdir(tmp_path)
   Path("wrong.py").write_text("x\n")
   with pytest.raises(ValueError, match=re.escape(why)) as error:
-    cli.parser("").parse_args([f"--import={name}"])
+    cli.parser("train").parse([f"--import={name}"])
   assert "\n" not in str(error.value)
 
 

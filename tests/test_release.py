@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from electra_jax import __version__
-from electra_jax.__main__ import COMMANDS
+from electra_jax.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"

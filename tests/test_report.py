@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from electra_jax.report import __main__ as report
+from electra_jax.commands import cli
+from electra_jax.monitor import bands, journal
 from electra_jax.report import figures, page, saved_run, tables, verdict
-from electra_jax.runtime import bands, journal
 
 GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
 EVIL = "</script><b>a & b"
@@ -130,7 +130,7 @@ def test_the_verdict_comes_first_with_its_reasons(runs, text):
   shown = Reader(text[text.index("<body>") :]).text
   assert shown.index("did not learn") < shown.index("Overview") < shown.index("Checkpoints")
   bad = saved_run.read(runs[1], "bad")
-  entropy, loss = bad.chance.entropy, bad.last("heldout")["mlm_loss"]
+  entropy, loss = bad.baselines.entropy, bad.last("heldout")["mlm_loss"]
   judged = verdict.judge(bad)
   assert judged.word == verdict.BAD and judged.sentences == (
     "It is at step 4 of 8.",
@@ -154,7 +154,7 @@ def test_a_run_of_which_nothing_was_compared_is_not_called_healthy(runs):
   begun = dataclasses.replace(run, history=run.history[:1], checkpoints={})
   assert begun.last("heldout")["step"] == 0 and verdict.judge(begun).word == verdict.EARLY
   line = {"step": run.config.train.steps, "split": "train", "mlm_loss": 12.0, "mlm_accuracy": 0.0}
-  no_heldout = {"chance": type(run.chance)(), "history": [line]}
+  no_heldout = {"baselines": type(run.baselines)(), "history": [line]}
   judged = verdict.judge(dataclasses.replace(run, **no_heldout))
   assert judged == (
     verdict.UNKNOWN,
@@ -244,8 +244,8 @@ def test_a_loss_of_tokens_is_judged_whatever_its_name(runs):
 
 def test_each_run_is_compared_with_its_own_baseline(runs):
   one, two = (saved_run.read(run, run.name) for run in runs)
-  other = dataclasses.replace(two, chance=dataclasses.replace(two.chance, entropy=2.0))
-  own = f"{one.chance.entropy:.4f} nats"
+  other = dataclasses.replace(two, baselines=dataclasses.replace(two.baselines, entropy=2.0))
+  own = f"{one.baselines.entropy:.4f} nats"
   for second, expected, colours in (
     (two, own, ["#777777"]),
     (other, f"{own} / 2.0000 nats", list(figures.COLOURS[:2])),
@@ -309,12 +309,10 @@ def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):
     assert row[1] == f"75.0 %{interval}"
 
 
-def test_the_command_writes_the_file_and_names_it(runs, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_the_file_and_names_it(runs, tmp_path, capsys):
   out = tmp_path / "report.html"
-  monkeypatch.setattr("sys.argv", ["report", str(runs[0]), f"--out={out}"])
-  report.main()
+  cli.call("report", [str(runs[0]), f"--out={out}"])
   assert capsys.readouterr().out.startswith(f"report: {out} (1.")
   assert Reader(out.read_text()).tables["checkpoints"][1][:2] == ["run", "4"]
-  monkeypatch.setattr("sys.argv", ["report", str(tmp_path), f"--out={out}"])
   with pytest.raises(ValueError, match="is not a run|holds no run"):
-    report.main()
+    cli.call("report", [str(tmp_path), f"--out={out}"])

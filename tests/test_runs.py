@@ -11,14 +11,17 @@ import pytest
 from conftest import make_tiny_config
 from test_train import STEPS, lines, saved
 
-from electra_jax.config import cli, compare, files
+from electra_jax.commands import cli
+from electra_jax.config import compare, files
 from electra_jax.core import params
 from electra_jax.data import build, pretrain_batches, shards
+from electra_jax.export import writer
 from electra_jax.interop import sources
+from electra_jax.monitor import journal, metrics
+from electra_jax.pretrain import train
 from electra_jax.pretrain.run import prepare
-from electra_jax.programs import export, train
 from electra_jax.report import saved_run
-from electra_jax.runtime import journal, memory, metrics
+from electra_jax.runtime import memory
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
 
 
@@ -50,7 +53,7 @@ def test_the_card_of_a_checkpoint_has_the_evaluation_that_was_before_it(run):
   source = sources.open_source(run)
   assert source.card["steps"] == 8
   assert source.card["heldout"] in lines(run) and source.card["heldout"]["step"] == 6
-  card = export.model_card("discriminator", source.networks["discriminator"], source, False)
+  card = writer.model_card("discriminator", source.networks["discriminator"], source, False)
   assert "\n| held-out documents at step 6 | |\n" in card
   (run / "metrics.jsonl").write_text("")
   assert sources.open_source(run).card["heldout"] == {}
@@ -238,19 +241,31 @@ def test_a_configuration_that_is_no_python_file_is_one_line(tmp_path):
 
 
 def test_two_configurations_are_refused_by_name():
-  argv = ["train", "--config=configs/base.py", "--config", "configs/small.py"]
-  with pytest.raises(
-    cli.flags.Error, match="--config is given twice: --config=configs/base.py and"
-  ):
-    cli._resolve_argv(argv)
+  argv = ["--config=configs/base.py", "--config", "configs/small.py"]
+  with pytest.raises(cli.UsageError, match="--config is given twice: configs/base.py and configs/"):
+    cli.parser("train").parse(argv)
 
 
 def test_overrides_may_stand_before_the_configuration():
   before, after = "--config.seed=3", "--config.eval.batch_size=4"
-  argv = ["train", "--workdir=x", before, "--config", "configs/base.py", after]
-  name, config, *rest = cli._resolve_argv(argv)
-  assert (name, config.startswith("--config=")) == ("train", True)
-  assert rest == ["--workdir=x", before, after]
+  argv = ["--workdir=x", before, "--config", "configs/base.py", after]
+  args = cli.parser("train").parse(argv)
+  assert (args.workdir, args.fields) == ("x", ["seed", "eval.batch_size"])
+  assert (args.config.seed, args.config.eval.batch_size) == (3, 4)
+
+
+@pytest.mark.parametrize(
+  ("words", "found"),
+  [
+    ("--workdir=x --num_processes=2 --process_id 1", ("x", 2, 1, False)),
+    ("--workdir=x --num-processes=2 --process-id=1 --verify", ("x", 2, 1, True)),
+    ("-workdir=a_b --noverify", ("a_b", 0, -1, False)),
+    ("--workdir x --verify=true", ("x", 0, -1, True)),
+  ],
+)
+def test_options_have_their_earlier_spellings_too(words, found):
+  args = cli.parser("train").parse(words.split())
+  assert (args.workdir, args.num_processes, args.process_id, args.verify) == found
 
 
 def test_both_learning_rates_are_named_where_there_are_two():

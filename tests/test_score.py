@@ -17,8 +17,10 @@ from test_earlier_versions import VERSIONS
 from test_objectives import RATES, SPEC, fresh, make_batch
 
 from electra_jax.core import generators, networks, objectives, schedules
+from electra_jax.evaluate import likelihoods
+from electra_jax.export import writer
 from electra_jax.interop import huggingface, sources
-from electra_jax.programs import export, score, train
+from electra_jax.pretrain import train
 from electra_jax.runtime.workdir import read_config
 
 
@@ -111,7 +113,7 @@ def test_shards_of_another_vocabulary_are_refused(electra_run, tmp_path):
   manifest["vocab"]["hash"] = hashlib.sha256((other / "vocab.txt").read_bytes()).hexdigest()
   (other / "manifest.json").write_text(json.dumps(manifest))
   with pytest.raises(ValueError, match="is of another vocabulary than the shards: "):
-    score.Scorer(hf, other)
+    likelihoods.Scorer(hf, other)
 
 
 def test_a_lone_masked_language_model_is_scored_as_one(tmp_path):
@@ -123,7 +125,7 @@ def test_a_lone_masked_language_model_is_scored_as_one(tmp_path):
   network = {"embeddings": weights["embeddings"], **weights["discriminator"]}
   huggingface.save(folder, cfg, network, "mlm_head", 0)
   (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-  assert score.Scorer(tmp_path)(["a b"]) == score.Scorer(folder)(["a b"])
+  assert likelihoods.Scorer(tmp_path)(["a b"]) == likelihoods.Scorer(folder)(["a b"])
 
 
 def test_electra_with_two_towers_needs_one_pass():
@@ -171,7 +173,10 @@ def electric_run(tiny_shards, tmp_path_factory):
 
 def test_scores_do_not_depend_on_batch_or_order(electra_run):
   sentences = ["abc def", "", "a", "gh ab cd ef gh ab", "abc def"]
-  scorer, one_by_one = score.Scorer(electra_run), score.Scorer(electra_run, batch_size=1)
+  scorer, one_by_one = (
+    likelihoods.Scorer(electra_run),
+    likelihoods.Scorer(electra_run, batch_size=1),
+  )
   together = scorer(sentences)
   alone = [one_by_one([s])[0] for s in sentences[:2]]
   np.testing.assert_allclose(together[:2], alone, rtol=1e-5)
@@ -193,7 +198,7 @@ def test_the_command_prints_scores(electra_run):
   done = run(electra_run, "abc def\ngh\n")
   assert done.returncode == 0, done.stderr
   rows = [line.split("\t") for line in done.stdout.splitlines()]
-  expected = score.Scorer(electra_run)(["abc def", "gh"])
+  expected = likelihoods.Scorer(electra_run)(["abc def", "gh"])
   assert [(float(s), int(n)) for s, n, _ in rows] == [(round(s, 4), n) for s, n in expected]
   assert [text for _, _, text in rows] == ["abc def", "gh"]
 
@@ -201,7 +206,7 @@ def test_the_command_prints_scores(electra_run):
     with pytest.raises(
       ValueError, match="^line 2 is not ID, TAB, finite score, TAB, hypothesis: 'u"
     ):
-      score.read_nbest(["u1\t-1\tabc", wrong])
+      likelihoods.read_nbest(["u1\t-1\tabc", wrong])
 
 
 @pytest.mark.long
@@ -224,7 +229,7 @@ def test_what_was_scored_is_printed_where_a_line_is_too_long(electra_run):
 def exported(run, folder):
   """Exports of a run to Hugging Face and orbax."""
   source = sources.open_source(run)
-  export.export_hf(source, folder / "hf", Console(quiet=True))
+  writer.export_hf(source, folder / "hf", Console(quiet=True))
   (folder / "orbax").mkdir()
   sources.save_orbax(folder / "orbax", source)
   return folder / "hf", folder / "orbax"
@@ -235,21 +240,21 @@ SENTENCES = ["abc def", "", "gh ab cd ef gh ab"]
 
 @pytest.mark.long
 def test_an_export_of_electric_scores_as_its_run_in_both_forms(electric_run, tmp_path):
-  expected = score.Scorer(electric_run)(SENTENCES)
+  expected = likelihoods.Scorer(electric_run)(SENTENCES)
   for path in exported(electric_run, tmp_path):
-    np.testing.assert_allclose(score.Scorer(path)(SENTENCES), expected, rtol=1e-5)
+    np.testing.assert_allclose(likelihoods.Scorer(path)(SENTENCES), expected, rtol=1e-5)
 
 
 def test_an_export_scores_as_its_run(electra_run, tmp_path):
   hf, _ = exported(electra_run, tmp_path)
-  expected = score.Scorer(electra_run)(SENTENCES)
-  np.testing.assert_allclose(score.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
+  expected = likelihoods.Scorer(electra_run)(SENTENCES)
+  np.testing.assert_allclose(likelihoods.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
   # Also where the run computes in bfloat16, as on accelerators by default.
   path = shutil.copytree(electra_run, tmp_path / "run") / "config.json"
   config = json.loads(path.read_text())
   config["model"]["dtype"] = "bfloat16"
   path.write_text(json.dumps(config))
-  np.testing.assert_allclose(score.Scorer(path.parent)(SENTENCES), expected, rtol=1e-6)
+  np.testing.assert_allclose(likelihoods.Scorer(path.parent)(SENTENCES), expected, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -272,14 +277,14 @@ def test_a_line_that_is_no_utf_8_is_named():
 
 @pytest.mark.long
 def test_both_networks_score_as_their_run_and_one_alone_where_it_can(scheduled_run, tmp_path):
-  expected = score.Scorer(scheduled_run)(SENTENCES)
+  expected = likelihoods.Scorer(scheduled_run)(SENTENCES)
   hf, orbax = exported(scheduled_run, tmp_path)
-  np.testing.assert_allclose(score.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
+  np.testing.assert_allclose(likelihoods.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
   for alone in (orbax, hf / "discriminator"):
     with pytest.raises(ValueError, match="the discriminator alone, a likelihood needs its gener"):
-      score.Scorer(alone)
+      likelihoods.Scorer(alone)
   # The generator alone: a masked language model's pseudo-log-likelihood.
-  found = score.Scorer(hf / "generator")(SENTENCES)
+  found = likelihoods.Scorer(hf / "generator")(SENTENCES)
   assert [n for _, n in found] == [n for _, n in expected] and found != expected
 
 
@@ -292,7 +297,7 @@ def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   # A generator is a masked language model, in whatever folder.
   assert "electra_jax" not in json.loads((hf / "generator" / "config.json").read_text())
   with pytest.warns(UserWarning, match="does not say its mask rate: 0.15 assumed"):
-    scorer = score.Scorer(hf)
+    scorer = likelihoods.Scorer(hf)
   assert scorer.spec.masking.mask_prob.at(None) == 0.15
   from test_exchange import save_tf1
 
@@ -301,14 +306,14 @@ def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   prefix = save_tf1(tmp_path / "tf1" / "model.ckpt-2", source)
   prefix.with_name("config.json").write_text(json.dumps({"num_attention_heads": heads}))
   with pytest.warns(UserWarning, match="assumed"):
-    found = score.Scorer(prefix)(SENTENCES)
+    found = likelihoods.Scorer(prefix)(SENTENCES)
   np.testing.assert_allclose(found, scorer(SENTENCES), rtol=1e-4)
   prefix.with_name("vocab.txt").unlink()
   with pytest.warns(UserWarning), pytest.raises(ValueError, match="has no vocabulary: put its"):
-    score.Scorer(prefix)
+    likelihoods.Scorer(prefix)
   data = read_config(electra_run)["data"]["dir"]
   with pytest.warns(UserWarning):
-    assert score.Scorer(prefix, data)(SENTENCES) == found
+    assert likelihoods.Scorer(prefix, data)(SENTENCES) == found
 
 
 def test_electra_gives_no_likelihood_where_its_samples_are_never_right():

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from electra_jax.config import cli
+from electra_jax.commands import cli
 from electra_jax.data import python_docs, sources
 from electra_jax.data.sources import SourceError, SourceStats, parse
 

@@ -12,8 +12,8 @@ from electra_jax.config import files
 from electra_jax.core import task_heads
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
-from electra_jax.data.finetune_batches import Plan, collate
 from electra_jax.finetune import tagging, tagging_task
+from electra_jax.finetune.batches import Plan, collate
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.tagging import Sentence
 

@@ -8,10 +8,10 @@ import types
 import pytest
 from rich.console import Console
 
-from electra_jax.config import cli
-from electra_jax.programs import train
-from electra_jax.runtime import curves, log, trackers
-from electra_jax.runtime.display import Activity, Display
+from electra_jax.commands import cli
+from electra_jax.monitor import curves, log, trackers
+from electra_jax.monitor.display import Activity, Display
+from electra_jax.pretrain import train
 
 
 def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from electra_jax.core.flops import traffic
+from electra_jax.cost import traffic
 
 PROGRAM = """
 HloModule jit_step, is_scheduled=true

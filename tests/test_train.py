@@ -16,10 +16,11 @@ from conftest import long_except, make_tiny_config
 
 from electra_jax.config import compare, specs
 from electra_jax.data import pretrain_batches
+from electra_jax.monitor import bands, journal, metrics
+from electra_jax.pretrain import train
 from electra_jax.pretrain.loop import UnhealthyError
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
-from electra_jax.programs import train
-from electra_jax.runtime import bands, journal, metrics, parallel
+from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,19 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from electra_jax.programs import train
-from electra_jax.runtime import (
-  display,
-  goodput,
-  interrupt,
-  log,
-  metrics,
-  processes,
-  stragglers,
-  tracing,
-  trackers,
-  workdir,
-)
+from electra_jax.monitor import display, goodput, log, metrics, stragglers, tracing, trackers
+from electra_jax.pretrain import train
+from electra_jax.runtime import interrupt, processes, workdir
 
 
 def test_every_moment_counts_for_one_thing(monkeypatch):

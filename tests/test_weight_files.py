@@ -16,13 +16,13 @@ import test_modernbert
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 from test_exchange import a_number, a_source, command, save_hf, write_vocab
-from test_hf import SIZES, call, needs_torch, random_network, same, some_batch
+from test_hf import SIZES, export, needs_torch, random_network, same, some_batch
 
 from electra_jax.core import params
+from electra_jax.export import writer
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.huggingface import Storage
 from electra_jax.interop.sources import Network
-from electra_jax.programs import export
 
 ROLES = ("discriminator", "generator")
 MAX_BYTES = 5_000
@@ -53,12 +53,10 @@ def tensors_of(path: Path) -> tuple[dict, dict[str, bytes]]:
   return header, {name: content[start + a : start + b] for name, (a, b) in places.items()}
 
 
-def test_rounded_shards_hold_every_weight_and_their_index_says_where(
-  words45, tmp_path, monkeypatch, capsys
-):
+def test_rounded_shards_hold_every_weight_and_their_index_says_where(words45, tmp_path, capsys):
   source = a_source(*ROLES, vocab=words45)
   at = save_hf(tmp_path / "in", source)
-  call(monkeypatch, at, tmp_path / "out", "--to", "hf", *SMALL)
+  export(at, tmp_path / "out", "--to", "hf", *SMALL)
   for role in ROLES:
     folder = tmp_path / "out" / role
     index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -110,14 +108,14 @@ def test_no_file_is_larger_than_said_even_of_many_small_tensors(tmp_path):
 
 
 def test_a_rounded_export_is_read_as_float32_and_written_again_with_the_same_bytes(
-  words45, tmp_path, monkeypatch
+  words45, tmp_path
 ):
   source = a_source(*ROLES, vocab=words45)
   first, again, one = (tmp_path / x for x in ("first", "again", "one"))
-  call(monkeypatch, save_hf(tmp_path / "in", source), first, "--to", "hf", *SMALL)
-  call(monkeypatch, first, again, "--to", "hf", *SMALL)
-  call(monkeypatch, first, tmp_path / "orbax", "--to", "orbax")
-  call(monkeypatch, first, one, "--to", "hf")
+  export(save_hf(tmp_path / "in", source), first, "--to", "hf", *SMALL)
+  export(first, again, "--to", "hf", *SMALL)
+  export(first, tmp_path / "orbax", "--to", "orbax")
+  export(first, one, "--to", "hf")
   expected = {
     role: jax.tree.map(nearest, dict(source.networks[role].weights)) for role in source.networks
   }
@@ -142,11 +140,11 @@ def test_how_much_rounding_changes_the_logits_is_printed(words45, tmp_path):
   for at, name in ((save_hf(tmp_path / "in", source), "out"), (tmp_path / "out", "again")):
     out = io.StringIO()
     console = Console(file=out, soft_wrap=True)
-    export.run(str(at), tmp_path / name, "hf", console, dtype="bfloat16")
+    writer.run(str(at), tmp_path / name, "hf", console, dtype="bfloat16")
     lines.append(out.getvalue().splitlines()[0])
-  batch = export.real_text(source)
+  batch = writer.real_text(source)
   exact, there = (
-    export.logits(x.networks["discriminator"], batch)[batch.padding_mask]
+    writer.logits(x.networks["discriminator"], batch)[batch.padding_mask]
     for x in (source, sources.open_source(tmp_path / "out"))
   )
   largest, change = np.abs(exact).max(), np.abs(exact - there).max()
@@ -157,7 +155,7 @@ def test_how_much_rounding_changes_the_logits_is_printed(words45, tmp_path):
 
 def test_each_weight_is_rounded_by_at_most_what_the_help_says():
   network = Network(SIZES["projected"], random_network(SIZES["projected"], "rtd_head"), "rtd_head")
-  there = export.rounded(network, "bfloat16").weights
+  there = writer.rounded(network, "bfloat16").weights
   for a, b in zip(*map(jax.tree.leaves, (network.weights, there)), strict=True):
     assert np.all(np.abs(a - b) <= 2.0**-8 * np.abs(a))  # 8 bits, the nearest
 
@@ -165,7 +163,7 @@ def test_each_weight_is_rounded_by_at_most_what_the_help_says():
 def test_a_rounded_number_goes_out_in_the_unit_of_its_labels(words45, tmp_path):
   number = a_number(words45)
   storage = Storage("bfloat16")
-  export.export_hf(number, tmp_path / "out", Console(quiet=True), storage)  # compares, with torch
+  writer.export_hf(number, tmp_path / "out", Console(quiet=True), storage)  # compares, with torch
   tensors = tensors_of(tmp_path / "out" / "discriminator" / "model.safetensors")[1]
   kernel = nearest(np.float32(5) * number.finetuned.head["out_proj"]["kernel"].T)
   found = tensors["classifier.out_proj.weight"]
@@ -197,11 +195,11 @@ def test_the_bytes_that_must_be_free_are_those_of_the_dtype(dtype, tmp_path, mon
   usage = shutil.disk_usage(tmp_path)._replace(free=3 * count)  # between 2 and 4 bytes each
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
   if dtype == "bfloat16":
-    export.export_hf(source, tmp_path / "out", Console(quiet=True), Storage(dtype))
+    writer.export_hf(source, tmp_path / "out", Console(quiet=True), Storage(dtype))
   else:
     needed = rf"No space left \({4 * count / 1e6:,.1f} MB are needed"
     with pytest.raises(OSError, match=needed):
-      export.export_hf(source, tmp_path / "out", Console(quiet=True), Storage(dtype))
+      writer.export_hf(source, tmp_path / "out", Console(quiet=True), Storage(dtype))
   assert (tmp_path / "out").exists() == (dtype == "bfloat16")
 
 
@@ -220,8 +218,8 @@ def test_transformers_loads_rounded_shards(family, head, tmp_path):
     weights, batch = test_modernbert.random_network(cfg, head), test_modernbert.a_batch()
   huggingface.save(tmp_path, cfg, weights, head, 0, storage=Storage("bfloat16", MAX_BYTES))
   assert len(list(tmp_path.glob("*.safetensors"))) > 1
-  ours = export.logits(Network(cfg, jax.tree.map(nearest, weights), head), batch)
-  assert export.check_parity(tmp_path, head, batch, ours) < export.TOLERANCE
+  ours = writer.logits(Network(cfg, jax.tree.map(nearest, weights), head), batch)
+  assert writer.check_parity(tmp_path, head, batch, ours) < writer.TOLERANCE
 
   name = huggingface.family_of(cfg).classes[head]
   inputs = {"input_ids": batch.ids, "attention_mask": batch.padding_mask}
@@ -239,7 +237,7 @@ def test_transformers_loads_rounded_shards(family, head, tmp_path):
       outputs = network.eval()(**inputs)
     there = outputs.last_hidden_state if head is None else outputs.logits
     there = there.float().numpy().reshape(ours.shape)
-    assert export.largest(ours - there, head, batch) < of_largest * np.abs(ours).max()
+    assert writer.largest(ours - there, head, batch) < of_largest * np.abs(ours).max()
   body = transformers.AutoModel.from_pretrained(tmp_path)
   assert body.dtype == torch.bfloat16  # what config.json says
 

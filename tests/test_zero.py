@@ -19,8 +19,8 @@ from test_train import (
 )
 
 from electra_jax.core import optimizer, params, step, zero
+from electra_jax.pretrain import train
 from electra_jax.pretrain.run import make_train_fns
-from electra_jax.programs import train
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 

@@ -72,6 +72,15 @@ def check_set(config: ConfigDict, fields: Iterable[str]) -> None:
     raise ValueError(f"config.{wrong[0]}=None: the field always has a value")
 
 
+def check_base(config: ConfigDict, name: str, base: str) -> None:
+  """Raises ValueError if a configuration has fields or groups that `base` has not."""
+  if others := set(config) - set(load(base)):
+    raise ValueError(
+      f"{name} is for another program: it sets config.{min(others)}, and this program takes the"
+      f" fields of configs/{base}"
+    )
+
+
 def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> ConfigDict:
   """Returns a configuration: load_config("quickstart", {"train.steps": 100}).
 

@@ -20,7 +20,7 @@ from electra_jax.core.generators import GENERATORS, masked_language_model
 from electra_jax.core.masking import Masking
 from electra_jax.core.networks import TIES, PretrainSpec, generator_size
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
-from electra_jax.runtime import bands, health
+from electra_jax.monitor import bands, health
 from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 
 # In the configuration that a run saves: the network of its frozen generator, or None.

@@ -21,7 +21,8 @@ from electra_jax.config.specs import (
   reference,
 )
 from electra_jax.core import attention, generators, networks, objectives
-from electra_jax.runtime import parallel, tracing, trackers
+from electra_jax.monitor import tracing, trackers
+from electra_jax.runtime import parallel
 
 
 def check(config: ConfigDict) -> None:

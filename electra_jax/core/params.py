@@ -64,7 +64,7 @@ def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
   return next((axis for axis, n in enumerate(shape) if n and n % devices == 0), None)
 
 
-def by_shape(params: dict, other: dict) -> dict:
+def match_roles(params: dict, other: dict) -> dict:
   """Copies `other`'s single network to every role of `params` whose encoder has the same shapes.
 
   So a masked language model can become this run's discriminator, its generator, or both. `other` is

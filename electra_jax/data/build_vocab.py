@@ -13,7 +13,7 @@ from electra_jax.data import sources, tokenizer, vocabulary
 from electra_jax.data.sources import TextChunk
 from electra_jax.data.status import print_line
 from electra_jax.data.tokenizer import Vocab, VocabError
-from electra_jax.runtime.display import doing
+from electra_jax.monitor.display import doing
 from electra_jax.runtime.terminal import log_console
 
 

@@ -7,7 +7,8 @@ from electra_jax.core.masking import Masking
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.data import pretrain_batches
 from electra_jax.interop.sources import Network
-from electra_jax.runtime import metrics, parallel
+from electra_jax.monitor import metrics
+from electra_jax.runtime import parallel
 
 
 def auc(

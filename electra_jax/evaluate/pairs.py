@@ -14,8 +14,9 @@ import numpy as np
 from electra_jax.data.compressed import decompressed
 from electra_jax.data.sources import opened
 from electra_jax.evaluate.scorers import SentenceScorer
-from electra_jax.runtime import curves
-from electra_jax.runtime.metrics import NotFiniteError
+from electra_jax.finetune.batches import subset
+from electra_jax.monitor import curves
+from electra_jax.monitor.metrics import NotFiniteError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 NAMES = ("UID", "linguistics_term")  # of a paradigm and a category
@@ -40,8 +41,8 @@ class Accuracy(NamedTuple):
   high: float
 
 
-def read(path: Path) -> list[Pair]:
-  """Reads pairs from JSON lines, plain, .gz, .xz or .zst.
+def read(path: Path, most: int | None = None) -> list[Pair]:
+  """Reads `most` pairs at most, evenly spaced, from JSON lines, plain, .gz, .xz or .zst.
 
   A line has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the
   category, may be missing.
@@ -73,7 +74,7 @@ def read(path: Path) -> list[Pair]:
       pairs.append(Pair(good, bad, *map(str, names)))
   if not pairs:
     raise ValueError(f"{path} has no pairs")
-  return pairs
+  return subset(pairs, most)
 
 
 def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune.batches import Feature
 from electra_jax.finetune.files import TaskError, write_rows
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import METRICS, TextTask

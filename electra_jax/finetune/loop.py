@@ -27,8 +27,8 @@ from electra_jax.core.optimizer import (
 from electra_jax.core.task_heads import Head
 from electra_jax.core.task_network import init_backbone, make_objective, make_predict, shapes
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import finetune_batches as data
-from electra_jax.data.finetune_batches import Feature
+from electra_jax.finetune import batches as data
+from electra_jax.finetune.batches import Feature
 from electra_jax.runtime import parallel
 
 # Compiled for these arguments once; limited, as a head that is made anew is not found again.

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import numpy as np
 from ml_collections import ConfigDict
 
-from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import qa_task, tagging_task, text_task
+from electra_jax.finetune.batches import Feature
 from electra_jax.finetune.task_data import TaskData, TaskKind
 
 TASK_KINDS: dict[str, TaskKind] = {

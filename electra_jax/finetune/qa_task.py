@@ -10,9 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data.finetune_batches import subset
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import squad, squad_files
+from electra_jax.finetune.batches import subset
 from electra_jax.finetune.squad import Decoded, Window
 from electra_jax.finetune.squad_files import Question, Questions
 from electra_jax.finetune.task_data import (

@@ -12,7 +12,7 @@ from electra_jax.finetune import statistics
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import Metrics, TaskInfo
 from electra_jax.finetune.tasks import TASKS
-from electra_jax.runtime.display import doing
+from electra_jax.monitor.display import doing
 from electra_jax.runtime.workdir import replacing
 
 RESULTS, EXAMPLE_SCORES, CONFIG = "results.jsonl", "units.npz", "config.json"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune.batches import Feature
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.squad_files import Question, Questions, normalize
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from electra_jax.finetune.tasks import TASKS
-from electra_jax.runtime import curves
+from electra_jax.monitor import curves
 
 # Metrics as printed in papers.
 TITLES = {

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune.batches import Feature
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents

@@ -8,9 +8,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data.finetune_batches import subset
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import tagging
+from electra_jax.finetune.batches import subset
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.tagging import Sentence, TagWindow
 from electra_jax.finetune.task_data import (

@@ -14,8 +14,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data.finetune_batches import Feature
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune.batches import Feature
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
-from electra_jax.data.finetune_batches import Feature, subset
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import glue, glue_files, tasks
+from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import write_rows
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import TextTask

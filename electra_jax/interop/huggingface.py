@@ -37,10 +37,10 @@ BERT_RULES = {
   "never_split": (None, []),
 }
 TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
-# Another: {field of the network: value} of those in UNHELD that the other fields do not give.
+# Another: {field of the network: value} of those in EXTRA_FIELDS that the other fields do not give.
 NETWORK = "electra_jax_network"
 DETECTORS = ([REPLACED], ["LABEL_0"])  # the labels of a discriminator: written here, by default
-UNHELD = ("embedding_dropout", "ffn_dropout", "scaled_init")
+EXTRA_FIELDS = ("embedding_dropout", "ffn_dropout", "scaled_init")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_BYTES = 128  # of a safetensors file at most, and of each of its tensors beside the name
 
@@ -85,7 +85,7 @@ def config_json(
     raise ExchangeError(f"Hugging Face's {family.name} has no {head}")
   fields = family.to_json(cfg, head)
   read = family.from_json(Path(), fields)
-  unheld = {x: getattr(cfg, x) for x in UNHELD if getattr(cfg, x) != getattr(read, x)}
+  unheld = {x: getattr(cfg, x) for x in EXTRA_FIELDS if getattr(cfg, x) != getattr(read, x)}
   return {
     "architectures": [family.classes[head]],
     "model_type": family.model_type,

@@ -27,7 +27,8 @@ from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, network_shapes, read_json
-from electra_jax.runtime import metrics, parallel
+from electra_jax.monitor import metrics
+from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 

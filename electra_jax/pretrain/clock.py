@@ -7,9 +7,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.config import specs
+from electra_jax.monitor.goodput import Goodput
 from electra_jax.pretrain.run import Horizon
 from electra_jax.runtime import parallel, processes
-from electra_jax.runtime.goodput import Goodput
 
 CLOSING_SECS = 3.0  # to draw the curves, print the results and leave
 FEWEST = 5  # steps that tell how long one takes; the host may be two ahead of the device
@@ -92,7 +92,7 @@ class Clock:
     if not self.is_open or done == self._most or (early and steps > 0):
       return False
     own = [self.secs_left(), self._secs_a_step(done), self._reserve]
-    left, pace, reserve = processes.as_on_first(own)
+    left, pace, reserve = processes.broadcast_from_0(own)
     self._refuse_if_late(left, done)
     secs = left - reserve - self._config.optimizer.decay_frac * self._budget
     # Half way to the decay, so that many processes seldom wait for process 0's clock.
@@ -110,7 +110,7 @@ class Clock:
       ValueError: it allows none.
     """
     own = [self.secs_left(), self._secs_a_step(done), evaluation_secs, save_secs]
-    left, pace, evaluation, saving = processes.as_on_first(own)
+    left, pace, evaluation, saving = processes.broadcast_from_0(own)
     c = self._config
 
     def secs(steps: int) -> float:  # of so many steps, and of the end

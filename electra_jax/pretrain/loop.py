@@ -10,17 +10,18 @@ import numpy as np
 from electra_jax.config import specs
 from electra_jax.data import pretrain_batches
 from electra_jax.interop import sources
+from electra_jax.monitor import metrics
+from electra_jax.monitor.bands import BandMonitor
+from electra_jax.monitor.goodput import Goodput, Speed
+from electra_jax.monitor.health import Health
+from electra_jax.monitor.log import Log
+from electra_jax.monitor.stragglers import StragglerDetector
+from electra_jax.monitor.tracing import Tracer
 from electra_jax.pretrain.clock import Clock
 from electra_jax.pretrain.run import Run
-from electra_jax.runtime import memory, metrics, parallel, processes, terminal, version
-from electra_jax.runtime.bands import BandMonitor
+from electra_jax.runtime import memory, parallel, processes, terminal, version
 from electra_jax.runtime.checkpoint import Checkpoints, WriteError
-from electra_jax.runtime.goodput import Goodput, Speed
-from electra_jax.runtime.health import Health
 from electra_jax.runtime.interrupt import StopSignals
-from electra_jax.runtime.log import Log
-from electra_jax.runtime.stragglers import StragglerDetector
-from electra_jax.runtime.tracing import Tracer
 from electra_jax.runtime.workdir import check_claim
 
 
@@ -73,7 +74,7 @@ def loop(
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   reference = BandMonitor(*run.reference) if run.reference else None
   lines = [line for line in history if line["step"] <= start]
-  health = Health(specs.make_limits(c), lines, reference, run.unchecked)
+  health = Health(specs.make_limits(c), lines, reference, run.suspended_checks)
   compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
 
   def is_due(step: int) -> bool:
@@ -82,7 +83,7 @@ def loop(
 
   missing = not any(line["step"] == start and line["split"] == "heldout" for line in history)
   evaluated = True
-  if is_due(start) and processes.as_on_first(missing):
+  if is_due(start) and processes.broadcast_from_0(missing):
     with goodput.doing("evaluation"):
       evaluated = evaluate(run, state.params, start, log, health, monitors.stop)
     if not evaluated:
@@ -200,7 +201,7 @@ def record(done: int, split: str, values: dict, log: Log, health: Health) -> Non
 def unhealthy(run: Run, step: int, health: Health) -> bool:
   """Returns whether `health.on_warning` stops all processes for a warning of this step."""
   stops = run.config.health.on_warning == "stop"
-  return stops and processes.as_on_first(bool(health.warnings(step)))
+  return stops and processes.broadcast_from_0(bool(health.warnings(step)))
 
 
 def raise_warning(step: int, health: Health) -> None:

@@ -19,12 +19,12 @@ from electra_jax.core import flops, generators, networks, objectives, optimizer,
 from electra_jax.core.params import tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer, vocabulary
-from electra_jax.data.finetune_batches import subset
 from electra_jax.data.shards import copy_vocab
 from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import sources
-from electra_jax.runtime import checkpoint, metrics, parallel, version
-from electra_jax.runtime.chance import Chance
+from electra_jax.monitor import metrics
+from electra_jax.monitor.baselines import Baselines
+from electra_jax.runtime import checkpoint, parallel, version
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
 
 
@@ -127,7 +127,7 @@ class Run:
   fns: TrainFns
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
-  chance: Chance  # the trivial baselines on the held-out text
+  baselines: Baselines  # the trivial baselines on the held-out text
   pairs: pairs.Suite | None  # of eval.pairs
   reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
 
@@ -137,7 +137,7 @@ class Run:
     count = min(self.heldout.num_examples, self.config.eval.max_examples)
     return eval_batch_size(self.config, jax.device_count(), count)
 
-  def unchecked(self, step: int) -> tuple[str, ...]:
+  def suspended_checks(self, step: int) -> tuple[str, ...]:
     """Returns the metrics that a schedule takes to a collapse's level for a while, for `Health`.
 
     A weight of 0 or a low temperature that never changes is worth a warning.
@@ -243,7 +243,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     fns=fns,
     flops_per_step=flops.step_flops(spec, t.batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
-    chance=Chance.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
+    baselines=Baselines.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
     reference=specs.reference(config, shards.vocab),
   )
@@ -255,7 +255,7 @@ def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> pairs.Sui
   scorer = scorers.SentenceScorer(
     scorers.default(spec.objective, heads), spec.discriminator, tokens
   )
-  found = subset(pairs.read(config.eval.pairs), config.eval.max_pairs)
+  found = pairs.read(config.eval.pairs, config.eval.max_pairs)
   try:
     kept, notes = pairs.fitting(scorer, found)
   except ValueError as error:

@@ -104,7 +104,7 @@ def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) 
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
     found, cfg, left_out = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
-    found = params.by_shape(weights, found)
+    found = params.match_roles(weights, found)
     if _is_frozen(run):  # its generator is that of generator.init_from
       found = {role: tree for role, tree in found.items() if role != "generator"}
     weights, taken, fresh, unused = params.inherit(weights, found)

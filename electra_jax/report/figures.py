@@ -6,8 +6,9 @@ from typing import NamedTuple
 from bokeh.models import ColumnDataSource, HoverTool
 from bokeh.plotting import figure
 
+from electra_jax.monitor import baselines, curves
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime import chance, curves, terminal
+from electra_jax.runtime import terminal
 
 # Of eight runs; the page turns the lightness around in the dark, so mid-tones are used.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a", "#b03060", "#2a8f8f", "#666666")
@@ -22,7 +23,7 @@ TITLES = {
 def group(name: str, names: Sequence[str]) -> str:
   """Returns the key of TITLES for a metric, judging by the names of all metrics."""
   stem = name.rpartition("_")[0]
-  if stem in chance.words(names) or name.startswith("sample"):
+  if stem in baselines.words(names) or name.startswith("sample"):
     return "generator"
   if f"{stem}_recall" in names or name.endswith("_auc") or name.startswith("replaced"):
     return "discriminator"
@@ -83,7 +84,7 @@ def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
       source = ColumnDataSource(columns, name=f"{run.name} {split} {name}")
       style = {"line_width": 1.6} if split == "train" else {"size": 7}
       pointed.append(draw_split("step", "value", source=source, color=colour, **style))
-  found = [(*curves.levels(run.history, name, run.chance), colour) for run, colour in coloured]
+  found = [(*curves.levels(run.history, name, run.baselines), colour) for run, colour in coloured]
   found = [level for level in found if level[0]]
   if len({frozenset(values) for _, values, _, _ in found}) == 1:  # one for all runs
     found = [(*max(found, key=lambda level: level[0][-1])[:3], "#777777")]

@@ -12,8 +12,9 @@ from electra_jax.core import flops, generators, objectives
 from electra_jax.data import shards
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.interop import sources
-from electra_jax.runtime import checkpoint, journal, metrics
-from electra_jax.runtime.chance import Chance
+from electra_jax.monitor import journal, metrics
+from electra_jax.monitor.baselines import Baselines
+from electra_jax.runtime import checkpoint
 from electra_jax.runtime.workdir import read_run_config
 
 
@@ -28,7 +29,7 @@ class SavedRun:
   events: list[dict]  # of the journal
   checkpoints: dict[int, int]  # {step: bytes}
   manifest: dict  # of the shards
-  chance: Chance
+  baselines: Baselines
   parameters: dict[str, int]  # of "discriminator", "generator" and all that are "trained"
   flops_per_step: int  # in matrix products
 
@@ -119,7 +120,9 @@ def read(folder: Path, name: str) -> SavedRun:
     events=journal.read(folder),
     checkpoints={step: size(places / str(step)) for step in checkpoint.steps_on_disk(places)},
     manifest=manifest,
-    chance=Chance.of(manifest["splits"]["heldout"]["frequencies"], config.objective.contrast_group),
+    baselines=Baselines.of(
+      manifest["splits"]["heldout"]["frequencies"], config.objective.contrast_group
+    ),
     parameters=generators.count_networks(spec, objectives.param_shapes(spec)),
     flops_per_step=flops.step_flops(spec, config.train.batch_size, manifest["seq_length"]),
   )

@@ -12,8 +12,9 @@ from scipy import stats
 from electra_jax.config import compare
 from electra_jax.evaluate import pairs
 from electra_jax.finetune import results, statistics
+from electra_jax.monitor import goodput
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime import checkpoint, goodput, terminal
+from electra_jax.runtime import checkpoint, terminal
 
 Table = list[list[str]]
 LEFT_OUT = ("step", "split", "loss")
@@ -84,7 +85,7 @@ def evaluations(runs: Sequence[SavedRun]) -> Table:
 def _baseline(runs: Sequence[SavedRun], lines: Sequence[dict], name: str) -> str:
   """Returns the trivial baseline of a metric; where those of the runs differ, one for each."""
   found = [
-    run.chance.level(name, line) if name in line else None
+    run.baselines.level(name, line) if name in line else None
     for run, line in zip(runs, lines, strict=True)
   ]
   if not any(found):

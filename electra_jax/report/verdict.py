@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from electra_jax.config import specs
 from electra_jax.core import objectives
+from electra_jax.monitor import baselines
+from electra_jax.monitor.health import GENERATOR_LOSSES
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime import chance
-from electra_jax.runtime.health import GENERATOR_LOSSES
 from electra_jax.runtime.terminal import label, shown
 
 GOOD, LOOK, BAD = "healthy", "look at the warnings", "did not learn"
@@ -67,9 +67,9 @@ def findings(run: SavedRun) -> list[Finding]:
   own_fields = objectives.OBJECTIVES[run.config.objective.name].own_fields
   of_words = "replace_mlm_weight" if "replace_mlm_weight" in own_fields else "discriminator_weight"
   found = []
-  for stem in chance.words(line):
+  for stem in baselines.words(line):
     name = f"{stem}_loss"
-    level = run.chance.level(name, line)
+    level = run.baselines.level(name, line)
     off = [] if name in GENERATOR_LOSSES else _steps_without(run, of_words)
     if line.get(name) is not None and level and line.get("step") not in off:
       gain = level[1] - line[name]

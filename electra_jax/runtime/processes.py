@@ -136,7 +136,7 @@ def run_on_all(action: Callable[[], T]) -> T:
   raise error
 
 
-def as_on_first(value: T) -> T:
+def broadcast_from_0(value: T) -> T:
   """Returns the value that process 0 has, a bool or a list of numbers; all call it together."""
   return value if jax.process_count() == 1 else _everyones(np.array(value))[0].tolist()
 

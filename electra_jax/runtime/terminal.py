@@ -1,12 +1,15 @@
 """Numbers and times as text, and the consoles that programs print to."""
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 
+SCRIPT = "electra-jax"  # the installed command
 LINE = 160  # most characters of a line without a terminal, with its time stamp
 STAMP = "%Y-%m-%d %H:%M:%S "
 STAMP_WIDTH = 20
@@ -14,6 +17,18 @@ STAMP_WIDTH = 20
 # where Rich would add an HTML element for each line.
 PLAIN = {"highlight": False, "markup": False, "soft_wrap": True, "force_jupyter": False}
 PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
+
+
+def typed() -> list[str]:
+  """Returns the words that started this program: `electra-jax train ...`, `python -m ...`."""
+  python, *words = sys.orig_argv
+  is_script = words and Path(words[0]).name == SCRIPT
+  return words if is_script else [python, *words]
+
+
+def command_line() -> str:
+  """Returns the command that started this program, for a shell."""
+  return shlex.join(typed())
 
 
 class StampedLines:

@@ -221,9 +221,9 @@ def read_config(workdir: Path) -> dict | None:
   # Other folders are allowed: they may hold shards or the compilation cache.
   own = "checkpoints", VOCAB_FOLDER
   files = (p.name for p in workdir.iterdir() if p.is_file() or p.name in own)
-  strangers = sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp"))
-  if strangers:
-    raise ValueError(f"{workdir} holds {strangers[0]} but no {CONFIG_FILE}: it is not a run")
+  unexpected = sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp"))
+  if unexpected:
+    raise ValueError(f"{workdir} holds {unexpected[0]} but no {CONFIG_FILE}: it is not a run")
   return None
 
 

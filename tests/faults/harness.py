@@ -276,7 +276,7 @@ def pair(
 
 def lines(workdir: Path) -> list[dict]:
   """Returns the whole lines of the history without what depends on the clock."""
-  from electra_jax.runtime import metrics
+  from electra_jax.monitor import metrics
 
   history = metrics.read_history(workdir / "metrics.jsonl")
   return [{k: v for k, v in line.items() if k not in metrics.TIMING} for line in history]

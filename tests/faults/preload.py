@@ -9,8 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import matplotlib.pyplot  # noqa: E402, F401
 import tensorflow  # noqa: E402, F401
 
-import electra_jax.pretrain.loop  # noqa: E402
-import electra_jax.runtime.curves  # noqa: E402, F401
+import electra_jax.monitor.curves  # noqa: E402, F401
 
 # No device is in use and no thread of JAX runs yet.
 warnings.filterwarnings("ignore", "os.fork.. was called", RuntimeWarning)

@@ -127,7 +127,7 @@ def test_jumps_of_the_clock_corrupt_nothing(data, alone, tmp_path):
 
 
 def read(workdir) -> list[dict]:
-  from electra_jax.runtime import metrics
+  from electra_jax.monitor import metrics
 
   return metrics.read_history(workdir / "metrics.jsonl")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from harness import STEPS, flip, largest
 
-from electra_jax.runtime import metrics
+from electra_jax.monitor import metrics
 
 pytestmark = pytest.mark.faults
 PACED = harness.program(harness.PACED)

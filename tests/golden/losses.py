@@ -27,8 +27,9 @@ from electra_jax.config import (  # noqa: E402
 )
 from electra_jax.core import generators  # noqa: E402
 from electra_jax.core.batch import Batch  # noqa: E402
+from electra_jax.monitor import metrics  # noqa: E402
 from electra_jax.pretrain.run import make_train_fns  # noqa: E402
-from electra_jax.runtime import metrics, parallel  # noqa: E402
+from electra_jax.runtime import parallel  # noqa: E402
 
 HERE = Path(__file__).parent
 STEPS = 5

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from electra_jax.runtime.log import Log
+from electra_jax.monitor.log import Log
 
 TRIES = 3
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from electra_jax.runtime import metrics, terminal
-from electra_jax.runtime.chance import Chance
+from electra_jax.monitor import metrics
+from electra_jax.monitor.baselines import Baselines
+from electra_jax.runtime import terminal
 from electra_jax.runtime.workdir import replacing
 
 # One colour per metric, for its training line and its held-out points.
@@ -32,13 +33,13 @@ class Redrawn:
     """Does nothing: the run draws the final picture."""
 
 
-def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
+def draw(path: Path, title: str, history: list[dict], baselines: Baselines) -> None:
   """Plots training as lines and held-out evaluations as points, and writes a PNG atomically.
 
   Args:
     title: names the run.
     history: lines of metrics.jsonl.
-    chance: trivial baselines, drawn as dashed lines.
+    baselines: trivial baselines, drawn as dashed lines.
   """
   panels = layout(history)
   if not panels:
@@ -49,7 +50,7 @@ def draw(path: Path, title: str, history: list[dict], chance: Chance) -> None:
   figure = new_figure(width, height)
   axes = figure.subplots(rows, columns, squeeze=False).flatten()
   for axis, (heading, names) in zip(axes, panels.items(), strict=False):
-    _panel(axis, heading, names, history, chance)
+    _panel(axis, heading, names, history, baselines)
   for axis in axes[len(panels) :]:
     axis.remove()
   # Fixed margins: a layout engine draws everything twice, half a second of each run.
@@ -116,14 +117,14 @@ def unit(name: str) -> str:
   return "fraction" if name.endswith(FRACTIONS) else ""
 
 
-def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chance) -> None:
+def _panel(axis, title: str, names: list[str], history: list[dict], baselines: Baselines) -> None:
   for name, colour in zip(names, COLOURS * len(names), strict=False):
     alone = len(names) == 1
     text, dots = ("training", "held-out") if alone else (terminal.label(name), None)
     axis.plot(*points(history, "train", name), color=colour, linewidth=1.4, label=text)
     if (heldout := points(history, "heldout", name))[0]:
       axis.plot(*heldout, "o", color=colour, markersize=4.5, mec="white", mew=0.6, label=dots)
-    steps, values, what = levels(history, name, chance)
+    steps, values, what = levels(history, name, baselines)
     if steps:
       label = f"trivial baseline: {what}" if alone else None
       grey = "#666666" if alone else colour
@@ -141,7 +142,7 @@ def _panel(axis, title: str, names: list[str], history: list[dict], chance: Chan
 
 
 def levels(
-  history: list[dict], name: str, chance: Chance
+  history: list[dict], name: str, baselines: Baselines
 ) -> tuple[list[int], list[float], str | None]:
   """Returns the steps, values and description of a metric's trivial baseline; empty if unknown.
 
@@ -150,7 +151,7 @@ def levels(
   """
   for split in ("train", "heldout"):
     lines = [line for line in history if line["split"] == split and line.get(name) is not None]
-    found = [(line["step"], chance.level(name, line)) for line in lines]
+    found = [(line["step"], baselines.level(name, line)) for line in lines]
     if known := [(step, *level) for step, level in found if level]:
       steps, labels, values = zip(*known, strict=True)
       return list(steps), list(values), labels[0]

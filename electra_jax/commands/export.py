@@ -1,11 +1,11 @@
-"""Exports networks: electra-jax export SOURCE --to hf|orbax OUT
+"""Exports networks: electra-jax export --model=SOURCE --to=hf|orbax --out=DIR
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
-recognised by its files. OUT must not exist; it is written completely or not at all. A TF1
+recognised by its files. DIR must not exist; it is written completely or not at all. A TF1
 checkpoint's number of heads comes from a config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
-hf     OUT/discriminator and, if there is one, OUT/generator, each with config.json,
+hf     DIR/discriminator and, if there is one, DIR/generator, each with config.json,
        model.safetensors, the tokenizer's files and a model card. --dtype=bfloat16 rounds the
        weights to half the bytes, --max-shard-mb splits what is larger. They load with AutoModel,
        AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network keeps its
@@ -22,9 +22,9 @@ import math
 import re
 from pathlib import Path
 
-from electra_jax.config import cli
+from electra_jax.commands import cli
+from electra_jax.monitor.display import starting
 from electra_jax.runtime import terminal
-from electra_jax.runtime.display import starting
 
 
 def numbers_of_heads(text: str) -> tuple[int, ...]:
@@ -53,11 +53,11 @@ def megabytes(text: str) -> float:
   return number
 
 
-def main() -> None:
-  """Runs from the command line."""
-  p = cli.parser(__doc__)
-  p.add_argument("source", metavar="SOURCE")
-  p.add_argument("out", metavar="OUT", type=Path)
+def add_options(p: cli.ArgumentParser) -> None:
+  """Adds the command's options."""
+  p.add_argument("--model", metavar="SOURCE")
+  p.add_argument("--out", metavar="DIR", help="a new folder")
+  p.add_argument("paths", nargs="*", metavar="SOURCE DIR", help="without --model and --out")
   p.add_argument("--to", required=True, choices=("hf", "orbax"))
   p.add_argument(
     "--heads",
@@ -79,25 +79,28 @@ def main() -> None:
     help="megabytes (10^6 bytes) of a file of weights in hf, unless one tensor is larger: what is"
     " more goes to several, with an index; default: one file",
   )
-  args = p.parse_args()
+
+
+def main(args: argparse.Namespace) -> None:
+  """Exports the networks of a source."""
+  named = [x for x in (args.model, *args.paths, args.out) if x]
+  if len(named) != 2:
+    raise cli.UsageError("--model=SOURCE and --out=DIR are needed")
   storage = {x: getattr(args, x) for x in ("dtype", "max_shard_mb") if getattr(args, x) is not None}
   if args.to == "orbax" and storage:
     given = " and ".join(f"--{x.replace('_', '-')}" for x in storage)
-    p.error(f"{given}: for --to hf, an orbax export has its float32 weights in one folder")
+    raise cli.UsageError(
+      f"{given}: for --to hf, an orbax export has its float32 weights in one folder"
+    )
   with starting():  # slow, and not needed for --help
-    from electra_jax.programs import export
+    from electra_jax.export import writer
 
-  console = terminal.console()
-  export.run(
-    args.source,
-    args.out,
+  writer.run(
+    named[0],
+    Path(named[1]),
     args.to,
-    console,
+    terminal.console(),
     heads=args.heads,
     weights_license=args.license,
     **storage,
   )
-
-
-if __name__ == "__main__":
-  cli.report(main)

@@ -23,8 +23,8 @@ from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface, likelihood, sources
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel
-from electra_jax.runtime.display import doing
 from electra_jax.runtime.workdir import new_folder
 
 TOLERANCE = 1e-4  # of float32 logits: the two libraries sum in different orders

@@ -1,18 +1,16 @@
-"""Pages about runs, and bands of healthy seeds: see electra_jax.report."""
+"""Bands of healthy runs, for config.health.reference."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from electra_jax.config import compare, schema, specs
-from electra_jax.runtime import bands, metrics
-from electra_jax.runtime.display import doing
+from electra_jax.monitor import bands, metrics
 from electra_jax.runtime.workdir import read_run_config, replacing
 
 
-def make_band(folders: Sequence[Path]) -> bands.Band:
+def make(folders: Sequence[Path]) -> bands.Band:
   """Returns the band of runs on the same data that differ in their seed.
 
   Raises:
@@ -37,29 +35,10 @@ def make_band(folders: Sequence[Path]) -> bands.Band:
   return bands.make(histories, one["log.every_steps"], fields)
 
 
-def write_band(folders: Sequence[Path], out: Path, console: Console) -> None:
+def write(folders: Sequence[Path], out: Path, console: Console) -> None:
   """Writes the band of runs as JSON, and prints how many steps it covers."""
-  band = make_band(folders)
+  band = make(folders)
   with replacing(out) as temporary:
     bands.write(temporary, band)
   steps = {step for table in band.levels.values() for step in table}
   console.print(f"band: {out}, {band.runs} runs, steps {min(steps):,} to {max(steps):,}")
-
-
-def write_page(args: argparse.Namespace, console: Console) -> None:
-  """Writes the page about runs."""
-  from electra_jax.report import page  # needs the extra `report`
-
-  with doing("drawing"):
-    text = page.render(args.runs, price=args.price, pairs=args.pairs, finetune=args.finetune)
-  with replacing(args.out) as temporary:
-    temporary.write_text(text, encoding="utf-8")
-  console.print(f"report: {args.out} ({len(text.encode()) / 1e6:.1f} MB)")
-
-
-def run(args: argparse.Namespace, console: Console) -> None:
-  """Writes a band or a page."""
-  if args.make_band:
-    write_band(args.runs, args.out, console)
-  else:
-    write_page(args, console)

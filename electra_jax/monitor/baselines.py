@@ -32,7 +32,7 @@ def _predicts_tokens(stem: str, names: Collection[str]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chance:
+class Baselines:
   """Statistics that determine the trivial baselines; None without held-out text."""
 
   entropy: float | None = None  # of the unigrams, nats per token
@@ -40,7 +40,7 @@ class Chance:
   choices: int | None = None  # candidates for the other view of a sequence in `contrast_loss`
 
   @classmethod
-  def of(cls, frequencies, group: int) -> "Chance":
+  def of(cls, frequencies, group: int) -> "Baselines":
     """Returns the baselines from held-out token counts [V] and the size of a contrast group."""
     counts = np.asarray(frequencies, np.float64)
     if not counts.sum():

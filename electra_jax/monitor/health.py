@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from electra_jax.runtime.bands import BandMonitor
+from electra_jax.monitor.bands import BandMonitor
 
 GENERATOR_LOSSES = ("mlm_loss", "cloze_loss")  # in nats, as the entropy of its samples
 LEAST_LINES = 5  # of a loss before it is checked for spikes
@@ -50,7 +50,7 @@ class Health:
   Args:
     history: lines of metrics.jsonl to replay, so that a resumed run warns as if uninterrupted.
     reference: a band that the lines are also compared with.
-    unchecked: step -> ends of the names of metrics that are not checked for a collapse then.
+    suspended_checks: step -> ends of the names of metrics that are not checked for a collapse then.
   """
 
   def __init__(
@@ -58,9 +58,9 @@ class Health:
     limits: Limits,
     history: Iterable[Mapping] = (),
     reference: BandMonitor | None = None,
-    unchecked: Callable[[int], tuple[str, ...]] = lambda step: (),
+    suspended_checks: Callable[[int], tuple[str, ...]] = lambda step: (),
   ):
-    self._limits, self._reference, self._unchecked = limits, reference, unchecked
+    self._limits, self._reference, self._suspended_checks = limits, reference, suspended_checks
     self._last: dict[str, int] = {}  # the last line at which a metric was not checked
     self._levels: dict[str, _Level] = {}
     self._newest: tuple[int, list[str]] = (0, [])  # the newest line's step, and its warnings
@@ -108,7 +108,7 @@ class Health:
         )
 
   def _collapses(self, step: int, values: Mapping) -> Iterator[str]:
-    self._last |= {name: step for name in values if name.endswith(self._unchecked(step))}
+    self._last |= {name: step for name in values if name.endswith(self._suspended_checks(step))}
     for name, is_bad, seen, advice in _signs(self._limits, values):
       if not is_bad or step <= self._last.get(name, 0) + self._limits.after_step:
         self._since.pop(name, None)

@@ -7,8 +7,8 @@ Section 2.
 import dataclasses
 import math
 
-from electra_jax.core.flops.gpus import GPUS, Gpu
-from electra_jax.core.flops.gpus import axes as gpu_axes
+from electra_jax.cost.gpus import GPUS, Gpu
+from electra_jax.cost.gpus import axes as gpu_axes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.runtime import chance, metrics
+from electra_jax.monitor import baselines, metrics
 from electra_jax.runtime.terminal import shown
 
 LEAST_RUNS = 3
@@ -248,9 +248,9 @@ def causes_of(distances: Mapping[str, float], names: Collection[str]) -> list[st
   """Returns the NAMED causes whose effects agree best with the distances, the best first.
 
   Args:
-    names: of all metrics of the line, which show the losses of tokens (`chance.words`).
+    names: of all metrics of the line, which show the losses of tokens (`baselines.words`).
   """
-  kinds = KINDS | {f"{stem}_loss": "words" for stem in chance.words(names)}
+  kinds = KINDS | {f"{stem}_loss": "words" for stem in baselines.words(names)}
   observed: dict[str, float] = {}
   for name, distance in distances.items():
     kind = "detection" if name.endswith("_auc") else kinds.get(name)

@@ -1,26 +1,12 @@
-"""Tables of FLOPs: see electra_jax.flops."""
+"""Tables of FLOPs, for electra-jax flops."""
 
 from ml_collections import ConfigDict
-from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import cli, files, validate
+from electra_jax.config import validate
 from electra_jax.core import flops
-from electra_jax.core.flops import paper
+from electra_jax.cost import paper
 from electra_jax.pretrain.run import spec_without_data
-
-
-def run(config: ConfigDict | None, match: str | None, console: Console) -> None:
-  """Prints the table of a configuration and, compared with FILE[:ARG], steps; else the paper's."""
-  if config is None:
-    console.print(paper_table())
-    return
-  console.print(config_table(config))
-  if match:
-    other = files.load_named(match)
-    cli.check_base(other, match, "base.py")
-    for title, steps in matching_steps(config, other).items():
-      console.print(f"{steps:,} steps cost as much as all of {match}, {title}")
 
 
 def paper_table() -> Table:

@@ -1,30 +1,18 @@
-"""Builds shards of training examples from text.
-
-  electra-jax build --config=configs/quickstart.py --config.data.dir=DIR
-                    [--part=i/n | --runner=beam|ray [-- OPTION...]]
-
-Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length examples on all
-cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). A finished build of
-the same configuration is reused; one that differs is replaced only with --overwrite. A build that
-was killed resumes with the finished parts (`config.data.parts`). The same input and configuration
-give the same bytes for any number of cores and machines.
-"""
+"""Builds shards of training examples from text: see commands/build.py."""
 
 import contextlib
 import dataclasses
 import hashlib
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from absl import flags
 from ml_collections import ConfigDict
 from rich.table import Table
 
-from electra_jax.config import cli, schema
+from electra_jax.config import schema
 from electra_jax.data import build_vocab, parts, pool, shards, sources, tokenizer, vocabulary
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan, settings
@@ -314,32 +302,3 @@ def _say_counts(manifest: dict, data: ConfigDict) -> None:
     )
   if data.holdout_frac and not splits["heldout"]["examples"]:
     print_line(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
-
-
-def main(options: list[str]) -> None:
-  """Runs from the command line."""
-  args = flags.FLAGS
-  if args.config is None:
-    raise flags.Error("--config=FILE is needed, e.g. --config=configs/base.py")
-  if args.part is None:
-    build(args.config, overwrite=args.overwrite, runner=args.runner, options=options)
-    return
-  if not (asked := re.fullmatch(r"(\d+)/(\d+)", args.part)):
-    raise ValueError(f"--part={args.part} is not i/n, such as 0/16")
-  if args.overwrite or args.runner != "local" or options:
-    raise flags.Error("--part goes with neither --overwrite, --runner nor options after --")
-  build_part(args.config, *map(int, asked.groups()))
-
-
-if __name__ == "__main__":
-  cli.define_config_flag()
-  flags.DEFINE_bool("overwrite", False, "replace a finished build of another configuration")
-  flags.DEFINE_string(
-    "part",
-    None,
-    "i/n: only part i of n, from 0; processes share a build, each part asked for twice",
-  )
-  flags.DEFINE_enum(
-    "runner", "local", list(RUNNERS), "engine that builds the parts; its options stand after --"
-  )
-  cli.run(main, takes_options=True)

@@ -11,8 +11,8 @@ from electra_jax.core import objectives
 from electra_jax.core.batch import from_rows
 from electra_jax.data import tokenizer
 from electra_jax.interop import likelihood, sources
+from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel
-from electra_jax.runtime.display import doing
 
 
 class Scorer:

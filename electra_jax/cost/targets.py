@@ -11,7 +11,7 @@ import os
 import jax
 
 from electra_jax.core import flops
-from electra_jax.core.flops import chips, gpus
+from electra_jax.cost import chips, gpus
 
 HERE = "here"
 # Of a GPU's memory JAX takes this share, and refuses what needs more ("GPU memory allocation").

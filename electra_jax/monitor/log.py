@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from electra_jax.runtime.display import Display
-from electra_jax.runtime.journal import Journal
-from electra_jax.runtime.metrics import HISTORY_FILE, parse_line, read_history
-from electra_jax.runtime.trackers import Tracker, TrackerError
+from electra_jax.monitor.display import Display
+from electra_jax.monitor.journal import Journal
+from electra_jax.monitor.metrics import HISTORY_FILE, parse_line, read_history
+from electra_jax.monitor.trackers import Tracker, TrackerError
 from electra_jax.runtime.workdir import free_name, naming, replacing
 
 

@@ -17,12 +17,11 @@ from rich.table import Table
 from electra_jax.config import specs, validate
 from electra_jax.core import flops, objectives
 from electra_jax.core.batch import Batch
-from electra_jax.core.flops import traffic
 from electra_jax.core.params import split_axis
+from electra_jax.cost import targets, traffic
+from electra_jax.cost.targets import HERE, Target
+from electra_jax.monitor.display import doing
 from electra_jax.pretrain.run import TrainFns, eval_batch_size, make_train_fns, spec_without_data
-from electra_jax.runtime import targets
-from electra_jax.runtime.display import doing
-from electra_jax.runtime.targets import HERE, Target
 from electra_jax.runtime.workdir import check_new
 
 T = TypeVar("T")

@@ -1,27 +1,20 @@
-"""Measures of pretrained networks: see electra_jax.evaluate."""
+"""Measures of pretrained networks: see commands/evaluate.py."""
 
-import argparse
-import json
-import time
 import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from absl import flags
-from rich.console import Console
-from rich.table import Table
 
 from electra_jax.data import tokenizer
 from electra_jax.data.pretrain_batches import Shards
-from electra_jax.evaluate import detect, pairs, scorers
+from electra_jax.evaluate import detect, pairs, probe, scorers
 from electra_jax.evaluate.pairs import Accuracy, Pair
-from electra_jax.finetune import probe, tagging
-from electra_jax.finetune.probe import Probe
+from electra_jax.evaluate.probe import Probe
+from electra_jax.finetune import tagging
 from electra_jax.interop import likelihood, sources
 from electra_jax.interop.sources import ExchangeError, Source
-from electra_jax.runtime.display import doing
-from electra_jax.runtime.workdir import check_new, new_folder
+from electra_jax.monitor.display import doing
 
 
 class PairScores(NamedTuple):
@@ -120,62 +113,9 @@ def evaluate_probe(
     return probe.run(source.networks[source.main], source.tokenizer, *sentences, max_words)
 
 
-def run_pairs(args: argparse.Namespace, console: Console) -> None:
-  """Scores minimal pairs; prints accuracies by category and writes them to a folder."""
-  if args.scorer not in (None, *scorers.SCORERS):
-    known = ", ".join(scorers.SCORERS)
-    raise flags.Error(f"--scorer: invalid choice: {args.scorer!r} (choose from {known})")
-  if args.out:  # before computing for minutes
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    check_new(args.out)
-  started = time.perf_counter()
-  found = evaluate_pairs(args.model, args.data, args.scorer)
-  secs = time.perf_counter() - started
-  every, categories, paradigms = found.all, found.categories, found.paradigms
-  title = f"{every.pairs:,} pairs, {found.scorer}: {100 * every.accuracy:.2f} %"
-  table = Table(title=title, caption=f"paradigms: {len(paradigms)}; {secs:.0f} s")
-  for name in ("category", "pairs", "accuracy %", "95 % interval"):
-    table.add_column(name, justify="left" if name == "category" else "right")
-  for name, a in pairs.rows(every, categories):
-    interval = f"{100 * a.low:.1f} to {100 * a.high:.1f}"
-    table.add_row(name, f"{a.pairs:,}", f"{100 * a.accuracy:.2f}", interval)
-  console.print(table)
-  if args.out:
-    content = {
-      "model": args.model, "data": str(args.data), "scorer": found.scorer, "secs": round(secs, 1),
-      "all": every._asdict(),
-      "categories": {name: a._asdict() for name, a in categories.items()},
-      "paradigms": {name: a._asdict() for name, a in paradigms.items()},
-    }  # fmt: skip
-    with new_folder(args.out) as folder:
-      (folder / "pairs.json").write_text(json.dumps(content, indent=1) + "\n")
-      pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
-    console.print(f"written: {args.out / 'pairs.json'}, {args.out / 'pairs.png'}")
-
-
-def run_detect(args: argparse.Namespace, console: Console) -> None:
-  """Prints the AUC of detecting replacements drawn by frequency."""
-  value = evaluate_detection(
-    args.model, args.data, batch_size=args.batch_size, examples=args.examples
-  )
-  console.print(f"AUC against replacements drawn by frequency: {value:.4f}")
-
-
-def run_probe(args: argparse.Namespace, console: Console) -> None:
-  """Prints the scores of a linear probe."""
-  found = evaluate_probe(args.model, args.train, args.test, max_words=args.max_words)
-  scores = ", ".join(f"{name} {value:.2f}" for name, value in found.metrics.items())
-  console.print(f"linear probe on {found.words:,} words, {found.labels} labels: {scores}")
-  used = f"{found.dimensions:.1f} of {found.width} dimensions"
-  console.print(f"states use {used} (participation ratio)")
-
-
 def _open(path: str | Path) -> Source:
   with doing("reading"):
     source = sources.open_source(path)
   if source.tokenizer is None:
     raise ExchangeError(f"{path} has no vocabulary: put its vocab.txt there")
   return source
-
-
-PROGRAMS = {"pairs": run_pairs, "detect": run_detect, "probe": run_probe}

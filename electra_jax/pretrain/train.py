@@ -1,4 +1,4 @@
-"""Pretraining, from the configuration to the last checkpoint: see electra_jax.train."""
+"""Pretraining, from the configuration to the last checkpoint: see commands/train.py."""
 
 import contextlib
 import functools
@@ -14,37 +14,27 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from electra_jax.config import cli, compare, registry, schema, specs, validate
+from electra_jax.config import compare, registry, schema, specs, validate
 from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
+from electra_jax.monitor import curves, journal, metrics, tracing, trackers
+from electra_jax.monitor.display import Activity, Display, doing
+from electra_jax.monitor.goodput import Goodput
+from electra_jax.monitor.log import Log
+from electra_jax.monitor.tracing import Tracer
+from electra_jax.monitor.trackers import Start, Tracker
 from electra_jax.pretrain.clock import Clock
 from electra_jax.pretrain.loop import Monitors, loop, settle
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
 from electra_jax.pretrain.start import make_state
-from electra_jax.runtime import (
-  checkpoint,
-  curves,
-  journal,
-  memory,
-  metrics,
-  parallel,
-  processes,
-  terminal,
-  tracing,
-  trackers,
-  version,
-)
+from electra_jax.runtime import checkpoint, memory, parallel, processes, terminal, version
 from electra_jax.runtime.checkpoint import Checkpoints
-from electra_jax.runtime.display import Activity, Display, doing
-from electra_jax.runtime.goodput import Goodput
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
-from electra_jax.runtime.log import Log
-from electra_jax.runtime.tracing import Tracer
-from electra_jax.runtime.trackers import Start, Tracker
 from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
 
 CURVES_FILE = "curves.png"
+AGAIN = "by training in the same workdir again"
 # {activity of Goodput: its name in the display}; steps have a bar.
 DOING = {
   "start": "starting",
@@ -83,6 +73,7 @@ def run(
   num_processes: int = 0,
   process_id: int = -1,
   started: float | None = None,
+  resume: str = AGAIN,
 ) -> int:
   """Joins the other processes, if there are any, and trains; returns the exit code.
 
@@ -90,13 +81,14 @@ def run(
     started: `time.monotonic()` when the program started, for train.minutes; None: now.
     verify: check the checksum of every shard first.
     coordinator, num_processes, process_id: as `processes.initialize` takes them.
+    resume: how a stopped run is resumed, for its last line.
   """
   started = time.monotonic() if started is None else started
   with doing("joining the other processes", terminal.log_console()):
     processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
   parallel.keep_freed_memory()
   signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
-  trained = _train(config, workdir, verify, started, (), f"with: {cli.command_line()}")
+  trained = _train(config, workdir, verify, started, (), resume)
   return 0 if trained.finished else STOPPED
 
 
@@ -115,8 +107,7 @@ def train(
     ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
     metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
   """
-  again = "by training in the same workdir again"
-  return _train(config, workdir, verify, time.monotonic(), hooks, again)
+  return _train(config, workdir, verify, time.monotonic(), hooks, AGAIN)
 
 
 def _train(
@@ -283,7 +274,7 @@ def draw_curves(run: Run) -> None:
   """Draws curves.png from the lines so far."""
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
   title = f"{run.workdir.absolute().name}: {run.config.objective.name}"
-  curves.draw(run.workdir / CURVES_FILE, title, history, run.chance)
+  curves.draw(run.workdir / CURVES_FILE, title, history, run.baselines)
 
 
 def remedy(o: ConfigDict) -> str:
@@ -357,7 +348,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" {sequences * run.shards.seq_length:,} tokens ="
     f" {sequences / run.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {terminal.shown('loss', run.chance.entropy)} per token",
+    f" held-out unigram entropy {terminal.shown('loss', run.baselines.entropy)} per token",
   }
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
@@ -408,7 +399,7 @@ def start_event(run: Run) -> dict:
     "processes": jax.process_count(),
     "peak_flops": len(devices) * run.peak[0],
     "pairs": len(run.pairs.pairs) if run.pairs else 0,
-    "command": cli.command_line(),
+    "command": terminal.command_line(),
   }
 
 
@@ -432,7 +423,7 @@ def finish(run: Run, done: int, console: Console) -> None:
     for name in (k for k in heldout[-1] if k not in ("step", "split")):
       values = (terminal.shown(name, line.get(name)) for line in ends)
       table.add_row(terminal.label(name), *values)
-    entropy = terminal.shown("loss", run.chance.entropy)
+    entropy = terminal.shown("loss", run.baselines.entropy)
     table.add_row("unigram entropy", *len(ends) * [entropy], style="dim")
     console.print(table)
   console.print(f"checkpoint: {run.workdir / checkpoint.FOLDER / str(done)}")

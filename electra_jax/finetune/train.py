@@ -23,8 +23,8 @@ from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULT
 from electra_jax.finetune.task_data import TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
+from electra_jax.monitor.display import doing
 from electra_jax.runtime import terminal
-from electra_jax.runtime.display import doing
 from electra_jax.runtime.terminal import duration
 from electra_jax.runtime.workdir import claim, new_folder
 

@@ -1,0 +1,349 @@
+"""Runs a command: parses its options and its configuration, and prints user errors in one line.
+
+A user error is a UsageError, a ValueError or an OSError.
+"""
+
+import argparse
+import atexit
+import contextlib
+import difflib
+import functools
+import importlib
+import io
+import itertools
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from electra_jax.config import registry
+from electra_jax.config.fields import check_base, check_field, check_set
+from electra_jax.config.files import FOLDERS, PACKAGE, load_named, one_line
+from electra_jax.runtime import terminal
+
+DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
+GOODBYE_SECS = 20
+# The packages of an extra.
+EXTRAS = {
+  "data": "pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers zstandard",
+  "finetune": "sklearn scipy seqeval",
+  "report": "bokeh jinja2 markupsafe",
+}
+CONFIG_HELP = (
+  "configuration file, e.g. {}, or FILE:ARG; --config.FIELD=VALUE changes a field, electra-jax"
+  " config FILE lists them"
+)
+
+
+class UsageError(Exception):
+  """An error of the command line; its message is one line."""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+  """Raises errors as UsageError, without printing the usage; knows no abbreviations.
+
+  Old spellings of options are taken too: --max_words for --max-words, -workdir for --workdir.
+  """
+
+  def __init__(self, **settings):
+    raw = argparse.RawDescriptionHelpFormatter
+    super().__init__(allow_abbrev=False, formatter_class=raw, **settings)
+    self.switches: list[str] = []
+    self.takes_config = False
+    self.base: str | None = None  # of its configurations, None: any
+    self.takes_rest = False  # arguments after --, as `args.rest`
+    self.add_argument(
+      "--import",
+      action=_Import,
+      metavar="MODULE",
+      help="module or FILE.py with objectives, heads ... of your own (electra_jax.register)",
+    )
+
+  def add_config(self, example: str = "configs/base.py", base: str | None = "base.py") -> None:
+    """Adds --config=FILE[:ARG] and --config.FIELD=VALUE: `args.config`, `args.fields`."""
+    self.takes_config, self.base = True, base
+    self.add_argument("--config", action=Once, metavar="FILE", help=CONFIG_HELP.format(example))
+
+  def add_switch(self, name: str, text: str) -> None:
+    """Adds an option without a value; --name=true and --noname work, too."""
+    self.switches.append(name)
+    self.add_argument(f"--{name}", action="store_true", help=text)
+
+  def error(self, message: str) -> NoReturn:
+    """Raises the error; `report` prints it and exits with code 2."""
+    raise UsageError(message)
+
+  def parse(self, arguments: Iterable[str]) -> argparse.Namespace:
+    """Returns the options, with the configuration loaded and its fields set.
+
+    Raises:
+      UsageError: the command line is wrong.
+      ValueError, OSError: the configuration is.
+    """
+    given = [_expand_home(text) for text in arguments]
+    own = list(itertools.takewhile(lambda text: text != "--", given))
+    rest = given[len(own) + 1 :]
+    if rest and not self.takes_rest:
+      raise _no_option(rest[0])
+    args, others = self.parse_known_args([text for word in own for text in self._spelled(word)])
+    args.rest = rest
+    if getattr(args, "config", None):
+      args.config, args.fields, others = _configured(args.config, others, self.base)
+    if others:
+      raise self._unknown(others[0])
+    return args
+
+  def _spelled(self, word: str) -> list[str]:
+    """Returns an argument in today's spelling, [] for a switch that is off."""
+    if not (match := re.fullmatch(r"--?([A-Za-z][\w-]+)(=.*)?", word, re.DOTALL)):
+      return [word]
+    name, value = match[1].replace("_", "-"), match[2] or ""
+    for switch in self.switches:
+      if name in (switch, f"no{switch}") and value.lower() in ("", "=true", "=false"):
+        is_on = (name == switch) != (value.lower() == "=false")
+        return [f"--{switch}"] if is_on else []
+    return [f"--{name}{value}"]
+
+  def _unknown(self, word: str) -> UsageError:
+    if not word.startswith("-"):
+      return _no_option(word)
+    name = word.partition("=")[0]
+    if self.takes_config and name.startswith(("--config.", "--noconfig.")):
+      return UsageError(f"{name} needs --config=FILE")
+    close = difflib.get_close_matches(name.partition(".")[0], self._option_string_actions, n=1)
+    hint = f"did you mean {close[0]}?" if close else "--help lists them"
+    return UsageError(f"unknown option {name}; {hint}")
+
+
+class _Import(argparse.Action):
+  """Imports the module that the option names."""
+
+  def __call__(self, parser, namespace, values, option_string=None) -> None:
+    registry.import_module(values)
+
+
+class Once(argparse.Action):
+  """Stores a value that may be given once."""
+
+  def __call__(self, parser, namespace, values, option_string=None) -> None:
+    if (before := getattr(namespace, self.dest)) and values:
+      raise UsageError(f"--{self.dest} is given twice: {before} and {values}")
+    setattr(namespace, self.dest, before or values)
+
+
+def _no_option(word: str) -> UsageError:
+  return UsageError(f"{word!r} is not an option; options look like --config=configs/base.py")
+
+
+def _or_none(parser: type[flags.ArgumentParser]) -> flags.ArgumentParser:
+  """Returns a parser that also takes None, which `check_set` allows where a base has it."""
+
+  class Parser(parser):
+    def parse(self, argument):
+      return None if argument == "None" else super().parse(argument)
+
+  return Parser()
+
+
+def _configured(
+  name: str, words: list[str], base: str | None
+) -> tuple[ConfigDict, list[str], list[str]]:
+  """Returns the configuration FILE[:ARG], the fields that the words set, and the other words."""
+  config = load_named(name)
+  if base:
+    check_base(config, name, base)
+  for word in words:
+    if override := re.match(r"--?(?:no)?config\.([^=]*)", word):
+      check_field(config, override[1])
+  for kind, parser in (
+    (float, flags.FloatParser),
+    (int, flags.IntegerParser),
+    (str, flags.ArgumentParser),
+    (bool, flags.BooleanParser),
+  ):
+    config_flags.register_flag_parser_for_type(kind, _or_none(parser))
+  values = flags.FlagValues()
+  values.set_gnu_getopt()
+  config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["", *words])
+  try:
+    others = values(["", *words], known_only=True)[1:]
+    fields = list(config_flags.get_override_values(values["config"]))
+    check_set(config, fields)
+  except (flags.Error, ValueError) as error:
+    text = one_line(error)
+    raise UsageError(text if text.startswith("flag ") else f"flag --{text}") from None
+  return config, fields, others
+
+
+def positive(text: str) -> int:
+  """Parses a number above 0 that fits 32 bits."""
+  try:
+    number = int(text)
+  except ValueError:
+    number = 0
+  if not 0 < number < 2**31:
+    raise argparse.ArgumentTypeError(f"must be a number above 0 and below 2**31, got {text!r}")
+  return number
+
+
+def program_name(arguments: Sequence[str]) -> str:
+  """Returns how this program was started: `electra-jax train`, `python -m electra_jax.train`."""
+  words = terminal.typed()
+  if arguments and words[-len(arguments) :] == list(arguments):
+    words = words[: -len(arguments)]
+  return " ".join([Path(words[0]).name, *words[1:]])
+
+
+def parser(name: str, arguments: Sequence[str] = ()) -> ArgumentParser:
+  """Returns the parser of a command; its help is the docstring of the command's module."""
+  command = importlib.import_module(f"electra_jax.commands.{name}")
+  made = ArgumentParser(prog=program_name(arguments), description=command.__doc__)
+  command.add_options(made)
+  return made
+
+
+def start(name: str, arguments: Sequence[str] | None = None) -> None:
+  """Runs a command and ends the process with the result of its `main`, None for 0.
+
+  A user error prints one line on stderr and exits with code 2 (command line) or 1 (any other). A
+  bug prints its traceback; if the environment variable ELECTRA_JAX_DEBUG is set, so does any error.
+
+  Args:
+    arguments: of the command; None: of the process.
+  """
+  arguments = sys.argv[1:] if arguments is None else arguments
+  report(lambda: _leave(call(name, arguments) or 0))
+
+
+def call(name: str, arguments: Sequence[str]) -> int | None:
+  """Runs a command in this process and returns its result; raises what `start` prints."""
+  args = parser(name, arguments).parse(arguments)
+  return importlib.import_module(f"electra_jax.commands.{name}").main(args)
+
+
+def _expand_home(text: str) -> str:
+  """Expands ~ after = or a colon: shells do so only where a word begins."""
+  return re.sub(r"(?<=[=:])~(?=/|$)", lambda _: os.path.expanduser("~"), text)
+
+
+def _drop_event_loop_errors(error) -> None:
+  """Acts as Python's own hook, but drops tensorstore's many messages after a failed write."""
+  if str(error.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(error)
+
+
+def _leave(code: int) -> None:
+  """Runs the exit handlers, then ends the process without freeing memory or joining threads.
+
+  Freeing the millions of small objects of traced and compiled programs takes half a minute after
+  training. After an error, threads of libraries may block forever.
+  """
+  atexit._run_exitfuncs()  # jax.distributed shuts down there
+  try:
+    sys.stdout.flush()
+  except OSError:
+    if not (code or terminal.StampedLines.failed):  # stdout is the program's result
+      raise
+  with contextlib.suppress(OSError):
+    sys.stderr.flush()
+  os._exit(code)
+
+
+def _end_at_signals() -> None:
+  """Lets SIGTERM and SIGUSR1 end a container's first process, as they end any other.
+
+  The kernel drops signals that a process of id 1 has no handler for. `train` replaces these.
+  """
+  if os.getpid() == 1:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+      signal.signal(number, lambda number, _frame: os._exit(128 + number))
+
+
+def _open_closed_streams() -> None:
+  """Opens the null device for standard streams that are closed, where Python has None."""
+  for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, mode))
+
+
+def report(program: Callable[[], None]) -> None:
+  """Runs a program; prints its errors as `start` does."""
+  _end_at_signals()
+  _open_closed_streams()
+  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: it may not be UTF-8
+  warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+  sys.unraisablehook = _drop_event_loop_errors
+  # Libraries (mainly orbax) log for their developers; their errors are raised as exceptions.
+  logging.set_verbosity(logging.FATAL)
+  try:
+    program()
+  except UsageError as error:
+    _fail(error, one_line(error), 2)
+  except Exception as error:
+    _fail(error, explain(error), 1)
+  except KeyboardInterrupt as error:
+    _fail(error, str(error) or "interrupted", 130)
+
+
+def _show_warning(show: Callable, message, category, filename: str, *others) -> None:
+  """Prints a warning of this package in one line; `show` prints others."""
+  if Path(filename).is_relative_to(PACKAGE):
+    with contextlib.suppress(OSError):
+      print(f"warning: {message}", file=sys.stderr, flush=True)
+  else:
+    show(message, category, filename, *others)
+
+
+def explain(error: BaseException) -> str | None:
+  """Returns an error message of one line, or None if the error needs a traceback.
+
+  A ValueError or ArithmeticError raised by this package is meant for the user; one raised inside a
+  library is a bug of ours.
+  """
+  if isinstance(error, OSError):
+    return one_line(error)
+  for extra, packages in EXTRAS.items():
+    if isinstance(error, ModuleNotFoundError) and error.name in packages.split():
+      return f"{error.name} is not installed; it comes with: pip install 'electra_jax[{extra}]'"
+  if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
+    return (
+      "the device is out of memory: use a smaller batch, or in training raise train.accumulation or"
+      f" set model.remat ({error!s:.200})"
+    )
+  frames = traceback.extract_tb(error.__traceback__)
+  if not frames:
+    return None
+  raised_in = Path(frames[-1].filename).resolve()
+  if raised_in.name == "xla_bridge.py" and (asked := os.environ.get("JAX_PLATFORMS")):
+    return (
+      f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or install JAX for that device:"
+      " pip install 'electra_jax[gpu]' or 'electra_jax[tpu]'"
+    )
+  if not isinstance(error, ValueError | ArithmeticError):
+    return None
+  ours = any(raised_in.is_relative_to(folder) for folder in (PACKAGE, *FOLDERS))
+  return one_line(error) if ours else None
+
+
+def _fail(error: BaseException, line: str | None, code: int) -> None:
+  """Prints the line, or the traceback if it is None, and ends the program."""
+  with contextlib.suppress(OSError):
+    if line is None or os.environ.get(DEBUG_VARIABLE):
+      traceback.print_exception(error)
+    else:
+      print(f"error: {line}", file=sys.stderr, flush=True)
+  # The exit handlers wait for all processes of a run, and the others may still be running.
+  timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
+  timer.daemon = True
+  timer.start()
+  _leave(code)

@@ -1,0 +1,74 @@
+"""Prints a configuration: electra-jax config FILE[:ARG] [--grep=WORD] [--config.FIELD=VALUE ...]
+
+Every field with its value and what it means; where the value is not the default, a star and the
+default. --grep shows the fields whose name or meaning matches, --config.FIELD=VALUE sets a field as
+for the other programs. Without FILE: the configurations there are.
+"""
+
+import argparse
+import ast
+import re
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from electra_jax.commands import cli
+from electra_jax.config import files
+from electra_jax.config.fields import Field, base_of, fields_of
+from electra_jax.runtime import terminal
+
+
+def list_files(console: Console) -> None:
+  """Prints the project's configurations and the first line of what each says."""
+  for name in files.known():
+    doc = ast.get_docstring(ast.parse(files.resolve(name).read_text(encoding="utf-8"))) or ""
+    console.print(f"configs/{name:<22} {doc.partition(chr(10))[0]}")
+
+
+def matching(fields: list[Field], pattern: str) -> list[Field]:
+  """Returns the fields whose name or comment matches a regular expression.
+
+  Raises:
+    ValueError: it is none, or nothing matches.
+  """
+  try:
+    found = [f for f in fields if re.search(pattern, f"{f.name} {f.comment}", re.IGNORECASE)]
+  except re.error as error:
+    raise ValueError(f"--grep={pattern}: {error}") from None
+  if not found:
+    raise ValueError(f"--grep={pattern}: no field matches, of {len(fields)}")
+  return found
+
+
+def show(field: Field, console: Console) -> None:
+  """Prints a field: on a terminal the comment below it, elsewhere in the same line."""
+  line = f"{'*' if field.is_changed else ' '} {field}"
+  if not console.is_terminal:
+    console.print(f"{line}  # {field.comment}" if field.comment else line)
+    return
+  console.print(line, style="bold" if field.is_changed else "")
+  if field.comment:
+    console.print(Padding(Text(field.comment), (0, 0, 0, 6)), style="dim", soft_wrap=False)
+
+
+def add_options(p: cli.ArgumentParser) -> None:
+  """Adds the command's options."""
+  p.add_argument("config", nargs="?", action=cli.Once, metavar="FILE[:ARG]", help="as --config")
+  p.add_argument("--grep", metavar="WORD", default="", help="a regular expression")
+  p.add_config(base=None)
+
+
+def main(args: argparse.Namespace) -> None:
+  """Prints the fields of a configuration, or the configurations there are."""
+  console = terminal.console()
+  if args.config is None:
+    if args.grep:
+      raise cli.UsageError("FILE is needed, e.g. configs/small.py")
+    return list_files(console)
+  fields = fields_of(args.config)
+  for field in matching(fields, args.grep):
+    show(field, console)
+  changed = sum(field.is_changed for field in fields)
+  base = base_of(args.config)
+  console.print(f"{changed} of {len(fields)} fields differ from configs/{base} (*)")

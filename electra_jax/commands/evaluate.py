@@ -1,0 +1,126 @@
+"""Measures a pretrained network in minutes, before any fine-tuning.
+
+  electra-jax evaluate pairs --model=SOURCE --data=FILE.jsonl [--scorer=NAME] [--out=DIR]
+  electra-jax evaluate detect --model=SOURCE --data=SHARDS
+  electra-jax evaluate probe --model=SOURCE --train=FILE --test=FILE
+
+SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
+
+pairs   which sentence of a minimal pair is acceptable: lines of JSON with sentence_good and
+        sentence_bad, and UID (paradigm) and linguistics_term (category) if known, as BLiMP's.
+        Scorers: mlm, the pseudo-log-likelihood of a masked language model, a pass for each token;
+        mlm_words, the same with the later pieces of a word masked too; mlm_unmasked, with nothing
+        masked, one pass, for networks that learned words from replacements (replace_mlm,
+        all_tokens_mlm, electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are
+        original, one pass; energy, Electric's. Default: the objective's, if a run or an export
+        names it. Writes DIR/pairs.json and .png.
+detect  AUC of detecting replacements drawn by token frequency in held-out shards: it does not
+        depend on the run's generator.
+probe   F1 or accuracy of a linear classifier of the words' frozen states, on CoNLL files.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from electra_jax.commands import cli
+from electra_jax.monitor.display import starting
+from electra_jax.runtime import terminal
+
+
+def add_options(p: cli.ArgumentParser) -> None:
+  """Adds the command's options."""
+  commands = p.add_subparsers(required=True, metavar="pairs|detect|probe", dest="what")
+
+  def add(name: str) -> cli.ArgumentParser:
+    command = commands.add_parser(name)
+    command.add_argument("--model", required=True, metavar="SOURCE")
+    return command
+
+  command = add("pairs")
+  command.add_argument("--data", required=True, type=Path, metavar="FILE")
+  command.add_argument("--scorer", metavar="NAME", help="default: the objective's own")
+  command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
+  command = add("detect")
+  command.add_argument("--data", required=True, metavar="SHARDS")
+  command.add_argument("--batch-size", type=cli.positive, default=64, metavar="N")
+  command.add_argument(
+    "--examples", type=cli.positive, default=2048, metavar="N", help="at most, evenly spaced"
+  )
+  command = add("probe")
+  command.add_argument("--train", required=True, metavar="FILE")
+  command.add_argument("--test", required=True, metavar="FILE")
+  command.add_argument(
+    "--max-words", type=cli.positive, default=100_000, metavar="N", help="of the training file"
+  )
+
+
+def main(args: argparse.Namespace) -> None:
+  """Measures a network."""
+  with starting():  # slow, and not needed for --help
+    from electra_jax.evaluate import measures  # noqa: F401
+
+  {"pairs": run_pairs, "detect": run_detect, "probe": run_probe}[args.what](
+    args, terminal.console()
+  )
+
+
+def run_pairs(args: argparse.Namespace, console: Console) -> None:
+  """Scores minimal pairs; prints accuracies by category and writes them to a folder."""
+  from electra_jax.evaluate import measures, pairs, scorers
+  from electra_jax.runtime.workdir import check_new, new_folder
+
+  if args.scorer not in (None, *scorers.SCORERS):
+    known = ", ".join(scorers.SCORERS)
+    raise cli.UsageError(f"--scorer: invalid choice: {args.scorer!r} (choose from {known})")
+  if args.out:  # before computing for minutes
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    check_new(args.out)
+  started = time.perf_counter()
+  found = measures.evaluate_pairs(args.model, args.data, args.scorer)
+  secs = time.perf_counter() - started
+  every, categories, paradigms = found.all, found.categories, found.paradigms
+  title = f"{every.pairs:,} pairs, {found.scorer}: {100 * every.accuracy:.2f} %"
+  table = Table(title=title, caption=f"paradigms: {len(paradigms)}; {secs:.0f} s")
+  for name in ("category", "pairs", "accuracy %", "95 % interval"):
+    table.add_column(name, justify="left" if name == "category" else "right")
+  for name, a in pairs.rows(every, categories):
+    interval = f"{100 * a.low:.1f} to {100 * a.high:.1f}"
+    table.add_row(name, f"{a.pairs:,}", f"{100 * a.accuracy:.2f}", interval)
+  console.print(table)
+  if args.out:
+    content = {
+      "model": args.model, "data": str(args.data), "scorer": found.scorer, "secs": round(secs, 1),
+      "all": every._asdict(),
+      "categories": {name: a._asdict() for name, a in categories.items()},
+      "paradigms": {name: a._asdict() for name, a in paradigms.items()},
+    }  # fmt: skip
+    with new_folder(args.out) as folder:
+      (folder / "pairs.json").write_text(json.dumps(content, indent=1) + "\n")
+      pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
+    console.print(f"written: {args.out / 'pairs.json'}, {args.out / 'pairs.png'}")
+
+
+def run_detect(args: argparse.Namespace, console: Console) -> None:
+  """Prints the AUC of detecting replacements drawn by frequency."""
+  from electra_jax.evaluate import measures
+
+  value = measures.evaluate_detection(
+    args.model, args.data, batch_size=args.batch_size, examples=args.examples
+  )
+  console.print(f"AUC against replacements drawn by frequency: {value:.4f}")
+
+
+def run_probe(args: argparse.Namespace, console: Console) -> None:
+  """Prints the scores of a linear probe."""
+  from electra_jax.evaluate import measures
+
+  found = measures.evaluate_probe(args.model, args.train, args.test, max_words=args.max_words)
+  scores = ", ".join(f"{name} {value:.2f}" for name, value in found.metrics.items())
+  console.print(f"linear probe on {found.words:,} words, {found.labels} labels: {scores}")
+  used = f"{found.dimensions:.1f} of {found.width} dimensions"
+  console.print(f"states use {used} (participation ratio)")

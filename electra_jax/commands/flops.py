@@ -1,0 +1,38 @@
+"""Prints FLOPs: electra-jax flops [--config=FILE [--match=FILE]]
+
+Without --config: the paper's models beside the paper's figures. With --config: the cost of a step
+and of the whole run, by the paper's accounting and in matrix products. With --match: the number of
+steps that cost as much as the other configuration's whole run, for comparisons at equal compute.
+"""
+
+import argparse
+
+from electra_jax.commands import cli
+from electra_jax.config import fields, files
+from electra_jax.monitor.display import starting
+from electra_jax.runtime import terminal
+
+
+def add_options(p: cli.ArgumentParser) -> None:
+  """Adds the command's options."""
+  p.add_config()
+  p.add_argument("--match", metavar="FILE", help="configuration whose whole run is to be matched")
+
+
+def main(args: argparse.Namespace) -> None:
+  """Prints the table of a configuration and the steps that match another; else the paper's."""
+  if args.match and args.config is None:
+    raise cli.UsageError("--match=FILE needs --config=FILE")
+  with starting():  # slow, and not needed for --help
+    from electra_jax.cost import tables
+
+  console = terminal.console()
+  if args.config is None:
+    console.print(tables.paper_table())
+    return
+  console.print(tables.config_table(args.config))
+  if args.match:
+    other = files.load_named(args.match)
+    fields.check_base(other, args.match, "base.py")
+    for title, steps in tables.matching_steps(args.config, other).items():
+      console.print(f"{steps:,} steps cost as much as all of {args.match}, {title}")

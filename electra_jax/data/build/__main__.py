@@ -1,0 +1,6 @@
+"""`python -m electra_jax.data.build` is the command build, see commands/build.py."""
+
+from electra_jax.commands import cli
+
+if __name__ == "__main__":
+  cli.start("build")

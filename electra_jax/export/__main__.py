@@ -1,0 +1,6 @@
+"""`python -m electra_jax.export` is the command export, see commands/export.py."""
+
+from electra_jax.commands import cli
+
+if __name__ == "__main__":
+  cli.start("export")

@@ -1,1 +1,0 @@
-"""The code of the programs; the modules of their command lines import nothing slow."""
