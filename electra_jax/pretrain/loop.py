@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ class UnhealthyError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Monitors:
+class Services:
   """The end, checkpoints, stop signals, traces and time accounting of the loop."""
 
   clock: Clock
@@ -41,8 +42,18 @@ class Monitors:
   started: Callable[[], None]  # called after the first step
 
 
+class Due(NamedTuple):
+  """What follows a step."""
+
+  log: bool  # a line of metrics
+  evaluate: bool
+  save: bool
+  decide: bool  # where a run by the clock ends
+  signal: str | None  # that stops the run
+
+
 def loop(
-  run: Run, state, meta: dict | None, skipped: tuple[int, ...], log: Log, monitors: Monitors
+  run: Run, state, meta: dict | None, skipped: tuple[int, ...], log: Log, services: Services
 ):
   """Trains from the state's step to the last, or until stopped.
 
@@ -57,101 +68,162 @@ def loop(
     metrics.NotFiniteError: a number is NaN or infinite.
     UnhealthyError, WriteError, OSError: if the configuration makes them end the run.
   """
-  c, hosts, clock = run.config, jax.process_count(), monitors.clock
-  start, goodput, tracer = int(state.step), monitors.goodput, monitors.tracer
-  batches = batches_from(run, start, skipped)
-  if start < clock.horizon.steps:
-    with goodput.doing("data"):
-      batch = next(batches)
-    with goodput.doing("compile"):
-      processes.run_on_all(lambda: check_memory(run, state, batch, clock))
-    batches = itertools.chain([batch], batches)
-  # Two CPU processes deadlock in their collectives when many steps are in flight.
-  lockstep = hosts > 1 and jax.default_backend() == "cpu"
-  window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
-  peak = run.peak[0] * jax.device_count()
-  speed = Speed(goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak)
-  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-  reference = BandMonitor(*run.reference) if run.reference else None
-  lines = [line for line in history if line["step"] <= start]
-  health = Health(specs.make_limits(c), lines, reference, run.suspended_checks)
-  compare = StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, start) if hosts > 1 else None
+  training = Loop(run, state, meta, skipped, log, services)
+  batches = training.batches()
+  if training.resume():
+    for done in itertools.count(training.start + 1):
+      if done > services.clock.horizon.steps:
+        break
+      training.step(done, batches)
+      if training.after(done):
+        break
+  return training.state, training.evaluated
 
-  def is_due(step: int) -> bool:
-    every = c.eval.every_steps
-    return step in (0, clock.horizon.steps) or bool(every and step % every == 0)
 
-  missing = not any(line["step"] == start and line["split"] == "heldout" for line in history)
-  evaluated = True
-  if is_due(start) and processes.broadcast_from_0(missing):
-    with goodput.doing("evaluation"):
-      evaluated = evaluate(run, state.params, start, log, health, monitors.stop)
-    if not evaluated:
-      return state, False
-  if unhealthy(run, start, health):  # where it stopped before: the same command does not go on
-    raise_warning(start, health)
-  for done in itertools.count(start + 1):
-    if done > clock.horizon.steps:
-      break
-    first = done == start + 1  # the first step compiles and is not timed
-    with goodput.doing("data"):
+class Loop:
+  """A training: its state, its sums since the last line, and what watches it."""
+
+  def __init__(
+    self, run: Run, state, meta: dict | None, skipped: tuple[int, ...], log: Log, services: Services
+  ):
+    self.run, self.state, self.skipped, self.log = run, state, skipped, log
+    self.services, self.clock, self.goodput = services, services.clock, services.goodput
+    self.start, self.evaluated = int(state.step), True
+    c, hosts = run.config, jax.process_count()
+    # Two CPU processes deadlock in their collectives when many steps are in flight.
+    lockstep = hosts > 1 and jax.default_backend() == "cpu"
+    self.window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
+    peak = run.peak[0] * jax.device_count()
+    self.speed = Speed(
+      self.goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak
+    )
+    self.history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
+    lines = [line for line in self.history if line["step"] <= self.start]
+    reference = BandMonitor(*run.reference) if run.reference else None
+    self.health = Health(specs.make_limits(c), lines, reference, run.suspended_checks)
+    self.stragglers = (
+      StragglerDetector(c.hosts.slow_ratio, c.train.batch_size, self.start) if hosts > 1 else None
+    )
+
+  def batches(self) -> Iterator:
+    """Returns the batches of the steps after the start, placed on this process's devices.
+
+    The first is read, and compiled for, to see whether memory is enough.
+    """
+    batches = batches_from(self.run, self.start, self.skipped)
+    if self.start >= self.clock.horizon.steps:
+      return batches
+    with self.goodput.doing("data"):
+      first = next(batches)
+    with self.goodput.doing("compile"):
+      processes.run_on_all(lambda: check_memory(self.run, self.state, first, self.clock))
+    return itertools.chain([first], batches)
+
+  def resume(self) -> bool:
+    """Does what is left of the step that the run starts after; returns whether it goes on."""
+    done = self.start
+    missing = not any(x["step"] == done and x["split"] == "heldout" for x in self.history)
+    if self._evaluates(done) and processes.broadcast_from_0(missing):
+      self._evaluate(done)
+    if self.evaluated and unhealthy(self.run, done, self.health):
+      raise_warning(done, self.health)  # where it stopped before, the same command does not go on
+    return self.evaluated
+
+  def step(self, done: int, batches: Iterator) -> None:
+    """Takes a step; the first one compiles and is not timed."""
+    first = done == self.start + 1
+    with self.goodput.doing("data"):
       batch = next(batches)
-    tracer.begin(done)
-    with goodput.doing("compile" if first else "steps"):
+    self.services.tracer.begin(done)
+    with self.goodput.doing("compile" if first else "steps"):
       with jax.profiler.StepTraceAnnotation("train", step_num=done):
-        state, values = run.fns.train_step(state, batch, clock.placed)
-      window.add(done, values)
+        self.state, values = self.run.fns.train_step(self.state, batch, self.clock.placed)
+      self.window.add(done, values)
       if first:
-        window.drain()
-    log.display.advance(done)
+        self.window.drain()
+    self.log.display.advance(done)
     if first:
-      speed.restart(done)
-      clock.restart(done)
-      monitors.started()
-    last, signal_name = done == clock.horizon.steps, monitors.stop.requested()
-    deciding, secs_before = clock.is_due(done), goodput.secs()
-    evaluating = deciding or is_due(done)
-    saving = last or signal_name or deciding or done % c.checkpoint.every_steps == 0
-    logging = last or done % c.log.every_steps == 0
-    if first and not logging:  # shown, but no line of the history
-      log.display.show(done, "train", window.values())
-    with goodput.doing("steps"):
-      if logging or evaluating or saving or tracer.ends(done):
-        window.drain()  # count pending steps as training time
-    if (last or tracer.ends(done)) and (traced := tracer.finish()):
-      log.display.print_line(traced)
-    if logging:
-      values = {**window.close(), **speed.read(done, clock.horizon.steps - done)}
-      if clock.is_open:
-        values["eta_secs"] = clock.secs_left()
-      if compare:
-        values |= compare.after(done, values["sequences_per_sec"], goodput.secs()["data"], log)
-      record(done, "train", values, log, health)
-    if evaluating:
-      with goodput.doing("evaluation"):
-        evaluated = evaluate(run, state.params, done, log, health, monitors.stop)
-      if not evaluated:
-        signal_name = monitors.stop.requested()
-    stopping = (logging or evaluating) and unhealthy(run, done, health)
-    ends = last or bool(signal_name) or stopping
-    if saving or ends:
-      with goodput.doing("save"):
-        sums = {"window": window.state_dict(), "skipped": skipped}
-        if kept := clock.state_dict():
-          sums["clock"] = kept
-        save(run, state, done, sums, log, monitors.checkpoints, final=ends)
-        if stopping or deciding:
-          settle(run, log, monitors.checkpoints)
-    if evaluating or saving or ends:
-      log.journal.write("goodput", step=done, secs=goodput.secs())
+      self.speed.restart(done)
+      self.clock.restart(done)
+      self.services.started()
+
+  def after(self, done: int) -> bool:
+    """Logs, evaluates and saves if that is due; returns whether the run ends."""
+    due, secs_before = self._due(done), self.goodput.secs()
+    if done == self.start + 1 and not due.log:  # shown, but no line of the history
+      self.log.display.show(done, "train", self.window.values())
+    self._finish_pending(done, due)
+    if due.log:
+      self._write_line(done)
+    signal = due.signal
+    if due.evaluate:
+      self._evaluate(done)
+      if not self.evaluated:
+        signal = self.services.stop.requested()
+    stopping = (due.log or due.evaluate) and unhealthy(self.run, done, self.health)
+    ends = done == self.clock.horizon.steps or bool(signal) or stopping
+    if due.save or ends:
+      self._save(done, final=ends, now=stopping or due.decide)
+    if due.evaluate or due.save or ends:
+      self.log.journal.write("goodput", step=done, secs=self.goodput.secs())
     if stopping:
-      raise_warning(done, health)
-    if signal_name:
-      log.display.print_line(f"{signal_name}: stopping after step {done:,}")
-      break
-    if deciding:
-      begin_decay(done, clock, secs_before, goodput, log)
-  return state, evaluated
+      raise_warning(done, self.health)
+    if signal:
+      self.log.display.print_line(f"{signal}: stopping after step {done:,}")
+    elif due.decide:
+      begin_decay(done, self.clock, secs_before, self.goodput, self.log)
+    return bool(signal)
+
+  def _due(self, done: int) -> Due:
+    last, signal = done == self.clock.horizon.steps, self.services.stop.requested()
+    decide = self.clock.is_due(done)
+    c = self.run.config
+    return Due(
+      log=last or done % c.log.every_steps == 0,
+      evaluate=decide or self._evaluates(done),
+      save=last or bool(signal) or decide or done % c.checkpoint.every_steps == 0,
+      decide=decide,
+      signal=signal,
+    )
+
+  def _evaluates(self, done: int) -> bool:
+    every = self.run.config.eval.every_steps
+    return done in (0, self.clock.horizon.steps) or bool(every and done % every == 0)
+
+  def _finish_pending(self, done: int, due: Due) -> None:
+    """Waits for the steps in flight where what follows is not training time; ends a trace."""
+    tracer = self.services.tracer
+    with self.goodput.doing("steps"):
+      if due.log or due.evaluate or due.save or tracer.ends(done):
+        self.window.drain()
+    last = done == self.clock.horizon.steps
+    if (last or tracer.ends(done)) and (traced := tracer.finish()):
+      self.log.display.print_line(traced)
+
+  def _write_line(self, done: int) -> None:
+    values = {**self.window.close(), **self.speed.read(done, self.clock.horizon.steps - done)}
+    if self.clock.is_open:
+      values["eta_secs"] = self.clock.secs_left()
+    if self.stragglers:
+      waited = self.goodput.secs()["data"]
+      values |= self.stragglers.after(done, values["sequences_per_sec"], waited, self.log)
+    record(done, "train", values, self.log, self.health)
+
+  def _evaluate(self, done: int) -> None:
+    with self.goodput.doing("evaluation"):
+      self.evaluated = evaluate(
+        self.run, self.state.params, done, self.log, self.health, self.services.stop
+      )
+
+  def _save(self, done: int, final: bool, now: bool) -> None:
+    """Starts to save, and waits for it if `now`."""
+    with self.goodput.doing("save"):
+      sums = {"window": self.window.state_dict(), "skipped": self.skipped}
+      if kept := self.clock.state_dict():
+        sums["clock"] = kept
+      save(self.run, self.state, done, sums, self.log, self.services.checkpoints, final)
+      if now:
+        settle(self.run, self.log, self.services.checkpoints)
 
 
 def begin_decay(

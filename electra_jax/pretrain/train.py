@@ -25,7 +25,7 @@ from electra_jax.monitor.log import Log
 from electra_jax.monitor.tracing import Tracer
 from electra_jax.monitor.trackers import Start, Tracker
 from electra_jax.pretrain.clock import Clock
-from electra_jax.pretrain.loop import Monitors, loop, settle
+from electra_jax.pretrain.loop import Services, loop, settle
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
 from electra_jax.pretrain.start import make_state
 from electra_jax.runtime import checkpoint, memory, parallel, processes, terminal, version
@@ -163,8 +163,8 @@ def _train(
       steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
       with StopSignals(display.announce) as stop, tracer, processes.abort_if_peer_lost():
-        monitors = Monitors(clock, checkpoints, stop, tracer, goodput, started)
-        state, evaluated = train_with_rollback(run, state, meta, display, monitors, hooks)
+        services = Services(clock, checkpoints, stop, tracer, goodput, started)
+        state, evaluated = train_with_rollback(run, state, meta, display, services, hooks)
         with goodput.doing("save"):  # a second signal does not interrupt this
           checkpoints.wait()
     done = int(state.step)
@@ -205,7 +205,7 @@ def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
 
 
 def train_with_rollback(
-  run: Run, state, meta: dict | None, display: Display, monitors: Monitors, hooks: Sequence[Hook]
+  run: Run, state, meta: dict | None, display: Display, services: Services, hooks: Sequence[Hook]
 ):
   """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN.
 
@@ -229,21 +229,21 @@ def train_with_rollback(
     )
     with contextlib.closing(log):
       try:
-        return loop(run, state, meta, skipped, log, monitors)
+        return loop(run, state, meta, skipped, log, services)
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
           log.journal.write("warning", text=f"stopped: {error}")
-          log.journal.write("goodput", step=error.step, secs=monitors.goodput.secs())
+          log.journal.write("goodput", step=error.step, secs=services.goodput.secs())
           raise metrics.NotFiniteError(f"{error}; {remedy(run.config.optimizer)}") from None
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
         which = f"{len(skipped)} of at most {limit}"
         log.warn([f"{error}: rolling back to skip batch {skipped[-1]:,} ({which})"])
-        with monitors.goodput.doing("save"):
-          settle(run, log, monitors.checkpoints)
+        with services.goodput.doing("save"):
+          settle(run, log, services.checkpoints)
     del state  # donated to the failed step
-    with monitors.goodput.doing("restore"):
+    with services.goodput.doing("restore"):
       warn = functools.partial(_warn, log)
-      state, meta = make_state(run, monitors.checkpoints, display.console, warn)
+      state, meta = make_state(run, services.checkpoints, display.console, warn)
 
 
 def _warn(log: Log, text: str) -> None:
