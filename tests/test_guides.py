@@ -126,7 +126,9 @@ def test_the_guides_objective_moves_tokens_inside_their_sequence(entries):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(masking, "corrupt", lambda *args: seen.append(corrupt(*args)) or seen[-1])
     batch = make_batch()
-    objective = objectives.make(dataclasses.replace(SPEC, objective="shuffled"))
+    options = (("shuffle_distance", 1),)
+    spec = dataclasses.replace(SPEC, objective="shuffled", options=options)
+    objective = objectives.make(spec)
     terms = jax.jit(lambda p, b, k: objective(p, b, k, None) | {"seen": seen[0]})(
       fresh(SPEC), batch, keys_of(batch)
     )

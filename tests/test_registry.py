@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 import electra_jax
 from electra_jax.commands import cli
-from electra_jax.config import registry
+from electra_jax.config import compare, load, registry, schema, validate
 from electra_jax.core.objectives import OBJECTIVES, ObjectiveDef
 from electra_jax.core.optimizer import SCHEDULES
 from electra_jax.data import build, shards, sources
@@ -52,7 +52,7 @@ def shuffled(shards_folder: str):
 
 def forget() -> None:
   """Leaves the tables as a new process has them."""
-  del OBJECTIVES["shuffled"]
+  del OBJECTIVES["shuffled"], schema.PRETRAINING["objective.shuffle_distance"]
   registry._origins.clear()
   sys.modules.pop("my_objectives", None)
 
@@ -61,7 +61,7 @@ def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
   registry.import_module(module)
   assert train.train(shuffled(tiny_shards), tmp_path / "run").step == 2
   forget()
-  wanted = f"^{tmp_path / 'run'} has the objective 'shuffled' of --import=my_objectives$"
+  wanted = f"^{tmp_path / 'run'} needs the objective 'shuffled': give --import=my_objectives$"
   for use in (
     lambda: train.train(shuffled(tiny_shards), tmp_path / "run"),
     lambda: electra_jax.load(tmp_path / "run"),
@@ -81,6 +81,31 @@ def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
     from electra_jax.evaluate.likelihoods import Scorer
 
     Scorer(str(tmp_path / "out"))
+
+
+def test_an_objectives_own_field_is_a_field_like_others(module, tiny_shards, tmp_path, capsys):
+  registry.import_module(module)
+  losses = []
+  for distance in (1, 2):
+    config = shuffled(tiny_shards)
+    config.objective.shuffle_distance = distance
+    losses.append(train.train(config, tmp_path / str(distance)).history()[-1]["shuffled_loss"])
+  assert losses[0] != losses[1]
+  with pytest.raises(ValueError, match="objective.shuffle_distance was 2, is 1; use another"):
+    train.train(shuffled(tiny_shards), tmp_path / "2")
+  config.objective.shuffle_distance = -1
+  with pytest.raises(ValueError, match="objective.shuffle_distance must be at least 0, got -1"):
+    train.train(config, tmp_path / "new")
+  capsys.readouterr()
+  cli.call("config", ["small.py", "--grep=shuffle", "--config.objective.shuffle_distance=3"])
+  assert capsys.readouterr().out == (
+    "* objective.shuffle_distance = 3 (default 1)  # chosen places that a token moves by\n"
+    f"{len(compare.changed_from_base(load('small.py'))) + 1} of"
+    f" {len(schema.PRETRAINING)} fields differ from configs/base.py (*)\n"
+  )
+  with pytest.warns(UserWarning, match="objective electra does not read objective.shuffle_dist"):
+    config.objective.name = "electra"
+    validate.warn_of_unread(config.objective)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +155,8 @@ def test_only_new_names_of_known_kinds_and_types_are_registered():
     ({"objective": {"bert": entry}}, ValueError, "'bert' is the project's own"),
     ({"objectiv": {"x": entry}}, ValueError, "did you mean 'objective'"),
     ({"objective": {"x": len}}, TypeError, "'x' must be ObjectiveDef, got builtin"),
+    ({"field": {"model.x": schema.own_field(1, "x")}}, ValueError, "must be objective.NAME"),
+    ({"field": {"objective.x": 1}}, TypeError, "'objective.x' must be Row, got int"),
     ({"schedule": {"x": 3}}, TypeError, "'x' must be a function, got int"),
   ):
     with pytest.raises(error, match=why):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from electra_jax.config import registry, schema
 from electra_jax.config.compare import flatten, unknown_field
 from electra_jax.config.files import load, load_named, one_line, resolve
 
@@ -109,7 +110,10 @@ def fields_of(config: ConfigDict) -> list[Field]:
   """Returns all fields, in the order of the base configuration."""
   base = base_of(config)
   values, defaults = flatten(config), flatten(load(base))
-  comments = comments_in(resolve(base))
+  own = {name: schema.PRETRAINING[name].comment for name in registry.names("field")}
+  comments = comments_in(resolve(base)) | {
+    name: text for name, text in own.items() if name in values
+  }
   return [Field(name, values[name], defaults[name], text) for name, text in comments.items()]
 
 

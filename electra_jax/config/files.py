@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from electra_jax.config.schema import add_registered
+
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of the project's configurations: inside an installed package, or beside it in a clone.
 FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
@@ -87,6 +89,8 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
     raise ValueError(f"{path} is not a configuration file: it has no get_config(arg)")
   try:
     config = module.get_config() if arg is None else module.get_config(arg)
+    if path == _own(Path("base.py")):
+      add_registered(config)
     return config.lock()
   except MISTAKES as error:  # e.g. a delta that sets an unknown field
     text = re.sub(r" Other fields present: .*\}\"", "", one_line(error))

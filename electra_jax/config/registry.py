@@ -16,6 +16,7 @@ from typing import Any
 NOTEBOOK = "__main__"
 # {kind: the table of its entries}
 KINDS = {
+  "field": "config.schema.PRETRAINING",
   "objective": "core.objectives.OBJECTIVES",
   "generator": "core.generators.GENERATORS",
   "tie": "core.networks.TIES",
@@ -57,6 +58,8 @@ def register(**kinds: Mapping[str, Any]) -> None:
     for name, entry in entries.items():
       if name in own:
         raise ValueError(f"{kind} {name!r} is the project's own: take another name")
+      if kind == "field" and not name.startswith("objective."):
+        raise ValueError(f"field {name!r} must be objective.NAME, of an objective's own_fields")
       if not (callable(entry) if callable(example) else isinstance(entry, type(example))):
         wanted = "a function" if callable(example) else type(example).__name__
         raise TypeError(f"{kind} {name!r} must be {wanted}, got {type(entry).__name__}")
@@ -117,6 +120,11 @@ def origins() -> list[str]:
   return sorted({place for place in _origins.values() if place != NOTEBOOK})
 
 
+def names(kind: str) -> list[str]:
+  """Returns the names of a user's own entries of a kind."""
+  return [name for of, name in _origins if of == kind]
+
+
 def origin(kind: str, name: str) -> str | None:
   """Returns the module or file that registered an entry, None for one of the project's own."""
   return _origins.get((kind, name))
@@ -131,5 +139,6 @@ def check(saved: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
   for kind, entries in saved.items():
     for name, place in entries.items():
       if name not in table(kind):
-        where = "a notebook: register it again" if place == NOTEBOOK else f"--import={place}"
-        raise ValueError(f"{path} has the {kind} {name!r} of {where}")
+        of_file = f"give --import={place}"
+        hint = "it was a notebook's, register it again" if place == NOTEBOOK else of_file
+        raise ValueError(f"{path} needs the {kind} {name!r}: {hint}")

@@ -45,6 +45,9 @@ class Row:
   builds: str | None = None  # SHARDS, EXAMPLES, SEGMENTS or None
   has_schedule: bool = False  # objective.NAME_schedule is its schedule
   has_no_effect: Callable[[ConfigDict], bool] = lambda config: False
+  # Of a field that a user registers, which is in no file.
+  default: Any = None
+  comment: str = ""
 
   @property
   def allowed(self) -> Collection[str] | None:
@@ -302,6 +305,26 @@ FINE_TUNING = {
   "eval.batch_size": _NUMBER,
   "log.every_steps": _NUMBER,
 }
+
+
+def own_field(default: Any, comment: str, **facts) -> Row:
+  """Returns the row of an objective's own hyper-parameter, for `registry.register(field=...)`.
+
+  It defines the runs that set it; those that began without it have the default.
+
+  Args:
+    default: its value in base.py.
+    comment: what `electra-jax config` says of it.
+    facts: other fields of Row.
+  """
+  return Row(**{"defines": RUN, "earlier": default, **facts}, default=default, comment=comment)
+
+
+def add_registered(config: ConfigDict) -> None:
+  """Adds the fields that a user registered to the configuration of base.py."""
+  for name in registry.names("field"):
+    group, _, field = name.partition(".")
+    config[group][field] = PRETRAINING[name].default
 
 
 def names(rows: dict[str, Row] = PRETRAINING, **wanted) -> list[str]:

@@ -26,6 +26,7 @@ from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 # In the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
 REGISTERED = "registered"  # there, too: `registered`, if there are any
+FIELDS = dataclasses.fields(PretrainSpec)
 ALL_LAYERS = 1000  # more than any network has
 
 
@@ -49,6 +50,7 @@ def make_spec(
   except ValueError as error:
     raise ValueError(f"config.model: {error}") from None
   settings = {**o, **make_schedules(config)}
+  others = set(objectives.OBJECTIVES[o.name].own_fields) - {x.name for x in FIELDS}
   special_ids = tuple(vocab.special_ids)
   return take_fields(
     PretrainSpec,
@@ -60,6 +62,7 @@ def make_spec(
     generator_kind=g.kind,
     tying=g.tie,
     sampling_dropout=g.sampling_dropout,
+    options=tuple((name, settings[name]) for name in sorted(others)),
     frequencies=() if frequencies is None else tuple(float(x) for x in frequencies),
   )
 
@@ -134,6 +137,8 @@ def registered(config: ConfigDict) -> dict[str, dict[str, str]]:
   for field, row in schema.PRETRAINING.items():
     if row.kind and (place := registry.origin(row.kind, flat[field])):
       found[row.kind] = {flat[field]: place}
+    if place := registry.origin("field", field):
+      found.setdefault("field", {})[field] = place
   return found
 
 

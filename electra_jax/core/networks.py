@@ -9,6 +9,7 @@ Letters as in `encoder`.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,15 @@ class PretrainSpec:
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
   contrast_weight: float = 1.0  # of the contrast of sequences
   contrast_group: int = 8  # consecutive sequences that are contrasted with each other
+  options: tuple[tuple[str, Any], ...] = ()  # (name, value) of the objective's other own fields
 
   def __post_init__(self):
     for name in ("discriminator_weight", "replace_mlm_weight"):
       object.__setattr__(self, name, Schedule.of(getattr(self, name)))
+
+  def option(self, name: str) -> Any:
+    """Returns an own field of the objective: a Schedule if it has one; KeyError for another."""
+    return dict(self.options)[name]
 
 
 @dataclasses.dataclass(frozen=True)
