@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from electra_jax.core.gradients import by_hand
 from electra_jax.core.layers import dense, gelu, norm
 from electra_jax.core.transformer_config import TransformerConfig
 
 
-@jax.custom_vjp
+@by_hand
 def _word_logits(x: jax.Array, word: jax.Array, bias: jax.Array) -> jax.Array:
   """Returns float32 logits [B, K, V] of states [B, K, E], a word table [V, E] and a bias [V].
 

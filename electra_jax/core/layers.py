@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from electra_jax.core.gradients import by_hand
 from electra_jax.core.transformer_config import TransformerConfig
 
 SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
@@ -57,7 +58,7 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
   return jnp.where(keep, x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
 
 
-@jax.custom_vjp
+@by_hand
 def gelu(x: jax.Array) -> jax.Array:
   """The exact (erf) GELU in float32, as in the original; bfloat16 would round 1 + erf(-2.5) to 0.
 
@@ -77,7 +78,7 @@ def _gelu_bwd(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_bwd)
 
 
-@jax.custom_vjp
+@by_hand
 def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
   """LayerNorm over the last axis of x [..., D], in float32, with scale and bias [D].
 
@@ -108,7 +109,7 @@ def _normalize_bwd(residuals, g):
 normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(by_hand, nondiff_argnums=(0,))
 def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
   """Returns the einsum of x and y in float32.
 
@@ -168,7 +169,7 @@ def norm(cfg: TransformerConfig, name: str) -> nn.Module:
   return NORMS[cfg.norm](cfg.layer_norm_eps, name=name)
 
 
-@jax.custom_vjp
+@by_hand
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """Returns x [T, K] times kernel [K, N]; on CPUs its kernel's gradient is faster than autodiff's.
 
@@ -236,7 +237,7 @@ FEED_FORWARDS = {
 }
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@functools.partial(by_hand, nondiff_argnums=(1, 2))
 def unstack(x: jax.Array, axis: int, from_rows: bool = False) -> tuple[jax.Array, ...]:
   """Returns the n slices [...] of x [..., n, ...] along `axis`, as `jnp.unstack`.
 

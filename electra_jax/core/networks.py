@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from electra_jax.core import encoder, layers, masking
 from electra_jax.core.batch import Batch
+from electra_jax.core.gradients import by_hand
 from electra_jax.core.heads import HEADS
 from electra_jax.core.schedules import Schedule
 from electra_jax.core.transformer_config import TransformerConfig
@@ -225,7 +226,7 @@ def vocabulary_logits(cfg: TransformerConfig, network: dict, states: jax.Array) 
   return head.apply({"params": network["mlm_head"]}, states, word)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(by_hand, nondiff_argnums=(2,))
 def nll(
   logits: jax.Array, tokens: jax.Array, apart: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
