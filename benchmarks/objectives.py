@@ -29,9 +29,9 @@ from train_step import VOCAB, Ours, synthetic_batch
 from electra_jax.config import files, specs
 from electra_jax.core import objectives, optimizer, step
 from electra_jax.data import build
-from electra_jax.monitor import metrics
+from electra_jax.monitor import metrics, quantities
 from electra_jax.pretrain import train
-from electra_jax.runtime import parallel, terminal
+from electra_jax.runtime import parallel
 
 # Configuration and stage; what needs another run comes after it.
 CONFIGS = (
@@ -135,8 +135,8 @@ def show(results: dict) -> None:
     for measure, value in values.items():
       if not isinstance(value, list):
         table.add_row(name, measure, f"{value:.3f}")
-      elif measure.endswith("_loss") or measure.endswith("_auc"):
-        first, last = (terminal.shown(measure, x) for x in value)
+      elif quantities.of(measure).kind in ("loss", "auc"):
+        first, last = (quantities.shown(measure, x) for x in value)
         table.add_row(name, measure, f"{first} -> {last}")
     table.add_section()
   Console(width=100).print(table)

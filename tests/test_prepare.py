@@ -51,7 +51,7 @@ def test_what_a_schedule_explains_is_not_checked_for_a_collapse(tiny_config, tmp
   )
   assert prepare(tiny_config, tmp_path, False).suspended_checks(9) == ()  # constants are checked
   assert [run.suspended_checks(step) for step in (3, 6, 9)] == [
-    ("_auc", "_recall"),
+    ("auc", "recall"),
     (),
     ("sample_entropy",),
   ]

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.monitor import baselines, metrics
-from electra_jax.runtime.terminal import shown
+from electra_jax.monitor import baselines, metrics, quantities
+from electra_jax.monitor.quantities import shown
 
 LEAST_RUNS = 3
 SMOOTH = 5  # lines, around each
@@ -253,7 +253,7 @@ def causes_of(distances: Mapping[str, float], names: Collection[str]) -> list[st
   kinds = KINDS | {f"{stem}_loss": "words" for stem in baselines.words(names)}
   observed: dict[str, float] = {}
   for name, distance in distances.items():
-    kind = "detection" if name.endswith("_auc") else kinds.get(name)
+    kind = "detection" if quantities.of(name).kind == "auc" else kinds.get(name)
     if kind and abs(distance) >= abs(observed.get(kind, 0.0)):
       observed[kind] = distance
 

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from electra_jax.monitor import quantities
+
 # Losses of `objectives.copy_nll`: the share of their positions at which the input is the original.
 COPIES = {
   "corrective": lambda line: line.get("sampled_accuracy"),
@@ -22,8 +24,8 @@ def words(names: Collection[str]) -> list[str]:
   >>> words(["mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_accuracy", "rtd_recall"])
   ['mlm']
   """
-  stems = (name.removesuffix("_loss") for name in names if name.endswith("_loss"))
-  return [stem for stem in stems if _predicts_tokens(stem, names)]
+  found = map(quantities.of, names)
+  return [x.subject for x in found if x.kind == "loss" and _predicts_tokens(x.subject, names)]
 
 
 def _predicts_tokens(stem: str, names: Collection[str]) -> bool:
@@ -50,7 +52,7 @@ class Baselines:
 
   def level(self, name: str, line: Mapping[str, float | None]) -> tuple[str, float] | None:
     """Returns (description, value) of the trivial baseline for a metric of a line, or None."""
-    stem = name.rpartition("_")[0]
+    stem = quantities.of(name).subject
     known = {
       "contrast_loss": ("any view", self.choices and math.log(self.choices)),
       "pairs_accuracy": ("chance", 0.5),

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from electra_jax.monitor import metrics
+from electra_jax.monitor import metrics, quantities
 from electra_jax.monitor.baselines import Baselines
-from electra_jax.runtime import terminal
 from electra_jax.runtime.workdir import replacing
 
 # One colour per metric, for its training line and its held-out points.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
 REDRAW_SECS = 20  # at least, between two drawings: one takes half a second
-FRACTIONS = ("accuracy", "recall", "precision", "auc", "replaced", "copied")
 
 
 class Redrawn:
@@ -71,7 +69,7 @@ def new_figure(width: float, height: float, **options):
 
 @contextlib.contextmanager
 def plain_names():
-  """A context, and a decorator, in which figures show a $ as it is: names are no mathematics."""
+  """A context, and a decorator, in which figures show a $ as it is: names are not LaTeX."""
   import matplotlib
 
   with matplotlib.rc_context({"text.parse_math": False}):
@@ -92,35 +90,24 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
   """
   skipped = {"step", "split", *metrics.TIMING, "param_norm", "update_norm"}
   names = [n for n in dict.fromkeys(k for line in history for k in line) if n not in skipped]
-  losses = [n for n in names if n.endswith("loss")]
-  fractions = [n for n in names if n.endswith(FRACTIONS)]
+  losses = [n for n in names if quantities.of(n).kind == "loss"]
+  fractions = [n for n in names if quantities.unit(n) == "fraction"]
   families: dict[str, list[str]] = {}
   for name in fractions:
     families.setdefault(name.split("_")[0], []).append(name)
   alone = [group[0] for group in families.values() if len(group) == 1]
-  panels = {terminal.label(name): [name] for name in losses}
+  panels = {quantities.label(name): [name] for name in losses}
   panels |= {prefix: group for prefix, group in families.items() if len(group) > 1}
   if alone:
-    panels[terminal.label(alone[0]) if len(alone) == 1 else "other fractions"] = alone
+    panels[quantities.label(alone[0]) if len(alone) == 1 else "other fractions"] = alone
   rest = [n for n in names if n not in losses and n not in fractions]
-  return panels | {terminal.label(name): [name] for name in rest}
-
-
-def unit(name: str) -> str:
-  """Returns the unit of a metric's axis.
-
-  >>> unit("sample_entropy"), unit("rtd_auc"), unit("grad_norm")
-  ('nats', 'fraction', '')
-  """
-  if name.endswith(("loss", "entropy")):
-    return "nats"
-  return "fraction" if name.endswith(FRACTIONS) else ""
+  return panels | {quantities.label(name): [name] for name in rest}
 
 
 def _panel(axis, title: str, names: list[str], history: list[dict], baselines: Baselines) -> None:
   for name, colour in zip(names, COLOURS * len(names), strict=False):
     alone = len(names) == 1
-    text, dots = ("training", "held-out") if alone else (terminal.label(name), None)
+    text, dots = ("training", "held-out") if alone else (quantities.label(name), None)
     axis.plot(*points(history, "train", name), color=colour, linewidth=1.4, label=text)
     if (heldout := points(history, "heldout", name))[0]:
       axis.plot(*heldout, "o", color=colour, markersize=4.5, mec="white", mew=0.6, label=dots)
@@ -132,7 +119,7 @@ def _panel(axis, title: str, names: list[str], history: list[dict], baselines: B
   notes = "" if len(names) == 1 else " (points: held-out; dashed: trivial baseline)"
   axis.set_title(f"{title}{notes}", fontsize=10 if not notes else 8.5)
   axis.set_xlabel("step", fontsize=8)
-  axis.set_ylabel(unit(names[0]), fontsize=8)
+  axis.set_ylabel(quantities.unit(names[0]), fontsize=8)
   axis.tick_params(labelsize=8)
   axis.grid(alpha=0.25)
   axis.spines[["top", "right"]].set_visible(False)

@@ -19,8 +19,9 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
+from electra_jax.monitor.quantities import label, shown
 from electra_jax.runtime import terminal
-from electra_jax.runtime.terminal import clock, duration, label, shown
+from electra_jax.runtime.terminal import clock, duration
 
 TICK_SECS = 0.25
 SHOWN_AFTER_SECS = 1.0  # shorter activities are not shown

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from electra_jax.monitor import quantities
 from electra_jax.monitor.bands import BandMonitor
 
 GENERATOR_LOSSES = ("mlm_loss", "cloze_loss")  # in nats, as the entropy of its samples
@@ -50,7 +51,7 @@ class Health:
   Args:
     history: lines of metrics.jsonl to replay, so that a resumed run warns as if uninterrupted.
     reference: a band that the lines are also compared with.
-    suspended_checks: step -> ends of the names of metrics that are not checked for a collapse then.
+    suspended_checks: step -> names or kinds of metrics that are not checked for a collapse then.
   """
 
   def __init__(
@@ -89,13 +90,14 @@ class Health:
     if not self._limits.loss_spike:
       return
     for name, value in values.items():
-      stem = name.removesuffix("_loss")
-      # Not the weighted sum `loss`: it jumps when a schedule changes a weight.
-      if stem == name or value is None or f"{stem}_accuracy" not in values:
+      quantity = quantities.of(name)
+      accuracy = quantity.other("accuracy")
+      # Not the weighted sum `loss`, without an accuracy: it jumps when a schedule changes a weight.
+      if quantity.kind != "loss" or value is None or accuracy not in values:
         continue
       # A discriminator's loss rises as its generator learns, but without a collapse only to log 2,
       # the most that predicting the base rate can cost.
-      least = math.log(2) if f"{stem}_auc" in values else 0.0
+      least = math.log(2) if quantity.other("auc") in values else 0.0
       level = self._levels.setdefault(name, _Level(self._limits, least))
       lines = len(level.usual)
       median = level.take(value)
@@ -108,7 +110,8 @@ class Health:
         )
 
   def _collapses(self, step: int, values: Mapping) -> Iterator[str]:
-    self._last |= {name: step for name in values if name.endswith(self._suspended_checks(step))}
+    suspended = self._suspended_checks(step)
+    self._last |= {x: step for x in values if x in suspended or quantities.of(x).kind in suspended}
     for name, is_bad, seen, advice in _signs(self._limits, values):
       if not is_bad or step <= self._last.get(name, 0) + self._limits.after_step:
         self._since.pop(name, None)
@@ -153,14 +156,15 @@ def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, st
   for name, value in values.items():
     if value is None:
       continue
-    if name.endswith("_auc"):
+    kind = quantities.of(name).kind
+    if kind == "auc":
       is_bad = abs(value - 0.5) < limits.auc_margin
       seen = f"{name} {value:.3f} is within {limits.auc_margin:g} of chance (0.5)"
       advice = (
         "the discriminator does not learn. Try a weaker generator (generator.width_multiplier), a"
         " lower optimizer.learning_rate, or optimizer.separate_optimizers"
       )
-    elif name.endswith("_recall"):
+    elif kind == "recall":
       share = values.get("replaced")
       of = "" if share is None else f" (replaced: {100 * share:.3g} % of all)"
       is_bad = value < limits.recall

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from electra_jax.monitor import quantities
 from electra_jax.runtime.parallel import Packed
 
 HISTORY_FILE = "metrics.jsonl"  # in the run's folder
@@ -52,8 +53,8 @@ def means(terms: Mapping[str, tuple]) -> dict[str, float | None]:
   for name, (total, count) in terms.items():
     if np.ndim(total) == 0:
       values[name] = float(total) / float(count) if count else None
-    elif name.endswith("_scores"):
-      values[name.removesuffix("_scores") + "_auc"] = auc(total)
+    elif (quantity := quantities.of(name)).kind == "scores":
+      values[quantity.other("auc")] = auc(total)
   return values
 
 
@@ -151,7 +152,7 @@ def evaluate(
 
 def losses_first(values: dict) -> dict:
   """Returns the values in display order."""
-  return dict(sorted(values.items(), key=lambda item: not item[0].endswith("loss")))
+  return dict(sorted(values.items(), key=lambda item: quantities.of(item[0]).kind != "loss"))
 
 
 def read_history(path: Path) -> list[dict]:

@@ -145,7 +145,7 @@ class Run:
     weight, temperature = self.spec.discriminator_weight, self.spec.masking.temperature
     names = []
     if weight.points and weight.at(step) == 0:
-      names += ["_auc", "_recall"]
+      names += ["auc", "recall"]
     if temperature.points and temperature.at(step) < 1:
       names.append("sample_entropy")
     return tuple(names)

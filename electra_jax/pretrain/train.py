@@ -18,7 +18,7 @@ from electra_jax.config import compare, registry, schema, specs, validate
 from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
-from electra_jax.monitor import curves, journal, metrics, tracing, trackers
+from electra_jax.monitor import curves, journal, metrics, quantities, tracing, trackers
 from electra_jax.monitor.display import Activity, Display, doing
 from electra_jax.monitor.goodput import Goodput
 from electra_jax.monitor.log import Log
@@ -348,7 +348,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" {sequences * run.shards.seq_length:,} tokens ="
     f" {sequences / run.shards.num_examples:,.2f} epochs",
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {terminal.shown('loss', run.baselines.entropy)} per token",
+    f" held-out unigram entropy {quantities.shown('loss', run.baselines.entropy)} per token",
   }
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
@@ -421,9 +421,9 @@ def finish(run: Run, done: int, console: Console) -> None:
     for title in ("", *(f"step {line['step']:,}" for line in ends)):
       table.add_column(title, justify="right" if title else "left")
     for name in (k for k in heldout[-1] if k not in ("step", "split")):
-      values = (terminal.shown(name, line.get(name)) for line in ends)
-      table.add_row(terminal.label(name), *values)
-    entropy = terminal.shown("loss", run.baselines.entropy)
+      values = (quantities.shown(name, line.get(name)) for line in ends)
+      table.add_row(quantities.label(name), *values)
+    entropy = quantities.shown("loss", run.baselines.entropy)
     table.add_row("unigram entropy", *len(ends) * [entropy], style="dim")
     console.print(table)
   console.print(f"checkpoint: {run.workdir / checkpoint.FOLDER / str(done)}")

@@ -6,9 +6,8 @@ from typing import NamedTuple
 from bokeh.models import ColumnDataSource, HoverTool
 from bokeh.plotting import figure
 
-from electra_jax.monitor import baselines, curves
+from electra_jax.monitor import baselines, curves, quantities
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime import terminal
 
 # Of eight runs; the page turns the lightness around in the dark, so mid-tones are used.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a", "#b03060", "#2a8f8f", "#666666")
@@ -22,10 +21,10 @@ TITLES = {
 
 def group(name: str, names: Sequence[str]) -> str:
   """Returns the key of TITLES for a metric, judging by the names of all metrics."""
-  stem = name.rpartition("_")[0]
-  if stem in baselines.words(names) or name.startswith("sample"):
+  quantity = quantities.of(name)
+  if quantity.subject in ("sample", "sampled", *baselines.words(names)):
     return "generator"
-  if f"{stem}_recall" in names or name.endswith("_auc") or name.startswith("replaced"):
+  if quantity.other("recall") in names or quantity.kind in ("auc", "replaced"):
     return "discriminator"
   return "rest"
 
@@ -91,8 +90,12 @@ def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
   for steps, values, _, colour in found:
     plot.line(thinned(steps), thinned(values), color=colour, line_dash="dashed", line_width=1.2)
   note = f"dashed: trivial baseline ({found[0][2]})" if found else ""
-  tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (terminal.label(name), "@value{0.0000}")]
+  tips = [
+    ("run", "@run, @split"),
+    ("step", "@step{0,0}"),
+    (quantities.label(name), "@value{0.0000}"),
+  ]
   plot.add_tools(HoverTool(renderers=pointed, tooltips=tips, mode="mouse"))
   plot.axis.axis_label_text_font_size = "9pt"
-  title = ", ".join(filter(None, (terminal.label(name), curves.unit(name))))
+  title = ", ".join(filter(None, (quantities.label(name), quantities.unit(name))))
   return Panel(title, note, plot)

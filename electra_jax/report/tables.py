@@ -12,9 +12,9 @@ from scipy import stats
 from electra_jax.config import compare
 from electra_jax.evaluate import pairs
 from electra_jax.finetune import results, statistics
-from electra_jax.monitor import goodput
+from electra_jax.monitor import goodput, quantities
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime import checkpoint, terminal
+from electra_jax.runtime import checkpoint
 
 Table = list[list[str]]
 LEFT_OUT = ("step", "split", "loss")
@@ -78,7 +78,7 @@ def evaluations(runs: Sequence[SavedRun]) -> Table:
   rows = [["held-out", *steps, "trivial baseline"]]
   for name in names:
     cells = [_value(run, name, line.get(name)) for run, line in zip(runs, lines, strict=True)]
-    rows.append([terminal.label(name), *cells, _baseline(runs, lines, name)])
+    rows.append([quantities.label(name), *cells, _baseline(runs, lines, name)])
   return rows
 
 
@@ -90,13 +90,13 @@ def _baseline(runs: Sequence[SavedRun], lines: Sequence[dict], name: str) -> str
   ]
   if not any(found):
     return ""
-  texts = [terminal.shown(name, level and level[1]) for level in found]
+  texts = [quantities.shown(name, level and level[1]) for level in found]
   known = dict.fromkeys(text for text, level in zip(texts, found, strict=True) if level)
   return f"{' / '.join(known if len(known) == 1 else texts)} ({next(filter(None, found))[0]})"
 
 
 def _value(run: SavedRun, name: str, value: float | None) -> str:
-  text = terminal.shown(name, value)
+  text = quantities.shown(name, value)
   count = run.start.get("pairs")  # earlier versions did not record it
   if value is None or name != "pairs_accuracy" or not count:
     return text
@@ -171,7 +171,7 @@ def time(runs: Sequence[SavedRun]) -> Table:
     rows.append([activity, *(_share(run.secs, activity) for run in runs)])
   for name in ("tokens_per_sec", "mfu"):
     values = [run.last("train").get(name) for run in runs]
-    rows.append([terminal.label(name), *(terminal.shown(name, value) for value in values)])
+    rows.append([quantities.label(name), *(quantities.shown(name, value) for value in values)])
   return rows
 
 
@@ -179,7 +179,7 @@ def _share(secs: dict[str, float], activity: str) -> str:
   total = sum(secs.values())
   if activity not in secs or not total:
     return "-"
-  return f"{terminal.shown('_secs', secs[activity])} ({100 * secs[activity] / total:.1f} %)"
+  return f"{quantities.shown('secs', secs[activity])} ({100 * secs[activity] / total:.1f} %)"
 
 
 def checkpoints(runs: Sequence[SavedRun]) -> Table:

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from electra_jax.config import specs
 from electra_jax.core import objectives
-from electra_jax.monitor import baselines
+from electra_jax.monitor import baselines, quantities
 from electra_jax.monitor.health import GENERATOR_LOSSES
+from electra_jax.monitor.quantities import label, shown
 from electra_jax.report.saved_run import SavedRun
-from electra_jax.runtime.terminal import label, shown
 
 GOOD, LOOK, BAD = "healthy", "look at the warnings", "did not learn"
 EARLY, UNKNOWN = "too early to say", "nothing to compare with"
@@ -79,9 +79,9 @@ def findings(run: SavedRun) -> list[Finding]:
       found.append(Finding(gain > 0, text, max(off, default=0)))
   off = _steps_without(run, "discriminator_weight")
   for name, value in line.items() if line.get("step") not in off else ():
-    stem = name.removesuffix("_auc")
+    quantity = quantities.of(name)
     # The detector's own task; `unigram_auc` has no loss.
-    if stem != name and f"{stem}_loss" in line and value is not None:
+    if quantity.kind == "auc" and quantity.other("loss") in line and value is not None:
       text = f"Detection has an AUC of {value:.3f} ({where}; chance is 0.5)."
       learned = value > 0.5 + run.config.health.auc_margin
       found.append(Finding(learned, text, max(off, default=0)))

@@ -1,4 +1,4 @@
-"""Numbers and times as text, and the consoles that programs print to."""
+"""Times as text, and the consoles that programs print to."""
 
 import contextlib
 import shlex
@@ -16,7 +16,6 @@ STAMP_WIDTH = 20
 # How consoles print: text as it is, with its [brackets], and long lines whole. In a notebook, too,
 # where Rich would add an HTML element for each line.
 PLAIN = {"highlight": False, "markup": False, "soft_wrap": True, "force_jupyter": False}
-PERCENT = ("accuracy", "recall", "precision", "replaced", "copied", "mfu")
 
 
 def typed() -> list[str]:
@@ -122,30 +121,3 @@ def share(part: float, whole: float) -> str:
   if 0 < percent < 1:
     return "< 1 %"
   return f"{min(round(percent), 99) if part < whole else 100} %"
-
-
-def shown(name: str, value: float | None) -> str:
-  """Formats a metric with its unit.
-
-  >>> shown("rtd_loss", 0.41234), shown("rtd_recall", 0.5), shown("rtd_auc", None)
-  ('0.4123 nats', '50.0 %', '-')
-  """
-  if value is None:
-    return "-"
-  if name.endswith(("loss", "entropy")):
-    return f"{value:.4f} nats"
-  if name.endswith("_secs"):
-    return clock(value)
-  if name.endswith("_ms"):
-    return f"{value:,.1f} ms" if value < 100 else f"{value:,.0f} ms"
-  if name.endswith(PERCENT):
-    return f"{100 * value:.1f} %"
-  if name.endswith("_per_sec"):
-    return f"{value:,.0f}/s" if value >= 100 else f"{value:.1f}/s"
-  return f"{value:.2e}" if value and not 1e-2 <= abs(value) < 1e5 else f"{value:.4g}"
-
-
-def label(name: str) -> str:
-  """Returns a metric's display name: `tokens_per_sec` is tokens, as its value has the unit."""
-  short = name.removesuffix("_per_sec").removesuffix("_secs").removesuffix("_ms")
-  return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")

@@ -1,0 +1,106 @@
+"""What a metric is: its name is a subject and a kind, `rtd_auc`, and the kind has a unit.
+
+Lines of metrics.jsonl hold only names and numbers, also those of earlier versions and of users' own
+objectives. This is the one place where a name is taken apart.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from electra_jax.runtime.terminal import clock
+
+
+def _nats(value: float) -> str:
+  return f"{value:.4f} nats"
+
+
+def _percent(value: float) -> str:
+  return f"{100 * value:.1f} %"
+
+
+def _number(value: float) -> str:
+  return f"{value:.2e}" if value and not 1e-2 <= abs(value) < 1e5 else f"{value:.4g}"
+
+
+def _milliseconds(value: float) -> str:
+  return f"{value:,.1f} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def _per_second(value: float) -> str:
+  return f"{value:,.0f}/s" if value >= 100 else f"{value:.1f}/s"
+
+
+class Kind(NamedTuple):
+  """A kind of metric."""
+
+  text: Callable[[float], str]  # the value with its unit
+  unit: str = ""  # of an axis
+  is_in_value: bool = False  # the text says the kind: the display name is the subject
+
+
+KINDS = {
+  "loss": Kind(_nats, "nats"),
+  "entropy": Kind(_nats, "nats"),
+  "accuracy": Kind(_percent, "fraction"),
+  "recall": Kind(_percent, "fraction"),
+  "precision": Kind(_percent, "fraction"),
+  "replaced": Kind(_percent, "fraction"),
+  "copied": Kind(_percent, "fraction"),
+  "auc": Kind(_number, "fraction"),
+  "scores": Kind(_number),  # a histogram, of which lines have the auc
+  "mfu": Kind(_percent),
+  "per_sec": Kind(_per_second, is_in_value=True),
+  "secs": Kind(clock, is_in_value=True),
+  "ms": Kind(_milliseconds, is_in_value=True),
+}
+OTHER = Kind(_number)
+
+
+class Quantity(NamedTuple):
+  """A metric's name in its two parts."""
+
+  subject: str  # "rtd" of rtd_auc, "" of loss
+  kind: str  # a key of KINDS, "" of another: learning_rate
+
+  def other(self, kind: str) -> str:
+    """Returns the name of another metric of the subject."""
+    return f"{self.subject}_{kind}"
+
+
+def of(name: str) -> Quantity:
+  """Takes a name apart.
+
+  >>> of("rtd_auc"), of("loss").kind, of("tokens_per_sec").kind, of("learning_rate").kind
+  (Quantity(subject='rtd', kind='auc'), 'loss', 'per_sec', '')
+  """
+  for kind in KINDS:
+    if name == kind:
+      return Quantity("", kind)
+    if name.endswith(f"_{kind}"):
+      return Quantity(name[: -len(kind) - 1], kind)
+  return Quantity(name, "")
+
+
+def shown(name: str, value: float | None) -> str:
+  """Formats a metric with its unit.
+
+  >>> shown("rtd_loss", 0.41234), shown("rtd_recall", 0.5), shown("rtd_auc", None)
+  ('0.4123 nats', '50.0 %', '-')
+  """
+  return "-" if value is None else KINDS.get(of(name).kind, OTHER).text(value)
+
+
+def label(name: str) -> str:
+  """Returns a metric's display name: `tokens_per_sec` is tokens, as its value has the unit."""
+  subject, kind = of(name)
+  short = subject if KINDS.get(kind, OTHER).is_in_value else name
+  return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")
+
+
+def unit(name: str) -> str:
+  """Returns the unit of a metric's axis.
+
+  >>> unit("sample_entropy"), unit("rtd_auc"), unit("grad_norm")
+  ('nats', 'fraction', '')
+  """
+  return KINDS.get(of(name).kind, OTHER).unit
