@@ -52,6 +52,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.biases = True  # of dense layers, except of those that return logits
   m.token_types = True  # embed whether a token is of segment A or B
   m.qk_norm = False  # normalise the queries and keys of each head
+  m.embedding_norm = True  # normalise the sum of the embeddings
   m.first_norm = True  # pre_norm: normalise the embeddings once more before the first attention
   m.scaled_init = False  # a block's two output layers start with init_stddev / sqrt(2 N) (Megatron)
   m.embedding_dropout = placeholder(float)  # not set = dropout
@@ -170,6 +171,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   e.max_examples = 4096  # held-out sequences to use, at most
   e.pairs = placeholder(str)  # file of minimal pairs (`electra_jax.evaluate pairs`); not set: none
   e.max_pairs = 2000  # to use, at most, evenly spaced
+  # Also detect replacements drawn by token frequency, which are the same for every run: unigram_auc
+  e.fixed_noise = True
 
   c.checkpoint = k = ConfigDict()
   k.every_steps = 1000  # steps between checkpoints (the original's)

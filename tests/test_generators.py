@@ -315,6 +315,8 @@ def test_fixed_noise_is_drawn_by_frequency_whatever_the_generator_writes():
   found = evaluate(spec, weights, batch)["unigram_scores"].total
   other = {**weights, "generator": jax.tree.map(lambda x: x + 0.1, weights["generator"])}
   np.testing.assert_array_equal(found, evaluate(spec, other, batch)["unigram_scores"].total)
+  without = dataclasses.replace(spec, fixed_noise=False)  # saves the pass
+  assert "unigram_scores" not in evaluate(without, weights, batch)
   # 15 % of each row, whatever the masking, less what equals the token that it replaces.
   p = counts / counts.sum()
   ordinary = batch.ids[batch.padding_mask & (batch.ids >= 5)]

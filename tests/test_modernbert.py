@@ -231,7 +231,12 @@ def test_a_norm_that_only_the_detection_head_has_does_not_matter_without_it(tmp_
     ({"norm": "rms_norm"}, "ModernBERT does not support norm='rms_norm'"),
     ({"biases": True, "qk_norm": True}, "does not support biases=True, qk_norm=True"),
     ({"embedding_size": 8}, "embedding_size=8 at hidden_size=16"),
+    (
+      {"embedding_norm": False, "first_norm": True},
+      "support embedding_norm=False, first_norm=True",
+    ),
     ({"block": "post_norm", "first_norm": True}, "ELECTRA does not support norm="),
+    (vars(BERT) | {"embedding_norm": False}, "ELECTRA does not support embedding_norm=False"),
     (vars(BERT) | {"ffn_dropout": 0.2}, "ELECTRA does not support ffn_dropout=0.2"),
   ],
 )

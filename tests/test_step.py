@@ -269,7 +269,7 @@ def test_evaluation_shares_no_key_with_training_or_with_the_first_weights():
   steps = jnp.array([*range(1000), 2**31 - 1])  # the last that an int32 counts to
   trained = jax.vmap(lambda t: step.row_keys(7, t, rows.row))(steps)
   theirs = np.asarray(jax.random.key_data(trained)).reshape(-1, 2).tolist()
-  first = jax.random.fold_in(jax.random.key(7), 2**32 - 2)  # as in `pretrain.run`
+  first = jax.random.fold_in(jax.random.key(7), step.FIRST_WEIGHTS)
   assert not ours & {*map(tuple, theirs), tuple(jax.random.key_data(first).tolist())}
 
 

@@ -29,6 +29,7 @@ MODERN = {k: v for k, v in modernbert.LAYERS.items() if k not in ("head_norm", "
 VARIANTS = {
   "bert": {},
   "pre-norm": {"block": "pre_norm"},
+  "embeddings without a norm": {"block": "pre_norm", "embedding_norm": False},
   "first block without its norm": {"block": "pre_norm", "first_norm": False},
   "no biases": {"biases": False},
   "norm without bias": {"norm": "layer_norm_no_bias"},
@@ -117,8 +118,8 @@ def np_encoder(cfg, tables, network, ids, types, mask):
   for row, kinds, real in zip(ids, types, mask, strict=True):
     x = tables["word"][row]
     x = x + (tables["position"][: len(row)] if cfg.positions == "learned" else 0)
-    x = np_norm(cfg, x + (tables["token_type"][kinds] if cfg.token_types else 0),
-                tables["layer_norm"])  # fmt: skip
+    x = x + (tables["token_type"][kinds] if cfg.token_types else 0)
+    x = np_norm(cfg, x, tables["layer_norm"]) if cfg.embedding_norm else x
     x = np_dense(x, network["project"]) if "project" in network else x
     for n in range(cfg.num_layers):
       p = jax.tree.map(lambda a, n=n: a[n], network["layers"])
@@ -243,6 +244,10 @@ def test_bfloat16_stays_near_float32():
     ({"num_heads": 8, "positions": "rope"}, "head width 1 is odd"),
     ({"window": 1}, "window at least 2, got 1 and 1"),
     ({"first_norm": False}, "first_norm=False needs block=pre_norm"),
+    (
+      {"block": "pre_norm", "first_norm": False, "embedding_norm": False},
+      "first_norm=False needs embedding_norm=True",
+    ),
   ],
 )
 def test_what_cannot_be_is_refused(changes, message):

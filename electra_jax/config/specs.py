@@ -62,6 +62,7 @@ def make_spec(
     generator_kind=g.kind,
     tying=g.tie,
     sampling_dropout=g.sampling_dropout,
+    fixed_noise=config.eval.fixed_noise,
     options=tuple((name, settings[name]) for name in sorted(others)),
     frequencies=() if frequencies is None else tuple(float(x) for x in frequencies),
   )

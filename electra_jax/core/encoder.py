@@ -20,7 +20,7 @@ from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
 
 
 class Embeddings(nn.Module):
-  """Word + position + token type embeddings, normalised; `Encoder` applies dropout."""
+  """Word + position + token type embeddings and their norm; `Encoder` applies dropout."""
 
   cfg: TransformerConfig
 
@@ -42,7 +42,7 @@ class Embeddings(nn.Module):
       token_type = self.param("token_type", init, (2, cfg.embedding_size))
       # With two rows, a select is cheaper than a gather, forward and backward.
       x = x + jnp.where((token_type_ids == 0)[..., None], token_type[0], token_type[1])
-    return norm(cfg, "layer_norm")(x)
+    return norm(cfg, "layer_norm")(x) if cfg.embedding_norm else x
 
 
 def _post_norm(cfg: TransformerConfig, x, attend, feed_forward, normalised):

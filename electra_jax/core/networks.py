@@ -39,6 +39,7 @@ class PretrainSpec:
   tying: str = "embeddings"  # a key of TIES (Clark et al. 2020, Section 3.2)
   sampling_dropout: bool = True  # whether the generator samples with dropout
   frequencies: tuple[float, ...] = ()  # V token counts of the training text, if known
+  fixed_noise: bool = True  # evaluations also detect replacements drawn by these counts
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
   contrast_weight: float = 1.0  # of the contrast of sequences
   contrast_group: int = 8  # consecutive sequences that are contrasted with each other

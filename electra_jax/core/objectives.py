@@ -66,7 +66,7 @@ class ObjectiveDef:
 def make(spec: PretrainSpec) -> Objective:
   """Builds the spec's objective; its evaluations include `detect_unigrams` if it can detect."""
   definition = OBJECTIVES[spec.objective]
-  detects = "rtd_head" in definition.heads and bool(spec.frequencies)
+  detects = "rtd_head" in definition.heads and spec.fixed_noise and bool(spec.frequencies)
 
   def objective(params, batch, keys, step):
     streams = split_streams(keys, training=step is not None)

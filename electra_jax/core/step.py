@@ -14,6 +14,9 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import Objective
 from electra_jax.core.params import AXIS, tree_norm
 
+# In the place of a step's number, which no step has: so no key is used twice.
+EVALUATION, FIRST_WEIGHTS = 2**32 - 1, 2**32 - 2
+
 
 @struct.dataclass
 class TrainState:
@@ -139,8 +142,7 @@ def make_eval_step(objective: Objective, *, seed: int) -> Callable[[dict, Batch]
   """
 
   def evaluate(params: dict, batch: Batch) -> dict:
-    # No training step has this number, so evaluation and training share no keys.
-    terms = objective(params, batch, row_keys(seed, jnp.uint32(2**32 - 1), batch.row), None)
+    terms = objective(params, batch, row_keys(seed, jnp.uint32(EVALUATION), batch.row), None)
     return jax.lax.psum({k: (t.total, t.count) for k, t in terms.items()}, AXIS)
 
   return evaluate

@@ -57,6 +57,7 @@ class TransformerConfig:
   biases: bool = True  # of dense layers, except those that return logits
   token_types: bool = True
   qk_norm: bool = False  # normalise the queries and keys of each head
+  embedding_norm: bool = True  # normalise the sum of the embeddings
   first_norm: bool = True  # pre_norm: normalise the input of the first block
   scaled_init: bool = False  # start both outputs of a block smaller, by 1 / sqrt(2 N)
   embedding_dropout: float | None = None  # None: `dropout`
@@ -80,6 +81,8 @@ class TransformerConfig:
       )
     if not self.first_norm and self.block != "pre_norm":
       raise ValueError(f"first_norm=False needs block=pre_norm, got {self.block}")
+    if not (self.first_norm or self.embedding_norm):
+      raise ValueError("first_norm=False needs embedding_norm=True")
 
   @property
   def head_size(self) -> int:

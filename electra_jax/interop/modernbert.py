@@ -65,6 +65,7 @@ LAYERS = {
   "biases": False,
   "token_types": False,
   "qk_norm": False,
+  "embedding_norm": True,
   "first_norm": False,
   "head_norm": True,
   "direction": "both",

@@ -80,8 +80,8 @@ def _make_train_fns(
   groups = functools.partial(generators.groups, spec) if apart else None
 
   def init_params() -> dict:
-    # Steps fold in 0, 1, ... and evaluation 2**32 - 1, so 2**32 - 2 is unused.
-    return objectives.init_params(spec, jax.random.fold_in(jax.random.key(seed), 2**32 - 2))
+    key = jax.random.fold_in(jax.random.key(seed), step.FIRST_WEIGHTS)
+    return objectives.init_params(spec, key)
 
   norm, make_update = tree_norm, step.replicated_update
   if optimizer_config.sharded:
