@@ -29,11 +29,11 @@ import sys
 import time
 from pathlib import Path
 
-import jobs
 import machine
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, files
+from electra_jax.experiments import jobs
 from electra_jax.monitor import bands, metrics
 from electra_jax.report import saved_run
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import jobs  # noqa: E402
 from jax._src.cudnn import fused_attention_stablehlo  # noqa: E402
 
 from electra_jax.config import files, validate  # noqa: E402
@@ -26,6 +25,7 @@ from electra_jax.cost import (
   targets,  # noqa: E402
   traffic,  # noqa: E402
 )
+from electra_jax.experiments import jobs
 from electra_jax.pretrain.run import spec_without_data  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "speedrun_candidates.jsonl"

@@ -31,8 +31,9 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-import jobs
 import machine
+
+from electra_jax.experiments import jobs
 
 CONFIG = Path(__file__).with_name("evidence_config.py")
 SLOTS = Path(__file__).with_name("detection_config.py")

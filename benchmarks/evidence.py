@@ -42,13 +42,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import jobs
 import machine
 from evidence_config import ARMS, STARTS
 
 from electra_jax.config import files
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.evaluate import scorers
+from electra_jax.experiments import jobs
 
 CONFIG = Path(__file__).with_name("evidence_config.py")
 REFERENCE, FRESH = "bert", "fresh weights"

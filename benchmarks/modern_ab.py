@@ -26,9 +26,9 @@ import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import jobs
 import machine
 
+from electra_jax.experiments import jobs
 from electra_jax.monitor.metrics import read_history
 
 CONFIG, SEEDS, PAIRS = "configs/quickstart.py", (0, 1, 2), 6_700

@@ -17,7 +17,7 @@ the speedrun's steps lower it further. Rows are kept as they come.
 import argparse
 from pathlib import Path
 
-import jobs
+from electra_jax.experiments import jobs
 
 ROWS = Path(__file__).parent / "results" / "speedrun_rates.jsonl"
 RATES, WIDTHS = tuple(1e-3 * 2**i for i in range(7)), (128, 256)

@@ -30,6 +30,7 @@ GUIDES = (
     "healthy",
     "small-budget",
     "finetune",
+    "compare",
     "clusters",
   ),
   "extend",

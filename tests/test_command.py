@@ -57,6 +57,7 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   assert f"electra-jax {name}" in done.stdout
   options = {
     "evaluate": "pairs",
+    "experiment": "--arms",
     "report": "--make-band",
     "score": "--model",
     "export": "--to",

@@ -20,7 +20,8 @@ PACKAGE = Path(electra_jax.__file__).parent
 # A module's layer is its folder: it may import its own and those before it. What stands beside the
 # folders, and a folder's __main__, are above all.
 LAYERS = (
-  "core runtime monitor config data interop finetune evaluate pretrain cost export report commands"
+  "core runtime monitor config data interop finetune evaluate pretrain cost export report"
+  " experiments commands"
 ).split()
 WORLD = {
   "tensorflow",

@@ -1,14 +1,10 @@
 """The jobs of a long comparison, where one fails."""
 
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-
-import jobs  # noqa: E402
+from electra_jax.experiments import jobs
 
 
 def test_a_failure_ends_the_queue_before_the_jobs_that_are_waited_for_first():

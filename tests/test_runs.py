@@ -250,7 +250,7 @@ def test_overrides_may_stand_before_the_configuration():
   before, after = "--config.seed=3", "--config.eval.batch_size=4"
   argv = ["--workdir=x", before, "--config", "configs/base.py", after]
   args = cli.parser("train").parse(argv)
-  assert (args.workdir, args.fields) == ("x", ["seed", "eval.batch_size"])
+  assert (args.workdir, args.config_fields) == ("x", ["seed", "eval.batch_size"])
   assert (args.config.seed, args.config.eval.batch_size) == (3, 4)
 
 

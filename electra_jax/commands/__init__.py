@@ -12,6 +12,7 @@ COMMANDS = {
   "flops": "counts the FLOPs of a step and of a run",
   "train": "pretrains, or resumes a run",
   "evaluate": "measures a pretrained network in minutes",
+  "experiment": "compares configurations at equal FLOPs, steps or minutes",
   "finetune": "fine-tunes on tasks, compares results, predicts",
   "score": "prints the pseudo-log-likelihoods of sentences",
   "report": "writes a page about runs, or a band of healthy ones",

@@ -58,8 +58,7 @@ class ArgumentParser(argparse.ArgumentParser):
     raw = argparse.RawDescriptionHelpFormatter
     super().__init__(allow_abbrev=False, formatter_class=raw, **settings)
     self.switches: list[str] = []
-    self.takes_config = False
-    self.base: str | None = None  # of its configurations, None: any
+    self.configurations: dict[str, str | None] = {}  # {option: base, None: any}
     self.takes_rest = False  # arguments after --, as `args.rest`
     self.add_argument(
       "--import",
@@ -68,10 +67,17 @@ class ArgumentParser(argparse.ArgumentParser):
       help="module or FILE.py with objectives, heads ... of your own (electra_jax.register)",
     )
 
-  def add_config(self, example: str = "configs/base.py", base: str | None = "base.py") -> None:
-    """Adds --config=FILE[:ARG] and --config.FIELD=VALUE: `args.config`, `args.fields`."""
-    self.takes_config, self.base = True, base
-    self.add_argument("--config", action=Once, metavar="FILE", help=CONFIG_HELP.format(example))
+  def add_config(
+    self,
+    example: str = "configs/base.py",
+    base: str | None = "base.py",
+    *,
+    name: str = "config",
+    text: str = CONFIG_HELP,
+  ) -> None:
+    """Adds --config=FILE[:ARG] and --config.FIELD=VALUE: `args.config`, `_fields`, `_file`."""
+    self.configurations[name] = base
+    self.add_argument(f"--{name}", action=Once, metavar="FILE", help=text.format(example))
 
   def add_switch(self, name: str, text: str) -> None:
     """Adds an option without a value; --name=true and --noname work, too."""
@@ -96,8 +102,10 @@ class ArgumentParser(argparse.ArgumentParser):
       raise _no_option(rest[0])
     args, others = self.parse_known_args([text for word in own for text in self._spelled(word)])
     args.rest = rest
-    if getattr(args, "config", None):
-      args.config, args.fields, others = _configured(args.config, others, self.base)
+    for name, base in self.configurations.items():
+      if file := getattr(args, name):
+        config, fields, others = configured(file, others, base, name)
+        vars(args).update({name: config, f"{name}_fields": fields, f"{name}_file": file})
     if others:
       raise self._unknown(others[0])
     return args
@@ -117,8 +125,9 @@ class ArgumentParser(argparse.ArgumentParser):
     if not word.startswith("-"):
       return _no_option(word)
     name = word.partition("=")[0]
-    if self.takes_config and name.startswith(("--config.", "--noconfig.")):
-      return UsageError(f"{name} needs --config=FILE")
+    group, dot, _ = name.lstrip("-").removeprefix("no").partition(".")
+    if dot and group in self.configurations:
+      return UsageError(f"{name} needs --{group}=FILE")
     close = difflib.get_close_matches(name.partition(".")[0], self._option_string_actions, n=1)
     hint = f"did you mean {close[0]}?" if close else "--help lists them"
     return UsageError(f"unknown option {name}; {hint}")
@@ -154,15 +163,15 @@ def _or_none(parser: type[flags.ArgumentParser]) -> flags.ArgumentParser:
   return Parser()
 
 
-def _configured(
-  name: str, words: list[str], base: str | None
+def configured(
+  name: str, words: list[str], base: str | None = "base.py", option: str = "config"
 ) -> tuple[ConfigDict, list[str], list[str]]:
   """Returns the configuration FILE[:ARG], the fields that the words set, and the other words."""
   config = load_named(name)
   if base:
     check_base(config, name, base)
   for word in words:
-    if override := re.match(r"--?(?:no)?config\.([^=]*)", word):
+    if override := re.match(rf"--?(?:no)?{option}\.([^=]*)", word):
       check_field(config, override[1])
   for kind, parser in (
     (float, flags.FloatParser),
@@ -173,10 +182,10 @@ def _configured(
     config_flags.register_flag_parser_for_type(kind, _or_none(parser))
   values = flags.FlagValues()
   values.set_gnu_getopt()
-  config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["", *words])
+  config_flags.DEFINE_config_dict(option, config, flag_values=values, sys_argv=["", *words])
   try:
     others = values(["", *words], known_only=True)[1:]
-    fields = list(config_flags.get_override_values(values["config"]))
+    fields = list(config_flags.get_override_values(values[option]))
     check_set(config, fields)
   except (flags.Error, ValueError) as error:
     text = one_line(error)

@@ -1,8 +1,8 @@
 """Measures a pretrained network in minutes, before any fine-tuning.
 
   electra-jax evaluate pairs --model=SOURCE --data=FILE.jsonl [--scorer=NAME] [--out=DIR]
-  electra-jax evaluate detect --model=SOURCE --data=SHARDS
-  electra-jax evaluate probe --model=SOURCE --train=FILE --test=FILE
+  electra-jax evaluate detect --model=SOURCE --data=SHARDS [--out=FILE.json]
+  electra-jax evaluate probe --model=SOURCE --train=FILE --test=FILE [--out=FILE.json]
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
 
@@ -47,6 +47,7 @@ def add_options(p: cli.ArgumentParser) -> None:
   command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
   command = add("detect")
   command.add_argument("--data", required=True, metavar="SHARDS")
+  command.add_argument("--out", type=Path, metavar="FILE", help="for the number, as JSON")
   command.add_argument("--batch-size", type=cli.positive, default=64, metavar="N")
   command.add_argument(
     "--examples", type=cli.positive, default=2048, metavar="N", help="at most, evenly spaced"
@@ -54,6 +55,7 @@ def add_options(p: cli.ArgumentParser) -> None:
   command = add("probe")
   command.add_argument("--train", required=True, metavar="FILE")
   command.add_argument("--test", required=True, metavar="FILE")
+  command.add_argument("--out", type=Path, metavar="FILE", help="for the scores, as JSON")
   command.add_argument(
     "--max-words", type=cli.positive, default=100_000, metavar="N", help="of the training file"
   )
@@ -63,7 +65,11 @@ def main(args: argparse.Namespace) -> None:
   """Measures a network."""
   with starting():  # slow, and not needed for --help
     from electra_jax.evaluate import measures  # noqa: F401
+    from electra_jax.runtime.workdir import check_new
 
+  if args.out:  # before computing for minutes
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    check_new(args.out)
   {"pairs": run_pairs, "detect": run_detect, "probe": run_probe}[args.what](
     args, terminal.console()
   )
@@ -72,14 +78,11 @@ def main(args: argparse.Namespace) -> None:
 def run_pairs(args: argparse.Namespace, console: Console) -> None:
   """Scores minimal pairs; prints accuracies by category and writes them to a folder."""
   from electra_jax.evaluate import measures, pairs, scorers
-  from electra_jax.runtime.workdir import check_new, new_folder
+  from electra_jax.runtime.workdir import new_folder
 
   if args.scorer not in (None, *scorers.SCORERS):
     known = ", ".join(scorers.SCORERS)
     raise cli.UsageError(f"--scorer: invalid choice: {args.scorer!r} (choose from {known})")
-  if args.out:  # before computing for minutes
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    check_new(args.out)
   started = time.perf_counter()
   found = measures.evaluate_pairs(args.model, args.data, args.scorer)
   secs = time.perf_counter() - started
@@ -113,6 +116,7 @@ def run_detect(args: argparse.Namespace, console: Console) -> None:
     args.model, args.data, batch_size=args.batch_size, examples=args.examples
   )
   console.print(f"AUC against replacements drawn by frequency: {value:.4f}")
+  write(args.out, {"auc": value})
 
 
 def run_probe(args: argparse.Namespace, console: Console) -> None:
@@ -124,3 +128,13 @@ def run_probe(args: argparse.Namespace, console: Console) -> None:
   console.print(f"linear probe on {found.words:,} words, {found.labels} labels: {scores}")
   used = f"{found.dimensions:.1f} of {found.width} dimensions"
   console.print(f"states use {used} (participation ratio)")
+  write(args.out, found._asdict())
+
+
+def write(out: Path | None, content: dict) -> None:
+  """Writes JSON to a file, if one is named."""
+  from electra_jax.runtime.workdir import replacing
+
+  if out:
+    with replacing(out) as temporary:
+      temporary.write_text(json.dumps(content) + "\n")

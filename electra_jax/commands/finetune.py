@@ -58,7 +58,7 @@ def train(args: argparse.Namespace) -> None:
   if args.config is None or not args.workdir:
     raise cli.UsageError("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
   if args.model:
-    if "init" in args.fields:
+    if "init" in args.config_fields:
       raise cli.UsageError("--model is --config.init: give one of them")
     args.config.init = args.model
   with starting():  # slow, and not needed for --help
@@ -66,7 +66,7 @@ def train(args: argparse.Namespace) -> None:
     from electra_jax.runtime import parallel
 
   parallel.keep_freed_memory()
-  train.prepare.warn_of_unread_overrides(args.config, args.fields)
+  train.prepare.warn_of_unread_overrides(args.config, args.config_fields)
   train.fine_tune(args.config, args.workdir)
 
 

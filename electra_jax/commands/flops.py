@@ -1,5 +1,7 @@
 """Prints FLOPs: electra-jax flops [--config=FILE [--match=FILE]]
 
+Fields of both are set with --config.FIELD=VALUE and --match.FIELD=VALUE.
+
 Without --config: the paper's models beside the paper's figures. With --config: the cost of a step
 and of the whole run, by the paper's accounting and in matrix products. With --match: the number of
 steps that cost as much as the other configuration's whole run, for comparisons at equal compute.
@@ -8,7 +10,6 @@ steps that cost as much as the other configuration's whole run, for comparisons 
 import argparse
 
 from electra_jax.commands import cli
-from electra_jax.config import fields, files
 from electra_jax.monitor.display import starting
 from electra_jax.runtime import terminal
 
@@ -16,12 +17,12 @@ from electra_jax.runtime import terminal
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_config()
-  p.add_argument("--match", metavar="FILE", help="configuration whose whole run is to be matched")
+  p.add_config(name="match", text="configuration whose whole run is to be matched")
 
 
 def main(args: argparse.Namespace) -> None:
   """Prints the table of a configuration and the steps that match another; else the paper's."""
-  if args.match and args.config is None:
+  if args.match is not None and args.config is None:
     raise cli.UsageError("--match=FILE needs --config=FILE")
   with starting():  # slow, and not needed for --help
     from electra_jax.cost import tables
@@ -31,8 +32,6 @@ def main(args: argparse.Namespace) -> None:
     console.print(tables.paper_table())
     return
   console.print(tables.config_table(args.config))
-  if args.match:
-    other = files.load_named(args.match)
-    fields.check_base(other, args.match, "base.py")
-    for title, steps in tables.matching_steps(args.config, other).items():
-      console.print(f"{steps:,} steps cost as much as all of {args.match}, {title}")
+  if args.match is not None:
+    for title, steps in tables.matching_steps(args.config, args.match).items():
+      console.print(f"{steps:,} steps cost as much as all of {args.match_file}, {title}")

@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     from electra_jax.config import validate
     from electra_jax.pretrain import train
 
-  validate.warn_of_unread_overrides(args.config, args.fields)
+  validate.warn_of_unread_overrides(args.config, args.config_fields)
   return train.run(
     args.config,
     args.workdir,

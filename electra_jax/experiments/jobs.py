@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from electra_jax.config import files
+from electra_jax.config.fields import load_config
+from electra_jax.config.files import resolve
 from electra_jax.cost import tables
 from electra_jax.evaluate import pairs
 from electra_jax.monitor.metrics import read_history
@@ -149,15 +150,23 @@ def assignments(overrides: dict) -> list[str]:
   return [f"--config.{name}={value}" for name, value in overrides.items()]
 
 
+def file_of(config: str) -> str:
+  """Returns a configuration as `--config` takes it: "bert:small" is configs/bert.py:small."""
+  name, colon, arg = config.partition(":")
+  return config if name.endswith(".py") else f"{resolve(f'{name}.py')}{colon}{arg}"
+
+
 def build(out: Path, folder: Path, config: str, fields: dict) -> None:
   """Builds shards in a folder, with those of the fields that a build reads."""
   wanted = {k: v for k, v in fields.items() if k.startswith(("data.", "model."))}
-  arguments = [f"--config={config}", *assignments({"data.dir": folder} | wanted)]
+  arguments = [f"--config={file_of(config)}", *assignments({**wanted, "data.dir": folder})]
   ended = (folder / "manifest.json").is_file
   run(out, f"build/{folder.name}", "electra_jax.data.build", arguments, ended)
 
 
-def at_rate(config: str, fields: dict, rate: float, budget: float) -> dict:
+def at_rate(
+  config: str, fields: dict, rate: float, budget: float, steps: int | None = None
+) -> dict:
   """Returns the fields of a run with its learning rates and the steps that its FLOPs pay for.
 
   FLOPs are matrix products as they are done, the generator's included. A generator with its own
@@ -168,16 +177,18 @@ def at_rate(config: str, fields: dict, rate: float, budget: float) -> dict:
     fields: what the run changes in it.
     rate: `optimizer.learning_rate`.
     budget: FLOPs.
+    steps: instead.
   """
-  loaded = files.load_named(config)
+  loaded = load_config(config)
   loaded.update_from_flattened_dict(fields)
   fields = fields | {"optimizer.learning_rate": rate}
   optimizer = loaded.optimizer
   if optimizer.separate_optimizers:
     ratio = optimizer.generator_learning_rate / optimizer.learning_rate
     fields["optimizer.generator_learning_rate"] = rate * ratio
-  _, products = tables.step_costs(loaded)
-  steps = max(10, round(budget / sum(products.values())))
+  if steps is None:
+    _, products = tables.step_costs(loaded)
+    steps = max(10, round(budget / sum(products.values())))
   warmup = min(optimizer.warmup_steps, steps // 10)
   return fields | {"train.steps": steps, "optimizer.warmup_steps": warmup}
 
@@ -187,14 +198,18 @@ def heldout(folder: Path) -> list[dict]:
   return [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "heldout"]
 
 
-def train(out: Path, name: str, config: str, fields: dict) -> Path:
-  """Trains a run; returns its workdir."""
+def train(out: Path, name: str, config: str, fields: dict, *, timed: bool = False) -> Path:
+  """Trains a run; returns its workdir.
+
+  Args:
+    timed: it ends by train.minutes.
+  """
   folder = out / "runs" / name
-  arguments = [f"--config={config}", f"--workdir={folder}", *assignments(fields)]
+  arguments = [f"--config={file_of(config)}", f"--workdir={folder}", *assignments(fields)]
 
   def ended() -> bool:
     lines = heldout(folder)
-    return bool(lines) and lines[-1]["step"] == fields["train.steps"]
+    return bool(lines) and (timed or lines[-1]["step"] == fields["train.steps"])
 
   run(out, f"train/{name}", "electra_jax.train", arguments, ended)
   return folder
@@ -219,10 +234,15 @@ def score_pairs(out: Path, folder: Path, scorer: str) -> dict:
   return json.loads(found.read_text())
 
 
+def seconds(out: Path, job: str) -> float:
+  """Returns the seconds of all starts of a job."""
+  return sum(x["secs"] for x in json_lines(out / "commands.jsonl") if x["job"] == job)
+
+
 def finetune(out: Path, name: str, config: str, fields: dict) -> list[dict]:
   """Fine-tunes; returns a row of results for each task, split and seed."""
   place = out / "finetune" / name
-  arguments = [f"--config={config}", f"--workdir={place}", *assignments(fields)]
+  arguments = [f"--config={file_of(config)}", f"--workdir={place}", *assignments(fields)]
   results = place / "results.jsonl"
   run(out, f"finetune/{name}", "electra_jax.finetune", arguments, results.is_file)
   return json_lines(results)

@@ -1,0 +1,91 @@
+"""Compares configurations: arms x seeds, each with the same FLOPs, steps or minutes.
+
+  electra-jax experiment FILE.py[:ARG] --out=DIR [--only=ARM,ARM] [--at-once=2] [--part=I/N]
+  electra-jax experiment --arms A.py B.py --out=DIR [--seeds=3] [--match=flops|steps|minutes]
+                         [--pairs=FILE] [--set FIELD=VALUE ...]
+  electra-jax experiment FILE.py --out=DIR --report
+
+FILE.py has get_experiment(), which returns an `Experiment` (electra_jax/experiments/definition.py):
+arms, budgets, rates to search, seeds, measures. With --arms, all get as much as the whole run of
+the first, the control, takes. Each result is a row of DIR/rows.jsonl; started again, also on
+another machine that sees DIR, it does what is left. --part does every Nth run, e.g. in an array of
+jobs.
+The table has mean ± standard deviation over seeds and, paired by seed, the difference from the
+control ± its standard error; it goes to DIR/results.md, the picture to DIR/results.png.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from electra_jax.commands import cli
+from electra_jax.monitor.display import starting
+from electra_jax.runtime import terminal
+
+
+def part(text: str) -> tuple[int, int]:
+  """Parses I/N with 0 <= I < N.
+
+  >>> part("0/4")
+  (0, 4)
+  """
+  match = re.fullmatch(r"(\d+)/(\d+)", text)
+  if not match or not int(match[1]) < int(match[2]):
+    raise argparse.ArgumentTypeError(f"{text!r} is not I/N, such as 0/4")
+  return int(match[1]), int(match[2])
+
+
+def add_options(p: cli.ArgumentParser) -> None:
+  """Adds the command's options."""
+  p.add_argument("file", nargs="?", metavar="FILE.py[:ARG]", help="with get_experiment()")
+  p.add_argument(
+    "--arms", nargs="+", metavar="CONFIG", help="configurations; the first is the control"
+  )
+  p.add_argument("--out", type=Path, required=True, metavar="DIR")
+  p.add_argument("--seeds", type=cli.positive, default=3, metavar="N", help="with --arms")
+  p.add_argument(
+    "--match", default="flops", choices=("flops", "steps", "minutes"), help="with --arms"
+  )
+  p.add_argument("--pairs", metavar="FILE", help="with --arms: minimal pairs, a measure")
+  p.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="with --arms: in all")
+  p.add_argument("--only", metavar="ARM[,ARM...]", help="arms to run now")
+  p.add_argument("--at-once", type=cli.positive, default=1, metavar="N", help="runs at a time")
+  p.add_argument(
+    "--part", type=part, default=(0, 1), metavar="I/N", help="every Nth run, from the Ith"
+  )
+  p.add_switch("report", "run nothing")
+
+
+def main(args: argparse.Namespace) -> None:
+  """Runs what is left of an experiment and reports it."""
+  if bool(args.file) == bool(args.arms):
+    raise cli.UsageError("FILE.py or --arms is needed, and not both")
+  with starting():  # slow, and not needed for --help
+    from electra_jax.config.compare import flatten
+    from electra_jax.experiments import definition, jobs, runner, summary
+    from electra_jax.runtime.workdir import replacing
+
+  if args.file:
+    experiment = definition.load(args.file)
+  else:
+    words = [f"--config.{text}" for text in args.set]
+    config, names, _ = cli.configured(jobs.file_of(args.arms[0]), words)
+    fields = {name: flatten(config)[name] for name in names}
+    experiment = definition.of_configurations(
+      args.arms, args.match, fields, args.seeds, pairs=args.pairs
+    )
+  only = args.only.split(",") if args.only else list(experiment.arms)
+  if unknown := [name for name in only if name not in experiment.arms]:
+    raise ValueError(f"--only: {unknown[0]!r} is no arm ({', '.join(experiment.arms)})")
+  console, rows = terminal.console(), jobs.Rows(args.out / runner.ROWS)
+  if not args.report:
+    args.out.mkdir(parents=True, exist_ok=True)
+    runner.Runner(experiment, args.out, console).run(only, args.at_once, args.part)
+  found = summary.results(experiment, rows.read())
+  if not found:
+    raise ValueError(f"{args.out / runner.ROWS} has no row of these arms and budgets")
+  lines = summary.report(experiment, found)
+  console.print("\n".join(lines))
+  with replacing(args.out / "results.md") as temporary:
+    temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+  summary.draw(args.out / "results.png", experiment, found)

@@ -1,0 +1,1 @@
+"""Comparisons of configurations: arms x seeds at equal FLOPs, steps or minutes."""

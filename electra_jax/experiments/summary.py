@@ -1,0 +1,101 @@
+"""Tables and the picture of an experiment's rows."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from electra_jax.experiments import jobs
+from electra_jax.experiments.definition import Experiment
+from electra_jax.monitor import curves, quantities
+
+FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs")
+
+
+def results(experiment: Experiment, rows: Sequence[dict]) -> list[dict]:
+  """Returns the rows of the experiment's arms and budgets, without those of searches."""
+  return [
+    row for row in rows if row.get("arm") in experiment.arms and row["budget"] in experiment.budgets
+  ]
+
+
+def measures(rows: Sequence[dict]) -> list[str]:
+  """Returns the names of the measures, in the order in which rows have them."""
+  names = dict.fromkeys(name for row in rows for name in row if name not in FACTS)
+  return [name for name in names if any(row.get(name) is not None for row in rows)]
+
+
+def values(rows: Sequence[dict], arm: str, budget: float, name: str) -> dict[int, float]:
+  """Returns {seed: value} of a measure."""
+  mine = (row for row in rows if (row["arm"], row["budget"]) == (arm, budget))
+  return {row["seed"]: row[name] for row in mine if row.get(name) is not None}
+
+
+def paired(mine: dict[int, float], theirs: dict[int, float]) -> tuple[float, float] | None:
+  """Returns the mean difference over the seeds of both and its standard error; None below two.
+
+  >>> paired({0: 3.0, 1: 5.0, 2: 7.0}, {0: 1.0, 1: 2.0})
+  (2.5, 0.5)
+  """
+  differences = [mine[seed] - theirs[seed] for seed in mine.keys() & theirs.keys()]
+  if len(differences) < 2:
+    return None
+  return statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+
+
+def table(experiment: Experiment, rows: Sequence[dict], budget: float) -> list[str]:
+  """Returns a table in markdown: mean ± standard deviation over seeds, paired difference from the
+  control ± its standard error.
+  """
+  names, lines = measures(rows), []
+  lines.append(f"| arm | rate | steps | seeds | {' | '.join(names)} |")
+  lines.append("|---" * (4 + len(names)) + "|")
+  for arm in experiment.arms:
+    mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget)]
+    if not mine:
+      continue
+    steps = round(statistics.fmean(row["steps"] for row in mine))
+    cells = [arm, f"{mine[0]['rate']:g}", f"{steps:,}", f"{len(mine)}"]
+    for name in names:
+      found = values(rows, arm, budget, name)
+      cell = jobs.compared(list(found.values()), []) if found else "-"
+      control = values(rows, experiment.control or arm, budget, name)
+      if arm != experiment.control and (gain := paired(found, control)) and experiment.control:
+        cell += f" ({gain[0]:+.3f} ± {gain[1]:.3f})"
+      cells.append(cell)
+    lines.append(f"| {' | '.join(cells)} |")
+  return lines
+
+
+def report(experiment: Experiment, rows: Sequence[dict]) -> list[str]:
+  """Returns a table for each budget, with a heading."""
+  lines = []
+  for budget in experiment.budgets:
+    if any(row["budget"] == budget for row in rows):
+      lines += [f"## {budget:g} {experiment.unit}", "", *table(experiment, rows, budget), ""]
+  return lines
+
+
+@curves.plain_names()
+def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
+  """Draws each measure against the FLOPs of the runs: a line for an arm, a point for a seed."""
+  names = measures(rows)
+  figure = curves.new_figure(4.2 * len(names), 3.4, layout="constrained")
+  for place, name in enumerate(names):
+    axis = figure.add_subplot(1, len(names), place + 1)
+    for arm, colour in zip(experiment.arms, curves.COLOURS * len(experiment.arms), strict=False):
+      means = []
+      for budget in experiment.budgets:
+        mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget)]
+        points = [(row["flops"], row[name]) for row in mine if row.get(name) is not None]
+        axis.plot(*zip(*points, strict=True), "o", color=colour, markersize=4) if points else None
+        means += [tuple(map(statistics.fmean, zip(*points, strict=True)))] if points else []
+      if means:
+        axis.plot(*zip(*means, strict=True), color=colour, linewidth=1.4, label=arm)
+    axis.set_xscale("log")
+    axis.set_xlabel("FLOPs", fontsize=8)
+    axis.set_ylabel(quantities.unit(name), fontsize=8)
+    axis.set_title(quantities.label(name), fontsize=9)
+    axis.grid(alpha=0.25)
+    axis.tick_params(labelsize=8)
+  figure.axes[0].legend(fontsize=7, frameon=False)
+  curves.save_figure(path, figure)
