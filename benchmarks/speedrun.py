@@ -190,12 +190,12 @@ def last_secs(run: Path) -> dict:
 COSTS = """
 import json, sys
 from electra_jax.config import files
-from electra_jax.programs import flops
+from electra_jax.cost import tables
 config = files.load_named(sys.argv[1])
 config.update_from_flattened_dict(json.loads(sys.argv[2]))
 steps = int(sys.argv[3])
 tokens = steps * config.train.batch_size * config.data.seq_length
-print(json.dumps({"flops": steps * sum(flops.step_costs(config)[1].values()), "tokens": tokens}))
+print(json.dumps({"flops": steps * sum(tables.step_costs(config)[1].values()), "tokens": tokens}))
 """
 
 

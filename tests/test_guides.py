@@ -51,6 +51,9 @@ def execute(code: str) -> dict:
   return names
 
 
+SHUFFLED = dataclasses.replace(SPEC, objective="shuffled", options=(("shuffle_distance", 1),))
+
+
 def test_every_block_of_the_guide_is_run_here():
   assert {heading: len(blocks) for heading, blocks in sections().items()} == {
     "An objective": 2,
@@ -65,7 +68,7 @@ def test_every_block_of_the_guide_is_run_here():
   long_except(
     1,
     of=[
-      ("An objective", lambda: dataclasses.replace(SPEC, objective="shuffled")),
+      ("An objective", lambda: SHUFFLED),
       ("A generator", lambda: dataclasses.replace(SPEC, generator_kind="similar")),
       (
         "An encoder block",
@@ -126,9 +129,7 @@ def test_the_guides_objective_moves_tokens_inside_their_sequence(entries):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(masking, "corrupt", lambda *args: seen.append(corrupt(*args)) or seen[-1])
     batch = make_batch()
-    options = (("shuffle_distance", 1),)
-    spec = dataclasses.replace(SPEC, objective="shuffled", options=options)
-    objective = objectives.make(spec)
+    objective = objectives.make(SHUFFLED)
     terms = jax.jit(lambda p, b, k: objective(p, b, k, None) | {"seen": seen[0]})(
       fresh(SPEC), batch, keys_of(batch)
     )

@@ -15,7 +15,7 @@ TRAIN = """
 import collections, sys
 import jax
 from conftest import make_tiny_config
-from electra_jax.programs import train
+from electra_jax.pretrain import train
 
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **facts: events.update([event]))
