@@ -107,6 +107,10 @@ def test_the_table_has_spread_and_paired_difference():
     ({"control": "c"}, "control 'c' is no arm"),
     ({"arms": {"a": Arm("small", after="x")}}, "'x' is no other arm"),
     ({"arms": {"a": Arm("small", rate_of="a")}}, "'a' is no other arm"),
+    (
+      {"arms": {x: Arm("small", after=y) for x, y in ("ab", "ba")}},
+      "'b', which starts from another",
+    ),
     ({"arms": {"a": Arm("small", share=1.0)}}, "share must be between 0 and 1"),
     ({"arms": {"a": Arm("small", rates=(1,))}, "unit": "minutes"}, "at equal flops or steps"),
   ],

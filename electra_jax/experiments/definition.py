@@ -74,6 +74,8 @@ class Experiment:
       for other in (arm.rate_of, arm.after):
         if other is not None and (other not in self.arms or other == name):
           raise ValueError(f"arm {name!r}: {other!r} is no other arm ({', '.join(self.arms)})")
+      if arm.after and self.arms[arm.after].after:
+        raise ValueError(f"arm {name!r} starts from {arm.after!r}, which starts from another")
       if not 0 < arm.share < 1:
         raise ValueError(f"arm {name!r}: share must be between 0 and 1, got {arm.share}")
       if arm.rates and self.unit == "minutes":

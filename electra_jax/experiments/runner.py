@@ -62,13 +62,11 @@ class Runner:
     with jobs.workers(at_once) as pool:
       searches = list(self._searches(only))[index::parts]
       jobs.finish([pool.submit(self._search, *search) for search in searches])
-      ready, waiting = [], []
-      for place in places(self.experiment, only)[index::parts]:
-        rate = self._rate(place.arm, place.budget)
-        (waiting if rate is False else ready).append(place._replace(rate=rate))
+      mine = places(self.experiment, only)[index::parts]
+      ready = [place for place in mine if self._is_searched(place)]
       jobs.finish([pool.submit(self._measured, place) for place in ready])
-    if waiting:
-      self.console.print(f"{len(waiting)} runs wait for rates that other parts search: start again")
+    if waiting := len(mine) - len(ready):
+      self.console.print(f"{waiting} runs wait for rates that other parts search: start again")
     return self.rows.read()
 
   def _build(self, only: list[str]) -> None:
@@ -80,13 +78,15 @@ class Runner:
         fields = {**self.experiment.fields, **self.experiment.arms[arm].fields}
         jobs.build(self.out, folder, self.experiment.arms[arm].config, fields)
 
-  def _searched(self, arm: str) -> str:
-    return self.experiment.arms[arm].rate_of or arm
+  def _searched(self, arm: str) -> list[str]:
+    """Returns the arms whose searches give the rates of an arm and of what it starts from."""
+    mine = self.experiment.arms[arm]
+    return [mine.rate_of or arm, *(self._searched(mine.after) if mine.after else [])]
 
   def _searches(self, only: list[str]) -> Iterator[tuple[str, float, float]]:
     """Yields (arm, budget, rate) of the runs by which rates are chosen."""
     for budget in self.experiment.budgets:
-      for arm in dict.fromkeys(map(self._searched, only)):
+      for arm in dict.fromkeys(x for name in only for x in self._searched(name)):
         yield from ((arm, budget, rate) for rate in self.experiment.arms[arm].rates)
 
   def _search(self, arm: str, budget: float, rate: float) -> dict:
@@ -97,21 +97,25 @@ class Runner:
 
     return self.rows.once({"search": arm, "budget": budget, "rate": rate}, measure)
 
-  def _rate(self, arm: str, budget: float) -> float | None | bool:
-    """Returns the rate of an arm, None for the configuration's, False if a search is not done."""
-    arm, metric = self._searched(arm), self.experiment.choose
+  def _found(self, arm: str, budget: float) -> list[dict | None]:
+    """Returns the rows of the search of an arm; None for one that is not there."""
     rates = self.experiment.arms[arm].rates
-    found = [self.rows.find({"search": arm, "budget": budget, "rate": rate}) for rate in rates]
-    if not all(found):
-      return False
-    best = None
-    for row in found:
+    return [self.rows.find({"search": arm, "budget": budget, "rate": rate}) for rate in rates]
+
+  def _is_searched(self, place: Place) -> bool:
+    return all(all(self._found(arm, place.budget)) for arm in self._searched(place.arm))
+
+  def _rate(self, arm: str, budget: float) -> float | None:
+    """Returns the best of an arm's rates, None for the configuration's."""
+    metric, best = self.experiment.choose, None
+    for row in self._found(self._searched(arm)[0], budget):
       if best is None or is_better(metric, row[metric], best[metric]):
         best = row
     return best and best["rate"]
 
   def _measured(self, place: Place) -> dict:
     key = {"arm": place.arm, "budget": place.budget, "seed": place.seed}
+    place = place._replace(rate=self._rate(place.arm, place.budget))
     return self.rows.once(key, functools.partial(self._measure, place))
 
   def _measure(self, place: Place) -> dict:
@@ -164,7 +168,7 @@ class Runner:
     e, arm, start, before = self.experiment, self.experiment.arms[place.arm], {}, 0.0
     name = place.name
     if arm.after:
-      rate = self._rate(arm.after, place.budget) or None
+      rate = self._rate(arm.after, place.budget)
       first = Place(arm.after, place.budget * arm.share, place.seed, rate)
       folder, before = self._trained(first)
       start = {"init_from": folder}
