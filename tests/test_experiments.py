@@ -104,9 +104,9 @@ def test_the_table_has_spread_and_paired_difference():
     ({"unit": "hours"}, "unit must be one of flops, steps, minutes, got 'hours'"),
     ({"arms": {}}, "needs an arm"),
     ({"budgets": (0,)}, "budgets above 0"),
-    ({"control": "c"}, "control 'c' is no arm"),
-    ({"arms": {"a": Arm("small", after="x")}}, "'x' is no other arm"),
-    ({"arms": {"a": Arm("small", rate_of="a")}}, "'a' is no other arm"),
+    ({"control": "c"}, "unknown control 'c'; arms: a, b"),
+    ({"arms": {"a": Arm("small", after="x")}}, "arm 'a' refers to 'x'; the other arms: none"),
+    ({"arms": {"a": Arm("small", rate_of="a")}}, "arm 'a' refers to 'a'; the other arms: none"),
     (
       {"arms": {x: Arm("small", after=y) for x, y in ("ab", "ba")}},
       "'b', which starts from another",

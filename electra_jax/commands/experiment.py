@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
     )
   only = args.only.split(",") if args.only else list(experiment.arms)
   if unknown := [name for name in only if name not in experiment.arms]:
-    raise ValueError(f"--only: {unknown[0]!r} is no arm ({', '.join(experiment.arms)})")
+    raise ValueError(f"--only: unknown arm {unknown[0]!r}; arms: {', '.join(experiment.arms)}")
   console, rows = terminal.console(), jobs.Rows(args.out / runner.ROWS)
   if not args.report:
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Prints FLOPs: electra-jax flops [--config=FILE [--match=FILE]]
 
-Fields of both are set with --config.FIELD=VALUE and --match.FIELD=VALUE.
+--config.FIELD=VALUE overrides a field of the first configuration, --match.FIELD=VALUE one of the
+second.
 
 Without --config: the paper's models beside the paper's figures. With --config: the cost of a step
 and of the whole run, by the paper's accounting and in matrix products. With --match: the number of

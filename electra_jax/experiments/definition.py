@@ -73,7 +73,8 @@ class Experiment:
     for name, arm in self.arms.items():
       for other in (arm.rate_of, arm.after):
         if other is not None and (other not in self.arms or other == name):
-          raise ValueError(f"arm {name!r}: {other!r} is no other arm ({', '.join(self.arms)})")
+          others = ", ".join(x for x in self.arms if x != name)
+          raise ValueError(f"arm {name!r} refers to {other!r}; the other arms: {others or 'none'}")
       if arm.after and self.arms[arm.after].after:
         raise ValueError(f"arm {name!r} starts from {arm.after!r}, which starts from another")
       if not 0 < arm.share < 1:
@@ -81,7 +82,7 @@ class Experiment:
       if arm.rates and self.unit == "minutes":
         raise ValueError(f"arm {name!r}: rates are searched at equal flops or steps")
     if self.control is not None and self.control not in self.arms:
-      raise ValueError(f"control {self.control!r} is no arm ({', '.join(self.arms)})")
+      raise ValueError(f"unknown control {self.control!r}; arms: {', '.join(self.arms)}")
 
   def configuration(self, name: str) -> ConfigDict:
     """Returns the configuration of an arm, with the fields of the experiment and its own."""

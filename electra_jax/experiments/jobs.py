@@ -159,7 +159,10 @@ def file_of(config: str) -> str:
 def build(out: Path, folder: Path, config: str, fields: dict) -> None:
   """Builds shards in a folder, with those of the fields that a build reads."""
   wanted = {k: v for k, v in fields.items() if k.startswith(("data.", "model."))}
-  arguments = [f"--config={file_of(config)}", *assignments({**wanted, "data.dir": folder})]
+  arguments = [
+    f"--config={file_of(config)}",
+    *assignments({"data.dir": folder, **wanted} | {"data.dir": folder}),
+  ]
   ended = (folder / "manifest.json").is_file
   run(out, f"build/{folder.name}", "electra_jax.data.build", arguments, ended)
 

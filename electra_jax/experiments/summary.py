@@ -31,7 +31,7 @@ def values(rows: Sequence[dict], arm: str, budget: float, name: str) -> dict[int
 
 
 def paired(mine: dict[int, float], theirs: dict[int, float]) -> tuple[float, float] | None:
-  """Returns the mean difference over the seeds of both and its standard error; None below two.
+  """Returns the mean paired difference and its standard error; None if they share one seed or none.
 
   >>> paired({0: 3.0, 1: 5.0, 2: 7.0}, {0: 1.0, 1: 2.0})
   (2.5, 0.5)
@@ -87,8 +87,9 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
       for budget in experiment.budgets:
         mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget)]
         points = [(row["flops"], row[name]) for row in mine if row.get(name) is not None]
-        axis.plot(*zip(*points, strict=True), "o", color=colour, markersize=4) if points else None
-        means += [tuple(map(statistics.fmean, zip(*points, strict=True)))] if points else []
+        if points:
+          axis.plot(*zip(*points, strict=True), "o", color=colour, markersize=4)
+          means.append(tuple(map(statistics.fmean, zip(*points, strict=True))))
       if means:
         axis.plot(*zip(*means, strict=True), color=colour, linewidth=1.4, label=arm)
     axis.set_xscale("log")
