@@ -2,13 +2,15 @@
 
   make speedrun PYTHON=python3 ARGS="--text FILE --glue DIR --chunk DIR --pairs FILE"
   python benchmarks/speedrun.py [--arm electra|bert|small|bert_small] [--seed N] [--minutes 8]
-      [--text FILE ...] [--vocab FILE] [--glue DIR] [--chunk DIR] [--pairs FILE] [--out DIR]
+      [--text FILE ... [--vocab FILE] | --shards DIR] [--glue DIR] [--chunk DIR] [--pairs FILE]
+      [--out DIR]
   python benchmarks/speedrun.py --only train ...                   # shards, training, exports
   python benchmarks/speedrun.py --only evaluate --model DIR ...    # tasks, on any machine
+  python benchmarks/speedrun.py --only 'control tasks' ...         # these steps
   python benchmarks/speedrun.py --report                           # docs/speedrun.md, its picture
   python benchmarks/speedrun.py --smoke                            # in miniature, on the CPU
 
-shards      of --text, on all cores; of Python's documentation without it
+shards      of --text, on all cores, or --shards; of Python's documentation without them
 train       by the clock; stopped by the end of the time, it goes on at the next start
 export      both networks for Hugging Face, in bfloat16 and files of 15 MB
 tasks       CoLA, SST-2, MRPC, STS-B, RTE: those whose folders are in --glue
@@ -99,6 +101,7 @@ class Options:
   minutes: float
   text: tuple[str, ...]
   vocab: str | None
+  shards: str | None  # built before, used instead of a text
   glue: str | None
   chunk: str | None
   pairs: str | None
@@ -124,7 +127,18 @@ def program(work: Work, name: str, module: str, config: str, fields: dict, *args
 
 
 def build(work: Work, options: Options) -> dict:
-  """Builds the shards, which arms with one configuration of data share."""
+  """Builds the shards, which arms with one configuration of data share; --shards are read."""
+  if not options.shards:
+    build_shards(work, options)
+  manifest = json.loads((shards(work, options) / "manifest.json").read_text())
+  return {
+    "vocabulary": manifest["vocab"]["size"],
+    **{split: facts["tokens"] for split, facts in manifest["splits"].items()},
+  }
+
+
+def build_shards(work: Work, options: Options) -> None:
+  """Builds the shards."""
   fields = {"data.dir": shards(work, options), "data.sources": "python-docs"}
   if options.text:
     fields["data.sources"] = ",".join(f"text:{path}" for path in options.text)
@@ -134,16 +148,12 @@ def build(work: Work, options: Options) -> dict:
     fields |= {k: v for k, v in speedrun_smoke.FIELDS.items() if k.startswith("data.")}
     fields["data.sources"] = f"text:{ROOT}/*.md"
   program(work, "shards", "electra_jax.data.build", options.config, fields)
-  manifest = json.loads((shards(work, options) / "manifest.json").read_text())
-  return {
-    "vocabulary": manifest["vocab"]["size"],
-    **{split: facts["tokens"] for split, facts in manifest["splits"].items()},
-  }
 
 
 def shards(work: Work, options: Options) -> Path:
   """Returns the folder of the shards."""
-  return work.folder.parent / f"shards-{re.split('[/.]', options.config)[1]}"
+  name = f"shards-{re.split('[/.]', options.config)[1]}"
+  return Path(options.shards) if options.shards else work.folder.parent / name
 
 
 def train(work: Work, options: Options) -> dict:
@@ -335,22 +345,26 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
   p.add_argument("--minutes", type=float, default=8.0, help="of the training (8)")
   p.add_argument("--text", nargs="*", default=(), help="files to train on")
   p.add_argument("--vocab", help="vocabulary file (one is trained)")
+  p.add_argument("--shards", help="built before, instead of --text and --vocab")
   p.add_argument("--glue", help="folder with GLUE's folders")
   p.add_argument("--chunk", help="folder with train.txt and test.txt")
   p.add_argument("--pairs", help="minimal pairs")
   p.add_argument("--model", help="evaluate this export or run")
-  p.add_argument("--only", choices=("train", "evaluate"), help="some of the steps")
+  p.add_argument("--only", nargs="+", metavar="STEP", help="train, evaluate, or names of steps")
   p.add_argument("--out", type=Path, help="folder (runs/speedrun, or runs/speedrun-smoke)")
   p.add_argument("--rows", type=Path, help="file for the row")
   p.add_argument("--budget_mins", type=float, default=TOTAL_MINS, help="to end before")
   p.add_argument("--report", action="store_true", help="write docs/speedrun.md from the rows")
   p.add_argument("--smoke", action="store_true", help="in miniature, on the CPU")
   args = p.parse_args()
-  given = [*args.text, args.vocab, args.glue, args.chunk, args.pairs, args.model]
+  given = [*args.text, args.vocab, args.shards]
+  given += [args.glue, args.chunk, args.pairs, args.model]
   if missing := [path for path in given if path and not Path(path).exists()]:
     p.error(f"not there: {', '.join(missing)}")
-  if args.model and args.only != "evaluate":
+  if args.model and "train" in (args.only or ["train"]):
     p.error("--model goes with --only evaluate")
+  if args.shards and (args.text or args.vocab):
+    p.error("--shards are built already: give no --text and no --vocab")
   return args, p
 
 
@@ -368,7 +382,7 @@ def main() -> int:
   out = (args.out or Path(f"runs/speedrun{'-smoke' * args.smoke}")).absolute()
   folder = out / (Path(args.model).name if args.model else f"{args.arm}-{args.seed}")
   folder.mkdir(parents=True, exist_ok=True)
-  given = {name: getattr(args, name) for name in ("glue", "chunk", "pairs")}
+  given = {name: getattr(args, name) for name in ("shards", "glue", "chunk", "pairs")}
   given |= speedrun_smoke.write_files(out) if args.smoke else {}
   given = {name: path and str(Path(path).absolute()) for name, path in given.items()}
   text = tuple(str(Path(path).absolute()) for path in args.text)
@@ -389,12 +403,12 @@ def main() -> int:
   work.check_settings(dataclasses.asdict(options) | {"device": device})
   say(check_cache(out / "compiled", device))
   steps = make_steps(options)
-  training = [name for name in steps if name in ("shards", "train", "export")]
-  chosen = {
-    name: step
-    for name, step in steps.items()
-    if args.only is None or (name in training) == (args.only == "train")
-  }
+  parts = {"train": [x for x in ("shards", "train", "export") if x in steps]}
+  parts["evaluate"] = [name for name in steps if name not in parts["train"]]
+  asked = [name for x in args.only or parts for name in parts.get(x, [x])]
+  if unknown := [name for name in asked if name not in steps]:
+    p.error(f"unknown step: {', '.join(unknown)}; there are {', '.join([*parts, *steps])}")
+  chosen = {name: step for name, step in steps.items() if name in asked}
   if not chosen:
     p.error("nothing to evaluate: give --glue, --chunk or --pairs")
 
