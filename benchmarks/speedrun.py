@@ -181,6 +181,7 @@ def train(work: Work, options: Options) -> dict:
     "train_secs": sum(last_secs(run).values()),
     "mfu": sum(x["mfu"] or 0 for x in trained) / len(trained),
     "heldout": {k: v for k, v in (heldout or [{}])[-1].items() if k not in ("step", "split")},
+    "curve": [{k: x[k] for k in speedrun_report.CURVE if k in x} for x in heldout],
     **costs(work, options, fields, horizon["steps"]),
     "could_not": [] if heldout else ["held-out losses: the text has no held-out documents"],
   }

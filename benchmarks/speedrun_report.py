@@ -1,6 +1,7 @@
 """Rows of `speedrun.py` as a file, as the table of docs/speedrun.md and as its picture."""
 
 import json
+import math
 import os
 import statistics
 from pathlib import Path
@@ -15,6 +16,7 @@ NAMES = {
   "chunk": "chunking",
 }  # fmt: skip
 FIVE = tuple(NAMES)[:5]
+CURVE = ("step", "mlm_loss", "rtd_auc")  # of the evaluations while it trains
 # Rows that are wanted: arm, seed.
 WANTED = (
   ("electra", 0), ("bert", 0), ("small", 0), ("bert_small", 0), ("electra", 1), ("bert", 1),
@@ -46,13 +48,19 @@ def spread(values: list[float]) -> str:
   return f"{statistics.fmean(values):.1f}{sigma}"
 
 
-def mean_of_five(tasks: dict[str, list[float]]) -> list[float]:
-  """Returns the mean of the five tasks of each seed, [] unless all five are there."""
-  return (
-    [statistics.fmean(x) for x in zip(*map(tasks.get, FIVE), strict=True)]
-    if {*FIVE} <= {*tasks}
-    else []
-  )
+def mean_of_five(tasks: dict[str, list[float]]) -> str:
+  """Returns the mean of the five tasks and the deviation of one seed's, "" unless all are there.
+
+  The tasks may have different numbers of seeds.
+
+  >>> mean_of_five({name: [70.0, 80.0] for name in FIVE})
+  '75.0 ± 3.2'
+  """
+  if not {*FIVE} <= {*tasks}:
+    return ""
+  seeds = [tasks[name] for name in FIVE]
+  sigma = math.hypot(*(statistics.stdev(x) if len(x) > 1 else 0.0 for x in seeds)) / len(FIVE)
+  return f"{statistics.fmean(map(statistics.fmean, seeds)):.1f} ± {sigma:.1f}"
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -72,7 +80,7 @@ def table(rows: list[dict]) -> list[str]:
       "" if pairs is None else f"{100 * pairs:.1f}",
     ]
     for first, tasks in ((cells, row["tasks"]), (["its fresh weights"], row["control"])):
-      first = first + [""] * (6 - len(first)) + [spread(mean_of_five(tasks))]
+      first = first + [""] * (6 - len(first)) + [mean_of_five(tasks)]
       scores = [spread(tasks.get(name, [])) for name in NAMES]
       if tasks or first[0] != "its fresh weights":
         lines.append(f"| {' | '.join(first + scores)} |")

@@ -102,7 +102,7 @@ def test_the_cost_is_that_of_the_devices_of_each_start(runs):
   run.history[:] = [run.history[-1] | {"elapsed_secs": 3600.0}]
   # A start without seconds has those of the lines, and a run of an earlier version one device.
   for found, cost in ((events, "162.00"), (events[:1], "16.00"), ([], "2.00")):
-    rows = dict(tables.overview([dataclasses.replace(run, events=found)], 2.0))
+    rows = dict(tables.overview(saved_run.arms([dataclasses.replace(run, events=found)]), 2.0))
     assert rows["cost"] == cost
 
 
@@ -110,7 +110,7 @@ def test_a_run_stopped_between_two_lines_has_done_the_steps_of_its_checkpoint(ru
   run = saved_run.read(runs[0], "run")
   assert run.done == 4 and list(run.checkpoints) == [4]
   stopped = dataclasses.replace(run, checkpoints={4: 1, 6: 1})
-  rows, c = dict(tables.overview([stopped], None)), run.config
+  rows, c = dict(tables.overview(saved_run.arms([stopped]), None)), run.config
   assert rows["seen"].startswith(f"{6 * c.train.batch_size * run.manifest['seq_length']:,} tokens")
   assert rows["FLOPs in matrix products"] == f"{6 * run.flops_per_step:.3g}"
   assert verdict.judge(stopped).sentences[0] == "It is at step 6 of 8."
@@ -250,10 +250,66 @@ def test_each_run_is_compared_with_its_own_baseline(runs):
     (two, own, ["#777777"]),
     (other, f"{own} / 2.0000 nats", list(figures.COLOURS[:2])),
   ):
-    rows = {row[0]: row[-1] for row in tables.evaluations([one, second])}
+    rows = {row[0]: row[-1] for row in tables.evaluations(saved_run.arms([one, second]))}
     assert rows["mlm loss"] == f"{expected} (held-out unigram entropy)"
-    drawn = [x.glyph for x in figures.panel("mlm_loss", [one, second]).plot.renderers]
+    drawn = [
+      x.glyph for x in figures.panel("mlm_loss", saved_run.arms([one, second])).plot.renderers
+    ]
     assert [glyph.line_color for glyph in drawn if glyph.line_dash] == colours
+
+
+def with_seed(run, seed: int, name: str, change: float, **fields):
+  """Returns a run of another seed whose losses are higher."""
+  c = run.config.copy_and_resolve_references()
+  c.seed = seed
+  c.update_from_flattened_dict(fields)
+  history = [line | {"mlm_loss": line["mlm_loss"] + change} for line in run.history]
+  return dataclasses.replace(run, config=c, name=name, history=history)
+
+
+def test_seeds_of_one_recipe_are_one_arm_with_mean_and_spread(runs, tmp_path):
+  one = saved_run.read(runs[0], "run-0")
+  more = [with_seed(one, seed, f"run-{seed}", 0.1 * seed) for seed in (1, 2)]
+  other = with_seed(one, 0, "wide", 0.0, **{"objective.mask_prob": 0.4})
+  arms = saved_run.arms([one, other, *more])
+  assert [arm.name for arm in arms] == ["run (3 seeds)", "wide"]
+  assert [run.name for run in arms[0].runs] == ["run-0", "run-1", "run-2"]
+  mean = one.last("heldout")["mlm_loss"] + 0.1
+  found = {row[0]: row[1:] for row in tables.evaluations(arms)}
+  assert found["mlm loss"][0] == f"{mean:.4f} nats ± 0.1000 nats"  # of 0, 0.1 and 0.2
+  assert found["mlm loss"][1] == f"{mean - 0.1:.4f} nats"
+  assert dict((row[0], row[2]) for row in tables.fields(arms))["seed"] in ("0 / 1 / 2", " / 1 / 2")
+  columns = figures.spread(arms[0], "heldout", "mlm_loss")
+  assert columns["step"] == [x["step"] for x in one.history if x["split"] == "heldout"]
+  assert columns["value"][-1] == pytest.approx(mean)
+  assert (columns["low"][-1], columns["high"][-1]) == pytest.approx((mean - 0.1, mean + 0.1))
+  # A step that one of the seeds lacks is left out.
+  shorter = dataclasses.replace(more[1], history=more[1].history[:-1])
+  few = figures.spread(saved_run.arms([one, shorter])[0], "heldout", "mlm_loss")
+  assert len(few["step"]) == len(columns["step"]) - 1
+  # The same seed twice is no spread, and a start from runs of one recipe is one.
+  assert len(saved_run.arms([one, with_seed(one, 0, "again", 0.0)])) == 2
+  starts = []
+  for seed in (0, 1):
+    shutil.copytree(runs[0], tmp_path / f"start-{seed}")
+    saved = json.loads((runs[0] / "config.json").read_text()) | {"seed": seed}
+    (tmp_path / f"start-{seed}" / "config.json").write_text(json.dumps(saved))
+    fields = {"init_from": str(tmp_path / f"start-{seed}")}
+    starts.append(with_seed(one, seed, f"after-{seed}", 0.0, **fields))
+  assert [arm.name for arm in saved_run.arms([*starts, one])] == ["after (2 seeds)", "run-0"]
+
+
+def test_an_arm_has_the_worst_verdict_of_its_seeds(runs):
+  one = saved_run.read(runs[0], "run-0")
+  learned = [line | {"mlm_loss": 1.0, "rtd_auc": 0.9} for line in one.history]
+  good = dataclasses.replace(one, history=learned)
+  bad = with_seed(dataclasses.replace(good, history=learned), 1, "run-1", 98.0)
+  bad.config.health.after_step = 0
+  (arm,) = saved_run.arms([good, bad])
+  judged, own = verdict.judge_arm(arm)
+  assert judged.word == verdict.BAD
+  assert judged.sentences == ("1 of 2 runs: did not learn, 1 of 2 runs: healthy.",)
+  assert [found.word for found in own.values()] == [verdict.GOOD, verdict.BAD]
 
 
 def test_pairs_and_fine_tuning_have_intervals(tmp_path):
@@ -305,7 +361,9 @@ def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):
       history=[run.last("heldout") | {"pairs_accuracy": 0.75}],
       events=[{"event": "start"} | ({"pairs": count} if count else {})],
     )
-    (row,) = [row for row in tables.evaluations([run]) if row[0] == "pairs accuracy"]
+    (row,) = [
+      row for row in tables.evaluations(saved_run.arms([run])) if row[0] == "pairs accuracy"
+    ]
     assert row[1] == f"75.0 %{interval}"
 
 

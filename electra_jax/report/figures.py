@@ -1,15 +1,16 @@
-"""Curves of several runs on shared axes, as Bokeh figures."""
+"""Curves of several runs on shared axes, as Bokeh figures; of seeds their mean and range."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bokeh.models import ColumnDataSource, HoverTool
+import numpy as np
+from bokeh.models import ColumnDataSource, HoverTool, Whisker
 from bokeh.plotting import figure
 
 from electra_jax.monitor import baselines, curves, quantities
-from electra_jax.report.saved_run import SavedRun
+from electra_jax.report.saved_run import Arm
 
-# Of eight runs; the page turns the lightness around in the dark, so mid-tones are used.
+# Of eight arms; the page turns the lightness around in the dark, so mid-tones are used.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a", "#b03060", "#2a8f8f", "#666666")
 POINTS = 500  # of a line, at most, evenly spaced: no screen shows more
 TITLES = {
@@ -48,18 +49,34 @@ class Panel(NamedTuple):
   plot: figure
 
 
-def draw(runs: Sequence[SavedRun]) -> dict[str, dict[str, Panel]]:
+def draw(arms: Sequence[Arm]) -> dict[str, dict[str, Panel]]:
   """Returns {group: {metric: panel}} of the metrics in `curves.layout`."""
-  layout = curves.layout([line for run in runs for line in run.history])
+  layout = curves.layout([line for arm in arms for run in arm.runs for line in run.history])
   names = [name for together in layout.values() for name in together]
   found: dict[str, dict[str, Panel]] = {key: {} for key in TITLES}
   for name in names:
-    found[group(name, names)][name] = panel(name, runs)
+    found[group(name, names)][name] = panel(name, arms)
   return {key: panels for key, panels in found.items() if panels}
 
 
-def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
-  """Draws one metric: a line for training, dots for evaluations, dashes for baselines."""
+def spread(arm: Arm, split: str, name: str) -> dict[str, list]:
+  """Returns the columns step, value (mean over seeds), low and high, at steps that all have."""
+  found = [dict(zip(*curves.points(run.history, split, name), strict=True)) for run in arm.runs]
+  steps = thinned([step for step in found[0] if all(step in one for one in found)])
+  values = np.array([[one[step] for step in steps] for one in found], float)
+  return {
+    "step": steps,
+    "value": values.mean(0).tolist(),
+    "low": values.min(0).tolist(),
+    "high": values.max(0).tolist(),
+  }
+
+
+def panel(name: str, arms: Sequence[Arm]) -> Panel:
+  """Draws one metric: a line for training, dots for evaluations, dashes for baselines.
+
+  Of several seeds these are means, in a band or with whiskers from the lowest to the highest.
+  """
   plot = figure(
     name=name,
     height=250,
@@ -72,18 +89,25 @@ def panel(name: str, runs: Sequence[SavedRun]) -> Panel:
   plot.toolbar.autohide = True
   plot.grid.grid_line_alpha = 0.35
   plot.xaxis.axis_label = "step"
-  pointed, coloured = [], list(zip(runs, COLOURS * len(runs), strict=False))
-  for run, colour in coloured:
+  pointed, coloured = [], list(zip(arms, COLOURS * len(arms), strict=False))
+  for arm, colour in coloured:
     for split, draw_split in (("train", plot.line), ("heldout", plot.scatter)):
-      steps, values = map(thinned, curves.points(run.history, split, name))
-      if not steps:
+      columns = spread(arm, split, name)
+      if not (count := len(columns["step"])):
         continue
-      columns = {"step": steps, "value": values}
-      columns |= {"run": [run.name] * len(steps), "split": [split] * len(steps)}
-      source = ColumnDataSource(columns, name=f"{run.name} {split} {name}")
+      columns |= {"run": [arm.name] * count, "split": [split] * count}
+      source = ColumnDataSource(columns, name=f"{arm.name} {split} {name}")
+      between = {"source": source, "line_color": colour}
+      if len(arm.runs) > 1 and split == "train":
+        plot.varea("step", "low", "high", source=source, fill_color=colour, fill_alpha=0.18)
+      elif len(arm.runs) > 1:
+        plot.add_layout(Whisker(base="step", lower="low", upper="high", **between))
       style = {"line_width": 1.6} if split == "train" else {"size": 7}
       pointed.append(draw_split("step", "value", source=source, color=colour, **style))
-  found = [(*curves.levels(run.history, name, run.baselines), colour) for run, colour in coloured]
+  found = [
+    (*curves.levels(arm.runs[0].history, name, arm.runs[0].baselines), colour)
+    for arm, colour in coloured
+  ]
   found = [level for level in found if level[0]]
   if len({frozenset(values) for _, values, _, _ in found}) == 1:  # one for all runs
     found = [(*max(found, key=lambda level: level[0][-1])[:3], "#777777")]

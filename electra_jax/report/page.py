@@ -35,14 +35,15 @@ def render(
     ValueError: a folder is no run, or holds no results.
   """
   runs = [saved_run.read(*x) for x in zip(folders, saved_run.names(list(folders)), strict=True)]
-  drawn = figures.draw(runs)
+  arms = saved_run.arms(runs)
+  drawn = figures.draw(arms)
   plots = {name: panel.plot for panels in drawn.values() for name, panel in panels.items()}
   script, divs = components(plots) if plots else ("", {})
   groups = [
     (figures.TITLES[key], [(panel, Markup(divs[name])) for name, panel in panels.items()])
     for key, panels in drawn.items()
   ]
-  judged = [(run, found := verdict.judge(run), KINDS[found.word]) for run in runs]
+  judged = [(arm, *(found := verdict.judge_arm(arm)), KINDS[found[0].word]) for arm in arms]
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,  # names and values are whatever somebody wrote
@@ -50,20 +51,21 @@ def render(
     undefined=jinja2.StrictUndefined,
   )
   return environment.get_template("page.html").render(
-    title=", ".join(run.name for run in runs),
+    title=", ".join(arm.name for arm in arms),
     verdicts=judged,
     warned=[run for run in runs if run.warnings],
-    overview=tables.overview(runs, price),
+    overview=tables.overview(arms, price),
     price=price,
-    fields=tables.fields(runs),
+    runs_of_seeds=len(runs) > len(arms),
+    fields=tables.fields(arms),
     groups=groups,
-    colours=list(zip(runs, figures.COLOURS * len(runs), strict=False)),
-    evaluations=tables.evaluations(runs),
+    colours=list(zip(arms, figures.COLOURS * len(arms), strict=False)),
+    evaluations=tables.evaluations(arms),
     pairs=tables.minimal_pairs(pairs),
     finetuning=tables.finetuning(finetune),
-    time=tables.time(runs),
+    time=tables.time(arms),
     checkpoints=tables.checkpoints(runs),
-    next=[(run, tables.commands(run)) for run in runs],
+    next=[(arm.runs[0], tables.commands(arm.runs[0])) for arm in arms],
     # These two are Bokeh's: they escape what they hold.
     resources=Markup(Resources(mode="inline", components=["bokeh"]).render()),
     script=Markup(script),

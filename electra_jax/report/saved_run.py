@@ -1,13 +1,15 @@
-"""Reads a saved run for a report."""
+"""Reads saved runs for a report, and groups those that differ in their seed alone."""
 
 import dataclasses
 import math
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import specs
+from electra_jax.config import compare, schema, specs
 from electra_jax.core import flops, generators, objectives
 from electra_jax.data import shards
 from electra_jax.data.tokenizer import Vocab
@@ -15,7 +17,7 @@ from electra_jax.interop import sources
 from electra_jax.monitor import journal, metrics
 from electra_jax.monitor.baselines import Baselines
 from electra_jax.runtime import checkpoint
-from electra_jax.runtime.workdir import read_run_config
+from electra_jax.runtime.workdir import read_config, read_run_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,41 @@ class SavedRun:
   def last(self, split: str) -> dict:
     """Returns the last line of "train" or "heldout", {} without one."""
     return next((x for x in reversed(self.history) if x["split"] == split), {})
+
+
+class Arm(NamedTuple):
+  """Runs of one recipe with different seeds; often a single run."""
+
+  name: str
+  runs: tuple[SavedRun, ...]
+
+
+def arms(runs: Sequence[SavedRun]) -> list[Arm]:
+  """Groups runs whose defining fields are equal but for the seed, in the order of the runs.
+
+  Runs with the same seed stay apart, and so do runs that start from different recipes.
+  """
+  found: dict[str, list[SavedRun]] = {}
+  for run in runs:
+    found.setdefault(str(recipe(run.config.to_dict())), []).append(run)
+  grouped = []
+  for mine in found.values():
+    if len({run.config.seed for run in mine}) == len(mine) > 1:
+      stem = os.path.commonprefix([run.name for run in mine]).rstrip("-_. /")
+      grouped.append(Arm(f"{stem or mine[0].name} ({len(mine)} seeds)", tuple(mine)))
+    else:
+      grouped += [Arm(run.name, (run,)) for run in mine]
+  return grouped
+
+
+def recipe(config: dict) -> dict[str, Any]:
+  """Returns the fields in which seeds agree; of a run that a run starts from, its recipe."""
+  fields = compare.recipe(compare.flatten(config))
+  for name in schema.names(is_path=True):
+    start = Path(fields.get(name) or "")
+    if fields.get(name) and start.is_dir() and (saved := read_config(start)):
+      fields[name] = recipe(saved)
+  return fields
 
 
 def elapsed(history: list[dict]) -> float:

@@ -1,9 +1,10 @@
-"""The tables of a report: rows of texts, the first row the heads."""
+"""The tables of a report: rows of texts, the first row the heads, a column for each arm."""
 
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,20 @@ from electra_jax.config import compare
 from electra_jax.evaluate import pairs
 from electra_jax.finetune import results, statistics
 from electra_jax.monitor import goodput, quantities
-from electra_jax.report.saved_run import SavedRun
+from electra_jax.report.saved_run import Arm, SavedRun
 from electra_jax.runtime import checkpoint
 
 Table = list[list[str]]
 LEFT_OUT = ("step", "split", "loss")
 
 
-def overview(runs: Sequence[SavedRun], price: float | None) -> Table:
-  """An overview with a column for each run. `price` is that of a device for an hour."""
+def _of_each(arm: Arm, text: Callable[[SavedRun], str]) -> str:
+  """Returns what the runs of an arm have in common, or what each has."""
+  return " / ".join(dict.fromkeys(map(text, arm.runs)))
+
+
+def overview(arms: Sequence[Arm], price: float | None) -> Table:
+  """An overview of arms. `price` is that of a device for an hour."""
   rows = {
     "objective": lambda r: f"{r.config.objective.name}, {r.config.generator.kind} generator",
     "code": lambda r: r.start.get("code", "not recorded"),
@@ -36,7 +42,10 @@ def overview(runs: Sequence[SavedRun], price: float | None) -> Table:
   }
   if price is not None:
     rows["cost"] = lambda r: f"{r.device_hours * price:,.2f}"
-  return [["", *(r.name for r in runs)], *([k, *map(f, runs)] for k, f in rows.items())]
+  return [
+    ["", *(arm.name for arm in arms)],
+    *([k, *(_of_each(arm, f) for arm in arms)] for k, f in rows.items()),
+  ]
 
 
 def devices(run: SavedRun) -> str:
@@ -57,37 +66,55 @@ def _seen(run: SavedRun) -> str:
   return f"{sequences * run.manifest['seq_length']:,} tokens, {epochs:.2f} epochs"
 
 
-def fields(runs: Sequence[SavedRun]) -> Table:
-  """The fields that a run changed from configs/base.py."""
-  found = [compare.changed_from_base(run.config) for run in runs]
-  every = {field: old for one in found for field, (old, _) in one.items()}
-  own = ([repr(one[f][1]) if f in one else "" for one in found] for f in every)
+def fields(arms: Sequence[Arm]) -> Table:
+  """The fields that an arm changed from configs/base.py."""
+  found = {run.name: compare.changed_from_base(run.config) for arm in arms for run in arm.runs}
+  every = {field: old for one in found.values() for field, (old, _) in one.items()}
+
+  def own(field: str, run: SavedRun) -> str:
+    return repr(found[run.name][field][1]) if field in found[run.name] else ""
+
   return [
-    ["field", "base.py", *(run.name for run in runs)],
-    *([f, repr(every[f]), *values] for f, values in zip(every, own, strict=True)),
+    ["field", "base.py", *(arm.name for arm in arms)],
+    *(
+      [field, repr(old), *(_of_each(arm, lambda run, f=field: own(f, run)) for arm in arms)]
+      for field, old in every.items()
+    ),
   ]
 
 
-def evaluations(runs: Sequence[SavedRun]) -> Table:
-  """The last evaluation of each run and the trivial baselines; minimal pairs with intervals."""
-  lines = [run.last("heldout") for run in runs]
-  names = dict.fromkeys(k for line in lines for k in line if k not in LEFT_OUT)
+def evaluations(arms: Sequence[Arm]) -> Table:
+  """The last evaluation of each arm and the trivial baselines; minimal pairs with intervals.
+
+  Seeds have their mean ± standard deviation.
+  """
+  runs = [run for arm in arms for run in arm.runs]
+  names = dict.fromkeys(k for run in runs for k in run.last("heldout") if k not in LEFT_OUT)
   if not names:
     return []
-  steps = (f"{r.name}, step {x.get('step', 0):,}" for r, x in zip(runs, lines, strict=True))
+  steps = (
+    f"{arm.name}, step {_of_each(arm, lambda r: format(r.last('heldout').get('step', 0), ','))}"
+    for arm in arms
+  )
   rows = [["held-out", *steps, "trivial baseline"]]
   for name in names:
-    cells = [_value(run, name, line.get(name)) for run, line in zip(runs, lines, strict=True)]
-    rows.append([quantities.label(name), *cells, _baseline(runs, lines, name)])
+    cells = [_values(arm, name) for arm in arms]
+    rows.append([quantities.label(name), *cells, _baseline(arms, name)])
   return rows
 
 
-def _baseline(runs: Sequence[SavedRun], lines: Sequence[dict], name: str) -> str:
-  """Returns the trivial baseline of a metric; where those of the runs differ, one for each."""
-  found = [
-    run.baselines.level(name, line) if name in line else None
-    for run, line in zip(runs, lines, strict=True)
-  ]
+def _values(arm: Arm, name: str) -> str:
+  found = [run.last("heldout").get(name) for run in arm.runs]
+  if len(arm.runs) == 1 or None in found:
+    return _of_each(arm, lambda run: _value(run, name, run.last("heldout").get(name)))
+  mean, deviation = np.mean(found), np.std(found, ddof=1)
+  return f"{quantities.shown(name, mean)} ± {quantities.shown(name, deviation)}"
+
+
+def _baseline(arms: Sequence[Arm], name: str) -> str:
+  """Returns the trivial baseline of a metric; where those of the arms differ, one for each."""
+  lines = [(arm.runs[0], arm.runs[0].last("heldout")) for arm in arms]
+  found = [run.baselines.level(name, line) if name in line else None for run, line in lines]
   if not any(found):
     return ""
   texts = [quantities.shown(name, level and level[1]) for level in found]
@@ -162,16 +189,20 @@ def interval(found: statistics.Summary) -> str:
   return f"{found.mean - half:.2f} to {found.mean + half:.2f}"
 
 
-def time(runs: Sequence[SavedRun]) -> Table:
-  """The share of the time by activity, and the speed of the last line."""
-  every = dict.fromkeys(k for run in runs for k in run.secs)
+def time(arms: Sequence[Arm]) -> Table:
+  """The share of the time by activity, of all runs of an arm, and the speed of their last lines."""
+  secs = [sum((Counter(run.secs) for run in arm.runs), Counter()) for arm in arms]
+  every = dict.fromkeys(activity for of_arm in secs for activity in of_arm)
   order = sorted(every, key=lambda k: goodput.ORDER.index(k) if k in goodput.ORDER else 99)
-  rows = [["", *(run.name for run in runs)]]
+  rows = [["", *(arm.name for arm in arms)]]
   for activity in order:
-    rows.append([activity, *(_share(run.secs, activity) for run in runs)])
+    rows.append([activity, *(_share(of_arm, activity) for of_arm in secs)])
   for name in ("tokens_per_sec", "mfu"):
-    values = [run.last("train").get(name) for run in runs]
-    rows.append([quantities.label(name), *(quantities.shown(name, value) for value in values)])
+    speeds = (
+      _of_each(arm, lambda run, n=name: quantities.shown(n, run.last("train").get(n)))
+      for arm in arms
+    )
+    rows.append([quantities.label(name), *speeds])
   return rows
 
 

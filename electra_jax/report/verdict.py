@@ -7,10 +7,11 @@ from electra_jax.core import objectives
 from electra_jax.monitor import baselines, quantities
 from electra_jax.monitor.health import GENERATOR_LOSSES
 from electra_jax.monitor.quantities import label, shown
-from electra_jax.report.saved_run import SavedRun
+from electra_jax.report.saved_run import Arm, SavedRun
 
 GOOD, LOOK, BAD = "healthy", "look at the warnings", "did not learn"
 EARLY, UNKNOWN = "too early to say", "nothing to compare with"
+WORST_FIRST = (BAD, LOOK, EARLY, UNKNOWN, GOOD)
 
 
 class Verdict(NamedTuple):
@@ -26,6 +27,17 @@ class Finding(NamedTuple):
   learned: bool
   sentence: str
   since: int = 0  # the step at which its training began
+
+
+def judge_arm(arm: Arm) -> tuple[Verdict, dict[str, Verdict]]:
+  """Returns the worst verdict on the runs of an arm with their count, and each run's own."""
+  own = {run.name: judge(run) for run in arm.runs}
+  words = [found.word for found in own.values()]
+  if len(words) == 1:
+    return next(iter(own.values())), {}
+  count = {word: words.count(word) for word in WORST_FIRST if word in words}
+  several = ", ".join(f"{n} of {len(words)} runs: {word}" for word, n in count.items())
+  return Verdict(next(iter(count)), (f"{several}.",)), own
 
 
 def judge(run: SavedRun) -> Verdict:
