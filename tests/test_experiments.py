@@ -10,7 +10,7 @@ from scipy import stats
 from electra_jax.commands import cli
 from electra_jax.core.flops import step_flops
 from electra_jax.experiments import definition, jobs, summary
-from electra_jax.experiments.definition import Arm, Experiment
+from electra_jax.experiments.definition import Arm, Budget, Experiment
 from electra_jax.pretrain.run import spec_without_data
 
 TINY = """
@@ -144,7 +144,7 @@ def test_configurations_are_compared_at_the_first_ones_flops():
   found = definition.of_configurations(["small", "bert:small"], "flops", fields, 2)
   config = found.configuration("small")
   step = step_flops(spec_without_data(config), config.train.batch_size, config.data.seq_length)
-  assert found.budgets == (100 * step,) and found.control == "small" and found.seeds == 2
+  assert found.budgets == (Budget(100 * step),) and found.control == "small" and found.seeds == 2
   with pytest.raises(ValueError, match="two arms have the same name"):
     definition.of_configurations(["small", "small"], "flops", fields, 2)
   with pytest.raises(ValueError, match="no train.minutes"):

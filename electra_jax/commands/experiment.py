@@ -1,6 +1,7 @@
 """Compares configurations: arms x seeds, each with the same FLOPs, steps or minutes.
 
-  electra-jax experiment FILE.py[:ARG] --out=DIR [--only=ARM,ARM] [--at-once=2] [--part=I/N]
+  electra-jax experiment FILE.py[:ARG] --out=DIR [--rows=FILE] [--only=ARM,ARM] [--at-once=2]
+                         [--part=I/N]
   electra-jax experiment --arms A.py B.py --out=DIR [--seeds=3] [--match=flops|steps|minutes]
                          [--pairs=FILE] [--set FIELD=VALUE ...]
   electra-jax experiment FILE.py --out=DIR --report
@@ -42,6 +43,7 @@ def add_options(p: cli.ArgumentParser) -> None:
     "--arms", nargs="+", metavar="CONFIG", help="configurations; the first is the control"
   )
   p.add_argument("--out", type=Path, required=True, metavar="DIR")
+  p.add_argument("--rows", type=Path, metavar="FILE", help="of the results (DIR/rows.jsonl)")
   p.add_argument("--seeds", type=cli.positive, default=3, metavar="N", help="with --arms")
   p.add_argument(
     "--match", default="flops", choices=("flops", "steps", "minutes"), help="with --arms"
@@ -62,7 +64,7 @@ def main(args: argparse.Namespace) -> None:
     raise cli.UsageError("FILE.py or --arms is needed, and not both")
   with starting():  # slow, and not needed for --help
     from electra_jax.config.compare import flatten
-    from electra_jax.experiments import definition, jobs, runner, summary
+    from electra_jax.experiments import definition, jobs, plan, runner, summary
     from electra_jax.runtime.workdir import replacing
 
   if args.file:
@@ -77,13 +79,13 @@ def main(args: argparse.Namespace) -> None:
   only = args.only.split(",") if args.only else list(experiment.arms)
   if unknown := [name for name in only if name not in experiment.arms]:
     raise ValueError(f"--only: unknown arm {unknown[0]!r}; arms: {', '.join(experiment.arms)}")
-  console, rows = terminal.console(), jobs.Rows(args.out / runner.ROWS)
+  console, rows = terminal.console(), args.rows or args.out / runner.ROWS
+  args.out.mkdir(parents=True, exist_ok=True)
   if not args.report:
-    args.out.mkdir(parents=True, exist_ok=True)
-    runner.Runner(experiment, args.out, console).run(only, args.at_once, args.part)
-  found = summary.results(experiment, rows.read())
+    runner.Runner(experiment, args.out, rows, console).run(only, args.at_once, args.part)
+  found = plan.reported(experiment, jobs.Rows(rows).read())
   if not found:
-    raise ValueError(f"{args.out / runner.ROWS} has no row of these arms and budgets")
+    raise ValueError(f"{rows} has no row of these arms and budgets")
   lines = summary.report(experiment, found)
   console.print("\n".join(lines))
   with replacing(args.out / "results.md") as temporary:

@@ -14,7 +14,8 @@ A definition file is Python with `get_experiment(arg)`:
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,17 @@ from ml_collections import ConfigDict
 from electra_jax.config import files
 from electra_jax.config.fields import load_config
 from electra_jax.cost import tables
-from electra_jax.monitor import quantities
 
 UNITS = ("flops", "steps", "minutes")
 HIGHER = ("accuracy", "auc", "recall", "precision")  # kinds of metrics; of others, lower is better
+TRAINING = "train/"  # before a metric: its mean over the training lines of the last tenth
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
   """A contestant: a configuration with some fields changed."""
 
-  config: str  # as of `load_config`: "quickstart", "bert:small", a file
+  config: str = ""  # as of `load_config`: "quickstart", "bert:small", a file
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # learning rates to search with the first seed; () is the configuration's. A generator with a rate
   # of its own keeps the ratio
@@ -41,6 +42,46 @@ class Arm:
   rate_of: str | None = None  # another arm, whose rate it takes
   after: str | None = None  # another arm, which is trained with `share` of the budget first
   share: float = 0.5
+  start_fields: tuple[str, ...] = ("init_from",)  # that get the run of `after`
+  same_rate: bool = False  # `after` is trained at this arm's rate instead of its own
+  times: float = 1.0  # of the budget
+  seeds: int | None = None  # not set = the experiment's
+  untrained: str | None = None  # fresh weights of another arm's shape: `tasks` are their measures
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+  """What each run spends, and who is trained with it."""
+
+  spend: float  # generator and heads included
+  seeds: int | None = None  # not set = the experiment's
+  best: int | None = None  # the control and the best of the other arms before; not set = all arms
+  # rates to search, times each arm's best rate at the budget before; () searches the arms' again
+  factors: tuple[float, ...] = ()
+  without: tuple[str, ...] = ()  # tasks that are left out
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+  """Minimal pairs; each scorer is a measure."""
+
+  file: str
+  count: int | None = None  # this many, evenly spaced
+  # of a configuration: the names of its scorers; not set = the objective's default
+  scorers: Callable[[ConfigDict], Sequence[str]] | None = None
+  # every Nth paradigm is for choices: the measure NAME_choices has those, NAME the others
+  every: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A fine-tuning."""
+
+  config: str
+  fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  splits: Mapping[str, str] = dataclasses.field(default_factory=dict)  # {measure: split}
+  seeds: int = 1  # of fine-tuning, for each pretrained network
+  first_seed: bool = False  # of networks of the first seed only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,51 +93,87 @@ class Experiment:
   """
 
   arms: Mapping[str, Arm]
-  budgets: tuple[float, ...]  # of a run, generator and heads included
+  budgets: tuple[float | Budget, ...]  # of a run; a number is a `Budget` of it
   unit: str = "flops"  # one of UNITS; FLOPs are those of matrix products
   seeds: int = 3
   control: str | None = None  # the arm that the others are compared with, seed by seed
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of every arm
-  choose: str = "mlm_loss"  # the held-out metric that rates are chosen by
+  # what rates are chosen by: a metric of the run's last evaluation, TRAINING with a metric, or a
+  # measure, for which all of a network's measures are made at each rate
+  choose: str = "mlm_loss"
+  # of an arm's rows: what `Budget.best` sorts by, the highest first; not set = `choose`
+  rank: Callable[[Sequence[Mapping[str, Any]]], float] | None = None
   heldout: tuple[str, ...] = ("mlm_loss",)  # metrics of the last evaluation
-  pairs: str | None = None  # minimal pairs, as of `electra-jax evaluate pairs`
+  pairs: str | Pairs | None = None  # minimal pairs, as of `electra-jax evaluate pairs`
   detect: str | None = None  # shards, as of `electra-jax evaluate detect`
   probe: tuple[str, str] | None = None  # training and test file of `electra-jax evaluate probe`
-  # {name: (configuration of fine-tuning, its fields)}
-  tasks: Mapping[str, tuple[str, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+  # {name: (configuration of fine-tuning, its fields)}, or a `Task`
+  tasks: Mapping[str, Task | tuple[str, Mapping[str, Any]]] = dataclasses.field(
+    default_factory=dict
+  )
 
   def __post_init__(self):
+    budgets = tuple(x if isinstance(x, Budget) else Budget(x) for x in self.budgets)
+    tasks = {k: x if isinstance(x, Task) else Task(*x) for k, x in self.tasks.items()}
+    tasks = {
+      name: task if task.splits else dataclasses.replace(task, splits={name: "dev"})
+      for name, task in tasks.items()
+    }
+    object.__setattr__(self, "budgets", budgets)
+    object.__setattr__(self, "tasks", tasks)
+    if isinstance(self.pairs, str):
+      object.__setattr__(self, "pairs", Pairs(self.pairs))
     if self.unit not in UNITS:
       raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}")
-    if not self.arms or not self.budgets or min(self.budgets) <= 0 or self.seeds < 1:
+    counts = [self.seeds, *(x.seeds for x in budgets if x.seeds is not None)]
+    if not self.arms or not budgets or min(x.spend for x in budgets) <= 0 or min(counts) < 1:
       raise ValueError("an experiment needs an arm, budgets above 0 and a seed")
+    if len({x.spend for x in budgets}) < len(budgets):
+      raise ValueError("two budgets are equal")
+    if budgets[0].best is not None or budgets[0].factors:
+      raise ValueError("the first budget has none before it, which best and factors refer to")
     for name, arm in self.arms.items():
-      for other in (arm.rate_of, arm.after):
-        if other is not None and (other not in self.arms or other == name):
-          others = ", ".join(x for x in self.arms if x != name)
-          raise ValueError(f"arm {name!r} refers to {other!r}; the other arms: {others or 'none'}")
-      if arm.after and self.arms[arm.after].after:
-        raise ValueError(f"arm {name!r} starts from {arm.after!r}, which starts from another")
-      if not 0 < arm.share < 1:
-        raise ValueError(f"arm {name!r}: share must be between 0 and 1, got {arm.share}")
-      if arm.rates and self.unit == "minutes":
-        raise ValueError(f"arm {name!r}: rates are searched at equal flops or steps")
+      self._check_arm(name, arm)
     if self.control is not None and self.control not in self.arms:
       raise ValueError(f"unknown control {self.control!r}; arms: {', '.join(self.arms)}")
 
+  def _check_arm(self, name: str, arm: Arm) -> None:
+    for other in (arm.rate_of, arm.after, arm.untrained):
+      if other is not None and (other not in self.arms or other == name):
+        others = ", ".join(x for x in self.arms if x != name)
+        raise ValueError(f"arm {name!r} refers to {other!r}; the other arms: {others or 'none'}")
+    if arm.after and self.arms[arm.after].after:
+      raise ValueError(f"arm {name!r} starts from {arm.after!r}, which starts from another")
+    if arm.untrained and self.arms[arm.untrained].untrained:
+      raise ValueError(f"arm {name!r} has the shape of {arm.untrained!r}, which is not trained")
+    if not 0 < arm.share < 1:
+      raise ValueError(f"arm {name!r}: share must be between 0 and 1, got {arm.share}")
+    if arm.rates and self.unit == "minutes":
+      raise ValueError(f"arm {name!r}: rates are searched at equal flops or steps")
+
+  @property
+  def measures(self) -> tuple[str, ...]:
+    """The measures of `tasks`, and "detect" and "probe"; those of pairs depend on the arm."""
+    return ("detect", "probe", *(x for task in self.tasks.values() for x in task.splits))
+
+  def is_measure(self, name: str) -> bool:
+    """Returns whether a quantity of the rows is measured on a network, not read from its run."""
+    return name in self.measures or name.split("_")[0] == "pairs"
+
+  def seeds_of(self, arm: str, budget: Budget) -> int:
+    """Returns how many seeds an arm has at a budget."""
+    own = self.arms[arm].seeds
+    return min(x for x in (own, budget.seeds or self.seeds) if x is not None)
+
   def configuration(self, name: str) -> ConfigDict:
     """Returns the configuration of an arm, with the fields of the experiment and its own."""
-    arm = self.arms[name]
+    arm = self.arms[self.arms[name].untrained or name]
     return load_config(arm.config, {**self.fields, **arm.fields})
 
 
-def is_better(metric: str, value: float, other: float) -> bool:
-  """Returns whether a value of a metric is better than another.
-
-  >>> is_better("mlm_loss", 3.0, 4.0), is_better("rtd_auc", 0.6, 0.7)
-  (True, False)
-  """
-  return value > other if quantities.of(metric).kind in HIGHER else value < other
+def number(value: float | Sequence[float]) -> float:
+  """Returns a value of a row; a measure with several seeds of fine-tuning is their mean."""
+  return statistics.fmean(value) if isinstance(value, Sequence) else value
 
 
 def load(name: str) -> Experiment:

@@ -4,52 +4,34 @@ What is made is in one folder: runs, logs, rows.jsonl with a row for each result
 goes on where it was; several machines may add rows to one folder.
 """
 
-import functools
 import json
-from collections.abc import Iterator
+import statistics
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ml_collections import ConfigDict
 from rich.console import Console
 
+from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.cost import tables
 from electra_jax.experiments import jobs
-from electra_jax.experiments.definition import Experiment, is_better
+from electra_jax.experiments.definition import TRAINING, Budget, Experiment, Pairs
+from electra_jax.experiments.plan import Place, Plan, WaitingError, search_key
+from electra_jax.monitor.metrics import read_history
 
 ROWS = "rows.jsonl"
 
 
-class Place(NamedTuple):
-  """A run of an experiment."""
-
-  arm: str
-  budget: float
-  seed: int
-  rate: float | None = None  # None: the configuration's
-
-  @property
-  def name(self) -> str:
-    """The name of its folder."""
-    rate = "" if self.rate is None else f"-{self.rate:g}"
-    return f"{self.arm.replace(' ', '-').replace('/', '-')}-{self.budget:g}{rate}-{self.seed}"
-
-
-def places(experiment: Experiment, only: list[str]) -> list[Place]:
-  """Returns the runs whose results are reported: budget by budget, seed by seed."""
-  return [
-    Place(arm, budget, seed)
-    for budget in experiment.budgets
-    for seed in range(experiment.seeds)
-    for arm in only
-  ]
-
-
 class Runner:
-  """Runs an experiment in a folder."""
+  """Runs an experiment in a folder.
 
-  def __init__(self, experiment: Experiment, out: Path, console: Console):
+  Args:
+    rows: the file of rows.
+  """
+
+  def __init__(self, experiment: Experiment, out: Path, rows: Path, console: Console):
     self.experiment, self.out, self.console = experiment, out, console
-    self.rows = jobs.Rows(out / ROWS)
+    self.rows = jobs.Rows(rows)
 
   def run(self, only: list[str], at_once: int, part: tuple[int, int] = (0, 1)) -> list[dict]:
     """Does what is left of the part i of n of the runs of some arms; returns all rows there are.
@@ -59,98 +41,111 @@ class Runner:
     """
     index, parts = part
     self._build(only)
+
+    def plan() -> Plan:
+      return Plan(self.experiment, self.rows.read(), only)
+
     with jobs.workers(at_once) as pool:
-      searches = list(self._searches(only))[index::parts]
-      jobs.finish([pool.submit(self._search, *search) for search in searches])
-      mine = places(self.experiment, only)[index::parts]
-      ready = [place for place in mine if self._is_searched(place)]
-      jobs.finish([pool.submit(self._measured, place) for place in ready])
-    if waiting := len(mine) - len(ready):
-      self.console.print(f"{waiting} runs wait for rates that other parts search: start again")
+      for at, budget in enumerate(self.experiment.budgets):
+        try:
+          searches = list(plan().searches(at))[index::parts]
+          jobs.finish([pool.submit(self._search, arm, budget, rate) for arm, rate in searches])
+          mine = plan().places(at)[index::parts]
+        except WaitingError:
+          missing = f"runs at {budget.spend:g} {self.experiment.unit} wait for results of other"
+          self.console.print(f"{missing} parts: start again when they have ended")
+          break
+        jobs.finish([pool.submit(self._measured, place, budget) for place in mine])
     return self.rows.read()
 
   def _build(self, only: list[str]) -> None:
     """Builds the shards of the arms that are not there."""
-    for arm in only:
-      config = self.experiment.configuration(arm)
+    pairs = self.experiment.pairs
+    if pairs and pairs.count:
+      jobs.write_pairs(self.out, Path(pairs.file), pairs.count)
+    for name in only:
+      arm = self.experiment.arms[self.experiment.arms[name].untrained or name]
+      config = self.experiment.configuration(name)
       folder = Path(config.data.dir or "")
       if config.data.dir and not (folder / "manifest.json").is_file():
-        fields = {**self.experiment.fields, **self.experiment.arms[arm].fields}
-        jobs.build(self.out, folder, self.experiment.arms[arm].config, fields)
+        jobs.build(self.out, folder, arm.config, {**self.experiment.fields, **arm.fields})
 
-  def _searched(self, arm: str) -> list[str]:
-    """Returns the arms whose searches give the rates of an arm and of what it starts from."""
-    mine = self.experiment.arms[arm]
-    return [mine.rate_of or arm, *(self._searched(mine.after) if mine.after else [])]
+  def _search(self, arm: str, budget: Budget, rate: float) -> dict:
+    e, place = self.experiment, Place(arm, budget.spend, 0, rate)
+    if e.is_measure(e.choose):
+      return self._measured(place, budget)
 
-  def _searches(self, only: list[str]) -> Iterator[tuple[str, float, float]]:
-    """Yields (arm, budget, rate) of the runs by which rates are chosen."""
-    for budget in self.experiment.budgets:
-      for arm in dict.fromkeys(x for name in only for x in self._searched(name)):
-        yield from ((arm, budget, rate) for rate in self.experiment.arms[arm].rates)
-
-  def _search(self, arm: str, budget: float, rate: float) -> dict:
     def measure() -> dict:
-      folder, _ = self._trained(Place(arm, budget, 0, rate))
-      last = jobs.heldout(folder)[-1]
-      return {self.experiment.choose: last[self.experiment.choose]}
+      folder, _ = self._trained(place)
+      if not e.choose.startswith(TRAINING):
+        return {e.choose: jobs.heldout(folder)[-1][e.choose]}
+      return {e.choose: training_mean(folder, e.choose.removeprefix(TRAINING))}
 
-    return self.rows.once({"search": arm, "budget": budget, "rate": rate}, measure)
+    return self.rows.once(search_key(e, arm, budget, rate), measure)
 
-  def _found(self, arm: str, budget: float) -> list[dict | None]:
-    """Returns the rows of the search of an arm; None for one that is not there."""
-    rates = self.experiment.arms[arm].rates
-    return [self.rows.find({"search": arm, "budget": budget, "rate": rate}) for rate in rates]
+  def _measured(self, place: Place, budget: Budget) -> dict:
+    return self.rows.once(place.key, lambda: self._measure(place, budget))
 
-  def _is_searched(self, place: Place) -> bool:
-    return all(all(self._found(arm, place.budget)) for arm in self._searched(place.arm))
-
-  def _rate(self, arm: str, budget: float) -> float | None:
-    """Returns the best of an arm's rates, None for the configuration's."""
-    metric, best = self.experiment.choose, None
-    for row in self._found(self._searched(arm)[0], budget):
-      if best is None or is_better(metric, row[metric], best[metric]):
-        best = row
-    return best and best["rate"]
-
-  def _measured(self, place: Place) -> dict:
-    key = {"arm": place.arm, "budget": place.budget, "seed": place.seed}
-    place = place._replace(rate=self._rate(place.arm, place.budget))
-    return self.rows.once(key, functools.partial(self._measure, place))
-
-  def _measure(self, place: Place) -> dict:
-    folder, flops = self._trained(place)
+  def _measure(self, place: Place, budget: Budget) -> dict:
+    e = self.experiment
+    if like := e.arms[place.arm].untrained:
+      first = Place(like, e.budgets[0].spend, 0, self._rate(like, 0))
+      start = {"init": "random", "like": self._trained(first)[0]}
+      return self._tasks(place.name, start, place.seed, budget)
+    (folder, flops), config = self._trained(place), e.configuration(place.arm)
     last = jobs.heldout(folder)[-1]
-    rate = place.rate or self.experiment.configuration(place.arm).optimizer.learning_rate
-    row = {"rate": rate, "steps": last["step"], "flops": flops}
+    row = {"rate": place.rate or config.optimizer.learning_rate}
+    row |= {"steps": last["step"], "flops": flops}
     row |= {"train_secs": round(jobs.seconds(self.out, f"train/{folder.name}"), 1)}
-    row |= {name: last.get(name) for name in self.experiment.heldout}
-    return row | self._scores(folder, last, place.seed)
-
-  def _scores(self, folder: Path, last: dict, seed: int) -> dict[str, float]:
-    """Returns the measures beside the held-out ones, in percent but for the AUC."""
-    e, found = self.experiment, {}
-    if e.pairs:
-      found["pairs"] = 100 * self._evaluate(folder, "pairs", f"--data={e.pairs}")["all"]["accuracy"]
-    if e.detect and "rtd_auc" in last:
-      found["detect"] = self._evaluate(folder, "detect", f"--data={e.detect}")["auc"]
+    row |= {name: last.get(name) for name in e.heldout}
+    row |= self._pairs(folder, config, e.pairs) if e.pairs else {}
+    if e.detect and "rtd_head" in OBJECTIVES[config.objective.name].heads:
+      row["detect"] = self._evaluate(folder, "detect", f"--data={e.detect}")["auc"]
     if e.probe:
-      train, test = e.probe
-      scores = self._evaluate(folder, "probe", f"--train={train}", f"--test={test}")["metrics"]
-      found["probe"] = next(iter(scores.values()))
-    for name, (config, fields) in e.tasks.items():
-      start = {"init": folder, "seed": seed, "seeds": 1, "keep": "none"}
-      rows = jobs.finetune(self.out, f"{folder.name}-{name}", config, {**start, **fields})
-      found[name] = jobs.main_metric(next(row for row in rows if row["split"] == "dev"))
+      files = (f"--{name}={file}" for name, file in zip(("train", "test"), e.probe, strict=True))
+      row["probe"] = next(iter(self._evaluate(folder, "probe", *files)["metrics"].values()))
+    return row | self._tasks(folder.name, {"init": folder}, place.seed, budget)
+
+  def _pairs(self, folder: Path, config: ConfigDict, pairs: Pairs) -> dict[str, float]:
+    """Returns the accuracy of each scorer, in percent."""
+    data, found = self.out / "pairs.jsonl" if pairs.count else pairs.file, {}
+    for scorer in pairs.scorers(config) if pairs.scorers else [""]:
+      options = [f"--data={data}", *([f"--scorer={scorer}"] if scorer else [])]
+      scored = self._evaluate(folder, "pairs", *options, name=scorer)
+      name = "_".join(filter(None, ("pairs", scorer)))
+      if pairs.every:
+        groups = list(scored["paradigms"].values())
+        chosen = groups[:: pairs.every]
+        found[f"{name}_choices"] = accuracy(chosen)
+        found[name] = accuracy([x for i, x in enumerate(groups) if i % pairs.every])
+      else:
+        found[name] = accuracy([scored["all"]])
     return found
 
-  def _evaluate(self, folder: Path, what: str, *options: str) -> dict:
-    place = self.out / what / f"{folder.name}{'' if what == 'pairs' else '.json'}"
+  def _tasks(self, name: str, start: dict, seed: int, budget: Budget) -> dict[str, Any]:
+    """Returns the main metric of each task in percent, of several seeds a list."""
+    found = {}
+    for title, task in self.experiment.tasks.items():
+      if title in budget.without or (task.first_seed and seed):
+        continue
+      fields = start | {"seed": seed, "seeds": task.seeds, "keep": "none"} | dict(task.fields)
+      rows = jobs.finetune(self.out, f"{name}-{title}", task.config, fields)
+      for measure, split in task.splits.items():
+        values = [jobs.main_metric(row) for row in rows if row["split"] == split]
+        found[measure] = values if task.seeds > 1 else values[0]
+    return found
+
+  def _evaluate(self, folder: Path, what: str, *options: str, name: str = "") -> dict:
+    job = f"{what}/{'-'.join(filter(None, (folder.name, name)))}"
+    place = self.out / (job if what == "pairs" else f"{job}.json")
     found = place / "pairs.json" if what == "pairs" else place
     if not found.is_file():  # it overwrites nothing
       arguments = [what, f"--model={folder}", *options, f"--out={place}"]
-      jobs.run(self.out, f"{what}/{folder.name}", "electra_jax.evaluate", arguments, found.is_file)
+      jobs.run(self.out, job, "electra_jax.evaluate", arguments, found.is_file)
     return json.loads(found.read_text())
+
+  def _rate(self, arm: str, at: int) -> float | None:
+    return Plan(self.experiment, self.rows.read(), [arm]).rate(arm, at)
 
   def _fields(self, place: Place) -> dict[str, Any]:
     """Returns the fields of a run, with what its budget pays for."""
@@ -166,14 +161,32 @@ class Runner:
   def _trained(self, place: Place) -> tuple[Path, float]:
     """Trains a run, and what it starts from; returns its workdir and the matrix products."""
     e, arm, start, before = self.experiment, self.experiment.arms[place.arm], {}, 0.0
-    name = place.name
+    name, at = place.name, [x.spend for x in e.budgets].index(place.budget)
+    place = place._replace(budget=place.budget * arm.times)
     if arm.after:
-      rate = self._rate(arm.after, place.budget)
+      rate = place.rate if arm.same_rate else self._rate(arm.after, at)
       first = Place(arm.after, place.budget * arm.share, place.seed, rate)
-      folder, before = self._trained(first)
-      start = {"init_from": folder}
+      folder, before = self._spent(first, first.name, {})
+      start = dict.fromkeys(arm.start_fields, folder)
       place = place._replace(budget=place.budget * (1 - arm.share))
+    folder, flops = self._spent(place, name, start)
+    return folder, before + flops
+
+  def _spent(self, place: Place, name: str, start: dict) -> tuple[Path, float]:
+    """Trains with exactly what a place says; returns the workdir and the matrix products."""
+    e, arm = self.experiment, self.experiment.arms[place.arm]
     timed = e.unit == "minutes"
     folder = jobs.train(self.out, name, arm.config, self._fields(place) | start, timed=timed)
     step = sum(tables.step_costs(e.configuration(place.arm))[1].values())
-    return folder, before + step * jobs.heldout(folder)[-1]["step"]
+    return folder, step * jobs.heldout(folder)[-1]["step"]
+
+
+def accuracy(groups: list[dict]) -> float:
+  """Returns the accuracy in percent of groups of pairs."""
+  return 100 * sum(x["accuracy"] * x["pairs"] for x in groups) / sum(x["pairs"] for x in groups)
+
+
+def training_mean(folder: Path, metric: str) -> float:
+  """Returns the mean of a metric over the training lines of the last tenth of a run's steps."""
+  lines = [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "train"]
+  return statistics.fmean(x[metric] for x in lines if x["step"] > 0.9 * lines[-1]["step"])

@@ -5,17 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from electra_jax.experiments import jobs
-from electra_jax.experiments.definition import Experiment
+from electra_jax.experiments.definition import Experiment, number
 from electra_jax.monitor import curves, quantities
 
 FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs")
-
-
-def results(experiment: Experiment, rows: Sequence[dict]) -> list[dict]:
-  """Returns the rows of the experiment's arms and budgets, without those of searches."""
-  return [
-    row for row in rows if row.get("arm") in experiment.arms and row["budget"] in experiment.budgets
-  ]
 
 
 def measures(rows: Sequence[dict]) -> list[str]:
@@ -27,7 +20,7 @@ def measures(rows: Sequence[dict]) -> list[str]:
 def values(rows: Sequence[dict], arm: str, budget: float, name: str) -> dict[int, float]:
   """Returns {seed: value} of a measure."""
   mine = (row for row in rows if (row["arm"], row["budget"]) == (arm, budget))
-  return {row["seed"]: row[name] for row in mine if row.get(name) is not None}
+  return {row["seed"]: number(row[name]) for row in mine if row.get(name) is not None}
 
 
 def paired(mine: dict[int, float], theirs: dict[int, float]) -> tuple[float, float] | None:
@@ -50,13 +43,16 @@ def table(experiment: Experiment, rows: Sequence[dict], budget: float) -> list[s
   lines.append(f"| arm | rate | steps | seeds | {' | '.join(names)} |")
   lines.append("|---" * (4 + len(names)) + "|")
   for arm in experiment.arms:
-    mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget)]
+    spent = 0.0 if experiment.arms[arm].untrained else budget
+    mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, spent)]
     if not mine:
       continue
-    steps = round(statistics.fmean(row["steps"] for row in mine))
-    cells = [arm, f"{mine[0]['rate']:g}", f"{steps:,}", f"{len(mine)}"]
+    cells = [arm, "-", "0", f"{len(mine)}"]
+    if spent:
+      steps = round(statistics.fmean(row["steps"] for row in mine))
+      cells[1:3] = [f"{mine[0]['rate']:g}", f"{steps:,}"]
     for name in names:
-      found = values(rows, arm, budget, name)
+      found = values(rows, arm, spent, name)
       cell = jobs.compared(list(found.values()), []) if found else "-"
       control = values(rows, experiment.control or arm, budget, name)
       if arm != experiment.control and (gain := paired(found, control)) and experiment.control:
@@ -69,7 +65,7 @@ def table(experiment: Experiment, rows: Sequence[dict], budget: float) -> list[s
 def report(experiment: Experiment, rows: Sequence[dict]) -> list[str]:
   """Returns a table for each budget, with a heading."""
   lines = []
-  for budget in experiment.budgets:
+  for budget in (x.spend for x in experiment.budgets):
     if any(row["budget"] == budget for row in rows):
       lines += [f"## {budget:g} {experiment.unit}", "", *table(experiment, rows, budget), ""]
   return lines
@@ -85,8 +81,8 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
     for arm, colour in zip(experiment.arms, curves.COLOURS * len(experiment.arms), strict=False):
       means = []
       for budget in experiment.budgets:
-        mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget)]
-        points = [(row["flops"], row[name]) for row in mine if row.get(name) is not None]
+        mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget.spend)]
+        points = [(row["flops"], number(row[name])) for row in mine if row.get(name) is not None]
         if points:
           axis.plot(*zip(*points, strict=True), "o", color=colour, markersize=4)
           means.append(tuple(map(statistics.fmean, zip(*points, strict=True))))
