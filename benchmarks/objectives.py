@@ -1,12 +1,8 @@
-"""Every objective: does it learn, how long is its step, how much memory does it take.
+"""Every objective: how long is its step, how much memory does it take. benchmarks/learn.py: learns?
 
-  python benchmarks/objectives.py learn --sources='text:sample.txt' --json=OUT
   python benchmarks/objectives.py speed --json=OUT
   python benchmarks/objectives.py memory --json=OUT
 
-learn   trains each configuration at quickstart size for 200 steps of 64 x 16 tokens on the text, at
-        the quickstart's learning rate, and prints the losses on held-out documents, first and
-        last.
 speed   times each one's step at small size, taking turns with electra in one process: the median of
         the rounds' ratios.
 memory  compiles the step at base size, 16 x 512 tokens, float32, layers in a loop, and asks the
@@ -15,75 +11,28 @@ memory  compiles the step at base size, 16 x 512 tokens, float32, layers in a lo
 
 import argparse
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import machine
+from learn import OBJECTIVES
 from rich.console import Console
 from rich.table import Table
 from train_step import VOCAB, Ours, synthetic_batch
 
 from electra_jax.config import files, specs
 from electra_jax.core import objectives, optimizer, step
-from electra_jax.data import build
-from electra_jax.monitor import metrics, quantities
-from electra_jax.pretrain import train
 from electra_jax.runtime import parallel
-
-# Configuration and stage; what needs another run comes after it.
-CONFIGS = (
-  "electra",
-  "electra_15",
-  "replace_mlm",
-  "all_tokens_mlm",
-  "bert",
-  "two_stage:stage1",
-  "two_stage:stage2",
-  "adversarial",
-  "electric",
-  "electra_tt",
-)
-STEPS = 200
-
-
-def load(name: str, size: str):
-  """Returns a configuration at a size."""
-  name, _, stage = name.partition(":")
-  return files.load(f"{name}.py", f"{stage},{size}" if stage else size)
-
-
-def learn(sources: str) -> dict:
-  """Trains each configuration and returns {name: {metric: [first, last]}} on held-out documents."""
-  results = {}
-  with tempfile.TemporaryDirectory() as folder:
-    folder = Path(folder)
-    config = files.load("quickstart.py")
-    config.data.dir, config.data.sources = str(folder / "shards"), sources
-    build.build(config)
-    for name in CONFIGS:
-      c = load(name, "quickstart")
-      c.data.dir = config.data.dir
-      c.train.steps, c.optimizer.warmup_steps, c.log.trackers = STEPS, 20, ""
-      if name == "two_stage:stage2":
-        c.init_from = c.generator.init_from = str(folder / "two_stage:stage1")
-      train.train(c, folder / name)
-      lines = metrics.read_history(folder / name / "metrics.jsonl")
-      first, *_, last = (line for line in lines if line["split"] == "heldout")
-      results[name] = {k: [first[k], last[k]] for k in last if k not in ("step", "split")}
-  return results
 
 
 def speed(rounds: int, steps: int) -> dict:
   """Returns {name: {secs_per_step, times_electra}} at small size, 8 x 128 tokens."""
   contestants = {}
-  for name in CONFIGS:
-    if not name.startswith("two_stage"):  # bert, and electra with less to learn
-      config = load(name, "small")
-      config.train.batch_size, config.model.unroll = 8, config.model.num_layers
-      contestants[name] = Ours(config, synthetic_batch(8, 128))
+  for name in OBJECTIVES:
+    config = files.load(f"{name}.py", "small")
+    config.train.batch_size, config.model.unroll = 8, config.model.num_layers
+    contestants[name] = Ours(config, synthetic_batch(8, 128))
   secs = {name: [] for name in contestants}
   for _ in range(rounds):
     for name, contestant in contestants.items():
@@ -105,7 +54,7 @@ def memory() -> dict:
   """Returns {name: {temporary_gb, times_replace_mlm}} at base size, 16 x 512 tokens."""
   results = {}
   for name in ("replace_mlm", "all_tokens_mlm", "electra", "electric"):
-    config = load(name, "base")
+    config = files.load(f"{name}.py", "base")
     spec = specs.make_spec(config, VOCAB)
     cfg = specs.make_optimizer_config(config)
     schedule = optimizer.make_schedule(cfg, config.train.steps)
@@ -133,32 +82,22 @@ def show(results: dict) -> None:
     table.add_column(title)
   for name, values in results.items():
     for measure, value in values.items():
-      if not isinstance(value, list):
-        table.add_row(name, measure, f"{value:.3f}")
-      elif quantities.of(measure).kind in ("loss", "auc"):
-        first, last = (quantities.shown(measure, x) for x in value)
-        table.add_row(name, measure, f"{first} -> {last}")
+      table.add_row(name, measure, f"{value:.3f}")
     table.add_section()
   Console(width=100).print(table)
 
 
 def main() -> None:
   p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("what", choices=("learn", "speed", "memory"))
-  p.add_argument("--sources", help="of the text to learn from, as config.data.sources")
+  p.add_argument("what", choices=("speed", "memory"))
   p.add_argument("--rounds", type=int, default=7)
   p.add_argument("--steps", type=int, default=3, help="steps a round")
   p.add_argument("--json", help="write the result here")
   args = p.parse_args()
   parallel.keep_freed_memory()
-  if args.what == "learn":
-    results = learn(args.sources or p.error("learn needs --sources"))
-  elif args.what == "speed":
-    results = speed(args.rounds, args.steps)
-  else:
-    results = memory()
+  results = speed(args.rounds, args.steps) if args.what == "speed" else memory()
   show(results)
-  machine.save(args.json, {"results": results}, hide=[f"--sources={args.sources}"])
+  machine.save(args.json, {"results": results})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Experiments: what is run, what is left to run, and the table against NumPy."""
 
 import json
+import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from scipy import stats
 
 from electra_jax.commands import cli
 from electra_jax.core.flops import step_flops
-from electra_jax.experiments import definition, jobs, summary
+from electra_jax.experiments import definition, jobs, plan, summary
 from electra_jax.experiments.definition import Arm, Budget, Experiment
 from electra_jax.pretrain.run import spec_without_data
 
@@ -75,8 +77,144 @@ def test_arms_are_trained_with_the_rate_that_was_best_and_only_once(
   assert Path("out/results.md").read_text().count("| bert | 0.01 | 8 | 1 |") == 1
 
 
+WORDS = ["a", "ab", "abc", "cab", "bad", "dab", "cad", "bead"]
+MEASURED = """
+from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task
+
+{fields}
+CHUNK = {{"data.train": "train.txt", "data.dev": "dev.txt", "data.test": "test.txt"}}
+CHUNK |= {{"data.max_length": 16, "train.epochs": 1.0, "optimizer.learning_rate": 1e-3}}
+
+
+def get_experiment(arg=None):
+  return Experiment(
+    arms={{
+      "bert": Arm("bert:quickstart", rates=(1e-2, 1e-9)),
+      "tt": Arm("electra_mlm:quickstart", rate_of="bert", after="bert", same_rate=True),
+      "fresh": Arm(untrained="bert"),
+    }},
+    control="bert", budgets=(8, Budget(12, best=0, factors=(0.5,), without=("chunk",))),
+    unit="steps", seeds=1, fields=FIELDS, choose="chunk_choices",
+    pairs=Pairs("pairs.jsonl", 30, lambda c: ("mlm", "mlm_unmasked"), every=3),
+    tasks={{
+      "chunk": Task(
+        "finetune/tagging:chunk", CHUNK, {{"chunk_choices": "dev", "chunk": "test"}}, seeds=2
+      )
+    }},
+  )
+"""
+
+
+@pytest.mark.long
+def test_networks_are_measured_and_a_row_needs_no_folder(tiny_shards, tmp_path, monkeypatch):
+  monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+  monkeypatch.chdir(tmp_path)
+  rng = random.Random(0)
+  fields = TINY[TINY.index("FIELDS") : TINY.index("def get")].format(data=str(tiny_shards)).strip()
+  Path("mine.py").write_text(MEASURED.format(fields=fields))
+  for split in ("train", "dev", "test"):
+    tagged = ("\n".join(f"{w} X B-{w[0]}" for w in rng.choices(WORDS, k=5)) for _ in range(24))
+    Path(f"{split}.txt").write_text("\n\n".join(tagged) + "\n")
+  sentences = [[" ".join(rng.choices(WORDS, k=4)) for _ in range(2)] for _ in range(60)]
+  pairs = (
+    {"sentence_good": a, "sentence_bad": b, "UID": f"p{i % 5}"}
+    for i, (a, b) in enumerate(sentences)
+  )
+  Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+  cli.call("experiment", ["mine.py", "--out=out", "--rows=rows.jsonl", "--at-once=2"])
+  rows = jobs.json_lines(Path("rows.jsonl"))
+  keys = [(row["arm"], row["budget"], row.get("rate")) for row in rows]
+  searched = [row for row in rows if (row["arm"], row["budget"]) == ("bert", 8)]
+  best = max(searched, key=lambda row: definition.number(row["chunk_choices"]))["rate"]
+  assert sorted(keys, key=str) == sorted(
+    [("bert", 8, 1e-2), ("bert", 8, 1e-9), ("tt", 8, best), ("fresh", 0.0, None)]
+    + [("bert", 12, best / 2)],
+    key=str,
+  )
+  for row in rows:
+    assert ("chunk" in row) == (row["budget"] != 12)
+    assert row["arm"] == "fresh" or {"pairs_mlm_choices", "pairs_mlm_unmasked"} <= row.keys()
+  assert all(len(row["chunk"]) == len(row["chunk_choices"]) == 2 for row in rows if "chunk" in row)
+  # By hand: every third of the paradigms, and the others.
+  found = json.loads(Path("out/pairs/bert-8-0.01-0-mlm/pairs.json").read_text())["paradigms"]
+  count = np.array([x["pairs"] for x in found.values()])
+  right = count * [x["accuracy"] for x in found.values()]
+  (row,) = (row for row in searched if row["rate"] == 1e-2)
+  for name, at in (("pairs_mlm_choices", [0, 3]), ("pairs_mlm", [1, 2, 4])):
+    assert row[name] == pytest.approx(100 * right[at].sum() / count[at].sum())
+  # Another machine has the rows, without what is missing, and no folder.
+  Path("rows.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows if x["arm"] != "fresh"))
+  shutil.rmtree("out")
+  cli.call("experiment", ["mine.py", "--out=out", "--rows=rows.jsonl"])
+  started = [x["job"] for x in jobs.json_lines(Path("out/commands.jsonl"))]
+  assert started == [f"train/bert-8-{best:g}-0", "finetune/fresh-0-0-chunk"]
+
+
 def made(**fields):
   return Experiment(**{"arms": {"a": Arm("small"), "b": Arm("small")}, "budgets": (1,)} | fields)
+
+
+def row_of(arm, budget, rate, seed=0, **more):
+  return {"arm": arm, "budget": budget, "rate": rate, "seed": seed} | more
+
+
+def halving(**fields):
+  arms = {name: Arm("small", rates=(0.1, 0.2)) for name in ("bert", "electra", "metro")}
+  arms |= {"tied": Arm("small", rate_of="electra"), "fresh": Arm(untrained="bert")}
+  second = Budget(2.0, best=1, factors=(1.0, 0.5), seeds=2)
+  more = {"arms": arms, "budgets": (1.0, second), "control": "bert", "choose": "pairs", "seeds": 1}
+  return made(**(more | {"pairs": "x"} | fields))
+
+
+def test_rates_and_the_best_arms_go_on_to_the_next_budget():
+  e = halving()
+  rows = [
+    row_of(arm, 1.0, rate, pairs=value)
+    for arm, rate, value in [
+      ("bert", 0.1, 80), ("bert", 0.2, 85), ("electra", 0.1, 90), ("electra", 0.2, 70),
+      ("metro", 0.1, 60), ("metro", 0.2, 75), ("tied", 0.1, 88), ("fresh", 0.0, 50),
+    ]
+  ]  # fmt: skip
+  found = plan.Plan(e, rows, list(e.arms))
+  assert list(found.searches(0))[:2] == [("bert", 0.1), ("bert", 0.2)]
+  assert len(list(found.searches(0))) == 6  # `tied` searches nothing
+  assert [found.rate(arm, 0) for arm in e.arms if arm != "fresh"] == [0.2, 0.1, 0.2, 0.1]
+  assert found.contestants(1) == ["bert", "electra"]
+  assert list(found.searches(1)) == [
+    ("bert", 0.2), ("bert", 0.1), ("electra", 0.1), ("electra", 0.05)
+  ]  # fmt: skip
+  with pytest.raises(plan.WaitingError):
+    found.rate("bert", 1)
+  assert found.places(1) == []  # until their rates are known
+  assert [place.arm for place in found.places(0)] == ["bert", "electra", "metro", "tied", "fresh"]
+  more = [row_of("bert", 2.0, rate, pairs=value) for rate, value in ((0.2, 1), (0.1, 3))]
+  assert plan.Plan(e, rows + more, list(e.arms)).places(1) == [
+    plan.Place("bert", 2.0, seed, 0.1) for seed in (0, 1)
+  ]
+  # Only rows at the best rate are reported, and none of an arm whose search goes on.
+  shown = plan.reported(e, [*rows, *more[:1]])
+  assert [(row["arm"], row["rate"]) for row in shown] == [
+    ("bert", 0.2), ("electra", 0.1), ("metro", 0.2), ("tied", 0.1), ("fresh", 0.0)
+  ]  # fmt: skip
+  # Nor of one without its first seed.
+  assert plan.reported(e, [*rows, *more, row_of("bert", 2.0, 0.1, 1, pairs=3)])[-1]["seed"] == 1
+  assert not plan.reported(made(), [row_of("a", 1, 0.1, 1, mlm_loss=3.0)])
+
+
+def test_a_loss_is_better_where_it_is_lower_and_a_rank_can_be_given():
+  e = halving(choose="train/mlm_loss", rank=lambda rows: -rows[0]["mlm_loss"])
+  rows = [
+    {"search": arm, "budget": 1.0, "rate": rate, "train/mlm_loss": 10 * rate}
+    for arm in ("bert", "electra", "metro")
+    for rate in (0.2, 0.1)
+  ]
+  results = [
+    row_of(arm, 1.0, 0.1, mlm_loss=x) for arm, x in zip(e.arms, (3, 5, 4, 6), strict=False)
+  ]
+  found = plan.Plan(e, rows + results, list(e.arms))
+  assert found.rate("electra", 0) == 0.1 and found.contestants(1) == ["bert", "metro"]
+  e = halving(choose="rtd_auc")
+  assert plan.Plan(e, [], []).score({"rtd_auc": 0.7}) == 0.7
 
 
 def test_the_table_has_spread_and_paired_difference():
@@ -104,6 +242,13 @@ def test_the_table_has_spread_and_paired_difference():
     ({"unit": "hours"}, "unit must be one of flops, steps, minutes, got 'hours'"),
     ({"arms": {}}, "needs an arm"),
     ({"budgets": (0,)}, "budgets above 0"),
+    ({"budgets": (1, Budget(1))}, "two budgets are equal"),
+    ({"budgets": (Budget(1, best=2),)}, "none before it, which best and factors refer to"),
+    ({"budgets": (1, Budget(2, seeds=0))}, "and a seed"),
+    (
+      {"arms": {"a": Arm(untrained="b"), "b": Arm(untrained="a")}},
+      "has the shape of 'b', which is not trained",
+    ),
     ({"control": "c"}, "unknown control 'c'; arms: a, b"),
     ({"arms": {"a": Arm("small", after="x")}}, "arm 'a' refers to 'x'; the other arms: none"),
     ({"arms": {"a": Arm("small", rate_of="a")}}, "arm 'a' refers to 'a'; the other arms: none"),

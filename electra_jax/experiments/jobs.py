@@ -225,18 +225,6 @@ def write_pairs(out: Path, source: Path, count: int) -> None:
   (out / "pairs.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def score_pairs(out: Path, folder: Path, scorer: str) -> dict:
-  """Scores out/pairs.jsonl with a run; returns what `evaluate pairs` writes."""
-  name = f"{folder.name}-{scorer}"
-  place = out / "pairs" / name
-  arguments = ["pairs", f"--model={folder}", f"--data={out / 'pairs.jsonl'}"]
-  arguments += [f"--scorer={scorer}", f"--out={place}"]
-  found = place / "pairs.json"
-  if not found.is_file():  # it overwrites nothing
-    run(out, f"pairs/{name}", "electra_jax.evaluate", arguments, found.is_file)
-  return json.loads(found.read_text())
-
-
 def seconds(out: Path, job: str) -> float:
   """Returns the seconds of all starts of a job."""
   return sum(x["secs"] for x in json_lines(out / "commands.jsonl") if x["job"] == job)
