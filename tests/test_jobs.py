@@ -3,8 +3,10 @@
 import threading
 
 import pytest
+from rich.console import Console
 
-from electra_jax.experiments import jobs
+from electra_jax.experiments import jobs, runner
+from electra_jax.experiments.definition import Arm, Experiment
 
 
 def test_a_failure_ends_the_queue_before_the_jobs_that_are_waited_for_first():
@@ -45,7 +47,9 @@ def test_a_job_that_ended_is_known_after_a_line_that_was_cut_off(tmp_path):
 def test_pairs_that_are_scored_already_are_not_scored_again(tmp_path):
   (tmp_path / "pairs" / "run-rtd").mkdir(parents=True)
   (tmp_path / "pairs" / "run-rtd" / "pairs.json").write_text('{"all": 1}')
-  assert jobs.score_pairs(tmp_path, tmp_path / "run", "rtd") == {"all": 1}
+  e = Experiment({"a": Arm("small")}, (1,))
+  runs = runner.Runner(e, tmp_path, tmp_path / "rows.jsonl", Console())
+  assert runs._evaluate(tmp_path / "run", "pairs", name="rtd") == {"all": 1}
 
 
 def test_a_job_that_two_ask_for_at_once_runs_once(tmp_path):
