@@ -88,30 +88,38 @@ def table(rows: list[dict]) -> list[str]:
 
 
 def draw(path: Path, rows: list[dict]) -> None:
-  """Draws the scores of each task, arm by arm, with the seeds' standard deviations."""
+  """Draws the held-out losses of words, and the scores of each task with the seeds' deviations."""
   import matplotlib
 
   matplotlib.use("Agg")
   import matplotlib.pyplot as plt
 
-  series = {f"{row['arm']}, seed {row['seed']}": row["tasks"] for row in rows}
+  figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4), width_ratios=(1, 2))
+  series = {}
+  for row in rows:
+    name = f"{row['arm']}, seed {row['seed']}"
+    series[name] = row["tasks"]
+    if points := [x for x in row.get("curve", []) if "mlm_loss" in x]:
+      left.plot([x["step"] for x in points], [x["mlm_loss"] for x in points], "o-", label=name)
   series |= {f"{row['arm']}, fresh weights": row["control"] for row in rows if row["control"]}
   names = [name for name in NAMES if any(name in tasks for tasks in series.values())]
-  figure, axes = plt.subplots(figsize=(9, 4))
   width = 0.8 / max(len(series), 1)
   for i, (label, tasks) in enumerate(series.items()):
     known = [(j, tasks[name]) for j, name in enumerate(names) if name in tasks]
-    axes.bar(
+    right.bar(
       [j + (i - (len(series) - 1) / 2) * width for j, _ in known],
       [statistics.fmean(values) for _, values in known],
       width,
       yerr=[statistics.stdev(v) if len(v) > 1 else 0 for _, v in known],
       label=label,
     )
-  axes.set_xticks(range(len(names)), [NAMES[name] for name in names])
-  axes.set_ylabel("main metric, %")
-  axes.legend(frameon=False, fontsize=8)
-  axes.spines[["top", "right"]].set_visible(False)
+  left.set(xlabel="step", ylabel="nats", title="masked LM, held-out loss")
+  right.set(ylabel="%", title="main metric of each task")
+  right.set_xticks(range(len(names)), [NAMES[name] for name in names])
+  for axes in (left, right):
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[1]:
+      axes.legend(frameon=False, fontsize=8)
   figure.tight_layout()
   figure.savefig(path, dpi=120)
   plt.close(figure)

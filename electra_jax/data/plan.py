@@ -4,6 +4,7 @@ A part is a range of the input files. Its output depends on the plan alone, not 
 time or the order, so any number of machines can share a build.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -128,11 +129,12 @@ class Plan:
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions of the programs that shards depend on."""
-  packages = ("numpy", "sentencepiece", "tokenizers")
-  return {"electra_jax": __version__, "python": platform.python_version()} | {
-    name: importlib.metadata.version(name) for name in packages
-  }
+  """Returns the versions of the programs that shards depend on, as far as they are installed."""
+  found = {"electra_jax": __version__, "python": platform.python_version()}
+  for name in ("numpy", "sentencepiece", "tokenizers"):
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = importlib.metadata.version(name)
+  return found
 
 
 def cuts(sizes: list[int], parts: int) -> list[int]:
