@@ -1,7 +1,8 @@
 """Prints a configuration: electra-jax config FILE[:ARG] [--grep=WORD] [--config.FIELD=VALUE ...]
 
-Every field with its value and what it means; where the value is not the default, a star and the
-default. --grep shows the fields whose name or meaning matches, --config.FIELD=VALUE sets a field as
+Every field with its value and what it means, in brackets its choices or range, whether it defines a
+run (which then resumes with the same value only) and whether it has no effect in this
+configuration; where the value is not the default, a star and the default. --grep shows the fields whose name or meaning matches, --config.FIELD=VALUE sets a field as
 for the other programs. Without FILE: the configurations there are.
 """
 
@@ -44,12 +45,14 @@ def matching(fields: list[Field], pattern: str) -> list[Field]:
 def show(field: Field, console: Console) -> None:
   """Prints a field: on a terminal the comment below it, elsewhere in the same line."""
   line = f"{'*' if field.is_changed else ' '} {field}"
+  facts = f"[{'; '.join(field.facts)}]" if field.facts else ""
+  meaning = " ".join(filter(None, (field.comment, facts)))
   if not console.is_terminal:
-    console.print(f"{line}  # {field.comment}" if field.comment else line)
+    console.print(f"{line}  # {meaning}" if meaning else line, markup=False)
     return
   console.print(line, style="bold" if field.is_changed else "")
-  if field.comment:
-    console.print(Padding(Text(field.comment), (0, 0, 0, 6)), style="dim", soft_wrap=False)
+  if meaning:
+    console.print(Padding(Text(meaning), (0, 0, 0, 6)), style="dim", soft_wrap=False)
 
 
 def add_options(p: cli.ArgumentParser) -> None:

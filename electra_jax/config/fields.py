@@ -23,6 +23,7 @@ class Field(NamedTuple):
   value: Any
   default: Any  # in the base configuration
   comment: str  # there, "" if it has none
+  facts: tuple[str, ...] = ()  # of the schema: choices, range, whether it defines the run
 
   @property
   def is_changed(self) -> bool:
@@ -114,7 +115,11 @@ def fields_of(config: ConfigDict) -> list[Field]:
   comments = comments_in(resolve(base)) | {
     name: text for name, text in own.items() if name in values
   }
-  return [Field(name, values[name], defaults[name], text) for name, text in comments.items()]
+  rows = schema.PRETRAINING if base == BASES[0] else schema.FINE_TUNING
+  return [
+    Field(name, values[name], defaults[name], text, tuple(rows[name].facts(values[name], config)))
+    for name, text in comments.items()
+  ]
 
 
 def comments_in(path: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ versions had, and who reads it. Checks, comparison, resuming and notes about fie
 read these rows.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
@@ -55,6 +56,16 @@ class Row:
     if self.kind:
       return registry.table(self.kind)
     return self.choices() if callable(self.choices) else self.choices
+
+  def facts(self, value: Any, config: ConfigDict) -> list[str]:
+    """Returns what there is to know of a field with a value beside its meaning."""
+    found = [f"one of {', '.join(self.allowed)}"] if self.allowed else []
+    if isinstance(value, int | float) and not isinstance(value, bool):
+      found += [self.range] if self.range not in ("at least 0", SIGNED) else []
+    found += ["defines the run"] if self.defines else []
+    with contextlib.suppress(KeyError):  # an objective that is not registered
+      found += ["no effect here"] if self.has_no_effect(config) else []
+    return found
 
 
 def _attention() -> Collection[str]:
