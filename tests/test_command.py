@@ -135,14 +135,20 @@ def test_fields_are_found_by_name_and_meaning():
   assert found == ["keep", "optimizer.schedule", "optimizer.warmup_frac"]
   assert "keep = 'best'  # which seeds' networks are kept" in done.stdout
   assert "[one of best, all, none]\n" in done.stdout
-  done = call("config", "configs/bert.py", "--grep", "^generator.width|^eval.batch|^model.dropout")
+  assert done.stdout.endswith("\n1 of 60 fields differ from configs/finetune/base.py (*)\n")
+  done = call(
+    "config",
+    "configs/bert.py",
+    "--grep",
+    "^generator.width|^eval.batch|^model.dropout",
+    "--effects",
+  )
   facts = re.findall(r"^. ([a-z._]+) = .*\[([^]]*)\]$", done.stdout, re.M)
   assert facts == [
     ("model.dropout", "at least 0 and below 1; defines the run"),
     ("generator.width_multiplier", "above 0; defines the run; no effect here"),
     ("eval.batch_size", "above 0"),
   ]
-  assert done.stdout.endswith("\n1 of 60 fields differ from configs/finetune/base.py (*)\n")
 
 
 def test_without_a_file_the_configurations_are_listed(tmp_path):

@@ -1,9 +1,11 @@
-"""Prints a configuration: electra-jax config FILE[:ARG] [--grep=WORD] [--config.FIELD=VALUE ...]
+"""Prints a configuration: electra-jax config FILE[:ARG] [--grep=WORD] [--effects]
+                                             [--config.FIELD=VALUE ...]
 
-Every field with its value and what it means, in brackets its choices or range, whether it defines a
-run (which then resumes with the same value only) and whether it has no effect in this
-configuration; where the value is not the default, a star and the default. --grep shows the fields whose name or meaning matches, --config.FIELD=VALUE sets a field as
-for the other programs. Without FILE: the configurations there are.
+Every field with its value and what it means, in brackets its choices or range and whether it
+defines a run, which then resumes with the same value only; where the value is not the default, a
+star and the default. --effects says also what has no effect here, and which names are registered.
+--grep shows the fields whose name or meaning matches, --config.FIELD=VALUE sets a field as for the
+other programs. Without FILE: the configurations there are.
 """
 
 import argparse
@@ -59,6 +61,7 @@ def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_argument("config", nargs="?", action=cli.Once, metavar="FILE[:ARG]", help="as --config")
   p.add_argument("--grep", metavar="WORD", default="", help="a regular expression")
+  p.add_switch("effects", "also what has no effect in this configuration (takes a second)")
   p.add_config(base=None)
 
 
@@ -69,7 +72,7 @@ def main(args: argparse.Namespace) -> None:
     if args.grep:
       raise cli.UsageError("FILE is needed, e.g. configs/small.py")
     return list_files(console)
-  fields = fields_of(args.config)
+  fields = fields_of(args.config, effects=args.effects)
   for field in matching(fields, args.grep):
     show(field, console)
   changed = sum(field.is_changed for field in fields)

@@ -107,8 +107,12 @@ def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> Co
   return config
 
 
-def fields_of(config: ConfigDict) -> list[Field]:
-  """Returns all fields, in the order of the base configuration."""
+def fields_of(config: ConfigDict, *, effects: bool = False) -> list[Field]:
+  """Returns all fields, in the order of the base configuration.
+
+  Args:
+    effects: also find registered names, and what has no effect in it; that loads JAX.
+  """
   base = base_of(config)
   values, defaults = flatten(config), flatten(load(base))
   own = {name: schema.PRETRAINING[name].comment for name in registry.names("field")}
@@ -116,8 +120,9 @@ def fields_of(config: ConfigDict) -> list[Field]:
     name: text for name, text in own.items() if name in values
   }
   rows = schema.PRETRAINING if base == BASES[0] else schema.FINE_TUNING
+  of = config if effects else None
   return [
-    Field(name, values[name], defaults[name], text, tuple(rows[name].facts(values[name], config)))
+    Field(name, values[name], defaults[name], text, tuple(rows[name].facts(values[name], of)))
     for name, text in comments.items()
   ]
 

@@ -57,14 +57,20 @@ class Row:
       return registry.table(self.kind)
     return self.choices() if callable(self.choices) else self.choices
 
-  def facts(self, value: Any, config: ConfigDict) -> list[str]:
-    """Returns what there is to know of a field with a value beside its meaning."""
-    found = [f"one of {', '.join(self.allowed)}"] if self.allowed else []
+  def facts(self, value: Any, config: ConfigDict | None) -> list[str]:
+    """Returns what there is to know of a field with a value beside its meaning.
+
+    Args:
+      config: whose registered names, and fields without effect, are among them; that loads JAX.
+    """
+    known = self.choices if config is None else self.allowed
+    found = [f"one of {', '.join(known)}"] if known and not callable(known) else []
     if isinstance(value, int | float) and not isinstance(value, bool):
       found += [self.range] if self.range not in ("at least 0", SIGNED) else []
     found += ["defines the run"] if self.defines else []
-    with contextlib.suppress(KeyError):  # an objective that is not registered
-      found += ["no effect here"] if self.has_no_effect(config) else []
+    if config is not None:
+      with contextlib.suppress(KeyError):  # an objective that is not registered
+        found += ["no effect here"] if self.has_no_effect(config) else []
     return found
 
 
