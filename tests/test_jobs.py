@@ -1,12 +1,17 @@
 """The jobs of a long comparison, where one fails."""
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from electra_jax.experiments import jobs, runner
 from electra_jax.experiments.definition import Arm, Experiment
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_a_failure_ends_the_queue_before_the_jobs_that_are_waited_for_first():
@@ -50,6 +55,18 @@ def test_pairs_that_are_scored_already_are_not_scored_again(tmp_path):
   e = Experiment({"a": Arm("small")}, (1,))
   runs = runner.Runner(e, tmp_path, tmp_path / "rows.jsonl", Console())
   assert runs._evaluate(tmp_path / "run", "pairs", name="rtd") == {"all": 1}
+
+
+def test_a_job_that_two_processes_ask_for_runs_once(tmp_path):
+  code = (
+    "import sys; from pathlib import Path; from electra_jax.experiments import jobs\n"
+    "jobs.run(Path(sys.argv[1]), 'train/shared', 'timeit',"
+    " ['-n1', '-r1', 'import time; time.sleep(1)'], lambda: True)"
+  )
+  command = [sys.executable, "-c", code, str(tmp_path)]
+  started = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+  assert [process.wait() for process in started] == [0, 0]
+  assert [x["job"] for x in jobs.json_lines(tmp_path / "commands.jsonl")] == ["train/shared"]
 
 
 def test_a_job_that_two_ask_for_at_once_runs_once(tmp_path):

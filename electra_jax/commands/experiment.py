@@ -9,8 +9,8 @@
 FILE.py has get_experiment(), which returns an `Experiment` (electra_jax/experiments/definition.py):
 arms, budgets, rates to search, seeds, measures. With --arms, all get as much as the whole run of
 the first, the control, takes. Each result is a row of DIR/rows.jsonl; started again, also on
-another machine that sees DIR, it does what is left. --part does every Nth run, e.g. in an array of
-jobs.
+another machine that sees DIR, it does what is left. Several may run at the same time, e.g. an array
+of jobs (launch/experiment.sbatch): --part says which runs each begins with.
 The table has mean ± standard deviation over seeds and, paired by seed, the difference from the
 control ± its standard error; it goes to DIR/results.md, the picture to DIR/results.png.
 """
@@ -53,7 +53,11 @@ def add_options(p: cli.ArgumentParser) -> None:
   p.add_argument("--only", metavar="ARM[,ARM...]", help="arms to run now")
   p.add_argument("--at-once", type=cli.positive, default=1, metavar="N", help="runs at a time")
   p.add_argument(
-    "--part", type=part, default=(0, 1), metavar="I/N", help="every Nth run, from the Ith"
+    "--part",
+    type=part,
+    default=(0, 1),
+    metavar="I/N",
+    help="begin with every Nth run, from the Ith",
   )
   p.add_switch("report", "run nothing")
 

@@ -25,6 +25,7 @@ from electra_jax.config.files import resolve
 from electra_jax.cost import tables
 from electra_jax.evaluate import pairs
 from electra_jax.monitor.metrics import read_history
+from electra_jax.runtime.workdir import flock, replacing
 
 _RUNNING = collections.defaultdict(threading.Lock)  # by folder and job
 
@@ -66,6 +67,8 @@ class Rows:
       return row
     row = key | measure()
     with self._lock:
+      if other := self.find(key):  # another process has measured it meanwhile
+        return other
       append(self._path, row)
     return row
 
@@ -73,7 +76,8 @@ class Rows:
 def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
   """Runs a program of the package, unless it has already ended well with the same arguments.
 
-  Who asks for a job that another thread runs waits for its end: several runs start from one.
+  Who asks for a job that another thread or process runs waits for its end: several runs start from
+  one.
   Its output goes to out/logs, its arguments and seconds to out/commands.jsonl. Fine-tunings share
   what they compile, because all starts have the same shapes.
 
@@ -83,7 +87,10 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   Raises:
     SystemExit: it failed or was interrupted; the message ends with its last output.
   """
-  with _RUNNING[out, job]:
+  lock = out / "locks" / f"{job.replace('/', '-')}.lock"
+  lock.parent.mkdir(parents=True, exist_ok=True)
+  with _RUNNING[out, job], lock.open("w") as file:
+    flock(file, wait=True)
     lines = json_lines(out / "commands.jsonl")
     if not any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
       _run(out, job, module, arguments, ended)
@@ -222,7 +229,8 @@ def write_pairs(out: Path, source: Path, count: int) -> None:
   """Writes `count` of the minimal pairs of a file to out/pairs.jsonl."""
   few = pairs.read(source, count)
   lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
-  (out / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+  with replacing(out / "pairs.jsonl") as temporary:
+    temporary.write_text("\n".join(lines) + "\n")
 
 
 def seconds(out: Path, job: str) -> float:

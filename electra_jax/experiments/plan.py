@@ -122,16 +122,9 @@ class Plan:
       yield from ((arm, rate) for rate in (rates if len(rates) > 1 else ()))
 
   def places(self, at: int) -> list[Place]:
-    """Returns the runs at a budget, seed by seed; with the first one fresh weights, too.
-
-    Runs whose rates are not known yet are left out.
-    """
-    e, found = self.experiment, []
-    for arm in self.contestants(at):
-      try:
-        found += self.of_arm(arm, at)
-      except WaitingError:
-        continue
+    """Returns the runs at a budget, seed by seed; with the first one fresh weights, too."""
+    e = self.experiment
+    found = [place for arm in self.contestants(at) for place in self.of_arm(arm, at)]
     if at == 0:
       fresh = (arm for arm in self.only if e.arms[arm].untrained)
       found += [Place(arm, 0.0, s) for arm in fresh for s in range(e.seeds_of(arm, e.budgets[0]))]

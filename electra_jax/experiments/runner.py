@@ -16,7 +16,7 @@ from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.cost import tables
 from electra_jax.experiments import jobs
 from electra_jax.experiments.definition import TRAINING, Budget, Experiment, Pairs
-from electra_jax.experiments.plan import Place, Plan, WaitingError, search_key
+from electra_jax.experiments.plan import Place, Plan, search_key
 from electra_jax.monitor.metrics import read_history
 
 ROWS = "rows.jsonl"
@@ -34,28 +34,31 @@ class Runner:
     self.rows = jobs.Rows(rows)
 
   def run(self, only: list[str], at_once: int, part: tuple[int, int] = (0, 1)) -> list[dict]:
-    """Does what is left of the part i of n of the runs of some arms; returns all rows there are.
+    """Does what is left of the runs of some arms; returns all rows there are.
+
+    Args:
+      part: i of n that share the folder: it begins with every nth run from the ith, and goes on
+        with those of the others that have not ended. A job that another one runs is waited for.
 
     Raises:
       SystemExit: a program failed; the message ends with its last output.
     """
-    index, parts = part
     self._build(only)
+
+    def mine_first(runs: list) -> list:
+      index, parts = part
+      others = [run for i, run in enumerate(runs) if i % parts != index]
+      return runs[index::parts] + others[::-1]
 
     def plan() -> Plan:
       return Plan(self.experiment, self.rows.read(), only)
 
     with jobs.workers(at_once) as pool:
       for at, budget in enumerate(self.experiment.budgets):
-        try:
-          searches = list(plan().searches(at))[index::parts]
-          jobs.finish([pool.submit(self._search, arm, budget, rate) for arm, rate in searches])
-          mine = plan().places(at)[index::parts]
-        except WaitingError:
-          missing = f"runs at {budget.spend:g} {self.experiment.unit} wait for results of other"
-          self.console.print(f"{missing} parts: start again when they have ended")
-          break
-        jobs.finish([pool.submit(self._measured, place, budget) for place in mine])
+        searches = mine_first(list(plan().searches(at)))
+        jobs.finish([pool.submit(self._search, arm, budget, rate) for arm, rate in searches])
+        places = mine_first(plan().places(at))
+        jobs.finish([pool.submit(self._measured, place, budget) for place in places])
     return self.rows.read()
 
   def _build(self, only: list[str]) -> None:
