@@ -1,5 +1,6 @@
 """Experiments: what is run, what is left to run, and the table against NumPy."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -200,6 +201,27 @@ def test_rates_and_the_best_arms_go_on_to_the_next_budget():
   # Nor of one without its first seed.
   assert plan.reported(e, [*rows, *more, row_of("bert", 2.0, 0.1, 1, pairs=3)])[-1]["seed"] == 1
   assert not plan.reported(made(), [row_of("a", 1, 0.1, 1, mlm_loss=3.0)])
+
+
+def test_the_report_shows_the_rates_that_were_searched():
+  e = halving(choose="mlm_loss")
+  rows = [
+    {"search": arm, "budget": 1.0, "rate": rate, "mlm_loss": loss}
+    for arm, losses in (("bert", (3.0, 2.5)), ("electra", (4.0,)))
+    for rate, loss in zip((0.1, 0.2), losses, strict=False)
+  ]
+  assert summary.search_table(e, rows, 0) == [
+    "| mlm_loss at rate | 0.1 | 0.2 |",
+    "|---|---|---|",
+    "| bert | 3.000 | **2.500** |",
+    "| electra | **4.000** |  |",
+    "",
+    "The best rate is the lowest or highest one tried: bert, electra.",
+  ]
+  three = dataclasses.replace(e, arms={"bert": Arm("small", rates=(0.1, 0.2, 0.4))})
+  more = [*rows, {"search": "bert", "budget": 1.0, "rate": 0.4, "mlm_loss": 2.6}]
+  assert summary.search_table(three, more, 0)[2:] == ["| bert | 3.000 | **2.500** | 2.600 |"]
+  assert summary.search_table(three, [], 0) == [] == summary.search_table(made(), rows, 0)
 
 
 def test_a_loss_is_better_where_it_is_lower_and_a_rank_can_be_given():

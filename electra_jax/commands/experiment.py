@@ -87,11 +87,11 @@ def main(args: argparse.Namespace) -> None:
   args.out.mkdir(parents=True, exist_ok=True)
   if not args.report:
     runner.Runner(experiment, args.out, rows, console).run(only, args.at_once, args.part)
-  found = plan.reported(experiment, jobs.Rows(rows).read())
-  if not found:
+  found = jobs.Rows(rows).read()
+  if not (lines := summary.report(experiment, found)):
     raise ValueError(f"{rows} has no row of these arms and budgets")
-  lines = summary.report(experiment, found)
   console.print("\n".join(lines))
   with replacing(args.out / "results.md") as temporary:
     temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-  summary.draw(args.out / "results.png", experiment, found)
+  if shown := plan.reported(experiment, found):
+    summary.draw(args.out / "results.png", experiment, shown)

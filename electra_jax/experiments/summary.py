@@ -1,11 +1,13 @@
 """Tables and the picture of an experiment's rows."""
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from electra_jax.experiments import jobs
 from electra_jax.experiments.definition import Experiment, number
+from electra_jax.experiments.plan import Plan, WaitingError, reported, search_key
 from electra_jax.monitor import curves, quantities
 
 FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs")
@@ -62,12 +64,44 @@ def table(experiment: Experiment, rows: Sequence[dict], budget: float) -> list[s
   return lines
 
 
+def search_table(experiment: Experiment, rows: Sequence[dict], at: int) -> list[str]:
+  """Returns the learning rates that were searched at a budget, in markdown; [] if none were.
+
+  The best is bold. A note names the arms whose best rate is the lowest or the highest one tried.
+  """
+  plan = Plan(experiment, rows, list(experiment.arms))
+  found: dict[str, dict[float, dict]] = {}
+  with contextlib.suppress(WaitingError):
+    for arm, rate in plan.searches(at):
+      with contextlib.suppress(WaitingError):
+        key = search_key(experiment, arm, experiment.budgets[at], rate)
+        found.setdefault(arm, {})[rate] = plan.find(key)
+  if not found:
+    return []
+  rates = sorted({rate for mine in found.values() for rate in mine})
+  lines = [f"| {experiment.choose} at rate | {' | '.join(f'{rate:g}' for rate in rates)} |"]
+  lines.append("|---" * (1 + len(rates)) + "|")
+  at_an_end = []
+  for arm, mine in found.items():
+    best = max(mine, key=lambda rate, mine=mine: plan.score(mine[rate]))
+    texts = {rate: f"{number(row[experiment.choose]):.3f}" for rate, row in mine.items()}
+    texts[best] = f"**{texts[best]}**"
+    lines.append(f"| {arm} | {' | '.join(texts.get(rate, '') for rate in rates)} |")
+    if best in (min(mine), max(mine)):
+      at_an_end.append(arm)
+  if at_an_end:
+    lines += ["", f"The best rate is the lowest or highest one tried: {', '.join(at_an_end)}."]
+  return lines
+
+
 def report(experiment: Experiment, rows: Sequence[dict]) -> list[str]:
-  """Returns a table for each budget, with a heading."""
-  lines = []
-  for budget in (x.spend for x in experiment.budgets):
-    if any(row["budget"] == budget for row in rows):
-      lines += [f"## {budget:g} {experiment.unit}", "", *table(experiment, rows, budget), ""]
+  """Returns the tables of each budget, with a heading: results, and searches of learning rates."""
+  lines, shown = [], reported(experiment, rows)
+  for at, budget in enumerate(x.spend for x in experiment.budgets):
+    if any(row["budget"] == budget for row in shown):
+      lines += [f"## {budget:g} {experiment.unit}", "", *table(experiment, shown, budget), ""]
+    if searched := search_table(experiment, rows, at):
+      lines += [*searched, ""]
   return lines
 
 
