@@ -36,7 +36,8 @@ GUIDES = (
   "extend",
 )
 REFERENCE = (
-  "objectives evidence speedrun data run weights evaluate speed preflight scale promises".split()
+  "objectives evidence speedrun data run weights evaluate speed preflight scale promises entries"
+  " design".split()
 )
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "LOG")
 

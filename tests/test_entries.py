@@ -174,7 +174,7 @@ def test_comparisons_with_names_of_entries_are_those_that_are_listed():
         words = {x.value for x in ast.walk(node) if isinstance(x, ast.Constant)} & names
         found |= {(path.relative_to(PACKAGE).with_suffix("").as_posix(), x) for x in words}
   listed = set()
-  for row in (PACKAGE.parent / "ARCHITECTURE.md").read_text().splitlines():
+  for row in (PACKAGE.parent / "docs" / "entries.md").read_text().splitlines():
     if re.fullmatch(r"\| `\w+/[^|]* \| `\w+` \| [^|`]*(`\w+`[^|]*)?\|", row):
       where, name = row.split("|")[1:3]
       modules = re.findall(r"`(\w+/\w+)", where)
