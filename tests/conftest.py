@@ -156,3 +156,16 @@ def make_tiny_config(shards: str):
     }
   )
   return config
+
+
+@pytest.fixture
+def tables():
+  """Restores the tables of entries and of fields, to which a test adds."""
+  from electra_jax.config import registry
+
+  found = [registry.table(kind) for kind in registry.KINDS] + [registry._origins]
+  before = [dict(table) for table in found]
+  yield
+  for table, old in zip(found, before, strict=True):
+    table.clear()
+    table.update(old)

@@ -15,15 +15,11 @@ from test_finetune import make_config, run, source  # noqa: F401 (a fixture)
 from test_objectives import RATES, SPEC, D, fresh, keys_of, make_batch
 from test_train import lines
 
-from electra_jax.core import encoder, generators, masking, objectives
-from electra_jax.finetune import labels, tasks
+from electra_jax.core import masking, objectives
+from electra_jax.finetune import labels
 from electra_jax.pretrain import train
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
-DICTS = (
-  *(objectives.OBJECTIVES, generators.GENERATORS, encoder.BLOCKS),
-  *(labels.METRICS, tasks.TASKS),
-)
 
 
 @functools.cache
@@ -33,16 +29,6 @@ def sections() -> dict[str, list[str]]:
   for part in re.split(r"^## ", GUIDE.read_text(), flags=re.M)[1:]:
     found[part.partition("\n")[0]] = re.findall(r"^```python\n(.*?)^```", part, re.M | re.S)
   return found
-
-
-@pytest.fixture
-def entries():
-  """Restores the dicts that the guide adds to."""
-  before = [dict(entries) for entries in DICTS]
-  yield
-  for entries, old in zip(DICTS, before, strict=True):
-    entries.clear()
-    entries.update(old)
 
 
 def execute(code: str) -> dict:
@@ -77,7 +63,7 @@ def test_every_block_of_the_guide_is_run_here():
     ],
   ),
 )
-def test_steps_lower_the_loss_of_what_the_guide_adds(heading, spec, entries):
+def test_steps_lower_the_loss_of_what_the_guide_adds(heading, spec, tables):
   execute(sections()[heading][0])
   spec, batch = spec(), make_batch()
   objective, params, keys = objectives.make(spec), fresh(spec), keys_of(batch)
@@ -105,7 +91,7 @@ def test_steps_lower_the_loss_of_what_the_guide_adds(heading, spec, entries):
     ("An encoder block", "mlm_loss"),
   ],
 )
-def test_what_the_guide_adds_trains(heading, loss, entries, tiny_shards, tmp_path):
+def test_what_the_guide_adds_trains(heading, loss, tables, tiny_shards, tmp_path):
   code, config_file = sections()[heading]
   execute(code)
   config, small = execute(config_file)["get_config"](), make_tiny_config(tiny_shards)
@@ -123,7 +109,7 @@ def test_what_the_guide_adds_trains(heading, loss, entries, tiny_shards, tmp_pat
   assert len(history) == 2 and history[1] < history[0]
 
 
-def test_the_guides_objective_moves_tokens_inside_their_sequence(entries):
+def test_the_guides_objective_moves_tokens_inside_their_sequence(tables):
   execute(sections()["An objective"][0])
   seen, corrupt = [], masking.corrupt
   with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +125,7 @@ def test_the_guides_objective_moves_tokens_inside_their_sequence(entries):
   assert float(terms["shuffled_loss"].count) == batch.padding_mask.sum()
 
 
-def test_the_guides_task_is_measured_by_its_metric(entries, source, tmp_path):  # noqa: F811
+def test_the_guides_task_is_measured_by_its_metric(tables, source, tmp_path):  # noqa: F811
   execute(sections()["A task"][0])
   rng = random.Random(0)
   (tmp_path / "docstrings").mkdir()

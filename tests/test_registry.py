@@ -18,18 +18,8 @@ from electra_jax.core.optimizer import SCHEDULES
 from electra_jax.data import build, shards, sources
 from electra_jax.pretrain import train
 
+pytestmark = pytest.mark.usefixtures("tables")
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
-
-
-@pytest.fixture(autouse=True)
-def tables():
-  """Restores all tables."""
-  found = [registry.table(kind) for kind in registry.KINDS] + [registry._origins]
-  before = [dict(table) for table in found]
-  yield
-  for table, old in zip(found, before, strict=True):
-    table.clear()
-    table.update(old)
 
 
 @pytest.fixture
