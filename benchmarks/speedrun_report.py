@@ -99,7 +99,7 @@ def draw(path: Path, rows: list[dict]) -> None:
   for row in rows:
     name = f"{row['arm']}, seed {row['seed']}"
     series[name] = row["tasks"]
-    if points := [x for x in row.get("curve", []) if "mlm_loss" in x]:
+    if points := [x for x in row.get("curve", []) if x["step"] and "mlm_loss" in x]:
       left.plot([x["step"] for x in points], [x["mlm_loss"] for x in points], "o-", label=name)
   series |= {f"{row['arm']}, fresh weights": row["control"] for row in rows if row["control"]}
   names = [name for name in NAMES if any(name in tasks for tasks in series.values())]
