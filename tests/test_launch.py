@@ -83,6 +83,15 @@ def test_a_slurm_job_is_one_srun_that_queues_itself_again(launch):
   assert done.returncode != 0 and "give --workdir=DIR" in done.stderr
 
 
+def test_a_job_of_an_array_begins_with_its_share_of_an_experiment(launch, tmp_path):
+  write_program(tmp_path / "python", 'echo "$@"')
+  array = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_COUNT": "3"}
+  args = ["mine.py", "--out=runs/mine"]
+  done = call(launch / "experiment.sbatch", *args, PYTHON=str(tmp_path / "python"), **array)
+  assert done.stdout == "-m electra_jax experiment mine.py --out=runs/mine --part=1/3\n"
+  assert "--array=0-N" in call(launch / "experiment.sbatch", *args).stderr
+
+
 @pytest.mark.parametrize(
   "gpus, visible", [("1", "0 cuda"), ("h100:8", "0,1,2,3,4,5,6,7 cuda"), ("", " ")]
 )
