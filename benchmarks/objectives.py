@@ -22,7 +22,7 @@ from rich.table import Table
 from train_step import VOCAB, Ours, synthetic_batch
 
 from electra_jax.config import files, specs
-from electra_jax.core import objectives, optimizer, step
+from electra_jax.core import learning_rates, objectives, optimizer, step
 from electra_jax.runtime import parallel
 
 
@@ -57,7 +57,7 @@ def memory() -> dict:
     config = files.load(f"{name}.py", "base")
     spec = specs.make_spec(config, VOCAB)
     cfg = specs.make_optimizer_config(config)
-    schedule = optimizer.make_schedule(cfg, config.train.steps)
+    schedule = learning_rates.make_schedule(cfg, config.train.steps)
     tx = optimizer.make_optimizer(cfg, schedule)
     mapped = parallel.map_train_step(
       step.make_train_step(objectives.make(spec), tx, schedule, seed=0)

@@ -20,6 +20,7 @@ from electra_jax.core import (
   generators,
   heads,
   layers,
+  learning_rates,
   networks,
   objectives,
   optimizer,
@@ -162,7 +163,7 @@ def test_comparisons_with_names_of_entries_are_those_that_are_listed():
   dicts = (
     *(attention.ATTENTION, encoder.BLOCKS, generators.GENERATORS, heads.HEADS, layers.NORMS),
     *(layers.FEED_FORWARDS, networks.TIES, objectives.OBJECTIVES, optimizer.OPTIMIZERS),
-    *(optimizer.SCHEDULES, scorers.SCORERS, labels.LABEL_TYPES, labels.METRICS),
+    *(learning_rates.SCHEDULES, scorers.SCORERS, labels.LABEL_TYPES, labels.METRICS),
     *(prepare.TASK_KINDS, tasks.TASKS, task_network.HEAD_KINDS, transformer_config.POSITIONS),
   )
   # Also a scope in TF1, a field of the parameters, and a format of files.

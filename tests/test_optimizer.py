@@ -10,7 +10,7 @@ import pytest
 from conftest import long_except
 from test_objectives import fresh
 
-from electra_jax.core import masking, objectives, optimizer
+from electra_jax.core import learning_rates, masking, objectives, optimizer
 from electra_jax.core.networks import generator_size
 from electra_jax.core.optimizer import OptimizerConfig
 from electra_jax.core.params import JOINED, named, tree_norm
@@ -22,7 +22,7 @@ PAPER = OptimizerConfig(
 
 
 def test_product_schedule_is_the_originals():
-  schedule = optimizer.make_schedule(PAPER, 1_000_000)
+  schedule = learning_rates.make_schedule(PAPER, 1_000_000)
   for t in (0, 1, 5000, 9999, 10_000, 500_000, 1_000_000):
     expected = 5e-4 * (1 - t / 1_000_000) * min(1, t / 10_000)
     assert float(schedule(jnp.int32(t))) == pytest.approx(expected, rel=1e-6, abs=1e-12)
@@ -30,14 +30,14 @@ def test_product_schedule_is_the_originals():
 
 
 def test_joined_schedule_warms_up_to_the_peak_and_then_decays():
-  schedule = optimizer.joined_schedule(1.0, 10, 110, 1.0)
+  schedule = learning_rates.joined_schedule(1.0, 10, 110, 1.0)
   got = [float(schedule(t)) for t in (0, 5, 10, 60, 110)]
   assert got == pytest.approx([0, 0.5, 1.0, 0.5, 0])
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_joined_schedule_is_the_one_that_optax_joins(power):
-  ours = optimizer.joined_schedule(1e-3, 6, 57, power)
+  ours = learning_rates.joined_schedule(1e-3, 6, 57, power)
   rises, decays = optax.linear_schedule(0, 1e-3, 6), optax.polynomial_schedule(1e-3, 0, power, 51)
   optaxs = optax.join_schedules([rises, decays], [6])
   t = np.arange(70)
@@ -53,7 +53,7 @@ def test_steps_that_are_data_are_divided_by_with_the_bits_of_constants(steps):
 
   t = jnp.arange(steps + 1)
   expected = over(lambda t: t / steps)(t)
-  np.testing.assert_array_equal(over(optimizer._share)(t, steps), expected)
+  np.testing.assert_array_equal(over(learning_rates._share)(t, steps), expected)
   np.testing.assert_allclose(expected, np.arange(steps + 1) / steps, rtol=2e-7)  # two roundings
 
 
@@ -62,7 +62,7 @@ def test_steps_that_are_data_are_divided_by_with_the_bits_of_constants(steps):
 def test_a_schedule_is_the_same_whether_its_steps_are_constants_or_data(name, steps, warmup_steps):
   def rates(t, warmup_steps, steps):
     cfg = dataclasses.replace(PAPER, schedule=name, warmup_steps=warmup_steps)
-    return optimizer.make_schedule(cfg, steps)(t)
+    return learning_rates.make_schedule(cfg, steps)(t)
 
   t = jnp.arange(steps + 1)
   constant = jax.jit(rates, static_argnums=(1, 2))(t, warmup_steps, steps)
@@ -71,8 +71,8 @@ def test_a_schedule_is_the_same_whether_its_steps_are_constants_or_data(name, st
 
 
 def test_schedules_without_warm_up_start_at_the_peak():
-  assert float(optimizer.product_schedule(1.0, 0, 10, 1.0)(0)) == 1.0
-  assert float(optimizer.joined_schedule(1.0, 0, 10, 1.0)(0)) == 1.0
+  assert float(learning_rates.product_schedule(1.0, 0, 10, 1.0)(0)) == 1.0
+  assert float(learning_rates.joined_schedule(1.0, 0, 10, 1.0)(0)) == 1.0
 
 
 def tree(seed):
@@ -86,7 +86,7 @@ def tree(seed):
 
 def test_electra_adam_equals_numpy_over_several_steps():
   cfg = OptimizerConfig("electra_adam", 0.1, "product", 2, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0)
-  tx = optimizer.make_optimizer(cfg, optimizer.make_schedule(cfg, 10))
+  tx = optimizer.make_optimizer(cfg, learning_rates.make_schedule(cfg, 10))
   params = jax.tree.map(jnp.float32, tree(0))
   state = tx.init(params)
   p = jax.tree.map(np.float64, tree(0))
@@ -190,8 +190,8 @@ def test_what_is_frozen_does_not_move_and_has_no_optimizer_state(separate):
 
 @pytest.mark.parametrize("power", [0.5, 2.0])
 def test_both_schedules_decay_with_their_power(power):
-  product = optimizer.product_schedule(2.0, 4, 100, power)
-  joined = optimizer.joined_schedule(2.0, 4, 104, power)
+  product = learning_rates.product_schedule(2.0, 4, 100, power)
+  joined = learning_rates.joined_schedule(2.0, 4, 104, power)
   for t in (4, 10, 50, 99, 100):
     # 1 - t / T is a difference of float32 numbers near 1: to 6e-8, twenty times that at its root.
     expected = pytest.approx(2 * (1 - t / 100) ** power, rel=1e-6, abs=2e-6)
@@ -304,7 +304,7 @@ def test_muon_decays_what_adamw_decays():
 
 
 def test_wsd_does_not_depend_on_the_steps_before_its_decay():
-  short, long = (optimizer.wsd_schedule(2.0, 5, steps, 20) for steps in (60, 100))
+  short, long = (learning_rates.wsd_schedule(2.0, 5, steps, 20) for steps in (60, 100))
   for step in range(40):
     assert short(step) == long(step)
   # 1 - sqrt: a quarter of the way down after a sixteenth of the decay.

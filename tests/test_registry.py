@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 import electra_jax
 from electra_jax.commands import cli
 from electra_jax.config import compare, load, registry, schema, validate
+from electra_jax.core.learning_rates import SCHEDULES
 from electra_jax.core.objectives import OBJECTIVES, ObjectiveDef
-from electra_jax.core.optimizer import SCHEDULES
 from electra_jax.data import build, shards, sources
 from electra_jax.pretrain import train
 

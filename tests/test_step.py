@@ -9,7 +9,7 @@ import optax
 import pytest
 from conftest import long_except
 
-from electra_jax.core import masking, objectives, optimizer, step, terms
+from electra_jax.core import learning_rates, masking, objectives, optimizer, step, terms
 from electra_jax.core.batch import Batch
 from electra_jax.core.networks import generator_size
 from electra_jax.core.transformer_config import TransformerConfig
@@ -46,7 +46,7 @@ def first_params():
 @functools.cache
 def program(devices, accumulation, dropout):
   cfg = optimizer.OptimizerConfig("electra_adam", 1e-2, "product", 0, 1, 0.01, 0.9, 0.999, 1e-6, 1)
-  schedule = optimizer.make_schedule(cfg, 100)
+  schedule = learning_rates.make_schedule(cfg, 100)
   tx = optimizer.make_optimizer(cfg, schedule)
   objective = objectives.make(make_spec(dropout))
   one = step.make_train_step(objective, tx, schedule, seed=7, accumulation=accumulation)
@@ -234,7 +234,7 @@ def test_what_a_step_reports_is_numpys_of_its_place_in_time():
 @pytest.mark.parametrize("name", optimizer.OPTIMIZERS)
 def test_a_restarted_state_counts_from_0_for_its_schedules_and_keeps_all_else(name):
   cfg = optimizer.OptimizerConfig(name, 0.1, "joined", 2, 1.0, 0.01, 0.9, 0.99, 1e-6, 1.0)
-  tx = optimizer.make_optimizer(cfg, optimizer.make_schedule(cfg, 10))
+  tx = optimizer.make_optimizer(cfg, learning_rates.make_schedule(cfg, 10))
   state = step.init_state({"ffn_in": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}, tx)
   for _ in range(3):
     _, opt_state = tx.update(state.params, state.opt_state, state.params)

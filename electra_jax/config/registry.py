@@ -27,7 +27,7 @@ KINDS = {
   "positions": "core.transformer_config.POSITIONS",
   "attention": "core.attention.ATTENTION",
   "optimizer": "core.optimizer.OPTIMIZERS",
-  "schedule": "core.optimizer.SCHEDULES",
+  "schedule": "core.learning_rates.SCHEDULES",
   "source": "data.sources.READERS",
   "task": "finetune.tasks.TASKS",
   "task_head": "core.task_network.HEAD_KINDS",

@@ -1,4 +1,4 @@
-"""The vocabulary of a build: a copy of a given file, or trained on a sample of the text."""
+"""The vocabulary of a build: a copy of a file, or one that `vocabulary` trains on a sample."""
 
 import collections
 import heapq

@@ -1,4 +1,4 @@
-"""Exports of networks: see electra_jax.export."""
+"""Exports of networks: see electra_jax.export. `interop.huggingface` makes their config.json."""
 
 import dataclasses
 import importlib.util

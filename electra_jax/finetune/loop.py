@@ -17,13 +17,8 @@ import numpy as np
 import optax
 
 from electra_jax.core import step as steps
-from electra_jax.core.optimizer import (
-  OptimizerConfig,
-  layer_rates,
-  make_optimizer,
-  make_schedule,
-  scale_each,
-)
+from electra_jax.core.learning_rates import make_schedule
+from electra_jax.core.optimizer import OptimizerConfig, layer_rates, make_optimizer, scale_each
 from electra_jax.core.task_heads import Head
 from electra_jax.core.task_network import init_backbone, make_objective, make_predict, shapes
 from electra_jax.core.transformer_config import TransformerConfig

@@ -2,7 +2,8 @@
 
 Metrics are recognised by name, as in metrics.jsonl: a loss with an accuracy (`mlm_loss`,
 `mlm_accuracy`), a discriminator's `_auc` and `_recall`, a generator's `sample_entropy`. Metrics
-that an objective does not report are not checked.
+that an objective does not report are not checked. A loss that is not finite is found in `metrics`,
+and `pretrain.train` stops or rolls back.
 """
 
 import collections
