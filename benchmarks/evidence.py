@@ -6,7 +6,7 @@
 
 DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000, pairs.jsonl
 (BLiMP's) and glue/ with GLUE's folders. FIELD=VALUE makes a trial: every arm gets the field, and
-the rows belong into a file of their own.
+the rows and the folder have to be others.
 
 Question: is one objective of the replaced-token family ahead of `bert` beyond two standard
 deviations on minimal pairs and on chunking, at the same FLOPs (generator and heads included)? All
@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "results" / "evidence_rows.jsonl"
 CONFIG = ROOT / "benchmarks" / "evidence_config.py"
 REFERENCE, FRESH = "bert", "fresh weights"
+SPLITS = {"train": "fitting", "dev": "choices", "test": "test"}
 RATES, CUT = (1.6e-3, 3.2e-3, 6.4e-3), 2_000
 FINETUNING = {"data.max_length": 64, "data.buckets": 2, "optimizer.learning_rate": 5e-4}
 CHUNKING = {"train.epochs": 2.0, "optimizer.learning_rate": 2e-3}  # the best of four (LOG.md)
@@ -62,9 +63,10 @@ def get_experiment(arg: str = "data") -> Experiment:
   cut_chunking(data / "chunk")
   changed = dict(field(text) for text in trial)
   fields = {"data.dir": str(data / "shards"), "data.sources": f"text:{data / 'text.txt'}"}
-  arms = {name: Arm(f"{CONFIG}:{name}", changed, RATES) for name in ARMS}
-  for name, start in STARTS.items():
-    arms[name] = Arm(f"{CONFIG}:{name}", changed, RATES, after=start, same_rate=True)
+  arms = {
+    name: Arm(f"{CONFIG}:{name}", changed, RATES, after=STARTS.get(name), same_rate=name in STARTS)
+    for name in ARMS
+  }
   arms[FRESH] = Arm(untrained=REFERENCE)
   chunking = {f"data.{k}": data / "chunk" / f"{v}.txt" for k, v in SPLITS.items()}
   tasks = {
@@ -92,9 +94,6 @@ def get_experiment(arg: str = "data") -> Experiment:
     pairs=Pairs(str(data / "pairs.jsonl"), 6_700, scorers_of, every=3),
     tasks=tasks,
   )
-
-
-SPLITS = {"train": "fitting", "dev": "choices", "test": "test"}
 
 
 def cut_chunking(folder: Path, count: int = CUT) -> None:

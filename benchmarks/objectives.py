@@ -1,4 +1,4 @@
-"""Every objective: how long is its step, how much memory does it take. benchmarks/learn.py: learns?
+"""Step time and memory of every objective; benchmarks/learn.py tests whether each learns.
 
   python benchmarks/objectives.py speed --json=OUT
   python benchmarks/objectives.py memory --json=OUT

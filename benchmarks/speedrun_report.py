@@ -49,9 +49,9 @@ def spread(values: list[float]) -> str:
 
 
 def mean_of_five(tasks: dict[str, list[float]]) -> str:
-  """Returns the mean of the five tasks and the deviation of one seed's, "" unless all are there.
+  """Returns the mean of the five tasks, "" unless all are there.
 
-  The tasks may have different numbers of seeds.
+  If each has seeds, it has the standard deviation for one seed of each.
 
   >>> mean_of_five({name: [70.0, 80.0] for name in FIVE})
   '75.0 ± 3.2'
@@ -59,8 +59,10 @@ def mean_of_five(tasks: dict[str, list[float]]) -> str:
   if not {*FIVE} <= {*tasks}:
     return ""
   seeds = [tasks[name] for name in FIVE]
-  sigma = math.hypot(*(statistics.stdev(x) if len(x) > 1 else 0.0 for x in seeds)) / len(FIVE)
-  return f"{statistics.fmean(map(statistics.fmean, seeds)):.1f} ± {sigma:.1f}"
+  mean = f"{statistics.fmean(map(statistics.fmean, seeds)):.1f}"
+  if min(map(len, seeds)) < 2:
+    return mean
+  return f"{mean} ± {math.hypot(*map(statistics.stdev, seeds)) / len(FIVE):.1f}"
 
 
 def table(rows: list[dict]) -> list[str]:

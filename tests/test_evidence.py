@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from electra_jax.commands import cli
 from electra_jax.config import compare, files, validate
 from electra_jax.experiments import definition, jobs, plan
 
@@ -40,8 +41,7 @@ def test_the_page_has_the_tables_of_the_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["detection", "evidence", "learn", "modern_ab"])
-def test_arms_of_a_committed_experiment_have_valid_configurations(name, monkeypatch):
-  monkeypatch.syspath_prepend(BENCHMARKS)
+def test_arms_of_a_committed_experiment_have_valid_configurations(name):
   e = definition.load(str(BENCHMARKS / f"{name}.py"))
   assert e.control is None or e.control in e.arms
   for arm in e.arms:
@@ -49,6 +49,14 @@ def test_arms_of_a_committed_experiment_have_valid_configurations(name, monkeypa
     if e.arms[arm].after:
       config.update_from_flattened_dict(dict.fromkeys(e.arms[arm].start_fields, "RUN"))
     validate.check(config)
+
+
+@pytest.mark.parametrize("name", ["detection", "evidence", "modern_ab"])
+def test_the_command_reports_committed_rows(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  rows = f"--rows={RESULTS / f'{name}_rows.jsonl'}"
+  cli.call("experiment", [f"benchmarks/{name}.py", f"--out={tmp_path}", rows, "--report"])
+  assert (tmp_path / "results.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(("name", "arms"), [("detection", 28), ("modern_ab", 13)])

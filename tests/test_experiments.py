@@ -13,7 +13,7 @@ from scipy import stats
 from electra_jax.commands import cli
 from electra_jax.core.flops import step_flops
 from electra_jax.experiments import definition, jobs, plan, summary
-from electra_jax.experiments.definition import Arm, Budget, Experiment
+from electra_jax.experiments.definition import Arm, Budget, Experiment, Task
 from electra_jax.pretrain.run import spec_without_data
 
 TINY = """
@@ -203,6 +203,12 @@ def test_rates_and_the_best_arms_go_on_to_the_next_budget():
   assert not plan.reported(made(), [row_of("a", 1, 0.1, 1, mlm_loss=3.0)])
 
 
+def test_fresh_weights_alone_need_the_search_of_the_arm_whose_shape_they_have():
+  e = halving()
+  assert list(plan.Plan(e, [], ["fresh"]).searches(0)) == [("bert", 0.1), ("bert", 0.2)]
+  assert e.needed(["fresh", "tied"]) == ["bert", "fresh", "electra", "tied"]
+
+
 def test_the_report_shows_the_rates_that_were_searched():
   e = halving(choose="mlm_loss")
   rows = [
@@ -215,12 +221,15 @@ def test_the_report_shows_the_rates_that_were_searched():
     "|---|---|---|",
     "| bert | 3.000 | **2.500** |",
     "| electra | **4.000** |  |",
-    "",
-    "The best rate is the lowest or highest one tried: bert, electra.",
   ]
   three = dataclasses.replace(e, arms={"bert": Arm("small", rates=(0.1, 0.2, 0.4))})
   more = [*rows, {"search": "bert", "budget": 1.0, "rate": 0.4, "mlm_loss": 2.6}]
   assert summary.search_table(three, more, 0)[2:] == ["| bert | 3.000 | **2.500** | 2.600 |"]
+  more[-1]["mlm_loss"] = 2.4
+  assert summary.search_table(three, more, 0)[3:] == [
+    "",
+    "The best rate is the lowest or highest one tried: bert.",
+  ]
   assert summary.search_table(three, [], 0) == [] == summary.search_table(made(), rows, 0)
 
 
@@ -236,6 +245,8 @@ def test_a_loss_is_better_where_it_is_lower_and_a_rank_can_be_given():
   ]
   found = plan.Plan(e, rows + results, list(e.arms))
   assert found.rate("electra", 0) == 0.1 and found.contestants(1) == ["bert", "metro"]
+  diverged = {"search": "bert", "budget": 1.0, "rate": 0.2, "train/mlm_loss": float("nan")}
+  assert plan.Plan(e, [diverged, *rows[1:]], []).rate("bert", 0) == 0.1
   e = halving(choose="rtd_auc")
   assert plan.Plan(e, [], []).score({"rtd_auc": 0.7}) == 0.7
 
@@ -266,8 +277,22 @@ def test_the_table_has_spread_and_paired_difference():
     ({"arms": {}}, "needs an arm"),
     ({"budgets": (0,)}, "budgets above 0"),
     ({"budgets": (1, Budget(1))}, "two budgets are equal"),
-    ({"budgets": (Budget(1, best=2),)}, "none before it, which best and factors refer to"),
+    ({"budgets": (Budget(1, best=2),)}, "it has no previous one"),
     ({"budgets": (1, Budget(2, seeds=0))}, "and a seed"),
+    ({"arms": {"a": Arm("small", seeds=0)}}, "and a seed"),
+    ({"budgets": (1, Budget(2, best=1), Budget(3)), "control": "a"}, "needs best, too"),
+    (
+      {"choose": "x", "tasks": {"x": Task("finetune/glue:rte", first_seed=True)}},
+      "choose='x': some networks are not measured on it",
+    ),
+    (
+      {"arms": {"a": Arm("small"), "b": Arm("small", rates=(1,), rate_of="a")}},
+      "arm 'b': rate_of replaces rates",
+    ),
+    (
+      {"arms": {"a": Arm("small"), "b": Arm(untrained="a"), "c": Arm("small", after="b")}},
+      "arm 'c' refers to an arm that is not trained",
+    ),
     (
       {"arms": {"a": Arm(untrained="b"), "b": Arm(untrained="a")}},
       "has the shape of 'b', which is not trained",

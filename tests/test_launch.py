@@ -89,6 +89,9 @@ def test_a_job_of_an_array_begins_with_its_share_of_an_experiment(launch, tmp_pa
   args = ["mine.py", "--out=runs/mine"]
   done = call(launch / "experiment.sbatch", *args, PYTHON=str(tmp_path / "python"), **array)
   assert done.stdout == "-m electra_jax experiment mine.py --out=runs/mine --part=1/3\n"
+  strided = array | {"SLURM_ARRAY_TASK_ID": "8", "SLURM_ARRAY_TASK_STEP": "2"}
+  again = call(launch / "experiment.sbatch", *args, PYTHON=str(tmp_path / "python"), **strided)
+  assert again.stdout.endswith(" --part=2/3\n")
   assert "--array=0-N" in call(launch / "experiment.sbatch", *args).stderr
 
 

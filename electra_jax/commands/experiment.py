@@ -1,6 +1,6 @@
 """Compares configurations: arms x seeds, each with the same FLOPs, steps or minutes.
 
-  electra-jax experiment FILE.py[:ARG] --out=DIR [--rows=FILE] [--only=ARM,ARM] [--at-once=2]
+  electra-jax experiment FILE.py[:ARG] --out=DIR [--rows=FILE] [--only=ARM,ARM] [--at-once=N]
                          [--part=I/N]
   electra-jax experiment --arms A.py B.py --out=DIR [--seeds=3] [--match=flops|steps|minutes]
                          [--pairs=FILE] [--set FIELD=VALUE ...]
@@ -84,7 +84,8 @@ def main(args: argparse.Namespace) -> None:
   if unknown := [name for name in only if name not in experiment.arms]:
     raise ValueError(f"--only: unknown arm {unknown[0]!r}; arms: {', '.join(experiment.arms)}")
   console, rows = terminal.console(), args.rows or args.out / runner.ROWS
-  args.out.mkdir(parents=True, exist_ok=True)
+  for folder in (args.out, rows.parent):
+    folder.mkdir(parents=True, exist_ok=True)
   if not args.report:
     runner.Runner(experiment, args.out, rows, console).run(only, args.at_once, args.part)
   found = jobs.Rows(rows).read()

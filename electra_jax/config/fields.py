@@ -111,7 +111,7 @@ def fields_of(config: ConfigDict, *, effects: bool = False) -> list[Field]:
   """Returns all fields, in the order of the base configuration.
 
   Args:
-    effects: also find registered names, and what has no effect in it; that loads JAX.
+    effects: also list registered names and mark fields that have no effect; loads JAX.
   """
   base = base_of(config)
   values, defaults = flatten(config), flatten(load(base))

@@ -58,10 +58,10 @@ class Row:
     return self.choices() if callable(self.choices) else self.choices
 
   def facts(self, value: Any, config: ConfigDict | None) -> list[str]:
-    """Returns what there is to know of a field with a value beside its meaning.
+    """Returns notes on a field: its choices, its range, whether it defines the run.
 
     Args:
-      config: whose registered names, and fields without effect, are among them; that loads JAX.
+      config: if given, also registered names and whether the field has no effect; loads JAX.
     """
     known = self.choices if config is None else self.allowed
     found = [f"one of {', '.join(known)}"] if known and not callable(known) else []

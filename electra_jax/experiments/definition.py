@@ -15,6 +15,7 @@ A definition file is Python with `get_experiment(arg)`:
 import dataclasses
 import importlib.util
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ class Budget:
 
   spend: float  # generator and heads included
   seeds: int | None = None  # not set = the experiment's
-  best: int | None = None  # the control and the best of the other arms before; not set = all arms
-  # rates to search, times each arm's best rate at the budget before; () searches the arms' again
+  # keep the control and this many of the best other arms of the previous budget; not set = all arms
+  best: int | None = None
+  # rates to search, as multiples of each arm's best rate at the previous budget; () = the arm's own
   factors: tuple[float, ...] = ()
   without: tuple[str, ...] = ()  # tasks that are left out
 
@@ -69,7 +71,7 @@ class Pairs:
   count: int | None = None  # this many, evenly spaced
   # of a configuration: the names of its scorers; not set = the objective's default
   scorers: Callable[[ConfigDict], Sequence[str]] | None = None
-  # every Nth paradigm is for choices: the measure NAME_choices has those, NAME the others
+  # every Nth paradigm is reserved for choices: NAME_choices is measured on those, NAME on the rest
   every: int | None = None
 
 
@@ -126,12 +128,20 @@ class Experiment:
     if self.unit not in UNITS:
       raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}")
     counts = [self.seeds, *(x.seeds for x in budgets if x.seeds is not None)]
+    counts += [arm.seeds for arm in self.arms.values() if arm.seeds is not None]
     if not self.arms or not budgets or min(x.spend for x in budgets) <= 0 or min(counts) < 1:
       raise ValueError("an experiment needs an arm, budgets above 0 and a seed")
     if len({x.spend for x in budgets}) < len(budgets):
       raise ValueError("two budgets are equal")
     if budgets[0].best is not None or budgets[0].factors:
-      raise ValueError("the first budget has none before it, which best and factors refer to")
+      raise ValueError("the first budget cannot set best or factors: it has no previous one")
+    for before, budget in zip(budgets, budgets[1:], strict=False):
+      if before.best is not None and budget.best is None:
+        raise ValueError("a budget after one with best needs best, too")
+    searched = {name for x in budgets if len(x.factors) != 1 for name in x.without}
+    for name, task in tasks.items():
+      if self.choose in task.splits and (task.first_seed or name in searched):
+        raise ValueError(f"choose={self.choose!r}: some networks are not measured on it")
     for name, arm in self.arms.items():
       self._check_arm(name, arm)
     if self.control is not None and self.control not in self.arms:
@@ -148,6 +158,10 @@ class Experiment:
       raise ValueError(f"arm {name!r} has the shape of {arm.untrained!r}, which is not trained")
     if not 0 < arm.share < 1:
       raise ValueError(f"arm {name!r}: share must be between 0 and 1, got {arm.share}")
+    if arm.rate_of and (arm.rates or self.arms[arm.rate_of].rate_of):
+      raise ValueError(f"arm {name!r}: rate_of replaces rates, and names an arm without rate_of")
+    if any(other and self.arms[other].untrained for other in (arm.rate_of, arm.after)):
+      raise ValueError(f"arm {name!r} refers to an arm that is not trained")
     if arm.rates and self.unit == "minutes":
       raise ValueError(f"arm {name!r}: rates are searched at equal flops or steps")
 
@@ -160,10 +174,18 @@ class Experiment:
     """Returns whether a quantity of the rows is measured on a network, not read from its run."""
     return name in self.measures or name.split("_")[0] == "pairs"
 
+  def needed(self, only: Sequence[str]) -> list[str]:
+    """Returns some arms, and before each those that it takes a rate, a start or a shape from."""
+    found: dict[str, None] = {}
+    for name in only:
+      arm = self.arms[name]
+      others = [x for x in (arm.rate_of, arm.after, arm.untrained) if x and x not in found]
+      found |= dict.fromkeys([*self.needed(others), name])
+    return list(found)
+
   def seeds_of(self, arm: str, budget: Budget) -> int:
     """Returns how many seeds an arm has at a budget."""
-    own = self.arms[arm].seeds
-    return min(x for x in (own, budget.seeds or self.seeds) if x is not None)
+    return budget.seeds or self.arms[arm].seeds or self.seeds
 
   def configuration(self, name: str) -> ConfigDict:
     """Returns the configuration of an arm, with the fields of the experiment and its own."""
@@ -189,6 +211,7 @@ def load(name: str) -> Experiment:
   if spec is None:
     raise ValueError(f"{file} is not a definition of an experiment: its name must end in .py")
   module = importlib.util.module_from_spec(spec)
+  sys.path.insert(0, str(Path(file).resolve().parent))  # as a script: it may import what is beside
   try:
     spec.loader.exec_module(module)
     found = module.get_experiment(arg) if colon else module.get_experiment()

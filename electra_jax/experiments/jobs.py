@@ -66,7 +66,8 @@ class Rows:
     if row := self.find(key):
       return row
     row = key | measure()
-    with self._lock:
+    with self._lock, self._path.with_suffix(".lock").open("w") as lock:
+      flock(lock, wait=True)
       if other := self.find(key):  # another process has measured it meanwhile
         return other
       append(self._path, row)
@@ -76,8 +77,8 @@ class Rows:
 def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
   """Runs a program of the package, unless it has already ended well with the same arguments.
 
-  Who asks for a job that another thread or process runs waits for its end: several runs start from
-  one.
+  If another thread or process is running the job, it waits for it to end: several runs may start
+  from the same one.
   Its output goes to out/logs, its arguments and seconds to out/commands.jsonl. Fine-tunings share
   what they compile, because all starts have the same shapes.
 

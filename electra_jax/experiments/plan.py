@@ -1,6 +1,7 @@
-"""Which runs an experiment needs, given the rows that there are."""
+"""Which runs an experiment needs, given the rows so far."""
 
 import functools
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -89,7 +90,9 @@ class Plan:
     name = self.experiment.choose
     higher = quantities.of(name.removeprefix(TRAINING)).kind in HIGHER
     sign = 1 if higher or self.experiment.is_measure(name) else -1
-    return sign * number(row[name])
+    value = row.get(name)
+    value = math.nan if value is None else number(value)
+    return -math.inf if math.isnan(value) else sign * value
 
   def contestants(self, at: int) -> list[str]:
     """Returns the arms that are trained with a budget."""
@@ -112,7 +115,8 @@ class Plan:
   def searches(self, at: int) -> Iterator[tuple[str, float]]:
     """Yields the (arm, rate) that are searched at a budget."""
     tuned: dict[str, None] = {}
-    for name in self.contestants(at):
+    shapes = [self.experiment.arms[name].untrained for name in self.only if at == 0]
+    for name in [*self.contestants(at), *filter(None, shapes)]:
       arm = self.experiment.arms[name]
       tuned[self.tuned_with(name)] = None
       if arm.after and not arm.same_rate:
@@ -122,7 +126,7 @@ class Plan:
       yield from ((arm, rate) for rate in (rates if len(rates) > 1 else ()))
 
   def places(self, at: int) -> list[Place]:
-    """Returns the runs at a budget, seed by seed; with the first one fresh weights, too."""
+    """Returns the runs at a budget, seed by seed; at the first budget, fresh weights too."""
     e = self.experiment
     found = [place for arm in self.contestants(at) for place in self.of_arm(arm, at)]
     if at == 0:

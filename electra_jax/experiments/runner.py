@@ -6,6 +6,7 @@ goes on where it was; several machines may add rows to one folder.
 
 import json
 import statistics
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class Runner:
     """Does what is left of the runs of some arms; returns all rows there are.
 
     Args:
-      part: i of n that share the folder: it begins with every nth run from the ith, and goes on
-        with those of the others that have not ended. A job that another one runs is waited for.
+      part: (i, n): this process is part i of n. It starts with runs i, i + n, ..., then takes
+        unfinished runs of the other parts. If another process is running a job, it waits for it.
 
     Raises:
       SystemExit: a program failed; the message ends with its last output.
@@ -47,8 +48,9 @@ class Runner:
 
     def mine_first(runs: list) -> list:
       index, parts = part
-      others = [run for i, run in enumerate(runs) if i % parts != index]
-      return runs[index::parts] + others[::-1]
+      shares = [runs[(index + k) % parts :: parts] for k in range(parts)]
+      # From the other end: the part that they belong to comes from the front.
+      return shares[0] + [run for share in shares[1:] for run in share[::-1]]
 
     def plan() -> Plan:
       return Plan(self.experiment, self.rows.read(), only)
@@ -66,7 +68,7 @@ class Runner:
     pairs = self.experiment.pairs
     if pairs and pairs.count:
       jobs.write_pairs(self.out, Path(pairs.file), pairs.count)
-    for name in only:
+    for name in self.experiment.needed(only):
       arm = self.experiment.arms[self.experiment.arms[name].untrained or name]
       config = self.experiment.configuration(name)
       folder = Path(config.data.dir or "")
@@ -79,12 +81,16 @@ class Runner:
       return self._measured(place, budget)
 
     def measure() -> dict:
-      folder, _ = self._trained(place)
-      if not e.choose.startswith(TRAINING):
-        return {e.choose: jobs.heldout(folder)[-1][e.choose]}
-      return {e.choose: training_mean(folder, e.choose.removeprefix(TRAINING))}
+      return {e.choose: self._chosen(self._trained(place)[0])}
 
     return self.rows.once(search_key(e, arm, budget, rate), measure)
+
+  def _chosen(self, folder: Path) -> float | None:
+    """Returns the metric of a run that rates are chosen by."""
+    name = self.experiment.choose
+    if name.startswith(TRAINING):
+      return training_mean(folder, name.removeprefix(TRAINING))
+    return jobs.heldout(folder)[-1].get(name)
 
   def _measured(self, place: Place, budget: Budget) -> dict:
     return self.rows.once(place.key, lambda: self._measure(place, budget))
@@ -94,7 +100,8 @@ class Runner:
     if like := e.arms[place.arm].untrained:
       first = Place(like, e.budgets[0].spend, 0, self._rate(like, 0))
       start = {"init": "random", "like": self._trained(first)[0]}
-      return self._tasks(place.name, start, place.seed, budget)
+      without = set.intersection(*(set(x.without) for x in e.budgets))
+      return self._tasks(place.name, start, place.seed, without)
     (folder, flops), config = self._trained(place), e.configuration(place.arm)
     last = jobs.heldout(folder)[-1]
     row = {"rate": place.rate or config.optimizer.learning_rate}
@@ -107,7 +114,9 @@ class Runner:
     if e.probe:
       files = (f"--{name}={file}" for name, file in zip(("train", "test"), e.probe, strict=True))
       row["probe"] = next(iter(self._evaluate(folder, "probe", *files)["metrics"].values()))
-    return row | self._tasks(folder.name, {"init": folder}, place.seed, budget)
+    if not e.is_measure(e.choose) and e.rank is None:
+      row[e.choose] = self._chosen(folder)
+    return row | self._tasks(folder.name, {"init": folder}, place.seed, budget.without)
 
   def _pairs(self, folder: Path, config: ConfigDict, pairs: Pairs) -> dict[str, float]:
     """Returns the accuracy of each scorer, in percent."""
@@ -125,16 +134,19 @@ class Runner:
         found[name] = accuracy([scored["all"]])
     return found
 
-  def _tasks(self, name: str, start: dict, seed: int, budget: Budget) -> dict[str, Any]:
+  def _tasks(self, name: str, start: dict, seed: int, without: Collection[str]) -> dict[str, Any]:
     """Returns the main metric of each task in percent, of several seeds a list."""
     found = {}
     for title, task in self.experiment.tasks.items():
-      if title in budget.without or (task.first_seed and seed):
+      if title in without or (task.first_seed and seed):
         continue
       fields = start | {"seed": seed, "seeds": task.seeds, "keep": "none"} | dict(task.fields)
       rows = jobs.finetune(self.out, f"{name}-{title}", task.config, fields)
       for measure, split in task.splits.items():
         values = [jobs.main_metric(row) for row in rows if row["split"] == split]
+        if len(values) != task.seeds:
+          splits = ", ".join(dict.fromkeys(row["split"] for row in rows))
+          raise SystemExit(f"task {title!r}: one task with the split {split!r}, not {splits}")
         found[measure] = values if task.seeds > 1 else values[0]
     return found
 

@@ -12,17 +12,19 @@ from electra_jax.monitor import curves, quantities
 
 FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs")
 
+NUMBERS = int | float | list  # of a measure; a list is of several seeds of fine-tuning
+
 
 def measures(rows: Sequence[dict]) -> list[str]:
   """Returns the names of the measures, in the order in which rows have them."""
   names = dict.fromkeys(name for row in rows for name in row if name not in FACTS)
-  return [name for name in names if any(row.get(name) is not None for row in rows)]
+  return [name for name in names if any(isinstance(row.get(name), NUMBERS) for row in rows)]
 
 
 def values(rows: Sequence[dict], arm: str, budget: float, name: str) -> dict[int, float]:
   """Returns {seed: value} of a measure."""
   mine = (row for row in rows if (row["arm"], row["budget"]) == (arm, budget))
-  return {row["seed"]: number(row[name]) for row in mine if row.get(name) is not None}
+  return {row["seed"]: number(row[name]) for row in mine if isinstance(row.get(name), NUMBERS)}
 
 
 def paired(mine: dict[int, float], theirs: dict[int, float]) -> tuple[float, float] | None:
@@ -87,7 +89,7 @@ def search_table(experiment: Experiment, rows: Sequence[dict], at: int) -> list[
     texts = {rate: f"{number(row[experiment.choose]):.3f}" for rate, row in mine.items()}
     texts[best] = f"**{texts[best]}**"
     lines.append(f"| {arm} | {' | '.join(texts.get(rate, '') for rate in rates)} |")
-    if best in (min(mine), max(mine)):
+    if len(mine) > 2 and best in (min(mine), max(mine)):
       at_an_end.append(arm)
   if at_an_end:
     lines += ["", f"The best rate is the lowest or highest one tried: {', '.join(at_an_end)}."]
@@ -108,7 +110,8 @@ def report(experiment: Experiment, rows: Sequence[dict]) -> list[str]:
 @curves.plain_names()
 def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
   """Draws each measure against the FLOPs of the runs: a line for an arm, a point for a seed."""
-  names = measures(rows)
+  if not (names := measures(rows)):
+    return
   figure = curves.new_figure(4.2 * len(names), 3.4, layout="constrained")
   for place, name in enumerate(names):
     axis = figure.add_subplot(1, len(names), place + 1)
@@ -116,7 +119,12 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
       means = []
       for budget in experiment.budgets:
         mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget.spend)]
-        points = [(row["flops"], number(row[name])) for row in mine if row.get(name) is not None]
+        # Rows of FLOPs made before the command was have their budget alone.
+        points = [
+          (row.get("flops", row["budget"]), number(row[name]))
+          for row in mine
+          if isinstance(row.get(name), NUMBERS)
+        ]
         if points:
           axis.plot(*zip(*points, strict=True), "o", color=colour, markersize=4)
           means.append(tuple(map(statistics.fmean, zip(*points, strict=True))))

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,19 +103,23 @@ def arms(runs: Sequence[SavedRun]) -> list[Arm]:
   """
   found: dict[str, list[SavedRun]] = {}
   for run in runs:
-    found.setdefault(str(recipe(run.config.to_dict())), []).append(run)
+    saved = compare.flatten(read_run_config(run.folder))  # the hashes of its data are here alone
+    hashes = [saved.get(name) for name in schema.HASHES]
+    found.setdefault(str((recipe(run.config.to_dict()), hashes)), []).append(run)
   grouped = []
   for mine in found.values():
     if len({run.config.seed for run in mine}) == len(mine) > 1:
-      stem = os.path.commonprefix([run.name for run in mine]).rstrip("-_. /")
-      grouped.append(Arm(f"{stem or mine[0].name} ({len(mine)} seeds)", tuple(mine)))
+      stem = re.match(r"(.*[-_. /])?", os.path.commonprefix([run.name for run in mine]))[0]
+      name = f"{stem.rstrip('-_. /') or mine[0].name} ({len(mine)} seeds)"
+      taken = {arm.name for arm in grouped}
+      grouped.append(Arm(f"{mine[0].name} and others" if name in taken else name, tuple(mine)))
     else:
       grouped += [Arm(run.name, (run,)) for run in mine]
   return grouped
 
 
 def recipe(config: dict) -> dict[str, Any]:
-  """Returns the fields in which seeds agree; of a run that a run starts from, its recipe."""
+  """Returns the fields that all seeds of a recipe share; a starting run's path is its recipe."""
   fields = compare.recipe(compare.flatten(config))
   for name in schema.names(is_path=True):
     start = Path(fields.get(name) or "")
