@@ -287,7 +287,7 @@ def test_seeds_of_one_recipe_are_one_arm_with_mean_and_spread(runs, tmp_path):
   shorter = dataclasses.replace(more[1], history=more[1].history[:-1])
   few = figures.spread(saved_run.arms([one, shorter])[0], "heldout", "mlm_loss")
   assert len(few["step"]) == len(columns["step"]) - 1
-  # The same seed twice is no spread, and a start from runs of one recipe is one.
+  # Two runs of the same seed stay apart. Seeds that start from seeds of one recipe are one arm.
   assert len(saved_run.arms([one, with_seed(one, 0, "again", 0.0)])) == 2
   starts = []
   for seed in (0, 1):

@@ -5,7 +5,7 @@
   electra-jax report --make-band RUN RUN RUN [RUN...] --out=band.json
 
 RUN is a workdir of training, running or finished; runs that differ in their seed alone are shown
-together, with mean and spread. --price is that of a device for an hour; --pairs are folders of
+together, with mean and spread. --price is the price of a device-hour; --pairs are folders of
 `electra-jax evaluate pairs --out`, --finetune workdirs of `electra-jax finetune`.
 --make-band writes what seeds of one configuration reach, with a tolerance, for
 `config.health.reference`.

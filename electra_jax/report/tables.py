@@ -27,7 +27,7 @@ def _of_each(arm: Arm, text: Callable[[SavedRun], str]) -> str:
 
 
 def overview(arms: Sequence[Arm], price: float | None) -> Table:
-  """An overview of arms. `price` is that of a device for an hour."""
+  """An overview of arms. `price` is the price of a device-hour."""
   rows = {
     "objective": lambda r: f"{r.config.objective.name}, {r.config.generator.kind} generator",
     "code": lambda r: r.start.get("code", "not recorded"),
