@@ -31,7 +31,7 @@ FIELDS = {{
 def get_experiment(arg=None):
   return Experiment(
     arms={{
-      "bert": Arm("bert:quickstart", rates=(1e-2, 1e-9)),
+      "bert": Arm("bert:quickstart", rates=(1e-2, 1e-9, 1e30)),
       "electra": Arm("quickstart", rate_of="bert", after="bert"),
     }},
     control="bert", budgets=(8,), unit="steps", seeds=1, heldout=("mlm_loss", "rtd_auc"),
@@ -49,8 +49,10 @@ def test_arms_are_trained_with_the_rate_that_was_best_and_only_once(
   Path("mine.py").write_text(TINY.format(data=str(tiny_shards)))
   cli.call("experiment", ["mine.py", "--out=out", "--only=bert", "--at-once=2"])
   rows = jobs.json_lines(Path("out/rows.jsonl"))
-  searched = {row["rate"]: row["mlm_loss"] for row in rows if "search" in row}
+  searched = {row["rate"]: row.get("mlm_loss") for row in rows if "search" in row}
   assert searched[1e-2] < searched[1e-9]  # the second learns nothing
+  diverged = {"search": "bert", "budget": 8, "rate": 1e30, "diverged": True}
+  assert diverged in rows
   (row,) = (row for row in rows if row.get("arm") == "bert")
   assert (row["rate"], row["steps"], row["mlm_loss"]) == (1e-2, 8, searched[1e-2])
   assert "detect" not in row and row["rtd_auc"] is None  # BERT does not detect
@@ -225,7 +227,9 @@ def test_the_report_shows_the_rates_that_were_searched():
   three = dataclasses.replace(e, arms={"bert": Arm("small", rates=(0.1, 0.2, 0.4))})
   more = [*rows, {"search": "bert", "budget": 1.0, "rate": 0.4, "mlm_loss": 2.6}]
   assert summary.search_table(three, more, 0)[2:] == ["| bert | 3.000 | **2.500** | 2.600 |"]
-  more[-1]["mlm_loss"] = 2.4
+  more[-1] = {**more[-1], "diverged": True}
+  assert summary.search_table(three, more, 0)[2] == "| bert | 3.000 | **2.500** | diverged |"
+  more[-1] = {**more[-1], "mlm_loss": 2.4, "diverged": False}
   assert summary.search_table(three, more, 0)[3:] == [
     "",
     "The best rate is the lowest or highest one tried: bert.",
@@ -247,6 +251,9 @@ def test_a_loss_is_better_where_it_is_lower_and_a_rank_can_be_given():
   assert found.rate("electra", 0) == 0.1 and found.contestants(1) == ["bert", "metro"]
   diverged = {"search": "bert", "budget": 1.0, "rate": 0.2, "train/mlm_loss": float("nan")}
   assert plan.Plan(e, [diverged, *rows[1:]], []).rate("bert", 0) == 0.1
+  gone = row_of("electra", 1.0, 0.1, diverged=True)
+  found = plan.Plan(e, [*rows, results[0], gone, *results[2:]], list(e.arms))
+  assert found.contestants(1) == ["bert", "metro"]
   e = halving(choose="rtd_auc")
   assert plan.Plan(e, [], []).score({"rtd_auc": 0.7}) == 0.7
 
@@ -264,6 +271,8 @@ def test_the_table_has_spread_and_paired_difference():
   assert a == f"| a | 0.001 | 10 | 3 | {x.mean():.3f} ± {x.std(ddof=1):.3f} |"
   assert b.endswith(f" ({(y - x).mean():+.3f} ± {stats.sem(y - x):.3f}) |")
   # Of seeds that both have; a measure that an arm lacks is not compared.
+  gone = {"arm": "b", "budget": 1, "seed": 3, "diverged": True}
+  assert summary.table(made(control="a"), [*rows, gone], 1)[3] == b.replace("3", "3, 1 diverged", 1)
   few = [row for row in rows if (row["arm"], row["seed"]) != ("b", 2)]
   assert summary.paired(summary.values(few, "b", 1, "loss"), summary.values(few, "a", 1, "loss"))[
     0

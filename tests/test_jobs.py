@@ -1,5 +1,6 @@
 """The jobs of a long comparison, where one fails."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -49,12 +50,21 @@ def test_a_job_that_ended_is_known_after_a_line_that_was_cut_off(tmp_path):
   assert [x["job"] for x in jobs.json_lines(tmp_path / "commands.jsonl")] == ["train/x"]
 
 
-def test_pairs_that_are_scored_already_are_not_scored_again(tmp_path):
-  (tmp_path / "pairs" / "run-rtd").mkdir(parents=True)
-  (tmp_path / "pairs" / "run-rtd" / "pairs.json").write_text('{"all": 1}')
+def test_a_measure_is_made_again_only_with_other_arguments(tmp_path, monkeypatch):
   e = Experiment({"a": Arm("small")}, (1,))
-  runs = runner.Runner(e, tmp_path, tmp_path / "rows.jsonl", Console())
-  assert runs._evaluate(tmp_path / "run", "pairs", name="rtd") == {"all": 1}
+  runs, started = runner.Runner(e, tmp_path, tmp_path / "rows.jsonl", Console()), []
+
+  def evaluate(out, job, module, arguments, ended):  # stands for the program alone
+    started.append(arguments[2])
+    file = tmp_path / "pairs" / "run-rtd" / "pairs.json"
+    file.parent.mkdir(parents=True)  # fails if it is there
+    file.write_text(json.dumps({"all": len(started)}))
+    jobs.append(out / "commands.jsonl", {"job": job, "arguments": arguments, "ended": True})
+
+  monkeypatch.setattr(jobs, "_run", evaluate)
+  for data, found in (("a", 1), ("a", 1), ("b", 2)):
+    assert runs._evaluate(tmp_path / "run", "pairs", f"--data={data}", name="rtd") == {"all": found}
+  assert started == ["--data=a", "--data=b"]
 
 
 def test_a_job_that_two_processes_ask_for_runs_once(tmp_path):

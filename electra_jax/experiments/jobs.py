@@ -74,6 +74,12 @@ class Rows:
     return row
 
 
+def has_ended(out: Path, job: str, arguments: list[str]) -> bool:
+  """Returns whether a program has run to its end with these arguments."""
+  lines = json_lines(out / "commands.jsonl")
+  return any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines)
+
+
 def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
   """Runs a program of the package, unless it has already ended well with the same arguments.
 
@@ -92,8 +98,7 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   lock.parent.mkdir(parents=True, exist_ok=True)
   with _RUNNING[out, job], lock.open("w") as file:
     flock(file, wait=True)
-    lines = json_lines(out / "commands.jsonl")
-    if not any(x["job"] == job and x["arguments"] == arguments and x["ended"] for x in lines):
+    if not (has_ended(out, job, arguments) and ended()):
       _run(out, job, module, arguments, ended)
 
 

@@ -103,7 +103,11 @@ class Plan:
     others = [arm for arm in before if arm != e.control]
     rank = e.rank or (lambda rows: statistics.fmean(map(self.score, rows)))
     found = {arm: [self.find(place.key) for place in self.of_arm(arm, at - 1)] for arm in others}
-    others.sort(key=lambda arm: rank(found[arm]), reverse=True)
+
+    def ranked(arm: str) -> float:
+      return -math.inf if any(row.get("diverged") for row in found[arm]) else rank(found[arm])
+
+    others.sort(key=ranked, reverse=True)
     return [arm for arm in before if arm == e.control] + others[:best]
 
   def of_arm(self, arm: str, at: int) -> list[Place]:
@@ -158,6 +162,6 @@ def reported(experiment: Experiment, rows: Sequence[Row]) -> list[Row]:
     if arm is None or arm.untrained:
       return arm is not None
     known = rates(row["arm"], spends.index(row["budget"])) if row["budget"] in spends else ()
-    return any(rate in (None, row["rate"]) for rate in known)
+    return any(rate in (None, row.get("rate")) for rate in known)
 
   return [row for row in rows if counts(row)]

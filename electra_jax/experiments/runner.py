@@ -5,8 +5,9 @@ goes on where it was; several machines may add rows to one folder.
 """
 
 import json
+import shutil
 import statistics
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,14 @@ from electra_jax.cost import tables
 from electra_jax.experiments import jobs
 from electra_jax.experiments.definition import TRAINING, Budget, Experiment, Pairs
 from electra_jax.experiments.plan import Place, Plan, search_key
+from electra_jax.monitor import journal
 from electra_jax.monitor.metrics import read_history
 
 ROWS = "rows.jsonl"
+
+
+class DivergedError(Exception):
+  """A training ended at a loss that is NaN or infinite."""
 
 
 class Runner:
@@ -83,7 +89,18 @@ class Runner:
     def measure() -> dict:
       return {e.choose: self._chosen(self._trained(place)[0])}
 
-    return self.rows.once(search_key(e, arm, budget, rate), measure)
+    return self._row(search_key(e, arm, budget, rate), measure)
+
+  def _row(self, key: dict, measure: Callable[[], dict]) -> dict:
+    """Returns the row of `key`; that of a training that diverges has no measures."""
+
+    def found() -> dict:
+      try:
+        return measure()
+      except DivergedError:
+        return {"diverged": True}
+
+    return self.rows.once(key, found)
 
   def _chosen(self, folder: Path) -> float | None:
     """Returns the metric of a run that rates are chosen by."""
@@ -93,7 +110,7 @@ class Runner:
     return jobs.heldout(folder)[-1].get(name)
 
   def _measured(self, place: Place, budget: Budget) -> dict:
-    return self.rows.once(place.key, lambda: self._measure(place, budget))
+    return self._row(place.key, lambda: self._measure(place, budget))
 
   def _measure(self, place: Place, budget: Budget) -> dict:
     e = self.experiment
@@ -154,9 +171,12 @@ class Runner:
     job = f"{what}/{'-'.join(filter(None, (folder.name, name)))}"
     place = self.out / (job if what == "pairs" else f"{job}.json")
     found = place / "pairs.json" if what == "pairs" else place
-    if not found.is_file():  # it overwrites nothing
-      arguments = [what, f"--model={folder}", *options, f"--out={place}"]
-      jobs.run(self.out, job, "electra_jax.evaluate", arguments, found.is_file)
+    arguments = [what, f"--model={folder}", *options, f"--out={place}"]
+    if found.is_file() and not jobs.has_ended(
+      self.out, job, arguments
+    ):  # made with other arguments
+      shutil.rmtree(place) if place.is_dir() else place.unlink()
+    jobs.run(self.out, job, "electra_jax.evaluate", arguments, found.is_file)
     return json.loads(found.read_text())
 
   def _rate(self, arm: str, at: int) -> float | None:
@@ -191,7 +211,12 @@ class Runner:
     """Trains with exactly what a place says; returns the workdir and the matrix products."""
     e, arm = self.experiment, self.experiment.arms[place.arm]
     timed = e.unit == "minutes"
-    folder = jobs.train(self.out, name, arm.config, self._fields(place) | start, timed=timed)
+    try:
+      folder = jobs.train(self.out, name, arm.config, self._fields(place) | start, timed=timed)
+    except SystemExit:
+      if journal.diverged(journal.read(self.out / "runs" / name)):
+        raise DivergedError from None
+      raise
     step = sum(tables.step_costs(e.configuration(place.arm))[1].values())
     return folder, step * jobs.heldout(folder)[-1]["step"]
 

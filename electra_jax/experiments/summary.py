@@ -10,7 +10,7 @@ from electra_jax.experiments.definition import Experiment, number
 from electra_jax.experiments.plan import Plan, WaitingError, reported, search_key
 from electra_jax.monitor import curves, quantities
 
-FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs")
+FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs", "diverged")
 
 NUMBERS = int | float | list  # of a measure; a list is of several seeds of fine-tuning
 
@@ -51,10 +51,13 @@ def table(experiment: Experiment, rows: Sequence[dict], budget: float) -> list[s
     mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, spent)]
     if not mine:
       continue
-    cells = [arm, "-", "0", f"{len(mine)}"]
-    if spent:
-      steps = round(statistics.fmean(row["steps"] for row in mine))
-      cells[1:3] = [f"{mine[0]['rate']:g}", f"{steps:,}"]
+    ended = [row for row in mine if not row.get("diverged")]
+    cells = [arm, "-", "0", f"{len(ended)}"]
+    if spent and ended:
+      steps = round(statistics.fmean(row["steps"] for row in ended))
+      cells[1:3] = [f"{ended[0]['rate']:g}", f"{steps:,}"]
+    if len(mine) > len(ended):
+      cells[3] += f", {len(mine) - len(ended)} diverged"
     for name in names:
       found = values(rows, arm, spent, name)
       cell = jobs.compared(list(found.values()), []) if found else "-"
@@ -86,7 +89,10 @@ def search_table(experiment: Experiment, rows: Sequence[dict], at: int) -> list[
   at_an_end = []
   for arm, mine in found.items():
     best = max(mine, key=lambda rate, mine=mine: plan.score(mine[rate]))
-    texts = {rate: f"{number(row[experiment.choose]):.3f}" for rate, row in mine.items()}
+    texts = {
+      rate: "diverged" if row.get("diverged") else f"{number(row[experiment.choose]):.3f}"
+      for rate, row in mine.items()
+    }
     texts[best] = f"**{texts[best]}**"
     lines.append(f"| {arm} | {' | '.join(texts.get(rate, '') for rate in rates)} |")
     if len(mine) > 2 and best in (min(mine), max(mine)):

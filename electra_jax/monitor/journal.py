@@ -2,7 +2,8 @@
 
 A line is {"time": seconds since 1970, "event": ..., ...}: "start" has the step (0 from scratch; not
 in earlier versions), the code, the devices, the number of minimal pairs and the command; "warning"
-its text; "horizon" the step at which a run by the clock has decided its steps and its decay's
+its text; "diverged" the step at which a number was NaN or infinite and the run stopped, null in an
+evaluation; "horizon" the step at which a run by the clock has decided its steps and its decay's
 steps; "first step" the seconds of each activity since the start, and "goodput" the same at
 evaluations, saves and the end.
 """
@@ -78,6 +79,18 @@ def starts(events: list[dict]) -> list[tuple[dict, dict[str, float]]]:
       grew = found and sum(line["secs"].values()) >= sum(found[-1][1].values())
       found.append((found.pop()[0] if grew else {}, line["secs"]))
   return found
+
+
+def diverged(events: list[dict]) -> bool:
+  """Returns whether the newest start of a run ended at a number that is not finite.
+
+  >>> diverged([{"event": "start"}, {"event": "diverged"}])
+  True
+  >>> diverged([{"event": "start"}, {"event": "diverged"}, {"event": "start"}])
+  False
+  """
+  marks = [line["event"] for line in events if line["event"] in ("start", "diverged")]
+  return marks[-1:] == ["diverged"]
 
 
 def seconds(events: list[dict]) -> dict[str, float]:

@@ -233,6 +233,7 @@ def train_with_rollback(
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
           log.journal.write("warning", text=f"stopped: {error}")
+          log.journal.write("diverged", step=error.step)
           log.journal.write("goodput", step=error.step, secs=services.goodput.secs())
           raise metrics.NotFiniteError(f"{error}; {remedy(run.config.optimizer)}") from None
         skipped = (*skipped, pretrain_batches.batch_number(error.step - 1, skipped))
