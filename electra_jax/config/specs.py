@@ -18,7 +18,7 @@ from electra_jax.core import objectives, optimizer, schedules
 from electra_jax.core.attention import ATTENTION
 from electra_jax.core.generators import GENERATORS, masked_language_model
 from electra_jax.core.masking import Masking
-from electra_jax.core.networks import TIES, PretrainSpec, generator_size
+from electra_jax.core.networks import TIES, PretrainSpec, TokenCounts, generator_size
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.monitor import bands, health
 from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
@@ -64,7 +64,7 @@ def make_spec(
     sampling_dropout=g.sampling_dropout,
     fixed_noise=config.eval.fixed_noise,
     options=tuple((name, settings[name]) for name in sorted(others)),
-    frequencies=() if frequencies is None else tuple(float(x) for x in frequencies),
+    frequencies=TokenCounts(() if frequencies is None else frequencies),
   )
 
 

@@ -8,11 +8,12 @@ Letters as in `encoder`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from electra_jax.core import encoder, layers, masking
 from electra_jax.core.batch import Batch
@@ -20,6 +21,26 @@ from electra_jax.core.gradients import by_hand
 from electra_jax.core.heads import HEADS
 from electra_jax.core.schedules import Schedule
 from electra_jax.core.transformer_config import TransformerConfig
+
+
+class TokenCounts:
+  """An array [V] of token counts that is compared by value, so that a spec can be a cache key."""
+
+  def __init__(self, counts: Sequence[float] | np.ndarray = ()):
+    self._counts = np.array(counts, np.float64)
+    self._bytes = self._counts.tobytes()  # bytes are hashed once
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, TokenCounts) and self._bytes == other._bytes
+
+  def __hash__(self) -> int:
+    return hash(self._bytes)
+
+  def __len__(self) -> int:
+    return len(self._counts)
+
+  def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    return self._counts.astype(dtype or np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +59,8 @@ class PretrainSpec:
   generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
   tying: str = "embeddings"  # a key of TIES (Clark et al. 2020, Section 3.2)
   sampling_dropout: bool = True  # whether the generator samples with dropout
-  frequencies: tuple[float, ...] = ()  # V token counts of the training text, if known
+  # of the training text, [V]; empty if they are not known
+  frequencies: TokenCounts = dataclasses.field(default_factory=TokenCounts, repr=False)
   fixed_noise: bool = True  # evaluations also detect replacements drawn by these counts
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
   contrast_weight: float = 1.0  # of the contrast of sequences
@@ -48,6 +70,8 @@ class PretrainSpec:
   def __post_init__(self):
     for name in ("discriminator_weight", "replace_mlm_weight"):
       object.__setattr__(self, name, Schedule.of(getattr(self, name)))
+    if not isinstance(self.frequencies, TokenCounts):
+      object.__setattr__(self, "frequencies", TokenCounts(self.frequencies))
 
   def option(self, name: str) -> Any:
     """Returns an own field of the objective: a Schedule if it has one; KeyError for another."""

@@ -1,10 +1,12 @@
 """Detection of replacements that no generator wrote: tokens drawn by their frequency."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
 
 from electra_jax.core import objectives, step
 from electra_jax.core.masking import Masking
-from electra_jax.core.networks import PretrainSpec
+from electra_jax.core.networks import PretrainSpec, TokenCounts
 from electra_jax.data import pretrain_batches
 from electra_jax.interop.sources import Network
 from electra_jax.monitor import metrics
@@ -14,7 +16,7 @@ from electra_jax.runtime import parallel
 def auc(
   network: Network,
   data: pretrain_batches.Shards,
-  frequencies: Iterable[float],
+  frequencies: Sequence[float] | np.ndarray,
   batch_size: int,
   examples: int,
 ) -> float:
@@ -34,9 +36,8 @@ def auc(
   parallel.check_divisible(batch_size, 1)
   vocab = data.vocab
   rates = Masking(0.15, 1.0, 1.0, mask_id=vocab.mask, special_ids=tuple(vocab.special_ids))
-  spec = PretrainSpec(
-    network.cfg, network.cfg, rates, tying="none", frequencies=tuple(map(float, frequencies))
-  )
+  counts = TokenCounts(frequencies)
+  spec = PretrainSpec(network.cfg, network.cfg, rates, tying="none", frequencies=counts)
   weights = dict(network.weights)
   params = {"embeddings": weights.pop("embeddings"), "discriminator": weights}
 
