@@ -288,9 +288,9 @@ def test_reported_scores_are_those_of_the_official_rules_on_the_files_written(
   lengths = {"stride": 64, "max_query": 64, "n_best": 20, "max_answer_length": 30}
   options = {**lengths, "threshold": threshold, "impossible": impossible}
   info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
-  split = qa_task._eval_split("dev", found, made, info)
-  reported = qa_task.KIND.metrics(info)(split.example_scores(outputs))
-  split.write(tmp_path, outputs)
+  decoded = qa_task.KIND.decode(info, found, made, outputs)
+  reported = qa_task.KIND.metrics(info)(qa_task.KIND.scores(info, found, decoded))
+  qa_task.KIND.write(info, tmp_path / "dev", found, decoded)
   predicted, odds, raw = (
     json.loads((tmp_path / "dev" / f"{name}.json").read_text())
     for name in ("predictions", "null_odds", "raw_predictions" if impossible else "predictions")
@@ -308,10 +308,10 @@ def test_an_answer_to_every_question_is_written_where_all_have_one(words, tmp_pa
   made = make_windows(found, words, train=False)
   options = {"n_best": 1, "max_answer_length": 9, "threshold": -2.75, "impossible": True}
   info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
-  split = qa_task._eval_split("dev", found, made, info)
-  split.write(tmp_path, beam((3, 3, -1)))  # null odds of 0
+  decoded = qa_task.KIND.decode(info, found, made, beam((3, 3, -1)))  # null odds of 0
+  qa_task.KIND.write(info, tmp_path / "dev", found, decoded)
   assert json.loads((tmp_path / "dev" / "predictions.json").read_text()) == {"q0": "b"}
-  scores = split.example_scores(beam((3, 3, -1)))
+  scores = qa_task.KIND.scores(info, found, decoded)
   assert qa_task.KIND.metrics(info)(scores)["exact_match"] == 100
 
 

@@ -1,11 +1,15 @@
 """Reads the text files of tasks: UTF-8, plain or compressed."""
 
+import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from electra_jax.data.compressed import decompressed
 
 _MARKS = set('"\t\n\r')  # a cell with one of these is quoted
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 cannot
 MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
 
 
@@ -40,6 +44,14 @@ def read_lines(path: str | os.PathLike) -> list[str]:
   """Returns the lines of a file without line ends; raises as `read_text` does."""
   # Not splitlines: a text may contain characters that Unicode treats as line ends.
   return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+
+
+def parse_json(text: str) -> Any:
+  """Returns the value of a JSON text, None if it is not JSON."""
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError):
+    return None
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Iterable[str]]) -> None:

@@ -9,12 +9,19 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from electra_jax.data import compressed, tfds
-from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines, split_rows
+from electra_jax.finetune.files import (
+  LONE_SURROGATE,
+  MAX_BAD_FRAC,
+  TaskError,
+  parse_json,
+  read_lines,
+  split_rows,
+)
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
@@ -46,17 +53,16 @@ class SplitExamples(NamedTuple):
 class _Cells(NamedTuple):
   """The relevant cells of a row, as in the file; None if missing."""
 
-  text: str | None
-  pair: str | None
-  label: str | None
-  copied: tuple = ()  # the columns to copy to a prediction
+  where: str
+  fault: str | None  # the reason the row cannot be used
+  text: str | None = None
+  pair: str | None = None
+  label: str | None = None
+  copied: dict[str, Any] = {}  # the columns to copy to a prediction
 
 
-_FIELDS = ("text", "pair", "label")
-
-
-# The place of a row, and its cells or the reason it cannot be used.
-_Row = tuple[str, _Cells | str]
+# The place and the columns, then of each row its place, and {column: value} or its fault.
+_Rows = Iterator[tuple[str, Any]]
 
 
 def find_split(task: TextTask, source: str | Path, split: str) -> Path:
@@ -105,19 +111,19 @@ def read(
   if not task.is_complete:
     raise TaskError(f"task {task.name!r}: its labels are not known yet: call glue_files.complete")
   hidden = split in task.submission
-  examples, bad, unknown, count = [], [], {}, 0
-  for place, (where, row) in enumerate(_rows(task, source, split, data_dir)):
-    count += 1
-    why = row if isinstance(row, str) else _fault(task, row, hidden)
-    if why is None and row.label:
-      why = task.label_type.fault(task, row.label)
-      if why is not None:
-        unknown.setdefault(row.label, where)
-    if why is not None:
-      bad.append(f"{where}: {why}")
+  examples, bad, unknown, place = [], [], {}, -1
+  for place, row in enumerate(_cells(task, _rows(task, source, split, data_dir), split)):
+    fault = row.fault
+    if fault is None and row.label:
+      fault = task.label_type.fault(task, row.label)
+      if fault is not None:
+        unknown.setdefault(row.label, row.where)
+    if fault is not None:
+      bad.append(f"{row.where}: {fault}")
       continue
     label = task.label_type.parse(task, row.label) if row.label else None
     examples.append(Example(row.text, row.pair, label, place))
+  count = place + 1
   if unknown and task.labels and task.name not in TASKS:
     named = ", ".join(f"{label!r} ({where})" for label, where in list(unknown.items())[:5])
     raise TaskError(
@@ -143,17 +149,15 @@ def read_texts(
   Raises:
     TaskError: the file cannot be read, lacks a column, or has an invalid row.
   """
-  headed = dataclasses.replace(task, unheaded=(), submission={"file": ""})
-  examples, cells = [], []
-  for place, (where, row) in enumerate(_file_rows(headed, path, "file", copied)):
-    why = row if isinstance(row, str) else _fault(headed, row, True)
-    if why is not None:
-      raise TaskError(f"{where}: {why}")
-    examples.append(Example(row.text, row.pair, None, place))
-    cells.append(dict(zip(copied, row.copied, strict=True)))
-  if not examples:
+  task = dataclasses.replace(task, submission={"file": ""})
+  rows = list(_cells(task, _file_rows(path, (), quoting=True), "file", copied))
+  for row in rows:
+    if row.fault:
+      raise TaskError(f"{row.where}: {row.fault}")
+  if not rows:
     raise TaskError(f"{path}: the file has no rows")
-  return examples, cells
+  examples = [Example(row.text, row.pair, None, place) for place, row in enumerate(rows)]
+  return examples, [row.copied for row in rows]
 
 
 def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None) -> TextTask:
@@ -167,100 +171,80 @@ def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None)
   """
   if task.is_complete:
     return task
-  rows = [row for _, row in _rows(task, source, "train", data_dir)]
-  labels = {row.label for row in rows if not isinstance(row, str) and row.label}
+  rows = _cells(task, _rows(task, source, "train", data_dir), "train")
+  labels = {row.label for row in rows if row.label}
   found = task.label_type.complete(labels, f"{task.title}: {source}")
   return dataclasses.replace(task, **found)
 
 
-def _fault(task: TextTask, row: _Cells, hidden: bool) -> str | None:
-  """Returns an error message if a text or the label of a row is missing or empty, or None."""
-  for column, text in ((task.text, row.text), (task.pair, row.pair)):
-    if column is not None and (text is None or not (hidden or text.strip())):
-      return f"{column!r} is {'missing' if text is None else 'empty'}"
-  return None if row.label or hidden else f"{task.label!r} is empty"
-
-
-def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) -> Iterator[_Row]:
+def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) -> _Rows:
   if str(source).startswith("tfds:"):
     return _tfds_rows(task, str(source), split, data_dir)
-  return _file_rows(task, find_split(task, source, split), split)
+  path = find_split(task, source, split)
+  unheaded = () if split in task.submission else task.unheaded
+  of_glue = task.name in TASKS and split in TASKS[task.name].splits
+  return _file_rows(path, unheaded, quoting=not of_glue)
 
 
-def _file_rows(
-  task: TextTask, path: Path, split: str, copied: Sequence[str] = ()
-) -> Iterator[_Row]:
-  is_tsv = path.name.lower().endswith(tuple(TABLES))
-  return (_tsv_rows if is_tsv else _json_rows)(task, path, split, copied)
+def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) -> Iterator[_Cells]:
+  """Yields the cells of each row.
 
-
-def _wanted(
-  task: TextTask, split: str, columns: Sequence[str], where: str, copied: Sequence[str] = ()
-) -> dict[str, str]:
-  """Returns {field of _Cells: column}; raises TaskError if one, or one to copy, is not there."""
-  wanted = {"text": task.text, "pair": task.pair, "label": task.label}
-  if split in task.submission and (task.name in TASKS or task.label not in columns):
-    del wanted["label"]  # GLUE hides them; a custom test split may have them
-  wanted = {field: column for field, column in wanted.items() if column is not None}
-  for column in (*wanted.values(), *copied):
+  Raises:
+    TaskError: a column of the task, or one to copy, is missing or there twice.
+  """
+  where, columns = next(rows)
+  hidden, wanted = split in task.submission, [task.text, task.pair, task.label]
+  if hidden and (task.name in TASKS or task.label not in columns):
+    wanted[2] = None  # GLUE hides them; a custom test split may have them
+  for column in (*filter(None, wanted), *copied):
     if columns.count(column) != 1:
       count = "two columns" if column in columns else "no column"
       raise TaskError(f"{where} has {count} {column!r} (columns: {', '.join(columns):.200})")
-  return wanted
-
-
-def _lines(path: Path) -> list[str]:
-  lines = read_lines(path)
-  if not any(lines):
-    raise TaskError(f"{path}: the file is empty")
-  return lines
-
-
-def _tsv_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) -> Iterator[_Row]:
-  lines = _lines(path)
-  headed = not task.unheaded or split in task.submission
-  while "\t" in lines[0] and not lines[-1]:  # with a single column, an empty line is a text
-    lines.pop()
-  of_glue = task.name in TASKS and split in TASKS[task.name].splits
-  rows = split_rows(lines, quoting=not of_glue)
-  columns = next(rows)[1] if headed else list(task.unheaded)
-  wanted = _wanted(task, split, columns, f"{path}:1" if headed else str(path), copied)
-  places = [columns.index(wanted[f]) if f in wanted else None for f in _FIELDS]
-  others = [columns.index(column) for column in copied]
-  for number, cells in rows:
-    if len(cells) != len(columns):
-      yield f"{path}:{number}", f"{len(cells)} columns instead of {len(columns)}"
+  for where, row in rows:
+    if isinstance(row, str):
+      yield _Cells(where, row)
       continue
-    text, pair, label = (None if place is None else cells[place] for place in places)
-    copies = tuple(cells[place] for place in others)
-    yield f"{path}:{number}", _Cells(text, pair, label and label.strip(), copies)
-
-
-def _json_rows(task: TextTask, path: Path, split: str, copied: Sequence[str]) -> Iterator[_Row]:
-  wanted, lines = None, _lines(path)
-  while not lines[-1]:
-    lines.pop()
-  for number, line in enumerate(lines, 1):
-    where = f"{path}:{number}"
-    try:
-      value = json.loads(line)
-    except (ValueError, RecursionError):
-      value = None
-    if not isinstance(value, dict):
-      yield where, "not a JSON object"
-      continue
-    wanted = wanted or _wanted(task, split, list(value), where, copied)
-    text, pair, label = (value.get(wanted[f]) if f in wanted else None for f in _FIELDS)
+    text, pair, label = map(row.get, wanted)
     if isinstance(label, bool | int | float):
       label = _label_text(label)
     text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
-    # A lone surrogate is valid JSON but not valid text.
-    whole = all(not any("\ud800" <= c <= "\udfff" for c in x) for x in (text, pair, label) if x)
-    cells = _Cells(text, pair, label and label.strip(), tuple(map(value.get, copied)))
-    yield where, cells if whole else "not UTF-8"
+    label = label and label.strip()
+    fault = None if label or hidden else f"{task.label!r} is empty"
+    for column, cell in ((task.pair, pair), (task.text, text)):
+      if column is not None and (cell is None or not (hidden or cell.strip())):
+        fault = f"{column!r} is {'missing' if cell is None else 'empty'}"
+    if any(LONE_SURROGATE.search(cell) for cell in (text, pair, label) if cell):
+      fault, label = "not UTF-8", None
+    yield _Cells(where, fault, text, pair, label, {column: row.get(column) for column in copied})
 
 
-def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Iterator[_Row]:
+def _file_rows(path: Path, unheaded: Sequence[str], *, quoting: bool) -> _Rows:
+  """Yields the rows of a TSV or of JSON lines."""
+  lines = read_lines(path)
+  if not any(lines):
+    raise TaskError(f"{path}: the file is empty")
+  is_table = path.name.lower().endswith(tuple(TABLES))
+  # In a table with a single column, an empty line is a text.
+  while not lines[-1] and not (is_table and "\t" not in lines[0]):
+    lines.pop()
+  if not is_table:
+    rows = [(f"{path}:{number}", parse_json(line)) for number, line in enumerate(lines, 1)]
+    objects = [(place, row) for place, row in rows if isinstance(row, dict)]
+    if not objects:
+      raise TaskError(f"{rows[0][0]}: not a JSON object, as all {len(rows)} lines")
+    yield objects[0][0], list(objects[0][1])
+    yield from ((place, x if isinstance(x, dict) else "not a JSON object") for place, x in rows)
+    return
+  rows = split_rows(lines, quoting=quoting)
+  columns = unheaded or next(rows)[1]
+  yield str(path) if unheaded else f"{path}:1", columns
+  for number, cells in rows:
+    fault = f"{len(cells)} columns instead of {len(columns)}"
+    same = len(cells) == len(columns)
+    yield f"{path}:{number}", dict(zip(columns, cells, strict=True)) if same else fault
+
+
+def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> _Rows:
   """Yields the rows of a TFDS dataset; those of a GLUE task by their index."""
   name = source.removeprefix("tfds:")
   name = f"glue/{task.name}" if name == "glue" else name
@@ -275,17 +259,17 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
   tfds_column = {c: task.tfds_columns.get(c, c) for c in (task.text, task.pair, task.label)}
   own_column = {theirs: own for own, theirs in tfds_column.items()}
   columns = [own_column.get(column, column) for column in dataset.element_spec]
-  wanted = _wanted(task, split, columns, f"{task.title}: tfds:{name}")
+  yield f"{task.title}: tfds:{name}", columns
   classes = getattr(dict(info.features.items()).get(tfds_column[task.label]), "names", None)
   values = list(dataset.as_numpy_iterator())
   if task.name in TASKS and "idx" in dataset.element_spec:  # shards are shuffled
     values.sort(key=lambda value: int(value["idx"]))
   for place, value in enumerate(values):
-    cells = {field: value[tfds_column[column]] for field, column in wanted.items()}
-    texts = {f: c.decode("utf-8", "replace") for f, c in cells.items() if isinstance(c, bytes)}
-    if "label" in cells and "label" not in texts:
-      texts["label"] = _tfds_label(task, cells["label"], classes)
-    yield f"tfds:{name}:{tfds_split}:{place}", _Cells(*map(texts.get, _FIELDS))
+    row = {own: value.get(theirs) for theirs, own in own_column.items()}
+    row = {k: x.decode("utf-8", "replace") if isinstance(x, bytes) else x for k, x in row.items()}
+    if isinstance(row[task.label], np.generic):
+      row[task.label] = _tfds_label(task, row[task.label], classes)
+    yield f"tfds:{name}:{tfds_split}:{place}", row
 
 
 def _label_text(value: bool | int | float) -> str:

@@ -19,17 +19,14 @@ from electra_jax.finetune.files import TaskError
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-  """A task on a text or a pair of texts.
-
-  The text, pair and label are columns of the header. `labels` are the classes in the order of their
-  indices: None for regression; empty for a custom task until `glue_files.complete` sets them.
-  """
+  """A task on a text or a pair of texts, which are columns of its files, as the label is."""
 
   name: str
   title: str  # as printed in papers
   text: str
   label: str
   pair: str | None = None
+  # The classes in the order of their indices; None for regression, () until `glue_files.complete`
   labels: tuple[str, ...] | None = ("0", "1")
   # a key of LABEL_TYPES; None: "regression" if `labels` is None, else "classification"
   label_kind: str | None = None
@@ -99,7 +96,6 @@ def _number(text: str) -> float | None:
 
 
 def _complete_classes(labels: set[str], where: str) -> dict:
-  """Sorts the classes, as numbers if all are numbers."""
   if len(labels) < 2:
     has = ", ".join(map(repr, labels)) or "none"
     raise TaskError(f"{where}: the training split has fewer than 2 labels: {has}")
@@ -135,7 +131,6 @@ def _class_summary(task: TextTask, labels: Sequence) -> str:
 
 
 def _complete_scale(labels: set[str], where: str) -> dict:
-  """Finds the largest absolute label."""
   numbers = [abs(value) for value in map(_number, labels) if value is not None]
   scale = max(numbers, default=0.0)
   if not scale:
@@ -152,12 +147,8 @@ def _number_fault(task: TextTask, text: str) -> str | None:
 
 
 def _written_numbers(task: TextTask, predictions: np.ndarray) -> list[str]:
-  """Returns predictions within the limits of the task, as in STS-B, to three decimals.
-
-  Without limits the unit is the labels', which may be small: to six digits.
-  """
   low, high = task.limits or (-np.inf, np.inf)
-  form = ".3f" if task.limits else ".6g"
+  form = ".3f" if task.limits else ".6g"  # numbers without limits may be small
   return [f"{value:{form}}" for value in np.clip(predictions, low, high) + 0.0]
 
 
@@ -202,24 +193,18 @@ LABEL_TYPES = {
 }
 
 
-def _agreement(rows: np.ndarray, classes: int) -> dict[str, np.ndarray]:
-  """Returns the arguments of scikit-learn's metrics for (label, prediction) rows [n, 2].
+def _sklearn(name: str, rows: np.ndarray, classes: int, **options) -> float:
+  """Returns scikit-learn's metric of rows [n, 2] of label and prediction.
 
   Distinct rows with counts as weights keep thousands of resamplings cheap.
   """
-  codes = (rows[:, 0] * classes + rows[:, 1]).astype(np.int64)
-  counts = np.bincount(codes, minlength=classes**2)
-  found = np.flatnonzero(counts)
-  weights = counts[found]
-  return {"y_true": found // classes, "y_pred": found % classes, "sample_weight": weights}
-
-
-def _sklearn(name: str, rows: np.ndarray, classes: int, **options) -> float:
   from sklearn import metrics
 
+  counts = np.bincount((rows[:, 0] * classes + rows[:, 1]).astype(np.int64))
+  codes = np.flatnonzero(counts)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about a resampling of one class
-    return getattr(metrics, name)(**_agreement(rows, classes), **options)
+    return getattr(metrics, name)(*divmod(codes, classes), sample_weight=counts[codes], **options)
 
 
 def _f1(rows: np.ndarray, classes: int) -> float:

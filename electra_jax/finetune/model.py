@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -40,7 +41,7 @@ class Model:
     return TASK_KINDS[self.info.kind]
 
   @functools.cached_property
-  def _predict(self) -> Callable:
+  def _outputs(self) -> Callable:
     return loop.make_predictor(
       self.cfg,
       self.info.head.make(),
@@ -49,9 +50,11 @@ class Model:
       pad=self.tokenizer.vocab.pad,
     )
 
-  def outputs(self, features: list) -> dict:
-    """Returns the head's predictions of each row; see `loop.make_predictor`."""
-    return self._predict(self.weights, features)[0]
+  def predict(self, examples: Any) -> Any:
+    """Returns the predictions for examples; see `TaskKind`."""
+    features, windows = self.kind.rows(self.info, examples, self.tokenizer)
+    outputs = self._outputs(self.weights, features)[0] if features else {}
+    return self.kind.decode(self.info, examples, windows, outputs)
 
   def __call__(self, items: Iterable) -> list[dict]:
     """Returns the prediction for each item; a text alone is a list of one.

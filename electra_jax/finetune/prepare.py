@@ -60,7 +60,7 @@ def prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_positions: 
     raise ValueError(f"config.data.max_length must be at least 8, got {config.data.max_length}")
   longest = min(config.data.max_length, max_positions)
   task = TASK_KINDS[config.kind].prepare(config, name, tokenizer, longest)
-  if next(iter(task.splits.values())).example_scores is None:
+  if not next(iter(task.splits.values())).labelled:
     raise ValueError(f"config.data.dev: {config.data.dev} has no labels to measure by")
   if longest < config.data.max_length:
     task.notes.insert(0, f"rows are limited to {longest} tokens, the positions of the network")

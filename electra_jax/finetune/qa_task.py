@@ -1,7 +1,6 @@
 """Defines the task kind of extractive question answering, on files of SQuAD or MRQA."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,12 @@ from ml_collections import ConfigDict
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import squad, squad_files
-from electra_jax.finetune.batches import subset
+from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.squad import Decoded, Window
 from electra_jax.finetune.squad_files import Question, Questions
 from electra_jax.finetune.task_data import (
   SPLIT_FILES,
   EvalSplit,
-  Metrics,
   Predictor,
   TaskData,
   TaskInfo,
@@ -50,23 +48,28 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     )
   options = {name: q[name] for name in OPTIONS} | {"impossible": impossible}
   arguments = {name: q[name] for name in HEAD_ARGUMENTS} | {"layers": config.model.head}
-  head = HeadSpec("qa", arguments)
-  info = TaskInfo("qa", name, head, max_length, options=options)
+  info = TaskInfo("qa", name, HeadSpec("qa", arguments), max_length, options=options)
   train = dataclasses.replace(train, items=tuple(subset(train.items, config.data.train_examples)))
-  rows = [w.feature for w in _windows(info, train, tokenizer, train=True)]
+  rows, _ = _rows(info, train, tokenizer, train=True)
   splits = {
-    split: _eval_split(split, questions, _windows(info, questions, tokenizer), info)
+    split: EvalSplit(
+      questions,
+      *_rows(info, questions, tokenizer),
+      questions.labelled,
+      digest((x.question, x.context, x.golds) for x in questions.items),
+      split,
+    )
     for split, questions in read.items()
   }
-  collapsed = functools.partial(_collapsed, info)
-  return TaskData(info, name, 2.0, rows, splits, collapsed, notes)
+  return TaskData(info, name, 2.0, rows, splits, notes)
 
 
-def _windows(
+def _rows(
   info: TaskInfo, questions: Questions, tokenizer: Tokenizer, train: bool = False
-) -> list[Window]:
+) -> tuple[list[Feature], list[Window]]:
   lengths = {name: info.options[name] for name in ("stride", "max_query")}
-  return squad.windows(questions, tokenizer, max_length=info.max_length, train=train, **lengths)
+  windows = squad.windows(questions, tokenizer, max_length=info.max_length, train=train, **lengths)
+  return [window.feature for window in windows], windows
 
 
 def _decode(info: TaskInfo, questions: Questions, windows: list[Window], outputs: dict) -> Decoded:
@@ -74,19 +77,8 @@ def _decode(info: TaskInfo, questions: Questions, windows: list[Window], outputs
   return squad.decode(questions, windows, outputs, **lengths)
 
 
-def _eval_split(
-  split: str, questions: Questions, windows: list[Window], info: TaskInfo
-) -> EvalSplit:
-  def write(folder: Path, outputs: dict) -> None:
-    decoded = _decode(info, questions, windows, outputs)
-    squad.write(folder / split, decoded, _null_threshold(info, questions))
-
-  def scores(outputs: dict) -> np.ndarray:
-    return squad.example_scores(questions, _decode(info, questions, windows, outputs))
-
-  examples_hash = digest((x.question, x.context, x.golds) for x in questions.items)
-  rows = [w.feature for w in windows]
-  return EvalSplit(rows, examples_hash, scores if questions.labelled else None, write)
+def _write(info: TaskInfo, path: Path, questions: Questions, decoded: Decoded) -> None:
+  squad.write(path, decoded, _null_threshold(info, questions))
 
 
 def _null_threshold(info: TaskInfo, questions: Questions | None = None) -> float:
@@ -106,16 +98,6 @@ def _collapsed(info: TaskInfo, scores: np.ndarray) -> bool:
   return bool(scores[:, 2].any() and not scores[answered, 1].any())
 
 
-def _metrics(info: TaskInfo) -> Metrics:
-  return lambda scores: squad.compute_metrics(scores, _null_threshold(info))
-
-
-def _predict(predictor: Predictor, questions: Questions) -> Decoded:
-  windows = _windows(predictor.info, questions, predictor.tokenizer)
-  outputs = predictor.outputs([w.feature for w in windows])
-  return _decode(predictor.info, questions, windows, outputs)
-
-
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   for item in items:
     if isinstance(item, str) or len(item) != 2:
@@ -125,7 +107,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
     Question(str(i), question, context, (), (), False)
     for i, (question, context) in enumerate(items)
   )
-  decoded = _predict(predictor, Questions("the questions", "", questions, False))
+  decoded = predictor.predict(Questions("the questions", "", questions, False))
   threshold, answers = _null_threshold(predictor.info), []
   for name, odds in decoded.null_odds.items():
     found = decoded.nbest[name] if odds <= threshold else []
@@ -140,18 +122,20 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   if columns:
     raise ValueError("--columns is for text tasks: answers are written under their questions' ids")
   questions = squad_files.read(file)
-  threshold = _null_threshold(predictor.info, questions)
-  squad.write(out, _predict(predictor, questions), threshold)
+  _write(predictor.info, out, questions, predictor.predict(questions))
   return len(questions.items)
 
 
 KIND = TaskKind(
   prepare=_prepare,
-  metrics=_metrics,
-  main_metric=_metrics,
+  rows=_rows,
+  decode=_decode,
+  scores=lambda info, questions, decoded: squad.example_scores(questions, decoded),
+  write=_write,
+  metrics=lambda info: lambda scores: squad.compute_metrics(scores, _null_threshold(info)),
+  collapsed=_collapsed,
   answer=_answer,
   predict_file=_predict_file,
   file_ending="",
-  class_names=lambda info: (),
   fields=("qa", *SPLIT_FILES),
 )

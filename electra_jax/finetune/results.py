@@ -121,7 +121,8 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
 def _main_metric(config: dict) -> Metrics:
   """Returns the main metric of results, with the threshold and the classes that they were given."""
   info = TaskInfo.from_json(config["facts"])
-  return TASK_KINDS[info.kind].main_metric(info)
+  kind = TASK_KINDS[info.kind]
+  return (kind.main_metric or kind.metrics)(info)
 
 
 def read_task(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import tagging
-from electra_jax.finetune.batches import subset
+from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.tagging import Sentence, TagWindow
 from electra_jax.finetune.task_data import (
@@ -49,47 +49,43 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
 
   splits = {}
   for split, sentences in read.items():
-    splits[split] = _eval_split(split, sentences, windows(split, sentences), labels)
-    if splits[split].example_scores is not None:
+    made = windows(split, sentences)
+    splits[split] = EvalSplit(
+      sentences,
+      [window.feature._replace(target={}) for window in made],
+      made,
+      all(sentence.tags is not None for sentence in sentences),
+      digest((s.words, s.tags) for s in sentences),
+      f"{split}.txt",
+    )
+    if splits[split].labelled:
       notes += [f"{split}: {note}" for note in tagging.check_unseen(sentences, labels)]
   head = HeadSpec("tagging", {"outputs": len(labels), "layers": config.model.head})
   info = TaskInfo("tagging", name, head, max_length, labels=labels, options=options)
   rows = [window.feature for window in windows("train", train)]
-  return TaskData(info, name, 3.0, rows, splits, _found_nothing, notes)
+  return TaskData(info, name, 3.0, rows, splits, notes)
 
 
-def _eval_split(
-  split: str, sentences: list[Sentence], windows: list[TagWindow], labels: tuple[str, ...]
-) -> EvalSplit:
-  def decode(outputs: dict) -> list[list[str]]:
-    return tagging.decode(sentences, windows, labels, outputs)
-
-  def write(folder: Path, outputs: dict) -> None:
-    tagging.write(folder / f"{split}.txt", sentences, decode(outputs), labels)
-
-  def scores(outputs: dict) -> np.ndarray:
-    return tagging.example_scores(sentences, decode(outputs), labels)
-
-  labelled = all(sentence.tags is not None for sentence in sentences)
-  examples_hash = digest((s.words, s.tags) for s in sentences)
-  rows = [window.feature._replace(target={}) for window in windows]
-  return EvalSplit(rows, examples_hash, scores if labelled else None, write)
-
-
-def _found_nothing(scores: np.ndarray) -> bool:
-  """True if no entity was predicted; False if tags are not of entities."""
-  return scores.shape[1] > 2 and not scores[:, 1].any()
-
-
-def _tags(predictor: Predictor, sentences: list[Sentence]) -> list[list[str]]:
-  """Returns the predicted tag of each word of each sentence."""
-  info = predictor.info
+def _rows(
+  info: TaskInfo, sentences: list[Sentence], tokenizer: Tokenizer
+) -> tuple[list[Feature], list[TagWindow]]:
   untagged = [s._replace(tags=None) for s in sentences]
-  windows = tagging.windows(untagged, predictor.tokenizer, info.labels, max_length=info.max_length)
+  windows = tagging.windows(untagged, tokenizer, info.labels, max_length=info.max_length)
+  return [window.feature for window in windows], windows
+
+
+def _decode(
+  info: TaskInfo, sentences: list[Sentence], windows: list[TagWindow], outputs: dict
+) -> list[list[str]]:
+  """Returns the predicted tag of each word of each sentence."""
   if not windows:  # no sentence has words
     return [[] for _ in sentences]
-  outputs = predictor.outputs([window.feature for window in windows])
-  return tagging.decode(untagged, windows, info.labels, outputs)
+  return tagging.decode(sentences, windows, info.labels, outputs)
+
+
+def _found_nothing(info: TaskInfo, scores: np.ndarray) -> bool:
+  """True if no entity was predicted; False if tags are not of entities."""
+  return scores.shape[1] > 2 and not scores[:, 1].any()
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
@@ -97,7 +93,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
     if isinstance(item, str):
       raise ValueError(f"{predictor.info.name} expects sequences of words: {item!r:.80}")
   sentences = [Sentence(tuple(words), None, f"sentence {i}") for i, words in enumerate(items)]
-  return [{"tags": tags} for tags in _tags(predictor, sentences)]
+  return [{"tags": tags} for tags in predictor.predict(sentences)]
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
@@ -105,17 +101,20 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   if columns:
     raise ValueError("--columns is for text tasks: tags are written beside their words")
   sentences = tagging.read(file, **predictor.info.options, tags_optional=True)
-  tagging.write(out, sentences, _tags(predictor, sentences), predictor.info.labels)
+  tagging.write(out, sentences, predictor.predict(sentences), predictor.info.labels)
   return len(sentences)
 
 
 KIND = TaskKind(
   prepare=_prepare,
+  rows=_rows,
+  decode=_decode,
+  scores=lambda info, *found: tagging.example_scores(*found, info.labels),
+  write=lambda info, path, *found: tagging.write(path, *found, info.labels),
   metrics=lambda info: tagging.compute_metrics,
-  main_metric=lambda info: tagging.compute_metrics,
+  collapsed=_found_nothing,
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".txt",
-  class_names=lambda info: info.labels,
   fields=("tagging", *SPLIT_FILES),
 )

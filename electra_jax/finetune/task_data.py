@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -42,16 +42,14 @@ class TaskInfo:
 
 
 class EvalSplit(NamedTuple):
-  """A split to predict.
+  """A split to predict."""
 
-  `example_scores` maps the outputs of `loop.make_predictor` to [n, m] float64, one row per example,
-  from which the task's metrics are computed; None if labels are hidden.
-  """
-
+  examples: Any  # as its kind of task reads them
   features: list[Feature]  # with targets only if the head's predictions read them
+  windows: list | None  # of the examples, for `TaskKind.decode`
+  labelled: bool  # whether all examples have labels
   examples_hash: str  # SHA-256 of the inputs and labels: comparisons need equal examples
-  example_scores: Callable[[dict], np.ndarray] | None
-  write: Callable[[Path, dict], None]  # writes outputs to a folder in the task's file format
+  file: str  # name of the predictions
 
 
 class TaskData(NamedTuple):
@@ -62,7 +60,6 @@ class TaskData(NamedTuple):
   epochs: float  # default of the task
   train: list[Feature]
   splits: dict[str, EvalSplit]  # to evaluate and predict; the first one selects the best seed
-  collapsed: Callable[[np.ndarray], bool]  # example scores [n, m] -> whether training failed
   notes: list[str]  # lines to print: counts and warnings
 
 
@@ -70,37 +67,40 @@ class Predictor(Protocol):
   """The interface of a fine-tuned network for the kinds of task; see `model.Model`."""
 
   info: TaskInfo
-  tokenizer: Tokenizer
 
-  def outputs(self, features: list[Feature]) -> dict:
-    """Returns the head's predictions of each row; see `loop.make_predictor`."""
+  def predict(self, examples: Any) -> Any:
+    """Returns the predictions for examples, as of `TaskKind.decode`."""
 
 
-# Example scores [n, m] -> {metric: percent}, the main metric first.
+# Example scores [n, m], a row per example -> {metric: percent}, the main metric first.
 Metrics = Callable[[np.ndarray], dict[str, float]]
 
 
 class TaskKind(NamedTuple):
-  """The functions of a kind of task.
+  """The functions of a kind of task; examples, windows and predictions are of its own types."""
 
-  `prepare` takes (config, name, tokenizer, max_length) and raises ValueError if a file is missing
-  or invalid. `predict_file` takes (predictor, file, out, columns), see `model.Model.predict_file`.
-  """
-
+  # (config, name, tokenizer, max_length); ValueError: a file is missing or invalid
   prepare: Callable[[ConfigDict, str, Tokenizer, int], TaskData]
+  # (info, examples, tokenizer) -> features, and windows if `decode` needs them
+  rows: Callable[[TaskInfo, Any, Tokenizer], tuple[list[Feature], list | None]]
+  # (info, examples, windows, outputs of `loop.make_predictor`) -> predictions
+  decode: Callable[[TaskInfo, Any, list | None, dict], Any]
+  scores: Callable[[TaskInfo, Any, Any], np.ndarray]  # (…, predictions) -> [n, m] float64
+  write: Callable[[TaskInfo, Path, Any, Any], None]  # predictions in the task's file format
   metrics: Callable[[TaskInfo], Metrics]
-  main_metric: Callable[[TaskInfo], Metrics]  # the main metric alone, cheaper to resample
+  collapsed: Callable[[TaskInfo, np.ndarray], bool]  # example scores -> whether training failed
   answer: Callable[[Predictor, Sequence], list[dict]]  # a dict per item; see `model.Model`
-  predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]
+  predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]  # see `Model.predict_file`
   file_ending: str  # default of `out`
-  class_names: Callable[[TaskInfo], tuple[str, ...]]  # of the head
   fields: tuple[str, ...]  # of the configuration that not all kinds read; also groups
+  main_metric: Callable[[TaskInfo], Metrics] | None = None  # alone, if cheaper to resample
+  class_names: Callable[[TaskInfo], tuple[str, ...]] = lambda info: info.labels  # of the head
   # names of tasks; None allows any one name
   known_names: Callable[[ConfigDict], tuple[str, ...] | None] = lambda config: None
   # the factor from the head's output to the label, see `LabelType`; None unless labels are numbers
   unit: Callable[[TaskInfo], float | None] = lambda info: None
-  # example scores [n, m] -> the metrics if every answer were the most frequent class, or the mean
-  # of the numbers; None for kinds of task without such an answer
+  # example scores -> the metrics if every answer were the most frequent class, or the mean of the
+  # numbers; None for kinds of task without such an answer
   majority: Callable[[TaskInfo, np.ndarray], dict[str, float] | None] = lambda info, scores: None
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -67,32 +67,35 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       notes.append(f"{split}: {100 * cut / len(examples):.1f} % truncated to {max_length} tokens")
     return features
 
+  def eval_split(split: str) -> EvalSplit:
+    examples = read(split)
+    return EvalSplit(
+      examples,
+      [row._replace(target={}) for row in rows(split, examples)],
+      None,
+      all(example.label is not None for example in examples),
+      digest((e.text, e.pair, e.label) for e in examples),
+      task.submission.get(split, f"{split}.tsv"),
+    )
+
   train = read("train", config.data.train_examples)
   train = rows("train", glue.doubled(train) if task.doubled else train)
-  splits = {split: _eval_split(task, split, read(split), rows) for split in task.dev_splits}
+  splits = {split: eval_split(split) for split in task.dev_splits}
   for split in task.submission:
     try:
-      splits[split] = _eval_split(task, split, read(split), rows)
+      splits[split] = eval_split(split)
     except glue_files.MissingSplit as error:
       notes.append(f"{split}: not predicted, {error}")
   arguments = {**task.label_type.head_arguments(task), "layers": config.model.head}
   head = HeadSpec(task.label_type.head, arguments)
   info = TaskInfo("text", name, head, max_length, text=dataclasses.asdict(task))
-
-  collapsed = functools.partial(glue.collapsed, task)
-  return TaskData(info, task.title, task.epochs, train, splits, collapsed, notes)
+  return TaskData(info, task.title, task.epochs, train, splits, notes)
 
 
-def _eval_split(task: TextTask, split: str, examples: list[Example], rows: Callable) -> EvalSplit:
-  def write(folder: Path, outputs: dict) -> None:
-    name = task.submission.get(split, f"{split}.tsv")
-    glue.write_submission(folder / name, task, examples, outputs)
-
-  scores = functools.partial(glue.example_scores, task, examples)
-  labelled = all(example.label is not None for example in examples)
-  examples_hash = digest((e.text, e.pair, e.label) for e in examples)
-  unlabelled = [row._replace(target={}) for row in rows(split, examples)]
-  return EvalSplit(unlabelled, examples_hash, scores if labelled else None, write)
+def _rows(
+  info: TaskInfo, examples: list[Example], tokenizer: Tokenizer
+) -> tuple[list[Feature], None]:
+  return glue.features(_task(info), examples, tokenizer, max_length=info.max_length)[0], None
 
 
 def _main_metric(info: TaskInfo) -> Metrics:
@@ -111,9 +114,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
       )
   pairs = [tuple(item) if paired else (item, None) for item in items]
   examples = [Example(a, b, None, i) for i, (a, b) in enumerate(pairs)]
-  max_length = predictor.info.max_length
-  rows, _ = glue.features(task, examples, predictor.tokenizer, max_length=max_length)
-  outputs = glue.read_outputs(task, examples, predictor.outputs(rows))
+  outputs = glue.read_outputs(task, examples, predictor.predict(examples))
   return task.label_type.answers(task, outputs)
 
 
@@ -167,8 +168,13 @@ def _unit(info: TaskInfo) -> float | None:
 KIND = TaskKind(
   known_names=lambda config: tuple(tasks.TASKS) if config.own.text is None else None,
   prepare=_prepare,
+  rows=_rows,
+  decode=lambda info, examples, windows, outputs: outputs,
+  scores=lambda info, *predicted: glue.example_scores(_task(info), *predicted),
+  write=lambda info, path, *predicted: glue.write_submission(path, _task(info), *predicted),
   metrics=lambda info: functools.partial(glue.compute_metrics, _task(info)),
   main_metric=_main_metric,
+  collapsed=lambda info, scores: glue.collapsed(_task(info), scores),
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".tsv",

@@ -74,8 +74,10 @@ def run_task(
     results.write_results(folder, rows)
     np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
     (folder / "predictions").mkdir()
+    kind = prepare.TASK_KINDS[task.info.kind]
     for name, split in task.splits.items():
-      split.write(folder / "predictions", outputs[name][best])
+      predictions = kind.decode(task.info, split.examples, split.windows, outputs[name][best])
+      kind.write(task.info, folder / "predictions" / split.file, split.examples, predictions)
     kept = {
       "best": {best: "model"},
       "all": {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)},
@@ -93,21 +95,22 @@ def run_task(
 
 def score_seeds(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
   """Returns a row of results per split and seed, and each split's example scores [S, n, m]."""
-  kind = prepare.TASK_KINDS[task.info.kind]
-  metrics = kind.metrics(task.info)
+  info, kind = task.info, prepare.TASK_KINDS[task.info.kind]
+  metrics = kind.metrics(info)
   rows, scores = [], {}
   for name, split in task.splits.items():
-    if split.example_scores is None:
+    if not split.labelled:
       continue
-    scores[name] = np.stack([split.example_scores(of_seed) for of_seed in outputs[name]])
-    majority = kind.majority(task.info, scores[name][0])
+    decoded = (kind.decode(info, split.examples, split.windows, x) for x in outputs[name])
+    scores[name] = np.stack([kind.scores(info, split.examples, found) for found in decoded])
+    majority = kind.majority(info, scores[name][0])
     rows += [
       {
-        "task": task.info.name,
+        "task": info.name,
         "split": name,
         "seed": seed,
         "metrics": metrics(of_seed),
-        "collapsed": bool(task.collapsed(of_seed)),
+        "collapsed": bool(kind.collapsed(info, of_seed)),
         "majority": majority,
       }
       for seed, of_seed in zip(seeds, scores[name], strict=True)
