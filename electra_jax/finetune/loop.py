@@ -60,19 +60,8 @@ class SeedState(NamedTuple):
   decay_steps: jax.Array  # [] int32
 
 
-class Programs(NamedTuple):
-  """The compiled functions of a training."""
-
-  # (weights [S, ...], seeds [S], steps, warm-up steps, decay steps) -> SeedState [S, ...]
-  init_state: Callable
-  step: Callable  # (SeedState [S, ...], batch [D, b, S, ...]) -> (SeedState, Packed metrics)
-
-
 def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds: Sequence[int]):
-  """Returns the initial weights [S, ...]: the backbone, and a fresh head for each seed.
-
-  `backbone` is {"embeddings", "encoder"} for all seeds; None initialises one per seed.
-  """
+  """Returns initial weights [S, ...]: the backbone for all seeds, or one for each, and a head."""
   return _param_initializer(cfg, head)(jnp.asarray(seeds, jnp.uint32), backbone)
 
 
@@ -95,10 +84,12 @@ def make_programs(
   layer_decay_skip: bool,
   batch_size: int,
   accumulation: int,
-) -> Programs:
-  """Returns the functions of a training; equal arguments share them, and what they compile.
+) -> tuple[Callable, Callable]:
+  """Returns two functions; equal arguments, which are as in `Settings`, share what they compile.
 
-  The arguments are as in `Settings`.
+  Returns:
+    (weights [S, ...], seeds [S], steps, warm-up steps, decay steps) -> SeedState [S, ...]
+    (SeedState [S, ...], batch [D, b, S, ...]) -> (SeedState, Packed metrics), a step
   """
   rates = layer_rates(shapes(cfg, head), cfg.num_layers, layer_decay, layer_decay_skip)
   objective = make_objective(cfg, head, scale=batch_size)
@@ -130,29 +121,21 @@ def make_programs(
   def step(state, batch):
     return together(state, jax.tree.map(lambda x: x.swapaxes(0, 1), batch))
 
-  return Programs(init_state, parallel.map_train_step(step))
+  return init_state, parallel.map_train_step(step)
 
 
 def start(
   cfg: TransformerConfig, head: Head, backbone: dict | None, settings: Settings, num_steps: int
 ) -> tuple[SeedState, Callable]:
-  """Returns the state [S, ...] before `num_steps` steps, on the devices, and `Programs.step`."""
-  programs = make_programs(
-    cfg,
-    head,
-    settings.optimizer,
-    settings.layer_decay,
-    settings.layer_decay_skip,
-    settings.batch_size,
-    settings.accumulation,
+  """Returns the state [S, ...] before `num_steps` steps, on the devices, and the step."""
+  s = settings
+  init_state, step = make_programs(
+    cfg, head, s.optimizer, s.layer_decay, s.layer_decay_skip, s.batch_size, s.accumulation
   )
-  params = init_params(cfg, head, backbone, settings.seeds)
-  seeds = np.asarray(settings.seeds, np.uint32)
-  fractions = (settings.warmup_frac, settings.decay_frac)
-  state = programs.init_state(
-    params, seeds, num_steps, *(round(num_steps * part) for part in fractions)
-  )
-  return parallel.replicate(state), programs.step
+  params, seeds = init_params(cfg, head, backbone, s.seeds), np.asarray(s.seeds, np.uint32)
+  warmup_steps, decay_steps = (round(num_steps * part) for part in (s.warmup_frac, s.decay_frac))
+  state = init_state(params, seeds, num_steps, warmup_steps, decay_steps)
+  return parallel.replicate(state), step
 
 
 def train(
@@ -165,8 +148,9 @@ def train(
 ) -> dict:
   """Returns the weights after training, [S, ...].
 
-  Every `log_every` steps and after the last, calls log(steps done, total steps, mean loss of each
-  seed since the last call, examples per second).
+  Args:
+    log: (steps done, total steps, mean loss of each seed, examples per second), since the last
+      call; every `log_every` steps and after the last step.
 
   Raises:
     ValueError: the devices do not divide the batch, or there are no steps.
@@ -235,9 +219,8 @@ def make_predictor(
   """Returns (weights [S, ...], features) -> the outputs of each seed, in the features' order.
 
   Every feature is computed exactly once on any number of devices. The outputs of a seed are
-  {name: [n, ...]}; token outputs are a list of arrays, each as long as its feature. Each length
-  compiles once for all predictors of this network and head. It raises ArithmeticError where an
-  output is not finite.
+  {name: [n, ...]}; token outputs are a list of arrays, each as long as its feature. It raises
+  ArithmeticError where an output is not finite.
   """
   parallel.check_divisible(batch_size, 1)
   mapped = _mapped_predict(cfg, head)
@@ -252,17 +235,16 @@ def make_predictor(
         for row, value in zip(plan.rows, values, strict=False):  # the rest is padding
           value = value[:, : lengths[row]] if name in head.token_outputs else value
           found.setdefault(name, [None] * len(features))[row] = value
+    of_seeds = [{} for _ in range(len(jax.tree.leaves(params)[0]))]
     for name, rows in found.items():
       if bad := sum(not np.isfinite(row).all() for row in rows):
         raise ArithmeticError(
           f"the {name} of {bad:,} of {len(rows):,} rows are not finite: train with a lower"
           " optimizer.learning_rate"
         )
-
-    def of_seed(seed: int) -> dict[str, np.ndarray | list[np.ndarray]]:
-      outputs = {name: [row[seed] for row in rows] for name, rows in found.items()}
-      return {k: v if k in head.token_outputs else np.stack(v) for k, v in outputs.items()}
-
-    return [of_seed(seed) for seed in range(len(jax.tree.leaves(params)[0]))]
+      for seed, outputs in enumerate(of_seeds):
+        values = [row[seed] for row in rows]
+        outputs[name] = values if name in head.token_outputs else np.stack(values)
+    return of_seeds
 
   return predict

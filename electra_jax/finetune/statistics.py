@@ -3,8 +3,8 @@
 The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
 {"accuracy": 87.3}, "collapsed": False, "majority": {"accuracy": 68.4}}; metrics are percent, the
-main one first. "majority" has the metrics of always answering the most frequent class,
-or the mean of the numbers, or is None; rows of earlier versions lack it.
+main one first. "majority", of the most frequent class or the mean of the numbers, may be None; rows
+of earlier versions lack it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from electra_jax.finetune.tasks import TASKS
@@ -50,10 +50,7 @@ class Difference(NamedTuple):
 
 
 def summary(values: Sequence[float]) -> Summary:
-  """Returns the statistics of one value per seed.
-
-  Raises:
-    ValueError: there is none.
+  """Returns the statistics of one value per seed; raises ValueError if there is none.
 
   >>> summary([61.0, 64.0, 63.0])
   Summary(median=63.0, mean=62.66..., std=1.52..., n=3)
@@ -118,11 +115,6 @@ def paired_bootstrap(
   return Difference(a, b, a - b, float(low), float(high), float(min(1.0, 2 * tail)))
 
 
-def _title(task: str) -> str:
-  """Returns a task's name as printed in papers."""
-  return TASKS[task].title if task in TASKS else task
-
-
 def grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping]]:
   """Returns {(task, split): {seed: row}}, tasks in the order of the rows, seeds sorted."""
   groups = {(row["task"], row["split"]): {} for row in rows}
@@ -138,17 +130,18 @@ def table(rows: Sequence[Mapping]) -> Table:
   """
   groups = grouped(rows)
   seeds = sorted({seed for group in groups.values() for seed in group})
-  collapsed = any(row["collapsed"] for row in rows)
-  caption = "* collapsed: the same prediction everywhere" if collapsed else None
-  found = Table(caption=caption, caption_justify="left")
-  found.add_column("task")
-  found.add_column("split")
-  found.add_column("metric, %", no_wrap=True)
-  for name in ("median", "mean", "σ"):
-    found.add_column(name, justify="right", no_wrap=True)
   # One column for all seeds wraps in a narrow terminal, so that no value is cut off.
   few = "seed " + " ".join(map(str, seeds))
-  found.add_column(few if len(seeds) < 5 else f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}")
+  collapsed = any(row["collapsed"] for row in rows)
+  found = Table(
+    "task",
+    "split",
+    Column("metric, %", no_wrap=True),
+    *(Column(name, justify="right", no_wrap=True) for name in ("median", "mean", "σ")),
+    few if len(seeds) < 5 else f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}",
+    caption="* collapsed: the same prediction everywhere" if collapsed else None,
+    caption_justify="left",
+  )
   for (task, split), group in groups.items():
     metrics = next(iter(group.values()))["metrics"]
     percent = (metric for metric in metrics if not metric.endswith("_thresh"))  # as null odds are
@@ -163,6 +156,10 @@ def table(rows: Sequence[Mapping]) -> Table:
         Text(" ").join(_cell(group.get(seed), metric) for seed in seeds if seed <= max(group)),
       )
   return found
+
+
+def _title(task: str) -> str:
+  return TASKS[task].title if task in TASKS else task
 
 
 def _cell(row: Mapping | None, metric: str) -> Text:
@@ -187,25 +184,21 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
     raise ValueError("there are no results to draw")
   figure = curves.new_figure(max(4.6, 1.6 + 1.05 * len(groups)), 4.2, layout="constrained")
   axis = figure.subplots()
-  labels = []
+  names = []
   for x, ((task, split), group) in enumerate(groups.items()):
-    metric = next(iter(next(iter(group.values()))["metrics"]))
-    _column(axis, x, [(r["metrics"][metric], r["collapsed"]) for r in group.values()])
-    if level := next(iter(group.values())).get("majority"):
-      axis.hlines(level[metric], x - 0.28, x + 0.28, color="#666666", linestyle="--", linewidth=1)
-    plural = "seed" if len(group) == 1 else "seeds"
-    name = f"{_title(task)}\n{split}"
-    labels.append(f"{name}\n{TITLES.get(metric, metric)}\n{len(group)} {plural}")
-  axis.set_xticks(range(len(labels)), labels, fontsize=8)
-  axis.set_xlim(-0.6, len(labels) - 0.4)
+    rows = list(group.values())
+    metric = next(iter(rows[0]["metrics"]))
+    _column(axis, x, rows, metric)
+    plural = "seed" if len(rows) == 1 else "seeds"
+    title = TITLES.get(metric, metric)
+    names.append(f"{_title(task)}\n{split}\n{title}\n{len(rows)} {plural}")
+  axis.set_xticks(range(len(names)), names, fontsize=8)
+  axis.set_xlim(-0.6, len(names) - 0.4)
   axis.margins(y=0.08)
   axis.set_ylabel("metric of the task, %", fontsize=9)
   dashed = "; dashed: the most frequent class" if any(r.get("majority") for r in results) else ""
-  axis.set_title(
-    f"a dot: one seed; line and number: the median{dashed}",
-    fontsize=9 - len(dashed) / 20,
-    loc="left",
-  )
+  title = f"a dot: one seed; line and number: the median{dashed}"
+  axis.set_title(title, fontsize=9 - len(dashed) / 20, loc="left")
   axis.tick_params(axis="y", labelsize=8)
   axis.tick_params(axis="x", length=0)
   axis.grid(axis="y", alpha=0.25)
@@ -216,25 +209,18 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   curves.save_figure(Path(path), figure)
 
 
-def _column(axis, x: float, seeds: Sequence[tuple[float, bool]]) -> None:
-  """Draws one task: (value, collapsed) of each seed, spread sideways to avoid overlap."""
-  values = [value for value, _ in seeds]
+def _column(axis, x: float, rows: Sequence[Mapping], metric: str) -> None:
+  """Draws one task: the seeds, spread sideways to avoid overlap, their median, and the baseline."""
+  values = [row["metrics"][metric] for row in rows]
   median = summary(values).median
   axis.hlines(median, x - 0.28, x + 0.28, color="#d1602c", linewidth=2, zorder=2)
-  shifts = np.linspace(-0.18, 0.18, len(seeds)) if len(seeds) > 1 else [0.0]
-  for shift, (value, failed) in zip(shifts, seeds, strict=True):
-    style = (
-      {"marker": "x", "color": "#b03030", "markersize": 6}
-      if failed
-      else {"marker": "o", "color": "#1f5fa8", "markersize": 5, "markeredgecolor": "white"}
-    )
+  shifts = np.linspace(-0.18, 0.18, len(rows)) if len(rows) > 1 else [0.0]
+  for shift, value, row in zip(shifts, values, rows, strict=True):
+    style = {"marker": "o", "color": "#1f5fa8", "markersize": 5, "markeredgecolor": "white"}
+    if row["collapsed"]:
+      style = {"marker": "x", "color": "#b03030", "markersize": 6}
     axis.plot([x + shift], [value], linestyle="none", zorder=3, **style)
-  axis.annotate(
-    f"{median:.1f}",
-    (x + 0.3, median),
-    xytext=(2, 0),
-    textcoords="offset points",
-    fontsize=8,
-    va="center",
-    color="#a5451b",
-  )
+  place = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
+  axis.annotate(f"{median:.1f}", (x + 0.3, median), fontsize=8, color="#a5451b", **place)
+  if level := rows[0].get("majority"):
+    axis.hlines(level[metric], x - 0.28, x + 0.28, color="#666666", linestyle="--", linewidth=1)

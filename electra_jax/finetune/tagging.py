@@ -53,9 +53,8 @@ def read(
 ) -> list[Sentence]:
   """Reads a CoNLL file: a word per line, columns at spaces or tabs, blank lines between sentences.
 
-  The file is UTF-8, plain or compressed. Columns count from 0, or from the end if negative. There
-  are no tags if `tag_column` is None or the word's column, as in a file of one column, or if it
-  does not exist and `tags_optional`.
+  Columns count from 0, or from the end if negative. There are no tags if `tag_column` is None or
+  the word's column, as in a file of one column, or if it does not exist and `tags_optional`.
 
   Raises:
     TaskError: the file is missing, damaged, not UTF-8 or without a sentence, the number of columns
@@ -101,9 +100,7 @@ def _entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def to_bioes(tags: Sequence[str]) -> list[str]:
-  """Converts IOB1, BIO or BIOES to BIOES (B first, I inside, E last, S single, O outside).
-
-  If any tag is of another scheme, all are kept.
+  """Converts IOB1, BIO or BIOES to BIOES (E last, S single); keeps other tags.
 
   >>> to_bioes(["B-NP", "I-NP", "O", "B-VP"])
   ['B-NP', 'E-NP', 'O', 'S-VP']
@@ -130,12 +127,9 @@ def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
   single, begin, inside, end = prefixes
   written = ["O"] * len(tags)
   for kind, first, last in _entities(tags):
-    suffix = "" if kind == "_" else f"-{kind}"
-    if first == last:
-      written[first] = single + suffix
-      continue
-    written[first : last + 1] = [inside + suffix] * (last + 1 - first)
-    written[first], written[last] = begin + suffix, end + suffix
+    n = last + 1 - first
+    pattern = single if n == 1 else begin + inside * (n - 2) + end
+    written[first : last + 1] = [c if kind == "_" else f"{c}-{kind}" for c in pattern]
   return written
 
 
@@ -143,11 +137,10 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   """Returns the sorted labels of the training split.
 
   For entities these are O and all four of BIES for each type: another split may have the type's
-  first entity of a single word.
+  first entity of a single word. Tags of BILOU or BMEWO are labels as any others.
 
   Raises:
-    TaskError: the sentences have no tags; or O, entities of a type, and a tag that is neither, nor
-      of BILOU or BMEWO, which are labels as any others.
+    TaskError: the sentences have no tags; or a tag is of no scheme, but others are entities'.
   """
   places = {tag: sentence.place for sentence in sentences for tag in _gold(sentence)}
   found = set(places)
@@ -163,20 +156,16 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
 
 
 def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, int]:
-  """Returns {gold tag, in BIO for entities, that is not a label: number of words}.
-
-  Predictions for these words are always wrong: the tag or the entity's type was not trained.
-  """
-  known = set(labels)
+  """Returns {gold tag, in BIO for entities, that is not a label: number of words}."""
   counts = Counter(tag for sentence in sentences for tag in _as_scored(_gold(sentence), labels))
-  return {tag: count for tag, count in sorted(counts.items()) if tag not in known}
+  return {tag: count for tag, count in sorted(counts.items()) if tag not in labels}
 
 
 def check_unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> list[str]:
   """Returns a note on the tags missing in training, [] if there are none.
 
   Raises:
-    TaskError: they are those of more than MAX_BAD_FRAC of the words, or there are no tags.
+    TaskError: more than MAX_BAD_FRAC of the words have them, or there are no tags.
   """
   missing, words = unseen(sentences, labels), sum(len(s.words) for s in sentences)
   if not missing:
@@ -210,8 +199,7 @@ def windows(
   Windows overlap by about half. A word is tagged in the window that gives it the most context,
   counted as tokens to the nearer end. A word without tokens becomes [UNK]. Words are encoded
   separately, with a space before all but the first if the vocabulary keeps spaces. Targets are
-  indices into `labels`, -1 for an unknown tag; sentences without tags have no target. `max_length`
-  includes [CLS] and [SEP].
+  indices into `labels`, -1 for an unknown tag; sentences without tags have no target.
 
   Raises:
     TaskError: max_length is below 3, or the labels are of entities and a gold tag is not.
@@ -223,10 +211,9 @@ def windows(
   words = sorted(set(itertools.chain.from_iterable(spaced)))
   encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
   index = {label: i for i, label in enumerate(labels)}
-  entities, unk = is_entities(labels), [tokenizer.vocab.unk]
-  made = []
+  entities, made = is_entities(labels), []
   for sentence, parts in zip(sentences, spaced, strict=True):
-    tokens = [encoded[word] or unk for word in parts]
+    tokens = [encoded[word] or [tokenizer.vocab.unk] for word in parts]
     targets = None
     if sentence.tags is not None:
       if entities and not is_entities(sentence.tags):
@@ -296,10 +283,7 @@ def decode(
   labels: Sequence[str],
   outputs: dict[str, Sequence[np.ndarray]],
 ) -> list[list[str]]:
-  """Returns the most likely tag of each word, entities in BIO.
-
-  outputs["logits"] has an array [n, labels] for each window.
-  """
+  """Returns the most likely tag of each word, entities in BIO, by the logits of each window."""
   of_words = [x[w.positions] for w, x in zip(windows, outputs["logits"], strict=True)]
   return split_tags(sentences, labels, np.argmax(np.concatenate(of_words), -1))
 
@@ -318,8 +302,8 @@ def example_scores(
 ) -> np.ndarray:
   """Returns the counts of each sentence, [sentences, 5] float64, or [sentences, 2].
 
-  The columns are correct, predicted and gold entities, correct words (in BIO), words. An entity is
-  correct if its words and its type are. Labels that are not of entities have only the last two.
+  The columns are correct, predicted and gold entities, correct words (in BIO), words; labels that
+  are not of entities have only the last two. An entity is correct if its words and its type are.
 
   Raises:
     TaskError: a sentence has no gold tags.
@@ -348,17 +332,12 @@ def compute_metrics(scores: np.ndarray) -> dict[str, float]:
   {'f1': 66.66666666666667, 'precision': 50.0, 'recall': 100.0, 'accuracy': 70.0}
   """
   *entities, right, words = scores.sum(0).tolist()
-  metrics = {}
+  ratios = {"accuracy": (right, words)}
   if entities:
     found, predicted, true = entities
-    metrics["f1"] = _percent(2 * found, predicted + true)
-    metrics["precision"] = _percent(found, predicted)
-    metrics["recall"] = _percent(found, true)
-  return {**metrics, "accuracy": _percent(right, words)}
-
-
-def _percent(part: float, whole: float) -> float:
-  return 100 * part / whole if whole else 0.0
+    of_entities = {"f1": (2 * found, predicted + true), "precision": (found, predicted)}
+    ratios = {**of_entities, "recall": (found, true), **ratios}
+  return {name: 100 * part / whole if whole else 0.0 for name, (part, whole) in ratios.items()}
 
 
 def write(
@@ -367,10 +346,9 @@ def write(
   predicted: Sequence[Sequence[str]],
   labels: Sequence[str],
 ) -> None:
-  """Writes one line per word: the word, its gold tag if known, and its predicted tag.
+  """Writes a line per word as conlleval reads it: the word, its gold tag if known, its prediction.
 
-  As read by conlleval: columns are separated by a space, sentences by a blank line; entities are in
-  BIO.
+  Entities are in BIO.
   """
   with open(path, "w", encoding="utf-8", newline="\n") as file:
     for sentence, tags in zip(sentences, predicted, strict=True):
