@@ -35,9 +35,9 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   read = {split: squad_files.read(file) for split, file in split_files(config).items()}
   notes = [questions.summary() for questions in read.values()]
   for split, questions in read.items():
-    if cut := squad.cut_questions(questions, tokenizer, q.max_query):
-      total = len(questions.items)
-      notes.append(f"{split}: {cut} of {total} questions truncated to {q.max_query} tokens")
+    encoded = tokenizer.encode_batch([x.question for x in questions.items])
+    if cut := sum(len(ids) > q.max_query for ids in encoded):
+      notes.append(f"{split}: {cut} of {len(encoded)} questions truncated to {q.max_query} tokens")
   train = read.pop("train")
   squad_files.check_places(train)
   impossible = any(question.impossible for question in train.items)

@@ -66,9 +66,8 @@ def windows(
   impossible, with target [CLS].
 
   Args:
-    max_length: maximum tokens of a row, special tokens included.
+    max_length, max_query: maximum tokens of a row and of a question, whose rest is truncated.
     stride: tokens between the starts of two windows.
-    max_query: maximum tokens of a question; the rest is truncated.
     train: whether to add the targets and drop lost questions.
 
   Raises:
@@ -93,21 +92,15 @@ def windows(
     head = np.array([vocab.cls, *query[:max_query], vocab.sep], np.int32)
     ids, places = contexts[question.context]
     gold = _token_span(question, places) if train else None
-    for part in _parts(len(ids), len(head), max_length, stride):
-      row = np.concatenate((head, ids[part.begin : part.end], sep))
+    for begin, end, allowed, most in _parts(len(ids), len(head), max_length, stride):
+      row = np.concatenate((head, ids[begin:end], sep))
       spans = np.zeros((len(row), 2), np.int32)
-      spans[len(head) : -1] = places[part.begin : part.end]
-      target = {"allowed": part.allowed}
+      spans[len(head) : -1] = places[begin:end]
+      target = {"allowed": allowed}
       if train:
-        target |= _targets(gold, part.begin, part.end, len(head))
-      made.append(Window(Feature(row, len(head), target), index, spans, part.max_context))
+        target |= _targets(gold, begin, end, len(head))
+      made.append(Window(Feature(row, len(head), target), index, spans, most))
   return made
-
-
-def cut_questions(questions: Questions, tokenizer: Tokenizer, max_query: int) -> int:
-  """Returns the number of questions longer than `max_query` tokens."""
-  encoded = tokenizer.encode_batch([question.question for question in questions.items])
-  return sum(len(ids) > max_query for ids in encoded)
 
 
 def _encode_contexts(tokenizer: Tokenizer, contexts: Iterable[str]) -> dict:
@@ -131,18 +124,11 @@ def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
   return np.stack([starts, ends], 1)
 
 
-class _Part(NamedTuple):
-  """A window's tokens [begin, end) of the context, and its masks."""
-
-  begin: int
-  end: int
-  allowed: np.ndarray
-  max_context: np.ndarray
-
-
 @functools.lru_cache(maxsize=1 << 14)
-def _parts(tokens: int, head: int, max_length: int, stride: int) -> tuple[_Part, ...]:
+def _parts(tokens: int, head: int, max_length: int, stride: int) -> list[tuple]:
   """Returns the windows of a context of `tokens` tokens after `head` other tokens.
+
+  Of each, its tokens [begin, end) of the context, and the masks "allowed" and `Window.max_context`.
 
   A token has the most context in the window with the largest min(distance to either end) + 0.01 x
   window length; ties go to the first window. As in BERT.
@@ -162,8 +148,8 @@ def _parts(tokens: int, head: int, max_length: int, stride: int) -> tuple[_Part,
     allowed[0] = allowed[head:-1] = True
     most[head:-1] = best[begin:end] == i
     allowed.flags.writeable = most.flags.writeable = False  # many windows share them
-    parts.append(_Part(begin, end, allowed, most))
-  return tuple(parts)
+    parts.append((begin, end, allowed, most))
+  return parts
 
 
 def _token_span(question: Question, places: np.ndarray) -> tuple[int, int] | None:
@@ -192,14 +178,13 @@ def decode(
   n_best: int,
   max_answer_length: int,
 ) -> Decoded:
-  """Returns the answers of all questions from the head's outputs for their windows.
+  """Returns the answers of all questions, with `n_best` distinct texts of each at most.
 
   A span is valid if it lies in the context, starts at a token with the most context in its window,
   does not end before it starts, and has at most `max_answer_length` tokens.
 
   Args:
     outputs: of `qa_head.make_head`, [rows, ...] in the order of `windows`.
-    n_best: number of distinct texts kept per question.
 
   Raises:
     ValueError: there is not one row of outputs per window.
@@ -207,17 +192,16 @@ def decode(
   if len(windows) != len(outputs["null"]):
     raise ValueError(f"{len(windows)} windows, but outputs of {len(outputs['null'])}")
   found: list[list] = [[] for _ in questions.items]
-  odds: list[list[float]] = [[] for _ in questions.items]
   for i, window in enumerate(windows):
     one = {name: values[i] for name, values in outputs.items()}
-    found[window.question].append(_candidates(window, one, max_answer_length))
-    odds[window.question].append(float(one["null"]))
+    found[window.question].append((*_candidates(window, one, max_answer_length), one["null"]))
   decoded = Decoded({}, {}, {})
-  for question, spans, null in zip(questions.items, found, odds, strict=True):
-    best = _best(question.context, spans, n_best)
+  for question, of_windows in zip(questions.items, found, strict=True):
+    scores, spans, odds = zip(*of_windows, strict=True)
+    best = _best(question.context, np.concatenate(scores), np.concatenate(spans), n_best)
     decoded.nbest[question.id] = best
     decoded.predictions[question.id] = best[0].text if best else ""
-    decoded.null_odds[question.id] = min(null)
+    decoded.null_odds[question.id] = float(min(odds))
   return decoded
 
 
@@ -233,13 +217,12 @@ def _candidates(window: Window, one: dict, longest: int) -> tuple[np.ndarray, np
   return score[keep], np.stack([window.spans[start, 0], window.spans[end, 1]], 1)
 
 
-def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int) -> list[Answer]:
+def _best(context: str, scores: np.ndarray, spans: np.ndarray, n_best: int) -> list[Answer]:
   """Returns the n best distinct texts with their normalised probabilities."""
-  scores = np.concatenate([score for score, _ in found]).astype(np.float64)
-  places = np.concatenate([place for _, place in found])
+  scores = scores.astype(np.float64)
   kept: dict[str, tuple[int, int, float]] = {}
   for i in np.argsort(-scores, kind="stable"):
-    first, last = places[i].tolist()
+    first, last = spans[i].tolist()
     text = context[first:last]
     if text and text not in kept:
       kept[text] = (first, last, float(scores[i]))
@@ -255,9 +238,8 @@ def _best(context: str, found: list[tuple[np.ndarray, np.ndarray]], n_best: int)
 def write(folder: str | os.PathLike, decoded: Decoded, threshold: float = math.inf) -> None:
   """Writes predictions.json and null_odds.json for the official scripts, and nbest.json.
 
-  A prediction with null odds above `threshold` becomes ""; raw_predictions.json has them all: the
-  best thresholds are found from it. The threshold is infinite for SQuAD 1.1 and MRQA, whose
-  questions all have answers; then there is no such file.
+  A prediction with null odds above `threshold` becomes ""; raw_predictions.json, from which the
+  best thresholds are found, has them all. It is missing for an infinite threshold, as of SQuAD 1.1.
   """
   raw, odds = decoded.predictions, decoded.null_odds
   contents: dict[str, dict] = {
@@ -297,19 +279,14 @@ def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
   """
   if not questions.labelled:
     raise TaskError(f"{questions.path} has unlabelled questions: it cannot be scored")
-  rows = []
+  rows, version_2 = [], questions.may_be_impossible
   for question in questions.items:
     text = decoded.predictions[question.id]
     predicted, golds = normalize(text), [normalize(gold) for gold in question.golds]
-    if questions.may_be_impossible:
-      golds = [gold for gold in golds if gold]
-    golds = golds or [""]
-    row = [
-      float(predicted in golds),
-      max(token_f1(predicted, gold, questions.may_be_impossible) for gold in golds),
-    ]
-    if questions.may_be_impossible:
-      row += [float(bool(question.golds)), decoded.null_odds[question.id], float(text != "")]
+    golds = [gold for gold in golds if gold or not version_2] or [""]
+    row = [predicted in golds, max(token_f1(predicted, gold, version_2) for gold in golds)]
+    if version_2:
+      row += [bool(question.golds), decoded.null_odds[question.id], text != ""]
     rows.append(row)
   return np.array(rows, np.float64)
 
@@ -317,9 +294,9 @@ def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
 def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
   """Returns {official name: percent, or null odds in best_*_thresh}, the main metric first.
 
-  From rows of `example_scores`. For SQuAD 2.0 [n, 5], null odds above `threshold` mean "no answer";
-  best_* use the thresholds that are best for these questions. HasAns_* and NoAns_* are over the
-  questions with and without an answer, and left out if there are none, as by the official script.
+  From rows of `example_scores`. For SQuAD 2.0, null odds above `threshold` mean "no answer"; best_*
+  use the thresholds that are best for these questions. HasAns_* and NoAns_* are over the questions
+  with and without an answer, and left out if there are none, as by the official script.
   """
   if scores.shape[1] == 2:
     exact, f1 = 100 * scores.mean(0)

@@ -9,11 +9,16 @@ import string
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_text
+from electra_jax.finetune.files import (
+  LONE_SURROGATE,
+  MAX_BAD_FRAC,
+  TaskError,
+  parse_json,
+  read_text,
+)
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 cannot
 
 
 class Question(NamedTuple):
@@ -83,21 +88,16 @@ def read(path: str | os.PathLike) -> Questions:
   if not text.strip():
     raise TaskError(f"{path}: the file is empty")
   line, _, rest = text.partition("\n")
-  try:
-    first = json.loads(line)
-  except (ValueError, RecursionError):
-    first = None  # an object over several lines
+  first = parse_json(line)  # None: an object over several lines
   if isinstance(first, dict) and ("header" in first or "qas" in first):
     return _collect(path, "MRQA", _mrqa(path, text))
   whole = first if first is not None and not rest.strip() else _parse(text, path)
   if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
     raise TaskError(f"{path} is neither SQuAD (an object with 'data') nor MRQA (JSON lines)")
   rows = list(_squad(path, whole["data"]))
+  paragraphs = (p for article in whole["data"] for p in article["paragraphs"])
   is_version_2 = str(whole.get("version", "")).startswith("v2") or any(
-    "is_impossible" in qa
-    for article in whole["data"]
-    for p in article["paragraphs"]
-    for qa in p["qas"]
+    "is_impossible" in qa for paragraph in paragraphs for qa in paragraph["qas"]
   )
   return _collect(path, f"SQuAD {'2.0' if is_version_2 else '1.1'}", rows)
 
@@ -105,9 +105,6 @@ def read(path: str | os.PathLike) -> Questions:
 def _parse(text: str, where: str) -> Any:
   try:
     return json.loads(text)
-  except json.JSONDecodeError as error:
-    place = f"line {error.lineno}, column {error.colno}"
-    raise TaskError(f"{where} is not JSON: {error.msg} at {place}") from None
   except (ValueError, RecursionError) as error:
     raise TaskError(f"{where} is not JSON: {error}") from None
 
@@ -118,7 +115,7 @@ def _field(record: Any, name: str, kind: type, where: str, default: Any = None) 
   if not isinstance(value, kind):
     kinds = {str: "text", int: "an integer", list: "a list", bool: "true or false"}
     raise TaskError(f"{where}: {name!r} is missing or not {kinds[kind]}")
-  return _LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
+  return LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
 
 
 def _squad(path: str, data: list) -> Iterator[_Row]:
@@ -153,9 +150,7 @@ def _mrqa(path: str, text: str) -> Iterator[_Row]:
     context = _field(record, "context", str, where)
     for qa in _field(record, "qas", list, where):
       name, question = (_field(qa, key, str, where) for key in ("qid", "question"))
-      golds = [
-        _LONE_SURROGATE.sub("\ufffd", str(x)) for x in _field(qa, "answers", list, where, [])
-      ]
+      golds = [LONE_SURROGATE.sub("\ufffd", str(x)) for x in _field(qa, "answers", list, where, [])]
       found = _field(qa, "detected_answers", list, where, [])
       answers = [_detected(x, context, where) for x in found] or [(gold, -1) for gold in golds]
       golds = golds or [answer for answer, _ in answers]
