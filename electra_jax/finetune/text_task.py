@@ -130,28 +130,26 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
     raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename that of {file}")
   examples, copied = glue_files.read_texts(_task(predictor.info), file, columns)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])
-  names = ("prediction", *list(answers[0])[1:])
-  is_table = out.suffix != ".jsonl"
+  names = ["index", *copied[0], "prediction", *list(answers[0])[1:]]
   rows = [
-    {
-      "index": index,
-      **({k: _cell(x) for k, x in cells.items()} if is_table else cells),
-      **dict(zip(names, answer.values(), strict=True)),
-    }
+    (index, *cells.values(), *answer.values())
     for index, (cells, answer) in enumerate(zip(copied, answers, strict=True))
   ]
-  if not is_table:
+  if out.suffix == ".tsv":
+    write_rows(out, [names, *(map(_cell, names, row) for row in rows)])
+  else:
     # A lone surrogate is valid JSON but not valid UTF-8: it is written as JSON spells it.
     with open(out, "w", encoding="utf-8", errors="backslashreplace", newline="") as written:
-      written.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-  else:
-    cells = ([f"{x:.6g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows)
-    write_rows(out, [rows[0], *cells])
+      for row in rows:
+        line = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False)
+        written.write(line + "\n")
   return len(rows)
 
 
-def _cell(value: object) -> str:
-  """Returns a copied value in a TSV; those of JSON as JSON."""
+def _cell(name: str, value: object) -> str:
+  """Returns a value of a column in a TSV; those of JSON as JSON."""
+  if name in ("prediction", "probability") and isinstance(value, float):
+    return f"{value:.6g}"
   return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
