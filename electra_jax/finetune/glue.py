@@ -13,9 +13,7 @@ from electra_jax.finetune.labels import METRICS, TextTask
 
 
 def doubled(examples: Sequence[Example]) -> list[Example]:
-  """Returns the examples, followed by each with its texts swapped.
-
-  As in the original for the training splits of MRPC and STS-B (`double_unordered`).
+  """Returns the examples, then each with its texts swapped: the original's `double_unordered`.
 
   Raises:
     TaskError: an example has no second text.
@@ -47,9 +45,9 @@ def features(
     a, b = _cut(len(first), len(second), max_length - (3 if paired else 2))
     cut += a + b < len(first) + len(second)
     ids = [cls, *first[:a], sep, *((*second[:b], sep) if paired else ())]
-    hidden = example.label is None
-    dtype = task.label_type.dtype
-    target = {} if hidden else {"label": np.asarray(example.label / task.scale, dtype)}
+    target = {}
+    if example.label is not None:
+      target["label"] = np.asarray(example.label / task.scale, task.label_type.dtype)
     found.append(Feature(np.array(ids, np.int32), a + 2, target))
   return found, cut
 
@@ -83,22 +81,15 @@ def read_outputs(
   return values
 
 
-def _predictions(task: TextTask, examples: Sequence[Example], outputs: dict) -> np.ndarray:
-  return task.label_type.predictions(task, read_outputs(task, examples, outputs))
-
-
 def example_scores(
   task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
 ) -> np.ndarray:
   """Returns [n, 2] float64, the label and the prediction of each example.
 
-  The class is the argmax of outputs["logits"] [n, C]; a regression multiplies outputs["score"] [n]
-  by the task's scale.
-
   Raises:
     TaskError: as `read_outputs`; or an example has no label.
   """
-  predictions = _predictions(task, examples, outputs)
+  predictions = task.label_type.predictions(task, read_outputs(task, examples, outputs))
   hidden = [example.place for example in examples if example.label is None]
   if hidden:
     raise TaskError(
@@ -121,21 +112,14 @@ def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
 
 
 def majority(task: TextTask, scores: np.ndarray) -> dict[str, float]:
-  """Returns the metrics if each answer were the most frequent class or the mean of the labels.
-
-  Args:
-    scores: [n, 2], as from `example_scores`.
-  """
+  """Returns the metrics of `example_scores` for the best constant prediction."""
   labels = scores[:, 0]
   constant = np.full_like(labels, task.label_type.constant(labels))
   return compute_metrics(task, np.stack([labels, constant], 1))
 
 
 def collapsed(task: TextTask, scores: np.ndarray) -> bool:
-  """Returns True if training failed: predictions in scores [n, 2] are constant, labels are not.
-
-  For a regression: their standard deviation is below 1 % of that of the labels.
-  """
+  """Returns True if training failed: predictions in scores [n, 2] are constant, labels are not."""
   labels, predictions = scores.T
   return np.ptp(labels) > 0 and task.label_type.collapsed(labels, predictions)
 
@@ -146,10 +130,9 @@ def write_submission(
   """Writes predictions in GLUE's format: one row of index, tab, label per example, in order.
 
   A class name of a custom task is quoted as by `files.write_rows`; GLUE's names never need it.
-  Scores are clipped to the limits of the task and have three decimals. `task.submission` has the
-  file names that GLUE requires. `outputs` are as for `example_scores`; labels are not needed.
   """
-  written = task.label_type.written(task, _predictions(task, examples, outputs))
+  predictions = task.label_type.predictions(task, read_outputs(task, examples, outputs))
+  written = task.label_type.written(task, predictions)
   rows = [(str(e.place), value) for e, value in zip(examples, written, strict=True)]
   Path(path).parent.mkdir(parents=True, exist_ok=True)
   write_rows(path, [("index", "prediction"), *rows])

@@ -81,8 +81,7 @@ class Model:
       columns: of the file of a text task, copied to each prediction.
 
     Raises:
-      ValueError: `out` exists, or the file is invalid or lacks a column.
-      OSError: `out` cannot be made.
+      ValueError, OSError: `out` exists or cannot be made, or the file is invalid or lacks a column.
     """
     check_new(out)
     return self.kind.predict_file(self, file, out, columns)

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.data.tokenizer import Tokenizer
@@ -38,11 +37,12 @@ def task_names(config: ConfigDict) -> list[str]:
   if config.kind not in TASK_KINDS:
     raise ValueError(f"config.kind must be one of {', '.join(TASK_KINDS)}, got {config.kind!r}")
   known = TASK_KINDS[config.kind].known_names(config)
-  if known is None and len(names) != 1:
-    raise ValueError(f"config.task={config.task!r}: expected one name")
-  if known is None and ("/" in names[0] or names[0].startswith(".")):
-    raise ValueError(f"config.task={config.task!r} is no name of a folder in the workdir")
-  if not names or (known is not None and set(names) - set(known)):
+  if known is None:
+    if len(names) != 1:
+      raise ValueError(f"config.task={config.task!r}: expected one name")
+    if "/" in names[0] or names[0].startswith("."):
+      raise ValueError(f"config.task={config.task!r} is no name of a folder in the workdir")
+  elif not names or set(names) - set(known):
     raise ValueError(
       f"config.task={config.task!r}: the tasks of kind={config.kind} are {', '.join(known)}; for a"
       " task of your own, use configs/finetune/own.py"
@@ -71,10 +71,10 @@ def prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_positions: 
 
 def _count_tokens(split: str, features: list[Feature], tokenizer: Tokenizer) -> str:
   """Returns a line with the number of rows, their lengths and the share of unknown tokens."""
-  ids = np.concatenate([f.ids for f in features]) if features else np.zeros(0, np.int32)
-  unknown = 100 * np.mean(ids == tokenizer.vocab.unk) if len(ids) else 0.0
-  longest = max((len(f.ids) for f in features), default=0)
+  lengths = [len(feature.ids) for feature in features]
+  unknown = sum(int((feature.ids == tokenizer.vocab.unk).sum()) for feature in features)
+  mean, share = sum(lengths) / max(len(lengths), 1), 100 * unknown / max(sum(lengths), 1)
   return (
-    f"{split}: {len(features):,} rows of {len(ids) / max(len(features), 1):.1f} tokens on average,"
-    f" at most {longest}; {unknown:.2f} % unknown tokens"
+    f"{split}: {len(lengths):,} rows of {mean:.1f} tokens on average, at most"
+    f" {max(lengths, default=0)}; {share:.2f} % unknown tokens"
   )

@@ -1,8 +1,4 @@
-"""Defines the records and helpers shared by the kinds of task.
-
-A kind of task (text, tagging, question answering) is a module with a `TaskKind`, listed in
-`prepare.py`. All kinds return a task's data as `TaskData`.
-"""
+"""Defines the records and helpers shared by the kinds of task, which `prepare` lists."""
 
 import dataclasses
 import hashlib
@@ -113,11 +109,7 @@ def digest(examples: Iterable) -> str:
 
 
 def split_files(config: ConfigDict) -> dict[str, str]:
-  """Returns {split: file} from config.data.
-
-  Raises:
-    ValueError: data.train or data.dev is not set.
-  """
+  """Returns {split: file} from config.data; raises ValueError if train or dev is not set."""
   files = {"train": config.data.train, "dev": config.data.dev, "test": config.data.test}
   for split in ("train", "dev"):
     if files[split] is None:
