@@ -46,7 +46,7 @@ def read_lines(path: str | os.PathLike) -> list[str]:
   return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
   """Returns the value of a JSON text, None if it is not JSON."""
   try:
     return json.loads(text)

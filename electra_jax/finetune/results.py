@@ -1,5 +1,6 @@
 """Reads, writes and compares the results of fine-tuning."""
 
+import collections
 import json
 import zipfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax.finetune import statistics
+from electra_jax.finetune.files import parse_json
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import Metrics, TaskInfo
 from electra_jax.finetune.tasks import TASKS
@@ -28,10 +30,7 @@ def read_results(folder: Path) -> list[dict]:
   """
   path, rows = folder / RESULTS, []
   for number, line in enumerate(path.read_bytes().splitlines(), 1):
-    try:
-      row = json.loads(line)
-    except (ValueError, RecursionError):
-      row = None
+    row = parse_json(line)
     if not (isinstance(row, dict) and row.keys() >= ROW and row["metrics"]):
       raise ValueError(f"{path}:{number}: not a row of results of electra-jax finetune")
     rows.append(row)
@@ -46,10 +45,10 @@ def write_results(folder: Path, rows: list[dict]) -> None:
 
 def print_average(rows: list[dict], console: Console) -> None:
   """Prints the paper's average over GLUE (Table 1) if more than one of its tasks is present."""
-  scores: dict[str, list[float]] = {}
+  scores = collections.defaultdict(list)
   for row in rows:
     if row["split"] in ("dev", "dev_matched"):
-      scores.setdefault(row["task"], []).append(next(iter(row["metrics"].values())))
+      scores[row["task"]].append(next(iter(row["metrics"].values())))
   names = [task.name for task in TASKS.values() if task.average]  # 8, without WNLI
   medians = {name: float(np.median(scores[name])) for name in names if name in scores}
   if len(medians) > 1:
@@ -77,12 +76,8 @@ def find_tasks(root: Path) -> dict[str, Path]:
 def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
   """Prints the difference A − B on each common task, with a paired bootstrap interval.
 
-  Args:
-    a, b: folders of results.
-    samples: number of resamplings.
-
   Raises:
-    ValueError: they have no task in common, or their examples or main metrics differ.
+    ValueError: the folders have no task in common, or their examples or main metrics differ.
   """
   ours, theirs = find_tasks(a), find_tasks(b)
   both = [name for name in ours if name in theirs]
@@ -105,21 +100,13 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
         if metric != other:
           raise ValueError(f"{name}, {split}: the metric of A is {metric}, that of B is {other}")
         found = statistics.paired_bootstrap(first, second, metrics, metric, samples=samples)
-        table.add_row(
-          name,
-          split,
-          metric,
-          f"{found.a:.2f}",
-          f"{found.b:.2f}",
-          f"{found.difference:+.2f}",
-          f"{found.low:+.2f} to {found.high:+.2f}",
-          f"{found.p:.3f}",
-        )
+        means = f"{found.a:.2f}", f"{found.b:.2f}", f"{found.difference:+.2f}"
+        interval = f"{found.low:+.2f} to {found.high:+.2f}"
+        table.add_row(name, split, metric, *means, interval, f"{found.p:.3f}")
   console.print(table)
 
 
 def _main_metric(config: dict) -> Metrics:
-  """Returns the main metric of results, with the threshold and the classes that they were given."""
   info = TaskInfo.from_json(config["facts"])
   kind = TASK_KINDS[info.kind]
   return (kind.main_metric or kind.metrics)(info)

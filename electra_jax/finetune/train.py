@@ -39,7 +39,7 @@ def run_task(
   for note in task.notes:
     console.print(f"{task.title}: {note}")
   settings = make_settings(config, pretrained, task.epochs)
-  head = task.info.head.make()
+  info, kind, head = task.info, prepare.TASK_KINDS[task.info.kind], task.info.head.make()
   started = time.perf_counter()
 
   def log(done: int, steps: int, losses: list[float], rate: float) -> None:
@@ -50,23 +50,22 @@ def run_task(
   with doing(f"{task.title}: training", console) as display:
     weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
   trained = time.perf_counter()
-  predict = loop.make_predictor(
-    cfg,
-    head,
-    batch_size=settings.eval_batch_size,
-    buckets=settings.buckets,
-    pad=settings.pad,
-    max_length=settings.max_length,
-  )
+  lengths = {name: getattr(settings, name) for name in ("buckets", "pad", "max_length")}
+  predict = loop.make_predictor(cfg, head, batch_size=settings.eval_batch_size, **lengths)
   with doing(f"{task.title}: predicting", console):
-    outputs = {name: predict(weights, split.features) for name, split in task.splits.items()}
+    predictions = {
+      name: [
+        kind.decode(info, split.examples, split.windows, outputs)
+        for outputs in predict(weights, split.features)
+      ]
+      for name, split in task.splits.items()
+    }
   with doing(f"{task.title}: writing", console):
-    rows, scores = score_seeds(task, settings.seeds, outputs)
+    rows, scores = score_seeds(task, settings.seeds, predictions)
     best = choose(rows)
-    info = dataclasses.asdict(task.info)
     content = {
       "config": config.to_dict(),
-      "facts": info,
+      "facts": dataclasses.asdict(info),
       "examples": {name: split.examples_hash for name, split in task.splits.items()},
       "best_seed": settings.seeds[best],
     }
@@ -74,10 +73,9 @@ def run_task(
     results.write_results(folder, rows)
     np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
     (folder / "predictions").mkdir()
-    kind = prepare.TASK_KINDS[task.info.kind]
     for name, split in task.splits.items():
-      predictions = kind.decode(task.info, split.examples, split.windows, outputs[name][best])
-      kind.write(task.info, folder / "predictions" / split.file, split.examples, predictions)
+      file = folder / "predictions" / split.file
+      kind.write(info, file, split.examples, predictions[name][best])
     kept = {
       "best": {best: "model"},
       "all": {place: f"model-seed{seed}" for place, seed in enumerate(settings.seeds)},
@@ -86,14 +84,14 @@ def run_task(
     for place, model_name in kept[config.keep].items():
       of_seed = jax.device_get(jax.tree.map(operator.itemgetter(place), weights))
       card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
-      save(folder / model_name, pretrained, info, of_seed, card)
+      save(folder / model_name, pretrained, content["facts"], of_seed, card)
   took = duration(trained - started), duration(time.perf_counter() - trained)
   spent = f"training {took[0]}, prediction {took[1]}"
   console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
   return rows
 
 
-def score_seeds(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[list[dict], dict]:
+def score_seeds(task: TaskData, seeds: tuple[int, ...], predictions: dict) -> tuple[list, dict]:
   """Returns a row of results per split and seed, and each split's example scores [S, n, m]."""
   info, kind = task.info, prepare.TASK_KINDS[task.info.kind]
   metrics = kind.metrics(info)
@@ -101,8 +99,8 @@ def score_seeds(task: TaskData, seeds: tuple[int, ...], outputs: dict) -> tuple[
   for name, split in task.splits.items():
     if not split.labelled:
       continue
-    decoded = (kind.decode(info, split.examples, split.windows, x) for x in outputs[name])
-    scores[name] = np.stack([kind.scores(info, split.examples, found) for found in decoded])
+    of_seeds = [kind.scores(info, split.examples, found) for found in predictions[name]]
+    scores[name] = np.stack(of_seeds)
     majority = kind.majority(info, scores[name][0])
     rows += [
       {
@@ -216,14 +214,9 @@ def fine_tune(
 def predict(
   path: Path, folder: Path, out: Path | None, columns: list[str], console: Console
 ) -> None:
-  """Predicts a file with the fine-tuned network in a folder, copying some of its columns.
-
-  Args:
-    out: a new file; None: beside the file.
-  """
+  """Predicts a file with the fine-tuned network in a folder; `out` is None to write beside it."""
   network = model.load(folder)
-  ending = network.kind.file_ending
-  out = out or path.with_name(f"{path.name}.predictions{ending}")
+  out = out or path.with_name(f"{path.name}.predictions{network.kind.file_ending}")
   with doing(f"predicting {path}"):
     count = network.predict_file(path, out, columns)
   console.print(f"{count:,} rows predicted: {out}")
