@@ -44,8 +44,6 @@ def bucket_lengths(
 
   They are multiples of ROUND, or `max_positions` of the network where a multiple is above it.
 
-  >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 2)
-  (8, 64)
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 2, max_positions=62)
   (8, 62)
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 3)
@@ -56,16 +54,17 @@ def bucket_lengths(
   lengths, most = (lengths, most) if most else ([max_length], 1)
   steps, counts = np.unique(-(-np.asarray(lengths) // ROUND), return_counts=True)
   below = np.concatenate([[0], np.cumsum(counts)])
-  n = len(steps)
-  # cost[j]: tokens if the buckets so far hold the first j distinct lengths; ends[j]: their ends.
-  cost, ends = [0.0] + [np.inf] * n, [()] * (n + 1)
-  best = (np.inf, ())
-  for _ in range(min(most, n)):
-    options = [
-      min((cost[i] + steps[j - 1] * (below[j] - below[i]), (*ends[i], j - 1)) for i in range(j))
-      for j in range(1, n + 1)
+  # options[j]: the tokens if the buckets so far hold the first j distinct lengths, and their ends.
+  options = [(0.0, ())] + [(np.inf, ())] * len(steps)
+  best = options[-1]
+  for _ in range(min(most, len(steps))):
+    options = [(np.inf, ())] + [
+      min(
+        (cost + steps[j] * (below[j + 1] - below[i]), (*ends, j))
+        for i, (cost, ends) in enumerate(options[: j + 1])
+      )
+      for j in range(len(steps))
     ]
-    cost, ends = [np.inf, *(c for c, _ in options)], [(), *(e for _, e in options)]
     best = min(best, options[-1])
   return tuple(min(int(steps[j]) * ROUND, max_positions) for j in best[1])
 
@@ -76,8 +75,7 @@ def plan_epoch(
   """Returns an epoch's batches in order: every example once, all batches full but one.
 
   Rows depend on (seed, epoch); padded lengths on the epoch only. Examples that do not fill a batch
-  move to the next longer bucket. `lengths` [n] are those of the examples; `buckets` increase, and
-  the last is at least the longest.
+  move to the next longer bucket. `buckets` increase, and the last is at least the longest example.
   """
   rng = np.random.default_rng((seed, epoch))
   bucket_of = np.searchsorted(buckets, lengths)

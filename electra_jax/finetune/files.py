@@ -57,7 +57,7 @@ def parse_json(text: str | bytes) -> Any:
 def write_rows(path: str | os.PathLike, rows: Iterable[Iterable[str]]) -> None:
   """Writes the cells of a TSV, quoted as in CSV where they hold a tab, a line end or a quote.
 
-  A lone surrogate, which is valid JSON but not valid UTF-8, is written as JSON spells it.
+  A lone surrogate is written as JSON spells it.
   """
   with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
     for row in rows:  # csv.writer leaves a lone carriage return without quotes

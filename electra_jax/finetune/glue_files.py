@@ -14,14 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from electra_jax.data import compressed, tfds
-from electra_jax.finetune.files import (
-  LONE_SURROGATE,
-  MAX_BAD_FRAC,
-  TaskError,
-  parse_json,
-  read_lines,
-  split_rows,
-)
+from electra_jax.finetune import files
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
@@ -213,14 +207,14 @@ def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) 
     for column, cell in ((task.pair, pair), (task.text, text)):
       if column is not None and (cell is None or not (hidden or cell.strip())):
         fault = f"{column!r} is {'missing' if cell is None else 'empty'}"
-    if any(LONE_SURROGATE.search(cell) for cell in (text, pair, label) if cell):
+    if any(files.LONE_SURROGATE.search(cell) for cell in (text, pair, label) if cell):
       fault, label = "not UTF-8", None
     yield _Cells(where, fault, text, pair, label, {column: row.get(column) for column in copied})
 
 
 def _file_rows(path: Path, unheaded: Sequence[str], *, quoting: bool) -> _Rows:
   """Yields the rows of a TSV or of JSON lines."""
-  lines = read_lines(path)
+  lines = files.read_lines(path)
   if not any(lines):
     raise TaskError(f"{path}: the file is empty")
   is_table = path.name.lower().endswith(tuple(TABLES))
@@ -228,14 +222,14 @@ def _file_rows(path: Path, unheaded: Sequence[str], *, quoting: bool) -> _Rows:
   while not lines[-1] and not (is_table and "\t" not in lines[0]):
     lines.pop()
   if not is_table:
-    rows = [(f"{path}:{number}", parse_json(line)) for number, line in enumerate(lines, 1)]
+    rows = [(f"{path}:{number}", files.parse_json(line)) for number, line in enumerate(lines, 1)]
     objects = [(place, row) for place, row in rows if isinstance(row, dict)]
     if not objects:
       raise TaskError(f"{rows[0][0]}: not a JSON object, as all {len(rows)} lines")
     yield objects[0][0], list(objects[0][1])
     yield from ((place, x if isinstance(x, dict) else "not a JSON object") for place, x in rows)
     return
-  rows = split_rows(lines, quoting=quoting)
+  rows = files.split_rows(lines, quoting=quoting)
   columns = unheaded or next(rows)[1]
   yield str(path) if unheaded else f"{path}:1", columns
   for number, cells in rows:

@@ -10,20 +10,11 @@ from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import squad, squad_files
+from electra_jax.finetune import squad, squad_files, task_data
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.squad import Decoded, Window
 from electra_jax.finetune.squad_files import Question, Questions
-from electra_jax.finetune.task_data import (
-  SPLIT_FILES,
-  EvalSplit,
-  Predictor,
-  TaskData,
-  TaskInfo,
-  TaskKind,
-  digest,
-  split_files,
-)
+from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
 # Fields of config.qa saved for windows and decoding, and arguments of the head.
 OPTIONS = ("stride", "max_query", "n_best", "max_answer_length", "threshold")
@@ -32,7 +23,7 @@ HEAD_ARGUMENTS = ("beam_size", "joint", "answerable_weight", "hidden", "max_answ
 
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
   q = config.qa
-  read = {split: squad_files.read(file) for split, file in split_files(config).items()}
+  read = task_data.read_splits(config, squad_files.read)
   notes = [questions.summary() for questions in read.values()]
   for split, questions in read.items():
     encoded = tokenizer.encode_batch([x.question for x in questions.items])
@@ -56,7 +47,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       questions,
       *_rows(info, questions, tokenizer),
       questions.labelled,
-      digest((x.question, x.context, x.golds) for x in questions.items),
+      task_data.digest((x.question, x.context, x.golds) for x in questions.items),
       split,
     )
     for split, questions in read.items()
@@ -137,5 +128,5 @@ KIND = TaskKind(
   answer=_answer,
   predict_file=_predict_file,
   file_ending="",
-  fields=("qa", *SPLIT_FILES),
+  fields=("qa", *task_data.SPLIT_FILES),
 )

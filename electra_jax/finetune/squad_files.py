@@ -9,13 +9,8 @@ import string
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from electra_jax.finetune.files import (
-  LONE_SURROGATE,
-  MAX_BAD_FRAC,
-  TaskError,
-  parse_json,
-  read_text,
-)
+from electra_jax.finetune import files
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -84,11 +79,11 @@ def read(path: str | os.PathLike) -> Questions:
     TaskError: the file is missing, damaged or of another format, or has no question.
   """
   path = str(path)
-  text = read_text(path)
+  text = files.read_text(path)
   if not text.strip():
     raise TaskError(f"{path}: the file is empty")
   line, _, rest = text.partition("\n")
-  first = parse_json(line)  # None: an object over several lines
+  first = files.parse_json(line)  # None: an object over several lines
   if isinstance(first, dict) and ("header" in first or "qas" in first):
     return _collect(path, "MRQA", _mrqa(path, text))
   whole = first if first is not None and not rest.strip() else _parse(text, path)
@@ -115,7 +110,7 @@ def _field(record: Any, name: str, kind: type, where: str, default: Any = None) 
   if not isinstance(value, kind):
     kinds = {str: "text", int: "an integer", list: "a list", bool: "true or false"}
     raise TaskError(f"{where}: {name!r} is missing or not {kinds[kind]}")
-  return LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
+  return files.LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
 
 
 def _squad(path: str, data: list) -> Iterator[_Row]:
@@ -150,7 +145,9 @@ def _mrqa(path: str, text: str) -> Iterator[_Row]:
     context = _field(record, "context", str, where)
     for qa in _field(record, "qas", list, where):
       name, question = (_field(qa, key, str, where) for key in ("qid", "question"))
-      golds = [LONE_SURROGATE.sub("\ufffd", str(x)) for x in _field(qa, "answers", list, where, [])]
+      golds = [
+        files.LONE_SURROGATE.sub("\ufffd", str(x)) for x in _field(qa, "answers", list, where, [])
+      ]
       found = _field(qa, "detected_answers", list, where, [])
       answers = [_detected(x, context, where) for x in found] or [(gold, -1) for gold in golds]
       golds = golds or [answer for answer, _ in answers]

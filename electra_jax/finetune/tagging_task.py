@@ -9,25 +9,16 @@ from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import tagging
+from electra_jax.finetune import tagging, task_data
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.tagging import Sentence, TagWindow
-from electra_jax.finetune.task_data import (
-  SPLIT_FILES,
-  EvalSplit,
-  Predictor,
-  TaskData,
-  TaskInfo,
-  TaskKind,
-  digest,
-  split_files,
-)
+from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
 
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
   options, notes = config.tagging.to_dict(), []
-  read = {split: tagging.read(file, **options) for split, file in split_files(config).items()}
+  read = task_data.read_splits(config, lambda file: tagging.read(file, **options))
   train = subset(read.pop("train"), config.data.train_examples)
   labels = tagging.labels(train)
   if len(labels) == 1:
@@ -55,7 +46,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       [window.feature._replace(target={}) for window in made],
       made,
       all(sentence.tags is not None for sentence in sentences),
-      digest((s.words, s.tags) for s in sentences),
+      task_data.digest((s.words, s.tags) for s in sentences),
       f"{split}.txt",
     )
     if splits[split].labelled:
@@ -116,5 +107,5 @@ KIND = TaskKind(
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".txt",
-  fields=("tagging", *SPLIT_FILES),
+  fields=("tagging", *task_data.SPLIT_FILES),
 )

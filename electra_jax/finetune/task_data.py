@@ -108,10 +108,10 @@ def digest(examples: Iterable) -> str:
   return hashlib.sha256("\0".join(map(repr, examples)).encode()).hexdigest()
 
 
-def split_files(config: ConfigDict) -> dict[str, str]:
-  """Returns {split: file} from config.data; raises ValueError if train or dev is not set."""
+def read_splits(config: ConfigDict, read: Callable[[str], Any]) -> dict[str, Any]:
+  """Returns {split: what its file holds}; raises ValueError if data.train or dev is not set."""
   files = {"train": config.data.train, "dev": config.data.dev, "test": config.data.test}
   for split in ("train", "dev"):
     if files[split] is None:
       raise ValueError(f"config.data.{split} is not set: the file of that split")
-  return {split: file for split, file in files.items() if file is not None}
+  return {split: read(file) for split, file in files.items() if file is not None}

@@ -105,8 +105,7 @@ def own(
     metrics: the main one first; () for the defaults of the kind.
 
   Raises:
-    TaskError: the name is that of a GLUE task, the kind is unknown, a metric is not of this kind,
-      or two columns are the same.
+    TaskError: the name is of a GLUE task, or the kind, a metric or a column is wrong.
 
   >>> own("reviews", text="body", label="stars", metrics=("accuracy", "f1")).labels
   ()
@@ -115,10 +114,8 @@ def own(
     raise TaskError(f"task {name!r}: this is the name of a GLUE task, choose another")
   if kind not in LABEL_TYPES:
     raise TaskError(f"task {name!r}: its kind must be {' or '.join(LABEL_TYPES)}, got {kind!r}")
-  label_type = LABEL_TYPES[kind]
   allowed = [name for name, metric in METRICS.items() if kind in metric.label_types]
-  wrong = [metric for metric in metrics if metric not in allowed]
-  if wrong:
+  if wrong := [metric for metric in metrics if metric not in allowed]:
     has = ", ".join(allowed)
     raise TaskError(f"task {name!r}: {wrong[0]!r} is not a metric of a {kind}; available: {has}")
   columns = [column for column in (text, pair, label) if column is not None]
@@ -131,8 +128,8 @@ def own(
     pair=pair,
     label=label,
     label_kind=kind,
-    metrics=tuple(metrics) or label_type.default_metrics,
+    metrics=tuple(metrics) or LABEL_TYPES[kind].default_metrics,
     folders=(name.lower(),),
     submission={"test": f"{name}.tsv"},
-    **label_type.incomplete,
+    **LABEL_TYPES[kind].incomplete,
   )

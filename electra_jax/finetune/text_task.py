@@ -10,20 +10,12 @@ from ml_collections import ConfigDict
 
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import glue, glue_files, tasks
+from electra_jax.finetune import glue, glue_files, task_data, tasks
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import write_rows
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import TextTask
-from electra_jax.finetune.task_data import (
-  EvalSplit,
-  Metrics,
-  Predictor,
-  TaskData,
-  TaskInfo,
-  TaskKind,
-  digest,
-)
+from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
 
 def _task(info: TaskInfo) -> TextTask:
@@ -74,7 +66,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       [row._replace(target={}) for row in rows(split, examples)],
       None,
       all(example.label is not None for example in examples),
-      digest((e.text, e.pair, e.label) for e in examples),
+      task_data.digest((e.text, e.pair, e.label) for e in examples),
       task.submission.get(split, f"{split}.tsv"),
     )
 
@@ -98,7 +90,7 @@ def _rows(
   return glue.features(_task(info), examples, tokenizer, max_length=info.max_length)[0], None
 
 
-def _main_metric(info: TaskInfo) -> Metrics:
+def _main_metric(info: TaskInfo) -> task_data.Metrics:
   task = _task(info)
   main = dataclasses.replace(task, metrics=task.metrics[:1])
   return functools.partial(glue.compute_metrics, main)

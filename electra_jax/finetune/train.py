@@ -12,13 +12,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import compare, schema
-from electra_jax.finetune import loop, model, prepare, results, statistics
-from electra_jax.finetune.from_config import (
-  PretrainedEncoder,
-  check,
-  load_pretrained,
-  make_settings,
-)
+from electra_jax.finetune import from_config, loop, model, prepare, results, statistics
+from electra_jax.finetune.from_config import PretrainedEncoder
 from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULTS
 from electra_jax.finetune.task_data import TaskData
 from electra_jax.interop import sources
@@ -38,7 +33,7 @@ def run_task(
     task = prepare.prepare(config, name, pretrained.tokenizer, cfg.max_positions)
   for note in task.notes:
     console.print(f"{task.title}: {note}")
-  settings = make_settings(config, pretrained, task.epochs)
+  settings = from_config.make_settings(config, pretrained, task.epochs)
   info, kind, head = task.info, prepare.TASK_KINDS[task.info.kind], task.info.head.make()
   started = time.perf_counter()
 
@@ -181,7 +176,7 @@ def fine_tune(
     ValueError: the configuration or a file is invalid; finished tasks are kept.
   """
   root, console = Path(workdir), console or terminal.log_console()
-  check(config)
+  from_config.check(config)
   names = prepare.task_names(config)
   with claim(root):
     check_root(root, names)
@@ -193,7 +188,7 @@ def fine_tune(
       if done is None:
         if pretrained is None:
           with doing("reading the network", console):
-            pretrained = load_pretrained(config)
+            pretrained = from_config.load_pretrained(config)
           for part in pretrained.left_out:
             console.print(f"not used: {part}")
         with new_folder(root / name) as folder:
