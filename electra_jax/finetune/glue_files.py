@@ -107,16 +107,16 @@ def read(
   hidden = split in task.submission
   examples, bad, unknown, place = [], [], {}, -1
   for place, row in enumerate(_cells(task, _rows(task, source, split, data_dir), split)):
-    fault = row.fault
+    fault, label = row.fault, None
     if fault is None and row.label:
-      fault = task.label_type.fault(task, row.label)
-      if fault is not None:
+      label = task.label_type.parse(task, row.label)
+      if label is None:
+        fault = f"the label is {row.label!r}, not {task.label_type.expected(task)}"
         unknown.setdefault(row.label, row.where)
-    if fault is not None:
+    if fault is None:
+      examples.append(Example(row.text, row.pair, label, place))
+    else:
       bad.append(f"{row.where}: {fault}")
-      continue
-    label = task.label_type.parse(task, row.label) if row.label else None
-    examples.append(Example(row.text, row.pair, label, place))
   count = place + 1
   if unknown and task.labels and task.name not in TASKS:
     named = ", ".join(f"{label!r} ({where})" for label, where in list(unknown.items())[:5])

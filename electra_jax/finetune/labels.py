@@ -75,8 +75,9 @@ class LabelType(NamedTuple):
   incomplete: dict  # fields of a TextTask with unknown labels or scale
   complete: Callable[[set[str], str], dict]  # -> the fields that replace `incomplete`
   head_arguments: Callable[[TextTask], dict]  # that depend on the labels
-  fault: Callable[[TextTask, str], str | None]  # the reason that a text is no label, or None
-  parse: Callable[[TextTask, str], int | float]  # -> the index of the class, or the number
+  expected: Callable[[TextTask], str]  # what a label is, for error messages
+  # -> the index of the class, or the number; None if the text is no label
+  parse: Callable[[TextTask, str], int | float | None]
   predictions: Callable[[TextTask, np.ndarray], np.ndarray]
   # label = output of the head x this factor, as numbers are trained scaled; None for classes
   unit: Callable[[TextTask], float | None]
@@ -110,11 +111,6 @@ def _complete_classes(labels: set[str], where: str) -> dict:
   return {"labels": tuple(ordered)}
 
 
-def _class_fault(task: TextTask, text: str) -> str | None:
-  known = task.labels
-  return None if text in known else f"the label is {text!r}, not one of {', '.join(known)}"
-
-
 def _class_answers(task: TextTask, logits: np.ndarray) -> list[dict]:
   probs = np.exp(logits - logits.max(-1, keepdims=True))
   probs /= probs.sum(-1, keepdims=True)
@@ -138,12 +134,9 @@ def _complete_scale(labels: set[str], where: str) -> dict:
   return {"scale": scale}
 
 
-def _number_fault(task: TextTask, text: str) -> str | None:
+def _parse_number(task: TextTask, text: str) -> float | None:
   value, (low, high) = _number(text), task.limits or (-math.inf, math.inf)
-  if value is not None and low <= value <= high:
-    return None
-  between = f" from {low:g} to {high:g}" if task.limits else ""
-  return f"the label is {text!r}, not a number{between}"
+  return value if value is not None and low <= value <= high else None
 
 
 def _written_numbers(task: TextTask, predictions: np.ndarray) -> list[str]:
@@ -161,8 +154,8 @@ LABEL_TYPES = {
     incomplete={"labels": (), "scale": 1.0},
     complete=_complete_classes,
     head_arguments=lambda task: {"outputs": len(task.labels)},
-    fault=_class_fault,
-    parse=lambda task, text: task.labels.index(text),
+    expected=lambda task: f"one of {', '.join(task.labels)}",
+    parse=lambda task, text: task.labels.index(text) if text in task.labels else None,
     predictions=lambda task, logits: logits.argmax(1).astype(np.float64),
     unit=lambda task: None,
     answers=_class_answers,
@@ -179,8 +172,10 @@ LABEL_TYPES = {
     incomplete={"labels": None, "scale": None},
     complete=_complete_scale,
     head_arguments=lambda task: {},
-    fault=_number_fault,
-    parse=lambda task, text: float(text),
+    expected=lambda task: "a number from {:g} to {:g}".format(
+      *task.limits or (-math.inf, math.inf)
+    ),
+    parse=_parse_number,
     predictions=lambda task, scores: scores * task.scale,
     unit=lambda task: task.scale,
     answers=lambda task, scores: [{"score": float(score) * task.scale} for score in scores],

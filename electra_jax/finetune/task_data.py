@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune.batches import Feature
+from electra_jax.finetune.labels import TextTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +28,16 @@ class TaskInfo:
   head: HeadSpec
   max_length: int  # maximum tokens of a row
   labels: tuple[str, ...] = ()  # of tagging, in the order of the logits
-  text: dict | None = None  # the fields of a TextTask
+  text: TextTask | None = None
   options: dict = dataclasses.field(default_factory=dict)
 
   @classmethod
   def from_json(cls, content: dict) -> "TaskInfo":
     """Returns the info from its `dataclasses.asdict`."""
-    head = HeadSpec(**content["head"])
-    return cls(**content | {"head": head, "labels": tuple(content["labels"])})
+    head, text = HeadSpec(**content["head"]), content["text"]
+    if text is not None:
+      text = TextTask(**{k: tuple(v) if isinstance(v, list) else v for k, v in text.items()})
+    return cls(**content | {"head": head, "labels": tuple(content["labels"]), "text": text})
 
 
 class EvalSplit(NamedTuple):

@@ -18,11 +18,6 @@ from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
 
-def _task(info: TaskInfo) -> TextTask:
-  fields = {k: tuple(v) if isinstance(v, list) else v for k, v in info.text.items()}
-  return TextTask(**fields)
-
-
 def _configured_task(config: ConfigDict, name: str) -> TextTask:
   own = config.own
   if own.text is None:
@@ -80,24 +75,23 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       notes.append(f"{split}: not predicted, {error}")
   arguments = {**task.label_type.head_arguments(task), "layers": config.model.head}
   head = HeadSpec(task.label_type.head, arguments)
-  info = TaskInfo("text", name, head, max_length, text=dataclasses.asdict(task))
+  info = TaskInfo("text", name, head, max_length, text=task)
   return TaskData(info, task.title, task.epochs, train, splits, notes)
 
 
 def _rows(
   info: TaskInfo, examples: list[Example], tokenizer: Tokenizer
 ) -> tuple[list[Feature], None]:
-  return glue.features(_task(info), examples, tokenizer, max_length=info.max_length)[0], None
+  return glue.features(info.text, examples, tokenizer, max_length=info.max_length)[0], None
 
 
 def _main_metric(info: TaskInfo) -> task_data.Metrics:
-  task = _task(info)
-  main = dataclasses.replace(task, metrics=task.metrics[:1])
+  main = dataclasses.replace(info.text, metrics=info.text.metrics[:1])
   return functools.partial(glue.compute_metrics, main)
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
-  task = _task(predictor.info)
+  task = predictor.info.text
   paired = task.pair is not None
   for item in items:
     if isinstance(item, str) == paired or (paired and len(item) != 2):
@@ -120,7 +114,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
     raise ValueError(f"{out}: its name must end in .tsv or .jsonl, which are what is written")
   if taken := {"index", "prediction", "probability"} & set(columns):
     raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename that of {file}")
-  examples, copied = glue_files.read_texts(_task(predictor.info), file, columns)
+  examples, copied = glue_files.read_texts(predictor.info.text, file, columns)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])
   names = ["index", *copied[0], "prediction", *list(answers[0])[1:]]
   rows = [
@@ -145,31 +139,21 @@ def _cell(name: str, value: object) -> str:
   return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _class_names(info: TaskInfo) -> tuple[str, ...]:
-  task = _task(info)
-  return tuple(task.labels or (task.label_type.output,))
-
-
-def _unit(info: TaskInfo) -> float | None:
-  task = _task(info)
-  return task.label_type.unit(task)
-
-
 KIND = TaskKind(
   known_names=lambda config: tuple(tasks.TASKS) if config.own.text is None else None,
   prepare=_prepare,
   rows=_rows,
   decode=lambda info, examples, windows, outputs: outputs,
-  scores=lambda info, *predicted: glue.example_scores(_task(info), *predicted),
-  write=lambda info, path, *predicted: glue.write_submission(path, _task(info), *predicted),
-  metrics=lambda info: functools.partial(glue.compute_metrics, _task(info)),
+  scores=lambda info, *predicted: glue.example_scores(info.text, *predicted),
+  write=lambda info, path, *predicted: glue.write_submission(path, info.text, *predicted),
+  metrics=lambda info: functools.partial(glue.compute_metrics, info.text),
   main_metric=_main_metric,
-  collapsed=lambda info, scores: glue.collapsed(_task(info), scores),
+  collapsed=lambda info, scores: glue.collapsed(info.text, scores),
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".tsv",
-  class_names=_class_names,
+  class_names=lambda info: tuple(info.text.labels or (info.text.label_type.output,)),
   fields=("own", "data.dir", "data.tfds_dir"),
-  unit=_unit,
-  majority=lambda info, scores: glue.majority(_task(info), scores),
+  unit=lambda info: info.text.label_type.unit(info.text),
+  majority=lambda info, scores: glue.majority(info.text, scores),
 )
