@@ -172,8 +172,8 @@ LABEL_TYPES = {
     incomplete={"labels": None, "scale": None},
     complete=_complete_scale,
     head_arguments=lambda task: {},
-    expected=lambda task: "a number from {:g} to {:g}".format(
-      *task.limits or (-math.inf, math.inf)
+    expected=lambda task: (
+      "a number from {:g} to {:g}".format(*task.limits) if task.limits else "a number"
     ),
     parse=_parse_number,
     predictions=lambda task, scores: scores * task.scale,

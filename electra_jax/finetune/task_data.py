@@ -34,7 +34,7 @@ class TaskInfo:
   @classmethod
   def from_json(cls, content: dict) -> "TaskInfo":
     """Returns the info from its `dataclasses.asdict`."""
-    head, text = HeadSpec(**content["head"]), content["text"]
+    head, text = HeadSpec(**content["head"]), content.get("text")
     if text is not None:
       text = TextTask(**{k: tuple(v) if isinstance(v, list) else v for k, v in text.items()})
     return cls(**content | {"head": head, "labels": tuple(content["labels"]), "text": text})
