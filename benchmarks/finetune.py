@@ -28,7 +28,7 @@ from electra_jax.core import optimizer, task_heads
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.data import tokenizer
 from electra_jax.finetune import batches as data
-from electra_jax.finetune import glue, glue_files, loop, tasks
+from electra_jax.finetune import glue_files, loop, tasks, text_task
 from electra_jax.runtime import parallel
 
 LENGTH, BATCH = 128, 32
@@ -62,7 +62,7 @@ def read_pairs(folder: str, vocab: str) -> list[data.Feature]:
   """Returns MRPC's training pairs; the vocabulary is BERT's."""
   task = tasks.TASKS["mrpc"]
   examples = glue_files.read(task, folder, "train").examples
-  return glue.features(task, examples, tokenizer.load(vocab), max_length=LENGTH)[0]
+  return text_task.features(task, examples, tokenizer.load(vocab), max_length=LENGTH)[0]
 
 
 class Ours:

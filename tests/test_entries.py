@@ -31,7 +31,8 @@ from electra_jax.core import (
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.evaluate import scorers
 from electra_jax.export import writer
-from electra_jax.finetune import glue, labels, prepare, tasks
+from electra_jax.finetune import labels, prepare, tasks
+from electra_jax.finetune import text_task as glue
 from electra_jax.finetune.labels import TextTask
 from electra_jax.interop import electra, huggingface, sources
 from electra_jax.interop.sources import ExchangeError, Source

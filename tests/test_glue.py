@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from electra_jax.finetune import glue, tasks
+from electra_jax.finetune import tasks
+from electra_jax.finetune import text_task as glue
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import METRICS

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.evaluate import pairs
-from electra_jax.finetune import glue, results, statistics, tasks
+from electra_jax.finetune import results, statistics, tasks
+from electra_jax.finetune import text_task as glue
 from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.finetune.tasks import TASKS
 
