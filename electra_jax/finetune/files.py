@@ -8,6 +8,8 @@ from typing import Any
 
 from electra_jax.data.compressed import decompressed
 
+# A cell, in quotes or not, and what follows it.
+_CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^"\t\n]*))(\t|\n|\Z)')
 _MARKS = set('"\t\n\r')  # a cell with one of these is quoted
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 cannot
 MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
@@ -80,33 +82,23 @@ def _unquoted(lines: Sequence[str]) -> list[tuple[int, list[str]]] | None:
   """Returns the rows without their quotes; None if these are not CSV's."""
   widths = {line.count("\t") for line in lines}
   # No cell spans lines where all of them have the same columns: there, a stray quote is text.
-  texts = lines if len(widths) == 1 and widths != {0} else _joined(lines, "\n")
+  texts = lines if len(widths) == 1 and widths != {0} else ["\n".join(lines)]
   rows, number, all_quoted = [], 1, False
-  for row in texts:
-    cells = list(_joined(row.split("\t"), "\t"))
-    all_quoted = all_quoted or (number == 1 and all(cell.startswith('"') for cell in cells))
-    for i, cell in enumerate(cells):
-      if '"' not in cell:
-        continue
-      inner = cell[1:-1]
-      needed = all_quoted or not inner or _MARKS & set(inner)
-      whole = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inner.replace('""', "")
-      if not (whole and needed):
+  for text in texts:
+    place, mark, cells, quoted = 0, "\t", [], []
+    while mark:
+      if not (found := _CELL.match(text, place)):
         return None
-      cells[i] = inner.replace('""', '"')
-    rows.append((number, cells))
-    number += row.count("\n") + 1
+      inner, plain, mark = found.groups()
+      place = found.end()
+      cells.append(plain if inner is None else inner.replace('""', '"'))
+      quoted.append(inner)
+      if mark == "\t":
+        continue
+      all_quoted = all_quoted or (number == 1 and None not in quoted)
+      if not all_quoted and any(inner and not _MARKS & set(inner) for inner in quoted):
+        return None
+      rows.append((number, cells))
+      number += sum(inner.count("\n") for inner in quoted if inner) + 1
+      cells, quoted = [], []
   return rows
-
-
-def _joined(parts: Iterable[str], mark: str) -> Iterator[str]:
-  """Joins consecutive parts until each has an even number of quotes."""
-  held, quotes = [], 0
-  for part in parts:
-    held.append(part)
-    quotes += part.count('"')
-    if quotes % 2 == 0:
-      yield mark.join(held)
-      held = []
-  if held:
-    yield mark.join(held)

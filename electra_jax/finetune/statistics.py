@@ -79,10 +79,7 @@ def paired_bootstrap(
 
   Args:
     scores_a, scores_b: example scores [S, n, m] and [S', n, m]; row i is the same example in both.
-    metrics: example scores [n, m] -> {metric: value}, of a and of b.
-    metric: the one to compare.
-    samples: number of resamplings.
-    seed: of the resampling.
+    metrics: example scores [n, m] -> {metric: value}, of a and of b; `metric` is compared.
 
   Raises:
     ValueError: there is no seed or no example, or the numbers of examples differ.

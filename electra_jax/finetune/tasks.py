@@ -11,15 +11,17 @@ from electra_jax.finetune.labels import LABEL_TYPES, METRICS, TextTask
 _ENTAILMENT = ("entailment", "not_entailment")
 
 
-def _glue(name: str, title: str, text: str, pair: str | None = None, **fields) -> TextTask:
+def _glue(
+  name: str, title: str, text: str, pair: str | None = None, label: str = "label", **fields
+) -> TextTask:
   """Returns a task whose folder and submission file are named after its title."""
-  named = {
-    "label": "label",
+  defaults = {
     "folders": tuple(dict.fromkeys((title.lower(), name))),
     "submission": {"test": f"{title}.tsv"},
     "average": True,
+    "tfds_columns": {} if label == "label" else {label: "label"},
   }
-  return TextTask(name, title, text, pair=pair, **named | fields)
+  return TextTask(name, title, text, label, pair, **defaults | fields)
 
 
 _GLUE = (
@@ -36,7 +38,7 @@ _GLUE = (
     "MRPC",
     "#1 String",
     "#2 String",
-    label="Quality",
+    "Quality",
     metrics=("accuracy", "f1"),
     doubled=True,
     tfds_columns={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
@@ -46,7 +48,7 @@ _GLUE = (
     "STS-B",
     "sentence1",
     "sentence2",
-    label="score",
+    "score",
     labels=None,
     metrics=("spearman", "pearson"),
     folders=("sts-b", "stsb", "sts"),
@@ -54,23 +56,14 @@ _GLUE = (
     limits=(0.0, 5.0),
     epochs=10,
     doubled=True,
-    tfds_columns={"score": "label"},
   ),
-  _glue(
-    "qqp",
-    "QQP",
-    "question1",
-    "question2",
-    label="is_duplicate",
-    metrics=("accuracy", "f1"),
-    tfds_columns={"is_duplicate": "label"},
-  ),
+  _glue("qqp", "QQP", "question1", "question2", "is_duplicate", metrics=("accuracy", "f1")),
   _glue(
     "mnli",
     "MNLI",
     "sentence1",
     "sentence2",
-    label="gold_label",
+    "gold_label",
     labels=("contradiction", "entailment", "neutral"),
     dev_splits=("dev_matched", "dev_mismatched"),
     submission={
