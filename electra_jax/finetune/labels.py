@@ -120,10 +120,10 @@ def _class_answers(task: TextTask, logits: np.ndarray) -> list[dict]:
   ]
 
 
-def _class_summary(task: TextTask, labels: Sequence) -> str:
+def shares(labels: Sequence[str]) -> str:
+  """Returns the five most frequent labels, and their shares."""
   counts = collections.Counter(labels).most_common(5)
-  shares = (f"{task.labels[int(label)]} {100 * n / len(labels):.1f} %" for label, n in counts)
-  return f": {', '.join(shares)}"
+  return ", ".join(f"{label} {100 * n / len(labels):.1f} %" for label, n in counts)
 
 
 def _complete_scale(labels: set[str], where: str) -> dict:
@@ -162,7 +162,7 @@ LABEL_TYPES = {
     written=lambda task, predictions: [task.labels[int(index)] for index in predictions],
     collapsed=lambda labels, predictions: bool(np.ptp(predictions) == 0),
     constant=lambda labels: float(np.bincount(labels.astype(np.int64)).argmax()),
-    summary=_class_summary,
+    summary=lambda task, labels: f": {shares([task.labels[label] for label in labels])}",
   ),
   "regression": LabelType(
     head="regression",

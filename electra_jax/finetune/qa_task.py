@@ -102,9 +102,9 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   threshold, answers = _null_threshold(predictor.info), []
   for name, odds in decoded.null_odds.items():
     found = decoded.nbest[name] if odds <= threshold else []
-    best = found[0] if found else squad.Answer("", None, None, -math.inf, 0.0)
-    answers.append({"answer": best.text, "start": best.start, "end": best.end})
-    answers[-1] |= {"probability": best.probability, "null_odds": odds}
+    text, start, end, _, probability = found[0] if found else ("", None, None, None, 0.0)
+    place = {"answer": text, "start": start, "end": end}
+    answers.append({**place, "probability": probability, "null_odds": odds})
   return answers
 
 

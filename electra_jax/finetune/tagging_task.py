@@ -1,6 +1,5 @@
 """Defines the task kind of sequence tagging, on files of words and tags in columns."""
 
-import collections
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import tagging, task_data
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.labels import shares
 from electra_jax.finetune.tagging import Sentence, TagWindow
 from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
@@ -23,10 +23,9 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   labels = tagging.labels(train)
   if len(labels) == 1:
     raise TaskError(f"{config.data.train}: all words have the tag {labels[0]}: nothing to learn")
-  common = collections.Counter(tag for s in train for tag in s.tags).most_common(5)
-  words = sum(len(sentence.words) for sentence in train)
-  shares = ", ".join(f"{tag} {100 * n / words:.1f} %" for tag, n in common)
-  notes.append(f"train: {len(train):,} sentences, {words:,} words, {len(labels)} labels: {shares}")
+  tags = [tag for sentence in train for tag in sentence.tags]
+  count = f"{len(train):,} sentences, {len(tags):,} words, {len(labels)} labels"
+  notes.append(f"train: {count}: {shares(tags)}")
 
   room = max_length - 2  # [CLS] and [SEP]
 
