@@ -76,23 +76,18 @@ def make_settings(
 ) -> loop.Settings:
   """Returns the settings of a task; unset fields get values for the network's width."""
   p, width = config.optimizer, pretrained.cfg.hidden_size
-  large = width > 768
   rate = p.learning_rate or next(r for widest, r in RATES.items() if width <= widest)
-  return loop.Settings(
+  return take_fields(
+    loop.Settings,
+    {**p, **config.data, **config.train},
     seeds=tuple(range(config.seed, config.seed + config.seeds)),
     optimizer=take_fields(OptimizerConfig, p, learning_rate=rate, warmup_steps=0),
-    warmup_frac=p.warmup_frac,
     decay_frac=p.decay_frac or 0.0,
-    layer_decay=p.layer_decay or (0.9 if large else 0.8),
-    layer_decay_skip=p.layer_decay_skip,
-    batch_size=config.train.batch_size,
-    accumulation=config.train.accumulation,
+    layer_decay=p.layer_decay or (0.9 if width > 768 else 0.8),
     epochs=epochs if config.train.epochs is None else config.train.epochs,
     eval_batch_size=config.eval.batch_size,
-    buckets=config.data.buckets,
     log_every=config.log.every_steps,
     pad=pretrained.tokenizer.vocab.pad,
-    max_length=config.data.max_length,
   )
 
 
