@@ -225,7 +225,7 @@ def _file_rows(path: Path, unheaded: Sequence[str], *, quoting: bool) -> _Rows:
     rows = [(f"{path}:{number}", files.parse_json(line)) for number, line in enumerate(lines, 1)]
     objects = [(place, row) for place, row in rows if isinstance(row, dict)]
     if not objects:
-      raise TaskError(f"{rows[0][0]}: not a JSON object, as all {len(rows)} lines")
+      raise TaskError(f"{rows[0][0]}: not a JSON object ({len(rows)} of {len(rows)} rows)")
     yield objects[0][0], list(objects[0][1])
     yield from ((place, x if isinstance(x, dict) else "not a JSON object") for place, x in rows)
     return

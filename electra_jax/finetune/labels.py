@@ -83,7 +83,7 @@ class LabelType(NamedTuple):
   unit: Callable[[TextTask], float | None]
   answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
   written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> text in a submission
-  collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n]), see `glue`
+  collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n])
   constant: Callable[[np.ndarray], float]  # labels [n] -> the best constant prediction
   summary: Callable[[TextTask, Sequence], str]  # frequencies or distribution of the labels
 
