@@ -40,8 +40,7 @@ CHIPS = {
 def parse(topology: str) -> tuple[Chip | Gpu, tuple[int, ...]]:
   """Parses a topology: a TPU chip and the number of chips along each axis, or hosts x GPUs.
 
-  Raises:
-    ValueError: the text is not a topology.
+  Raises ValueError if the text is not a topology.
 
   >>> parse("v5e:4x8")[1], parse("h200x16")[1]
   ((4, 8), (2, 8))
@@ -74,7 +73,5 @@ def link_rate(chip: Chip, axes: tuple[int, ...]) -> float:
   rings = [n % chip.wraps == 0 for n in axes]
   if len(axes) == 3:
     rings = [all(rings)] * 3
-  rates = [
-    chip.link_rate / (1 if ring else 2) for n, ring in zip(axes, rings, strict=True) if n > 1
-  ]
-  return sum(rates) if rates else math.inf
+  halves = sum(1 + ring for n, ring in zip(axes, rings, strict=True) if n > 1)
+  return halves * chip.link_rate / 2 if halves else math.inf

@@ -21,7 +21,7 @@ class Gpu:
   per_host: int = 8
 
   def links(self, axes: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """Returns (members, bytes/s of each) of each level of communication.
+    """Returns how many members communicate at each level, and the bytes/s of each.
 
     A host works like one member: it sends its share over all its GPUs' adapters at once.
 
@@ -86,10 +86,7 @@ GPUS = {
 
 
 def axes(gpu: Gpu, topology: str, shape: str) -> tuple[int, int]:
-  """Returns the number of hosts and the GPUs of each, from a number of GPUs in digits.
-
-  Raises:
-    ValueError: it is no number, or the last host would be partly empty.
+  """Returns the number of hosts and the GPUs of each; raises ValueError if a host is partly empty.
 
   >>> axes(GPUS["h200"], "h200x8", "8"), axes(GPUS["h200"], "h200x24", "24")
   ((1, 8), (3, 8))

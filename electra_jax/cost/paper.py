@@ -39,20 +39,11 @@ class Network:
   gated: bool = False  # the feed-forward layer has a third matrix, whose product is a factor
   keys: float = 0  # keys that a query is compared with, the mean over layers; 0: length
 
-  @property
-  def heads(self) -> int:
-    """Attention heads."""
-    return self.num_heads or max(1, self.hidden_size // 64)
-
-  @property
-  def inner(self) -> int:
-    """Width of the feed-forward layer."""
-    return self.ffn_size or 4 * self.hidden_size
-
 
 def block_flops(n: Network) -> float:
   """Returns the forward operations of one layer per token."""
-  h, i, s, heads = n.hidden_size, n.inner, n.keys or n.length, n.heads
+  h, s, heads = n.hidden_size, n.keys or n.length, n.num_heads or max(1, n.hidden_size // 64)
+  i = n.ffn_size or 4 * h
   attention = (
     3 * (2 * h * h + h)  # query, key, value
     + 2 * h * s  # scores
@@ -105,10 +96,8 @@ def _bert(hidden, layers, length, embedding=None, **changes) -> list[Network]:
 
 def _electra(hidden, layers, length, generator, embedding=None) -> list[Network]:
   e = embedding or hidden
-  return [
-    Network(hidden, layers, length, e, "binary"),
-    Network(generator, layers, length, e, "masked"),
-  ]
+  sizes = {"binary": hidden, "masked": generator}
+  return [Network(size, layers, length, e, output) for output, size in sizes.items()]
 
 
 # model: (networks, batch size, steps, the paper's FLOPs in Tables 1, 2, 8)
@@ -133,15 +122,10 @@ PAPER = {
 
 
 def _network(cfg: TransformerConfig, length: int, output: str, output_size: int = 0) -> Network:
-  return take_fields(
-    Network,
-    vars(cfg),
-    length=length,
-    output=output,
-    output_size=output_size,
-    gated=FEED_FORWARDS[cfg.feed_forward].gated,
-    keys=attention.encoder_scores(cfg, length) / (cfg.num_layers * length),
-  )
+  own = {"length": length, "output": output, "output_size": output_size}
+  keys = attention.encoder_scores(cfg, length) / (cfg.num_layers * length)
+  gated = FEED_FORWARDS[cfg.feed_forward].gated
+  return take_fields(Network, vars(cfg), **own, gated=gated, keys=keys)
 
 
 def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:

@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from electra_jax.config import specs, validate
 from electra_jax.core import flops, objectives
@@ -24,7 +23,6 @@ from electra_jax.monitor.display import doing
 from electra_jax.pretrain.run import TrainFns, eval_batch_size, make_train_fns, spec_without_data
 from electra_jax.runtime.workdir import check_new
 
-T = TypeVar("T")
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
 _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
@@ -96,11 +94,10 @@ def _make_fns(config: ConfigDict, devices: tuple) -> TrainFns:
 
 def _batch(config: ConfigDict, devices: int, batch_size: int) -> Batch:
   """Returns the shapes of a batch."""
-  rows, length = (devices, batch_size // devices), config.data.seq_length
-  ids = jax.ShapeDtypeStruct((*rows, length), jnp.int32)
-  padding_mask = jax.ShapeDtypeStruct((*rows, length), jnp.bool_)
-  documents = ids if config.data.examples == "packed" else None
-  return Batch(ids, ids, padding_mask, jax.ShapeDtypeStruct(rows, jnp.int32), documents)
+  rows = jax.ShapeDtypeStruct((devices, batch_size // devices), jnp.int32)
+  ids = jax.ShapeDtypeStruct((*rows.shape, config.data.seq_length), jnp.int32)
+  padding_mask = jax.ShapeDtypeStruct(ids.shape, jnp.bool_)
+  return Batch(ids, ids, padding_mask, rows, ids if config.data.examples == "packed" else None)
 
 
 def used_bytes(compiled: jax.stages.Compiled) -> int:
@@ -119,21 +116,14 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
 
   >>> collective_bytes("  %x = (f32[2,3]{1,0}, bf16[4]{0}) all-reduce(%a, %b), channel_id=1", 2)
   {'all-reduce': 32, 'reduce-scatter': 0, 'all-gather': 0}
-  >>> collective_bytes("  %x = f32[2,3]{1,0} reduce-scatter(%a), dimensions={0}", 8)
-  {'all-reduce': 0, 'reduce-scatter': 192, 'all-gather': 0}
-  >>> collective_bytes("  %x = (f32[2]{0}, f32[8]{0}) all-gather-start(%a), dimensions={0}", 4)
-  {'all-reduce': 0, 'reduce-scatter': 0, 'all-gather': 32}
-  >>> collective_bytes("  %x = ((f32[9]{0}), f32[9]{0}) all-reduce-start(%a), channel_id=1", 8)
-  {'all-reduce': 36, 'reduce-scatter': 0, 'all-gather': 0}
   """
   totals, chains = dict.fromkeys(COLLECTIVES, 0), set()
   for line in text.splitlines():
-    if not (found := _COLLECTIVE.search(line)):
+    found, chain = _COLLECTIVE.search(line), _CHAIN.search(line)
+    if not found or (chain and (found[2], chain[1]) in chains):
       continue
     result, kind, starts = found.groups()
-    if chain := _CHAIN.search(line):
-      if (kind, chain[1]) in chains:
-        continue
+    if chain:
       chains.add((kind, chain[1]))
     nested = result.startswith("((")
     size = traffic.size_of(result.partition("), ")[2] if nested else result)
@@ -151,8 +141,7 @@ def ring_bytes(collectives: dict[str, int], devices: int) -> float:
   >>> ring_bytes({"all-reduce": 800, "reduce-scatter": 0, "all-gather": 80}, 8)
   1470.0
   """
-  times = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
-  return sum(times[k] * size for k, size in collectives.items()) * (devices - 1) / devices
+  return (sum(collectives.values()) + collectives["all-reduce"]) * (devices - 1) / devices
 
 
 def least_link_secs(
@@ -184,43 +173,33 @@ def refused_size(message: str) -> float:
 
 
 def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
-  """Compiles a step of a configuration for a target and returns its cost.
-
-  A step that the compiler refuses for its memory has `fits=False`.
+  """Compiles a step for a target and returns its cost; one too large for it has `fits=False`.
 
   Raises:
     ValueError: XLA's compiler for GPUs is not complete.
     jax.errors.JaxRuntimeError: the step does not compile, for another reason.
   """
-  D = len(target.devices)
-  known = {
-    "topology": name,
-    "devices": D,
-    "chips": target.chips,
-    "accumulation": config.train.accumulation,
-    "memory": _known(target.memory),
-  }
-  found = _unless_refused(lambda: compile_step(config, target.devices), name)
-  if isinstance(found, float):
-    return StepCost(**known, fits=False, used=found)
+  D, t = len(target.devices), config.train
+  memory, found = _known(target.memory), _unless_refused(compile_step, config, target, name)
+  refused = isinstance(found, float)
+  used = found if refused else used_bytes(found[0])
+  fits = not refused and _fits(used, target)
+  cost = StepCost(name, D, target.chips, t.accumulation, fits, memory, used)
+  if refused:
+    return cost
   compiled, shapes = found
-  m, used = compiled.memory_analysis(), used_bytes(compiled)
+  m, text = compiled.memory_analysis(), compiled.as_text()
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
-  work = (
-    flops.step_flops(spec_without_data(config), config.train.batch_size, config.data.seq_length) / D
-  )
-  text = compiled.as_text()
+  work = flops.step_flops(spec_without_data(config), t.batch_size, config.data.seq_length) / D
   collectives = collective_bytes(text, D)
   link_secs = least_link_secs(collectives, target.links)
   # State is read once and written once, and so are temporaries.
   memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
   # Communication overlaps with nothing: it needs the whole gradient, and the optimizer its sum.
   secs = max(work / target.peak, memory_secs) + (link_secs or 0)
-  return StepCost(
-    **known,
+  return dataclasses.replace(
+    cost,
     **_counted(text, target, link_secs or 0),
-    fits=_fits(used, target),
-    used=used,
     parameters=_size(shapes.params),
     optimizer=_size(shapes.opt_state, D if config.optimizer.sharded else 1),
     optimizer_sharded=_size(shapes.opt_state, D),
@@ -252,21 +231,18 @@ def _counted(text: str, target: Target, link_secs: float) -> dict:
 
 
 def with_evaluation(cost: StepCost, config: ConfigDict, target: Target) -> StepCost:
-  """Returns the cost of a step that is known, with the memory of the evaluations, if there are any.
-
-  The optimizer's state stays on the device meanwhile. Raises as `estimate_step`.
-  """
+  """Adds the memory of the evaluations, if there are any; the optimizer's state stays meanwhile."""
   if not config.data.holdout_frac:
     return cost
-  found = _unless_refused(lambda: compile_evaluation(config, target.devices), cost.topology)
+  found = _unless_refused(compile_evaluation, config, target, cost.topology)
   used = cost.optimizer + (found if isinstance(found, float) else used_bytes(found))
   return dataclasses.replace(cost, evaluation_used=used, evaluation_fits=_fits(used, target))
 
 
-def _unless_refused(compile_program: Callable[[], T], name: str) -> T | float:
+def _unless_refused(compile_program: Callable, config: ConfigDict, target: Target, name: str):
   """Returns what is compiled, or the bytes that it needs if the compiler refuses it for them."""
   try:
-    return compile_program()
+    return compile_program(config, target.devices)
   except jax.errors.JaxRuntimeError as error:
     if any(word in str(error) for word in ("ptxas", "libdevice not found")):
       raise ValueError(
@@ -288,11 +264,10 @@ def _known(x: float) -> float | None:
 
 def _size(tree, devices: int = 1) -> float:
   """Returns the bytes of a tree of arrays on each of the devices that they are sharded over."""
-  parts = (
+  return sum(
     x.size * x.dtype.itemsize / (1 if split_axis(x.shape, devices) is None else devices)
     for x in jax.tree.leaves(tree)
   )
-  return sum(parts)
 
 
 def more_microbatches(config: ConfigDict, devices: int, least: float = 0) -> int | None:
@@ -311,8 +286,7 @@ def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
   """Returns the cost of the configuration and, until one fits, of more microbatches.
 
   n times as many microbatches need more than the n-th part of the memory, as parameters stay, so
-  numbers that this rules out are not compiled. The last cost, unless the step does not fit, has the
-  memory of the evaluations, which no number of microbatches changes.
+  numbers that this rules out are not compiled. The last cost, if it fits, includes the evaluations.
   """
   costs = [estimate_step(config, name, target)]
   while (last := costs[-1]).fits is False:
@@ -329,22 +303,21 @@ def table(config: ConfigDict, costs: list[StepCost]) -> Table:
   """Returns a table with a column for each cost."""
   c = config.train
   found = Table(
+    "per device" if any(f.devices > 1 for f in costs) else "",
+    *(Column(f.topology, justify="right", no_wrap=True) for f in costs),
     title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
     f" {c.steps:,} steps",
     caption="bytes: by the compiler; times: lower bounds, but for the estimate; MFU, sequences/s:"
     " upper bounds",
   )
-  found.add_column("per device" if any(f.devices > 1 for f in costs) else "")
-  for f in costs:
-    found.add_column(f.topology, justify="right", no_wrap=True)
   for title, cell, always in ROWS:
     found.add_row(title, *("" if f.fits is False and not always else cell(f, c) for f in costs))
   return found
 
 
-def _gib(size: float | None) -> str:
+def _gib(size: float | None, unknown: str = "?") -> str:
   if size is None or size == math.inf:
-    return "?"
+    return unknown
   return f"{size / 2**30:.2f}" if size >= 2**30 else f"{size / 2**30:.2g}"
 
 
@@ -354,10 +327,6 @@ def _in(unit: float, x: float | None) -> str:
 
 def _hours(f: StepCost, c: ConfigDict) -> float:
   return min(f.secs * c.steps / 3600, (c.minutes or math.inf) / 60)
-
-
-def _evaluation(f: StepCost) -> str:
-  return "" if f.evaluation_used is None else _gib(f.evaluation_used)
 
 
 _FITS = {True: "fits", False: "does not fit", None: "unknown"}
@@ -371,7 +340,7 @@ ROWS = (
   ("  optimizer", lambda f, c: _gib(f.optimizer), False),
   ("  optimizer, if sharded (ZeRO-1)", lambda f, c: _gib(f.optimizer_sharded), False),
   ("  activations, gradients", lambda f, c: _gib(f.temporaries), False),
-  ("memory used in evaluations, GiB", lambda f, c: _evaluation(f), False),
+  ("memory used in evaluations, GiB", lambda f, c: _gib(f.evaluation_used, ""), False),
   ("all-reduce, GiB per step", lambda f, c: _gib(f.all_reduce_bytes), False),
   ("reduce-scatter, GiB per step", lambda f, c: _gib(f.reduce_scatter_bytes), False),
   ("all-gather, GiB per step", lambda f, c: _gib(f.all_gather_bytes), False),
@@ -442,6 +411,5 @@ def run(config: ConfigDict, topologies: list[str], json_path: str | None, consol
   for several in found:
     console.print(verdict(several))
   if json_path:
-    known = [{k: _known(x) for k, x in dataclasses.asdict(f).items()} for f in costs]
-    lines = [json.dumps(f, allow_nan=False) for f in known]
-    Path(json_path).write_text("".join(f"{line}\n" for line in lines))
+    known = ({k: _known(x) for k, x in dataclasses.asdict(f).items()} for f in costs)
+    Path(json_path).write_text("".join(json.dumps(f, allow_nan=False) + "\n" for f in known))

@@ -1,12 +1,16 @@
 """Tables of FLOPs, for electra-jax flops."""
 
+import functools
+
 from ml_collections import ConfigDict
-from rich.table import Table
+from rich.table import Column, Table
 
 from electra_jax.config import validate
 from electra_jax.core import flops
 from electra_jax.cost import paper
 from electra_jax.pretrain.run import spec_without_data
+
+_number = functools.partial(Column, justify="right")
 
 
 def paper_table() -> Table:
@@ -15,9 +19,9 @@ def paper_table() -> Table:
     "ELECTRA-Small and its fractions: the paper's tables say 1.4e18, its own script 1.294e18, as"
     " here. ELMo, XLNet and T5 are fixed numbers in that script and are left out."
   )
-  table = Table(title="training FLOPs by the paper's accounting", caption=caption)
-  for title in ("model", "batch", "steps", "here", "paper"):
-    table.add_column(title, justify="left" if title == "model" else "right")
+  columns = map(_number, ("batch", "steps", "here", "paper"))
+  title = "training FLOPs by the paper's accounting"
+  table = Table("model", *columns, title=title, caption=caption)
   for name, (nets, batch_size, steps, published) in paper.PAPER.items():
     total = paper.train_flops(nets, batch_size, steps)
     table.add_row(name, f"{batch_size:,}", f"{steps:,}", f"{total:.3e}", f"{published:.1e}")
@@ -37,9 +41,9 @@ def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
 def config_table(config: ConfigDict) -> Table:
   """Returns a table of the FLOPs of a step and of the whole run."""
   steps, objective = config.train.steps, config.objective.name
-  table = Table(title=f"{objective}, {config.train.batch_size:,} x {config.data.seq_length} tokens")
-  for title in ("FLOPs", "per step", f"total, {steps:,} steps"):
-    table.add_column(title, justify="left" if title == "FLOPs" else "right")
+  columns = map(_number, ("per step", f"total, {steps:,} steps"))
+  title = f"{objective}, {config.train.batch_size:,} x {config.data.seq_length} tokens"
+  table = Table("FLOPs", *columns, title=title)
   counts = zip(("by the paper's accounting", "matrix products"), step_costs(config), strict=True)
   for title, parts in counts:
     for name, value in {**parts, title: sum(parts.values())}.items():
@@ -51,9 +55,6 @@ def config_table(config: ConfigDict) -> Table:
 
 def matching_steps(config: ConfigDict, other: ConfigDict) -> dict[str, int]:
   """Returns the steps of `config` that cost as much as all of `other`'s, by both accountings."""
-  mine, theirs = step_costs(config), step_costs(other)
-  titles = ("by the paper's accounting", "in matrix products")
-  return {
-    title: round(other.train.steps * sum(b.values()) / sum(a.values()))
-    for title, a, b in zip(titles, mine, theirs, strict=True)
-  }
+  mine, theirs = ([sum(x.values()) for x in step_costs(c)] for c in (config, other))
+  found = zip(("by the paper's accounting", "in matrix products"), mine, theirs, strict=True)
+  return {title: round(other.train.steps * b / a) for title, a, b in found}

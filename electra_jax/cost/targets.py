@@ -40,32 +40,27 @@ def find(topology: str) -> Target:
   if topology == HERE:
     return local()
   sheet, axes = chips.parse(topology)
-  return _COMPILERS[type(sheet)](topology, sheet, axes)
+  memory, note = sheet.memory, ""
+  if isinstance(sheet, gpus.Gpu):
+    share = _memory_share()
+    memory = share * sheet.memory
+    note = f"{topology}: programs get {share:g} of {sheet.memory / 2**30:.1f} GiB"
+    note += f" ({SHARE_VARIABLES[0]})"
+    options = {"target_config": gpus.describe(sheet), "topology": "1x{}x{}".format(*axes)}
+    devices = _described(topology, "cuda", options)
+  else:
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server: this is no TPU machine
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there a TPU to lock
+    options = {"topology_name": topology}
+    if sheet.cores == 2:  # which training uses as one device, and the compiler else as two in a v4
+      options["chip_config_name"] = "megacore"
+    if math.prod(axes) == 1:
+      options["chips_per_host_bounds"] = (1, 1, 1)
+    devices = _described(topology, "tpu", options)
+  peak = flops.PEAK_FLOPS[sheet.kind]
+  return Target(devices, math.prod(axes), memory, sheet.memory_rate, sheet.links(axes), peak, note)
 
 
-def _tpu_slice(topology: str, chip: chips.Chip, axes: tuple[int, ...]) -> Target:
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server: this is no TPU machine
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there a TPU to lock
-  # Training uses the two cores of a chip as one device; by default the compiler sees two in a v4.
-  options = {"chip_config_name": "megacore"} if chip.cores == 2 else {}
-  if math.prod(axes) == 1:
-    options["chips_per_host_bounds"] = (1, 1, 1)
-  devices = _described(topology, "tpu", {"topology_name": topology, **options})
-  return _target(devices, chip, axes, chip.memory)
-
-
-def _gpu_hosts(topology: str, gpu: gpus.Gpu, axes: tuple[int, ...]) -> Target:
-  hosts, count = axes
-  options = {"target_config": gpus.describe(gpu), "topology": f"1x{hosts}x{count}"}
-  devices = _described(topology, "cuda", options)
-  share = _memory_share()
-  note = (
-    f"{topology}: programs get {share:g} of {gpu.memory / 2**30:.1f} GiB ({SHARE_VARIABLES[0]})"
-  )
-  return _target(devices, gpu, axes, share * gpu.memory, note)
-
-
-_COMPILERS = {chips.Chip: _tpu_slice, gpus.Gpu: _gpu_hosts}
 _EXTRAS = {
   "tpu": "TPU compiler comes with: pip install 'electra_jax[tpu]'",
   "cuda": "GPU compiler comes with: pip install 'electra_jax[gpu-compile]'",
@@ -83,11 +78,6 @@ def _described(topology: str, platform: str, options: dict) -> tuple:
     known = "INVALID_ARGUMENT" in reason  # by the compiler, so there is one
     hint = "" if known else f"; the {_EXTRAS[platform]}"
     raise ValueError(f"topology {topology}: {reason}{hint}") from None
-
-
-def _target(devices: tuple, sheet, axes: tuple[int, ...], memory: float, note: str = "") -> Target:
-  peak, count = flops.PEAK_FLOPS[sheet.kind], math.prod(axes)
-  return Target(devices, count, memory, sheet.memory_rate, sheet.links(axes), peak, note)
 
 
 def _memory_share() -> float:

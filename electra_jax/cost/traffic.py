@@ -29,26 +29,13 @@ _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that holds the new values
 
 
-class Array(NamedTuple):
-  """An array that a kernel reads or writes."""
-
-  shape: tuple[int, ...]
-  moved: float  # bytes of it that are read or written
-
-
 class Kernel(NamedTuple):
   """A kernel of a step."""
 
   name: str
-  opcode: str
   times: int  # how often a step launches it
-  arrays: tuple[Array, ...]
+  moved: float  # bytes that it reads and writes each time
   flops: int  # of its matrix products, each time
-
-  @property
-  def moved(self) -> float:
-    """Bytes that it reads and writes each time."""
-    return sum(array.moved for array in self.arrays)
 
 
 class _Instruction(NamedTuple):
@@ -73,11 +60,11 @@ def arrays_of(text: str) -> list[tuple[tuple[int, ...], int]]:
   >>> arrays_of("(f32[2,3]{1,0}, bf16[4]{0}, pred[])")
   [((2, 3), 24), ((4,), 8), ((), 1)]
   """
-  found = [
-    (int(bits or 8), tuple(int(n) for n in shape.split(",") if n))
-    for bits, shape in _SHAPE.findall(text)
-  ]
-  return [(shape, bits * math.prod(shape) // 8) for bits, shape in found]
+  found = []
+  for bits, axes in _SHAPE.findall(text):
+    shape = tuple(int(n) for n in axes.split(",") if n)
+    found.append((shape, int(bits or 8) * math.prod(shape) // 8))
+  return found
 
 
 def size_of(text: str) -> int:
@@ -107,18 +94,12 @@ def launches(found: Iterable[Kernel]) -> int:
 
 
 def estimate_secs(found: Iterable[Kernel], memory_rate: float, peak: float) -> float:
-  """Returns what a step takes about, kernel after kernel, the first two rates from data sheets.
+  """Returns about the seconds of a step, kernel after kernel, from a data sheet's rates.
 
-  Source: fitted to ELECTRA-Small and Base on an H200 (docs/preflight.md); other GPUs are not
-  measured.
+  Fitted to ELECTRA-Small and Base on an H200 (docs/preflight.md); other GPUs are not measured.
   """
   memory, products = MEMORY_SHARE * memory_rate, PRODUCT_SHARE * peak
   return sum(k.times * (max(k.moved / memory, k.flops / products) + LAUNCH_SECS) for k in found)
-
-
-def with_axis(found: Iterable[Kernel], size: int) -> list[Kernel]:
-  """Returns the kernels that touch an array with an axis of a size, such as the vocabulary's."""
-  return [k for k in found if any(size in array.shape for array in k.arrays)]
 
 
 def _parse(text: str) -> tuple[dict[str, _Computation], str]:
@@ -165,21 +146,20 @@ def _walk(computations: dict[str, _Computation], name: str, times: int) -> Itera
     elif found.opcode not in _FREE and not found.opcode.endswith("-done"):
       body = computations[called[0]] if found.opcode == "fusion" else _alone(found, within)
       flops = sum(_product_flops(i, body) for i in body.values())
-      yield Kernel(found.name, found.opcode, times, tuple(_arrays(found, within, body)), flops)
+      yield Kernel(found.name, times, _moved(found, within, body), flops)
 
 
 def _alone(found: _Instruction, within: _Computation) -> _Computation:
   """Returns an instruction as the only one of a fusion."""
-  operands = (within[name] for name in found.operands)
   parameters = {
-    o.name: o._replace(opcode="parameter", inside=f"{place}", is_root=False)
-    for place, o in enumerate(operands)
+    name: within[name]._replace(opcode="parameter", inside=f"{place}", is_root=False)
+    for place, name in enumerate(found.operands)
   }
   return parameters | {found.name: found._replace(is_root=True)}
 
 
-def _arrays(found: _Instruction, within: _Computation, body: _Computation) -> Iterator[Array]:
-  """Yields what a kernel reads and writes; `body` is what it computes."""
+def _moved(found: _Instruction, within: _Computation, body: _Computation) -> float:
+  """Returns the bytes that a kernel reads and writes; `body` is what it computes."""
   operands = [arrays_of(within[name].result) for name in found.operands]
   outputs = arrays_of(found.result)
   if found.opcode == "custom-call":  # behind its results a library's scratch memory, in bytes
@@ -189,12 +169,8 @@ def _arrays(found: _Instruction, within: _Computation, body: _Computation) -> It
   read = _read_shares(body)
   written = [_written_share(body, name) for name in _roots(body)]
   shares = written if len(written) == len(outputs) else [1.0] * len(outputs)
-  yield from (
-    Array(shape, read.get(place, 0) * size)
-    for place, operand in enumerate(operands)
-    for shape, size in operand
-  )
-  yield from (Array(x[0], share * x[1]) for x, share in zip(outputs, shares, strict=True))
+  moved = [read.get(place, 0) * size for place, op in enumerate(operands) for _, size in op]
+  return sum(moved + [share * size for (_, size), share in zip(outputs, shares, strict=True)])
 
 
 def _roots(body: _Computation) -> list[str]:
@@ -253,7 +229,6 @@ def _product_flops(found: _Instruction, body: _Computation) -> int:
   contracted = _CONTRACTED.search(found.attributes)
   if not contracted or not found.operands:
     return 0
-  (shape, _), *_ = arrays_of(body[found.operands[0]].result)
+  shape, output = (arrays_of(i.result)[0][0] for i in (body[found.operands[0]], found))
   axes = re.findall(r"\d+", contracted[1])
-  outputs, *_ = arrays_of(found.result)
-  return 2 * math.prod(outputs[0]) * math.prod(shape[int(axis)] for axis in axes)
+  return 2 * math.prod(output) * math.prod(shape[int(axis)] for axis in axes)
