@@ -66,10 +66,8 @@ class Checkpoints:
   ):
     self.folder = Path(workdir).resolve() / FOLDER
     self._to_global = to_global
-    kept = [policies.LatestN(keep)]
-    if keep_every_steps:
-      kept.append(policies.EveryNSteps(keep_every_steps))
-    self._kept = policies.AnyPreservationPolicy(kept)
+    always = [policies.EveryNSteps(keep_every_steps)] if keep_every_steps else []
+    self._kept = policies.AnyPreservationPolicy([policies.LatestN(keep), *always])
     self._open()
 
   def _open(self) -> None:
@@ -159,8 +157,8 @@ class Checkpoints:
   def abandon(self) -> bool:
     """Closes the manager after a failure; a running save may still finish.
 
-    With several processes this needs all of them, so it waits at most `GRACE_SECS`. Returns True if
-    nothing is left that waits for other processes.
+    With several processes this waits for them, at most `GRACE_SECS`. Returns True if nothing still
+    waits.
     """
 
     def close() -> None:
@@ -232,8 +230,6 @@ def restore_from(
 ) -> tuple[Any, int]:
   """Returns the state of another run's checkpoint, or a part of it, and its step.
 
-  It changes nothing there.
-
   Args:
     shapes: a `TrainState`, or a dict of its fields, of ShapeDtypeStruct with the target sharding.
     step: of the checkpoint; None: the newest.
@@ -257,7 +253,10 @@ def restore_from(
 
 
 def _restore(folder: Path, step: int, shapes, run_on_all: Callable):
-  """Returns the arrays of a step that `shapes` names, checked, and its metadata."""
+  """Returns the arrays of a step that `shapes` names, checked, and its metadata.
+
+  Each process reads by itself: orbax's manager would synchronise them.
+  """
   fields = {name.partition("/")[0] for name in named(shapes)}
 
   def read() -> tuple[Any, dict[str, Any]]:
@@ -265,19 +264,27 @@ def _restore(folder: Path, step: int, shapes, run_on_all: Callable):
     arrays = {k: v for k, v in meta["arrays"].items() if k.partition("/")[0] in fields}
     _refuse_other_arrays(arrays, shapes, f"the checkpoint {folder / str(step)}")
     partial = len(arrays) < len(meta["arrays"])
-    return _read_state(folder, step, shapes, partial_restore=partial), meta | {"arrays": arrays}
+    restored = ocp.checkpoint_utils.construct_restore_args(shapes)
+    args = ocp.args.PyTreeRestore(shapes, restore_args=restored, partial_restore=partial)
+    with _reading(folder, step):
+      state = _state_handler().restore(folder / str(step) / "state", args=args)
+    return state, meta | {"arrays": arrays}
 
   state, meta = run_on_all(read)
   found, bad = checksums.inspect(checksums.on_host(state))  # a collective if the state is sharded
-  run_on_all(lambda: _compare(folder, step, found, bad, meta["arrays"]))
+
+  def compare() -> None:
+    if wrong := [name for name in found if found[name]["crc32"] != meta["arrays"][name]["crc32"]]:
+      reason = f"{len(wrong)} arrays do not match their checksums, e.g. {wrong[0]}"
+      raise _damaged(folder, step, reason)
+    if bad:
+      raise _damaged(folder, step, f"{bad[0]} is not finite")
+
+  run_on_all(compare)
   return state, meta
 
 
-# Each process reads by itself: orbax's manager would synchronise them.
-
-
 def _read_meta(folder: Path, step: int) -> dict[str, Any]:
-  """Returns the metadata of a step."""
   with _reading(folder, step):
     meta = dict(ocp.JsonCheckpointHandler().restore(folder / str(step) / "meta"))
     digest = meta.pop("crc32", None)  # older checkpoints have none
@@ -286,14 +293,6 @@ def _read_meta(folder: Path, step: int) -> dict[str, Any]:
     if meta["step"] != step or "step" not in meta["arrays"]:
       raise ValueError(f"its metadata says step {meta['step']}")
   return meta
-
-
-def _read_state(folder: Path, step: int, shapes, **kwargs):
-  """Returns the arrays of a step, with the shapes and sharding of `shapes`."""
-  restore_args = ocp.checkpoint_utils.construct_restore_args(shapes)
-  args = ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, **kwargs)
-  with _reading(folder, step):
-    return _state_handler().restore(folder / str(step) / "state", args=args)
 
 
 @contextlib.contextmanager
@@ -321,7 +320,7 @@ def _state_handler() -> ocp.PyTreeCheckpointHandler:
 class _CheckedState(ocp.AsyncCheckpointHandler):
   """Writes a state and, meanwhile, computes the metadata."""
 
-  save = restore = None  # `_read_state` reads it
+  save = restore = None  # `_restore` reads it
 
   def __init__(self):
     self._arrays = _state_handler()
@@ -360,15 +359,6 @@ def _refuse_not_finite(bad: list[str]) -> None:
   if bad:
     more = f" and {len(bad) - 1} more arrays are" if len(bad) > 1 else " is"
     raise CheckpointError(f"nothing was saved: {bad[0]}{more} not finite")
-
-
-def _compare(folder: Path, step: int, found: dict, bad: list[str], arrays: Mapping) -> None:
-  """Raises DamagedError if checksums differ or arrays are not finite."""
-  if wrong := [name for name in found if found[name]["crc32"] != arrays[name]["crc32"]]:
-    reason = f"{len(wrong)} arrays do not match their checksums, e.g. {wrong[0]}"
-    raise _damaged(folder, step, reason)
-  if bad:
-    raise _damaged(folder, step, f"{bad[0]} is not finite")
 
 
 def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:

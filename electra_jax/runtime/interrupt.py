@@ -32,9 +32,8 @@ def restored(handlers: dict) -> None:
 class StopSignals:
   """A context that records stop signals instead of obeying them; a second Ctrl-C interrupts.
 
-  SLURM can send SIGUSR1 before a time limit. With several processes, signals may reach only some,
-  at different steps. `jax.distributed` then handles SIGTERM, and all agree on the call of
-  `requested` that is the first to return it: they make the same calls.
+  With several processes, signals may reach only some, at different steps. `jax.distributed` then
+  handles SIGTERM, and all agree on the call of `requested` that is the first to return it.
 
   Args:
     announce: called by the handler with a message.
@@ -45,10 +44,9 @@ class StopSignals:
     self._name: str | None = None
     self._alone = jax.process_count() == 1
     self._calls, self._agreed = 0, False
-    self._old: dict = {}
 
   def __enter__(self):
-    self._old |= handled(signal.SIGINT, self._interrupt) | handled(signal.SIGUSR1, self._note)
+    self._old = handled(signal.SIGINT, self._interrupt) | handled(signal.SIGUSR1, self._note)
     if self._alone:
       self._old |= handled(signal.SIGTERM, self._note)
     return self

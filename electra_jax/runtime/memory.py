@@ -15,7 +15,7 @@ LIMITS = (
 
 
 def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
-  """Refuses a program whose temporaries and results exceed the free memory of its devices.
+  """Raises ValueError if a program's temporaries and results exceed its devices' free memory.
 
   A CPU does not refuse an allocation: the kernel kills the process later, without a message.
 
@@ -23,15 +23,10 @@ def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
     name: of the program, for the message.
     compiled: its arguments are in memory already.
     remedy: what to raise or lower, for the message.
-
-  Raises:
-    ValueError: with both numbers.
   """
-  stats = compiled.memory_analysis()
-  if stats is None:
-    return
-  results = stats.output_size_in_bytes - stats.alias_size_in_bytes
-  refuse(name, stats.temp_size_in_bytes + results, f"raise {remedy}")
+  if stats := compiled.memory_analysis():
+    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    refuse(name, stats.temp_size_in_bytes + results, f"raise {remedy}")
 
 
 def refuse(name: str, needed: int, remedy: str) -> None:

@@ -29,9 +29,8 @@ from electra_jax.core.params import AXIS, split_axis
 def keep_freed_memory() -> None:
   """Makes glibc's malloc keep freed memory, where JAX runs on the CPU; call it before JAX starts.
 
-  XLA allocates the temporaries of a step in one block. glibc gives each thread an arena of 64 MB
-  and maps a larger block anew, zeroed page by page, at every step: 448 ms where one arena for all
-  threads, which keeps what is freed, takes 380 (four layers of ELECTRA-Small, one core; LOG.md).
+  XLA allocates the temporaries of a step in one block, which glibc would map anew, zeroed page by
+  page, at every step: 448 ms in place of 380 (four layers of ELECTRA-Small, one core; LOG.md).
   """
   if not _uses_cpu() or platform.libc_ver()[0] != "glibc":
     return
@@ -59,11 +58,7 @@ def full_precision() -> contextlib.AbstractContextManager:
 
 
 def check_divisible(batch_size: int, accumulation: int, devices: int | None = None) -> None:
-  """Refuses a global batch that devices (None: all) x microbatches do not divide.
-
-  Raises:
-    ValueError: with both numbers.
-  """
+  """Raises ValueError if devices (None: all) x microbatches do not divide a global batch."""
   devices = devices or jax.device_count()
   if batch_size % (devices * accumulation):
     parts = f" x {accumulation} microbatches (train.accumulation)" if accumulation > 1 else ""
@@ -71,13 +66,10 @@ def check_divisible(batch_size: int, accumulation: int, devices: int | None = No
 
 
 @functools.cache
-def _local(spec: PartitionSpec) -> NamedSharding:
-  return NamedSharding(Mesh(np.array(jax.local_devices()), AXIS), spec)
-
-
-@functools.cache
-def _global(spec: PartitionSpec) -> NamedSharding:
-  return NamedSharding(Mesh(np.array(jax.devices()), AXIS), spec)
+def _sharding(spec: PartitionSpec, is_local: bool = False) -> NamedSharding:
+  """Returns a sharding over the devices of all processes, or of this one."""
+  devices = jax.local_devices() if is_local else jax.devices()
+  return NamedSharding(Mesh(np.array(devices), AXIS), spec)
 
 
 @struct.dataclass
@@ -94,8 +86,7 @@ class Packed:
 
   def unpack(self, flat: np.ndarray):
     """Returns a tree of this structure with the elements `flat` [n]."""
-    ends = np.cumsum([math.prod(shape) for shape in self.shapes])
-    parts = np.split(flat, ends[:-1])
+    parts = np.split(flat, np.cumsum([math.prod(shape) for shape in self.shapes])[:-1])
     parts = [part.reshape(shape)[()] for part, shape in zip(parts, self.shapes, strict=True)]
     return jax.tree.unflatten(self.structure, parts)
 
@@ -152,10 +143,7 @@ def with_default(step: Callable, numbers) -> Callable:
 
 
 def map_eval_step(step: Callable, devices: Sequence[jax.Device] | None = None) -> Callable:
-  """Maps (params, batch) -> metrics over all devices; the result returns them `Packed`.
-
-  For `devices` see `StateSharding`.
-  """
+  """Maps (params, batch) -> metrics over all devices; the result returns them `Packed`."""
 
   def packed(params, batch):
     return pack(step(params, batch))
@@ -164,10 +152,7 @@ def map_eval_step(step: Callable, devices: Sequence[jax.Device] | None = None) -
 
 
 def map_predict(step: Callable) -> Callable:
-  """Maps (params, batch) -> arrays [b, ...] over all devices.
-
-  The result returns NumPy arrays [B, ...] in the order of the batch's rows.
-  """
+  """Maps (params, batch) -> arrays [b, ...] over all devices, returned as NumPy arrays [B, ...]."""
   mapped = jax.pmap(step, axis_name=AXIS, in_axes=(None, 0), out_axes=0)
 
   def predict(params, batch):
@@ -178,14 +163,13 @@ def map_predict(step: Callable) -> Callable:
 
 
 def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
-  """Maps a function over several seeds, within one program.
+  """Maps a function over several seeds, within one program; they are the first axis of results.
 
-  Seeds are the first axis of batched arguments and of results. Accelerators vmap; a CPU loops: vmap
-  takes S times the memory for 1.3 times the speed in two layers of 128, 0.9 in four of 256
-  (LOG.md).
+  Accelerators vmap; a CPU loops: vmap takes S times the memory for 1.3 times the speed in two
+  layers of 128, 0.9 in four of 256 (LOG.md).
 
   Args:
-    batched: for each argument, whether it has a seed axis.
+    batched: for each argument, whether its first axis is that of the seeds.
   """
   if jax.default_backend() != "cpu":
     return jax.vmap(function, in_axes=tuple(0 if own else None for own in batched))
@@ -201,12 +185,12 @@ def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
 
 def replicate(tree):
   """Places a tree on every device of this host."""
-  return jax.device_put(tree, _local(PartitionSpec()))
+  return jax.device_put(tree, _sharding(PartitionSpec(), is_local=True))
 
 
 def split_rows(tree):
   """Places a tree of [B, ...] with its rows divided over the devices of this host."""
-  return jax.device_put(tree, _local(PartitionSpec(AXIS)))
+  return jax.device_put(tree, _sharding(PartitionSpec(AXIS), is_local=True))
 
 
 class StateSharding:
@@ -232,18 +216,16 @@ class StateSharding:
       axis = split_axis(x.shape, D) if is_sharded else None
       return -1 if axis is None else axis
 
-    def step_spec(axis) -> PartitionSpec:
-      return PartitionSpec() if axis < 0 else PartitionSpec(AXIS)
-
-    def checkpoint_spec(axis) -> PartitionSpec:
-      return PartitionSpec() if axis < 0 else PartitionSpec(*[None] * axis, AXIS)
-
-    self._split_axes = jax.tree.map(axis_of, jax.tree.broadcast(sharded, shapes), shapes)
+    split_axes = jax.tree.map(axis_of, jax.tree.broadcast(sharded, shapes), shapes)
     self.axes = None
-    if any(a >= 0 for a in jax.tree.leaves(self._split_axes)):
-      self.axes = jax.tree.map(lambda a: None if a < 0 else 0, self._split_axes)
-    self._step_specs = jax.tree.map(step_spec, self._split_axes)
-    self._specs = jax.tree.map(checkpoint_spec, self._split_axes)
+    if any(a >= 0 for a in jax.tree.leaves(split_axes)):
+      self.axes = jax.tree.map(lambda a: None if a < 0 else 0, split_axes)
+
+    def spec(axis, before) -> PartitionSpec:
+      return PartitionSpec() if axis < 0 else PartitionSpec(*[None] * before, AXIS)
+
+    self._step_specs = jax.tree.map(lambda a: spec(a, 0), split_axes)
+    self._specs = jax.tree.map(lambda a: spec(a, a), split_axes)
 
     def split(x, axis):
       if axis < 0:
@@ -254,18 +236,17 @@ class StateSharding:
     def join(x, axis, like):
       return x if axis < 0 else jnp.moveaxis(x, 0, axis).reshape(like.shape)
 
-    self._split = lambda state: jax.tree.map(split, state, self._split_axes)
-    self._join = lambda state: jax.tree.map(join, state, self._split_axes, self._shapes)
+    self._split = lambda state: jax.tree.map(split, state, split_axes)
     self._splitting = _jit(self._split, self._step_specs)
-    self._joining = _jit(self._join, self._specs)
+    self._joining = _jit(lambda state: jax.tree.map(join, state, split_axes, shapes), self._specs)
 
   def shapes(self):
     """Returns the state's shapes and sharding in a checkpoint."""
-    return jax.tree.map(
-      lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_global(spec)),
-      self._shapes,
-      self._specs,
-    )
+
+    def shape(x, spec) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(spec))
+
+    return jax.tree.map(shape, self._shapes, self._specs)
 
   def bytes_per_device(self) -> int:
     """Returns the bytes of the state on a device."""
@@ -293,30 +274,24 @@ class StateSharding:
 
 def _jit(function: Callable, specs) -> Callable:
   """Compiles a function whose results are spread over the devices of all processes."""
-  return jax.jit(function, out_shardings=jax.tree.map(_global, specs))
+  return jax.jit(function, out_shardings=jax.tree.map(_sharding, specs))
 
 
-def _to_global(tree, specs):
-  """Turns process-local arrays into global ones, without copying."""
+def _converted(convert: Callable, tree, specs):
+  """Converts process-local arrays to global ones or back, without copying."""
   if jax.process_count() == 1:
     return tree
-  mesh = _global(PartitionSpec()).mesh
-  return multihost_utils.host_local_array_to_global_array(tree, mesh, specs)
+  return convert(tree, _sharding(PartitionSpec()).mesh, specs)
 
 
-def _to_local(tree, specs):
-  """The inverse of `_to_global`."""
-  if jax.process_count() == 1:
-    return tree
-  mesh = _global(PartitionSpec()).mesh
-  return multihost_utils.global_array_to_host_local_array(tree, mesh, specs)
+_to_global = functools.partial(_converted, multihost_utils.host_local_array_to_global_array)
+_to_local = functools.partial(_converted, multihost_utils.global_array_to_host_local_array)
 
 
 def shard(batch: Batch) -> Batch:
   """Shards this host's rows over its devices: [b, ...] numpy to [D, b / D, ...] on devices."""
   D = jax.local_device_count()
-  split = jax.tree.map(lambda x: x.reshape(D, -1, *x.shape[1:]), batch)
-  return jax.device_put(split, _local(PartitionSpec(AXIS)))
+  return split_rows(jax.tree.map(lambda x: x.reshape(D, -1, *x.shape[1:]), batch))
 
 
 def prefetch(batches: Iterable[Batch], ahead: int = 1) -> Iterator[Batch]:

@@ -38,11 +38,8 @@ def initialize(
   """Joins the run's other processes; call it before using a device.
 
   Without a coordinator, JAX detects a cluster (TPU pod, SLURM, MPI), else the run has one process.
-  If one is missing at the time-out or silent later, JAX's runtime aborts the others (exit code
-  134).
-
-  Args:
-    timeout_secs: wait for all to join; a silent process is noticed after at most 100 s.
+  If one is missing after `timeout_secs`, or silent later for up to 100 s, JAX's runtime aborts the
+  others (exit code 134).
 
   Raises:
     ValueError: only some of the first three arguments are given, or they contradict each other.

@@ -20,12 +20,9 @@ class SaveError(RuntimeError):
 class SaveBarrier:
   """A `barrier_sync_fn` for orbax in which no process waits for one whose save has failed.
 
-  orbax's own barrier waits for its time-out of twenty minutes, and a shorter one would also end
-  slow saves. A process whose save failed calls the barrier while it handles the error: it then
-  publishes the reason and returns at once, and the others raise `SaveError`.
-
-  Args:
-    describe: returns the reason for an error, in a line.
+  orbax's own waits for its time-out of twenty minutes; a shorter one would also end slow saves. A
+  process whose save failed calls the barrier while it handles the error: it publishes the reason,
+  which `describe` returns in a line, and goes on at once, and the others raise `SaveError`.
   """
 
   def __init__(self, describe: Callable[[BaseException], str]):

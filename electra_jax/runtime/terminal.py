@@ -10,9 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 SCRIPT = "electra-jax"  # the installed command
+STAMP, STAMP_WIDTH = "%Y-%m-%d %H:%M:%S ", 20
 LINE = 160  # most characters of a line without a terminal, with its time stamp
-STAMP = "%Y-%m-%d %H:%M:%S "
-STAMP_WIDTH = 20
 # How consoles print: text as it is, with its [brackets], and long lines whole. In a notebook, too,
 # where Rich would add an HTML element for each line.
 PLAIN = {"highlight": False, "markup": False, "soft_wrap": True, "force_jupyter": False}
@@ -38,9 +37,7 @@ class StampedLines:
 
   failed = False  # whether a line was dropped, in this process
   encoding = property(lambda self: sys.stdout.encoding)  # Rich draws boxes in ASCII for others
-
-  def __init__(self):
-    self._begins = True
+  _begins = True  # a line
 
   def write(self, text: str) -> int:
     """Writes text, of any number of lines."""
@@ -81,8 +78,8 @@ def log_console() -> Console:
   """Returns the console of a program that runs for long: without a terminal, lines have a time."""
   if (on_terminal := console()).is_interactive:
     return on_terminal
-  width = LINE - STAMP_WIDTH
-  return Console(**PLAIN, file=StampedLines(), width=width, force_interactive=False)
+  options = PLAIN | {"width": LINE - STAMP_WIDTH, "force_interactive": False}
+  return Console(file=StampedLines(), **options)
 
 
 def clock(secs: float) -> str:
@@ -105,10 +102,10 @@ def duration(secs: float) -> str:
     return f"{secs:.1f} s" if secs >= 0.1 else "< 0.1 s"
   left, parts = round(secs), []
   for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-    parts.append((left // size, unit))
-    left %= size
-  first = next(i for i, (count, _) in enumerate(parts) if count)
-  return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
+    if parts or left >= size:
+      parts.append((left // size, unit))
+      left %= size
+  return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count)
 
 
 def share(part: float, whole: float) -> str:

@@ -66,15 +66,7 @@ def free_name(path: Path) -> Path:
 
 
 def check_new(out: Path, replaces: bool = False) -> None:
-  """Checks that a file or folder `out` can be made.
-
-  Args:
-    replaces: it may be there, if it is no folder.
-
-  Raises:
-    ValueError: `out` exists.
-    OSError: naming `out`.
-  """
+  """Raises ValueError if `out` exists, with `replaces` as a folder; OSError if it can't be made."""
   with naming(out):
     if out.is_dir() or (out.exists() and not replaces):
       raise ValueError(f"{out} exists: nothing is overwritten")
@@ -88,12 +80,9 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
 
   All files in it get the usual permissions (umask), also those that a library created as private.
 
-  Args:
-    needed: bytes that will be written at least.
-
   Raises:
     ValueError: `out` exists.
-    OSError: it cannot be made, or there is no space for it.
+    OSError: it cannot be made, or there is no space for the `needed` bytes.
   """
   if out.exists():
     raise ValueError(f"{out} exists: nothing is overwritten")
@@ -129,16 +118,13 @@ def delete_unfinished(folder: Path) -> None:
 
 
 def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
-  """Locks an open file until it is closed, where the file system has locks.
-
-  Mounted buckets may have none: there the user prevents conflicts.
+  """Locks an open file until it is closed, where the file system has locks (some buckets do not).
 
   Raises:
     BlockingIOError: another process holds it, and this one does not wait.
   """
   try:
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
   except OSError as error:
     if error.errno not in NO_LOCKS:
       raise
@@ -184,11 +170,7 @@ def remove_unused(folder: Path) -> None:
 
 
 def check_claim(workdir: Path) -> None:
-  """Refuses to continue if another process has claimed the folder since.
-
-  Raises:
-    ValueError: naming the other.
-  """
+  """Raises ValueError if another process has claimed the folder since, with its name."""
   try:
     holder = (workdir / LOCK_FILE).read_text().strip()
   except FileNotFoundError:  # deleted by somebody; the next claim recreates it
@@ -221,18 +203,13 @@ def read_config(workdir: Path) -> dict | None:
   # Other folders are allowed: they may hold shards or the compilation cache.
   own = "checkpoints", VOCAB_FOLDER
   files = (p.name for p in workdir.iterdir() if p.is_file() or p.name in own)
-  unexpected = sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp"))
-  if unexpected:
-    raise ValueError(f"{workdir} holds {unexpected[0]} but no {CONFIG_FILE}: it is not a run")
+  if found := sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp")):
+    raise ValueError(f"{workdir} holds {found[0]} but no {CONFIG_FILE}: it is not a run")
   return None
 
 
 def read_run_config(workdir: str | Path) -> dict:
-  """Returns the configuration that the run in a folder saved.
-
-  Raises:
-    ValueError: as `read_config`, or the folder holds no run.
-  """
+  """Returns the configuration that a run saved; raises ValueError if the folder holds none."""
   saved = read_config(Path(workdir))
   if saved is None:
     raise ValueError(f"{workdir} holds no run of electra-jax train")
