@@ -11,7 +11,6 @@ after two lines in a row on the same side, or one at more than twice the toleran
 """
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,21 +64,16 @@ class Band:
 
 def differing(band: Band, fields: Mapping) -> list[str]:
   """Describes the fields of a flat configuration that differ from the reference's."""
+
+  def short(value: object) -> str:
+    is_hash = isinstance(value, str) and len(value) == 64
+    return f"{value[:8]}..." if is_hash else repr(value)
+
   return [
-    f"{k}={_short(fields[k])} (reference: {_short(old)})"
+    f"{k}={short(fields[k])} (reference: {short(old)})"
     for k, old in band.fields.items()
     if fields.get(k, old) != old
   ]
-
-
-def _short(value: object) -> str:
-  """Returns a value as text; of a hash the first digits.
-
-  >>> _short(0.5), _short("adamw"), _short("0f" * 32)
-  ('0.5', "'adamw'", '0f0f0f0f...')
-  """
-  is_hash = isinstance(value, str) and len(value) == 64
-  return f"{value[:8]}..." if is_hash else repr(value)
 
 
 def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mapping) -> Band:
@@ -94,67 +88,50 @@ def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mappi
     raise ValueError(f"a band needs at least {LEAST_RUNS} runs, got {len(histories)}")
   by_run = [{(x["split"], x["step"]): x for x in lines} for lines in histories]
   common = sorted(set.intersection(*(set(lines) for lines in by_run)))
-  levels: dict[str, dict[int, dict[str, Level]]] = {}
-  for split in dict.fromkeys(split for split, _ in common):
-    steps = [step for other, step in common if other == split]
-    first = by_run[0][split, steps[0]]
-    table = {step: {} for step in steps}
-    for name in (k for k in first if k not in LEFT_OUT):
-      values = [[lines[split, step].get(name) for step in steps] for lines in by_run]
-      if all(isinstance(x, int | float) for row in values for x in row):
-        for step, level in zip(steps, _levels(np.array(values, np.float64)), strict=True):
-          table[step][name] = level
-    levels[split] = table
-  if not levels:
+  if not common:
     raise ValueError("the runs have no line of the same step")
+  levels: dict[str, dict[int, dict[str, Level]]] = {}
+  for split, step in common:
+    levels.setdefault(split, {})[step] = {}
+  for split, table in levels.items():
+    for name in by_run[0][split, min(table)]:
+      values = [[lines[split, step].get(name) for step in table] for lines in by_run]
+      if name not in LEFT_OUT and all(isinstance(x, int | float) for row in values for x in row):
+        for row, level in zip(table.values(), _levels(np.array(values, np.float64)), strict=True):
+          row[name] = level
   return Band(every_steps, len(histories), dict(fields), levels)
 
 
 def _levels(values: np.ndarray) -> list[Level]:
   """Returns the levels of a metric from its values [runs, lines]."""
-  n, lines = values.shape
-  mean, variance = values.mean(0), values.var(0, ddof=1)
-  floor = FLOOR * np.abs(mean).max() or 1e-12
-  found = []
-  for i in range(lines):
-    near = variance[max(0, i - SMOOTH // 2) : i + SMOOTH // 2 + 1]
-    t = _student((n - 1) * len(near))
-    tolerance = t * math.sqrt(max(near.mean(), variance[i]) * (1 + 1 / n))
-    found.append(Level(float(mean[i]), float(max(tolerance, floor))))
-  return found
-
-
-@functools.cache
-def _student(freedom: int) -> float:
   from scipy import stats  # slow to import, and needed to make a band only
 
-  return float(stats.t.ppf(1 - ALARM / 2, freedom))
+  n, lines = values.shape
+  mean, variance = values.mean(0), values.var(0, ddof=1)
+  near = [variance[max(0, i - SMOOTH // 2) : i + SMOOTH // 2 + 1] for i in range(lines)]
+  t = stats.t.ppf(1 - ALARM / 2, [(n - 1) * len(x) for x in near])
+  tolerance = t * np.sqrt(np.maximum([x.mean() for x in near], variance) * (1 + 1 / n))
+  floor = FLOOR * np.abs(mean).max() or 1e-12
+  return [Level(*x) for x in zip(mean.tolist(), np.maximum(tolerance, floor).tolist(), strict=True)]
 
 
 def write(path: Path, band: Band) -> None:
   """Writes a band as JSON, numbers with five digits."""
-  content = {
-    "runs": band.runs,
-    "every_steps": band.every_steps,
-    "fields": band.fields,
-    "levels": {
-      split: {
-        str(step): {name: [float(f"{x:.5g}") for x in level] for name, level in levels.items()}
-        for step, levels in table.items()
-      }
-      for split, table in band.levels.items()
-    },
+
+  def rounded(row: Mapping[str, Level]) -> dict[str, list[float]]:
+    return {name: [float(f"{x:.5g}") for x in level] for name, level in row.items()}
+
+  levels = {
+    split: {str(step): rounded(row) for step, row in table.items()}
+    for split, table in band.levels.items()
   }
-  path.write_text(json.dumps(content, separators=(",", ":")).replace('},"', '},\n"') + "\n")
+  content = {"runs": band.runs, "every_steps": band.every_steps, "fields": band.fields}
+  text = json.dumps(content | {"levels": levels}, separators=(",", ":"))
+  path.write_text(text.replace('},"', '},\n"') + "\n")
 
 
 def read(path: Path) -> Band:
-  """Reads a band.
-
-  Raises:
-    ValueError: the file is no band.
-    OSError: it cannot be read.
-  """
+  """Reads a band; raises ValueError if the file holds none, OSError if it cannot be read."""
   try:
     content = json.loads(path.read_text())
     levels = {
@@ -176,7 +153,7 @@ class BandMonitor:
   """Compares the lines of a run with a band; warns once, at the first line outside it.
 
   Args:
-    name: of the band, for the warning.
+    name: of the band.
     differing: descriptions of the fields that differ, from `differing`.
   """
 
@@ -193,24 +170,19 @@ class BandMonitor:
     if self._left or not out:
       return []
     self._left = True
-    levels = self._band.levels[split][step]
-    worst = sorted(out, key=lambda name: -abs(distances[name]))[:NAMED]
-    seen = "; ".join(_departure(name, values[name], levels[name], split) for name in worst)
+    seen, where = [], "" if split == "train" else f" ({split})"
+    for name in sorted(out, key=lambda name: -abs(distances[name]))[:NAMED]:
+      usual = " ± ".join(shown(name, x) for x in self._band.levels[split][step][name])
+      side = "above" if distances[name] > 0 else "below"
+      seen.append(f"{name}{where} {shown(name, values[name])} is {side} {usual}")
     causes = ", ".join(f"({i}) {text}" for i, text in enumerate(causes_of(distances, values), 1))
     own = f". Here, not in the reference: {', '.join(self._differing)}" if self._differing else ""
-    return [f"left the reference {self._name}: {seen}. Likely causes: {causes}{own}"]
+    return [f"left the reference {self._name}: {'; '.join(seen)}. Likely causes: {causes}{own}"]
 
   def _has_left(self, split: str, name: str, distance: float) -> bool:
     before = self._before.get((split, name), 0.0)
     again = abs(distance) > 1 and abs(before) > 1 and distance * before > 0
     return again or abs(distance) > 2
-
-
-def _departure(name: str, value: float, level: Level, split: str) -> str:
-  side = "above" if value > level.mean else "below"
-  where = "" if split == "train" else f" ({split})"
-  usual = f"{shown(name, level.mean)} ± {shown(name, level.tolerance)}"
-  return f"{name}{where} {shown(name, value)} is {side} {usual}"
 
 
 # The effect of each cause on kinds of metrics: 1 above the band, -1 below it, 0 inside it.
@@ -257,18 +229,9 @@ def causes_of(distances: Mapping[str, float], names: Collection[str]) -> list[st
     if kind and abs(distance) >= abs(observed.get(kind, 0.0)):
       observed[kind] = distance
 
-  def score(effects: Mapping[str, int]) -> float:
-    known = [kind for kind in effects if kind in observed]
-    return sum(_agreement(effects[kind], observed[kind]) for kind in known) / max(len(known), 1)
+  def score(effects: Mapping[str, int]) -> float:  # the mean agreement, each from -1 to 1
+    known = [(effect, observed[kind]) for kind, effect in effects.items() if kind in observed]
+    agreements = [e * max(-1, min(1, x)) if e else 0.5 - min(1, abs(x)) for e, x in known]
+    return sum(agreements) / max(len(known), 1)
 
   return sorted(CAUSES, key=lambda cause: -score(CAUSES[cause]))[:NAMED]
-
-
-def _agreement(expected: int, distance: float) -> float:
-  """Returns the agreement of a distance, clipped to the tolerance, with an effect, from -1 to 1.
-
-  >>> _agreement(1, 5.0), _agreement(-1, 5.0), _agreement(0, 0.0), _agreement(0, 5.0)
-  (1.0, -1.0, 0.5, -0.5)
-  """
-  inside = max(-1.0, min(1.0, distance))
-  return expected * inside if expected else 0.5 - abs(inside)
