@@ -71,8 +71,8 @@ class Baselines:
         f"{stem}_accuracy": ("always the same answer", max(share, 1 - share)),
         f"{stem}_precision": ("always 'replaced'", share),
       }
-    what, value = known.get(name, ("", None))
-    return None if value is None else (what, value)
+    found = known.get(name)
+    return found if found and found[1] is not None else None
 
   def _copying(self, stem: str, line: Mapping[str, float | None]) -> tuple[str, float | None]:
     """Returns the baseline of a loss of COPIES, in nats.
@@ -81,7 +81,7 @@ class Baselines:
     frequencies p. A copy that would also be predicted is left out: at most replaced x E[p] nats.
     """
     share, replaced, level = COPIES[stem](line), line.get("replaced"), None
-    if share is not None and replaced and replaced < 1 and self.entropy is not None:
+    if None not in (share, self.entropy) and replaced and replaced < 1:
       level = -share * math.log(1 - replaced) + (1 - share) * (self.entropy - math.log(replaced))
     return "held-out unigram entropy with copies", level
 

@@ -32,13 +32,7 @@ class Redrawn:
 
 
 def draw(path: Path, title: str, history: list[dict], baselines: Baselines) -> None:
-  """Plots training as lines and held-out evaluations as points, and writes a PNG atomically.
-
-  Args:
-    title: names the run.
-    history: lines of metrics.jsonl.
-    baselines: trivial baselines, drawn as dashed lines.
-  """
+  """Draws training as lines, held-out evaluations as points and baselines as dashed lines."""
   panels = layout(history)
   if not panels:
     return
@@ -90,18 +84,17 @@ def layout(history: list[dict]) -> dict[str, list[str]]:
   """
   skipped = {"step", "split", *metrics.TIMING, "param_norm", "update_norm"}
   names = [n for n in dict.fromkeys(k for line in history for k in line) if n not in skipped]
-  losses = [n for n in names if quantities.of(n).kind == "loss"]
-  fractions = [n for n in names if quantities.unit(n) == "fraction"]
-  families: dict[str, list[str]] = {}
-  for name in fractions:
-    families.setdefault(name.split("_")[0], []).append(name)
+  losses, families, rest = {}, {}, {}
+  for name in names:
+    if quantities.unit(name) == "fraction":
+      families.setdefault(name.split("_")[0], []).append(name)
+    else:
+      (losses if quantities.of(name).kind == "loss" else rest)[quantities.label(name)] = [name]
   alone = [group[0] for group in families.values() if len(group) == 1]
-  panels = {quantities.label(name): [name] for name in losses}
-  panels |= {prefix: group for prefix, group in families.items() if len(group) > 1}
+  together = {prefix: group for prefix, group in families.items() if len(group) > 1}
   if alone:
-    panels[quantities.label(alone[0]) if len(alone) == 1 else "other fractions"] = alone
-  rest = [n for n in names if n not in losses and n not in fractions]
-  return panels | {quantities.label(name): [name] for name in rest}
+    together[quantities.label(alone[0]) if len(alone) == 1 else "other fractions"] = alone
+  return losses | together | rest
 
 
 def _panel(axis, title: str, names: list[str], history: list[dict], baselines: Baselines) -> None:
@@ -140,8 +133,7 @@ def levels(
     lines = [line for line in history if line["split"] == split and line.get(name) is not None]
     found = [(line["step"], baselines.level(name, line)) for line in lines]
     if known := [(step, *level) for step, level in found if level]:
-      steps, labels, values = zip(*known, strict=True)
-      return list(steps), list(values), labels[0]
+      return [x[0] for x in known], [x[2] for x in known], known[0][1]
   return [], [], None
 
 

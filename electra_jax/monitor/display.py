@@ -8,7 +8,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderHook, RenderResult
@@ -38,11 +38,6 @@ class Activity(NamedTuple):
   last_secs: float | None = None  # duration in the previous run
 
   def __str__(self) -> str:
-    """Returns the activity with its clock.
-
-    >>> str(Activity("compiling", 12.0, 30.4))
-    'compiling, 0:00:12 (30 s the last time)'
-    """
     last = "" if self.last_secs is None else f" ({duration(self.last_secs)} the last time)"
     return f"{self.name}, {clock(self.secs)}{last}"
 
@@ -58,8 +53,7 @@ class Display:
   """
 
   def __init__(self, console: Console, now: Callable[[], Activity], *, transient: bool = False):
-    self.console = console
-    self._now = now
+    self.console, self._now = console, now
     self._rows: dict[str, tuple[int, Mapping]] = {}
     self._train_lines = 0
     self._progress: Progress | None = None
@@ -108,8 +102,7 @@ class Display:
     if (eta_secs := values.get("eta_secs")) is not None:
       self._ends_at = time.monotonic() + eta_secs
     if not self.console.is_interactive:
-      of = self._of() if self._progress else ""
-      self.print_line(metrics_line(f"{split} step {step}{of}", values, self.console.width))
+      self.print_line(metrics_line(f"{split} step {step}{self._of()}", values, self.console.width))
 
   def announce(self, text: str) -> None:
     """Queues a line for the thread to print; safe in a signal handler."""
@@ -128,7 +121,6 @@ class Display:
         self._last_line = time.monotonic()
 
   def _draw_until_closed(self) -> None:
-    """The thread's loop."""
     while not self._closed.wait(TICK_SECS):
       with contextlib.suppress(OSError):  # a full disk; the program itself will meet it
         self._print_queued()
@@ -151,17 +143,16 @@ class Display:
   def _print_heartbeat(self) -> None:
     """Prints a new activity, or any after a long silence."""
     quiet = time.monotonic() - self._last_line + TICK_SECS
+    longest = HEARTBEAT_SECS if self._train_lines < 2 else STEPS_HEARTBEAT_SECS
     if activity := self._activity():
       if activity.name != self._printed_activity or quiet >= HEARTBEAT_SECS:
         self._printed_activity = activity.name
         self.print_line(str(activity))
-    elif self._progress and quiet >= (
-      HEARTBEAT_SECS if self._train_lines < 2 else STEPS_HEARTBEAT_SECS
-    ):
+    elif self._progress and quiet >= longest:
       self.print_line(f"step {self._progress.tasks[0].completed}{self._of()}")
 
   def _of(self) -> str:
-    total = self._progress.tasks[0].total
+    total = self._progress and self._progress.tasks[0].total
     return "" if total is None else f"/{total}"
 
   def _activity(self) -> Activity | None:
@@ -178,7 +169,10 @@ class Display:
       self._progress.update(self._progress.task_ids[0], eta=self._eta())
       below.append(self._progress)
     room = self.console.height - len(below) - 2  # the heading, and a line for what is printed
-    self._lines.content = [*self._tables(room), *below]
+    rows = dict(sorted(self._rows.items(), key=lambda row: row[0] != "train"))
+    names = dict.fromkeys(k for _, values in rows.values() for k in values)
+    names = [name for name in names if name not in ("eta_secs", "elapsed_secs")][: max(room, 0)]
+    self._lines.content = [_table(rows, names), *below] if names else below
     return self._lines
 
   def _eta(self) -> str:
@@ -188,20 +182,16 @@ class Display:
       left = max(0.0, self._ends_at - time.monotonic())
     return "" if left is None else f"ETA {clock(left)}"
 
-  def _tables(self, room: int) -> Iterator[Table]:
-    rows = dict(sorted(self._rows.items(), key=lambda row: row[0] != "train"))
-    names = dict.fromkeys(k for _, values in rows.values() for k in values)
-    names = [name for name in names if name not in ("eta_secs", "elapsed_secs")][: max(room, 0)]
-    if not names:
-      return
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("step", style="dim", no_wrap=True)
-    for split, (step, _) in rows.items():
-      table.add_column(f"{split} {step}", justify="right", no_wrap=True)
-    for name in names:
-      cells = (shown(name, v[name]) if name in v else "" for _, v in rows.values())
-      table.add_row(label(name), *cells)
-    yield table
+
+def _table(rows: Mapping[str, tuple[int, Mapping]], names: Sequence[str]) -> Table:
+  table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+  table.add_column("step", style="dim", no_wrap=True)
+  for split, (step, _) in rows.items():
+    table.add_column(f"{split} {step}", justify="right", no_wrap=True)
+  for name in names:
+    cells = (shown(name, v[name]) if name in v else "" for _, v in rows.values())
+    table.add_row(label(name), *cells)
+  return table
 
 
 class _Lines(RenderHook):
@@ -271,13 +261,9 @@ def metrics_line(head: str, values: Mapping[str, float | None], width: int) -> s
 @contextlib.contextmanager
 def doing(what: str, console: Console | None = None) -> Iterator[Display]:
   """Shows an activity with a clock while the block runs, on stderr unless there is a console."""
-  began = time.monotonic()
-
-  def now() -> Activity:
-    return Activity(what, time.monotonic() - began)
-
-  with Display(console or terminal.console(stderr=True), now, transient=True) as display:
-    yield display
+  console, began = console or terminal.console(stderr=True), time.monotonic()
+  with Display(console, lambda: Activity(what, time.monotonic() - began), transient=True) as shown:
+    yield shown
 
 
 def starting() -> contextlib.AbstractContextManager:

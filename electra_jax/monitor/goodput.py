@@ -4,7 +4,7 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from electra_jax.runtime.terminal import duration, share
 
@@ -53,16 +53,19 @@ class Goodput:
     """
     secs = self.secs()
     total = sum(secs.values())
-    order = sorted(secs, key=lambda k: ORDER.index(k) if k in ORDER else len(ORDER))
-    shares = (f"{name} {share(secs[name], total)}" for name in order)
+    shares = (f"{name} {share(secs[name], total)}" for name in ordered(secs))
     return f"{duration(total)}: {', '.join(shares)}"
 
 
+def ordered(activities: Iterable[str]) -> list[str]:
+  """Returns activities in the order of ORDER, unknown ones last."""
+  return sorted(activities, key=lambda k: ORDER.index(k) if k in ORDER else len(ORDER))
+
+
 class Speed:
-  """Speed between two log lines, counting only steps and data waits.
+  """Speed between two log lines, counting only the seconds of `goodput` in "steps" and "data".
 
   Args:
-    goodput: it counts these as "steps" and "data".
     flops_per_step: matmul FLOPs over all devices.
     peak: FLOP/s of all devices.
   """

@@ -27,7 +27,7 @@ NOISE = 7
 class Limits:
   """Thresholds of the warnings; 0 disables a check."""
 
-  window: int  # lines that a collapse must last; also the window of a loss's median
+  window: int  # lines that a collapse must last, and of a loss's median
   loss_spike: float  # ratio of a loss to that median; the rise must also exceed the window's noise
   auc_margin: float  # a discriminator's AUC closer than this to 0.5 is guessing
   # least fraction of replaced tokens found; below it, the answer is always "original"
@@ -75,9 +75,9 @@ class Health:
 
     Evaluations are compared with the reference only.
     """
-    warnings = [] if self._reference is None else self._reference.check(split, step, values)
-    if split == "train":
-      warnings = [*self._spikes(values), *self._collapses(step, values), *warnings]
+    warnings = [*self._spikes(values), *self._collapses(step, values)] if split == "train" else []
+    if self._reference:
+      warnings += self._reference.check(split, step, values)
     told = [f"step {step:,}: {text}" for text in warnings]
     self._newest = step, self.warnings(step) + told
     return told
@@ -101,8 +101,7 @@ class Health:
       least = math.log(2) if quantity.other("auc") in values else 0.0
       level = self._levels.setdefault(name, _Level(self._limits, least))
       lines = len(level.usual)
-      median = level.take(value)
-      if median is not None:
+      if (median := level.take(value)) is not None:
         yield (
           f"{name} {value:.3f} nats is {value / max(median, 1e-9):.3g} times the median"
           f" {median:.3f} of the previous {lines} log lines (limit {self._limits.loss_spike:g})."
@@ -133,22 +132,21 @@ class _Level:
 
   def take(self, value: float) -> float | None:
     """Takes a loss and returns the usual median if a spike begins here."""
-    if len(self.usual) < LEAST_LINES:
+    begins, limit, median = not self._high, math.inf, None
+    if len(self.usual) >= LEAST_LINES:
+      median = statistics.median(self.usual)
+      noise = statistics.median(abs(x - median) for x in self.usual)
+      rise = max((self._ratio - 1) * median, NOISE * noise, LEAST_RISE)
+      # A spike ends half way back, so that a loss that wavers at the limit is one spike.
+      limit = max(median + (rise if begins else rise / 2), self._least)
+    is_high = value > limit
+    self._high = [*self._high, value] if is_high else []
+    if not is_high:
       self.usual.append(value)
-      return None
-    median, begins = statistics.median(self.usual), not self._high
-    noise = statistics.median(abs(x - median) for x in self.usual)
-    rise = max((self._ratio - 1) * median, NOISE * noise, LEAST_RISE)
-    # A spike ends half way back, so that a loss that wavers at the limit is one spike.
-    if value <= max(median + (rise if begins else rise / 2), self._least):
-      self.usual.append(value)
-      self._high = []
-      return None
-    self._high.append(value)
-    if len(self._high) == self.usual.maxlen:  # a new level, not a spike
+    elif len(self._high) == self.usual.maxlen:  # a new level, not a spike
       self.usual.extend(self._high)
       self._high = []
-    return median if begins else None
+    return median if is_high and begins else None
 
 
 def _signs(limits: Limits, values: Mapping) -> Iterator[tuple[str, bool, str, str]]:

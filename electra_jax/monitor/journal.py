@@ -50,17 +50,17 @@ def read(folder: Path) -> list[dict]:
   path = folder / JOURNAL_FILE
   for text in path.read_bytes().splitlines() if path.exists() else ():
     with contextlib.suppress(ValueError, RecursionError):
-      if isinstance(line := json.loads(text), dict) and "time" in line and _is_whole(line):
+      if isinstance(line := json.loads(text), dict) and _is_whole(line):
         events.append(line)
   return events
 
 
 def _is_whole(line: dict) -> bool:
   fields = FIELDS.get(str(line.get("event")), {"event": str})
+  typed = all(isinstance(line.get(name), kind) for name, kind in fields.items())
   secs = line.get("secs", {})
-  return all(isinstance(line.get(name), kind) for name, kind in fields.items()) and (
-    isinstance(secs, dict) and all(isinstance(x, int | float) for x in secs.values())
-  )
+  numbers = isinstance(secs, dict) and all(isinstance(x, int | float) for x in secs.values())
+  return "time" in line and typed and numbers
 
 
 def starts(events: list[dict]) -> list[tuple[dict, dict[str, float]]]:

@@ -42,16 +42,13 @@ class History:
     self._file = path.open("ab", buffering=0)
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Appends a line completely, or not at all if it raises.
-
-    Raises:
-      OSError: naming the file.
-    """
-    line = json.dumps({"step": step, "split": split, **values}, allow_nan=False) + "\n"
+    """Appends a line completely, or raises OSError, naming the file, and appends nothing."""
+    values = {"step": step, "split": split, **values}
+    line = json.dumps(values, allow_nan=False).encode() + b"\n"
     end = self._file.seek(0, os.SEEK_END)
     with naming(self.path):
       try:
-        if self._file.write(line.encode()) < len(line.encode()):
+        if self._file.write(line) < len(line):
           raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
       except OSError:
         with contextlib.suppress(OSError):
@@ -64,7 +61,6 @@ class History:
       os.fsync(self._file.fileno())
 
   def close(self, failed: bool) -> None:
-    """Closes the file."""
     self._file.close()
 
 
@@ -91,11 +87,9 @@ class Log:
     must_write: bool = True,
     enabled: bool = True,
   ):
-    self.display = display
-    self.journal = Journal(folder, enabled)
-    self._must_write = must_write
+    self.display, self.journal = display, Journal(folder, enabled)
+    self._must_write, self._enabled = must_write, enabled
     self._places: list[History | Tracker] = []
-    self._enabled = enabled
     if enabled:
       with self._writing("all log lines"):
         history = History(folder / HISTORY_FILE, start_step if resumed else None)
@@ -132,10 +126,9 @@ class Log:
 
   def sync(self) -> None:
     """Flushes metrics.jsonl, so that it survives a power cut or the loss of the machine."""
-    for place in self._places:
-      if isinstance(place, History):
-        with self._writing("buffered lines"):
-          place.sync()
+    for history in (place for place in self._places if isinstance(place, History)):
+      with self._writing("buffered lines"):
+        history.sync()
 
   def warn(self, warnings: Iterable[str]) -> None:
     """Prints one line per warning, and keeps it in the journal."""

@@ -124,8 +124,7 @@ def check_finite(where: str, packed: Packed, numbers: np.ndarray) -> None:
     if not np.isfinite(value).all():
       name = [part.key for part in path if isinstance(part, jax.tree_util.DictKey)][-1]
       bad.setdefault(name, np.asarray(value).flat[0])
-  listed = ", ".join(f"{name} = {value}" for name, value in bad.items())
-  raise NotFiniteError(f"{where}: {listed}")
+  raise NotFiniteError(f"{where}: {', '.join(f'{name} = {x}' for name, x in bad.items())}")
 
 
 def evaluate(
@@ -169,5 +168,5 @@ def parse_line(text: bytes) -> dict | None:
     numbers = [step, *(x for k, x in line.items() if k != "split" and x is not None)]
   except (ValueError, TypeError, KeyError, AttributeError):
     return None
-  good = isinstance(step, int) and all(isinstance(x, int | float) for x in numbers)
-  return line if good and isinstance(split, str) else None
+  good = isinstance(step, int) and isinstance(split, str)
+  return line if good and all(isinstance(x, int | float) for x in numbers) else None

@@ -10,10 +10,6 @@ from typing import NamedTuple
 from electra_jax.runtime.terminal import clock
 
 
-def _nats(value: float) -> str:
-  return f"{value:.4f} nats"
-
-
 def _percent(value: float) -> str:
   return f"{100 * value:.1f} %"
 
@@ -38,14 +34,11 @@ class Kind(NamedTuple):
   is_in_value: bool = False  # the text says the kind: the display name is the subject
 
 
+FRACTIONS = "accuracy", "recall", "precision", "replaced", "copied"
 KINDS = {
-  "loss": Kind(_nats, "nats"),
-  "entropy": Kind(_nats, "nats"),
-  "accuracy": Kind(_percent, "fraction"),
-  "recall": Kind(_percent, "fraction"),
-  "precision": Kind(_percent, "fraction"),
-  "replaced": Kind(_percent, "fraction"),
-  "copied": Kind(_percent, "fraction"),
+  "loss": Kind("{:.4f} nats".format, "nats"),
+  "entropy": Kind("{:.4f} nats".format, "nats"),
+  **dict.fromkeys(FRACTIONS, Kind(_percent, "fraction")),
   "auc": Kind(_number, "fraction"),
   "scores": Kind(_number),  # a histogram, of which lines have the auc
   "mfu": Kind(_percent),
@@ -62,8 +55,7 @@ class Quantity(NamedTuple):
   subject: str  # "rtd" of rtd_auc, "" of loss
   kind: str  # a key of KINDS, "" of another: learning_rate
 
-  def other(self, kind: str) -> str:
-    """Returns the name of another metric of the subject."""
+  def other(self, kind: str) -> str:  # metric of the subject
     return f"{self.subject}_{kind}"
 
 

@@ -7,7 +7,7 @@ time is estimated from a local matmul and its data wait, neither of which waits 
 import functools
 import socket
 import statistics
-import time
+import timeit
 from collections.abc import Mapping
 
 import jax
@@ -32,11 +32,9 @@ def _work():
 def probe_secs() -> float:
   """Returns the time of a small local computation on this process's slowest device."""
   work, places = _work()
-  times = []
-  for _ in range(TRIES):
-    started = time.perf_counter()
-    jax.block_until_ready([work(x) for x in places])
-    times.append(time.perf_counter() - started)
+  times = timeit.repeat(
+    lambda: jax.block_until_ready([work(x) for x in places]), number=1, repeat=TRIES
+  )
   return statistics.median(times)
 
 
@@ -68,9 +66,8 @@ class StragglerDetector:
     self._slow_ratio, self._batch_size = slow_ratio, batch_size
     self._start, self._step, self._data_secs = step, step, 0.0
     name = np.frombuffer(socket.gethostname().encode()[:64].ljust(64, b"\0"), np.uint8)
-    self._names = [
-      bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(name)
-    ]
+    names = multihost_utils.process_allgather(name)
+    self._names = [bytes(row).rstrip(b"\0").decode() for row in names]
     self._suspect, self._lines = None, 0
     probe_secs()  # compiles
 
@@ -90,9 +87,8 @@ class StragglerDetector:
     data, probes = multihost_utils.process_allgather(np.array(mine)).T
     if not sequences_per_sec or first:
       return {}
-    values, warnings = self.check(
-      own_secs(self._batch_size / sequences_per_sec, data, probes), data
-    )
+    own = own_secs(self._batch_size / sequences_per_sec, data, probes)
+    values, warnings = self.check(own, data)
     log.warn(warnings)
     return values
 

@@ -10,10 +10,7 @@ from electra_jax.runtime.interrupt import handled, restored
 
 
 def parse_steps(text: str) -> range:
-  """Returns the steps of "FIRST:LAST", inclusive; "" gives none.
-
-  Raises:
-    ValueError: the text has another form.
+  """Returns the steps of "FIRST:LAST", inclusive; raises ValueError for another form.
 
   >>> parse_steps("100:102"), parse_steps("7"), parse_steps("")
   (range(100, 103), range(7, 8), range(0, 0))
@@ -38,7 +35,6 @@ class Tracer:
     self._steps, self._more, self._signal_steps = steps, range(0), signal_steps
     self._asked = False
     self._traced: tuple[int, int] | None = None  # first and last step of the running trace so far
-    self._old: dict = {}
 
   def __enter__(self):
     self._old = handled(signal.SIGUSR2, self._ask)

@@ -36,16 +36,14 @@ class Start:
   def remembered(self, tracker: str, make: Callable[[], str]) -> str:
     """Returns the run's saved id in a tracker; a run that starts over gets a new one.
 
-    Raises:
-      TrackerError: the file of ids is damaged.
+    Raises TrackerError if the file of ids is damaged.
     """
     path = self.folder / IDS_FILE
     try:
       ids = dict(json.loads(path.read_text())) if path.exists() else {}
     except (ValueError, TypeError) as error:
-      raise TrackerError(
-        f"{path} is damaged ({error}): without it, trackers begin new runs"
-      ) from None
+      text = f"{path} is damaged ({error}): without it, trackers begin new runs"
+      raise TrackerError(text) from None
     if not self.resumed or tracker not in ids:
       ids[tracker] = make()
       with replacing(path) as temporary:
@@ -84,7 +82,6 @@ class Events:
       self._writer.write_event(self._event(step=start.step + 1, session_log=session))
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Appends the numbers. Raises OSError, naming the folder."""
     with naming(self._folder):
       for name, value in _numbers(split, values).items():
         event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
@@ -92,7 +89,6 @@ class Events:
       self._writer.flush()
 
   def close(self, failed: bool) -> None:
-    """Closes the file."""
     self._writer.close()
 
 
@@ -120,12 +116,10 @@ class Wandb:
       self._run.define_metric("*", step_metric="step")
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Hands the numbers to wandb's own process."""
     with _failing("wandb", self._errors):
       self._run.log({"step": step, **_numbers(split, values)})
 
   def close(self, failed: bool) -> None:
-    """Waits until wandb's process has received all lines."""
     with _failing("wandb", self._errors):
       self._run.finish(exit_code=int(failed))
 
@@ -159,14 +153,12 @@ class Mlflow:
     return run
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Sends the numbers. Raises TrackerError."""
     now, numbers = int(1000 * time.time()), _numbers(split, values)
     with _failing("mlflow", self._error):
       batch = [self._metric(name, value, now, step) for name, value in numbers.items()]
       self._client.log_batch(self._run, metrics=batch)
 
   def close(self, failed: bool) -> None:
-    """Marks the run as failed or finished. Raises TrackerError."""
     with _failing("mlflow", self._error):
       self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 

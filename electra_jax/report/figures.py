@@ -53,10 +53,8 @@ def draw(arms: Sequence[Arm]) -> dict[str, dict[str, Panel]]:
   """Returns {group: {metric: panel}} of the metrics in `curves.layout`."""
   layout = curves.layout([line for arm in arms for run in arm.runs for line in run.history])
   names = [name for together in layout.values() for name in together]
-  found: dict[str, dict[str, Panel]] = {key: {} for key in TITLES}
-  for name in names:
-    found[group(name, names)][name] = panel(name, arms)
-  return {key: panels for key, panels in found.items() if panels}
+  groups = {key: [name for name in names if group(name, names) == key] for key in TITLES}
+  return {key: {name: panel(name, arms) for name in own} for key, own in groups.items() if own}
 
 
 def spread(arm: Arm, split: str, name: str) -> dict[str, list]:
@@ -64,12 +62,8 @@ def spread(arm: Arm, split: str, name: str) -> dict[str, list]:
   found = [dict(zip(*curves.points(run.history, split, name), strict=True)) for run in arm.runs]
   steps = thinned([step for step in found[0] if all(step in one for one in found)])
   values = np.array([[one[step] for step in steps] for one in found], float)
-  return {
-    "step": steps,
-    "value": values.mean(0).tolist(),
-    "low": values.min(0).tolist(),
-    "high": values.max(0).tolist(),
-  }
+  columns = {"value": values.mean(0), "low": values.min(0), "high": values.max(0)}
+  return {"step": steps} | {name: column.tolist() for name, column in columns.items()}
 
 
 def panel(name: str, arms: Sequence[Arm]) -> Panel:
@@ -77,16 +71,10 @@ def panel(name: str, arms: Sequence[Arm]) -> Panel:
 
   Of several seeds these are means, in a band or with whiskers from the lowest to the highest.
   """
-  plot = figure(
-    name=name,
-    height=250,
-    sizing_mode="stretch_width",
-    tools="pan,xwheel_zoom,box_zoom,reset",
-    toolbar_location="above",
-  )
-  plot.background_fill_color = plot.border_fill_color = None
-  plot.outline_line_color, plot.toolbar.logo = None, None
-  plot.toolbar.autohide = True
+  tools = {"tools": "pan,xwheel_zoom,box_zoom,reset", "toolbar_location": "above"}
+  plot = figure(name=name, height=250, sizing_mode="stretch_width", **tools)
+  plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
+  plot.toolbar.logo, plot.toolbar.autohide = None, True
   plot.grid.grid_line_alpha = 0.35
   plot.xaxis.axis_label = "step"
   pointed, coloured = [], list(zip(arms, COLOURS * len(arms), strict=False))
@@ -114,12 +102,9 @@ def panel(name: str, arms: Sequence[Arm]) -> Panel:
   for steps, values, _, colour in found:
     plot.line(thinned(steps), thinned(values), color=colour, line_dash="dashed", line_width=1.2)
   note = f"dashed: trivial baseline ({found[0][2]})" if found else ""
-  tips = [
-    ("run", "@run, @split"),
-    ("step", "@step{0,0}"),
-    (quantities.label(name), "@value{0.0000}"),
-  ]
+  label = quantities.label(name)
+  tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (label, "@value{0.0000}")]
   plot.add_tools(HoverTool(renderers=pointed, tooltips=tips, mode="mouse"))
   plot.axis.axis_label_text_font_size = "9pt"
-  title = ", ".join(filter(None, (quantities.label(name), quantities.unit(name))))
+  title = ", ".join(filter(None, (label, quantities.unit(name))))
   return Panel(title, note, plot)

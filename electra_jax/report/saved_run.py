@@ -49,8 +49,7 @@ class SavedRun:
     return next((e["steps"] for e in reversed(self.events) if e["event"] == "horizon"), None)
 
   @property
-  def finished(self) -> bool:
-    """Whether the last step is done."""
+  def finished(self) -> bool:  # the last step
     return self.steps is not None and self.done >= self.steps
 
   @property
@@ -70,11 +69,6 @@ class SavedRun:
     """Seconds by activity; of an earlier version's run only those of its lines, as "all"."""
     found = journal.seconds(self.events)
     return found or {"all": elapsed(self.history)}
-
-  @property
-  def hours(self) -> float:
-    """Hours of wall time over all starts."""
-    return sum(self.secs.values()) / 3600
 
   @property
   def device_hours(self) -> float:

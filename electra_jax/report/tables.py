@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,9 @@ Table = list[list[str]]
 LEFT_OUT = ("step", "split", "loss")
 
 
-def _of_each(arm: Arm, text: Callable[[SavedRun], str]) -> str:
+def _joined(texts: Iterable[str]) -> str:
   """Returns what the runs of an arm have in common, or what each has."""
-  return " / ".join(dict.fromkeys(map(text, arm.runs)))
+  return " / ".join(dict.fromkeys(texts))
 
 
 def overview(arms: Sequence[Arm], price: float | None) -> Table:
@@ -31,28 +31,26 @@ def overview(arms: Sequence[Arm], price: float | None) -> Table:
   rows = {
     "objective": lambda r: f"{r.config.objective.name}, {r.config.generator.kind} generator",
     "code": lambda r: r.start.get("code", "not recorded"),
-    "devices": devices,
+    "devices": _devices,
     "data": lambda r: r.config.data.dir,
     "training text": _text,
     "vocabulary": lambda r: "{size:,} {kind} entries".format(**r.manifest["vocab"]),
     "parameters": lambda r: ", ".join(f"{k} {v / 1e6:,.2f} M" for k, v in r.parameters.items()),
     "seen": _seen,
     "FLOPs in matrix products": lambda r: f"{r.flops_per_step * r.done:.3g}",
-    "hours": lambda r: f"{r.hours:,.2f}",
+    "hours": lambda r: f"{sum(r.secs.values()) / 3600:,.2f}",
   }
   if price is not None:
     rows["cost"] = lambda r: f"{r.device_hours * price:,.2f}"
   return [
     ["", *(arm.name for arm in arms)],
-    *([k, *(_of_each(arm, f) for arm in arms)] for k, f in rows.items()),
+    *([k, *(_joined(map(f, arm.runs)) for arm in arms)] for k, f in rows.items()),
   ]
 
 
-def devices(run: SavedRun) -> str:
-  """Returns the devices of the last start."""
-  if not run.start:
-    return "not recorded"
-  return f"{run.start['devices']} x {run.start['device_kind']}, jax {run.start['jax']}"
+def _devices(run: SavedRun) -> str:
+  known = "{devices} x {device_kind}, jax {jax}"
+  return known.format(**run.start) if run.start else "not recorded"
 
 
 def _text(run: SavedRun) -> str:
@@ -77,7 +75,7 @@ def fields(arms: Sequence[Arm]) -> Table:
   return [
     ["field", "base.py", *(arm.name for arm in arms)],
     *(
-      [field, repr(old), *(_of_each(arm, lambda run, f=field: own(f, run)) for arm in arms)]
+      [field, repr(old), *(_joined(own(field, run) for run in arm.runs) for arm in arms)]
       for field, old in every.items()
     ),
   ]
@@ -92,21 +90,21 @@ def evaluations(arms: Sequence[Arm]) -> Table:
   names = dict.fromkeys(k for run in runs for k in run.last("heldout") if k not in LEFT_OUT)
   if not names:
     return []
-  steps = (
-    f"{arm.name}, step {_of_each(arm, lambda r: format(r.last('heldout').get('step', 0), ','))}"
-    for arm in arms
-  )
-  rows = [["held-out", *steps, "trivial baseline"]]
-  for name in names:
-    cells = [_values(arm, name) for arm in arms]
-    rows.append([quantities.label(name), *cells, _baseline(arms, name)])
-  return rows
+  steps = (_joined(f"{run.last('heldout').get('step', 0):,}" for run in arm.runs) for arm in arms)
+  heads = (f"{arm.name}, step {step}" for arm, step in zip(arms, steps, strict=True))
+  return [
+    ["held-out", *heads, "trivial baseline"],
+    *(
+      [quantities.label(name), *(_values(arm, name) for arm in arms), _baseline(arms, name)]
+      for name in names
+    ),
+  ]
 
 
 def _values(arm: Arm, name: str) -> str:
   found = [run.last("heldout").get(name) for run in arm.runs]
   if len(arm.runs) == 1 or None in found:
-    return _of_each(arm, lambda run: _value(run, name, run.last("heldout").get(name)))
+    return _joined(_value(*x, name) for x in zip(arm.runs, found, strict=True))
   mean, deviation = np.mean(found), np.std(found, ddof=1)
   return f"{quantities.shown(name, mean)} ± {quantities.shown(name, deviation)}"
 
@@ -122,7 +120,7 @@ def _baseline(arms: Sequence[Arm], name: str) -> str:
   return f"{' / '.join(known if len(known) == 1 else texts)} ({next(filter(None, found))[0]})"
 
 
-def _value(run: SavedRun, name: str, value: float | None) -> str:
+def _value(run: SavedRun, value: float | None, name: str) -> str:
   text = quantities.shown(name, value)
   count = run.start.get("pairs")  # earlier versions did not record it
   if value is None or name != "pairs_accuracy" or not count:
@@ -132,11 +130,7 @@ def _value(run: SavedRun, name: str, value: float | None) -> str:
 
 
 def minimal_pairs(folders: Sequence[Path]) -> Table:
-  """The results of `evaluate pairs --out`, with Wilson's intervals of 95 %.
-
-  Raises:
-    ValueError: a folder holds none.
-  """
+  """The results of `evaluate pairs --out`, with Wilson's intervals; ValueError without any."""
   rows = [["model", "scorer", "category", "pairs", "accuracy %", "95 % interval"]]
   for folder in folders:
     path = folder / "pairs.json" if folder.is_dir() else folder
@@ -153,11 +147,7 @@ def minimal_pairs(folders: Sequence[Path]) -> Table:
 
 
 def finetuning(folders: Sequence[Path]) -> Table:
-  """The results of fine-tuning over seeds, with Student's interval of their mean.
-
-  Raises:
-    ValueError: a folder holds none.
-  """
+  """The results of fine-tuning over seeds, with Student's interval; ValueError without any."""
   heads = ["results", "task", "split", "metric", "median", "mean", "95 % interval", "seeds"]
   rows = [[*heads, "most frequent class"]]
   for folder in folders:
@@ -192,17 +182,13 @@ def interval(found: statistics.Summary) -> str:
 def time(arms: Sequence[Arm]) -> Table:
   """The share of the time by activity, of all runs of an arm, and the speed of their last lines."""
   secs = [sum((Counter(run.secs) for run in arm.runs), Counter()) for arm in arms]
-  every = dict.fromkeys(activity for of_arm in secs for activity in of_arm)
-  order = sorted(every, key=lambda k: goodput.ORDER.index(k) if k in goodput.ORDER else 99)
   rows = [["", *(arm.name for arm in arms)]]
-  for activity in order:
+  for activity in goodput.ordered(dict.fromkeys(k for of_arm in secs for k in of_arm)):
     rows.append([activity, *(_share(of_arm, activity) for of_arm in secs)])
   for name in ("tokens_per_sec", "mfu"):
-    speeds = (
-      _of_each(arm, lambda run, n=name: quantities.shown(n, run.last("train").get(n)))
-      for arm in arms
-    )
-    rows.append([quantities.label(name), *speeds])
+    speeds = ([run.last("train").get(name) for run in arm.runs] for arm in arms)
+    shown = (_joined(quantities.shown(name, x) for x in of_arm) for of_arm in speeds)
+    rows.append([quantities.label(name), *shown])
   return rows
 
 
@@ -215,12 +201,11 @@ def _share(secs: dict[str, float], activity: str) -> str:
 
 def checkpoints(runs: Sequence[SavedRun]) -> Table:
   """The checkpoints in the folders of the runs."""
-  rows = [["run", "step", "MB", "folder"]]
-  for run in runs:
-    for step, size in run.checkpoints.items():
-      place = run.folder / checkpoint.FOLDER / str(step)
-      rows.append([run.name, f"{step:,}", f"{size / 1e6:,.1f}", str(place)])
-  return rows
+  return [["run", "step", "MB", "folder"]] + [
+    [run.name, f"{step:,}", f"{size / 1e6:,.1f}", str(run.folder / checkpoint.FOLDER / str(step))]
+    for run in runs
+    for step, size in run.checkpoints.items()
+  ]
 
 
 def commands(run: SavedRun) -> dict[str, str]:
