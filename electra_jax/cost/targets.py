@@ -34,8 +34,7 @@ class Target:
 def find(topology: str) -> Target:
   """Returns the devices that a topology names: "here", a TPU slice or GPUs.
 
-  Raises:
-    ValueError: there are no such devices, or no compiler for them.
+  Raises ValueError if there are no such devices, or no compiler for them.
   """
   if topology == HERE:
     return local()

@@ -79,10 +79,8 @@ def differing(band: Band, fields: Mapping) -> list[str]:
 def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mapping) -> Band:
   """Returns the band of several seeds of one configuration, at the steps that all have.
 
-  A metric without a value at one of these steps, in any run, has no levels.
-
-  Raises:
-    ValueError: there are too few runs, or they have no line in common.
+  A metric without a value at one of these steps, in any run, has no levels. Raises ValueError for
+  too few runs, or runs without a line in common.
   """
   if len(histories) < LEAST_RUNS:
     raise ValueError(f"a band needs at least {LEAST_RUNS} runs, got {len(histories)}")
@@ -150,12 +148,7 @@ def _level(mean: float, tolerance: float) -> Level:
 
 
 class BandMonitor:
-  """Compares the lines of a run with a band; warns once, at the first line outside it.
-
-  Args:
-    name: of the band.
-    differing: descriptions of the fields that differ, from `differing`.
-  """
+  """Compares the lines of a run with a band; warns once, at the first line outside it."""
 
   def __init__(self, band: Band, name: str, differing: Sequence[str] = ()):
     self._band, self._name, self._differing = band, name, differing
@@ -219,8 +212,7 @@ KINDS = {"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "nor
 def causes_of(distances: Mapping[str, float], names: Collection[str]) -> list[str]:
   """Returns the NAMED causes whose effects agree best with the distances, the best first.
 
-  Args:
-    names: of all metrics of the line, which show the losses of tokens (`baselines.words`).
+  The `names` of all metrics of the line show the losses of tokens (`baselines.words`).
   """
   kinds = KINDS | {f"{stem}_loss": "words" for stem in baselines.words(names)}
   observed: dict[str, float] = {}

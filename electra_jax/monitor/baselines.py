@@ -107,9 +107,5 @@ def positives(stem: str, line: Mapping[str, float | None]) -> float | None:
 
 
 def binary_entropy(share: float) -> float:
-  """Returns the entropy of a coin in nats.
-
-  >>> round(binary_entropy(0.5), 4), binary_entropy(0.0)
-  (0.6931, 0.0)
-  """
+  """Returns the entropy of a coin in nats."""
   return sum(-p * math.log(p) for p in (share, 1 - share) if 0 < p < 1) + 0.0

@@ -16,19 +16,18 @@ REDRAW_SECS = 20  # at least, between two drawings: one takes half a second
 
 
 class Redrawn:
-  """Redraws the curves at evaluations, at most every REDRAW_SECS."""
+  """A tracker that redraws the curves at evaluations, at most every REDRAW_SECS."""
 
   def __init__(self, draw: Callable[[], None]):
     self._draw, self._drawn = draw, time.monotonic()
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Draws if the line is an evaluation's. Raises OSError."""
     if split == "heldout" and time.monotonic() - self._drawn >= REDRAW_SECS:
       self._draw()
       self._drawn = time.monotonic()
 
   def close(self, failed: bool) -> None:
-    """Does nothing: the run draws the final picture."""
+    pass  # the run draws the final picture
 
 
 def draw(path: Path, title: str, history: list[dict], baselines: Baselines) -> None:

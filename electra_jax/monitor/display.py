@@ -45,11 +45,8 @@ class Activity(NamedTuple):
 class Display:
   """Shows a run; a context manager that leaves the terminal as it was, on any exit.
 
-  A background thread draws; the methods only change the content.
-
-  Args:
-    now: returns the activity; called by the thread.
-    transient: clear the display at the end.
+  A background thread calls `now` for the activity and draws; the methods only change the content.
+  With `transient`, the display is cleared at the end.
   """
 
   def __init__(self, console: Console, now: Callable[[], Activity], *, transient: bool = False):

@@ -18,12 +18,8 @@ from electra_jax.runtime.workdir import free_name, naming, replacing
 class History:
   """metrics.jsonl: one line per log step or evaluation, `{"step", "split", name: value...}`.
 
-  A resumed run first drops the lines beyond its step, which it writes again, and damaged lines.
-  Where training starts over, the earlier file is renamed.
-
-  Fields:
-    warnings: about damaged lines of an earlier file.
-    notes: that an earlier file was renamed.
+  A resumed run first drops the lines beyond its step, which it writes again, and damaged lines,
+  with `warnings`. Where training starts over, the earlier file is renamed, with `notes`.
   """
 
   def __init__(self, path: Path, resumed_step: int | None):
@@ -68,8 +64,6 @@ class Log:
   """All outputs of a run.
 
   Args:
-    folder: the run's folder, for metrics.jsonl.
-    start_step: the step from which the run starts or resumes.
     others: make further destinations of the lines. One that cannot be made ends the run; a tracker
       that fails later is dropped.
     must_write: raise if a file or a line cannot be written; if False, warn.

@@ -132,11 +132,8 @@ def evaluate(
 ) -> dict[str, float | None] | None:
   """Returns the metrics of `eval_step(params, batch)` over all batches.
 
-  Args:
-    stops: called before each batch; where it returns something, the result is None.
-
-  Raises:
-    NotFiniteError: naming `step`, the number of steps trained.
+  None if `stops`, which is called before each batch, returns something. Raises NotFiniteError with
+  `step`, the number of steps trained.
   """
   sums = 0.0
   for batch in batches:

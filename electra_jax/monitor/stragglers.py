@@ -56,10 +56,7 @@ def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.
 class StragglerDetector:
   """Compares the processes of a run; all must call it together.
 
-  Args:
-    slow_ratio: warn if own step time / the others' median exceeds it on two lines in a row.
-    batch_size: global.
-    step: the run's first step.
+  It warns if own step time / the others' median exceeds `slow_ratio` on two lines in a row.
   """
 
   def __init__(self, slow_ratio: float, batch_size: int, step: int):
@@ -76,9 +73,7 @@ class StragglerDetector:
   ) -> Mapping[str, float]:
     """Returns numbers for a log line, and warns when a process becomes slow.
 
-    Args:
-      sequences_per_sec: since the previous line; None if there were no steps.
-      data_secs: this process's total wait for data.
+    `data_secs` is this process's total wait for data, the speed that since the previous line.
     """
     first = self._step == self._start  # its first batch opens the data
     steps, waited = step - self._step, data_secs - self._data_secs

@@ -179,11 +179,7 @@ TRACKERS = {
 
 
 def parse(text: str) -> Sequence[str]:
-  """Returns the names of a list such as "tensorboard,wandb".
-
-  Raises:
-    ValueError: one is unknown.
-  """
+  """Returns the names in "tensorboard,wandb"; raises ValueError if one is unknown."""
   names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
   if unknown := [name for name in names if name not in TRACKERS]:
     raise ValueError(f"config.log.trackers: {unknown[0]!r} is not one of {', '.join(TRACKERS)}")

@@ -11,11 +11,7 @@ from electra_jax.runtime.workdir import read_run_config, replacing
 
 
 def make(folders: Sequence[Path]) -> bands.Band:
-  """Returns the band of runs on the same data that differ in their seed.
-
-  Raises:
-    ValueError: a folder holds no run, two have the same seed, or they differ in more.
-  """
+  """Returns the band of runs on the same data that differ in their seed, else raises ValueError."""
   found = []
   for folder in folders:
     saved = read_run_config(folder)

@@ -134,12 +134,7 @@ def elapsed(history: list[dict]) -> float:
 
 
 def read(folder: Path, name: str) -> SavedRun:
-  """Reads a run.
-
-  Raises:
-    ValueError: the folder holds no run, or no line of a log yet.
-    OSError: it cannot be read.
-  """
+  """Reads a run; raises ValueError if the folder holds none, or no line of a log yet."""
   saved = read_run_config(folder)
   history = metrics.read_history(folder / metrics.HISTORY_FILE)
   if not history:

@@ -182,8 +182,7 @@ class Checkpoints:
   def reopen(self) -> None:
     """Reopens the folder, abandoning a failed save.
 
-    Raises:
-      WriteError: processes still wait for each other in a save that failed on one of them.
+    Raises WriteError if processes still wait for each other in it.
     """
 
     def let_go() -> None:
@@ -210,10 +209,7 @@ class Checkpoints:
     return f"the checkpoint of step {steps[-1]} is intact" if steps else "no earlier checkpoint"
 
   def restore(self, step: int, shapes) -> tuple[Any, dict[str, Any]]:
-    """Returns the state of a step, on the devices of `shapes`, and its metadata.
-
-    Args:
-      shapes: a tree of ShapeDtypeStruct with the target sharding.
+    """Returns the state of a step, sharded as `shapes` (of ShapeDtypeStruct), and its metadata.
 
     Raises:
       DamagedError: the checkpoint is damaged.

@@ -33,10 +33,8 @@ class StopSignals:
   """A context that records stop signals instead of obeying them; a second Ctrl-C interrupts.
 
   With several processes, signals may reach only some, at different steps. `jax.distributed` then
-  handles SIGTERM, and all agree on the call of `requested` that is the first to return it.
-
-  Args:
-    announce: called by the handler with a message.
+  handles SIGTERM, and all agree on the call of `requested` that is the first to return it. The
+  handler calls `announce` with a message.
   """
 
   def __init__(self, announce: Callable[[str], None] = lambda text: None):

@@ -15,14 +15,10 @@ LIMITS = (
 
 
 def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
-  """Raises ValueError if a program's temporaries and results exceed its devices' free memory.
+  """Raises ValueError if a program, whose arguments are in memory, needs more than there is free.
 
-  A CPU does not refuse an allocation: the kernel kills the process later, without a message.
-
-  Args:
-    name: of the program, for the message.
-    compiled: its arguments are in memory already.
-    remedy: what to raise or lower, for the message.
+  A CPU does not refuse an allocation: the kernel kills the process later, without a message. The
+  message has the name of the program, and the remedy: what to raise or lower.
   """
   if stats := compiled.memory_analysis():
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes

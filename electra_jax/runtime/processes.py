@@ -39,10 +39,7 @@ def initialize(
 
   Without a coordinator, JAX detects a cluster (TPU pod, SLURM, MPI), else the run has one process.
   If one is missing after `timeout_secs`, or silent later for up to 100 s, JAX's runtime aborts the
-  others (exit code 134).
-
-  Raises:
-    ValueError: only some of the first three arguments are given, or they contradict each other.
+  others (exit code 134). Raises ValueError if the first three arguments contradict each other.
   """
   given = bool(coordinator), num_processes > 0, process_id >= 0
   if any(given) and not all(given):
@@ -107,11 +104,8 @@ def _everyones(own: np.ndarray) -> np.ndarray:
 def run_on_all(action: Callable[[], T]) -> T:
   """Returns action(), or raises on every process if it raised on one, so that none waits.
 
-  Args:
-    action: runs on each process; it must not wait for another without a time limit.
-
-  Raises:
-    PeerError: on processes where the action succeeded, naming the first that failed.
+  The action must not wait for another process without a time limit. Where it succeeded, a PeerError
+  names the first that failed.
   """
   if jax.process_count() == 1:
     return action()
@@ -139,13 +133,9 @@ def broadcast_from_0(value: T) -> T:
 
 
 def assert_same(values: dict[str, str]) -> None:
-  """Raises on every process if one has other values than the rest.
+  """Raises ValueError on every process if one has other values, by name, than the rest.
 
-  Args:
-    values: {name: value} ("configuration", "code"), the same names on all processes.
-
-  Raises:
-    ValueError: naming the odd process, or of two the second.
+  It names the odd process, or of two the second.
   """
   if jax.process_count() == 1:
     return

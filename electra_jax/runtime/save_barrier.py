@@ -44,12 +44,7 @@ class SaveBarrier:
     return min((reason for _, reason in failed), default="")
 
   def __call__(self, *, key: str, timeout_ms: int) -> None:
-    """Waits for all processes to arrive.
-
-    Raises:
-      SaveError: another process failed in this save.
-      TimeoutError: one did not arrive in time.
-    """
+    """Waits for all processes to arrive; raises SaveError or TimeoutError if one does not."""
     if jax.process_count() == 1:
       return
     prefix, own = f"{self._folder}/{self._save}", jax.process_index()
@@ -71,11 +66,8 @@ class SaveBarrier:
   def wait(self, action: Callable[[], None], grace_secs: float) -> None:
     """Calls a function that waits for the save, and gives up if another process has failed.
 
-    The function may wait twenty minutes for a folder that orbax creates on process 0.
-
-    Raises:
-      SaveError: it did not return within `grace_secs` of the failure.
-      Exception: the function's own.
+    It may wait twenty minutes for a folder that orbax creates on process 0. Raises its error, or
+    SaveError if it did not return within `grace_secs` of the failure.
     """
     failures, reason = [], ""
 

@@ -45,8 +45,7 @@ def own_temporary(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
   """Yields a temporary path that atomically replaces `path` if the block succeeds.
 
-  Raises:
-    OSError: naming `path`.
+  An OSError in it names `path`.
   """
   temporary = own_temporary(path)
   try:
@@ -79,10 +78,7 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
 
   All files in it get the usual permissions (umask), also those that a library created as private.
-
-  Raises:
-    ValueError: `out` exists.
-    OSError: it cannot be made, or there is no space for the `needed` bytes.
+  Raises ValueError if `out` exists, OSError if there is no space for the `needed` bytes.
   """
   if out.exists():
     raise ValueError(f"{out} exists: nothing is overwritten")
@@ -120,8 +116,7 @@ def delete_unfinished(folder: Path) -> None:
 def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
   """Locks an open file until it is closed, where the file system has locks (some buckets do not).
 
-  Raises:
-    BlockingIOError: another process holds it, and this one does not wait.
+  Raises BlockingIOError if another process holds it, and this one does not wait.
   """
   try:
     fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -135,11 +130,7 @@ def claim(workdir: Path) -> Iterator[None]:
   """Locks a folder for this process, creating it if needed; the lock ends with the process.
 
   A new folder in which nothing was written is removed again. Mounted buckets may lack locks that
-  other hosts see; `check_claim` covers these.
-
-  Raises:
-    ValueError: a live process holds it.
-    OSError: it cannot be made or written to.
+  other hosts see; `check_claim` covers these. Raises ValueError if a live process holds it.
   """
   if re.match(r"\w+:/", str(workdir)):  # a Path makes one slash of two
     raise ValueError(f"--workdir={workdir}: mount the bucket, e.g. with gcsfuse, and give the path")
@@ -186,8 +177,7 @@ def _holder() -> str:
 def read_config(workdir: Path) -> dict | None:
   """Returns the configuration saved by `write_config`, None in an unused folder or without one.
 
-  Raises:
-    ValueError: the file is damaged or another program's, or the folder holds something else.
+  Raises ValueError if the file is damaged or another program's, or there is something else.
   """
   if not workdir.is_dir():
     return None
