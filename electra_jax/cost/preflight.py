@@ -126,7 +126,8 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
     if chain:
       chains.add((kind, chain[1]))
     nested = result.startswith("((")
-    size = traffic.size_of(result.partition("), ")[2] if nested else result)
+    arrays = traffic.arrays_of(result.partition("), ")[2] if nested else result)
+    size = sum(size for _, size in arrays)
     if kind != "all-reduce" and starts and not nested:
       size = size * devices // (devices + 1)
     elif kind == "reduce-scatter":
@@ -180,15 +181,12 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     jax.errors.JaxRuntimeError: the step does not compile, for another reason.
   """
   D, t = len(target.devices), config.train
-  memory, found = _known(target.memory), _unless_refused(compile_step, config, target, name)
-  refused = isinstance(found, float)
-  used = found if refused else used_bytes(found[0])
-  fits = not refused and _fits(used, target)
-  cost = StepCost(name, D, target.chips, t.accumulation, fits, memory, used)
-  if refused:
-    return cost
+  known, memory = (name, D, target.chips, t.accumulation), _known(target.memory)
+  found = _unless_refused(compile_step, config, target, name)
+  if isinstance(found, float):
+    return StepCost(*known, fits=False, memory=memory, used=found)
   compiled, shapes = found
-  m, text = compiled.memory_analysis(), compiled.as_text()
+  used, m, text = used_bytes(compiled), compiled.memory_analysis(), compiled.as_text()
   moved = m.argument_size_in_bytes + m.output_size_in_bytes
   work = flops.step_flops(spec_without_data(config), t.batch_size, config.data.seq_length) / D
   collectives = collective_bytes(text, D)
@@ -197,9 +195,21 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
   # Communication overlaps with nothing: it needs the whole gradient, and the optimizer its sum.
   secs = max(work / target.peak, memory_secs) + (link_secs or 0)
-  return dataclasses.replace(
-    cost,
-    **_counted(text, target, link_secs or 0),
+  of_gpu = {}
+  if target.devices[0].platform == "gpu":
+    found = traffic.kernels(text)
+    estimate = traffic.estimate_secs(found, target.memory_rate, target.peak) + (link_secs or 0)
+    of_gpu = {
+      "kernels": traffic.launches(found),
+      "traffic_bytes": traffic.moved_bytes(found),
+      "estimated_secs": estimate if _known(target.memory_rate) else None,
+    }
+  return StepCost(
+    *known,
+    **of_gpu,
+    fits=_fits(used, target),
+    memory=memory,
+    used=used,
     parameters=_size(shapes.params),
     optimizer=_size(shapes.opt_state, D if config.optimizer.sharded else 1),
     optimizer_sharded=_size(shapes.opt_state, D),
@@ -215,19 +225,6 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
     secs=secs,
     mfu=work / target.peak / secs,
   )
-
-
-def _counted(text: str, target: Target, link_secs: float) -> dict:
-  """Returns what `StepCost` has of GPUs only."""
-  if target.devices[0].platform != "gpu":
-    return {}
-  found = traffic.kernels(text)
-  secs = traffic.estimate_secs(found, target.memory_rate, target.peak) + link_secs
-  return {
-    "kernels": traffic.launches(found),
-    "traffic_bytes": traffic.moved_bytes(found),
-    "estimated_secs": secs if _known(target.memory_rate) else None,
-  }
 
 
 def with_evaluation(cost: StepCost, config: ConfigDict, target: Target) -> StepCost:

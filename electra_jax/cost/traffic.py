@@ -67,11 +67,6 @@ def arrays_of(text: str) -> list[tuple[tuple[int, ...], int]]:
   return found
 
 
-def size_of(text: str) -> int:
-  """Returns the bytes of all arrays of a type."""
-  return sum(size for _, size in arrays_of(text))
-
-
 def kernels(text: str) -> list[Kernel]:
   """Returns the kernels of a program for a GPU, from its optimized HLO text.
 

@@ -157,9 +157,13 @@ class BandMonitor:
 
   def check(self, split: str, step: int, values: Mapping[str, float | None]) -> list[str]:
     """Takes a log line and returns a warning if the run leaves the band there."""
-    distances = self._band.distances(split, step, values)
-    out = [name for name, x in distances.items() if self._has_left(split, name, x)]
-    self._before |= {(split, name): x for name, x in distances.items()}
+    distances, out = self._band.distances(split, step, values), []
+    for name, distance in distances.items():
+      before = self._before.get((split, name), 0.0)
+      self._before[split, name] = distance
+      again = min(abs(distance), abs(before)) > 1 and distance * before > 0
+      if again or abs(distance) > 2:
+        out.append(name)
     if self._left or not out:
       return []
     self._left = True
@@ -171,11 +175,6 @@ class BandMonitor:
     causes = ", ".join(f"({i}) {text}" for i, text in enumerate(causes_of(distances, values), 1))
     own = f". Here, not in the reference: {', '.join(self._differing)}" if self._differing else ""
     return [f"left the reference {self._name}: {'; '.join(seen)}. Likely causes: {causes}{own}"]
-
-  def _has_left(self, split: str, name: str, distance: float) -> bool:
-    before = self._before.get((split, name), 0.0)
-    again = abs(distance) > 1 and abs(before) > 1 and distance * before > 0
-    return again or abs(distance) > 2
 
 
 # The effect of each cause on kinds of metrics: 1 above the band, -1 below it, 0 inside it.

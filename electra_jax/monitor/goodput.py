@@ -75,20 +75,18 @@ class Speed:
   ):
     self._goodput, self._batch_size, self._seq_length = goodput, batch_size, seq_length
     self._flops, self._peak, self._started = flops_per_step, peak, time.monotonic()
-    self._first_step, self._first_secs = 0, 0.0
-
-  def _secs(self) -> float:
-    secs = self._goodput.secs()
-    return secs.get("steps", 0.0) + secs.get("data", 0.0)
+    self._first = 0, 0.0  # the last step before the interval, and the seconds until then
 
   def restart(self, step: int) -> None:
     """Starts a new interval after `step`."""
-    self._first_step, self._first_secs = step, self._secs()
+    secs = self._goodput.secs()
+    self._first = step, secs.get("steps", 0.0) + secs.get("data", 0.0)
 
   def read(self, step: int, steps_left: int) -> dict[str, float | None]:
     """Returns the speed since the last reading, and starts a new interval."""
-    secs, steps = self._secs() - self._first_secs, step - self._first_step
+    first, secs_before = self._first
     self.restart(step)
+    steps, secs = step - first, self._first[1] - secs_before
     rate = steps / secs if steps and secs else math.nan
     values = {
       "sequences_per_sec": rate * self._batch_size,

@@ -10,10 +10,7 @@ from markupsafe import Markup
 
 from electra_jax.report import figures, saved_run, tables, verdict
 
-KINDS = {
-  verdict.GOOD: "good", verdict.LOOK: "look", verdict.BAD: "bad", verdict.EARLY: "look",
-  verdict.UNKNOWN: "look",
-}  # fmt: skip
+KINDS = dict.fromkeys(verdict.WORST_FIRST, "look") | {verdict.GOOD: "good", verdict.BAD: "bad"}
 
 
 def render(
