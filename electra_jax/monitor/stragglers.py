@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from electra_jax.monitor.log import Log
+from electra_jax.runtime import processes
 
 TRIES = 3
 
@@ -62,9 +63,7 @@ class StragglerDetector:
   def __init__(self, slow_ratio: float, batch_size: int, step: int):
     self._slow_ratio, self._batch_size = slow_ratio, batch_size
     self._start, self._step, self._data_secs = step, step, 0.0
-    name = np.frombuffer(socket.gethostname().encode()[:64].ljust(64, b"\0"), np.uint8)
-    names = multihost_utils.process_allgather(name)
-    self._names = [bytes(row).rstrip(b"\0").decode() for row in names]
+    self._names = processes.texts_of_all(socket.gethostname(), 64)
     self._suspect, self._lines = None, 0
     probe_secs()  # compiles
 

@@ -101,6 +101,12 @@ def _everyones(own: np.ndarray) -> np.ndarray:
   return multihost_utils.process_allgather(own)
 
 
+def texts_of_all(own: str, most: int) -> list[str]:
+  """Returns the texts of all processes, each cut to `most` bytes; all call it together."""
+  padded = np.frombuffer(own.encode()[:most].ljust(most, b"\0"), np.uint8)
+  return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in _everyones(padded)]
+
+
 def run_on_all(action: Callable[[], T]) -> T:
   """Returns action(), or raises on every process if it raised on one, so that none waits.
 
@@ -115,10 +121,8 @@ def run_on_all(action: Callable[[], T]) -> T:
   except Exception as error:
     failure = error
   # Not repr: that of an OSError has no path.
-  reason = f"{type(failure).__name__}({str(failure)!r})".encode()[:1000] if failure else b""
-  padded = np.frombuffer(reason.ljust(1000, b"\0"), np.uint8)
-  gathered = [bytes(row).rstrip(b"\0") for row in _everyones(padded)]
-  errors = {i: text.decode(errors="replace") for i, text in enumerate(gathered) if text}
+  reason = f"{type(failure).__name__}({str(failure)!r})" if failure else ""
+  errors = {i: text for i, text in enumerate(texts_of_all(reason, 1000)) if text}
   if not errors:
     return result
   first = min(errors)
@@ -139,11 +143,9 @@ def assert_same(values: dict[str, str]) -> None:
   """
   if jax.process_count() == 1:
     return
-  digests = [hashlib.sha256(value.encode()).digest() for value in values.values()]
-  own = np.stack([np.frombuffer(digest, np.uint8) for digest in digests])
-  gathered = _everyones(own)  # [processes, values, 32]
-  for i, (name, value) in enumerate(values.items()):
-    hashes = [bytes(row[i]) for row in gathered]
+  own = " ".join(hashlib.sha256(value.encode()).hexdigest() for value in values.values())
+  everyones = [text.split() for text in texts_of_all(own, len(own))]
+  for (name, value), hashes in zip(values.items(), zip(*everyones, strict=True), strict=True):
     usual = collections.Counter(hashes).most_common(1)[0][0]
     odd = [str(process) for process, digest in enumerate(hashes) if digest != usual]
     if odd:
