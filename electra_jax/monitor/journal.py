@@ -103,5 +103,4 @@ def seconds(events: list[dict]) -> dict[str, float]:
 
 def first_step_seconds(events: list[dict]) -> dict[str, float]:
   """Returns the seconds of each activity before the newest "first step"; {} without one."""
-  found = [line["secs"] for line in events if line["event"] == "first step"]
-  return found[-1] if found else {}
+  return next((line["secs"] for line in reversed(events) if line["event"] == "first step"), {})

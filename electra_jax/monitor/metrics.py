@@ -163,7 +163,7 @@ def parse_line(text: bytes) -> dict | None:
     line = json.loads(text)
     step, split = line["step"], line["split"]
     numbers = [step, *(x for k, x in line.items() if k != "split" and x is not None)]
-  except (ValueError, TypeError, KeyError, AttributeError):
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
     return None
   good = isinstance(step, int) and isinstance(split, str)
   return line if good and all(isinstance(x, int | float) for x in numbers) else None

@@ -11,7 +11,6 @@ import errno
 import json
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from electra_jax.core.params import named
 from electra_jax.runtime import checksums, processes
-from electra_jax.runtime.save_barrier import SaveBarrier
+from electra_jax.runtime.save_barrier import SaveBarrier, started
 from electra_jax.runtime.workdir import delete_unfinished, free_name
 
 FOLDER = "checkpoints"  # in the run's folder
@@ -160,13 +159,7 @@ class Checkpoints:
     With several processes this waits for them, at most `GRACE_SECS`. Returns True if nothing still
     waits.
     """
-
-    def close() -> None:
-      with contextlib.suppress(Exception):  # a failed manager repeats its error
-        self._manager.close()
-
-    thread = threading.Thread(target=close, daemon=True)
-    thread.start()
+    thread, _ = started(self._manager.close)  # a failed manager repeats its error
     thread.join(GRACE_SECS if jax.process_count() > 1 else None)
     return not thread.is_alive()
 

@@ -17,6 +17,21 @@ class SaveError(RuntimeError):
   """Another process failed in the save that this one takes part in."""
 
 
+def started(action: Callable[[], object]) -> tuple[threading.Thread, list[Exception]]:
+  """Starts an action in a thread that no exit waits for, and returns where its error will be."""
+  failures = []
+
+  def call() -> None:
+    try:
+      action()
+    except Exception as error:
+      failures.append(error)
+
+  thread = threading.Thread(target=call, daemon=True)
+  thread.start()
+  return thread, failures
+
+
 class SaveBarrier:
   """A `barrier_sync_fn` for orbax in which no process waits for one whose save has failed.
 
@@ -69,16 +84,7 @@ class SaveBarrier:
     It may wait twenty minutes for a folder that orbax creates on process 0. Raises its error, or
     SaveError if it did not return within `grace_secs` of the failure.
     """
-    failures, reason = [], ""
-
-    def call() -> None:
-      try:
-        action()
-      except Exception as error:
-        failures.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
+    (thread, failures), reason = started(action), ""
     while thread.is_alive() and not reason:
       thread.join(POLL_SECS)
       reason = self.failure()
