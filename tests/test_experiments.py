@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import shutil
+import types
 from pathlib import Path
 
 import numpy as np
@@ -357,3 +358,18 @@ def test_flops_takes_fields_of_both_configurations(capsys):
   config, match = ["--config=small.py", "--config.train.steps=10"], ["--match=small.py"]
   cli.call("flops", [*config, *match, "--match.train.steps=70"])
   assert "70 steps cost as much as all of small.py" in capsys.readouterr().out
+
+
+def test_a_dollar_in_a_name_and_the_powers_of_ten_are_drawn_as_text(monkeypatch, tmp_path):
+  texts = []
+  experiment = types.SimpleNamespace(arms=["$a"], budgets=[types.SimpleNamespace(spend=1e15)])
+  rows = [{"arm": "$a", "budget": 1e15, "flops": x, "mlm_loss": 3.0} for x in (1e15, 1e16)]
+
+  def draw(path, figure):
+    figure.draw_without_rendering()
+    texts.extend(x.get_text() for x in figure.axes[0].get_xticklabels())
+    texts.extend(x.get_text() for x in figure.axes[0].get_legend().get_texts())
+
+  monkeypatch.setattr(summary.curves, "save_figure", draw)
+  summary.draw(tmp_path / "x.png", experiment, rows)
+  assert {"1e+15", "1e+16", "$a"} <= set(texts) and not any("mathdefault" in x for x in texts)

@@ -118,6 +118,8 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
   """Draws each measure against the FLOPs of the runs: a line for an arm, a point for a seed."""
   if not (names := measures(rows)):
     return
+  from matplotlib.ticker import LogFormatter
+
   figure = curves.new_figure(4.2 * len(names), 3.4, layout="constrained")
   for place, name in enumerate(names):
     axis = figure.add_subplot(1, len(names), place + 1)
@@ -137,6 +139,8 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
       if means:
         axis.plot(*zip(*means, strict=True), color=colour, linewidth=1.4, label=arm)
     axis.set_xscale("log")
+    for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+      set_formatter(LogFormatter())  # the scale's own writes LaTeX
     axis.set_xlabel("FLOPs", fontsize=8)
     axis.set_ylabel(quantities.unit(name), fontsize=8)
     axis.set_title(quantities.label(name), fontsize=9)
