@@ -8,7 +8,6 @@ import dataclasses
 import math
 
 from electra_jax.cost.gpus import GPUS, Gpu
-from electra_jax.cost.gpus import axes as gpu_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,15 @@ def parse(topology: str) -> tuple[Chip | Gpu, tuple[int, ...]]:
   """
   gpu, _, count = topology.partition("x")
   if gpu in GPUS:
-    return GPUS[gpu], gpu_axes(GPUS[gpu], topology, count)
+    if not count.isdecimal() or not int(count):
+      raise ValueError(f"topology {topology!r}: expected the number of GPUs, e.g. h200x8")
+    number, most = int(count), GPUS[gpu].per_host
+    if number > most and number % most:
+      raise ValueError(
+        f"topology {topology!r}: {number} GPUs do not divide into hosts of {most}: ask for at most"
+        f" {most} or for a multiple of {most}"
+      )
+    return GPUS[gpu], (-(-number // most), min(number, most))
   name, _, shape = topology.partition(":")
   axes = shape.split("x")
   if name not in CHIPS or not all(axis.isdecimal() and int(axis) for axis in axes):
@@ -64,11 +71,6 @@ def link_rate(chip: Chip, axes: tuple[int, ...]) -> float:
 
   All axes transfer at once. At the end of an axis that is not a ring, half of its links are
   missing.
-
-  >>> link_rate(CHIPS["v5e"], (16, 16)), link_rate(CHIPS["v5e"], (4, 8))
-  (180000000000.0, 90000000000.0)
-  >>> link_rate(CHIPS["v4"], (4, 4, 4)), link_rate(CHIPS["v4"], (2, 2, 4))
-  (270000000000.0, 135000000000.0)
   """
   rings = [n % chip.wraps == 0 for n in axes]
   if len(axes) == 3:

@@ -24,9 +24,6 @@ class Gpu:
     """Returns how many members communicate at each level, and the bytes/s of each.
 
     A host works like one member: it sends its share over all its GPUs' adapters at once.
-
-    >>> GPUS["h200"].links((2, 8))
-    ((8, 450000000000.0), (2, 400000000000.0))
     """
     hosts, count = axes
     return ((count, self.link_rate), (hosts, count * self.network_rate))
@@ -83,23 +80,6 @@ GPUS = {
   "b200": Gpu("NVIDIA B200", 191_514_411_008, 8e12, 9e11, 5e10, (10, 0), _BLACKWELL),
   "l4": Gpu("NVIDIA L4", 23_034 * 2**20, 3e11, 3.2e10, 1.25e10 / 8, (8, 9), _ADA),
 }
-
-
-def axes(gpu: Gpu, topology: str, shape: str) -> tuple[int, int]:
-  """Returns the number of hosts and the GPUs of each; raises ValueError if a host is partly empty.
-
-  >>> axes(GPUS["h200"], "h200x8", "8"), axes(GPUS["h200"], "h200x24", "24")
-  ((1, 8), (3, 8))
-  """
-  if not shape.isdecimal() or not int(shape):
-    raise ValueError(f"topology {topology!r}: expected the number of GPUs, e.g. h200x8")
-  count, most = int(shape), gpu.per_host
-  if count > most and count % most:
-    raise ValueError(
-      f"topology {topology!r}: {count} GPUs do not divide into hosts of {most}: ask for at most"
-      f" {most} or for a multiple of {most}"
-    )
-  return -(-count // most), min(count, most)
 
 
 def describe(gpu: Gpu) -> str:

@@ -81,12 +81,7 @@ def forward_flops(n: Network) -> float:
 
 
 def train_flops(networks: list[Network], batch_size: int, steps: int) -> float:
-  """Returns the operations of a training run, forward and backward.
-
-  >>> small = Network(256, 12, 128, 128, "binary"), Network(64, 12, 128, 128, "masked")
-  >>> f"{train_flops(small, 128, 1_000_000):.3e}"  # ELECTRA-Small
-  '1.294e+18'
-  """
+  """Returns the operations of a training run, forward and backward."""
   return 2 * batch_size * steps * sum(forward_flops(n) for n in networks)
 
 

@@ -113,9 +113,6 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
   Every collective spans all devices. A reduce-scatter returns one device's part. An asynchronous
   "-start" returns a part and the whole, or in newer versions on GPUs (operands), results. A
   collective that the compiler splits into several operations appears in each, with one chain_id.
-
-  >>> collective_bytes("  %x = (f32[2,3]{1,0}, bf16[4]{0}) all-reduce(%a, %b), channel_id=1", 2)
-  {'all-reduce': 32, 'reduce-scatter': 0, 'all-gather': 0}
   """
   totals, chains = dict.fromkeys(COLLECTIVES, 0), set()
   for line in text.splitlines():
@@ -137,11 +134,7 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
 
 
 def ring_bytes(collectives: dict[str, int], devices: int) -> float:
-  """Returns the bytes that each of n devices sends in a ring: (n - 1) / n, doubled for all-reduce.
-
-  >>> ring_bytes({"all-reduce": 800, "reduce-scatter": 0, "all-gather": 80}, 8)
-  1470.0
-  """
+  """Returns the bytes that each of n devices sends in a ring: (n - 1) / n, all-reduce twice."""
   return (sum(collectives.values()) + collectives["all-reduce"]) * (devices - 1) / devices
 
 
@@ -152,10 +145,6 @@ def least_link_secs(
 
   Inside a host GPUs add up everything, and the hosts, each as one member, do so too. None if
   something is sent over links of unknown rate.
-
-  >>> sizes = {"all-reduce": 800, "reduce-scatter": 0, "all-gather": 0}
-  >>> least_link_secs(sizes, ((8, 100.0), (2, 100.0))), least_link_secs(sizes, ((8, math.inf),))
-  (14.0, None)
   """
   sent = [(ring_bytes(collectives, members), rate) for members, rate in links]
   if any(size and rate == math.inf for size, rate in sent):
