@@ -241,11 +241,7 @@ class _Lines(RenderHook):
 
 
 def metrics_line(head: str, values: Mapping[str, float | None], width: int) -> str:
-  """Returns metrics in a line, without the last ones if it gets longer than `width`.
-
-  >>> metrics_line("train step 3/9", {"loss": 1.5, "eta_secs": 6.0}, 50)
-  'train step 3/9 | loss 1.5000 nats | ETA 0:00:06'
-  """
+  """Returns metrics in a line, without the last ones if it gets longer than `width`."""
   parts = {name: f"{label(name)} {shown(name, value)}" for name, value in values.items()}
   parts.pop("elapsed_secs", None)
   for name in [n for n in reversed(parts) if n not in LAST_DROPPED]:

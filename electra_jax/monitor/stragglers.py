@@ -46,9 +46,6 @@ def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.
     step_secs: the common step time, data included.
     data_secs: [processes], the part spent waiting for data.
     probes: [processes], from `probe_secs`.
-
-  >>> own_secs(1.0, np.array([0.0, 0.0]), np.array([1.0, 2.0])).tolist()
-  [0.5, 1.0]
   """
   computing = max(step_secs - data_secs.max(), 0.0)
   return data_secs + computing * probes / probes.max()

@@ -19,10 +19,10 @@ def make(folders: Sequence[Path]) -> bands.Band:
     hashes = {k: flat.get(k) for k in schema.HASHES}
     found.append(compare.flatten(specs.saved_config(saved)) | hashes)
   first, one, fields = folders[0], found[0], compare.recipe(found[0])
-  for folder, flat in zip(folders[1:], found[1:], strict=True):
-    if wrong := [k for k in (*schema.HASHES, *fields) if flat[k] != one[k]]:
-      k = wrong[0]
-      raise ValueError(f"{folder} is another recipe: {k} is {flat[k]!r}, in {first} {one[k]!r}")
+  for folder, flat in zip(folders, found, strict=True):
+    for k in (*schema.HASHES, *fields):
+      if flat[k] != one[k]:
+        raise ValueError(f"{folder} is another recipe: {k} is {flat[k]!r}, in {first} {one[k]!r}")
     if flat["log.every_steps"] != one["log.every_steps"]:
       raise ValueError(f"{folder} and {first} have other steps between lines (log.every_steps)")
   if len({flat["seed"] for flat in found}) < len(found):

@@ -1,6 +1,7 @@
 """Reads saved runs for a report, and groups those that differ in their seed alone."""
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -129,8 +130,7 @@ def elapsed(history: list[dict]) -> float:
   25.0
   """
   values = [x["elapsed_secs"] for x in history if x.get("elapsed_secs") is not None]
-  ends = [a for a, b in zip(values, [*values[1:], -math.inf], strict=True) if b < a]
-  return sum(ends)
+  return sum(a for a, b in itertools.pairwise([*values, -math.inf]) if b < a)
 
 
 def read(folder: Path, name: str) -> SavedRun:

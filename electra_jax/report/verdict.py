@@ -46,14 +46,14 @@ def judge(run: SavedRun) -> Verdict:
   In its first health.after_step steps of training a metric may be trivial or missing: EARLY. A run
   that then has no metric with a baseline is UNKNOWN.
   """
-  c, found = run.config, findings(run)
+  c, found, count = run.config, findings(run), len(run.warnings)
   if run.finished:
     progress = f"It finished its {run.steps:,} steps."
   elif run.steps is None:
     progress = f"It is at step {run.done:,}, and its {c.train.minutes:g} minutes are not over."
   else:
     progress = f"It is at step {run.done:,} of {run.steps:,}."
-  count, wrong = len(run.warnings), [finding.since for finding in found if not finding.learned]
+  wrong = [finding.since for finding in found if not finding.learned]
   late = run.finished or run.done > min(wrong, default=0) + c.health.after_step
   if wrong:
     word = BAD if late else EARLY
@@ -62,8 +62,7 @@ def judge(run: SavedRun) -> Verdict:
   else:
     word = GOOD if found else UNKNOWN if late else EARLY
   compared = [x.sentence for x in found] or ["No metric could be compared with a trivial baseline."]
-  plural = "s" if count > 1 else ""
-  warnings = f"{count} warning{plural}, below." if count else "No warnings."
+  warnings = f"{count} warning{'s' if count > 1 else ''}, below." if count else "No warnings."
   return Verdict(word, (progress, *compared, warnings))
 
 
