@@ -71,7 +71,10 @@ class Health:
       self.check(line["step"], line, line.get("split", "train"))
 
   def check(self, step: int, values: Mapping[str, float | None], split: str = "train") -> list[str]:
-    """Returns a warning for each problem that begins with a line; evaluations: the reference's."""
+    """Returns a warning for each problem that begins with a line.
+
+    Evaluations are compared with the reference only.
+    """
     warnings = [*self._spikes(values), *self._collapses(step, values)] if split == "train" else []
     if self._reference:
       warnings += self._reference.check(split, step, values)

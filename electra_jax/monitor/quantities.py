@@ -55,7 +55,8 @@ class Quantity(NamedTuple):
   subject: str  # "rtd" of rtd_auc, "" of loss
   kind: str  # a key of KINDS, "" of another: learning_rate
 
-  def other(self, kind: str) -> str:  # metric of the subject
+  def other(self, kind: str) -> str:
+    """Returns the name of another metric of the subject."""
     return f"{self.subject}_{kind}"
 
 

@@ -69,7 +69,8 @@ class StragglerDetector:
   ) -> Mapping[str, float]:
     """Returns numbers for a log line, and warns when a process becomes slow.
 
-    `data_secs` is this process's total wait for data, the speed that since the previous line.
+    The speed is that since the previous line, None if there were no steps; `data_secs` is this
+    process's total wait for data.
     """
     first = self._step == self._start  # its first batch opens the data
     steps, waited = step - self._step, data_secs - self._data_secs

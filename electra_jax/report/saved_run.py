@@ -50,7 +50,8 @@ class SavedRun:
     return next((e["steps"] for e in reversed(self.events) if e["event"] == "horizon"), None)
 
   @property
-  def finished(self) -> bool:  # the last step
+  def finished(self) -> bool:
+    """Whether the last step is done."""
     return self.steps is not None and self.done >= self.steps
 
   @property

@@ -175,8 +175,8 @@ def interval(found: statistics.Summary) -> str:
   """
   if found.n < 2:
     return "one seed"
-  half = stats.t.ppf(0.975, found.n - 1) * found.std / math.sqrt(found.n)
-  return f"{found.mean - half:.2f} to {found.mean + half:.2f}"
+  error = found.std / math.sqrt(found.n)
+  return "{:.2f} to {:.2f}".format(*stats.t.interval(0.95, found.n - 1, found.mean, error))
 
 
 def time(arms: Sequence[Arm]) -> Table:

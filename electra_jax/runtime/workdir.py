@@ -177,7 +177,7 @@ def _holder() -> str:
 def read_config(workdir: Path) -> dict | None:
   """Returns the configuration saved by `write_config`, None in an unused folder or without one.
 
-  Raises ValueError if the file is damaged or another program's, or there is something else.
+  Raises ValueError if the file is damaged or another program's, or the folder is not a run's.
   """
   if not workdir.is_dir():
     return None
