@@ -62,11 +62,6 @@ def test_generators_keep_heads_of_64_and_at_least_one():
     generator_size(TINY, 1.0, 0.1)
 
 
-def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers():
-  with pytest.raises(ValueError, match="3 heads do not divide the width 8"):
-    dataclasses.replace(TINY, num_heads=3)
-
-
 def test_a_generator_whose_heads_do_not_fit_is_refused_by_the_field_that_sets_its_width():
   base = TransformerConfig(100, 8, 768, 2, 12, 8, 8)
   with pytest.raises(ValueError, match=r"^generator.width_multiplier=0.3: 3 heads .* width 230$"):

@@ -219,14 +219,6 @@ def test_the_state_of_the_originals_adam_counts_its_updates():
   assert int(state.count) == 3
 
 
-def test_zero_1_refuses_an_optimizer_that_works_on_whole_arrays(monkeypatch):
-  whole = optimizer.OptimizerDef(optimizer.OPTIMIZERS["adamw"].make, elementwise=False)
-  monkeypatch.setitem(optimizer.OPTIMIZERS, "whole", whole)
-  cfg = dataclasses.replace(PAPER, name="whole")
-  with pytest.raises(ValueError, match="optimizer.sharded .* but whole needs whole arrays"):
-    dataclasses.replace(cfg, sharded=True)
-
-
 def modern_params(kind="geglu"):
   cfg = TransformerConfig(
     **{"vocab_size": 40, "embedding_size": 12, "hidden_size": 16, "num_layers": 3, "num_heads": 2},

@@ -305,19 +305,6 @@ def test_a_flipped_bit_is_found_by_verify(copy):
     Shards.open(copy, verify=True)
 
 
-def test_another_vocabulary_is_refused(copy):
-  with open(copy / "vocab.txt", "a") as file:
-    file.write("more\n")
-  with pytest.raises(DataError, match="vocab.txt has SHA-256"):
-    Shards.open(copy)
-
-
-def test_another_sequence_length_is_refused_with_both_numbers(folder):
-  with pytest.raises(DataError, match="16 tokens.*seq_length is 128"):
-    Shards.open(folder, seq_length=128)
-  Shards.open(folder, seq_length=16)
-
-
 def merged(was, change):
   """Returns `was` with the fields of `change`, those of fields included; {} stays empty."""
   if not (isinstance(was, dict) and isinstance(change, dict) and change):
@@ -353,13 +340,6 @@ def test_a_damaged_manifest_is_refused(copy, content):
   (copy / shards.MANIFEST).write_bytes(content)
   with pytest.raises(DataError, match="manifest.json"):
     Shards.open(copy)
-
-
-def test_a_folder_without_shards_is_refused(tmp_path):
-  with pytest.raises(DataError, match="nothing is built"):
-    Shards.open(tmp_path / "none")
-  with pytest.raises(DataError, match="mounted paths only"):
-    Shards.open("gs://bucket/shards")
 
 
 def test_an_empty_split_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from test_train import STEPS, lines, saved
 from electra_jax.commands import cli
 from electra_jax.config import compare, files
 from electra_jax.core import params
-from electra_jax.data import build, pretrain_batches, shards
+from electra_jax.data import pretrain_batches, shards
 from electra_jax.export import writer
 from electra_jax.interop import sources
 from electra_jax.monitor import journal, metrics
@@ -77,12 +77,6 @@ def test_a_finished_run_reports_its_step(run, tiny_config, capsys):
   assert f"already at step {STEPS}" in capsys.readouterr().out
 
 
-def test_fewer_steps_than_are_done_are_refused_with_both_numbers(run, tiny_config):
-  tiny_config.train.steps, tiny_config.allow_config_change = 8, "train.steps"
-  with pytest.raises(ValueError, match=r"is at step 12, beyond config.train.steps=8: raise it"):
-    train.train(tiny_config, run)
-
-
 def test_a_damaged_line_is_named_and_those_after_it_are_kept(run, tiny_config, capsys):
   path, before = run / "metrics.jsonl", lines(run)
   texts = path.read_text().splitlines()
@@ -98,16 +92,6 @@ def test_a_damaged_line_is_named_and_those_after_it_are_kept(run, tiny_config, c
   n = len(texts)
   dropped = f"{path}: dropped damaged lines: 3, {n + 1}, {n + 2}, {n + 3}, {n + 4}\n"
   assert dropped in capsys.readouterr().out
-
-
-def test_a_history_without_its_checkpoints_is_refused_and_left_as_it_is(run, tiny_config):
-  (run / "checkpoints").rename(run.parent / "elsewhere")
-  before = (run / "metrics.jsonl").read_bytes()
-  with pytest.raises(ValueError, match="checkpoints is missing.*restore the folder to resume"):
-    train.train(tiny_config, run)
-  assert (run / "metrics.jsonl").read_bytes() == before
-  (run.parent / "elsewhere").rename(run / "checkpoints")
-  assert train.train(tiny_config, run).step == STEPS
 
 
 def test_training_that_starts_over_keeps_the_earlier_history(run, tiny_config, capsys):
@@ -234,18 +218,6 @@ def test_examples_of_another_kind_than_the_shards_are_a_warning(tiny_config, tmp
     assert all("'packed', but the shards were built with 'segments'" in text for text in found)
 
 
-def test_a_configuration_that_is_no_python_file_is_one_line(tmp_path):
-  (tmp_path / "notes.txt").write_text("text")
-  with pytest.raises(ValueError, match=r"notes.txt is not a configuration file: its name must end"):
-    files.load(tmp_path / "notes.txt")
-
-
-def test_two_configurations_are_refused_by_name():
-  argv = ["--config=configs/base.py", "--config", "configs/small.py"]
-  with pytest.raises(cli.UsageError, match="--config is given twice: configs/base.py and configs/"):
-    cli.parser("train").parse(argv)
-
-
 def test_overrides_may_stand_before_the_configuration():
   before, after = "--config.seed=3", "--config.eval.batch_size=4"
   argv = ["--workdir=x", before, "--config", "configs/base.py", after]
@@ -303,12 +275,6 @@ def test_many_arrays_of_other_shapes_are_three_and_a_number():
   with pytest.raises(ValueError, match="and 37 more arrays differ") as error:
     params.inherit(tree(2), tree(3))
   assert len(str(error.value)) < 300
-
-
-def test_a_build_refuses_sequences_that_its_networks_cannot_read(tiny_config):
-  tiny_config.data.seq_length = 32
-  with pytest.raises(ValueError, match="seq_length 32 is above config.model.max_positions 16"):
-    build.check(tiny_config)
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,6 @@ def test_jsonl_takes_the_field_and_counts_bad_json(tmp_path):
   assert (tally.documents, tally.undecodable) == (2, 3)
 
 
-def test_a_missing_jsonl_field_is_refused_with_the_fields_there_are(tmp_path):
-  (tmp_path / "a.jsonl").write_text('{"text": "x", "url": "y"}\n')
-  with pytest.raises(SourceError, match="line 1 has no string field 'body'.*text, url"):
-    read(f"jsonl:{tmp_path}/a.jsonl#body")
-
-
 def test_undecodable_documents_are_skipped_counted_and_stop_above_the_limit(tmp_path):
   (tmp_path / "a.txt").write_bytes(b"good\n\nbad \xff\nrest\n\ngood too")
   texts, tally = read(f"text:{tmp_path}/a.txt", max_bad_frac=0.4)

@@ -119,12 +119,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_piece(vocab_file):
   assert dataclasses.replace(marked, hash=vocab.hash) == vocab
 
 
-def test_words_above_100_characters_are_unknown_as_in_hugging_face(vocab_file):
-  own = tokenizer.load(vocab_file)
-  kept, lost = own.encode_batch(["a" * 100, "a" * 101])
-  assert own.vocab.unk not in kept and lost == [own.vocab.unk]
-
-
 def test_special_ids_come_from_names_not_places(tmp_path):
   path = tmp_path / "vocab.txt"
   path.write_text("the\n[MASK]\n[SEP]\n[UNK]\na\n[CLS]\n[PAD]\n", encoding="utf-8")
@@ -157,11 +151,6 @@ def test_a_file_that_is_no_vocabulary_is_refused_in_one_line(tmp_path, name, con
   with pytest.raises(VocabError) as error:
     tokenizer.load(tmp_path / name)
   assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_missing_vocabulary_is_refused(tmp_path):
-  with pytest.raises(VocabError, match="no such vocabulary"):
-    tokenizer.load(tmp_path / "vocab.txt")
 
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)

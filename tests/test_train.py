@@ -276,31 +276,6 @@ def test_a_refused_run_leaves_no_folder(tiny_config, tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_a_folder_that_is_no_run_is_refused(tiny_config, tmp_path):
-  (tmp_path / "thesis.txt").write_text("all of it")
-  with pytest.raises(ValueError, match=r"holds thesis.txt but no config.json"):
-    train.train(tiny_config, tmp_path)
-  (tmp_path / "thesis.txt").unlink()
-  (tmp_path / "config.json").write_text('{"seed"')
-  with pytest.raises(ValueError, match=r"config.json is damaged"):
-    train.train(tiny_config, tmp_path)
-  with pytest.raises(ValueError, match="mount the bucket"):
-    train.train(tiny_config, "gs://bucket/run")
-
-
-def test_data_that_does_not_fit_is_refused_with_both_numbers(tiny_config, tiny_shards, tmp_path):
-  tiny_config.data.seq_length = 8
-  with pytest.raises(ValueError, match=r"16 tokens.* 8"):
-    train.train(tiny_config, tmp_path / "a")
-  tiny_config.data.seq_length = 16
-  tiny_config.train.batch_size = 8000
-  with pytest.raises(ValueError, match=r"sequences are too few for a batch of 8,000"):
-    train.train(tiny_config, tmp_path / "b")
-  tiny_config.train.batch_size = 12
-  with pytest.raises(ValueError, match=r"batch size 12 is not divisible by 8 devices"):
-    train.train(tiny_config, tmp_path / "c")
-
-
 def test_shards_that_changed_since_are_another_run(straight, tiny_config, tmp_path):
   shutil.copytree(straight, tmp_path / "run")
   data = shutil.copytree(tiny_config.data.dir, tmp_path / "data")
@@ -324,21 +299,6 @@ def command(config, workdir, *args) -> list[str]:
 def shell(arguments, devices: int, **kwargs) -> subprocess.CompletedProcess:
   env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
   return subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=env, **kwargs)
-
-
-@pytest.mark.parametrize(
-  "make_workdir",
-  [
-    lambda tmp_path: "/proc/run",
-    lambda tmp_path: (tmp_path / "file").write_text("") * 0 or tmp_path / "file" / "run",
-  ],
-  ids=["proc", "below a file"],
-)
-def test_a_workdir_that_cannot_be_written_is_one_line(tiny_config, tmp_path, make_workdir):
-  done = shell(command(tiny_config, make_workdir(tmp_path)), 8)
-  assert done.returncode == 1
-  errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-  assert len(errors) == 1 and "/run" in errors[0] and "Traceback" not in done.stderr
 
 
 @pytest.mark.long

@@ -210,11 +210,14 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
   assert done == [2, "named"] and (tmp_path / "metrics.jsonl").read_text() == "{}"
 
 
-def test_a_folder_of_checkpoints_without_a_configuration_is_no_run(tmp_path):
+def test_a_folder_of_checkpoints_without_a_whole_configuration_is_no_run(tmp_path):
   (tmp_path / "compiled").mkdir()
   assert workdir.read_config(tmp_path) is None
   (tmp_path / "checkpoints").mkdir()
   with pytest.raises(ValueError, match="holds checkpoints but no config.json"):
+    workdir.read_config(tmp_path)
+  (tmp_path / "config.json").write_text('{"seed"')
+  with pytest.raises(ValueError, match="config.json is damaged"):
     workdir.read_config(tmp_path)
 
 
