@@ -22,7 +22,7 @@ def make_batch(B=64, L=128, seed=0):
   rng = np.random.default_rng(seed)
   lengths = rng.integers(3, L + 1, B)
   lengths[0], lengths[1] = L, 3
-  ids = rng.integers(1, 300, (B, L))  # now and then [UNK] or a special token inside the text
+  ids = rng.integers(1, 60, (B, L))  # now and then [UNK] or a special token inside the text
   ids[:, 0] = CLS
   ids[np.arange(B), lengths - 1] = SEP
   real = np.arange(L) < lengths[:, None]
@@ -35,52 +35,26 @@ def keys(B, seed=0):
   return jax.random.split(jax.random.key(seed), B)
 
 
-def test_chosen_positions_equal_a_numpy_loop():
-  batch, k = make_batch(), keys(64)
+@pytest.mark.parametrize("L", [128, 32])  # 15 % of 32 tokens are 5, but there are 4 slots
+def test_chosen_positions_equal_a_numpy_loop(L):
+  batch, k = make_batch(L=L), keys(64)
   masked = jax.tree.map(np.asarray, choose(batch, RATES, k))
-  draws = np.stack([jax.random.uniform(key, (128,)) for key in k])
+  draws = np.stack([jax.random.uniform(key, (L,)) for key in k])
+  slots = int(0.155 * L)
   for i, draw in enumerate(draws):
     candidates = [
       t
-      for t in range(128)
+      for t in range(L)
       if batch.padding_mask[i, t] and batch.ids[i, t] not in (PAD, CLS, SEP, MASK)
     ]
     wanted = max(
-      1, min(19, round(0.15 * int(batch.padding_mask[i].sum())))
+      1, min(slots, round(0.15 * int(batch.padding_mask[i].sum())))
     )  # Python rounds half to even
     best = sorted(candidates, key=lambda t: -draw[t])[:wanted]
     assert masked.positions[i][masked.weights[i] > 0].tolist() == best
+    assert len(set(masked.positions[i].tolist())) == slots
     assert (masked.labels[i] == batch.ids[i][masked.positions[i]]).all()
-
-
-def test_positions_are_distinct_and_never_special_or_padding():
-  batch = make_batch(256, seed=1)
-  masked = jax.tree.map(np.asarray, choose(batch, RATES, keys(256)))
-  for i in range(256):
-    positions = masked.positions[i]
-    assert len(set(positions.tolist())) == len(positions)
-    used = positions[masked.weights[i] > 0]
-    assert batch.padding_mask[i][used].all()
-    assert not np.isin(batch.ids[i][used], RATES.special_ids).any()
-
-
-def test_unknown_tokens_may_be_masked():
-  ids = np.full((8, 16), UNK, np.int32)
-  batch = Batch(ids, 0 * ids, np.ones_like(ids, bool), np.arange(8))
-  assert choose(batch, RATES, keys(8)).weights.sum() == 8 * 2  # round(2.4)
-
-
-def test_positions_are_uniform_over_the_candidates():
-  ids = np.full((4000, 32), 9, np.int32)
-  ids[:, 0], ids[:, 31] = CLS, SEP
-  batch = Batch(ids, 0 * ids, np.ones_like(ids, bool), np.arange(4000))
-  masked = choose(batch, RATES, keys(4000))
-  used = np.asarray(masked.positions)[np.asarray(masked.weights) > 0]
-  hits = np.bincount(used, minlength=32)[1:31]
-  p = 4 / 30  # round(0.15 x 32) = round(4.8) = 5, but K = floor(0.155 x 32) = 4 is the limit
-  assert hits.sum() == 4000 * 4
-  # Each is binomial(4000, 4/30): five standard deviations.
-  assert np.abs(hits - 4000 * p).max() < 5 * np.sqrt(4000 * p * (1 - p))
+  assert (masked.labels[masked.weights > 0] == UNK).any()
 
 
 def test_a_row_of_padding_has_no_slot_that_counts():
@@ -103,13 +77,6 @@ def test_masking_writes_mask_or_nothing_and_only_at_slots_that_count():
   assert (masked_text[changed] == MASK).all()
   share, n = changed[at_slot].mean(), at_slot.sum()
   assert abs(share - 0.85) < 4 * np.sqrt(0.85 * 0.15 / n)  # four standard deviations
-
-
-def test_masks_depend_on_the_row_key_and_on_nothing_else_in_the_batch():
-  batch, k = make_batch(8), keys(8)
-  part = jax.tree.map(lambda x: x[5:7], batch)
-  whole, alone = choose(batch, RATES, k), choose(part, RATES, k[5:7])
-  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[5:7], b), whole, alone)
 
 
 # Sampling.
@@ -135,15 +102,6 @@ def test_samples_equal_a_numpy_inversion_of_the_distribution(V, temperature):
       log_p = np.log(p[j, got[b, j]] / p[j].sum())
       # Float32's rounding of a sum of V terms in two levels, and of logits of up to 30.
       assert nll[b, j] == pytest.approx(-log_p, abs=2e-5)
-
-
-def test_samples_follow_the_distribution():
-  p = np.array([0.5, 0.25, 0.125, 0.1, 0.025])
-  logits = jnp.broadcast_to(jnp.log(p), (2000, 10, 5))
-  tokens = np.asarray(sample(logits, 1.0, keys(2000))[0]).ravel()
-  hits = np.bincount(tokens, minlength=5)
-  n = tokens.size
-  assert np.abs(hits - n * p).max() < 5 * np.sqrt(n * 0.25)  # five standard deviations at p = 1/2
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
