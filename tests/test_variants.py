@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import long_except
+from test_model import encode, inputs, np_encoder, random_weights
 from test_objectives import keys_of, make_batch
 
 from electra_jax.core import (
@@ -28,6 +29,8 @@ BERT = TransformerConfig(50, 8, 8, 3, 2, 12, 16, layer_norm_eps=1e-5)
 MODERN = {k: v for k, v in modernbert.LAYERS.items() if k not in ("head_norm", "direction")}
 VARIANTS = {
   "bert": {},
+  "blocks in pairs": {"compute": Compute(unroll=2)},
+  "blocks computed again": {"compute": Compute(remat=True)},
   "pre-norm": {"block": "pre_norm"},
   "embeddings without a norm": {"block": "pre_norm", "embedding_norm": False},
   "first block without its norm": {"block": "pre_norm", "first_norm": False},
@@ -55,109 +58,6 @@ VARIANTS = {
 SMALL = TransformerConfig(
   *(60, 16, 16, 3, 2, 24, 16), **MODERN, global_every=3, window=4, local_rope_theta=50.0
 )
-
-
-def np_norm(cfg, x, p):
-  x = x - (0 if cfg.norm == "rms_norm" else x.mean(-1, keepdims=True))
-  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + cfg.layer_norm_eps)
-  return x * p["scale"] + p.get("bias", 0)
-
-
-def np_dense(x, p):
-  return x @ p["kernel"] + p.get("bias", 0)
-
-
-def np_feed_forward(cfg, x, p):
-  gelu = np.vectorize(lambda a: a * 0.5 * (1 + math.erf(a / math.sqrt(2))))
-  activation = (lambda a: a / (1 + np.exp(-a))) if cfg.feed_forward == "swiglu" else gelu
-  if cfg.feed_forward == "gelu":
-    return np_dense(activation(np_dense(x, p["ffn_in"])), p["ffn_output"])
-  layer = p["ffn_in"]
-  first, second = (x @ layer["kernel"][:, i] + layer.get("bias", np.zeros(2))[i] for i in (0, 1))
-  return np_dense(activation(first) * second, p["ffn_output"])
-
-
-def np_rotate(x, theta):
-  """Turns numbers j and j + d / 2 of position i by i theta^(-2 j / d), as a complex number."""
-  half = x.shape[-1] // 2
-  angles = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
-  turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angles)
-  return np.concatenate([turned.real, turned.imag], -1)
-
-
-def np_attention(cfg, x, p, layer, real):
-  local, out = layer % cfg.global_every != 0, 0
-  for h in range(cfg.num_heads):
-    q, k, v = (
-      x @ p["qkv"]["kernel"][:, i, h] + p["qkv"].get("bias", np.zeros((3, 9)))[i, h]
-      for i in range(3)
-    )
-    if cfg.qk_norm:
-      q, k = np_norm(cfg, q, p["q_norm"]), np_norm(cfg, k, p["k_norm"])
-    if cfg.positions == "rope":
-      theta = cfg.local_rope_theta if local else cfg.rope_theta
-      q, k = np_rotate(q, theta), np_rotate(k, theta)
-    for i in range(len(x)):
-      seen = [
-        j
-        for j in range(len(x))
-        if real[j]
-        and (not local or abs(i - j) <= cfg.window // 2)
-        and (cfg.direction == "both" or j <= i)
-      ]
-      if seen:  # nothing is asked of padding
-        e = np.exp([q[i] @ k[j] / math.sqrt(q.shape[-1]) for j in seen])
-        y = np.zeros((len(x), cfg.hidden_size))
-        y[i] = (e / e.sum()) @ v[seen] @ p["attention_output"]["kernel"][h]
-        out = out + y
-  return out + p["attention_output"].get("bias", 0)
-
-
-def np_encoder(cfg, tables, network, ids, types, mask):
-  rows = []
-  for row, kinds, real in zip(ids, types, mask, strict=True):
-    x = tables["word"][row]
-    x = x + (tables["position"][: len(row)] if cfg.positions == "learned" else 0)
-    x = x + (tables["token_type"][kinds] if cfg.token_types else 0)
-    x = np_norm(cfg, x, tables["layer_norm"]) if cfg.embedding_norm else x
-    x = np_dense(x, network["project"]) if "project" in network else x
-    for n in range(cfg.num_layers):
-      p = jax.tree.map(lambda a, n=n: a[n], network["layers"])
-      if cfg.block == "post_norm":
-        x = np_norm(cfg, x + np_attention(cfg, x, p, n, real), p["attention_norm"])
-        x = np_norm(cfg, x + np_feed_forward(cfg, x, p), p["ffn_norm"])
-      else:
-        y = x if n == 0 and not cfg.first_norm else np_norm(cfg, x, p["attention_norm"])
-        x = x + np_attention(cfg, y, p, n, real)
-        x = x + np_feed_forward(cfg, np_norm(cfg, x, p["ffn_norm"]), p)
-    rows.append(np_norm(cfg, x, network["final_norm"]) if cfg.block == "pre_norm" else x)
-  return np.stack(rows)
-
-
-def random_weights(cfg, seed=0):
-  """Returns tables and encoder, all numbers drawn, so that no bias is 0 and no scale 1."""
-  shapes = jax.eval_shape(
-    lambda key: (networks.init_embeddings(cfg, key), networks.init_encoder(cfg, key)),
-    jax.random.key(0),
-  )
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda x: rng.normal(size=x.shape) * 0.5, shapes)
-
-
-def inputs(length=16):
-  rng = np.random.default_rng(1)
-  mask = np.arange(length) < np.array([length, 9, 4])[:, None]
-  types = (rng.random((3, length)) < 0.5).astype(np.int32) * mask
-  return rng.integers(5, 50, (3, length)).astype(np.int32) * mask, types, mask
-
-
-def encode(cfg, tables, network, ids, types, mask):
-  @jax.jit
-  def states(tables, network):
-    x = encoder.Embeddings(cfg).apply({"params": tables}, ids, types)
-    return encoder.Encoder(cfg).apply({"params": network}, x, mask, None)
-
-  return np.asarray(states(*jax.tree.map(jnp.float32, (tables, network))))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -229,13 +129,14 @@ def test_local_attention_in_blocks_drops_its_probabilities():
   np.testing.assert_array_equal(dropped, attend(seeds))
 
 
-def test_bfloat16_stays_near_float32():
-  cfg = dataclasses.replace(BERT, **MODERN, global_every=2, window=4)
+@pytest.mark.parametrize("changes", [{}, {**MODERN, "global_every": 2, "window": 4}])
+def test_bfloat16_stays_near_float32(changes):
+  cfg = dataclasses.replace(BERT, **changes)
   tables, network = random_weights(cfg)
   exact = encode(cfg, tables, network, *inputs())
   coarse = encode(cfg.computed(dtype="bfloat16"), tables, network, *inputs())
-  # 8 bits a number; the sum of the blocks stays float32.
-  assert np.abs(coarse - exact).max() < 0.1
+  # 8 bits a number, added up over three layers; the sum of the blocks stays float32.
+  assert 0 < np.abs(coarse - exact).max() < 0.1
 
 
 @pytest.mark.parametrize(
