@@ -60,6 +60,16 @@ def vocabulary(spec, weights, ids, batch):
   return z / z.sum(-1, keepdims=True)
 
 
+def nll_of(p, tokens):
+  return -np.log(np.take_along_axis(p, tokens[..., None], -1)[..., 0])
+
+
+def assert_sum(term, values):
+  """Checks that a term is the sum of these values and counts them."""
+  assert float(term.total) == pytest.approx(values.sum(), rel=1e-5)
+  assert float(term.count) == len(values)
+
+
 @pytest.mark.slow
 def test_electra_15_learns_from_the_slots_only():
   spec, weights = make("electra_15")
@@ -68,9 +78,8 @@ def test_electra_15_learns_from_the_slots_only():
   chosen = np.asarray(masking.is_masked(c.masked, 16))
   p = sigmoid(main(spec, weights, c.ids, batch, "rtd_head"))
   bce = -np.log(np.where(c.is_replaced, p, 1 - p))
-  terms = evaluate(spec, weights, batch)
-  assert float(terms["rtd_loss"].count) == chosen.sum() < batch.padding_mask.sum()
-  assert float(terms["rtd_loss"].total) == pytest.approx(bce[chosen].sum(), rel=1e-5)
+  assert_sum(evaluate(spec, weights, batch)["rtd_loss"], bce[chosen])
+  assert chosen.sum() < batch.padding_mask.sum()
 
 
 def test_electra_15_gives_unmasked_logits_exactly_zero_gradient(monkeypatch):
@@ -127,10 +136,8 @@ def test_replace_mlm_predicts_originals_from_the_corrupted_text():
   c = corruption(spec, weights, batch)
   p = vocabulary(spec, weights, c.ids, batch)
   chosen = np.asarray(masking.is_masked(c.masked, 16))
-  nll = -np.log(np.take_along_axis(p, batch.ids[..., None], -1)[..., 0])
   terms = evaluate(spec, weights, batch)
-  assert float(terms["replace_mlm_loss"].total) == pytest.approx(nll[chosen].sum(), rel=1e-5)
-  assert float(terms["replace_mlm_loss"].count) == chosen.sum()
+  assert_sum(terms["replace_mlm_loss"], nll_of(p, batch.ids)[chosen])
   assert terms["mlm_loss"].in_loss  # the generator still learns
 
 
@@ -144,11 +151,9 @@ def test_electra_mlm_detects_and_predicts_originals_in_one_pass():
   p = sigmoid(main(spec, weights, c.ids, batch, "rtd_head"))
   bce = -np.log(np.where(replaced, p, 1 - p))[batch.padding_mask]
   words = vocabulary(spec, weights, c.ids, batch)
-  nll = -np.log(np.take_along_axis(words, batch.ids[..., None], -1)[..., 0])[chosen]
   terms = evaluate(spec, weights, batch)
-  for name, expected in (("rtd_loss", bce), ("replace_mlm_loss", nll)):
-    assert float(terms[name].total) == pytest.approx(expected.sum(), rel=1e-5)
-    assert float(terms[name].count) == len(expected)
+  assert_sum(terms["rtd_loss"], bce)
+  assert_sum(terms["replace_mlm_loss"], nll_of(words, batch.ids)[chosen])
   assert [terms[n].weight for n in ("mlm_loss", "rtd_loss", "replace_mlm_loss")] == [1.0, 5.0, 3.0]
   at_5 = jax.eval_shape(lambda: objectives.make(spec)(weights, batch, keys_of(batch), 5))
   assert at_5.keys() == terms.keys()
@@ -159,23 +164,17 @@ def test_electra_mlm_detects_and_predicts_originals_in_one_pass():
 def test_all_tokens_mlm_is_a_mixture_of_copying_and_predicting():
   spec, weights = make("all_tokens_mlm")
   batch = make_batch()
-  one = jax.tree.map(lambda x: np.asarray(x)[:1], batch)
-  one = one._replace(
-    ids=one.ids[:, :4],
-    token_type_ids=one.token_type_ids[:, :4],
-    padding_mask=one.padding_mask[:, :4],
-  )
+  one = jax.tree.map(lambda x: np.asarray(x)[:1, :4] if x.ndim == 2 else x[:1], batch)
   c = corruption(spec, weights, one)
   p = vocabulary(spec, weights, c.ids, one)[0]
   gate = sigmoid(main(spec, weights, c.ids, one, "copy_head"))[0]
-  total = 0.0
+  losses = []
   for t in range(4):  # 1 x 4
     original, shown = one.ids[0, t], int(c.ids[0, t])
-    total -= np.log(gate[t] * (original == shown) + (1 - gate[t]) * p[t, original])
+    losses.append(-np.log(gate[t] * (original == shown) + (1 - gate[t]) * p[t, original]))
   terms = evaluate(spec, weights, one)
-  assert float(terms["all_tokens_loss"].total) == pytest.approx(total, rel=1e-5)
-  assert float(terms["all_tokens_loss"].count) == 4
-  assert float(terms["copied"].total) == pytest.approx(gate.sum(), rel=1e-5)
+  assert_sum(terms["all_tokens_loss"], np.array(losses))
+  assert_sum(terms["copied"], gate)
 
 
 @pytest.mark.parametrize("gate", [-1e4, -90.0, 90.0, 1e4])
@@ -200,10 +199,9 @@ def test_bert_is_plain_masked_language_modelling():
   shown = jax.jit(masking.mask, static_argnums=2)(batch.ids, masked, RATES, k[:, 1])
   p = vocabulary(spec, weights, shown, batch)
   chosen = np.asarray(masking.is_masked(masked, 16))
-  nll = -np.log(np.take_along_axis(p, batch.ids[..., None], -1)[..., 0])
   terms = evaluate(spec, weights, batch)
   assert set(terms) == {"mlm_loss", "mlm_accuracy"}
-  assert float(terms["mlm_loss"].total) == pytest.approx(nll[chosen].sum(), rel=1e-5)
+  assert_sum(terms["mlm_loss"], nll_of(p, batch.ids)[chosen])
 
 
 @pytest.mark.slow
@@ -222,14 +220,12 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
   noised = np.asarray(masking.is_masked(c.masked, 16))
   sampled = jnp.where(jnp.arange(60) == RATES.mask_id, -jnp.inf, logits)  # never [MASK]
   log_q = jax.nn.log_softmax(jnp.where(noised[..., None], sampled, logits))
-  log_q = np.take_along_axis(np.asarray(log_q, np.float64), np.asarray(c.ids)[..., None], -1)[
-    ..., 0
-  ]
+  log_q = -nll_of(np.exp(np.asarray(log_q, np.float64)), np.asarray(c.ids))
   energy = np.asarray(main(spec, weights, c.ids, batch, "rtd_head"), np.float64)
   noise = sigmoid(energy + log_q + np.log(0.25 / 0.75))
   bce = -np.log(np.where(noised, noise, 1 - noise))
   terms = evaluate(spec, weights, batch)
-  assert float(terms["nce_loss"].total) == pytest.approx(bce[batch.padding_mask].sum(), rel=1e-5)
+  assert_sum(terms["nce_loss"], bce[batch.padding_mask])
   assert float(terms["nce_recall"].count) == noised.sum() >= c.is_replaced.sum()
   assert terms["cloze_loss"].in_loss and terms["nce_loss"].in_loss
 

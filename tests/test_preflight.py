@@ -14,22 +14,26 @@ from electra_jax.core import flops
 from electra_jax.cost import chips, gpus, preflight, targets
 
 
-@pytest.fixture(scope="module")
-def tiny():
-  """A configuration without data, and this machine's devices."""
+@pytest.fixture
+def config():
+  """A configuration without data."""
   config = make_tiny_config("nowhere")
   config.data.vocab_size = 100
-  return config, targets.find(preflight.HERE)
+  return config
+
+
+@pytest.fixture(scope="module")
+def target():
+  """This machine's devices."""
+  return targets.find(preflight.HERE)
 
 
 def weights(config, target):
   """Returns the shapes of a configuration's state."""
-  programs = preflight.compile_step(config, target.devices)
-  return programs[1]
+  return preflight.compile_step(config, target.devices)[1]
 
 
-def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
-  config, target = tiny
+def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(config, target):
   cost = preflight.estimate_step(config, preflight.HERE, target)
   state = weights(config, target)
   count = sum(x.size for x in jax.tree.leaves(state.params))
@@ -47,8 +51,7 @@ def test_bytes_and_flops_are_those_of_the_state_and_of_the_products(tiny):
   assert cost.secs == pytest.approx(products / 8 / target.peak) and cost.mfu == 1
 
 
-def test_unknown_properties_of_a_cpu_are_shown_as_unknown(tiny):
-  config, target = tiny
+def test_unknown_properties_of_a_cpu_are_shown_as_unknown(config, target):
   for word in ("memory size", "memory bandwidth", "link bandwidth", "peak: measured"):
     assert word in target.note
   cost = preflight.estimate_step(config, preflight.HERE, target)
@@ -67,15 +70,13 @@ def shown(config, costs):
 
 
 @pytest.mark.long
-def test_an_optimizer_in_parts_is_an_eighth_where_eight_divides_an_axis(tiny):
-  config, target = tiny
+def test_an_optimizer_in_parts_is_an_eighth_where_eight_divides_an_axis(config, target):
   whole = preflight.estimate_step(config, preflight.HERE, target)
   leaves = jax.tree.leaves(weights(config, target).opt_state)
   split = [any(n % 8 == 0 for n in x.shape) for x in leaves]
   assert any(split) and not all(split)
   parts = sum(4 * x.size / (8 if s else 1) for x, s in zip(leaves, split, strict=True))
   assert whole.optimizer_sharded == parts < whole.optimizer
-  config = config.copy_and_resolve_references()
   config.optimizer.sharded = True
   sharded = preflight.estimate_step(config, preflight.HERE, target)
   assert sharded.optimizer == parts and sharded.used < whole.used
@@ -109,9 +110,12 @@ def test_every_collective_counts_with_the_whole_array_and_once():
   assert sent_bytes == 3 / 4 * (2 * added + full + 32 + full + 48)
 
 
-def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
-  config = tiny[0].copy_and_resolve_references()
-  config.train.batch_size = 48
+@pytest.mark.parametrize(("name", "batch_size"), [("electra", 48), ("coco_lm", 4 * 48)])
+def test_microbatches_grow_by_the_divisors_of_a_devices_sequences_or_groups(
+  config, name, batch_size
+):
+  config.objective.name, config.objective.contrast_group = name, 4
+  config.train.batch_size = batch_size
   tried = []
   while more := preflight.more_microbatches(config, devices=8):
     tried.append(more)
@@ -121,19 +125,7 @@ def test_microbatches_grow_by_the_divisors_of_a_devices_sequences(tiny):
   assert [preflight.more_microbatches(config, 8, n) for n in (2.5, 3, 3.1, 7)] == [3, 3, 6, 6]
 
 
-def test_microbatches_have_whole_groups_of_contrasted_sequences(tiny):
-  config = tiny[0].copy_and_resolve_references()
-  config.objective.name, config.objective.contrast_group = "coco_lm", 4
-  config.train.batch_size = 8 * 24
-  tried = []
-  while more := preflight.more_microbatches(config, devices=8):
-    tried.append(more)
-    config.train.accumulation = more
-  assert tried == [2, 3, 6]
-
-
-def test_every_topology_is_checked_before_the_first_is_compiled(tiny, monkeypatch):
-  config, target = tiny
+def test_every_topology_is_checked_before_the_first_is_compiled(config, target, monkeypatch):
   first, second = (dataclasses.replace(target, devices=target.devices[:n]) for n in (1, 3))
   monkeypatch.setattr(preflight.targets, "find", {"h200x1": first, "h200x3": second}.get)
   monkeypatch.setattr(preflight, "fit", None)  # nothing is compiled
@@ -142,8 +134,7 @@ def test_every_topology_is_checked_before_the_first_is_compiled(tiny, monkeypatc
     preflight.run(config, ["h200x1", "h200x3"], None, Console(quiet=True))
 
 
-def test_a_step_that_does_not_fit_names_the_microbatches_that_do(tiny, monkeypatch):
-  config = tiny[0].copy_and_resolve_references()
+def test_a_step_that_does_not_fit_names_the_microbatches_that_do(config, target, monkeypatch):
   config.train.batch_size = 48
 
   def cost(config, name, target):  # as if all of it were activations
@@ -154,19 +145,16 @@ def test_a_step_that_does_not_fit_names_the_microbatches_that_do(tiny, monkeypat
   monkeypatch.setattr(preflight, "with_evaluation", lambda cost, *_: cost)
 
   def verdict(memory):
-    return preflight.verdict(
-      preflight.fit(config, "x", dataclasses.replace(tiny[1], memory=memory))
-    )
+    return preflight.verdict(preflight.fit(config, "x", dataclasses.replace(target, memory=memory)))
 
   assert verdict(12.0) == "x: fits, microbatches: 1"
   assert verdict(5.0) == "x: fits, microbatches: 3; does not fit with 1"  # 12 / 2 is known
   assert verdict(1.0).startswith("x: does not fit with 1, 6 microbatches; try")
 
 
-def test_an_evaluation_that_does_not_fit_is_told_beside_a_step_that_does(tiny):
-  config = tiny[0].copy_and_resolve_references()
+def test_an_evaluation_that_does_not_fit_is_told_beside_a_step_that_does(config, target):
   config.eval.max_examples = config.eval.batch_size = 4096
-  target = dataclasses.replace(tiny[1], memory=4e6)
+  target = dataclasses.replace(target, memory=4e6)
   (cost,) = preflight.fit(config, "x", target)
   assert cost.fits and cost.used < target.memory < cost.evaluation_used
   # Of each of 512 sequences of a device, the float32 hidden states of 16 tokens at least.
@@ -184,9 +172,7 @@ def test_an_evaluation_that_does_not_fit_is_told_beside_a_step_that_does(tiny):
 
 
 @pytest.mark.long
-def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(tiny):
-  config, target = tiny
-  config = config.copy_and_resolve_references()
+def test_what_does_not_fit_is_tried_in_more_microbatches_until_none_is_left(config, target):
   config.train.batch_size = 48
   costs = preflight.fit(config, "x", dataclasses.replace(target, memory=1.0))
   assert [f.accumulation for f in costs] == [1, 6]
@@ -227,9 +213,7 @@ def test_a_slice_that_is_none_is_refused():
     ("eval.batch_size", 9, "config.eval.batch_size: batch size 9 is not divisible by 8 devices"),
   ],
 )
-def test_what_training_refuses_preflight_refuses(tiny, field, value, message):
-  config, target = tiny
-  config = config.copy_and_resolve_references()
+def test_what_training_refuses_preflight_refuses(config, target, field, value, message):
   with config.unlocked():
     config.update_from_flattened_dict({field: value})
   with pytest.raises(ValueError, match=message):
@@ -237,9 +221,7 @@ def test_what_training_refuses_preflight_refuses(tiny, field, value, message):
 
 
 @pytest.mark.long
-def test_the_step_of_a_unigram_generator_is_estimated_without_data(tiny):
-  config, target = tiny
-  config = config.copy_and_resolve_references()
+def test_the_step_of_a_unigram_generator_is_estimated_without_data(config, target):
   config.generator.kind = "unigram"
   assert preflight.estimate_step(config, "here", target).flops > 0
 
@@ -253,8 +235,7 @@ def test_an_axis_that_is_no_ring_has_half_the_links():
   assert chips.link_rate(v5p, (1, 1, 1)) == math.inf
 
 
-def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(tiny):
-  config, target = tiny
+def test_links_wait_for_the_products_or_the_memory_whichever_is_slower(config, target):
   fast = dataclasses.replace(target, peak=1e12, memory=1e9, memory_rate=1e9, links=((8, 1e6),))
   cost = preflight.estimate_step(config, "x", fast)
   assert cost.product_secs == cost.flops / 1e12 < cost.memory_secs < cost.link_secs
@@ -330,23 +311,23 @@ def test_a_missing_compiler_is_named_with_the_extra_that_has_it(monkeypatch):
     targets._described("h200x8", "nowhere", {})
 
 
-def test_a_size_that_the_compiler_does_not_tell_is_unknown(tiny, tmp_path, monkeypatch):
+def test_a_size_that_the_compiler_does_not_tell_is_unknown(config, target, tmp_path, monkeypatch):
   def refuse(*_):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory.")
 
   monkeypatch.setattr(preflight, "compile_step", refuse)
-  preflight.run(tiny[0], ["here"], str(tmp_path / "costs.jsonl"), Console(quiet=True))
+  preflight.run(config, ["here"], str(tmp_path / "costs.jsonl"), Console(quiet=True))
   (line,) = (tmp_path / "costs.jsonl").read_text().splitlines()
   cost = json.loads(line, parse_constant=pytest.fail)  # Infinity is no JSON
   assert cost["fits"] is False and cost["used"] is None
-  (used,) = shown(tiny[0], [preflight.estimate_step(tiny[0], "here", tiny[1])])["memory used, GiB"]
+  (used,) = shown(config, [preflight.estimate_step(config, "here", target)])["memory used, GiB"]
   assert used == "?"
 
 
-def test_a_compiler_without_its_assembler_is_an_error_of_one_line(tiny, monkeypatch):
+def test_a_compiler_without_its_assembler_is_an_error_of_one_line(config, target, monkeypatch):
   def without(*_):
     raise jax.errors.JaxRuntimeError("INTERNAL: libdevice not found at ./libdevice.10.bc")
 
   monkeypatch.setattr(preflight, "compile_step", without)
   with pytest.raises(ValueError, match="^h200x8: XLA found no ptxas or libdevice; both come with"):
-    preflight.estimate_step(tiny[0], "h200x8", tiny[1])
+    preflight.estimate_step(config, "h200x8", target)

@@ -71,6 +71,12 @@ def runs(tmp_path_factory) -> list[Path]:
   return [root / "first" / "run", second]
 
 
+@pytest.fixture
+def run(runs) -> saved_run.SavedRun:
+  """The first, of step 4 of 8; collapses are checked from step 100 on."""
+  return saved_run.read(runs[0], "run")
+
+
 @pytest.fixture(scope="module")
 def text(runs) -> str:
   return page.render(runs, price=2.0)
@@ -106,8 +112,7 @@ def test_the_cost_is_that_of_the_devices_of_each_start(runs):
     assert rows["cost"] == cost
 
 
-def test_a_run_stopped_between_two_lines_has_done_the_steps_of_its_checkpoint(runs):
-  run = saved_run.read(runs[0], "run")
+def test_a_run_stopped_between_two_lines_has_done_the_steps_of_its_checkpoint(run):
   assert run.done == 4 and list(run.checkpoints) == [4]
   stopped = dataclasses.replace(run, checkpoints={4: 1, 6: 1})
   rows, c = dict(tables.overview(saved_run.arms([stopped]), None)), run.config
@@ -141,16 +146,14 @@ def test_the_verdict_comes_first_with_its_reasons(runs, text):
   )
 
 
-def test_a_run_that_has_just_begun_is_not_condemned(runs):
-  run = saved_run.read(runs[0], "run")
+def test_a_run_that_has_just_begun_is_not_condemned(run):
   worse = [line | {"rtd_auc": 0.5} for line in run.history]
   assert verdict.judge(dataclasses.replace(run, history=worse)).word == verdict.EARLY
   ended = [*worse, worse[-1] | {"step": run.config.train.steps}]
   assert verdict.judge(dataclasses.replace(run, history=ended)).word == verdict.BAD
 
 
-def test_a_run_of_which_nothing_was_compared_is_not_called_healthy(runs):
-  run = saved_run.read(runs[0], "run")  # of step 4 of 8, collapses are checked from step 100 on
+def test_a_run_of_which_nothing_was_compared_is_not_called_healthy(run):
   begun = dataclasses.replace(run, history=run.history[:1], checkpoints={})
   assert begun.last("heldout")["step"] == 0 and verdict.judge(begun).word == verdict.EARLY
   line = {"step": run.config.train.steps, "split": "train", "mlm_loss": 12.0, "mlm_accuracy": 0.0}
@@ -169,12 +172,22 @@ def test_a_run_of_which_nothing_was_compared_is_not_called_healthy(runs):
   assert verdict.judge(warned).word == verdict.LOOK
 
 
-def test_detection_is_not_judged_before_a_schedule_gives_it_a_weight(runs):
-  run = saved_run.read(runs[0], "run")
+@pytest.mark.parametrize(
+  ("name", "weight", "bad"),
+  [
+    ("electra", "discriminator", {"rtd_loss": 0.6, "rtd_auc": 0.5}),
+    ("electra_mlm", "replace_mlm", {"replace_mlm_loss": 99.0, "replace_mlm_accuracy": 0.0}),
+    ("metro", "replace_mlm", {"corrective_loss": 99.0, "corrective_accuracy": 0.0}),
+    ("replace_mlm", "discriminator", {"replace_mlm_loss": 99.0, "replace_mlm_accuracy": 0.0}),
+    ("all_tokens_mlm", "discriminator", {"all_tokens_loss": 99.0, "all_tokens_accuracy": 0.0}),
+  ],
+)
+def test_a_loss_is_not_judged_before_a_schedule_gives_it_a_weight(run, name, weight, bad):
   c = run.config.copy_and_resolve_references()
-  c.train.steps, c.health.after_step = 100_000, 20_000
-  c.objective.discriminator_weight_schedule = "50000=0,50000=50"
-  line = run.last("heldout") | {"mlm_loss": 1.0, "rtd_auc": 0.5}
+  c.train.steps, c.health.after_step, c.objective.name = 100_000, 20_000, name
+  c.objective[f"{weight}_weight_schedule"] = "50000=0,50000=1"
+  line = {"mlm_loss": 1.0, "mlm_accuracy": 0.5, "sampled_accuracy": 0.5, "replaced": 0.1}
+  line |= bad | {"split": "heldout"}
 
   def judged(*steps: int) -> verdict.Verdict:
     history = [line | {"step": step} for step in steps]
@@ -184,38 +197,11 @@ def test_detection_is_not_judged_before_a_schedule_gives_it_a_weight(runs):
   assert early.word == verdict.GOOD and "Detection" not in str(early.sentences)
   assert judged(30_000, 49_000, 60_000).word == verdict.EARLY  # as long as a run is at its start
   assert judged(30_000, 49_000, 70_000).word == verdict.BAD
-  c.objective.discriminator_weight_schedule = ""
-  c.objective.discriminator_weight = 0.0  # never changes, so it may be a mistake
+  line["mlm_loss"] = 99.0  # the generator is trained from the start
   assert judged(30_000).word == verdict.BAD
-
-
-@pytest.mark.parametrize(
-  ("name", "loss", "weight"),
-  [
-    ("electra_mlm", "replace_mlm", "replace_mlm"),
-    ("metro", "corrective", "replace_mlm"),
-    ("replace_mlm", "replace_mlm", "discriminator"),
-    ("all_tokens_mlm", "all_tokens", "discriminator"),
-  ],
-)
-def test_a_loss_of_words_is_not_judged_before_a_schedule_gives_it_a_weight(
-  runs, name, loss, weight
-):
-  run = saved_run.read(runs[0], "run")
-  c = run.config.copy_and_resolve_references()
-  c.train.steps, c.health.after_step, c.objective.name = 100_000, 20_000, name
-  c.objective[f"{weight}_weight_schedule"] = "50000=0,50000=1"
-  words = {"mlm_loss": 1.0, "mlm_accuracy": 0.5, "sampled_accuracy": 0.5, "replaced": 0.1}
-  words |= {f"{loss}_loss": 99.0, f"{loss}_accuracy": 0.0, "split": "heldout"}
-
-  def judged(*steps: int) -> verdict.Verdict:
-    history = [words | {"step": step} for step in steps]
-    return verdict.judge(dataclasses.replace(run, config=c, history=history))
-
-  assert judged(30_000).word == verdict.GOOD
-  assert judged(30_000, 49_000, 60_000).word == verdict.EARLY
-  assert judged(30_000, 49_000, 70_000).word == verdict.BAD
-  words["mlm_loss"] = 99.0  # the generator is trained from the start
+  line["mlm_loss"] = 1.0
+  c.objective[f"{weight}_weight_schedule"] = ""
+  c.objective[f"{weight}_weight"] = 0.0  # never changes, so it may be a mistake
   assert judged(30_000).word == verdict.BAD
 
 
@@ -229,8 +215,7 @@ def test_warnings_without_a_failure_ask_for_a_look(runs):
   assert "training mlm loss" in str(judged.sentences)  # an evaluation at step 0 says nothing
 
 
-def test_a_loss_of_tokens_is_judged_whatever_its_name(runs):
-  run = saved_run.read(runs[0], "run")
+def test_a_loss_of_tokens_is_judged_whatever_its_name(run):
   line = run.last("heldout") | {"step": 4, "mine_loss": 99.0, "mine_accuracy": 0.0}
   run = dataclasses.replace(run, history=[line])
   (finding,) = [x for x in verdict.findings(run) if "mine loss is 99.0000 nats" in x.sentence]

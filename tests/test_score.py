@@ -29,10 +29,6 @@ def make(objective, kind="transformer", **changes):
   return spec, fresh(spec)
 
 
-def scores_of(spec, weights, batch):
-  return np.asarray(jax.jit(lambda w, b: objectives.token_scores(spec, w, b, None))(weights, batch))
-
-
 def log_softmax(logits):
   z = np.asarray(logits, np.float64)
   z = z - z.max(-1, keepdims=True)
@@ -45,15 +41,28 @@ def detector(spec, weights, batch):
   return np.asarray(networks.token_logits(spec.discriminator, head, "rtd_head", states), np.float64)
 
 
-def maskable(batch):
-  return batch.padding_mask & ~np.isin(batch.ids, RATES.special_ids)
+def assert_scores(spec, weights, batch, expected, rtol=1e-4):
+  """Checks the scores of tokens that may be masked, in float32; those of others are 0."""
+  found = jax.jit(lambda w, b: objectives.token_scores(spec, w, b, None))(weights, batch)
+  maskable = batch.padding_mask & ~np.isin(batch.ids, RATES.special_ids)
+  expected = np.where(maskable, expected, 0)
+  np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol / 10)
+
+
+def original(spec, weights, batch):
+  """The discriminator's probability of "original"."""
+  return 1 / (1 + np.exp(detector(spec, weights, batch)))
+
+
+def combined(real, q):
+  """p = D q / (a (1 - D) + q), with D the probability of "original" and a = 0.75 / 0.25."""
+  return real * q / (3 * (1 - real) + q)
 
 
 def test_electric_scores_a_sentence_by_its_energies_in_one_pass():
   spec, weights = make("electric", "two_tower")
   batch = make_batch()
-  expected = np.where(maskable(batch), -detector(spec, weights, batch), 0)
-  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
+  assert_scores(spec, weights, batch, -detector(spec, weights, batch), 1e-5)
 
 
 @pytest.mark.parametrize("objective", long_except(1, of=["bert", "electra"]))
@@ -74,33 +83,29 @@ def test_a_masked_language_model_is_asked_for_one_token_at_a_time(objective):
     logits = predict(masked_ids)
     log_q[:, t] = log_softmax(logits)[np.arange(4), t, batch.ids[:, t]]
   if objective == "electra":
-    # p = D q / (a (1 - D) + q), with D the probability of "original" and a = 0.75 / 0.25.
-    real, q = 1 / (1 + np.exp(detector(spec, weights, batch))), np.exp(log_q)
-    log_q = np.log(real * q / (3 * (1 - real) + q))
-  expected = np.where(maskable(batch), log_q, 0)
-  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
+    log_q = np.log(combined(original(spec, weights, batch), np.exp(log_q)))
+  assert_scores(spec, weights, batch, log_q)
 
 
-def test_electra_15s_discriminator_is_the_likelihood_itself():
-  spec, weights = make("electra_15")
+@pytest.mark.parametrize("kind", ["transformer", "uniform"])
+def test_electra_15s_discriminator_is_the_likelihood_itself(kind):
+  spec, weights = make("electra_15", kind)
   batch = make_batch()
-  expected = np.log(1 / (1 + np.exp(detector(spec, weights, batch))))
-  expected = np.where(maskable(batch), expected, 0)
-  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-5, atol=1e-6)
-  spec, weights = make("electra", masking=dataclasses.replace(RATES, unigram_share=0.1))
-  with pytest.raises(ValueError, match="unigram_share 0"):
+  assert_scores(spec, weights, batch, np.log(original(spec, weights, batch)), 1e-5)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"unigram_share": 0.1}, "unigram_share 0"),
+    ({"temperature": 2.0}, "scoring needs temperature 1"),
+    ({"disallow_correct": True}, "scoring needs temperature 1"),
+  ],
+)
+def test_samples_that_are_not_the_generators_own_give_no_likelihood(changes, message):
+  spec, weights = make("electra", masking=dataclasses.replace(RATES, **changes))
+  with pytest.raises(ValueError, match=message):
     objectives.token_scores(spec, weights, make_batch(), None)
-  spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=2.0))
-  with pytest.raises(ValueError, match="scoring needs temperature 1"):
-    objectives.token_scores(spec, weights, batch, None)
-
-
-def test_electra_15_needs_no_likelihood_of_its_generator():
-  spec, weights = make("electra_15", "uniform")
-  batch = make_batch()
-  real = 1 / (1 + np.exp(detector(spec, weights, batch)))
-  expected = np.where(maskable(batch), np.log(real), 0)
-  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_shards_of_another_vocabulary_are_refused(electra_run, tmp_path):
@@ -135,9 +140,7 @@ def test_electra_with_two_towers_needs_one_pass():
   network = networks.weights_of(spec, weights, "generator")
   logits = networks.vocabulary_logits(spec.generator, network, states)
   q = np.exp(np.take_along_axis(log_softmax(logits), batch.ids[..., None], -1)[..., 0])
-  real = 1 / (1 + np.exp(detector(spec, weights, batch)))
-  expected = np.where(maskable(batch), np.log(real * q / (3 * (1 - real) + q)), 0)
-  np.testing.assert_allclose(scores_of(spec, weights, batch), expected, rtol=1e-4, atol=1e-5)
+  assert_scores(spec, weights, batch, np.log(combined(original(spec, weights, batch), q)))
 
 
 @pytest.mark.parametrize(
@@ -314,16 +317,6 @@ def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   data = read_config(electra_run)["data"]["dir"]
   with pytest.warns(UserWarning):
     assert likelihoods.Scorer(prefix, data)(SENTENCES) == found
-
-
-def test_electra_gives_no_likelihood_where_its_samples_are_never_right():
-  masking = dataclasses.replace(RATES, disallow_correct=True)
-  spec = dataclasses.replace(SPEC, masking=masking)
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  with pytest.raises(ValueError, match="scoring needs temperature 1"):
-    jax.eval_shape(
-      lambda weights: objectives.token_scores(spec, weights, make_batch(), None), shapes
-    )
 
 
 def test_likelihoods_take_the_mask_rate_of_the_checkpoints_step():
