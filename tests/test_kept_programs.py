@@ -36,14 +36,7 @@ def test_a_second_start_with_the_folder_taken_along_compiles_nothing(tiny_shards
       "JAX_NUM_CPU_DEVICES": "1",
       **speedrun.KEPT,
     }
-    command = [
-      sys.executable,
-      "-c",
-      TRAIN,
-      str(tiny_shards),
-      str(steps),
-      str(tmp_path / f"{steps}"),
-    ]
+    command = [sys.executable, "-c", TRAIN, tiny_shards, str(steps), tmp_path / f"{steps}"]
     done = subprocess.run(
       command, env=environment, cwd=Path(__file__).parent, capture_output=True, text=True
     )

@@ -23,6 +23,19 @@ def launch(tmp_path):
   return Path(shutil.copytree(LAUNCH, tmp_path / "launch"))
 
 
+def write_program(path: Path, body: str) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+  path.chmod(0o755)
+
+
+def programs(folder: Path, **bodies: str) -> dict[str, str]:
+  """Writes programs, and returns an environment that finds them first."""
+  for name, body in bodies.items():
+    write_program(folder / "bin" / name, body)
+  return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
 def call(script: Path, *args, **environment) -> subprocess.CompletedProcess:
   env = {**os.environ, **environment}
   return subprocess.run(
@@ -100,11 +113,10 @@ def test_a_job_of_an_array_begins_with_its_share_of_an_experiment(launch, tmp_pa
 )
 def test_a_slurm_task_takes_the_gpus_and_cores_that_slurm_gives_it(launch, tmp_path, gpus, visible):
   shown = "${JAX_LOCAL_DEVICE_IDS-} ${JAX_PLATFORMS-} $SRUN_CPUS_PER_TASK"
-  write_program(tmp_path / "bin" / "srun", f'echo "{shown}"')
-  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-  given = {"SLURM_GPUS_PER_TASK": gpus, "SLURM_CPUS_PER_TASK": "8", "JAX_PLATFORMS": ""}
-  args = [*ARGS, "--workdir=run"]
-  assert call(launch / "slurm.sbatch", *args, PATH=path, **given).stdout == f"{visible} 8\n"
+  given = programs(tmp_path, srun=f'echo "{shown}"')
+  given |= {"SLURM_GPUS_PER_TASK": gpus, "SLURM_CPUS_PER_TASK": "8", "JAX_PLATFORMS": ""}
+  done = call(launch / "slurm.sbatch", *ARGS, "--workdir=run", **given)
+  assert done.stdout == f"{visible} 8\n"
 
 
 def test_a_missing_accelerator_is_an_error_of_one_line(tmp_path):
@@ -119,20 +131,17 @@ def test_a_missing_accelerator_is_an_error_of_one_line(tmp_path):
 
 @pytest.mark.parametrize("code", [0, 1, 134, 137, 138, 143])
 def test_a_slurm_job_is_queued_again_only_after_a_stop_that_slurm_asks_for(launch, tmp_path, code):
-  write_program(tmp_path / "bin" / "srun", f"exit {code}")
-  write_program(tmp_path / "bin" / "scontrol", 'echo "$@"')
-  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+  given = programs(tmp_path, srun=f"exit {code}", scontrol='echo "$@"')
   args = [*ARGS, f"--workdir={tmp_path / 'run'}"]
-  done = call(launch / "slurm.sbatch", *args, PATH=path, SLURM_JOB_ID="7")
+  done = call(launch / "slurm.sbatch", *args, **given, SLURM_JOB_ID="7")
   assert (done.returncode, done.stdout) == (code, "requeue 7\n" if code in (138, 143) else "")
 
 
 def test_a_slurm_job_gives_up_after_three_starts_without_a_new_checkpoint(launch, tmp_path):
   workdir = tmp_path / "run"
   link_checkpoints(tmp_path, workdir)
-  write_program(tmp_path / "bin" / "srun", f'mkdir -p "{workdir}/checkpoints/$SAVES"; exit 143')
-  write_program(tmp_path / "bin" / "scontrol", "echo again")
-  given = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+  run = f'mkdir -p "{workdir}/checkpoints/$SAVES"; exit 143'
+  given = programs(tmp_path, srun=run, scontrol="echo again")
 
   def start(number: int, saves: str = "5.orbax-checkpoint-tmp"):
     given.update(SLURM_RESTART_COUNT=str(number), SAVES=saves)
@@ -176,10 +185,8 @@ def test_a_gpu_node_goes_on_after_a_kill_and_ends_after_an_error(launch, tmp_pat
     'if [ "$1" = -c ]; then exit; fi; echo "$@" >> calls\n'
     "if [ $(wc -l < calls) = 1 ]; then kill -9 $$; fi; exit 1",
   )
-  write_program(tmp_path / "bin" / "sleep", "")
-  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
   args = [*ARGS, f"--workdir={tmp_path / 'run'}/"]  # as completed by a shell
-  assert call(launch / "gpu.sh", *args, PATH=path).returncode == 1
+  assert call(launch / "gpu.sh", *args, **programs(tmp_path, sleep="")).returncode == 1
   called = (tmp_path / "launch" / "calls").read_text().splitlines()
   assert called == [" ".join(["-m", "electra_jax.train", *args])] * 2
   assert "killed (137)" in (tmp_path / "run.log").read_text()
@@ -198,9 +205,8 @@ def test_a_gpu_node_gives_up_after_three_starts_without_a_new_checkpoint(
     f"mkdir -p {run}/checkpoints/$n.orbax-checkpoint-tmp\n"
     "if [ $n = 9 ]; then exit 1; fi; kill -9 $$",
   )
-  write_program(tmp_path / "bin" / "sleep", "")
-  path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-  assert call(launch / "gpu.sh", *ARGS, f"--workdir={run}/", PATH=path).returncode == 137
+  done = call(launch / "gpu.sh", *ARGS, f"--workdir={run}/", **programs(tmp_path, sleep=""))
+  assert done.returncode == 137
   assert len((tmp_path / "launch" / "calls").read_text().splitlines()) == starts
   last = (tmp_path / "run.log").read_text().splitlines()[-1]
   assert last == "error: three starts without a new checkpoint, killed (137)"
@@ -226,12 +232,6 @@ def link_checkpoints(folder: Path, workdir: Path) -> None:
   (folder / "scratch").mkdir()
   workdir.mkdir()
   (workdir / "checkpoints").symlink_to(folder / "scratch")
-
-
-def write_program(path: Path, body: str) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(f"#!/usr/bin/env bash\n{body}\n")
-  path.chmod(0o755)
 
 
 def verbs(commands: list[list[str]]) -> list[str]:
@@ -272,19 +272,17 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
   assert "ZONE" in call(launch / "tpu_pod.sh", **{**TPU, "ZONE": ""}).stderr
 
 
-def fake_cloud(folder: Path, states: list[str], ends: list[str], broken: str = "never") -> dict:
-  """Puts a `gcloud` into PATH that answers with the next state, and the next end of a watch.
+def on_a_slice(launch, folder, states: list[str], ends: list[str], broken: str = "never"):
+  """Trains with a `gcloud` that answers with the next state, and the next end of a watch.
 
   It does not know of a slice where the state is "", and fails where it is "?", and where a command
-  has the word `broken`.
+  has the word `broken`. Returns the process and what it asked for but `describe`.
   """
+  (folder / "calls").unlink(missing_ok=True)
   (folder / "states").write_text("".join(f"{x}\n" for x in states))
   (folder / "ends").write_text("".join(f"{x}\n" for x in ends))
   next_line = 'head -n 1 "$1"; sed -i 1d "$1"'
-  write_program(folder / "bin" / "next", next_line)
-  write_program(
-    folder / "bin" / "gcloud",
-    f"""printf '%q ' gcloud "$@" >> {folder}/calls; echo >> {folder}/calls
+  gcloud = f"""printf '%q ' gcloud "$@" >> {folder}/calls; echo >> {folder}/calls
     case "$*" in
       *" {broken} "*) echo UNAVAILABLE >&2; exit 1 ;;
       *" describe "*)
@@ -295,46 +293,39 @@ def fake_cloud(folder: Path, states: list[str], ends: list[str], broken: str = "
           *) echo $state ;;
         esac ;;
       *--worker=0*) echo step 1; next {folder}/ends ;;
-    esac""",
-  )
-  for name in ("git", "sleep"):
-    write_program(folder / "bin" / name, "")
-  return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    esac"""
+  cloud = programs(folder, next=next_line, gcloud=gcloud, git="", sleep="")
+  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  asked = verbs(words((folder / "calls").read_text()))
+  return done, [verb for verb in asked if verb != "describe"]
 
 
 def test_a_lost_slice_is_made_anew_until_the_run_is_done(launch, tmp_path):
   states = ["", "PROVISIONING", "ACTIVE", "SUSPENDED", "", "ACTIVE", "ACTIVE"]
-  cloud = fake_cloud(tmp_path, states, ["", "exited with 143", "exited with 0"])
-  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  done, asked = on_a_slice(launch, tmp_path, states, ["", "exited with 143", "exited with 0"])
   assert done.returncode == 0, done.stderr
-  asked = [v for v in verbs(words((tmp_path / "calls").read_text())) if v != "describe"]
   life = ["scp", "install all", "begin all", "watch 0"]
   assert asked == ["create", *life, "delete", "create", *life, *life, "delete"]
   assert (tmp_path / "runs" / "large.log").read_text().count("step 1") == 3
 
 
 def test_a_slice_that_cannot_be_asked_for_is_not_made_twice(launch, tmp_path):
-  cloud = fake_cloud(tmp_path, ["ACTIVE", "?", "?", "ACTIVE"], ["", "exited with 0"])
-  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
-  assert done.returncode == 0 and "UNAVAILABLE" in done.stderr
-  assert "create" not in verbs(words((tmp_path / "calls").read_text()))
+  states = ["ACTIVE", "?", "?", "ACTIVE"]
+  done, asked = on_a_slice(launch, tmp_path, states, ["", "exited with 0"])
+  assert done.returncode == 0 and "UNAVAILABLE" in done.stderr and "create" not in asked
 
 
 def test_a_slice_where_nothing_starts_is_deleted_after_three_times(launch, tmp_path):
-  cloud = fake_cloud(tmp_path, ["", "ACTIVE", "ACTIVE", "ACTIVE"], [], broken="scp")
-  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  done, asked = on_a_slice(launch, tmp_path, ["", *3 * ["ACTIVE"]], [], broken="scp")
   assert done.returncode == 1 and "3 of 3 times in a row" in done.stderr
-  asked = [v for v in verbs(words((tmp_path / "calls").read_text())) if v != "describe"]
   assert asked == ["create", "scp", "scp", "scp", "delete"]
 
 
 def test_a_slice_that_cannot_be_created_or_deleted_is_an_error(launch, tmp_path):
-  cloud = fake_cloud(tmp_path, [""], [], broken="create")
-  assert call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud).returncode == 1
-  cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 0"], broken="delete")
-  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  assert on_a_slice(launch, tmp_path, [""], [], broken="create")[0].returncode == 1
+  done, _ = on_a_slice(launch, tmp_path, ["ACTIVE"], ["exited with 0"], broken="delete")
   assert done.returncode == 1 and "could not be deleted: it is still billed" in done.stderr
-  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **fake_cloud(tmp_path, ["FAILED"] * 9, []))
+  done, _ = on_a_slice(launch, tmp_path, ["FAILED"] * 9, [])
   assert done.returncode == 1 and done.stderr.count("large: FAILED") == 3
 
 
@@ -342,10 +333,8 @@ def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, 
   place = "/home/me/bucket/runs/large/checkpoints"
   ends = [f"exited with {x}" for x in ("134", f"134 {place}/9", f"134 {place}/10")]
   ends += ["", *4 * [ends[-1]]]  # lost once, which does not count
-  cloud = fake_cloud(tmp_path, 20 * ["ACTIVE"], ends)
-  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
+  done, asked = on_a_slice(launch, tmp_path, 20 * ["ACTIVE"], ends)
   assert done.returncode == 1 and "no new checkpoint, 3 of 3 times in a row (134)" in done.stderr
-  asked = verbs(words((tmp_path / "calls").read_text()))
   assert asked.count("watch 0") == 7 and asked[-1] == "delete"
 
 
@@ -383,10 +372,8 @@ def test_a_worker_gets_every_argument_as_it_was_given(launch, tmp_path):
 
 
 def test_a_run_that_fails_ends_the_slice_and_the_script(launch, tmp_path):
-  cloud = fake_cloud(tmp_path, ["ACTIVE"], ["exited with 1"])
-  done = call(launch / "tpu_pod.sh", *ARGS, **TPU, **cloud)
-  assert done.returncode == 1
-  assert "delete" in (tmp_path / "calls").read_text().splitlines()[-1]
+  done, asked = on_a_slice(launch, tmp_path, ["ACTIVE"], ["exited with 1"])
+  assert done.returncode == 1 and asked[-1] == "delete"
 
 
 JOBSET = {  # Of JobSet's v1alpha2: the fields used here and their types; its templates are Jobs.
@@ -419,9 +406,7 @@ def test_the_job_sets_hold_valid_jobs_that_start_again_and_find_each_other():
     # With "=": after a colon gcsfuse looks for a field of its configuration file.
     options = pod["volumes"][0]["csi"]["volumeAttributes"]["mountOptions"]
     assert options == "implicit-dirs,rename-dir-limit=100000"
-  (container,) = sets[1]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
-    "containers"
-  ]
+  (container,) = pod["containers"]  # of the last, on GPUs
   args = container["args"]
   assert "--coordinator=electra-gpu-train-0-0.electra-gpu:8476" in args
   assert "--num-processes=2" in args and "--process-id=$(JOB_COMPLETION_INDEX)" in args

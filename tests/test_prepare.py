@@ -34,27 +34,14 @@ def test_an_evaluation_of_few_examples_has_whole_groups_on_each_device(name, tin
 
 
 def test_what_a_schedule_explains_is_not_checked_for_a_collapse(tiny_config, tmp_path):
-  tiny_config.update_from_flattened_dict(
-    {
-      "objective.discriminator_weight_schedule": "4=0,4=50",
-      "objective.temperature_schedule": "6=1,12=0.5",
-    }
-  )
+  o = tiny_config.objective
+  o.discriminator_weight_schedule, o.temperature_schedule = "4=0,4=50", "6=1,12=0.5"
   run = prepare(tiny_config, tmp_path, False)
-  tiny_config.update_from_flattened_dict(
-    {
-      "objective.discriminator_weight": 0.0,
-      "objective.discriminator_weight_schedule": "",
-      "objective.temperature": 0.1,
-      "objective.temperature_schedule": "",
-    }
-  )
+  o.discriminator_weight_schedule = o.temperature_schedule = ""
+  o.discriminator_weight, o.temperature = 0.0, 0.1
   assert prepare(tiny_config, tmp_path, False).suspended_checks(9) == ()  # constants are checked
-  assert [run.suspended_checks(step) for step in (3, 6, 9)] == [
-    ("auc", "recall"),
-    (),
-    ("sample_entropy",),
-  ]
+  suspended = [run.suspended_checks(step) for step in (3, 6, 9)]
+  assert suspended == [("auc", "recall"), (), ("sample_entropy",)]
 
 
 def heldout_batches(heldout):

@@ -51,12 +51,8 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
   with pytest.raises(huggingface.ExchangeError, match="cannot be read: "):
     sources.open_source(tmp_path / "model.ckpt-True")
   alone = {n: x for n, x in tensors.items() if n.startswith(("electra/", "discriminator"))}
-  alone["electra/encoder/layer_0/output/dense/bias"] = mine["encoder"]["layers"]["ffn_output"][
-    "bias"
-  ][0]
-  alone["electra/encoder/layer_1/output/dense/bias"] = mine["encoder"]["layers"]["ffn_output"][
-    "bias"
-  ][1]
+  for i, bias in enumerate(mine["encoder"]["layers"]["ffn_output"]["bias"]):
+    alone[f"electra/encoder/layer_{i}/output/dense/bias"] = bias
   alone["generator_ltr/encoder/layer_0/output/dense/bias"] = np.zeros(3, np.float32)
   write_tf1(tmp_path / "electric", alone)
   assert sources.open_source(tmp_path / "electric").left_out == ("the original's generator_ltr",)
@@ -178,10 +174,8 @@ def test_a_checkpoint_that_moved_is_found_beside_its_note_and_nowhere_else(eight
   assert sources.open_source(index).networks.keys() == at.networks.keys()
   save_tf1(there, eight_heads)
   index.rename(tmp_path / "here" / "model.ckpt-8.index")
-  with pytest.raises(
-    sources.ExchangeError,
-    match="names model.ckpt-7, which is not beside it; there are model.ckpt-8",
-  ):
+  message = "names model.ckpt-7, which is not beside it; there are model.ckpt-8"
+  with pytest.raises(sources.ExchangeError, match=message):
     sources.open_source(tmp_path / "here")
   note.write_text("")
   with pytest.raises(sources.ExchangeError, match="checkpoint names no checkpoint"):
