@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from conftest import make_tiny_config
 from test_checkpoint import open_run
-from test_train import STEPS, program_shapes, straight  # noqa: F401 (a fixture)
+from test_train import STEPS, assert_close, command, programs_of, straight_run  # noqa: F401 (a fixture)
 
-from electra_jax.config import compare
 from electra_jax.monitor import metrics
 from electra_jax.runtime import parallel
 
@@ -22,10 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def start(config, workdir, *args) -> subprocess.Popen:
-  fields = [f"--config.{k}={v}" for k, (_, v) in compare.changed_from_base(config).items()]
-  head = [sys.executable, "-m", "electra_jax.train", "--config=configs/base.py"]
   return subprocess.Popen(
-    [*head, f"--workdir={workdir}", *fields, *args],
+    command(config, workdir, *args),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
@@ -56,7 +53,7 @@ def pair(config, workdir, *second) -> list[subprocess.Popen]:
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_save_what_one_does(straight, tiny_shards, tmp_path):  # noqa: F811
+def test_two_processes_train_and_save_what_one_does(straight, tiny_shards, tmp_path):
   config = make_tiny_config(tiny_shards)
   first, second = finish(*pair(config, tmp_path / "two"))
   assert "2 x cpu, 2 process(es)" in first and f"train step {STEPS}/{STEPS}" in first
@@ -66,7 +63,7 @@ def test_two_processes_train_and_save_what_one_does(straight, tiny_shards, tmp_p
   assert 0 < last["fastest_host_step_ms"] <= last["slowest_host_step_ms"]
 
   # What the two saved together, one process reads, on the eight devices of this one.
-  shapes = parallel.StateSharding(program_shapes(config), sharded=False).shapes()
+  shapes = parallel.StateSharding(programs_of(config).shapes, sharded=False).shapes()
   one, two = (open_run(path).restore(4, shapes)[0] for path in (straight, tmp_path / "two"))
   assert int(two.step) == 4
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-5), one, two)
@@ -113,17 +110,3 @@ def test_processes_that_differ_all_stop_and_name_the_odd_one(tiny_shards, tmp_pa
   for i, line in enumerate(errors):
     start = "error: configuration: process 1 of 2 differs from the others; process "
     assert line.startswith(f"{start}{i} has SHA-256 ") and "\n" not in line, line
-
-
-def assert_close(one: Path, two: Path) -> None:
-  ours, theirs = (metrics.read_history(p / "metrics.jsonl") for p in (one, two))
-  assert len(ours) == len(theirs) == 7
-  for a, b in zip(ours, theirs, strict=True):
-    names = a.keys() - set(metrics.TIMING)
-    assert names == b.keys() - set(metrics.TIMING)
-    for name in names:
-      if isinstance(a[name], float):
-        # Each device sums its rows in float32, and the devices add up in another order.
-        np.testing.assert_allclose(a[name], b[name], rtol=1e-4, err_msg=f"{name}, step {a['step']}")
-      else:
-        assert a[name] == b[name]

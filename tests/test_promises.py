@@ -12,14 +12,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_train import (
+from test_train import (  # noqa: F401 (three are fixtures)
   STEPS,
+  assert_same_run,
+  begun_run,
+  copy_of_run,
   damage_newest,
   interrupt_at,
   lines,
   programs_of,
   saved,
-  straight,  # noqa: F401 (a fixture)
+  straight_run,
 )
 
 from electra_jax.data import pretrain_batches
@@ -28,24 +31,12 @@ from electra_jax.pretrain import loop, run, train
 from electra_jax.runtime import checkpoint, parallel, processes
 
 
-@pytest.fixture
-def begun(straight, tmp_path) -> Path:  # noqa: F811
-  """A run that has its checkpoints of steps 4 and 8 of 12."""
-  workdir = tmp_path / "run"
-  shutil.copytree(straight, workdir)
-  shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-  return workdir
-
-
 def steps_of(workdir: Path) -> list[int]:
   return checkpoint.steps_on_disk(workdir / "checkpoints")
 
 
 def test_a_run_that_is_stopped_ends_with_143_and_a_finished_one_with_0(
-  straight,  # noqa: F811
-  begun,
-  tiny_config,
-  monkeypatch,
+  straight, begun, tiny_config, monkeypatch
 ):
   before = signal.getsignal(signal.SIGUSR2)
   with pytest.MonkeyPatch.context() as patch:
@@ -62,11 +53,7 @@ def test_a_run_that_is_stopped_ends_with_143_and_a_finished_one_with_0(
 
 @pytest.mark.parametrize("done", [0, 6, STEPS])
 def test_a_stop_in_an_evaluation_saves_and_the_evaluation_is_done_where_the_run_goes_on(
-  straight,  # noqa: F811
-  tiny_config,
-  tmp_path,
-  monkeypatch,
-  done,
+  straight, tiny_config, tmp_path, monkeypatch, done
 ):
   def evaluate(eval_step, params, batches, step, stops):
     def interrupted():
@@ -91,16 +78,11 @@ def test_a_stop_in_an_evaluation_saves_and_the_evaluation_is_done_where_the_run_
     assert train.run(tiny_config, tmp_path) == 0
   finally:
     signal.signal(signal.SIGUSR2, before)
-  assert saved(tmp_path) == saved(straight)
-  assert lines(tmp_path) == expected
+  assert_same_run(tmp_path, straight)
 
 
 def test_with_fallback_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(
-  straight,  # noqa: F811
-  tiny_config,
-  tmp_path,
-  capsys,
-  monkeypatch,
+  straight, copy, tiny_config, capsys, monkeypatch
 ):
   inside, abandoned = [], []
 
@@ -118,18 +100,15 @@ def test_with_fallback_a_damaged_newest_checkpoint_is_set_aside_for_the_one_befo
   real = checkpoint.Checkpoints.abandon
   monkeypatch.setattr(processes, "run_on_all", run_on_all)
   monkeypatch.setattr(checkpoint.Checkpoints, "abandon", abandon)
-  workdir = tmp_path / "run"
-  shutil.copytree(straight, workdir)
-  damage_newest(workdir)
+  damage_newest(copy)
   tiny_config.checkpoint.fallback = True
-  assert train.train(tiny_config, workdir).step == STEPS
+  assert train.train(tiny_config, copy).step == STEPS
   assert abandoned == [True]  # where it fails on one process, the others do not wait
   output = capsys.readouterr().out
-  assert "checkpoints/12 is damaged" in output and f"moved to {workdir}/damaged/12" in output
+  assert "checkpoints/12 is damaged" in output and f"moved to {copy}/damaged/12" in output
   assert "resuming from step 8" in output
-  assert [p.name for p in (workdir / "damaged").iterdir()] == ["12"]
-  assert saved(workdir) == saved(straight)
-  assert lines(workdir) == lines(straight)
+  assert [p.name for p in (copy / "damaged").iterdir()] == ["12"]
+  assert_same_run(copy, straight)
 
 
 def poison(monkeypatch, first: int, every: bool = False) -> None:
@@ -157,11 +136,7 @@ def poison(monkeypatch, first: int, every: bool = False) -> None:
 
 
 def test_with_rollback_nan_leaves_the_batch_out_and_the_run_ends(
-  straight,  # noqa: F811
-  begun,
-  tiny_config,
-  monkeypatch,
-  capsys,
+  straight, begun, tiny_config, monkeypatch, capsys
 ):
   poison(monkeypatch, 9)
   tiny_config.health.on_nan = "rollback"
@@ -199,20 +174,14 @@ def fill_disk(monkeypatch, times: int) -> None:
 
 @pytest.mark.parametrize(("on_error", "times"), [("continue", 2), ("stop", 1), ("continue", 99)])
 def test_a_full_disk_ends_a_run_unless_it_may_go_on_and_saves_at_last(
-  straight,  # noqa: F811
-  begun,
-  tiny_config,
-  monkeypatch,
-  capsys,
-  on_error,
-  times,
+  straight, begun, tiny_config, monkeypatch, capsys, on_error, times
 ):
   fill_disk(monkeypatch, times)
   tiny_config.checkpoint.every_steps, tiny_config.checkpoint.on_error = 2, on_error
   if (on_error, times) == ("continue", 2):  # the save of step 10, and its second try
     assert train.train(tiny_config, begun).step == STEPS
     assert steps_of(begun)[-2:] == [8, 12]
-    assert saved(begun) == saved(straight) and lines(begun) == lines(straight)
+    assert_same_run(begun, straight)
     assert "step 8 is intact; training continues" in capsys.readouterr().out
     return
   with pytest.raises(checkpoint.WriteError, match="no space .* the checkpoint of step 8 is intact"):
@@ -224,11 +193,7 @@ def test_a_full_disk_ends_a_run_unless_it_may_go_on_and_saves_at_last(
 
 @pytest.mark.parametrize("on_warning", ["warn", "stop"])
 def test_a_warning_stops_the_run_with_on_warning_stop_and_what_is_done_is_saved(
-  straight,  # noqa: F811
-  begun,
-  tiny_config,
-  capsys,
-  on_warning,
+  straight, begun, tiny_config, capsys, on_warning
 ):
   # Every AUC is within 0.5 of guessing, and that of step 9 is the third line of it.
   tiny_config.health.update(window=3, after_step=0, auc_margin=0.5, on_warning=on_warning)
@@ -244,12 +209,12 @@ def test_a_warning_stops_the_run_with_on_warning_stop_and_what_is_done_is_saved(
     warned = capsys.readouterr().out
     tiny_config.health.on_warning = "warn"
     assert train.train(tiny_config, begun).step == STEPS
-    assert saved(begun) == saved(straight) and lines(begun) == lines(straight)
+    assert_same_run(begun, straight)
     assert warned.count("warning: step 9: rtd_auc") == 1
 
 
 @pytest.mark.slow
-def test_bfloat16_trains_float32_weights_near_as_float32_does(straight, tiny_config):  # noqa: F811
+def test_bfloat16_trains_float32_weights_near_as_float32_does(straight, tiny_config):
   tiny_config.model.dtype = "bfloat16"
   fns, shards = programs_of(tiny_config), pretrain_batches.Shards.open(tiny_config.data.dir)
   batches = pretrain_batches.train_batches(

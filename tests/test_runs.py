@@ -41,6 +41,11 @@ def run(finished, tmp_path):
   return shutil.copytree(finished, tmp_path / "run")
 
 
+def delete_checkpoints(run) -> None:
+  for step in (run / "checkpoints").glob("[0-9]*"):
+    shutil.rmtree(step)
+
+
 def test_a_run_is_read_without_its_shards(finished, tiny_shards):
   source = sources.open_source(finished)
   assert source.networks.keys() == {"discriminator", "generator"}
@@ -72,11 +77,6 @@ def test_a_relative_folder_of_shards_is_the_one_where_the_run_was_started(
   assert sources.open_source("here/run").tokenizer is not None
 
 
-def test_a_finished_run_reports_its_step(run, tiny_config, capsys):
-  assert train.train(tiny_config, run).step == STEPS
-  assert f"already at step {STEPS}" in capsys.readouterr().out
-
-
 def test_a_damaged_line_is_named_and_those_after_it_are_kept(run, tiny_config, capsys):
   path, before = run / "metrics.jsonl", lines(run)
   texts = path.read_text().splitlines()
@@ -96,15 +96,12 @@ def test_a_damaged_line_is_named_and_those_after_it_are_kept(run, tiny_config, c
 
 def test_training_that_starts_over_keeps_the_earlier_history(run, tiny_config, capsys):
   before = (run / "metrics.jsonl").read_bytes()
-  for step in (run / "checkpoints").glob("[0-9]*"):
-    shutil.rmtree(step)
+  delete_checkpoints(run)
   for number in (1, 2):
     train.train(tiny_config, run)
-    for step in (run / "checkpoints").glob("[0-9]*"):
-      shutil.rmtree(step)
-    assert f"the earlier metrics.jsonl is now {run}/metrics.jsonl.{number}" in (
-      capsys.readouterr().out
-    )
+    delete_checkpoints(run)
+    told = f"the earlier metrics.jsonl is now {run}/metrics.jsonl.{number}"
+    assert told in capsys.readouterr().out
   assert (run / "metrics.jsonl.1").read_bytes() == before
 
 
@@ -112,8 +109,7 @@ def test_the_warnings_of_a_run_that_started_over_are_those_since_then(run, tiny_
   events = journal.Journal(run)
   events.write("warning", text="of the first attempt")
   assert saved_run.read(run, "run").warnings == ["of the first attempt"]
-  for step in (run / "checkpoints").glob("[0-9]*"):
-    shutil.rmtree(step)
+  delete_checkpoints(run)
   train.train(tiny_config, run)
   out = capsys.readouterr().out
   assert "training starts over: the earlier metrics.jsonl is now" in out and "warning:" not in out
@@ -149,14 +145,17 @@ def test_an_evaluation_is_no_larger_than_what_is_evaluated(tiny_config, tmp_path
       assert same, name
 
 
-def test_a_step_that_needs_more_memory_than_is_free_is_refused_with_both_numbers(
-  tiny_config, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+  ("what", "remedy"), [("the state", "low"), ("the training step", "raise train.acc")]
+)
+def test_what_needs_more_memory_than_is_free_is_refused_with_both_numbers(
+  tiny_config, tmp_path, monkeypatch, what, remedy
 ):
   monkeypatch.setattr(memory, "available", lambda: 1000)
-  monkeypatch.setattr(train, "check_state_memory", lambda run: None)
-  with pytest.raises(
-    ValueError, match=r"training step needs 0.\d\d GB of memory, 0.00 GB are free: raise train.acc"
-  ):
+  if what != "the state":
+    monkeypatch.setattr(train, "check_state_memory", lambda run: None)
+  message = rf"{what} needs 0.\d\d GB of memory, 0.00 GB are free: {remedy}"
+  with pytest.raises(ValueError, match=message):
     train.train(tiny_config, tmp_path)
   assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
 
@@ -194,28 +193,22 @@ def test_memory_is_no_more_than_a_container_may_take(tmp_path, monkeypatch):
   assert memory.available() == 800
 
 
-def test_a_state_that_does_not_fit_is_refused_before_it_is_made(tiny_config, tmp_path, monkeypatch):
-  monkeypatch.setattr(memory, "available", lambda: 1000)
-  with pytest.raises(
-    ValueError, match=r"the state needs 0.\d\d GB of memory, 0.00 GB are free: low"
-  ):
-    train.train(tiny_config, tmp_path)
-
-
-def test_a_warm_up_longer_than_the_run_is_a_warning_with_both_numbers(tiny_config, tmp_path):
-  for steps in (5, 12):
-    tiny_config.optimizer.warmup_steps, tiny_config.train.steps = 10, steps
-    found = [*train.contradictions(prepare(tiny_config, tmp_path, False), [])]
-    assert len(found) == (steps == 5)
-    assert all("optimizer.warmup_steps=10 is above train.steps=5: " in text for text in found)
-
-
-def test_examples_of_another_kind_than_the_shards_are_a_warning(tiny_config, tmp_path):
-  for examples in ("segments", "packed"):
-    tiny_config.data.examples = examples
-    found = [*train.contradictions(prepare(tiny_config, tmp_path, False), [])]
-    assert len(found) == (examples == "packed")
-    assert all("'packed', but the shards were built with 'segments'" in text for text in found)
+@pytest.mark.parametrize(
+  ("fields", "warning"),
+  [
+    (
+      {"optimizer.warmup_steps": 10, "train.steps": 5},
+      "optimizer.warmup_steps=10 is above train.steps=5: ",
+    ),
+    ({"optimizer.warmup_steps": 10, "train.steps": 12}, None),
+    ({"data.examples": "packed"}, "'packed', but the shards were built with 'segments'"),
+    ({"data.examples": "segments"}, None),
+  ],
+)
+def test_fields_that_contradict_each_other_are_a_warning(tiny_config, tmp_path, fields, warning):
+  tiny_config.update_from_flattened_dict(fields)
+  found = [*train.contradictions(prepare(tiny_config, tmp_path, False), [])]
+  assert len(found) == bool(warning) and all(warning in text for text in found)
 
 
 def test_overrides_may_stand_before_the_configuration():

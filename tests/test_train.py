@@ -52,12 +52,30 @@ def interrupt_at(monkeypatch, done: int, action) -> None:
   monkeypatch.setattr(metrics.Window, "add", add)
 
 
-@pytest.fixture(scope="module")
-def straight(tiny_shards, tmp_path_factory):
+def assert_same_run(workdir: Path, other: Path) -> None:
+  """Checks that two runs ended with the same bits and said the same on the way."""
+  assert saved(workdir) == saved(other)
+  assert lines(workdir) == lines(other)
+
+
+@pytest.fixture(scope="module", name="straight")
+def straight_run(tiny_shards, tmp_path_factory):
   """The workdir of a run that nothing interrupted."""
   workdir = tmp_path_factory.mktemp("straight")
   assert train.train(make_tiny_config(tiny_shards), workdir).step == STEPS
   return workdir
+
+
+@pytest.fixture(name="copy")
+def copy_of_run(straight, tmp_path) -> Path:
+  return shutil.copytree(straight, tmp_path / "run")
+
+
+@pytest.fixture(name="begun")
+def begun_run(copy) -> Path:
+  """A run that has its checkpoints of steps 4 and 8 of 12."""
+  shutil.rmtree(copy / "checkpoints" / str(STEPS))
+  return copy
 
 
 def test_a_run_leaves_everything_it_promises(straight):
@@ -100,8 +118,7 @@ def test_k_steps_and_the_rest_are_the_whole_run_bit_for_bit(
     assert len(line) <= 160
   assert f"train step 1/{STEPS} | mlm loss " in output  # which is no line of the history
   assert train.train(tiny_config, tmp_path).step == STEPS
-  assert saved(tmp_path) == saved(straight)
-  assert lines(tmp_path) == lines(straight)
+  assert_same_run(tmp_path, straight)
 
 
 @pytest.mark.long
@@ -124,8 +141,7 @@ def test_a_run_of_two_optimizers_and_schedules_resumes_bit_for_bit(
   interrupt_at(monkeypatch, 4, lambda: signal.raise_signal(signal.SIGTERM))
   assert train.train(tiny_config, tmp_path / "stopped").step == 4
   assert train.train(tiny_config, tmp_path / "stopped").step == STEPS
-  assert saved(tmp_path / "stopped") == saved(tmp_path / "straight")
-  assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
+  assert_same_run(tmp_path / "stopped", tmp_path / "straight")
 
 
 def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
@@ -139,8 +155,7 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
     train.train(tiny_config, tmp_path)
   assert [x["step"] for x in lines(tmp_path)] == [0, 3, 6, 6]
   assert train.train(tiny_config, tmp_path).step == STEPS  # from step 4
-  assert saved(tmp_path) == saved(straight)
-  assert lines(tmp_path) == lines(straight)
+  assert_same_run(tmp_path, straight)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
@@ -155,67 +170,51 @@ def test_other_signals_finish_the_step_and_save(tiny_config, tmp_path, monkeypat
   assert signal.getsignal(number) is before
 
 
-def test_a_finished_run_is_not_trained_again(straight, tiny_config, tmp_path, capsys):
-  shutil.copytree(straight, tmp_path / "copy")
-  assert train.train(tiny_config, tmp_path / "copy").step == STEPS
-  assert lines(tmp_path / "copy") == lines(straight)
-  assert "held-out documents" in capsys.readouterr().out
+def test_a_finished_run_is_not_trained_again(straight, copy, tiny_config, capsys):
+  assert train.train(tiny_config, copy).step == STEPS
+  assert_same_run(copy, straight)
+  output = capsys.readouterr().out
+  assert f"already at step {STEPS}" in output and "held-out documents" in output
 
 
-def test_resuming_with_another_config_is_refused_with_the_differences(
-  straight, tiny_config, tmp_path
-):
-  workdir = tmp_path / "copy"
-  shutil.copytree(straight, workdir)
+def test_resuming_with_another_config_is_refused_with_the_differences(straight, copy, tiny_config):
   tiny_config.optimizer.learning_rate = 0.5
   tiny_config.log.every_steps = 1  # free
   with pytest.raises(ValueError, match=r"another run: optimizer.learning_rate was 0.01, is 0.5;"):
-    train.train(tiny_config, workdir)
-  assert saved(workdir) == saved(straight)
+    train.train(tiny_config, copy)
+  assert saved(copy) == saved(straight)
   tiny_config.optimizer.learning_rate = 0.01
   tiny_config.init_from = "elsewhere"
   with pytest.raises(ValueError, match="init_from was None, is 'elsewhere'"):
-    train.train(tiny_config, workdir)
+    train.train(tiny_config, copy)
   tiny_config.allow_config_change = "optimizer,init_from"
-  assert train.train(tiny_config, workdir).step == STEPS
-  assert json.loads((workdir / "config.json").read_text())["init_from"] == "elsewhere"
+  assert train.train(tiny_config, copy).step == STEPS
+  assert json.loads((copy / "config.json").read_text())["init_from"] == "elsewhere"
 
 
 def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
-  straight, tiny_config, tmp_path
+  straight, begun, tiny_config
 ):
-  workdir = tmp_path / "copy"
-  shutil.copytree(straight, workdir)
-  shutil.rmtree(workdir / "checkpoints" / "12")
   # A checkpoint of step 9 whose weights are finite, and whose sums are not.
-  run = Checkpoints(workdir, keep=5, keep_every_steps=0)
-  shapes = program_shapes(tiny_config)
+  run = Checkpoints(begun, keep=5, keep_every_steps=0)
+  shapes = programs_of(tiny_config).shapes
   state, meta = run.restore(8, parallel.StateSharding(shapes, sharded=False).shapes())
-  run.save(9, state.replace(step=state.step + 1, params=explode(state.params)), meta)
+  params = jax.tree.map(lambda x: x * 1e30, state.params)
+  run.save(9, state.replace(step=state.step + 1, params=params), meta)
   run.close()
-  with pytest.raises(
-    metrics.NotFiniteError, match=r"^step 10: .*= (nan|inf); try a lower"
-  ) as error:
-    train.train(tiny_config, workdir)
-  assert "optimizer.learning_rate (now 0.01), or more optimizer.warmup_steps (now 3)" in str(
-    error.value
+  told = (
+    r"^step 10: .*= (nan|inf); try a lower optimizer.learning_rate \(now 0.01\),"
+    r" or more optimizer.warmup_steps \(now 3\)"
   )
-  warning, end = journal.read(workdir)[-2:]
+  with pytest.raises(metrics.NotFiniteError, match=told):
+    train.train(tiny_config, begun)
+  warning, end = journal.read(begun)[-2:]
   assert warning["event"] == "warning" and warning["text"].startswith("stopped: step 10: ")
   assert end["event"] == "goodput" and end["secs"]["compile"] > 0
-  assert sorted(os.listdir(workdir / "checkpoints")) == ["4", "8", "9"]
-  shutil.rmtree(workdir / "checkpoints" / "9")
-  assert train.train(tiny_config, workdir).step == STEPS
-  assert saved(workdir) == saved(straight)
-
-
-def explode(params):
-  return jax.tree.map(lambda x: x * 1e30, params)
-
-
-def program_shapes(config):
-  """Returns the shapes of a state of `config`."""
-  return programs_of(config).shapes
+  assert sorted(os.listdir(begun / "checkpoints")) == ["4", "8", "9"]
+  shutil.rmtree(begun / "checkpoints" / "9")
+  assert train.train(tiny_config, begun).step == STEPS
+  assert saved(begun) == saved(straight)
 
 
 def programs_of(config) -> TrainFns:
@@ -231,21 +230,14 @@ def damage_newest(workdir: Path) -> None:
   shutil.rmtree(workdir / "checkpoints" / str(STEPS) / "state")
 
 
-def test_a_damaged_newest_checkpoint_stops_the_run_until_it_is_deleted(
-  straight, tiny_config, tmp_path
-):
-  workdir = tmp_path / "copy"
-  shutil.copytree(straight, workdir)
-  damage_newest(workdir)
-  with pytest.raises(
-    ValueError, match=r"checkpoints/12 is damaged .*to resume from step 8; --config"
-  ):
-    train.train(tiny_config, workdir)
-  assert lines(workdir) == lines(straight)  # nothing is lost
-  shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-  assert train.train(tiny_config, workdir).step == STEPS
-  assert saved(workdir) == saved(straight)
-  assert lines(workdir) == lines(straight)
+def test_a_damaged_newest_checkpoint_stops_the_run_until_it_is_deleted(straight, copy, tiny_config):
+  damage_newest(copy)
+  with pytest.raises(ValueError, match="checkpoints/12 is damaged .*to resume from step 8; --"):
+    train.train(tiny_config, copy)
+  assert lines(copy) == lines(straight)  # nothing is lost
+  shutil.rmtree(copy / "checkpoints" / str(STEPS))
+  assert train.train(tiny_config, copy).step == STEPS
+  assert_same_run(copy, straight)
 
 
 def test_a_workdir_in_use_is_refused_and_a_dead_process_holds_nothing(tiny_config, tmp_path):
@@ -276,46 +268,44 @@ def test_a_refused_run_leaves_no_folder(tiny_config, tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_shards_that_changed_since_are_another_run(straight, tiny_config, tmp_path):
-  shutil.copytree(straight, tmp_path / "run")
+def test_shards_that_changed_since_are_another_run(copy, tiny_config, tmp_path):
   data = shutil.copytree(tiny_config.data.dir, tmp_path / "data")
   tiny_config.data.dir = str(data)  # moved, and the same: goes on
-  assert train.train(tiny_config, tmp_path / "run").step == STEPS
+  assert train.train(tiny_config, copy).step == STEPS
   manifest = data / "manifest.json"
   manifest.write_text(manifest.read_text().replace('"documents": ', '"documents":  '))
   with pytest.raises(ValueError, match=r"another run: data.manifest was '"):
-    train.train(tiny_config, tmp_path / "run")
+    train.train(tiny_config, copy)
 
 
 def command(config, workdir, *args) -> list[str]:
   """Returns the command line that trains `config`."""
-
   changed = compare.changed_from_base(config)
   fields = [f"--config.{name}={value}" for name, (_, value) in changed.items()]
   head = [sys.executable, "-m", "electra_jax.train", "--config=configs/base.py"]
   return [*head, f"--workdir={workdir}", *fields, *args]
 
 
-def shell(arguments, devices: int, **kwargs) -> subprocess.CompletedProcess:
-  env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
-  return subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=env, **kwargs)
-
-
 @pytest.mark.long
-def test_a_run_goes_on_with_another_number_of_devices(straight, tiny_config, tmp_path):
+def test_a_run_goes_on_with_another_number_of_devices(straight, begun, tiny_config):
   """The same examples, masks, samples and dropout: only the order of sums differs."""
-  workdir = tmp_path / "run"
-  shutil.copytree(straight, workdir)
-  shutil.rmtree(workdir / "checkpoints" / "12")
-  done = shell(command(tiny_config, workdir), 2)
+  env = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
+  arguments = command(tiny_config, begun)
+  done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=env)
   assert done.returncode == 0, done.stderr
   assert "2 x cpu" in done.stdout and "resuming from step 8" in done.stdout
-  for ours, theirs in zip(lines(straight), lines(workdir), strict=True):
+  assert_close(straight, begun)
+
+
+def assert_close(one: Path, two: Path) -> None:
+  """Checks that two runs say the same but for sums of float32 in another order."""
+  for ours, theirs in zip(lines(one), lines(two), strict=True):
     assert ours.keys() == theirs.keys()
     for name in ours:
       if isinstance(ours[name], float):
-        # Counts are whole numbers and equal; sums of float32 differ in their last bits.
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, err_msg=name)
+      else:
+        assert ours[name] == theirs[name]
 
 
 def test_a_line_names_every_promised_number(straight):
