@@ -32,6 +32,7 @@ BUILD = "data.build --config=configs/quickstart.py --config.data.dir=built"
 TEXT = f"{BUILD} --config.data.sources=text:own/train.tsv"
 TUNE = "finetune --config=configs/finetune/own.py --config.init=finetuned --workdir=tuned"
 OWN = f"{TUNE} --config.data.dir=own"
+HERE = "preflight --config=configs/base.py --topology=here"
 TAGS = f"{TUNE} --config.kind=tagging --config.data.dev=own/a.tags"
 
 ROWS = [
@@ -54,6 +55,9 @@ ROWS = [
   ("finetune --config=configs/small.py --workdir=tuned", 1, "fields of configs/finetune/base.py"),
   (f"{TRAIN} --wrokdir=x", 2, "wrokdir"),
   (f"{TRAIN} more", 2, "'more' is not an option"),
+  (f"{TRAIN} --import=no_such_module", 1, "--import=no_such_module: ModuleNotFoundError: No modul"),
+  (f"{TRAIN} --import=missing.py", 1, "--import=missing.py: FileNotFoundError: "),
+  (f"{TRAIN} --import=wrong.py", 1, "--import=wrong.py: NameError: name 'x' is not defined"),
   (f"{TRAIN} --config.train.step=5", 1, "did you mean config.train.steps?"),
   (f"{TRAIN} --config.objective.rtd_weight=5", 1, "was renamed to config.objective.discriminator_"),
   (f"{TRAIN} --config.train=5", 1, "config.train is a group of fields"),
@@ -181,7 +185,8 @@ ROWS = [
   ("finetune --predict nothing.tsv --model=finetuned", 1, "nothing.tsv"),
   ("finetune --predict own/dev.tsv --model=finetuned --out=lines.jsonl", 1, "lines.jsonl exists"),
   ("finetune --predict own/dev.tsv --model=finetuned --out=o.csv", 1, "o.csv: its name must end"),
-  ("finetune --predict own/dev.tsv --model=finetuned --out=o.json", 1, "in .tsv or .jsonl"),
+  ("finetune --predict own/dev.tsv --model=finetuned --out=o.tsv.gz", 1, "in .tsv or .jsonl"),
+  ("finetune --predict own/dev.tsv --model=finetuned --out=o.JSONL", 1, "in .tsv or .jsonl"),
   (
     "finetune --predict own/index.tsv --model=finetuned --out=out.tsv --columns=index",
     1,
@@ -229,6 +234,11 @@ ROWS = [
   ("evaluate probe --model=run --train=own/a.tags --test=own/b.tags", 1, "b.tags: tags missing "),
   ("evaluate probe --model=run --train=own/dev.tsv --test=x", 1, "3 columns, line 1 has 2"),
   ("flops --config=configs/smal.py", 1, "did you mean configs/small.py?"),
+  (f"{HERE} --config.objective.name=elektra", 1, "config.objective.name must be one of"),
+  (f"{HERE} --config.data.seq_length=1024", 1, "config.data.seq_length 1024 is above"),
+  (f"{HERE} --config.train.accumulation=0", 1, "config.train.accumulation must be above 0, got 0"),
+  (f"{HERE} --config.model.attention=cudnn", 1, "config.model.attention=cudnn needs a GPU"),
+  (f"{HERE} --config.eval.batch_size=9", 1, "config.eval.batch_size: batch size 9 is not divisib"),
   ("preflight --config=configs/base.py --topology=v99:2x2", 1, "expected a chip"),
   ("preflight --config=configs/base.py --topology=v5e:3", 1, "v5e:3"),
   ("preflight --config=configs/base.py --topology=h200x12", 1, "do not divide into hosts of 8"),
@@ -257,6 +267,7 @@ def place(tmp_path_factory) -> Path:
   shutil.copytree(GOLDEN, place, dirs_exist_ok=True)
   (place / "broken.py").write_text("def get_config(:\n")
   (place / "empty.py").write_text("x = 1\n")
+  (place / "wrong.py").write_text("x\n")
   (place / "argument.py").write_text("def get_config(size):\n  pass\n")
   (place / "divides.py").write_text("def get_config():\n  return 1 / 0\n")
   itself = "from electra_jax.config.files import load\n\nget_config = lambda: load('itself.py')\n"

@@ -52,13 +52,6 @@ def test_only_predictions_of_texts_carry_columns(tmp_path, kind):
     model.Model(info, CFG, None, {}).predict_file(tmp_path / "a", tmp_path / "b", columns=("id",))
 
 
-@pytest.mark.parametrize("out", ["a.csv", "a.tsv.gz", "a.JSONL", "a"])
-def test_predictions_of_texts_are_not_written_under_the_name_of_another_format(tmp_path, out):
-  info = TaskInfo("text", "x", task_network.HeadSpec("classification", {}), 16)
-  with pytest.raises(ValueError, match=r"its name must end in .tsv or .jsonl"):
-    model.Model(info, CFG, None, {}).predict_file(tmp_path / "in.tsv", tmp_path / out)
-
-
 @pytest.mark.parametrize("out", ["here.tsv", "nowhere/new.tsv", "here.tsv/new.tsv"])
 def test_a_place_for_predictions_is_checked_before_the_network_is_loaded(
   tmp_path, monkeypatch, capsys, out

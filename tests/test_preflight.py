@@ -203,23 +203,6 @@ def test_a_slice_that_is_none_is_refused():
     chips.parse("a100x12")
 
 
-@pytest.mark.parametrize(
-  ("field", "value", "message"),
-  [
-    ("objective.name", "elektra", "config.objective.name must be one of"),
-    ("data.seq_length", 1024, "config.data.seq_length 1024 is above"),
-    ("train.accumulation", 0, "config.train.accumulation must be above 0, got 0"),
-    ("model.attention", "cudnn", "config.model.attention=cudnn needs a GPU"),
-    ("eval.batch_size", 9, "config.eval.batch_size: batch size 9 is not divisible by 8 devices"),
-  ],
-)
-def test_what_training_refuses_preflight_refuses(config, target, field, value, message):
-  with config.unlocked():
-    config.update_from_flattened_dict({field: value})
-  with pytest.raises(ValueError, match=message):
-    preflight.estimate_step(config, "here", target)
-
-
 @pytest.mark.long
 def test_the_step_of_a_unigram_generator_is_estimated_without_data(config, target):
   config.generator.kind = "unigram"

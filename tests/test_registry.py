@@ -116,22 +116,6 @@ def test_the_option_and_a_configuration_file_register(module, tmp_path, option):
   assert "FLOPs" in found.stdout
 
 
-@pytest.mark.parametrize(
-  ("name", "why"),
-  [
-    ("no_such_module", "--import=no_such_module: ModuleNotFoundError: No module named"),
-    ("missing.py", "--import=missing.py: FileNotFoundError: "),
-    ("wrong.py", "--import=wrong.py: NameError: name 'x' is not defined"),
-  ],
-)
-def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, name, why):
-  monkeypatch.chdir(tmp_path)
-  Path("wrong.py").write_text("x\n")
-  with pytest.raises(ValueError, match=re.escape(why)) as error:
-    cli.parser("train").parse([f"--import={name}"])
-  assert "\n" not in str(error.value)
-
-
 def test_the_guide_names_every_kind():
   text = GUIDE.read_text()
   assert [kind for kind in registry.KINDS if f"`{kind}`" not in text] == []
