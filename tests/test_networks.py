@@ -21,6 +21,10 @@ def make(tie, **changes):
   return spec, fresh(spec)
 
 
+def shapes(spec):
+  return jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+
+
 WORD = "embeddings/word"
 TABLES = {f"embeddings/{m}" for m in ("word", "position", "token_type", "layer_norm")}
 
@@ -127,9 +131,8 @@ def test_every_weight_has_a_group():
   groups = generators.groups(spec, weights)
   assert jax.tree.structure(groups) == jax.tree.structure(weights)
   assert set(jax.tree.leaves(groups["embeddings"])) == {"generator"}
-  assert set(jax.tree.leaves(generators.groups(SPEC, make("embeddings")[1])["embeddings"])) == {
-    "discriminator"
-  }
+  tables = generators.groups(SPEC, shapes(SPEC))["embeddings"]
+  assert set(jax.tree.leaves(tables)) == {"discriminator"}
 
 
 @pytest.mark.slow
@@ -183,12 +186,11 @@ def test_a_shared_encoder_brings_the_masked_language_models_head_to_the_generato
 @pytest.mark.parametrize("has", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_table_that_only_one_of_two_models_has_is_refused_by_name(tie, has, alone):
-  def shapes(size, **changes):
-    spec = networks.PretrainSpec(size, size, RATES, **changes)
-    return jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-
   target, source = (dataclasses.replace(D, token_types=x) for x in (has, not has))
-  mine, other = shapes(target, tying=tie), shapes(source, tying="embeddings" if alone else tie)
+  mine, other = (
+    shapes(networks.PretrainSpec(size, size, RATES, tying=tying))
+    for size, tying in ((target, tie), (source, "embeddings" if alone else tie))
+  )
   if alone:
     del other["discriminator"]
   without, with_it = "layer_norm, position, word", "layer_norm, position, token_type, word"
@@ -199,21 +201,17 @@ def test_a_table_that_only_one_of_two_models_has_is_refused_by_name(tie, has, al
 
 
 def test_no_table_of_a_source_is_left_out_in_silence():
-  def shapes(**changes):
-    spec = networks.PretrainSpec(D, D, RATES, **changes)
-    return jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
+  def made(**changes):
+    return shapes(networks.PretrainSpec(D, D, RATES, **changes))
 
-  shared = shapes(tying="embeddings")
+  shared = made(tying="embeddings")
   released = {k: v for k, v in shared.items() if k != "generator"}  # a discriminator alone
-  mine = shapes(tying="tokens")
-  for other in (shared, released, shapes(tying="all")):
+  mine = made(tying="tokens")
+  for other in (shared, released, made(tying="all")):
     with pytest.raises(ValueError, match="this model has no embeddings/layer_norm, .*position"):
       params.inherit(mine, params.match_roles(mine, other))
-  for alone in (
-    {"objective": "bert"},
-    {"generator_kind": "uniform"},
-  ):  # without a generator's tables
-    mine, other = shapes(**alone), shapes(tying="none")
+  for alone in ({"objective": "bert"}, {"generator_kind": "uniform"}):  # no tables of a generator
+    mine, other = made(**alone), made(tying="none")
     _, taken, _, _ = params.inherit(mine, params.match_roles(mine, other))
     assert "embeddings/word" in taken and "discriminator/encoder" in taken
 
@@ -229,8 +227,7 @@ def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
 
 def test_a_frozen_generator_is_frozen_and_the_rest_is_the_discriminators():
   spec = dataclasses.replace(SPEC, generator_kind="frozen", tying="none")
-  shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  groups = generators.groups(spec, shapes)
+  groups = generators.groups(spec, shapes(spec))
   for part, group in (
     ("generator", "frozen"), ("discriminator", "discriminator"), ("embeddings", "discriminator"),
   ):  # fmt: skip
@@ -248,13 +245,12 @@ def test_the_two_towers_begin_with_different_numbers():
 
 
 def test_the_logits_of_all_positions_never_exist_at_once_not_on_the_way_back_either():
-  shapes = jax.eval_shape(lambda: objectives.init_params(SPEC, jax.random.key(0)))
   states, tokens = jax.ShapeDtypeStruct((3, 16, 8), jnp.float32), jnp.zeros((3, 16), jnp.int32)
 
   def loss(network, states):
     return networks.chunked_nll(SPEC.generator, network, states, tokens, chunk_size=4)[0].sum()
 
-  network = networks.weights_of(SPEC, shapes, "generator")
+  network = networks.weights_of(SPEC, shapes(SPEC), "generator")
   program = jax.make_jaxpr(jax.grad(loss, (0, 1)))(network, states)
 
   def sizes(jaxpr):
