@@ -40,6 +40,7 @@ SHAPES = {
   "one head": dataclasses.replace(CFG, num_heads=1, ffn_size=40),
 }
 HEADS = ["rtd_head", "mlm_head", None]
+YARN = {kind: {"rope_type": "yarn"} for kind in (modernbert.LOCAL, modernbert.GLOBAL)}
 
 
 def random_network(cfg, head, seed=0) -> dict:
@@ -118,20 +119,23 @@ def test_fields_that_no_class_of_transformers_has_come_back(tmp_path, of, change
   assert rates <= {0.0, 0.1}  # numbers, for transformers
 
 
+def assert_logits(network: Network, batch: Batch, theirs) -> None:
+  with jax.default_matmul_precision("highest"):
+    ours = writer.logits(network, batch)
+  # Rounding of float32: five layers of about 20 operations, values up to 10, eps 6e-8.
+  np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
+
+
 @needs_torch
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_logits_are_those_of_transformers(tmp_path, name, head):
   """With padding, and with windows shorter than the text."""
-  cfg = SHAPES[name]
+  cfg, batch = SHAPES[name], a_batch()
   network = random_network(cfg, head)
   huggingface.save(tmp_path, cfg, network, head, 0)
-  batch = a_batch()
-  with jax.default_matmul_precision("highest"):
-    ours = writer.logits(Network(cfg, network, head), batch)
   theirs = huggingface.torch_outputs(tmp_path, head, batch)
-  # Rounding of float32: five layers of about 20 operations, values up to 10, eps 6e-8.
-  np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
+  assert_logits(Network(cfg, network, head), batch, theirs)
 
 
 @needs_torch
@@ -146,9 +150,6 @@ def test_packed_rows_are_those_of_transformers_with_masks_of_four_dimensions(tmp
   batch = a_batch()
   documents = np.where(batch.padding_mask, 1 + (np.arange(24) > 4) + (np.arange(24) > 13), 0)
   batch = batch._replace(document_ids=documents.astype(np.int32))
-  with jax.default_matmul_precision("highest"):
-    ours = writer.logits(Network(cfg, network, "rtd_head"), batch)
-
   at = np.arange(24)
   within = documents[:, :, None] == documents[:, None, :]
   near = np.abs(at[:, None] - at) <= cfg.window // 2
@@ -161,8 +162,7 @@ def test_packed_rows_are_those_of_transformers_with_masks_of_four_dimensions(tmp
       attention_mask={k: torch.tensor(v)[:, None] for k, v in masks.items()},
       position_ids=torch.tensor(position)[None].expand(3, -1),
     ).logits[..., 0]
-  # as above
-  np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
+  assert_logits(Network(cfg, network, "rtd_head"), batch, theirs)
 
 
 @needs_torch
@@ -197,10 +197,7 @@ def test_a_folder_of_transformers_is_read(tmp_path):
   assert (network.head, network.cfg.global_every, network.cfg.window) == ("mlm_head", 3, 8)
   assert (network.cfg.rope_theta, network.cfg.local_rope_theta) == (160_000.0, 10_000.0)
   batch = a_batch()
-  with jax.default_matmul_precision("highest"):
-    ours = writer.logits(network, batch)
-  theirs = huggingface.torch_outputs(tmp_path, "mlm_head", batch)
-  np.testing.assert_allclose(ours[batch.padding_mask], theirs[batch.padding_mask], atol=1e-5)
+  assert_logits(network, batch, huggingface.torch_outputs(tmp_path, "mlm_head", batch))
 
 
 def test_old_and_new_spellings_of_a_config_are_one(tmp_path):
@@ -260,12 +257,7 @@ def test_what_it_cannot_express_is_refused(tmp_path, changes, message):
     ({"norm_eps": None}, "config.json: no config of .* layer_norm_eps is None, which is no float"),
     ({"vocab_size": -2}, "config.json: no config of .* vocab_size must be above 0, got -2"),
     ({"attention_dropout": 5}, "no config of .*_dropout must be at least 0 and below 1, got 5"),
-    (
-      {
-        "rope_parameters": {k: {"rope_type": "yarn"} for k in (modernbert.LOCAL, modernbert.GLOBAL)}
-      },
-      "rope_type is .*yarn.*, here it is default",
-    ),
+    ({"rope_parameters": YARN}, "rope_type is .*yarn.*, here it is default"),
   ],
 )
 def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):
@@ -277,13 +269,17 @@ def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):
   assert "\n" not in str(error.value)
 
 
-def test_an_exported_tokenizer_gives_what_the_network_takes(tmp_path, words):
+@pytest.fixture
+def exported(tmp_path, words):
   cfg = dataclasses.replace(CFG, vocab_size=words.vocab.size)
-  source = sources.Source(
-    {"discriminator": Network(cfg, random_network(cfg, None), None)}, words, {}
-  )
+  network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
+  source = sources.Source({"discriminator": network}, words, {})
   writer.export_hf(source, tmp_path / "out", Console(quiet=True))
-  folder, ids = tmp_path / "out" / "discriminator", words.vocab
+  return tmp_path / "out"
+
+
+def test_an_exported_tokenizer_gives_what_the_network_takes(exported, words):
+  folder, ids = exported / "discriminator", words.vocab
   tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
   assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
   # transformers' own defaults are the released models' ids, beyond a smaller vocabulary.
@@ -292,13 +288,9 @@ def test_an_exported_tokenizer_gives_what_the_network_takes(tmp_path, words):
   assert {name: config.get(f"{name}_token_id") for name in fields} == fields
 
 
-def test_fine_tuning_keeps_a_sources_own_dropout_rates_unless_they_are_set(tmp_path, words):
-  cfg = dataclasses.replace(CFG, vocab_size=words.vocab.size)
-  network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
-  source = sources.Source({"discriminator": network}, words, {})
-  writer.export_hf(source, tmp_path / "out", Console(quiet=True))
+def test_fine_tuning_keeps_a_sources_own_dropout_rates_unless_they_are_set(exported):
   config = files.load("finetune/own.py")
-  config.init = str(tmp_path / "out")
+  config.init = str(exported)
   config.model.dropout = 0.2
   for ours, wanted in (((None, None), (0.0, 0.0)), ((0.3, 0.4), (0.3, 0.4))):
     config.model.embedding_dropout, config.model.ffn_dropout = ours

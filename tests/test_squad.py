@@ -37,12 +37,8 @@ def tokenizers_of_all_kinds(words, tmp_path_factory):
   engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, trim_offsets=False)
   special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
   alphabet = pre_tokenizers.ByteLevel.alphabet()
-  engine.train_from_iterator(
-    text,
-    trainers.BpeTrainer(
-      vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    ),
-  )
+  options = {"special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
+  engine.train_from_iterator(text, trainers.BpeTrainer(vocab_size=300, **options))
   engine.save(str(folder / "bytes.json"))
   made["bytes"] = tokenizer.load(folder / "bytes.json")
   engine = Tokenizer(models.WordPiece({p: i for i, p in enumerate(PIECES)}, unk_token="[UNK]"))
@@ -103,16 +99,20 @@ def questions_of(*items: tuple, form: str = "SQuAD 1.1") -> Questions:
   return Questions("here.json", form, tuple(made), True)
 
 
-def oracle(windows, width=3, score=-0.5):
-  """Outputs that say the targets, and nothing else with any probability."""
-  n = len(windows)
-  outputs = {
+def no_outputs(n, width):
+  """Outputs of n windows that give no span any probability."""
+  return {
     "start": np.zeros((n, width), np.int32),
     "start_logp": np.full((n, width), -1000.0, np.float32),
     "end": np.zeros((n, width, width), np.int32),
     "end_logp": np.full((n, width, width), -1000.0, np.float32),
     "null": np.zeros(n, np.float32),
   }
+
+
+def oracle(windows, score=-0.5):
+  """Outputs that say the targets, and nothing else with any probability."""
+  outputs = no_outputs(len(windows), 3)
   for i, window in enumerate(windows):
     outputs["start"][i, 0] = window.feature.target["start"]
     outputs["end"][i, 0, 0] = window.feature.target["end"]
@@ -162,13 +162,8 @@ def test_windows_begin_every_stride_and_each_token_has_its_best_one(words):
 
 def test_max_context_is_berts_rule_written_plainly(words):
   letters = random.Random(0).choices(LETTERS[:26], k=290)
-  for length, stride, size in [
-    (12, 1, 37),
-    (15, 4, 37),
-    (16, 50, 37),
-    (64, 8, 37),
-    (220, 200, 290),
-  ]:
+  sizes = [(12, 1, 37), (15, 4, 37), (16, 50, 37), (64, 8, 37), (220, 200, 290)]
+  for length, stride, size in sizes:
     context = " ".join(letters[:size])
     found = questions_of((context, "a", [context[:1]]))
     made = make_windows(found, words, max_length=length, stride=stride, max_query=1, train=False)
@@ -265,15 +260,10 @@ def test_the_second_of_two_same_answers_is_found_where_it_is(words):
   assert (best.text, best.start, best.end) == ("red", 15, 18)
 
 
-def beam(*spans, width=4):
+def beam(*spans):
   """Outputs of one window that give spans (start, end, score), and nothing else."""
-  outputs = {
-    "start": np.zeros((1, width), np.int32),
-    "start_logp": np.zeros((1, width), np.float32),
-    "end": np.zeros((1, width, width), np.int32),
-    "end_logp": np.full((1, width, width), -1000.0, np.float32),
-    "null": np.zeros(1, np.float32),
-  }
+  outputs = no_outputs(1, 4)
+  outputs["start_logp"][:] = 0
   for i, (start, end, score) in enumerate(spans):
     outputs["start"][0, i], outputs["end"][0, i, 0] = start, end
     outputs["end_logp"][0, i, 0] = score

@@ -23,21 +23,13 @@ PARAGRAPH = {
     {"id": "b", "question": "Where?", "answers": [{"text": "Berlin", "answer_start": 23}]},
   ],
 }
+CAPITAL = {"text": "capital", "char_spans": [[14, 20]]}
+BERLIN = {"text": "berlin", "char_spans": [[23, 28], [0, 5]]}
 MRQA = {
   "context": "Berlin is the capital; Berlin is big.",
   "qas": [
-    {
-      "qid": "a",
-      "question": "What?",
-      "answers": ["capital"],
-      "detected_answers": [{"text": "capital", "char_spans": [[14, 20]]}],
-    },
-    {
-      "qid": "b",
-      "question": "Where?",
-      "answers": ["Berlin"],
-      "detected_answers": [{"text": "berlin", "char_spans": [[23, 28], [0, 5]]}],
-    },
+    {"qid": "a", "question": "What?", "answers": ["capital"], "detected_answers": [CAPITAL]},
+    {"qid": "b", "question": "Where?", "answers": ["Berlin"], "detected_answers": [BERLIN]},
   ],
 }
 
@@ -100,13 +92,9 @@ def test_the_threshold_of_a_classifier_that_there_is_not_is_warned_of(
 
 def test_where_all_training_questions_have_answers_none_is_withheld(tmp_path, words):
   # GermanQuAD: ids are numbers, and every question says that it is not impossible.
-  answerable = {
-    "qas": [{**qa, "id": i, "is_impossible": False} for i, qa in enumerate(PARAGRAPH["qas"])]
-  }
-  for paragraph, impossible in (
-    (PARAGRAPH | answerable, False),
-    (changed(answers=[], is_impossible=True), True),
-  ):
+  qas = [{**qa, "id": i, "is_impossible": False} for i, qa in enumerate(PARAGRAPH["qas"])]
+  withheld = changed(answers=[], is_impossible=True)
+  for paragraph, impossible in ((PARAGRAPH | {"qas": qas}, False), (withheld, True)):
     config = files.load("finetune/squad.py", "2.0")
     config.data.train = config.data.dev = str(squad_file(tmp_path, paragraph))
     found = squad_files.read(config.data.dev)
@@ -229,6 +217,10 @@ def test_a_wrong_line_of_mrqa_is_named_by_its_number(tmp_path):
 # Files of predictions.
 
 
+def info_of(**options) -> TaskInfo:
+  return TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
+
+
 def official(dataset, predictions, odds, threshold):
   """The rules of SQuAD's evaluate-v2.0.py, with --na-prob-file and --na-prob-thresh.
 
@@ -287,7 +279,7 @@ def test_reported_scores_are_those_of_the_official_rules_on_the_files_written(
   outputs["null"] = np.array([rng.gauss(-2, 2) for _ in qas], np.float32)
   lengths = {"stride": 64, "max_query": 64, "n_best": 20, "max_answer_length": 30}
   options = {**lengths, "threshold": threshold, "impossible": impossible}
-  info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
+  info = info_of(**options)
   decoded = qa_task.KIND.decode(info, found, made, outputs)
   reported = qa_task.KIND.metrics(info)(qa_task.KIND.scores(info, found, decoded))
   qa_task.KIND.write(info, tmp_path / "dev", found, decoded)
@@ -306,8 +298,7 @@ def test_reported_scores_are_those_of_the_official_rules_on_the_files_written(
 def test_an_answer_to_every_question_is_written_where_all_have_one(words, tmp_path):
   found = questions_of(("b c d", "a", ["b"]))
   made = make_windows(found, words, train=False)
-  options = {"n_best": 1, "max_answer_length": 9, "threshold": -2.75, "impossible": True}
-  info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
+  info = info_of(n_best=1, max_answer_length=9, threshold=-2.75, impossible=True)
   decoded = qa_task.KIND.decode(info, found, made, beam((3, 3, -1)))  # null odds of 0
   qa_task.KIND.write(info, tmp_path / "dev", found, decoded)
   assert json.loads((tmp_path / "dev" / "predictions.json").read_text()) == {"q0": "b"}
@@ -317,8 +308,7 @@ def test_an_answer_to_every_question_is_written_where_all_have_one(words, tmp_pa
 
 def test_a_question_model_that_never_answers_has_collapsed():
   for impossible, null, collapsed in ((True, 0, True), (True, -3, False), (False, 0, False)):
-    options = {"threshold": -2.75, "impossible": impossible}
-    info = TaskInfo("qa", "squad", HeadSpec("qa", {}), 100, options=options)
+    info = info_of(threshold=-2.75, impossible=impossible)
     right = np.array([[1, 1, 1, null, 1], [0, 0, 0, 9, 1]], float)
     assert qa_task._collapsed(info, right) == collapsed
   assert qa_task._collapsed(info, np.array([[0, 0, 1, -9, 0], [1, 1, 0, -9, 0]], float))

@@ -21,6 +21,10 @@ def accuracy(scores):
   return {"accuracy": 100 * float((scores[:, 0] == scores[:, 1]).mean())}
 
 
+def compare(a, b, **options):
+  return statistics.paired_bootstrap(a, b, [accuracy] * 2, "accuracy", **options)
+
+
 def system(rng, n: int, shares: list[float]) -> np.ndarray:
   """Returns scores [S, n, 2] of which each seed has about its share right."""
   hit = rng.random((len(shares), n)) < np.array(shares)[:, None]
@@ -38,7 +42,7 @@ def test_a_summary_agrees_with_numbers_by_hand():
 def test_the_interval_of_a_difference_of_proportions_is_the_normal_one():
   rng = np.random.default_rng(1)
   a, b = system(rng, 400, [0.8]), system(rng, 400, [0.75])
-  found = statistics.paired_bootstrap(a, b, [accuracy] * 2, "accuracy", samples=4000)
+  found = compare(a, b, samples=4000)
   hits = 100 * (a[0, :, 1] - b[0, :, 1])
   error = hits.std() / math.sqrt(400)  # of a mean of paired differences, in points
   assert found.difference == pytest.approx(hits.mean())
@@ -57,15 +61,17 @@ def test_pairing_takes_what_the_systems_share_out_of_the_interval():
   a = system(rng, 300, [0.7])
   b = a.copy()
   b[0, :3, 1] = 1 - b[0, :3, 1]  # they differ in three scores of 300
-  near = statistics.paired_bootstrap(a, b, [accuracy] * 2, "accuracy", samples=500)
-  far = statistics.paired_bootstrap(a, b[:, ::-1], [accuracy] * 2, "accuracy", samples=500)
+  near = compare(a, b, samples=500)
+  far = compare(a, b[:, ::-1], samples=500)
   assert near.high - near.low < 0.3 * (far.high - far.low)
 
 
 def test_seeds_are_drawn_too():
   # Every unit of a seed is alike, so that nothing but the draw of the seeds varies: the mean of
   # 8 draws from {60, 80} has the standard deviation 10 / sqrt(8).
-  value = lambda scores: {"score": float(scores.mean())}  # noqa: E731
+  def value(scores):
+    return {"score": float(scores.mean())}
+
   a = np.repeat([60.0, 80.0] * 4, 5).reshape(8, 5, 1)
   b = np.full((1, 5, 1), 70.0)
   found = statistics.paired_bootstrap(a, b, [value] * 2, "score", samples=4000)
@@ -77,32 +83,28 @@ def test_seeds_are_drawn_too():
 
 def test_a_system_does_not_differ_from_itself():
   scores = system(np.random.default_rng(3), 200, [0.6, 0.65, 0.7])
-  found = statistics.paired_bootstrap(scores, scores, [accuracy] * 2, "accuracy", samples=500)
+  found = compare(scores, scores, samples=500)
   assert found.difference == 0 and found.low < 0 < found.high and found.p > 0.5
   # With one seed each nothing is left to chance.
-  found = statistics.paired_bootstrap(
-    scores[:1], scores[:1], [accuracy] * 2, "accuracy", samples=50
-  )
+  found = compare(scores[:1], scores[:1], samples=50)
   assert (found.low, found.high, found.p) == (0.0, 0.0, 1.0)
 
 
 def test_a_large_difference_excludes_zero_with_the_sign_of_a_minus_b():
   rng = np.random.default_rng(4)
   a, b = system(rng, 200, [0.9, 0.92]), system(rng, 200, [0.6, 0.62, 0.58])
-  found = statistics.paired_bootstrap(a, b, [accuracy] * 2, "accuracy", samples=500)
+  found = compare(a, b, samples=500)
   assert found.low > 15
   assert found.p == pytest.approx(2 / 501)  # the smallest that 500 samples can show
-  other = statistics.paired_bootstrap(b, a, [accuracy] * 2, "accuracy", samples=500)
+  other = compare(b, a, samples=500)
   assert other.high < -15 and other.difference == -found.difference
 
 
 def test_the_same_seed_gives_the_same_interval():
   rng = np.random.default_rng(5)
   a, b = system(rng, 50, [0.8, 0.7]), system(rng, 50, [0.7])
-  run = lambda seed: statistics.paired_bootstrap(  # noqa: E731
-    a, b, [accuracy] * 2, "accuracy", samples=100, seed=seed
-  )
-  assert run(0) == run(0) != run(1)
+  first, again, other = (compare(a, b, samples=100, seed=seed) for seed in (0, 0, 1))
+  assert first == again != other
 
 
 def test_systems_on_different_units_are_refused_with_both_numbers():
@@ -110,10 +112,10 @@ def test_systems_on_different_units_are_refused_with_both_numbers():
   a, b = system(rng, 50, [0.8]), system(rng, 49, [0.7])
   for first, second in ((a, b), ([a[0], b[0]], a)):
     with pytest.raises(ValueError, match="one has 49, one 50"):
-      statistics.paired_bootstrap(first, second, [accuracy] * 2, "accuracy")
+      compare(first, second)
   for empty in ([], np.zeros((1, 0, 2))):
     with pytest.raises(ValueError, match="one seed and one example"):
-      statistics.paired_bootstrap(empty, empty, [accuracy] * 2, "accuracy")
+      compare(empty, empty)
 
 
 def saved_results(folder, kind, scores, **facts):
@@ -175,19 +177,14 @@ def test_the_glue_average_leaves_out_wnli_and_lists_missing_tasks(monkeypatch):
 
 def rows_of(task, split, metric, values, collapsed=()):
   return [
-    {
-      "task": task,
-      "split": split,
-      "seed": seed,
-      "metrics": {metric: value, "f1": value / 2},
-      "collapsed": seed in collapsed,
-    }
+    {"task": task, "split": split, "seed": seed, "collapsed": seed in collapsed}
+    | {"metrics": {metric: value, "f1": value / 2}}
     for seed, value in enumerate(values)
   ]
 
 
-def shown(rows) -> str:
-  console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def shown(rows, width: int = 100) -> str:
+  console = Console(width=width, record=True, file=io.StringIO())
   console.print(statistics.table(rows))
   return console.export_text()
 
@@ -218,21 +215,23 @@ def test_two_splits_of_one_task_have_a_row_each():
 
 def test_ten_seeds_are_all_shown_in_eighty_columns():
   values = [60.11 + i for i in range(10)]
-  console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-  console.print(statistics.table(rows_of("stsb", "dev", "spearman", values)))
-  text = console.export_text()
+  text = shown(rows_of("stsb", "dev", "spearman", values), width=80)
   assert all(f"{value:.2f}" in text for value in values) and "…" not in text
 
 
-def test_the_picture_has_a_dot_for_each_seed_and_the_median(tmp_path):
+def count_pixels(path, colour) -> int:
   from matplotlib import image
 
+  distance = abs(image.imread(path)[..., :3] - np.array(colour) / 255)
+  return int((distance < 0.02).all(-1).sum())
+
+
+def test_the_picture_has_a_dot_for_each_seed_and_the_median(tmp_path):
   rows = rows_of("cola", "dev", "mcc", [57.0, 55.0, 0.0], collapsed=(2,))
   statistics.picture(tmp_path / "a.png", rows)
-  pixels = image.imread(tmp_path / "a.png")[..., :3]
   blue, orange, red = (0x1F, 0x5F, 0xA8), (0xD1, 0x60, 0x2C), (0xB0, 0x30, 0x30)
   for colour in (blue, orange, red):
-    assert (abs(pixels - np.array(colour) / 255) < 0.02).all(-1).any(), colour
+    assert count_pixels(tmp_path / "a.png", colour), colour
   assert not (tmp_path / "a.tmp").exists()
   with pytest.raises(ValueError, match="no results"):
     statistics.picture(tmp_path / "b.png", [])
@@ -250,15 +249,8 @@ def test_the_picture_has_the_level_of_the_most_frequent_class(tmp_path):
   pictures = []
   for name, level in (("without", None), ("with", {"accuracy": 68.4})):
     statistics.picture(tmp_path / name, [row | {"majority": level} for row in rows])
-    pictures.append(greys(tmp_path / name))
+    pictures.append(count_pixels(tmp_path / name, (0x66, 0x66, 0x66)))  # of the dashed line
   assert pictures[0] < pictures[1]
-
-
-def greys(path) -> int:
-  """Returns the number of pixels in the colour of the dashed line."""
-  from matplotlib import image
-
-  return int((abs(image.imread(path)[..., :3] - 0x66 / 255) < 0.02).all(-1).sum())
 
 
 def test_names_with_dollars_are_drawn_as_they_are(tmp_path):

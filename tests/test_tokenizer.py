@@ -153,20 +153,22 @@ def test_a_file_that_is_no_vocabulary_is_refused_in_one_line(tmp_path, name, con
   assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
 
 
+def trained(kind, folder, texts=TEXT, size=None):
+  folder.mkdir(exist_ok=True)
+  path = folder / ("v.txt" if kind == "wordpiece" else "v.model")
+  return vocabulary.train(kind, iter(texts), size=size or SIZES[kind], path=path)
+
+
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_training_twice_gives_the_same_file(tmp_path, kind):
-  paths = [tmp_path / f"{i}" / ("v.txt" if kind == "wordpiece" else "v.model") for i in range(2)]
-  for path in paths:
-    path.parent.mkdir()
-    vocabulary.train(kind, iter(TEXT), size=SIZES[kind], path=path)
-  assert paths[0].read_bytes() == paths[1].read_bytes()
-  assert list(paths[0].parent.iterdir()) == [paths[0]]
+  first, again = (trained(kind, tmp_path / name).path for name in ("first", "again"))
+  assert first.read_bytes() == again.read_bytes()
+  assert list(first.parent.iterdir()) == [first]
 
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_text_never_becomes_a_special_id_and_comes_back(tmp_path, kind):
-  path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
-  own = vocabulary.train(kind, iter(TEXT), size=SIZES[kind], path=path)
+  own = trained(kind, tmp_path)
   ids = own.encode_batch(["the cafe [MASK] <mask> </s> [SEP]"])[0]
   assert not set(ids) & set(own.vocab.special_ids)
   ids = own.encode_batch(["The running bees"])[0]
@@ -238,14 +240,10 @@ def vocabularies_with_names_as_pieces(folder):
     engine.save(str(folder / f"{name}.json"))
     yield folder / f"{name}.json"
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(["x y <s> [MASK] </s>"] * 9),
-    model_prefix=str(folder / "spm"),
-    vocab_size=30,
-    hard_vocab_limit=False,
-    pad_id=3,
+    sentence_iterator=iter(["x y <s> [MASK] </s>"] * 9), model_prefix=str(folder / "spm"),
+    vocab_size=30, hard_vocab_limit=False, pad_id=3, minloglevel=2,
     user_defined_symbols=["<mask>", "[MASK]"],
-    minloglevel=2,
-  )
+  )  # fmt: skip
   yield folder / "spm.model"
 
 
@@ -326,8 +324,7 @@ def test_tagged_words_of_byte_level_bpe_are_those_of_the_sentence(byte_level):
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_other_vocabularies_need_no_space_before_a_part(tmp_path, kind):
-  path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
-  own = vocabulary.train(kind, iter(TEXT), size=SIZES[kind], path=path)
+  own = trained(kind, tmp_path)
   assert own.spaced("a b", ["a", "b"]) == ["a", "b"]
 
 
@@ -354,9 +351,8 @@ LINES = {
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_marks_survive_a_trained_vocabulary(tmp_path, kind):
-  path = tmp_path / ("v.txt" if kind == "wordpiece" else "v.model")
   size = {"wordpiece": 300, "unigram": 83, "bpe": 115}[kind]
-  own = vocabulary.train(kind, [*LINES.values()] * 20, size=size, path=path)
+  own = trained(kind, tmp_path, [*LINES.values()] * 20, size)
   for line, ids in zip(LINES.values(), own.encode_batch([*LINES.values()]), strict=True):
     assert own.vocab.unk not in ids
     expected = line if kind == "wordpiece" else unicodedata.normalize("NFKC", line)
