@@ -139,9 +139,7 @@ def test_sampling_carries_no_gradient():
 
 def test_a_sample_that_equals_the_original_is_not_replaced():
   ids = np.array([[CLS, 10, 11, 12, 13, SEP]], np.int32)
-  masked = masking.MaskedPositions(
-    jnp.array([[1, 3, 4]]), jnp.array([[10, 12, 13]]), jnp.array([[1.0, 1.0, 0.0]])
-  )
+  masked = masking.MaskedPositions(*map(jnp.array, ([[1, 3, 4]], [[10, 12, 13]], [[1.0, 1, 0]])))
   corrupted, is_replaced = masking.corrupt(ids, masked, jnp.array([[10, 99, 98]]))
   assert corrupted.tolist() == [[CLS, 10, 11, 99, 13, SEP]]
   assert is_replaced.tolist() == [[False, False, False, True, False, False]]

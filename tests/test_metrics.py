@@ -26,9 +26,8 @@ def test_auc_of_a_histogram_equals_sklearns_with_ties_at_half(separation):
   rng = np.random.default_rng(0)
   labels = rng.random(5000) < 0.1
   scores = np.clip(np.floor(rng.normal(16 + separation * labels, 2)), 0, 31)  # many ties
-  assert metrics.auc(histogram(scores, labels)) == pytest.approx(
-    roc_auc_score(labels, scores), 1e-12
-  )
+  expected = pytest.approx(roc_auc_score(labels, scores), 1e-12)
+  assert metrics.auc(histogram(scores, labels)) == expected
 
 
 def test_auc_without_both_classes_is_none():
@@ -210,14 +209,13 @@ def test_the_baseline_of_a_loss_with_copies_is_that_of_a_constant_gate(name, lin
   counts = np.arange(1, 4001)
   p, gate = counts / counts.sum(), np.log(0.8 / 0.2)  # copies with the share of the original tokens
   loss = [float(p @ objectives.copy_nll(gate, -np.log(p), same)) for same in (True, False)]
-  _, level = Baselines.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, **line})
+  name, known = f"{name}_loss", Baselines.of(counts, 1)
+  _, level = known.level(name, {name: 3.0, **line})
   expected = right * loss[0] + (1 - right) * loss[1]
   assert 0 <= level - expected <= 0.2 * (p @ p) + 1e-5  # float32
   # Unknown before a token is replaced, and without held-out text.
-  assert (
-    Baselines.of(counts, 1).level(f"{name}_loss", {f"{name}_loss": 3.0, "replaced": 0.0}) is None
-  )
-  assert Baselines().level(f"{name}_loss", {f"{name}_loss": 3.0, **line}) is None
+  assert known.level(name, {name: 3.0, "replaced": 0.0}) is None
+  assert Baselines().level(name, {name: 3.0, **line}) is None
 
 
 def test_each_panel_has_the_level_of_knowing_nothing_as_a_dashed_line():

@@ -13,9 +13,8 @@ from electra_jax.pretrain.run import prepare
 
 def test_the_unigram_entropy_is_that_of_ordinary_tokens(tiny_shards):
   heldout = pretrain_batches.Shards.open(tiny_shards, "heldout")
-  tokens = np.concatenate(
-    [b.ids[b.padding_mask] for b in itertools.islice(heldout_batches(heldout), 99)]
-  )
+  batches = pretrain_batches.eval_batches(heldout, batch_size=8, max_examples=10_000)
+  tokens = np.concatenate([b.ids[b.padding_mask] for b in itertools.islice(batches, 99)])
   tokens = tokens[~np.isin(tokens, heldout.vocab.special_ids)]
   _, counts = np.unique(tokens, return_counts=True)
   p = counts / counts.sum()
@@ -42,7 +41,3 @@ def test_what_a_schedule_explains_is_not_checked_for_a_collapse(tiny_config, tmp
   assert prepare(tiny_config, tmp_path, False).suspended_checks(9) == ()  # constants are checked
   suspended = [run.suspended_checks(step) for step in (3, 6, 9)]
   assert suspended == [("auc", "recall"), (), ("sample_entropy",)]
-
-
-def heldout_batches(heldout):
-  return pretrain_batches.eval_batches(heldout, batch_size=8, max_examples=10_000)

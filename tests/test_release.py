@@ -99,10 +99,7 @@ def test_the_quickstart_builds_trains_and_exports_by_the_installed_command(call,
   few = ["--config.train.steps=2", "--config.eval.max_examples=16", "--config.eval.every_steps=2"]
   call("train", *quickstart, *few, "--workdir=run")
   history = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-  assert [(x["split"], x["step"]) for x in history] == [
-    ("heldout", 0),
-    ("train", 2),
-    ("heldout", 2),
-  ]
+  told = [(x["split"], x["step"]) for x in history]
+  assert told == [("heldout", 0), ("train", 2), ("heldout", 2)]
   assert "exported to out" in call("export", "run", "out", "--to", "orbax")
   assert "Scores sentences" in call("score", "--help")

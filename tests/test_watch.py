@@ -45,39 +45,37 @@ def test_steps_to_trace_that_mean_nothing_are_refused(text):
     tracing.parse_steps(text)
 
 
-def test_a_signal_traces_the_next_steps_and_its_handler_goes_with_the_run(tmp_path, monkeypatch):
-  traced, before = [], signal.getsignal(signal.SIGUSR2)
-  monkeypatch.setattr(tracing.jax.profiler, "start_trace", lambda folder: traced.append("start"))
-  monkeypatch.setattr(tracing.jax.profiler, "stop_trace", lambda: traced.append("stop"))
-  with tracing.Tracer(tmp_path, range(0), signal_steps=2) as tracer:
-    for step in range(1, 7):
-      if step == 3:
-        signal.raise_signal(signal.SIGUSR2)
-      tracer.begin(step)
-      traced.append(step)
-      if tracer.ends(step):
-        assert tracer.finish() == f"trace of steps 3 to 4: xprof --logdir={tmp_path}"
-  assert traced == [1, 2, "start", 3, 4, "stop", 5, 6]
-  assert signal.getsignal(signal.SIGUSR2) is before
-
-
 @pytest.mark.parametrize(
-  ("asked", "traces"), [(2, ["2 to 3", "5 to 7"]), (6, ["5 to 8"]), (9, ["5 to 7", "9 to 9"])]
+  ("asked", "planned", "count", "traces"),
+  [
+    (3, range(0), 2, [(3, 4)]),
+    (2, range(5, 8), 2, [(2, 3), (5, 7)]),
+    (6, range(5, 8), 3, [(5, 8)]),
+    (9, range(5, 8), 3, [(5, 7), (9, 9)]),
+  ],
 )
-def test_a_signal_leaves_the_steps_of_the_configuration_to_trace(
-  tmp_path, monkeypatch, asked, traces
+def test_a_signal_traces_the_next_steps_beside_those_of_the_configuration(
+  tmp_path, monkeypatch, asked, planned, count, traces
 ):
-  found = []
-  for name in ("start_trace", "stop_trace"):
-    monkeypatch.setattr(tracing.jax.profiler, name, lambda *unused: None)
-  with tracing.Tracer(tmp_path, range(5, 8), signal_steps=2 if asked == 2 else 3) as tracer:
+  done, told, before = [], [], signal.getsignal(signal.SIGUSR2)
+  monkeypatch.setattr(tracing.jax.profiler, "start_trace", lambda folder: done.append("start"))
+  monkeypatch.setattr(tracing.jax.profiler, "stop_trace", lambda: done.append("stop"))
+  with tracing.Tracer(tmp_path, planned, signal_steps=count) as tracer:
     for step in range(1, 10):
       if step == asked:
         signal.raise_signal(signal.SIGUSR2)
       tracer.begin(step)
+      done.append(step)
       if tracer.ends(step) or step == 9:
-        found.append(tracer.finish())
-  assert [x.partition(":")[0] for x in found if x] == [f"trace of steps {x}" for x in traces]
+        told.append(tracer.finish())
+  expected = []
+  for step in range(1, 10):
+    expected += [*["start"] * (step in dict(traces)), step]
+    expected += ["stop"] * (step in dict(traces).values())
+  assert done == expected
+  spans = [f"trace of steps {a} to {b}: xprof --logdir={tmp_path}" for a, b in traces]
+  assert [text for text in told if text] == spans
+  assert signal.getsignal(signal.SIGUSR2) is before  # its handler goes with the run
 
 
 def test_a_trace_that_reaches_beyond_the_last_step_ends_with_it(
@@ -112,12 +110,8 @@ def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   other = np.array([1.5, 1.0, 1.0])  # two processes, each slow on one line, are chance
   assert [found.check(own, np.zeros(3))[1] for own in (even, slow, other, slow)] == [[]] * 4
   values, _ = found.check(slow, np.zeros(3))
-  assert values == {
-    "fastest_host_step_ms": 1000.0,
-    "slowest_host_step_ms": 1500.0,
-    "slowest_host": 2,
-  }
-  assert set(values) <= set(metrics.TIMING)
+  expected = {"fastest_host_step_ms": 1000.0, "slowest_host_step_ms": 1500.0, "slowest_host": 2}
+  assert values == expected and set(values) <= set(metrics.TIMING)
 
 
 def test_waiting_for_data_counts_as_it_is_and_the_rest_by_the_devices():
