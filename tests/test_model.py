@@ -45,11 +45,9 @@ def test_small_base_and_large_have_the_papers_parameters(sizes, discriminator, g
   # The paper says 14M, 110M and 335M; jointly trained 14.20M, 119.4M and 354.7M.
   spec = paper_spec(*sizes)
   shapes = jax.eval_shape(lambda: objectives.init_params(spec, jax.random.key(0)))
-  assert generators.count_networks(spec, shapes) == {
-    "discriminator": discriminator,
-    "generator": generator,
-    "trained": discriminator + generator,
-  }
+  counts = {"discriminator": discriminator, "generator": generator}
+  counts["trained"] = discriminator + generator
+  assert generators.count_networks(spec, shapes) == counts
 
 
 def test_generators_keep_heads_of_64_and_at_least_one():
@@ -308,9 +306,8 @@ def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
 
 def test_dropout_of_zero_costs_nothing():
   seeds, _ = layers.make_dropout_seeds(jax.random.split(jax.random.key(0), 2), 1)
-  assert (
-    str(jax.make_jaxpr(lambda x: layers.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))).count("=") == 0
-  )
+  program = jax.make_jaxpr(lambda x: layers.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))
+  assert not program.eqns
 
 
 def test_cudnn_attention_refuses_dropout_that_it_cannot_do():
@@ -343,9 +340,8 @@ def test_the_four_sites_of_dropout_are_where_numpy_puts_them():
       kept((12, 8), 0.3, later[1]),
       kept((12, 8), 0.3, later[2]),
     )
-    return encoder.Encoder(cfg).apply(
-      {"params": p}, x, jnp.ones((2, 12), bool), dropout_seeds
-    ), masks
+    args = {"params": p}, x, jnp.ones((2, 12), bool), dropout_seeds
+    return encoder.Encoder(cfg).apply(*args), masks
 
   got, masks = jax.tree.map(np.asarray, run(jax.tree.map(jnp.float32, p), jnp.float32(x)))
 

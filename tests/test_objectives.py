@@ -71,9 +71,7 @@ def test_losses_equal_a_hand_worked_example():
   # Two slots count, one does not. Uniform logits over 4 words: log 4. Then 3 : 1 : 1 : 1 in
   # probability on the right word: log 2.
   logits = jnp.log(jnp.array([[[1.0, 1, 1, 1], [3, 1, 1, 1], [9, 1, 1, 1]]]))
-  masked = masking.MaskedPositions(
-    jnp.array([[1, 2, 3]]), jnp.array([[2, 0, 1]]), jnp.array([[1.0, 1, 0]])
-  )
+  masked = masking.MaskedPositions(*map(jnp.array, ([[1, 2, 3]], [[2, 0, 1]], [[1.0, 1, 0]])))
   t = terms.token_terms("mlm", *networks.nll(logits, masked.labels), masked.weights, 1.0)
   assert float(t["mlm_loss"].total) == pytest.approx(math.log(4) + math.log(2), rel=1e-6)
   assert (float(t["mlm_loss"].count), t["mlm_loss"].weight) == (2.0, 1.0)

@@ -16,9 +16,7 @@ from electra_jax.core.optimizer import OptimizerConfig
 from electra_jax.core.params import JOINED, named, tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
 
-PAPER = OptimizerConfig(
-  "electra_adam", 5e-4, "product", 10_000, 1.0, 0.01, 0.9, 0.999, 1e-6, 1.0
-)  # fmt: skip
+PAPER = OptimizerConfig("electra_adam", 5e-4, "product", 10_000, 1, 0.01, 0.9, 0.999, 1e-6, 1)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
@@ -42,9 +40,8 @@ def test_joined_schedule_is_the_one_that_optax_joins(power):
 @pytest.mark.parametrize("steps", [6, 41, 230])
 def test_steps_that_are_data_are_divided_by_with_the_bits_of_constants(steps):
   def over(divide):
-    return jax.jit(
-      lambda t, *n: jax.lax.map(lambda t: divide(t, *n), t)
-    )  # of scalars, as a step is
+    # Of scalars, as a step is.
+    return jax.jit(lambda t, *n: jax.lax.map(lambda t: divide(t, *n), t))
 
   t = jnp.arange(steps + 1)
   expected = over(lambda t: t / steps)(t)

@@ -195,12 +195,8 @@ def test_packed_records_of_a_hand_worked_example():
   records = pack([[1] * 10, [2] * 10, [3] * 40])
   # 12 + 12 tokens leave 8 - 2 of the first record, too few to cut the third document for
   assert records["length"].tolist() == [24, 32, 12]
-  assert list(documents_of(records)) == [
-    [101, *[1] * 10, 102],
-    [101, *[2] * 10, 102],
-    [101, *[3] * 30, 102],
-    [101, *[3] * 10, 102],
-  ]
+  expected = [[1] * 10, [2] * 10, [3] * 30, [3] * 10]
+  assert list(documents_of(records)) == [[101, *document, 102] for document in expected]
   assert records["ids"][0, 24:].tolist() == [0] * 8
 
 

@@ -338,9 +338,7 @@ def test_adversarial_terms_equal_a_hand_worked_example(monkeypatch):
   # second is not, and is taken for original with 1/3. The baseline is -log(3/4) everywhere.
   spec = dataclasses.replace(SPEC, objective="adversarial")
   batch = jax.tree.map(lambda x: x[:1, :4], make_batch()._replace(row=np.zeros((1, 4), np.int32)))
-  masked = masking.MaskedPositions(
-    jnp.array([[1, 2, 3]]), jnp.array([[3, 0, 1]]), jnp.array([[1.0, 1, 0]])
-  )
+  masked = masking.MaskedPositions(*map(jnp.array, ([[1, 2, 3]], [[3, 0, 1]], [[1.0, 1, 0]])))
   logits = jnp.log(jnp.array([[[1.0, 1, 1, 1], [3, 1, 1, 1], [9, 1, 1, 1]]]))
   output = generators.GeneratorOutput(logits, {}, states=jnp.zeros((1, 3, 8)))
   replaced = jnp.array([[False, True, False, True]])

@@ -321,15 +321,6 @@ def test_cuts_are_ranges_of_about_equal_size_and_none_is_empty():
   assert plan.cuts([10] * 12, 4) == [0, 3, 6, 9, 12]
 
 
-def test_undecodable_text_stops_the_build_with_its_counts(tmp_path):
-  make_config(tmp_path)
-  (tmp_path / "text.txt").write_bytes(b"good text\n\n" * 9 + b"\xff\xff")
-  with pytest.raises(ValueError, match="1 of 10 documents are null or undecodable"):
-    build.build(make_config(tmp_path))
-  manifest = build.build(make_config(tmp_path, max_bad_frac=0.1))
-  assert manifest["sources"][0]["undecodable"] == 1
-
-
 def test_undecodable_documents_are_counted_over_all_parts(tmp_path):
   config = make_parts(tmp_path, count=FILES, max_bad_frac=0.1)
   (tmp_path / "many" / "0.txt").write_bytes(b"good text here\n\n" * 3 + b"\xff\xff")  # a quarter

@@ -87,8 +87,7 @@ def test_the_numbers_of_the_page_are_those_of_the_log(runs, text):
   last = [[x for x in lines(run) if x["split"] == "heldout"][-1] for run in runs]
   assert found["mlm loss"][:2] == [f"{x['mlm_loss']:.4f} nats" for x in last]
   assert found["rtd auc"][1:] == ["0.5", "0.5 (chance)"]
-  counts = json.loads((GOLDEN / "data" / "manifest.json").read_text())["splits"]["heldout"]
-  assert "unigram entropy" in found["mlm loss"][2] and sum(counts["frequencies"])
+  assert "unigram entropy" in found["mlm loss"][2]
   time = {row[0]: row[1:] for row in Reader(text).tables["time"]}
   assert time["steps"] == ["-", "2:30:00 (83.3 %)"] and time["save"][1] == "0:30:00 (16.7 %)"
   ran = {row[0]: row[1:] for row in Reader(text).tables["overview"]}
@@ -159,15 +158,8 @@ def test_a_run_of_which_nothing_was_compared_is_not_called_healthy(run):
   line = {"step": run.config.train.steps, "split": "train", "mlm_loss": 12.0, "mlm_accuracy": 0.0}
   no_heldout = {"baselines": type(run.baselines)(), "history": [line]}
   judged = verdict.judge(dataclasses.replace(run, **no_heldout))
-  assert judged == (
-    verdict.UNKNOWN,
-    (
-      "It finished its 8 steps.",
-      "No metric could be compared with a trivial baseline.",
-      "No warnings.",
-    ),
-  )
-  assert judged.word in page.KINDS
+  told = "It finished its 8 steps.", "No metric could be compared with a trivial baseline."
+  assert judged == (verdict.UNKNOWN, (*told, "No warnings.")) and judged.word in page.KINDS
   warned = dataclasses.replace(run, **no_heldout, events=[{"event": "warning", "text": "a"}])
   assert verdict.judge(warned).word == verdict.LOOK
 
@@ -341,15 +333,11 @@ def test_a_journal_of_an_earlier_version_does_not_say_where_a_start_began(runs):
 def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):
   for count, interval in ((100, " (65.7 to 82.5)"), (None, "")):  # by hand; earlier versions
     run = saved_run.read(runs[1], "run")
-    run = dataclasses.replace(
-      run,
-      history=[run.last("heldout") | {"pairs_accuracy": 0.75}],
-      events=[{"event": "start"} | ({"pairs": count} if count else {})],
-    )
-    (row,) = [
-      row for row in tables.evaluations(saved_run.arms([run])) if row[0] == "pairs accuracy"
-    ]
-    assert row[1] == f"75.0 %{interval}"
+    history = [run.last("heldout") | {"pairs_accuracy": 0.75}]
+    events = [{"event": "start"} | ({"pairs": count} if count else {})]
+    (arm,) = saved_run.arms([dataclasses.replace(run, history=history, events=events)])
+    rows = dict(row[:2] for row in tables.evaluations([arm]))
+    assert rows["pairs accuracy"] == f"75.0 %{interval}"
 
 
 def test_the_command_writes_the_file_and_names_it(runs, tmp_path, capsys):

@@ -30,18 +30,9 @@ def meet(name):  # without the barrier under test
 
 def run_two(code: str) -> None:
   program = PREAMBLE + textwrap.dedent(code)
-  port = str(free_port())
-  finish(
-    *(
-      subprocess.Popen(
-        [sys.executable, "-c", program, port, str(i)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-      for i in range(2)
-    )
-  )
+  command = [sys.executable, "-c", program, str(free_port())]
+  options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+  finish(*(subprocess.Popen([*command, str(i)], **options) for i in range(2)))
 
 
 @pytest.mark.slow

@@ -176,10 +176,7 @@ def electric_run(tiny_shards, tmp_path_factory):
 
 def test_scores_do_not_depend_on_batch_or_order(electra_run):
   sentences = ["abc def", "", "a", "gh ab cd ef gh ab", "abc def"]
-  scorer, one_by_one = (
-    likelihoods.Scorer(electra_run),
-    likelihoods.Scorer(electra_run, batch_size=1),
-  )
+  scorer, one_by_one = (likelihoods.Scorer(electra_run, batch_size=n) for n in (32, 1))
   together = scorer(sentences)
   alone = [one_by_one([s])[0] for s in sentences[:2]]
   np.testing.assert_allclose(together[:2], alone, rtol=1e-5)
@@ -206,9 +203,8 @@ def test_the_command_prints_scores(electra_run):
   assert [text for _, _, text in rows] == ["abc def", "gh"]
 
   for wrong in ("u1 -1 abc", "u1\tnan\tabc", "u1\t-inf\tabc"):
-    with pytest.raises(
-      ValueError, match="^line 2 is not ID, TAB, finite score, TAB, hypothesis: 'u"
-    ):
+    message = "^line 2 is not ID, TAB, finite score, TAB, hypothesis: 'u"
+    with pytest.raises(ValueError, match=message):
       likelihoods.read_nbest(["u1\t-1\tabc", wrong])
 
 

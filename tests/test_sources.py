@@ -325,10 +325,8 @@ def test_parquet_gives_what_json_lines_give(tmp_path, type_):
   for name, part in (("a", bodies[:10]), ("b", bodies[10:])):
     save_parquet(tmp_path / f"{name}.parquet", part, type_)
   (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": x}) for x in bodies))
-  (wanted, _), (texts, tally) = (
-    read(f"{spec}#body@1.5")
-    for spec in (f"jsonl:{tmp_path}/a.jsonl", f"parquet:{tmp_path}/*.parquet")
-  )
+  wanted, _ = read(f"jsonl:{tmp_path}/a.jsonl#body@1.5")
+  texts, tally = read(f"parquet:{tmp_path}/*.parquet#body@1.5")
   assert texts == wanted and len(texts) > 25
   assert tally.done_bytes == pytest.approx(2 * tally.file_bytes)
 
@@ -395,9 +393,8 @@ def test_a_damaged_table_is_named(tmp_path, kind, damage):
     path = tmp_path / "d"
     save_parquet(path, ["text"] * 100)
   whole = path.read_bytes()
-  path.write_bytes(
-    {"cut": whole[: len(whole) // 2], "garbage": b"garbage" * 99, "empty": b""}[damage]
-  )
+  damaged = {"cut": whole[: len(whole) // 2], "garbage": b"garbage" * 99, "empty": b""}
+  path.write_bytes(damaged[damage])
   with pytest.raises(SourceError, match=f"{path.name}: cannot be read") as error:
     read(f"{kind}:{tmp_path}/d#body")
   assert "\n" not in str(error.value)

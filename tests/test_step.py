@@ -240,11 +240,8 @@ def test_a_restarted_state_counts_from_0_for_its_schedules_and_keeps_all_else(na
     _, opt_state = tx.update(state.params, state.opt_state, state.params)
     state = state.replace(step=state.step + 1, opt_state=opt_state)
   new, schedules = step.restarted(state), 0
-  for (path, old), x in zip(
-    jax.tree_util.tree_leaves_with_path(state, is_leaf=is_schedule),
-    jax.tree.leaves(new, is_leaf=is_schedule),
-    strict=True,
-  ):
+  before = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_schedule)
+  for (path, old), x in zip(before, jax.tree.leaves(new, is_leaf=is_schedule), strict=True):
     if is_schedule(old):
       schedules += 1
       assert (int(old.count), int(x.count)) == (3, 0), path

@@ -177,13 +177,6 @@ def test_text_never_becomes_a_special_id_and_comes_back(tmp_path, kind):
   assert own.vocab.size <= SIZES[kind] and max(ids) < own.vocab.size
 
 
-def test_every_character_of_the_alphabet_is_known_after_training(tmp_path):
-  own = vocabulary.train("wordpiece", iter(TEXT), size=80, path=tmp_path / "v.txt")
-  known = ids_of(tmp_path / "v.txt")
-  assert own.encode_batch(["hat"])[0] == bert("hat", known, True)
-  assert own.vocab.unk not in own.encode_batch(TEXT[:1])[0]
-
-
 @pytest.mark.parametrize(
   "kind, size", [("unigram", 5000), ("wordpiece", 12), ("sentences", 80), ("bpe", 4000)]
 )
