@@ -1,7 +1,6 @@
 """Networks of ModernBERT's shape, to and from transformers, whose logits are ours."""
 
 import dataclasses
-import importlib.util
 import json
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
+from test_hf import needs_torch
 
 from electra_jax.config import files
 from electra_jax.core.batch import Batch
@@ -21,9 +21,6 @@ from electra_jax.interop import huggingface, modernbert, sources
 from electra_jax.interop.sources import Network
 from electra_jax.interop.weights import ExchangeError, network_shapes
 from electra_jax.pretrain import train
-
-HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: make test-hf")
 
 CFG = TransformerConfig(
   *(40, 16, 16, 5, 2, 24, 64),

@@ -39,6 +39,14 @@ def finish(*processes: subprocess.Popen) -> list[str]:
   return [out for out, _ in outputs]
 
 
+def refused(processes: list[subprocess.Popen]) -> list[str]:
+  """Waits for processes that end with an error of one line each, and returns the lines."""
+  errors = [process.communicate(timeout=300)[1].strip() for process in processes]
+  assert [process.returncode for process in processes] == [1, 1]
+  assert all("\n" not in line for line in errors), errors
+  return errors
+
+
 def free_port() -> int:
   with socket.socket() as s:
     s.bind(("localhost", 0))
@@ -72,12 +80,9 @@ def test_two_processes_train_and_save_what_one_does(straight, tiny_shards, tmp_p
 @pytest.mark.slow
 def test_what_one_process_refuses_ends_the_others_with_its_reason(tiny_shards, tmp_path):
   (tmp_path / "notes.txt").write_text("not a run")
-  processes = pair(make_tiny_config(tiny_shards), tmp_path)
-  errors = [process.communicate(timeout=300)[1].strip() for process in processes]
-  assert [process.returncode for process in processes] == [1, 1]
+  errors = refused(pair(make_tiny_config(tiny_shards), tmp_path))
   assert errors[0].startswith(f"error: {tmp_path} holds notes.txt but no config.json"), errors[0]
   assert errors[1].startswith("error: process 0 failed: ValueError("), errors[1]
-  assert all("\n" not in line for line in errors), errors
 
 
 @pytest.mark.long
@@ -104,9 +109,7 @@ def test_a_sigterm_before_training_ends_a_process_that_joined_no_other():
 
 @pytest.mark.slow
 def test_processes_that_differ_all_stop_and_name_the_odd_one(tiny_shards, tmp_path):
-  processes = pair(make_tiny_config(tiny_shards), tmp_path, "--config.seed=9")
-  errors = [process.communicate(timeout=300)[1].strip() for process in processes]
-  assert [process.returncode for process in processes] == [1, 1]
+  errors = refused(pair(make_tiny_config(tiny_shards), tmp_path, "--config.seed=9"))
   for i, line in enumerate(errors):
     start = "error: configuration: process 1 of 2 differs from the others; process "
-    assert line.startswith(f"{start}{i} has SHA-256 ") and "\n" not in line, line
+    assert line.startswith(f"{start}{i} has SHA-256 "), line

@@ -11,7 +11,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import long_except, make_tiny_config, without_activities
+from conftest import long_except, without_activities
 from rich.console import Console
 from test_earlier_versions import VERSIONS
 from test_objectives import RATES, SPEC, fresh, make_batch
@@ -164,16 +164,6 @@ def electra_run(tmp_path_factory):
   return folder / "run"
 
 
-@pytest.fixture(scope="module")
-def electric_run(tiny_shards, tmp_path_factory):
-  config = make_tiny_config(tiny_shards)
-  config.objective.name, config.generator.kind = "electric", "two_tower"
-  config.train.steps = 2
-  workdir = tmp_path_factory.mktemp("electric")
-  assert train.train(config, workdir).step == 2
-  return workdir
-
-
 def test_scores_do_not_depend_on_batch_or_order(electra_run):
   sentences = ["abc def", "", "a", "gh ab cd ef gh ab", "abc def"]
   scorer, one_by_one = (likelihoods.Scorer(electra_run, batch_size=n) for n in (32, 1))
@@ -238,7 +228,10 @@ SENTENCES = ["abc def", "", "gh ab cd ef gh ab"]
 
 
 @pytest.mark.long
-def test_an_export_of_electric_scores_as_its_run_in_both_forms(electric_run, tmp_path):
+def test_an_export_of_electric_scores_as_its_run_in_both_forms(tiny_config, tmp_path):
+  tiny_config.objective.name, tiny_config.generator.kind = "electric", "two_tower"
+  tiny_config.train.steps, electric_run = 2, tmp_path / "run"
+  assert train.train(tiny_config, electric_run).step == 2
   expected = likelihoods.Scorer(electric_run)(SENTENCES)
   for path in exported(electric_run, tmp_path):
     np.testing.assert_allclose(likelihoods.Scorer(path)(SENTENCES), expected, rtol=1e-5)
@@ -256,16 +249,6 @@ def test_an_export_scores_as_its_run(electra_run, tmp_path):
   np.testing.assert_allclose(likelihoods.Scorer(path.parent)(SENTENCES), expected, rtol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def scheduled_run(tiny_shards, tmp_path_factory):
-  config = make_tiny_config(tiny_shards)
-  config.train.steps = 2
-  config.objective.mask_prob_schedule = "0=0.5,2=0.25"
-  workdir = tmp_path_factory.mktemp("scheduled")
-  assert train.train(config, workdir).step == 2
-  return workdir
-
-
 def test_a_line_that_is_no_utf_8_is_named():
   command = [sys.executable, "-m", "electra_jax.score", "--checkpoint=x"]
   for data in (b"one\ntwo\xff\n", b"\xef\xbb\xbfa\n\xff\n"):
@@ -275,7 +258,10 @@ def test_a_line_that_is_no_utf_8_is_named():
 
 
 @pytest.mark.long
-def test_both_networks_score_as_their_run_and_one_alone_where_it_can(scheduled_run, tmp_path):
+def test_both_networks_score_as_their_run_and_one_alone_where_it_can(tiny_config, tmp_path):
+  tiny_config.objective.mask_prob_schedule = "0=0.5,2=0.25"
+  tiny_config.train.steps, scheduled_run = 2, tmp_path / "run"
+  assert train.train(tiny_config, scheduled_run).step == 2
   expected = likelihoods.Scorer(scheduled_run)(SENTENCES)
   hf, orbax = exported(scheduled_run, tmp_path)
   np.testing.assert_allclose(likelihoods.Scorer(hf)(SENTENCES), expected, rtol=1e-4)

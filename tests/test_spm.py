@@ -1,19 +1,17 @@
 """SentencePiece models for Hugging Face: the same ids, or a copy."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from test_hf import needs_torch
 from test_tokenizer import LINES
 
 from electra_jax.data import tokenizer, vocabulary
 from electra_jax.interop import huggingface, sentencepiece_model, sources
 
 GOLDEN = Path(__file__).parent / "golden"
-HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: make test-hf")
 
 WORDS = "the cafe was running, naive and affable; a cab ran by (3.5 times) and 1999 bees hummed!"
 ODD = [

@@ -171,22 +171,6 @@ def test_evaluation_is_the_same_at_every_step_and_on_any_devices():
     assert np.array_equal(results[1][name][1], count), name
 
 
-@pytest.mark.slow
-def test_the_mapped_step_donates_the_state_and_keeps_its_shapes():
-  spec = make_spec(0.0)
-  tx = optax.sgd(0.1)
-  mapped = parallel.map_train_step(
-    step.make_train_step(objectives.make(spec), tx, lambda _: 0.1, seed=0)
-  )
-  state = step.init_state(jax.jit(lambda: objectives.init_params(spec, jax.random.key(1)))(), tx)
-  shapes = jax.tree.map(jnp.shape, state)
-  state = parallel.replicate(state)
-  new, _ = mapped(state, next(parallel.prefetch([make_batch(0)])))
-  assert jax.tree.map(jnp.shape, new) == shapes
-  assert state.params["embeddings"]["word"].is_deleted()
-  assert new.params["embeddings"]["word"].sharding.is_fully_replicated
-
-
 def on_one_device(function):
   """Maps over an axis of one device without `pmap`, which compiles for longer."""
   mapped = jax.jit(jax.vmap(function, in_axes=(None, 0), axis_name="data"))

@@ -135,7 +135,7 @@ def test_a_checkpoint_is_the_same_of_a_sharded_and_a_replicated_optimizer(tmp_pa
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(other.to_global(local)), state)
 
 
-def test_a_mapped_step_donates_replicated_and_sharded_arrays():
+def test_a_mapped_step_donates_and_keeps_replicated_and_sharded_arrays():
   state = step.TrainState(jnp.int32(0), {"w": jnp.ones(16)}, {"m": jnp.zeros((16, 2))})
   shapes = jax.eval_shape(lambda: state)
   sharding = parallel.StateSharding(
@@ -152,6 +152,7 @@ def test_a_mapped_step_donates_replicated_and_sharded_arrays():
   new, _ = parallel.map_train_step(add, sharding.axes)(old, jnp.ones((8, 3)))
   assert old.params["w"].is_deleted() and old.opt_state["m"].is_deleted()
   assert (int(new.step), new.opt_state["m"].shape) == (1, (8, 2, 2))
+  assert new.params["w"].shape == (16,) and new.params["w"].sharding.is_fully_replicated
 
 
 def test_an_array_of_no_numbers_is_split_along_its_other_axis_or_not_at_all():
