@@ -42,14 +42,9 @@ def test_chosen_positions_equal_a_numpy_loop(L):
   draws = np.stack([jax.random.uniform(key, (L,)) for key in k])
   slots = int(0.155 * L)
   for i, draw in enumerate(draws):
-    candidates = [
-      t
-      for t in range(L)
-      if batch.padding_mask[i, t] and batch.ids[i, t] not in (PAD, CLS, SEP, MASK)
-    ]
-    wanted = max(
-      1, min(slots, round(0.15 * int(batch.padding_mask[i].sum())))
-    )  # Python rounds half to even
+    ids, length = batch.ids[i], int(batch.padding_mask[i].sum())
+    candidates = [t for t in range(length) if ids[t] not in (PAD, CLS, SEP, MASK)]
+    wanted = max(1, min(slots, round(0.15 * length)))  # Python rounds half to even
     best = sorted(candidates, key=lambda t: -draw[t])[:wanted]
     assert masked.positions[i][masked.weights[i] > 0].tolist() == best
     assert len(set(masked.positions[i].tolist())) == slots

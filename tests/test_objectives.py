@@ -96,9 +96,7 @@ def test_discriminator_measures_equal_scikit_learns():
   replaced = rng.random((8, 64)) < 0.2
   mask = rng.random((8, 64)) < 0.8
   replaced &= mask
-  t = terms.detection_terms(
-    "rtd", jnp.asarray(scores), jnp.asarray(replaced), jnp.asarray(mask), 50.0
-  )
+  t = terms.detection_terms("rtd", *map(jnp.asarray, (scores, replaced, mask)), 50.0)
   y, predicted = replaced[mask], scores[mask] > 0
   mean = {k: float(v.total / v.count) for k, v in t.items() if v.total.ndim == 0}
   assert mean["rtd_recall"] == pytest.approx(recall_score(y, predicted))

@@ -145,9 +145,8 @@ def two_networks(cfg, weight):
   params = {"generator": {"w": jnp.ones(3)}, "discriminator": {"w": jnp.ones(3)}}
   grads = {"generator": {"w": jnp.arange(3.0)}, "discriminator": {"w": weight * jnp.ones(3)}}
   groups = {name: {"w": name} for name in params}
-  tx = optimizer.make_optimizer(
-    cfg, lambda _: 0.1, (lambda _: groups) if cfg.separate_optimizers else None
-  )
+  find_groups = (lambda _: groups) if cfg.separate_optimizers else None
+  tx = optimizer.make_optimizer(cfg, lambda _: 0.1, find_groups)
   return tx.update(grads, tx.init(params), params)[0]
 
 

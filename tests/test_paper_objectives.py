@@ -181,9 +181,8 @@ def test_all_tokens_mlm_is_a_mixture_of_copying_and_predicting():
 @pytest.mark.parametrize("nll", [1e-6, 3.0, 200.0])
 @pytest.mark.parametrize("same", [True, False])
 def test_the_copy_gate_is_stable_when_it_closes_and_opens(gate, nll, same):
-  value, gradient = jax.value_and_grad(objectives.copy_nll, (0, 1))(
-    jnp.float32(gate), jnp.float32(nll), same
-  )
+  loss = jax.value_and_grad(objectives.copy_nll, (0, 1))
+  value, gradient = loss(jnp.float32(gate), jnp.float32(nll), same)
   assert np.isfinite(value) and np.isfinite(gradient).all()
   # In float64 and by the limits: log D = min(gate, 0) and log(1 - D) = min(-gate, 0) out here.
   expected = -np.logaddexp(min(gate, 0), min(-gate, 0) - nll) if same else nll - min(-gate, 0)

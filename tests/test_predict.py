@@ -15,9 +15,8 @@ CFG = TransformerConfig(60, 8, 16, 2, 2, 32, 32)
 
 
 def test_task_info_survives_json():
-  info = TaskInfo(
-    "tagging", "x", task_network.HeadSpec("tagging", {"outputs": 3}), 16, ("B-A", "I-A", "O")
-  )
+  head = task_network.HeadSpec("tagging", {"outputs": 3})
+  info = TaskInfo("tagging", "x", head, 16, ("B-A", "I-A", "O"))
   content = json.loads(json.dumps(dataclasses.asdict(info)))
   assert TaskInfo.from_json(content) == info
 

@@ -253,11 +253,8 @@ def test_gpus_fill_their_hosts_and_the_slower_level_of_links_counts():
 def test_the_compilers_description_of_a_gpu_is_that_of_the_data_sheet():
   for gpu in gpus.GPUS.values():
     assert gpu.kind in flops.PEAK_FLOPS
-  fields = dict(
-    line.strip().split(": ", 1)
-    for line in gpus.describe(gpus.GPUS["l4"]).splitlines()
-    if ": " in line
-  )
+  lines = gpus.describe(gpus.GPUS["l4"]).splitlines()
+  fields = dict(line.strip().split(": ", 1) for line in lines if ": " in line)
   # 24 GB, 300 GB/s, 58 multiprocessors of 128 units.
   assert int(fields["device_memory_size"]) == 23034 * 2**20 and fields["core_count"] == "58"
   assert fields["memory_bandwidth"] == "300000000000" and fields["fpus_per_core"] == "128"

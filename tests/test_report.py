@@ -229,9 +229,8 @@ def test_each_run_is_compared_with_its_own_baseline(runs):
   ):
     rows = {row[0]: row[-1] for row in tables.evaluations(saved_run.arms([one, second]))}
     assert rows["mlm loss"] == f"{expected} (held-out unigram entropy)"
-    drawn = [
-      x.glyph for x in figures.panel("mlm_loss", saved_run.arms([one, second])).plot.renderers
-    ]
+    panel = figures.panel("mlm_loss", saved_run.arms([one, second]))
+    drawn = [x.glyph for x in panel.plot.renderers]
     assert [glyph.line_color for glyph in drawn if glyph.line_dash] == colours
 
 

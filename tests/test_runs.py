@@ -81,11 +81,8 @@ def test_a_damaged_line_is_named_and_those_after_it_are_kept(run, tiny_config, c
   path, before = run / "metrics.jsonl", lines(run)
   texts = path.read_text().splitlines()
   texts[2] = texts[2][:40]
-  others = [
-    '{"step": "5", "split": "train"}',
-    '{"step": 6}',
-    '{"step": 7, "split": "train", "x": "y"}',
-  ]
+  others = ['{"step": "5", "split": "train"}', '{"step": 6}']
+  others += ['{"step": 7, "split": "train", "x": "y"}']
   path.write_text("\n".join([*texts, *others, '{"step": 13, "spl']))
   train.train(tiny_config, run)
   assert lines(run) == before[:2] + before[3:]

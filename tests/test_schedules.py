@@ -32,9 +32,8 @@ def test_what_is_no_schedule_is_refused(text):
 
 
 def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
-  m = dataclasses.replace(
-    RATES, mask_prob=schedules.Schedule(0.25, schedules.parse("0=0.5,10=0.125", 10))
-  )
+  rate = schedules.Schedule(0.25, schedules.parse("0=0.5,10=0.125", 10))
+  m = dataclasses.replace(RATES, mask_prob=rate)
   batch = make_batch(B=64)
   choose = jax.jit(lambda step: masking.choose(batch, m, keys_of(batch), step))
   tokens = batch.padding_mask.sum(-1)
@@ -48,9 +47,8 @@ def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
 
 @pytest.mark.slow
 def test_the_discriminators_weight_is_0_before_its_step_and_in_the_loss_all_the_same():
-  spec = dataclasses.replace(
-    SPEC, discriminator_weight=schedules.Schedule(50.0, schedules.parse("5=0,5=50", 10))
-  )
+  weight = schedules.Schedule(50.0, schedules.parse("5=0,5=50", 10))
+  spec = dataclasses.replace(SPEC, discriminator_weight=weight)
   params, batch = fresh(spec), make_batch()
   in_loss = []
 

@@ -6,8 +6,10 @@ import lzma
 import sys
 import tracemalloc
 
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import parquet
 
 from electra_jax.commands import cli
 from electra_jax.data import python_docs, sources
@@ -189,7 +191,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 
 def test_tfds_datasets_are_read_from_a_local_folder(tmp_path):
-  tfds = pytest.importorskip("tensorflow_datasets")
+  import tensorflow_datasets as tfds
 
   class TinyTexts(tfds.core.GeneratorBasedBuilder):
     """Two documents."""
@@ -293,9 +295,6 @@ def test_the_language_reference_is_part_of_the_docs():
 
 
 def save_parquet(path, column: list, type_="string", **columns):
-  pyarrow = pytest.importorskip("pyarrow")
-  from pyarrow import parquet
-
   columns = {"id": list(range(len(column)))} | columns
   column = pyarrow.array(column, "string").cast(type_)
   parquet.write_table(pyarrow.table({"body": column, **columns}), path, row_group_size=2)
@@ -303,7 +302,6 @@ def save_parquet(path, column: list, type_="string", **columns):
 
 def save_dataset(folder, column: list, files: int = 2):
   """What `datasets.Dataset.save_to_disk` (5.2) writes: Arrow streams, and their names in order."""
-  pyarrow = pytest.importorskip("pyarrow")
   folder.mkdir()
   names = [f"data-{i:05d}-of-{files:05d}.arrow" for i in range(files)]
   for i, name in enumerate(names):
@@ -319,7 +317,6 @@ def save_dataset(folder, column: list, files: int = 2):
 
 @pytest.mark.parametrize("type_", ["string", "large_string", "dictionary", "binary"])
 def test_parquet_gives_what_json_lines_give(tmp_path, type_):
-  pyarrow = pytest.importorskip("pyarrow")
   type_ = pyarrow.dictionary("int32", "string") if type_ == "dictionary" else type_
   bodies = [f"document {i}\n\n  अच्छा 好 {i % 7}" for i in range(25)]
   for name, part in (("a", bodies[:10]), ("b", bodies[10:])):
@@ -346,9 +343,6 @@ def test_a_dataset_saved_on_disk_is_read_in_the_order_of_its_state(tmp_path):
 
 
 def test_text_in_a_table_that_is_not_utf8_is_undecodable(tmp_path):
-  pyarrow = pytest.importorskip("pyarrow")
-  from pyarrow import parquet
-
   column = pyarrow.array([b"good", b"bad \xff"], "binary")
   parquet.write_table(pyarrow.table({"body": column}), tmp_path / "a.parquet")
   texts, tally = read(f"parquet:{tmp_path}/a.parquet#body", max_bad_frac=0.5)

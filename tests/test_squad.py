@@ -359,9 +359,8 @@ def scored(form, *rows, threshold=-2.75):
   found = Questions("here", form, tuple(items), True)
   answers = {f"q{i}": row[0] for i, row in enumerate(rows)}
   odds = {f"q{i}": row[2] for i, row in enumerate(rows)}
-  return squad.compute_metrics(
-    squad.example_scores(found, squad.Decoded(answers, {}, odds)), threshold
-  )
+  scores = squad.example_scores(found, squad.Decoded(answers, {}, odds))
+  return squad.compute_metrics(scores, threshold)
 
 
 def test_case_punctuation_articles_and_spaces_are_ignored_and_nothing_else():

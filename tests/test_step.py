@@ -19,12 +19,9 @@ STEPS, B, L = 3, 16, 16
 
 
 def make_spec(dropout):
-  d = TransformerConfig(
-    60, 8, 16, 2, 2, 32, L, dropout=dropout, attention_dropout=dropout
-  )  # fmt: skip
-  return objectives.PretrainSpec(
-    generator_size(d, 0.5, 1.0), d, masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
-  )
+  d = TransformerConfig(60, 8, 16, 2, 2, 32, L, dropout=dropout, attention_dropout=dropout)
+  rates = masking.Masking(0.25, 0.85, 1.0, 4, (0, 2, 3, 4))
+  return objectives.PretrainSpec(generator_size(d, 0.5, 1.0), d, rates)
 
 
 def make_batch(t):
@@ -65,9 +62,8 @@ def train(devices, accumulation=1, dropout=0.0, order=None):
     batch = make_batch(t)
     if order is not None:
       batch = jax.tree.map(lambda x: x[order], batch)
-    state, metrics = mapped(
-      state, jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), batch)
-    )
+    batch = jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), batch)
+    state, metrics = mapped(state, batch)
     history.append(jax.device_get(metrics))
   return jax.device_get(state), history
 

@@ -295,9 +295,8 @@ def assert_close(one: Path, two: Path) -> None:
 
 
 def test_a_line_names_every_promised_number(straight):
-  train_line = next(
-    x for x in metrics.read_history(straight / "metrics.jsonl") if x["split"] == "train"
-  )
+  history = metrics.read_history(straight / "metrics.jsonl")
+  train_line = next(x for x in history if x["split"] == "train")
   promised = (
     "mlm_loss rtd_loss rtd_accuracy rtd_auc rtd_recall rtd_precision mlm_accuracy"
     " sampled_accuracy sample_entropy replaced learning_rate grad_norm sequences_per_sec"

@@ -59,15 +59,11 @@ def test_an_optimizer_sharded_over_eight_devices_is_the_replicated_one_to_roundi
   assert jax.tree.map(jnp.shape, parts) == jax.tree.map(jnp.shape, whole)
   # The gradient is added up in another order, 1e-7 of it; three steps of 1e-3 to 2e-3 move a weight
   # by no more than 1e-2, and Adam turns a gradient that is all rounding into steps near eps.
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), parts.params, whole.params
-  )
+  weights = parts.params, whole.params
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), *weights)
   assert float(jnp.abs(whole.params["embeddings"]["word"]).max()) > 0.01
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6),
-    parts.opt_state,
-    whole.opt_state,
-  )
+  states = parts.opt_state, whole.opt_state
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *states)
 
 
 def test_the_norm_of_sharded_arrays_is_numpys():
