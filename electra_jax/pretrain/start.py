@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 from rich.console import Console
@@ -19,15 +19,11 @@ from electra_jax.runtime import checksums, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.workdir import read_run_config
 
-Warn = Callable[[str], None]
+Warn = Callable[[Iterable[str]], None]  # prints and keeps warnings
 
 
 def make_state(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn):
-  """Returns the restored or initial state and the metadata saved with it (None at step 0).
-
-  Args:
-    warn: prints and keeps a warning.
-  """
+  """Returns the restored or initial state and the metadata saved with it (None at step 0)."""
   restored = _restore_newest(run, checkpoints, console, warn)
   if restored is not None:
     return restored
@@ -44,7 +40,11 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn)
 def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn):
   """Returns the state and the metadata of the newest intact checkpoint, None without one."""
   sharding = run.fns.sharding
-  while (latest := _newest(checkpoints)) is not None:
+  while True:
+    latest = checkpoints.latest_step()
+    processes.assert_same({"newest checkpoint": "none" if latest is None else f"step {latest}"})
+    if latest is None:
+      return None
     started = time.perf_counter()
     try:
       state, meta = checkpoints.restore(latest, sharding.shapes())
@@ -58,21 +58,13 @@ def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console, warn: 
       place = processes.run_on_all(functools.partial(checkpoints.set_aside, latest))
       checkpoints.reopen()
       found = str(error).partition("; delete that folder")[0]
-      warn(f"{found}; moved to {place}")
+      warn([f"{found}; moved to {place}"])
       continue
     took = time.perf_counter() - started
     horizon = (meta.get("clock") or {}).get("horizon") or [run.config.train.steps]
     what = "already at" if latest == horizon[0] else "resuming from"
     console.print(f"{what} step {latest:,} (restored in {took:.1f} s)")
     return sharding.to_local(state), meta
-  return None
-
-
-def _newest(checkpoints: Checkpoints) -> int | None:
-  """Returns the newest checkpoint's step; raises if the processes see different ones."""
-  latest = checkpoints.latest_step()
-  processes.assert_same({"newest checkpoint": "none" if latest is None else f"step {latest}"})
-  return latest
 
 
 def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: Warn):
@@ -93,7 +85,7 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
   saved = read_run_config(origin)
   same_data = saved["data"].get("manifest") == run.shards.digest
   if same_data and saved["seed"] == run.config.seed:
-    warn(f"seed={run.config.seed} as in {origin}: it reads the same data again")
+    warn([f"seed={run.config.seed} as in {origin}: it reads the same data again"])
   state = restarted(sharding.to_local(state))
   return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
 
@@ -135,4 +127,4 @@ def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: 
 
 def _warn_of_differences(run: Run, cfg: TransformerConfig, warn: Warn) -> None:
   if changes := differences(run.spec.discriminator, cfg):
-    warn(f"{'; '.join(changes)} in {run.config.init_from}")
+    warn([f"{'; '.join(changes)} in {run.config.init_from}"])

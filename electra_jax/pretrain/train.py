@@ -4,7 +4,7 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from electra_jax.monitor.log import Log
 from electra_jax.monitor.tracing import Tracer
 from electra_jax.monitor.trackers import Start, Tracker
 from electra_jax.pretrain.clock import Clock
-from electra_jax.pretrain.loop import Services, loop, settle
+from electra_jax.pretrain.loop import Loop, Services
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
 from electra_jax.pretrain.start import make_state
 from electra_jax.runtime import checkpoint, memory, parallel, processes, terminal, version
@@ -140,13 +140,13 @@ def _train(
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
       events, warned = journal.Journal(workdir, jax.process_index() == 0), []
 
-      def warn(text: str) -> None:
-        console.print(f"warning: {text}", style="bold")
-        warned.append(text)
+      def warn(texts: Iterable[str]) -> None:
+        for text in texts:
+          console.print(f"warning: {text}", style="bold")
+          warned.append(text)
 
       describe(run, console, allowed)
-      for text in contradictions(run, allowed):
-        warn(text)
+      warn(contradictions(run, allowed))
       checkpoints = stack.enter_context(_open_checkpoints(run))
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
@@ -158,7 +158,7 @@ def _train(
         events.write("warning", text=text)
       clock = Clock(config, goodput, begun, meta and meta.get("clock"))
       if clock.was_decided and (unused := unread(allowed, schema.UNTIL_DECIDED)):
-        warn(f"{', '.join(unused)} has no effect: the run ends at step {clock.horizon.steps:,}")
+        warn([f"{', '.join(unused)} has no effect: the run ends at step {clock.horizon.steps:,}"])
       display.begin(int(state.step), None if clock.is_open else clock.horizon.steps)
       steps = tracing.parse_steps("" if console.quiet else config.profile.steps)
       tracer = Tracer(workdir / "profile", steps, config.profile.signal_steps)
@@ -209,11 +209,7 @@ def train_with_rollback(
 ):
   """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN.
 
-  Returns what `loop` returns.
-
-  Raises:
-    metrics.NotFiniteError: a number is NaN or infinite, in an evaluation or too often; with advice.
-    UnhealthyError, WriteError, OSError: as `loop`.
+  Returns and raises what `Loop.train` does; a NotFiniteError comes with advice.
   """
   limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
   skipped = tuple(meta.get("skipped", ())) if meta else ()
@@ -228,8 +224,9 @@ def train_with_rollback(
       enabled=jax.process_index() == 0,
     )
     with contextlib.closing(log):
+      loop = Loop(run, state, meta, skipped, log, services)
       try:
-        return loop(run, state, meta, skipped, log, services)
+        return loop.train()
       except metrics.NotFiniteError as error:
         if error.step is None or len(skipped) >= limit:
           log.journal.write("warning", text=f"stopped: {error}")
@@ -240,15 +237,10 @@ def train_with_rollback(
         which = f"{len(skipped)} of at most {limit}"
         log.warn([f"{error}: rolling back to skip batch {skipped[-1]:,} ({which})"])
         with services.goodput.doing("save"):
-          settle(run, log, services.checkpoints)
-    del state  # donated to the failed step
+          loop.settle()
+    del state, loop  # donated to the failed step
     with services.goodput.doing("restore"):
-      warn = functools.partial(_warn, log)
-      state, meta = make_state(run, services.checkpoints, display.console, warn)
-
-
-def _warn(log: Log, text: str) -> None:
-  log.warn([text])
+      state, meta = make_state(run, services.checkpoints, display.console, log.warn)
 
 
 class _Hooked(NamedTuple):
