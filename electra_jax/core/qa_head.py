@@ -72,7 +72,7 @@ def make_head(settings: QASettings) -> Head:
     init=functools.partial(_init, settings),
     loss=lambda cfg, weights, states, batch, keys: _loss(settings, cfg, weights, states, batch),
     predict=functools.partial(_predict, settings),
-    export=None if own else HEAD_LAYERS[settings.layers].export_form("span"),
+    export=None if own else HEAD_LAYERS[settings.layers].exports.get("span"),
   )
 
 

@@ -27,7 +27,7 @@ class Head:
   loss: Callable
   predict: Callable  # (cfg, weights, states, batch) -> {name: [B, ...]}
   token_outputs: tuple[str, ...] = ()  # names of the predictions of shape [B, L, ...]
-  export: "ExportForm | None" = None  # the equivalent Hugging Face head, or None
+  export: str | None = None  # the equivalent Hugging Face head, a key of `EXPORT_FORMS`, or None
 
 
 def glorot(key: jax.Array, inputs: int, outputs: int) -> dict:
@@ -65,20 +65,15 @@ class Layers(NamedTuple):
   init: Callable  # (cfg, key, outputs) -> initial weights
   apply: Callable  # (cfg, weights, states, keys [B] or None) -> [..., outputs] float32
   last: str  # the name of the last layer
-  # {level: a key of `interop.weights.Family.classes`}; a level is "text", "token" or "span"
+  # {level: the equivalent head in Hugging Face, a key of `interop.weights.Family.classes`}; a level
+  # is "text", "token" or "span"
   exports: dict[str, str]
   pool: Callable = first_token  # states [B, L, D] of texts, padding mask [B, L] -> [B, D]
 
-  def export_form(self, level: str) -> "ExportForm | None":
-    """Returns the equivalent head in Hugging Face, or None."""
-    name = self.exports.get(level)
-    return ExportForm(name, self, is_pooled=level == "text") if name else None
-
 
 class ExportForm(NamedTuple):
-  """The equivalent head in Hugging Face."""
+  """What a head of Hugging Face computes."""
 
-  name: str  # a key of `interop.weights.Family.classes`
   layers: Layers
   is_pooled: bool  # the logits are [B, C], one row per text
 
@@ -178,7 +173,7 @@ def classification(outputs: int, layers: str) -> Head:
     return {"logits": logits_of(cfg, weights, states, batch, None)}
 
   init = functools.partial(kind.init, outputs=outputs)
-  return Head(init, loss, predict, export=kind.export_form("text"))
+  return Head(init, loss, predict, export=kind.exports.get("text"))
 
 
 def regression(layers: str) -> Head:
@@ -200,7 +195,7 @@ def regression(layers: str) -> Head:
     return {"score": scores_of(cfg, weights, states, batch, None)}
 
   init = functools.partial(kind.init, outputs=1)
-  return Head(init, loss, predict, export=kind.export_form("text"))
+  return Head(init, loss, predict, export=kind.exports.get("text"))
 
 
 def tagging(outputs: int, layers: str = "linear") -> Head:
@@ -209,17 +204,17 @@ def tagging(outputs: int, layers: str = "linear") -> Head:
   Raises:
     ValueError: the layers are of the mean of a text.
   """
-  if HEAD_LAYERS[layers].pool is not first_token:
+  kind = HEAD_LAYERS[layers]
+  if kind.pool is not first_token:
     raise ValueError(f"model.head={layers} is for texts, not for tags")
-  init, apply = HEAD_LAYERS[layers][:2]
 
   def loss(cfg, weights, states, batch, keys):
     tag = batch.target["tag"]
     counts = (batch.padding_mask & (tag >= 0)).astype(jnp.float32)
-    return _class_terms(apply(cfg, weights, states, keys), jnp.maximum(tag, 0), counts)
+    return _class_terms(kind.apply(cfg, weights, states, keys), jnp.maximum(tag, 0), counts)
 
   def predict(cfg, weights, states, batch):
-    return {"logits": apply(cfg, weights, states, None)}
+    return {"logits": kind.apply(cfg, weights, states, None)}
 
-  init, form = functools.partial(init, outputs=outputs), HEAD_LAYERS[layers].export_form("token")
-  return Head(init, loss, predict, token_outputs=("logits",), export=form)
+  init = functools.partial(kind.init, outputs=outputs)
+  return Head(init, loss, predict, ("logits",), kind.exports.get("token"))

@@ -21,7 +21,7 @@ HEAD_KINDS: dict[str, Callable[..., Head]] = {
   "qa": lambda **settings: qa_head.make_head(qa_head.QASettings(**settings)),
 }
 EXPORT_FORMS = {
-  name: kind.export_form(level)
+  name: task_heads.ExportForm(kind, is_pooled=level == "text")
   for kind in (*task_heads.HEAD_LAYERS.values(), *qa_head.HEAD_LAYERS.values())
   for level, name in kind.exports.items()
 }

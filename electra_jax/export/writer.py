@@ -55,11 +55,11 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
   """
   network, finetuned = source.networks["discriminator"], source.finetuned
   info = TaskInfo.from_json(finetuned.info)
-  form = info.head.make().export
-  if form is None or form.name not in huggingface.family_of(network.cfg).classes:
+  head = info.head.make().export
+  if head is None or head not in huggingface.family_of(network.cfg).classes:
     return network, (), None
-  weights, kind = {**network.weights, form.name: finetuned.head}, TASK_KINDS[info.kind]
-  network = dataclasses.replace(network, weights=weights, head=form.name)
+  weights, kind = {**network.weights, head: finetuned.head}, TASK_KINDS[info.kind]
+  network = dataclasses.replace(network, weights=weights, head=head)
   return network, kind.class_names(info), kind.unit(info)
 
 
