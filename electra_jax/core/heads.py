@@ -54,38 +54,26 @@ class MlmHead(nn.Module):
     return _word_logits(x, word.astype(cfg.compute.dtype), bias)
 
 
-def _logit(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
-  """Returns logits [...] of states [..., D] in float32; near 10, bfloat16 has steps of 1/16."""
-  # As in the original: Glorot, unlike the other layers.
-  init = nn.initializers.glorot_uniform()
-  layer = dense(cfg, 1, "logit", kernel_init=init, dtype=jnp.float32, use_bias=True)
-  return layer(x)[..., 0]
-
-
 class TokenLogit(nn.Module):
-  """One linear logit per token: All-Tokens MLM's copy gate, REINFORCE's baseline."""
+  """One logit per token: All-Tokens MLM's copy gate, REINFORCE's baseline."""
 
   cfg: TransformerConfig
+  hidden: bool = False  # first dense, GELU and, if asked for, a norm
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [...] float32 logits from states [..., D]."""
-    return _logit(self.cfg, x)
-
-
-class RtdHead(nn.Module):
-  """One logit per token, positive for replaced: dense, GELU, norm if asked for, dense to 1."""
-
-  cfg: TransformerConfig
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [B, L] float32 logits from states [B, L, D]."""
+    """Returns logits [...] of states [..., D] in float32; near 10, bfloat16 has steps of 1/16."""
     cfg = self.cfg
-    x = gelu(dense(cfg, cfg.hidden_size, "dense")(x))
-    if cfg.head_norm:
-      x = norm(cfg, "layer_norm")(x).astype(cfg.compute.dtype)
-    return _logit(cfg, x)
+    if self.hidden:
+      x = gelu(dense(cfg, cfg.hidden_size, "dense")(x))
+      x = norm(cfg, "layer_norm")(x).astype(cfg.compute.dtype) if cfg.head_norm else x
+    # As in the original: Glorot, unlike the other layers.
+    init = nn.initializers.glorot_uniform()
+    layer = dense(cfg, 1, "logit", kernel_init=init, dtype=jnp.float32, use_bias=True)
+    return layer(x)[..., 0]
+
+
+RtdHead = functools.partial(TokenLogit, hidden=True)  # its logits are positive for replaced
 
 
 def mlm_head_flops(cfg: TransformerConfig, positions: int) -> int:
