@@ -49,10 +49,8 @@ class Clock:
     self._next_check, self._first, self._reserve = 0, (0, 0.0), CLOSING_SECS
     self.is_open = bool(self._budget) and saved["horizon"] is None
     self.was_decided = saved["horizon"] is not None
-    if saved["horizon"]:
-      self._set(Horizon(*saved["horizon"]))
-    else:
-      self._set(Horizon(self._most, 0 if self.is_open else self._decay_most))
+    whole = self._most, 0 if self.is_open else self._decay_most
+    self._set(Horizon(*(saved["horizon"] or whole)))
 
   def _set(self, horizon: Horizon) -> None:
     self.horizon = horizon
@@ -117,9 +115,8 @@ class Clock:
       last = done + steps - 1
       evaluations = c.eval.every_steps and last // c.eval.every_steps - done // c.eval.every_steps
       saves = last // c.checkpoint.every_steps - done // c.checkpoint.every_steps
-      return (
-        steps * pace * (1 + MARGIN) + (evaluations + 1) * evaluation + (saves + 1) * saving
-      ) + CLOSING_SECS
+      training = steps * pace * (1 + MARGIN)
+      return training + (evaluations + 1) * evaluation + (saves + 1) * saving + CLOSING_SECS
 
     steps = bisect.bisect_right(range(1, self._most - done + 1), left, key=secs)
     self._refuse_if_late(steps, done)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -45,8 +46,6 @@ DOING = {
   "save": "saving",
   "rest": "preparing",
 }
-
-
 # (step, "train" or "heldout", {metric: number}), for each line of metrics.jsonl.
 Hook = Callable[[int, str, Mapping[str, float | None]], None]
 
@@ -243,15 +242,6 @@ def train_with_rollback(
       state, meta = make_state(run, services.checkpoints, display.console, log.warn)
 
 
-class _Hooked(NamedTuple):
-  """Gives the lines of a run to a hook, as a tracker."""
-
-  write: Hook
-
-  def close(self, failed: bool) -> None:
-    """Does nothing."""
-
-
 def destinations(
   run: Run, step: int, resumed: bool, hooks: Sequence[Hook]
 ) -> list[Callable[[], Tracker]]:
@@ -259,7 +249,9 @@ def destinations(
   start = Start(run.workdir, step, resumed, compare.flatten(run.record))
   names = trackers.parse(run.config.log.trackers)
   made = [functools.partial(trackers.TRACKERS[name].make, start) for name in names]
-  made += [functools.partial(_Hooked, hook) for hook in hooks]
+  made += [
+    functools.partial(SimpleNamespace, write=hook, close=lambda failed: None) for hook in hooks
+  ]
   return [*made, functools.partial(curves.Redrawn, functools.partial(draw_curves, run))]
 
 
@@ -315,11 +307,7 @@ def shared_or_not(workdir: Path) -> str:
 
 
 def describe(run: Run, console: Console, allowed: list[str]) -> None:
-  """Prints a summary of the run.
-
-  Args:
-    allowed: changes of fields in a run that resumes.
-  """
+  """Prints a summary of the run; `allowed` are the changes of fields in a run that resumes."""
   c, sizes = run.config, generators.count_networks(run.spec, run.fns.shapes.params)
   sequences = c.train.steps * c.train.batch_size
   devices = jax.devices()
