@@ -141,7 +141,7 @@ def test_bfloat16_stays_near_float32(changes):
   ("changes", "message"),
   [
     ({"num_heads": 8, "positions": "rope"}, "head width 1 is odd"),
-    ({"window": 1}, "window at least 2, got 1 and 1"),
+    ({"window": 1}, "window must be at least 2, got 1"),
     ({"first_norm": False}, "first_norm=False needs block=pre_norm"),
     (
       {"block": "pre_norm", "first_norm": False, "embedding_norm": False},

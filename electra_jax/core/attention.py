@@ -137,13 +137,10 @@ def packed_layout(document_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
 SPLASH_BLOCK = 128  # tokens
 
 
-def _splash(
-  cfg: TransformerConfig, inputs: Inputs, local: bool, interpret: bool = False
-) -> jax.Array:
+def _splash(cfg: TransformerConfig, inputs: Inputs, local: bool, interpret=False) -> jax.Array:
   """Splash attention, a Pallas kernel for TPUs; it skips the blocks outside of a window.
 
-  Args:
-    interpret: run it without a TPU, slowly.
+  With `interpret` it runs without a TPU, slowly.
   """
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks

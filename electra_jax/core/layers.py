@@ -20,8 +20,7 @@ def make_dropout_seeds(
 ) -> tuple[jax.Array, jax.Array] | None:
   """Draws two uint32 seeds per dropout site and row, from keys [B]; None (no dropout) from None.
 
-  Returns:
-    [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
+  They are [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
   """
   if keys is None:
     return None

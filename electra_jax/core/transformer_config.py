@@ -74,11 +74,8 @@ class TransformerConfig:
       raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
     if POSITIONS[self.positions].rotary and self.head_size % 2:
       raise ValueError(f"RoPE turns pairs of numbers: the head width {self.head_size} is odd")
-    if self.global_every < 1 or self.window < 2:
-      raise ValueError(
-        f"global_every must be at least 1 and window at least 2, got {self.global_every} and"
-        f" {self.window}"
-      )
+    if self.window < 2:
+      raise ValueError(f"window must be at least 2, got {self.window}")
     if not self.first_norm and self.block != "pre_norm":
       raise ValueError(f"first_norm=False needs block=pre_norm, got {self.block}")
     if not (self.first_norm or self.embedding_norm):
