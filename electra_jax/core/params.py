@@ -115,13 +115,11 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str], list
   """
   target, source = _parts(params), _parts(other)
   both = [name for name in target if name in source]
-  target_shapes, source_shapes = ({k: _shapes(tree[k]) for k in both} for tree in (target, source))
+  own, theirs = (_shapes({k: tree[k] for k in both}) for tree in (target, source))
   mismatches = [
-    f"{name}/{leaf} is {source_shapes[name].get(leaf)}, the model's is"
-    f" {target_shapes[name].get(leaf)}"
-    for name in both
-    for leaf in target_shapes[name] | source_shapes[name]
-    if source_shapes[name].get(leaf) != target_shapes[name].get(leaf)
+    f"{name} is {theirs.get(name)}, the model's is {own.get(name)}"
+    for name in own | theirs
+    if theirs.get(name) != own.get(name)
   ]
   if mismatches:
     more = f", and {len(mismatches) - 3} more arrays differ" if len(mismatches) > 3 else ""
