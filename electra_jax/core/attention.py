@@ -56,8 +56,7 @@ class Inputs(NamedTuple):
 def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.Array:
   """Scaled dot-product attention; padding and other documents are never attended to.
 
-  Args:
-    local: whether tokens see those at most cfg.window // 2 away only.
+  With `local`, tokens see those at most cfg.window // 2 away only.
 
   Raises:
     ValueError: cfg.compute.attention lacks dropout or one direction, which cfg needs.
@@ -82,7 +81,13 @@ def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
     return _attend_in_blocks(cfg, inputs)
   scores = einsum_float32("blhd,bmhd->bhlm", q, k)
   scores = scores * (q.shape[-1] ** -0.5)
-  scores = jnp.where(_visible(cfg, padding_mask, document_ids, local), scores, -1e9)
+  seen = padding_mask[:, None, None, :]  # [B, 1, 1 or L, L]
+  if document_ids is not None:
+    seen = seen & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+  if cfg.direction != "both" or local:
+    at = jnp.arange(padding_mask.shape[-1])
+    seen = seen & _within(cfg, at - at[:, None], local)
+  scores = jnp.where(seen, scores, -1e9)
   probs = dropout(jax.nn.softmax(scores), cfg.attention_dropout, seeds).astype(v.dtype)
   return jnp.einsum("bhlm,bmhd->blhd", probs, v)
 
@@ -118,12 +123,10 @@ def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
 
 
 def packed_layout(document_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns lengths [B, M] and starts [B, M + 1] int32 of the documents of each row, then -1.
+  """Returns lengths [B, M] and starts [B, M + 1] int32 of the M = L / 8 + 1 documents of a row.
 
-  Padding counts as a document, because cuDNN leaves what is in none uninitialised.
-
-  Args:
-    document_ids: [B, L] int32, at most L / 8 documents a row.
+  Padding counts as a document, because cuDNN leaves what is in none uninitialised. Documents that
+  a row lacks have -1.
   """
   L = document_ids.shape[1]
   most = L // TOKENS_PER_DOCUMENT + 1
@@ -194,19 +197,6 @@ def _within(cfg: TransformerConfig, distance: jax.Array, local: bool) -> jax.Arr
   if cfg.direction != "both":
     seen = distance <= 0 if cfg.direction == "ltr" else distance >= 0
   return seen & (jnp.abs(distance) <= cfg.window // 2) if local else seen
-
-
-def _visible(
-  cfg: TransformerConfig, padding_mask: jax.Array, document_ids: jax.Array | None, local: bool
-) -> jax.Array:
-  """Returns the attention mask: [B, 1, 1 or L, L] bool, True where a query may attend."""
-  seen = padding_mask[:, None, None, :]
-  if document_ids is not None:
-    seen = seen & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
-  if cfg.direction == "both" and not local:
-    return seen
-  at = jnp.arange(padding_mask.shape[-1])
-  return seen & _within(cfg, at - at[:, None], local)
 
 
 def local_scores(cfg: TransformerConfig, length: int) -> int:

@@ -1,8 +1,7 @@
 """Matmul FLOPs of a training step, and the peak FLOP/s of a device.
 
 Only executed matmuls count: positions are gathered before the vocabulary layer, lookups are free. A
-multiply and an add are two operations; training costs three forward passes. MFU = FLOPs / time /
-peak.
+multiply and an add are two operations; training costs three forward passes. MFU = FLOPs/time/peak.
 """
 
 import dataclasses

@@ -32,11 +32,7 @@ def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> 
   >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 100)]
   [0.0, 0.475, 0.9, 0.0]
   """
-
-  def schedule(t):
-    return lr * jnp.maximum(0.0, 1 - _share(t, steps)) ** power * _warmed(t, warmup_steps)
-
-  return schedule
+  return lambda t: lr * jnp.maximum(0.0, 1 - _share(t, steps)) ** power * _warmed(t, warmup_steps)
 
 
 def joined_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:

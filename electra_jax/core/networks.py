@@ -97,10 +97,6 @@ def _own_or_shared(params: dict, network: str) -> dict:
   return params[network].get("embeddings", params["embeddings"])
 
 
-def _tokens(params: dict, network: str) -> dict:
-  return {**params[network]["embeddings"], **params["embeddings"]}
-
-
 def _without_word(tables: dict) -> dict:
   return {name: table for name, table in tables.items() if name != "word"}
 
@@ -117,7 +113,7 @@ TIES = {
   "none": Tying(_own_or_shared, own=lambda tables: tables, own_width=True),
   # Only the word table is shared.
   "tokens": Tying(
-    _tokens,
+    lambda params, network: {**params[network]["embeddings"], **params["embeddings"]},
     split=lambda tables: ({"word": tables["word"]}, {"embeddings": _without_word(tables)}),
     own=_without_word,
   ),
@@ -305,14 +301,10 @@ nll.defvjp(_nll_fwd, _nll_bwd)
 def chunked_nll(
   cfg: TransformerConfig, network: dict, states: jax.Array, tokens: jax.Array, *, chunk_size: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns `nll` at every position, computed in chunks of `chunk_size` positions.
+  """Returns `nll` of tokens [B, L], of states [B, L, D] and a network as in `vocabulary_logits`.
 
-  The logits [B, L, V] never exist at once; the backward pass recomputes each chunk's.
-
-  Args:
-    network: as in `vocabulary_logits`.
-    states: [B, L, D].
-    tokens: [B, L] int32.
+  The logits [B, L, V] never exist at once: they are computed in chunks of `chunk_size` positions,
+  again in the backward pass.
   """
   B, L, D = states.shape
   chunks = -(-L // chunk_size)

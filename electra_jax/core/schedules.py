@@ -1,8 +1,8 @@
 """Schedules: numbers that are constant or piecewise linear in the step.
 
 The mask rate, the temperature and the losses' weights are `Schedule`s; learning rates are in
-`learning_rates`. Points are written
-"POSITION=VALUE,POSITION=VALUE,...", with positions in steps or in percent of the run.
+`learning_rates`. Points are written "POSITION=VALUE,POSITION=VALUE,...", with positions in steps or
+in percent of the run.
 """
 
 import dataclasses

@@ -37,8 +37,7 @@ def original(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -
 def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
   """Returns the log p implied by discriminator and generator (Clark et al. 2020, Appendix G).
 
-  Args:
-    step: training step of the parameters, which sets the mask rate and temperature.
+  The training step of the parameters sets the mask rate and temperature.
 
   Raises:
     ValueError: sampling did not use the generator's own probabilities.
@@ -53,11 +52,9 @@ def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) ->
 def masked_token(
   cfg: TransformerConfig, network: dict, batch: Batch, positions: jax.Array, labels: jax.Array
 ) -> jax.Array:
-  """Returns log p(label) [B] at a position of each row, whose ids have it masked.
+  """Returns log p(label) [B] at a position [B] of each row, whose ids have it masked.
 
-  Args:
-    network: {"embeddings", "encoder", "mlm_head"}.
-    positions, labels: [B] int32.
+  The network is {"embeddings", "encoder", "mlm_head"}.
   """
   states = networks.encode(cfg, network, batch.ids, batch, None)
   state = jnp.take_along_axis(states, positions[:, None, None], axis=1)

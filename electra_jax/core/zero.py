@@ -14,15 +14,9 @@ from electra_jax.core.params import AXIS, split_axis, sum_of_squares
 
 
 def zero1_update(tx: optax.GradientTransformation, devices: int) -> Callable:
-  """Returns the equivalent of `step.replicated_update` with sharded optimizer state.
+  """Returns the equivalent of `step.replicated_update` for this device's shard of the optimizer.
 
-  Args:
-    tx: elementwise, except for norms, which must be this module's `norm`.
-    devices: their number.
-
-  Returns:
-    (this device's gradient, its optimizer shard, params) -> (updates, optimizer shard, gradient
-    norm).
+  `tx` is elementwise, except for norms, which must be this module's `norm`.
   """
 
   def own(x: jax.Array) -> jax.Array:
