@@ -15,16 +15,8 @@ import optax
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs
-from electra_jax.core import (
-  flops,
-  generators,
-  learning_rates,
-  networks,
-  objectives,
-  optimizer,
-  step,
-  zero,
-)
+from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
+from electra_jax.core.learning_rates import make_schedule
 from electra_jax.core.params import tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer, vocabulary
@@ -100,7 +92,7 @@ def _make_train_fns(
 
   def of_horizon(horizon: Horizon) -> tuple[optax.Schedule, optax.GradientTransformation]:
     config = dataclasses.replace(optimizer_config, decay_steps=horizon.decay_steps)
-    schedule = learning_rates.make_schedule(config, horizon.steps)
+    schedule = make_schedule(config, horizon.steps)
     return schedule, optimizer.make_optimizer(config, schedule, groups, norm)
 
   def train_step(state: step.TrainState, batch, horizon: Horizon):
