@@ -10,23 +10,18 @@ Rows are kept as they come; what is there is not compiled again. Attention is cu
 library for a version, the compiler needs none, so the version of the description is given.
 """
 
-import argparse
 import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import machine  # noqa: E402
 from jax._src.cudnn import fused_attention_stablehlo  # noqa: E402
+from speedrun_rates import shaped  # noqa: E402
 
 from electra_jax.config import files, validate  # noqa: E402
-from electra_jax.core import flops  # noqa: E402
-from electra_jax.cost import (
-  preflight,  # noqa: E402
-  targets,  # noqa: E402
-  traffic,  # noqa: E402
-)
-from electra_jax.experiments import jobs
-from electra_jax.pretrain.run import spec_without_data  # noqa: E402
+from electra_jax.cost import preflight, targets  # noqa: E402
+from electra_jax.experiments import jobs  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "speedrun_candidates.jsonl"
 CONFIG, TOPOLOGY, SECS, LENGTH = "configs/speedrun.py:electra", "h200x1", 480, 128
@@ -47,38 +42,26 @@ SHOWN = (
 )  # fmt: skip
 
 
-def configured(layers: int, width: int, entries: int, batch: int):
-  """Returns the speedrun's configuration with another shape."""
+def count(layers: int, width: int, entries: int, batch: int) -> dict:
+  """Compiles a step and returns its kernels, bytes, memory, FLOPs and estimated seconds."""
   config = files.load_named(CONFIG)
   config.update_from_flattened_dict(
-    {
+    shaped(width)
+    | {
       "model.num_layers": layers,
-      "model.hidden_size": width,
-      "model.embedding_size": width,
-      "model.num_heads": width // 64,
-      "model.ffn_size": width * 3 // 2,
       "model.attention": "cudnn",
       "data.vocab_size": entries,
       "train.batch_size": batch,
     }
   )
-  return config
-
-
-def count(layers: int, width: int, entries: int, batch: int) -> dict:
-  """Compiles a step and returns its kernels, bytes, memory, FLOPs and estimated seconds."""
-  target = targets.find(TOPOLOGY)
-  config = configured(layers, width, entries, batch)
   config = preflight.for_accelerator(config, "gpu")
-  compiled, shapes = preflight.compile_step(config, target.devices)
-  found = traffic.kernels(compiled.as_text())
-  spec = spec_without_data(config)
+  cost = preflight.estimate_step(config, TOPOLOGY, targets.find(TOPOLOGY))
   return {
-    "kernels": traffic.launches(found),
-    "traffic_bytes": traffic.moved_bytes(found),
-    "used_bytes": preflight.used_bytes(compiled),
-    "flops": flops.step_flops(spec, batch, config.data.seq_length),
-    "secs": traffic.estimate_secs(found, target.memory_rate, target.peak),
+    "kernels": cost.kernels,
+    "traffic_bytes": cost.traffic_bytes,
+    "used_bytes": cost.used,
+    "flops": cost.flops,
+    "secs": cost.estimated_secs,
   }
 
 
@@ -112,18 +95,14 @@ def table(rows: list[dict]) -> list[str]:
   return lines
 
 
-def main() -> None:
-  """Counts what is missing and prints the table."""
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--rows", type=Path, default=ROWS)
-  args = p.parse_args()
+def main(rows: Path = ROWS) -> None:
   fused_attention_stablehlo.check_cudnn_version = lambda: 91000
   validate.check_attention = lambda *_: None  # this machine's
-  rows = jobs.Rows(args.rows)
+  found = jobs.Rows(rows)
   for shape in COUNTED:
-    rows.once(dict(zip(NAMES, shape, strict=True)), lambda shape=shape: count(*shape))
-  print("\n".join(table(rows.read())))
+    found.once(dict(zip(NAMES, shape, strict=True)), lambda shape=shape: count(*shape))
+  print("\n".join(table(found.read())))
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

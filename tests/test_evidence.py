@@ -40,7 +40,7 @@ def test_the_page_has_the_tables_of_the_rows(monkeypatch):
   assert found.rate("bert", 0) == 6.4e-3 and found.rates("bert", 1) == (6.4e-3, 3.2e-3)
 
 
-@pytest.mark.parametrize("name", ["detection", "evidence", "learn", "modern_ab"])
+@pytest.mark.parametrize("name", ["detection", "evidence", "learn", "modern_ab", "speedrun_rates"])
 def test_arms_of_a_committed_experiment_have_valid_configurations(name):
   e = definition.load(str(BENCHMARKS / f"{name}.py"))
   assert e.control is None or e.control in e.arms
