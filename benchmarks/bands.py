@@ -19,7 +19,6 @@ The short run of the smallest modern preset:
 """
 
 import argparse
-import ast
 import contextlib
 import json
 import os
@@ -31,12 +30,14 @@ from pathlib import Path
 
 import machine
 from ml_collections import ConfigDict
+from train_step import change
 
-from electra_jax.config import compare, files
+from electra_jax.config import compare
 from electra_jax.experiments import jobs
 from electra_jax.monitor import bands, metrics
 from electra_jax.report import saved_run
 
+CONFIG = "configs/quickstart.py"
 PROGRAM = 'import runpy; runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)'
 # The labels of the row before, for both networks.
 SHUFFLE = """
@@ -61,22 +62,14 @@ FAULTS = {
 }  # fmt: skip
 
 
-def value(text: str) -> object:
-  """Returns the value of a field, which is text if it is no Python literal."""
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
-
-
-def build(args: argparse.Namespace) -> None:
+def build(o: argparse.Namespace) -> None:
   """Builds the shards, and those of the broken vocabulary."""
-  out, own = args.out, {k: v for k, v in args.fields.items() if k.startswith("data.")}
-  jobs.build(out, out / "data", args.config, own)
-  words = (out / "data" / "vocab.txt").read_text().splitlines()
-  lost = out / "lost.txt"
+  own = {k: v for k, v in o.fields.items() if k.startswith("data.")}
+  jobs.build(o.out, o.out / "data", o.config, own)
+  words = (o.out / "data" / "vocab.txt").read_text().splitlines()
+  lost = o.out / "lost.txt"
   lost.write_text("".join(word.replace("##", "§§", 1) + "\n" for word in words))
-  jobs.build(out, out / "broken", args.config, own | {"data.vocab": lost})
+  jobs.build(o.out, o.out / "broken", o.config, own | {"data.vocab": lost})
 
 
 def doubled(config: ConfigDict) -> dict[str, float]:
@@ -85,21 +78,19 @@ def doubled(config: ConfigDict) -> dict[str, float]:
   return {f"optimizer.{name}": 2 * x for name in rates if (x := config.optimizer[name])}
 
 
-def train(args: argparse.Namespace, fault: str, seed: int, steps: int) -> list[dict]:
+def train(o: argparse.Namespace, config: ConfigDict, fault: str, seed: int, steps: int) -> dict:
   """Trains a run up to `steps` and returns its lines."""
-  out, (fields, code, data) = args.out, FAULTS[fault]
+  fields, code, data = FAULTS[fault]
   name = f"{fault or 'healthy'} {seed}".replace(" ", "-")
-  folder, output = out / "runs" / name, out / "logs" / f"{name}.log"
+  folder, output = o.out / "runs" / name, o.out / "logs" / f"{name}.log"
   if fault == "doubled learning rate":
-    fields = doubled(configured(args))
-  fields = args.fields | {"seed": seed, "data.dir": out / data, "log.trackers": ""} | fields
-  arguments = [f"--config={args.config}", f"--workdir={folder}", *jobs.assignments(fields)]
-  history = folder / metrics.HISTORY_FILE
-
-  whole = steps == configured(args).train.steps
+    fields = doubled(config)
+  fields = o.fields | {"seed": seed, "data.dir": o.out / data, "log.trackers": ""} | fields
+  arguments = [f"--config={o.config}", f"--workdir={folder}", *jobs.assignments(fields)]
+  whole = steps == config.train.steps
 
   def done() -> list[dict]:
-    lines = metrics.read_history(history)
+    lines = metrics.read_history(folder / metrics.HISTORY_FILE)
     at_end = lines and lines[-1]["step"] >= steps and (not whole or lines[-1]["split"] == "heldout")
     return lines if at_end else []
 
@@ -117,74 +108,61 @@ def train(args: argparse.Namespace, fault: str, seed: int, steps: int) -> list[d
         process.wait()
   if not (lines := done()):
     raise SystemExit(f"{output.read_text()[-3000:]}\n{name} ended early")
-  return [line for line in lines if line["step"] <= steps]
+  return {"lines": [line for line in lines if line["step"] <= steps]}
 
 
-def parser() -> argparse.ArgumentParser:
-  p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  p.add_argument("--out", type=Path, required=True)
-  p.add_argument("--rows", type=Path, help="default: OUT/rows.jsonl")
-  p.add_argument("--steps", type=int, default=2600)
-  p.add_argument("--broken_steps", type=int, default=600)
-  p.add_argument("--seeds", type=int, default=5)
-  p.add_argument("--band", type=Path, help="writes the band of all healthy seeds")
-  p.add_argument("--json")
-  p.add_argument("--config", default="configs/quickstart.py")
-  p.add_argument("--fields", nargs="*", default=[], metavar="FIELD=VALUE", help="of all runs")
-  return p
-
-
-def configured(args: argparse.Namespace) -> ConfigDict:
-  """Returns the configuration of the healthy runs."""
-  config = files.load_named(args.config)
-  config.update_from_flattened_dict(args.fields)
-  return config
-
-
-def main() -> None:
-  """Runs from the command line."""
-  p = parser()
-  args = p.parse_args()
-  args.fields = {name: value(x) for name, _, x in (field.partition("=") for field in args.fields)}
+def main(
+  out: Path,
+  rows: Path | None = None,
+  steps: int = 2600,
+  broken_steps: int = 600,
+  seeds: int = 5,
+  band: Path | None = None,
+  config: str = CONFIG,
+  fields: list[str] = (),
+) -> dict:
+  """
+  --rows    default: OUT/rows.jsonl
+  --band    writes the band of all healthy seeds
+  --fields  of all runs
+  """
+  changed = change(config, fields)
+  flat = compare.flatten(changed)
+  own = {field.partition("=")[0]: flat[field.partition("=")[0]] for field in fields}
+  o = argparse.Namespace(out=out, config=config, fields=own)
   os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
-  build(args)
-  rows = jobs.Rows(args.rows or args.out / "rows.jsonl")
-  plan = [("", seed) for seed in range(args.seeds)] + [(fault, 0) for fault in FAULTS if fault]
+  build(o)
+  kept = jobs.Rows(rows or out / "rows.jsonl")
+  plan = [("", seed) for seed in range(seeds)] + [(fault, 0) for fault in FAULTS if fault]
   found = {}
   for fault, seed in plan:
-    steps = args.broken_steps if fault else args.steps
-    key = {"fault": fault, "seed": seed, "steps": steps}
-    own = {"config": args.config, "fields": args.fields}
-    key |= {k: x for k, x in own.items() if x != p.get_default(k)}
-    row = rows.once(key, lambda of=(fault, seed, steps): {"lines": train(args, *of)})
-    found[fault, seed] = row["lines"]
-  config = configured(args)
-  manifest = json.loads((args.out / "data" / "manifest.json").read_text())
-  flat = compare.flatten(config) | {"data.vocab_hash": manifest["vocab"]["hash"]}
-  fields = compare.recipe(flat)
+    last = broken_steps if fault else steps
+    key = {"fault": fault, "seed": seed, "steps": last}
+    key |= ({"config": config} if config != CONFIG else {}) | ({"fields": own} if own else {})
+    run = (o, changed, fault, seed, last)
+    found[fault, seed] = kept.once(key, lambda run=run: train(*run))["lines"]
+  manifest = json.loads((out / "data" / "manifest.json").read_text())
+  recipe = compare.recipe(flat | {"data.vocab_hash": manifest["vocab"]["hash"]})
   healthy = {seed: lines for (fault, seed), lines in found.items() if not fault}
 
-  def without(seed: int) -> bands.Band:
-    others = [lines for other, lines in healthy.items() if other != seed]
-    return bands.make(others, config.log.every_steps, fields)
+  def band_of(without: int | None = None) -> bands.Band:
+    others = [lines for seed, lines in healthy.items() if seed != without]
+    return bands.make(others, changed.log.every_steps, recipe)
 
   judged = [
     {
       "fault": fault,
       "seed": seed,
       "minutes": round(saved_run.elapsed(lines) / 60, 1),
-      **judge(without(seed), lines),
+      **judge(band_of(without=seed), lines),
       "lines": rounded(lines),
     }
     for (fault, seed), lines in found.items()
   ]
-  for row in judged:
-    print(f"{row['fault'] or 'healthy'}, seed {row['seed']}: {row['warning'] or 'stays'}")
-  if args.band:
-    bands.write(args.band, bands.make(list(healthy.values()), config.log.every_steps, fields))
-  sizes = {name: getattr(args, name) for name in ("steps", "broken_steps", "seeds")}
-  content = {"config": args.config, "fields": args.fields, **sizes, "judged": judged}
-  machine.save(args.json, content, hide=[args.out, args.rows])
+  if band:
+    bands.write(band, band_of())
+  sizes = {"steps": steps, "broken_steps": broken_steps, "seeds": seeds}
+  return {"config": config, "fields": own, **sizes, "judged": judged}
 
 
 def rounded(lines: list[dict]) -> list[dict]:
@@ -217,4 +195,4 @@ def judge(band: bands.Band, lines: list[dict]) -> dict:
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

@@ -7,17 +7,17 @@ A SOURCE is an entry of config.data.sources; by default 'python-docs'. Its docum
 harvested beforehand, and the vocabulary trained, if none is given: both are timed on their own.
 Then the whole program is run as a user would run it, start and checksums included, and in turn the
 `tokenizers` library encodes the same lines on all cores, without making anything of them. MB per
-CPU second say how much of the speed is left on a machine that does other things, too.
+CPU second say how much of the speed is left on a machine that does other things, too. The floor of
+a build is 4 MB/s of raw text on two cores.
 
-With --runner (electra_jax[beam] or [ray] must be installed) the text is cut into PARTS files, which
+With --runner (electra_jax[beam] or [ray] must be installed) the text is cut into eight files, which
 the engine and a local build turn into shards in turn. Of two texts or more,
 `of_local_without_start` is the share of the local speed in what the last has more than the first.
 With RAY_ADDRESS, Ray is a cluster that is up already (`ray start --head`), as it is where Ray is
 used; its processes are not in the build's memory then.
 """
 
-import argparse
-import json
+import contextlib
 import os
 import resource
 import statistics
@@ -25,18 +25,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import machine
-from rich.console import Console
-from rich.table import Table
+import peers
+import psutil
 
 from electra_jax.data import python_docs, sources, tokenizer, vocabulary
 
-FLOOR = 4.0  # MB/s of raw text on two cores
-PARTS, RUNNER_FLOOR = 8, 0.8  # of the local build's speed
+PARTS = 8
 CORES = len(os.sched_getaffinity(0))
 OPTIONS = {  # of engines, to run on this machine
+  "local": [],
   "beam": [
     "--", "--runner=DirectRunner", "--direct_running_mode=multi_processing",
     f"--direct_num_workers={CORES}",
@@ -46,13 +48,20 @@ OPTIONS = {  # of engines, to run on this machine
 POLL_SECS = 0.05
 
 
+class Cost(NamedTuple):
+  """What a contestant took; memory with that of its children."""
+
+  secs: float
+  cpu_secs: float
+  peak_mb: float = 0.0
+
+
 def run_build(
-  source: str, vocab: str, seq_length: int, folder: str, parts: int = 0, arguments: tuple = ()
-) -> tuple[float, float, float]:
-  """Builds in a process of its own; returns seconds, CPU seconds and peak MB, children included."""
+  source: str, vocab: str, seq_length: int, folder: str, parts: int = 0, arguments: list = ()
+) -> Cost:
+  """Builds in a process of its own."""
   fields = {"dir": folder, "sources": source, "vocab": vocab, "seq_length": seq_length}
-  fields["parts"] = parts
-  flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
+  flags = [f"--config.data.{k}={v}" for k, v in {**fields, "parts": parts}.items()]
   command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
   start, cpu, peak = time.perf_counter(), children_cpu_secs(), 0.0
   command += ["--overwrite", *arguments]
@@ -62,7 +71,7 @@ def run_build(
     time.sleep(POLL_SECS)
   if process.returncode:
     raise SystemExit(f"the build ended with {process.returncode}")
-  return time.perf_counter() - start, children_cpu_secs() - cpu, peak
+  return Cost(time.perf_counter() - start, children_cpu_secs() - cpu, peak)
 
 
 def children_cpu_secs() -> float:
@@ -71,50 +80,42 @@ def children_cpu_secs() -> float:
   return usage.ru_utime + usage.ru_stime
 
 
-def resident_mb(root: int) -> float:
+def resident_mb(pid: int) -> float:
   """Returns the resident memory of a process and all below it; shared pages count in each."""
-  total, waiting = 0, [root]
-  while waiting:
-    pid = waiting.pop()
-    try:
-      total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-      for task in Path(f"/proc/{pid}/task").iterdir():
-        waiting += map(int, (task / "children").read_text().split())
-    except OSError:  # it has just ended
-      continue
-  return total * os.sysconf("SC_PAGE_SIZE") / 1e6
+  total = 0.0
+  with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+    root = psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
+      with contextlib.suppress(psutil.NoSuchProcess):
+        total += process.memory_info().rss / 1e6
+  return total
 
 
-def run_bare_tokenizer(source: str, vocab: str) -> tuple[float, float]:
-  """Encodes every line with the library, all cores, a megabyte at a time; seconds, CPU seconds."""
-  engine = tokenizer.load(vocab)._engine
-  secs, cpu_secs, size = 0.0, 0.0, 0
-  lines: list[str] = []
+def documents(source: str) -> Iterator[sources.TextChunk]:
+  """Yields the documents of a source."""
+  (parsed,) = sources.parse(source)
+  return sources.documents(parsed, sources.SourceStats(parsed))
 
-  def encode() -> None:
+
+def run_bare_tokenizer(source: str, vocab: str) -> Cost:
+  """Encodes every line with the library, all cores, a megabyte at a time."""
+  engine, secs, cpu_secs = tokenizer.load(vocab)._engine, 0.0, 0.0
+
+  def encode(lines: list[str]) -> None:
     nonlocal secs, cpu_secs
-    start, cpu = time.perf_counter(), time.process_time()
-    engine.encode_batch_fast(lines, add_special_tokens=False)
-    secs += time.perf_counter() - start
+    cpu = time.process_time()
+    secs += peers.secs(lambda: engine.encode_batch_fast(lines, add_special_tokens=False))
     cpu_secs += time.process_time() - cpu
 
-  (parsed,) = sources.parse(source)
-  for piece in sources.documents(parsed, sources.SourceStats(parsed)):
+  lines, size = [], 0
+  for piece in documents(source):
     lines += piece.text.split("\n")
     size += piece.size
     if size > 1e6:
-      encode()
-      lines.clear()
-      size = 0
-  encode()
-  return secs, cpu_secs
-
-
-def text_bytes(source: str) -> int:
-  """Returns the size of the text of a source."""
-  (parsed,) = sources.parse(source)
-  tally = sources.SourceStats(parsed)
-  return sum(piece.size for piece in sources.documents(parsed, tally))
+      encode(lines)
+      lines, size = [], 0
+  encode(lines)
+  return Cost(secs, cpu_secs)
 
 
 def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dict]:
@@ -127,103 +128,83 @@ def prepare(source: str, vocab: str | None, folder: Path) -> tuple[str, str, dic
     (folder / "docs.txt").write_text(text, encoding="utf-8")
     source = f"text:{folder / 'docs.txt'}"
   if vocab is None:
-    (parsed,) = sources.parse(source)
-    pieces = sources.documents(parsed, sources.SourceStats(parsed))
-    lines = (line for piece in pieces for line in piece.text.split("\n"))
-    start = time.perf_counter()
-    vocab = str(folder / "vocab.txt")
-    vocabulary.train("wordpiece", lines, size=30_522, path=Path(vocab))
-    extra["vocabulary_secs"] = round(time.perf_counter() - start, 1)
+    lines = (line for piece in documents(source) for line in piece.text.split("\n"))
+    path = folder / "vocab.txt"
+    secs = peers.secs(lambda: vocabulary.train("wordpiece", lines, size=30_522, path=path))
+    vocab, extra["vocabulary_secs"] = str(path), round(secs, 1)
   return source, vocab, extra
 
 
-def compare_runner(args: argparse.Namespace, name: str) -> dict:
-  """Builds a text in PARTS files by an engine and locally, in turn; returns a row of results."""
-  with tempfile.TemporaryDirectory() as folder:
-    source, vocab, _ = prepare(name, args.vocab, Path(folder))
-    (parsed,) = sources.parse(source)
-    names = [f"{folder}/part{i}.txt" for i in range(PARTS)]
-    total, size = text_bytes(source), 0
-    files = [open(path, "w", encoding="utf-8") for path in names]
-    for piece in sources.documents(parsed, sources.SourceStats(parsed)):
-      files[size * PARTS // total].write(piece.text + "\n\n")
-      size += piece.size
-    for file in files:
-      file.close()
-    runs: dict[str, list] = {"local": [], args.runner: []}
-    for _ in range(args.rounds):
-      for runner, found in runs.items():
-        engine = (f"--runner={runner}", *OPTIONS.get(runner, ()))
-        text = f"text:{folder}/part*.txt"
-        found.append(run_build(text, vocab, args.seq_length, f"{folder}/shards", PARTS, engine))
-  row = {"text_mb": round(size / 1e6, 1)}
-  for runner, found in runs.items():
-    row[f"{runner}_mb_per_sec"] = round(size / 1e6 / statistics.median(x[0] for x in found), 2)
-    row[f"{runner}_rounds_secs"] = [round(x[0], 2) for x in found]
-    row[f"{runner}_peak_resident_mb"] = round(max(x[2] for x in found))
-  ratio = row[f"{args.runner}_mb_per_sec"] / row["local_mb_per_sec"]
-  return row | {"of_local": round(ratio, 2), "floor": RUNNER_FLOOR}
+def cut(source: str, total: int, folder: Path) -> str:
+  """Writes a text in PARTS files; returns them as a source."""
+  files = [open(folder / f"part{i}.txt", "w", encoding="utf-8") for i in range(PARTS)]
+  size = 0
+  for piece in documents(source):
+    files[size * PARTS // total].write(piece.text + "\n\n")
+    size += piece.size
+  for file in files:
+    file.close()
+  return f"text:{folder}/part*.txt"
 
 
-def without_start(rows: list[dict], runner: str) -> dict[str, float]:
-  """Returns an engine's share of the local speed between the first text and the last."""
-  if len(rows) < 2:
-    return {}
-  local, engine = (
-    statistics.median(rows[-1][f"{name}_rounds_secs"])
-    - statistics.median(rows[0][f"{name}_rounds_secs"])
-    for name in ("local", runner)
-  )
-  return {"of_local_without_start": round(local / engine, 2)}
+def measure(
+  name: str, vocab: str | None, seq_length: int, rounds: int, runner: str | None, folder: Path
+) -> dict:
+  """Returns the row of a text."""
+  source, vocab, extra = prepare(name, vocab, folder)
+  size, shards = sum(piece.size for piece in documents(source)), str(folder / "shards")
+  kinds: dict[str, Callable[[], Cost]] = {
+    "build": lambda: run_build(source, vocab, seq_length, shards),
+    "bare_tokenizer": lambda: run_bare_tokenizer(source, vocab),
+  }
+  if runner:
+    parts = cut(source, size, folder)
+    kinds = {
+      engine: lambda args=(f"--runner={engine}", *OPTIONS[engine]): run_build(
+        parts, vocab, seq_length, shards, PARTS, args
+      )
+      for engine in ("local", runner)
+    }
+  found = {kind: [] for kind in kinds}
+  for _ in range(rounds):
+    for kind, run in kinds.items():
+      found[kind].append(run())
+  mb = size / 1e6
+  row = {"text": name if name == "python-docs" else f"{mb:.0f} MB of text", "text_mb": round(mb, 1)}
+  for kind, costs in found.items():
+    row[f"{kind}_mb_per_sec"] = round(mb / statistics.median(x.secs for x in costs), 2)
+    row[f"{kind}_mb_per_cpu_sec"] = round(mb / statistics.median(x.cpu_secs for x in costs), 2)
+    row[f"{kind}_peak_resident_mb"] = round(max(x.peak_mb for x in costs))
+    row[f"{kind}_rounds_secs"] = [round(x.secs, 2) for x in costs]
+  if runner:
+    row["of_local"] = round(row[f"{runner}_mb_per_sec"] / row["local_mb_per_sec"], 2)
+  return row | extra
 
 
-def main() -> None:
-  """Measures, prints a table, writes JSON."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-  )
-  parser.add_argument("sources", nargs="*", default=["python-docs"])
-  parser.add_argument("--vocab", help="a vocabulary file")
-  parser.add_argument("--seq_length", type=int, default=128)
-  parser.add_argument("--rounds", type=int, default=3)
-  parser.add_argument("--json", help="file for the results")
-  parser.add_argument("--runner", choices=OPTIONS)
-  args = parser.parse_args()
-  if args.runner:
-    rows = [compare_runner(args, name) for name in args.sources]
-    results = {"rows": rows, "running_cluster": "RAY_ADDRESS" in os.environ}
-    results |= without_start(rows, args.runner)
-    print(json.dumps(results, indent=1))
-    machine.save(args.json, results, hide=[*args.sources, args.vocab])
-    return
-  table = Table(title=f"text to examples of {args.seq_length} tokens")
-  for column in ("text", "build MB/s", "bare MB/s", "build MB/CPU s", "bare MB/CPU s", "peak MB"):
-    table.add_column(column, justify="right")
+def main(
+  sources: list[str] = ("python-docs",),
+  /,
+  vocab: str | None = None,
+  seq_length: int = 128,
+  rounds: int = 3,
+  runner: Literal["beam", "ray"] | None = None,
+) -> dict:
   rows = []
-  for name in args.sources:
+  for name in sources:
     with tempfile.TemporaryDirectory() as folder:
-      source, vocab, extra = prepare(name, args.vocab, Path(folder))
-      size = text_bytes(source) / 1e6
-      builds, bare = [], []
-      for _ in range(args.rounds):
-        builds.append(run_build(source, vocab, args.seq_length, f"{folder}/shards"))
-        bare.append(run_bare_tokenizer(source, vocab))
-    label = name if name == "python-docs" else f"{size:.0f} MB of English text"
-    row = {"text": label, "text_mb": round(size, 1)}
-    row["peak_resident_mb"] = round(max(peak for _, _, peak in builds))
-    for what, runs in (("build", builds), ("bare_tokenizer", bare)):
-      row[f"{what}_mb_per_sec"] = round(size / statistics.median(run[0] for run in runs), 2)
-      row[f"{what}_mb_per_cpu_sec"] = round(size / statistics.median(run[1] for run in runs), 2)
-      row[f"{what}_rounds_secs"] = [round(run[0], 2) for run in runs]
-    columns = ("build_mb_per_sec", "bare_tokenizer_mb_per_sec")
-    columns += ("build_mb_per_cpu_sec", "bare_tokenizer_mb_per_cpu_sec", "peak_resident_mb")
-    table.add_row(label, *(str(row[column]) for column in columns))
-    rows.append(row | extra)
-  Console().print(table)
-  print(f"floor: {FLOOR} MB/s on two cores")
-  results = {"seq_length": args.seq_length, "floor_mb_per_sec": FLOOR, "rows": rows}
-  machine.save(args.json, results, hide=[*args.sources, args.vocab])
+      rows.append(measure(name, vocab, seq_length, rounds, runner, Path(folder)))
+  results = {"seq_length": seq_length, "rows": rows}
+  if runner:
+    results["running_cluster"] = "RAY_ADDRESS" in os.environ
+  if runner and len(rows) > 1:
+    local, engine = (
+      statistics.median(rows[-1][f"{kind}_rounds_secs"])
+      - statistics.median(rows[0][f"{kind}_rounds_secs"])
+      for kind in ("local", runner)
+    )
+    results["of_local_without_start"] = round(local / engine, 2)
+  return results
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

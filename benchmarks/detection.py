@@ -6,21 +6,17 @@
 DATA has text.txt to pretrain on.
 
 In earlier trials a discriminator stayed at chance for thousands of steps, while a masked LM left
-the unigram entropy within hundreds. The first rows do not show that: every arm so far has left
-chance after 1,053 to 1,782 steps (LOG.md, "Why detection learns late, first rows"). Each arm says
-what would be seen if one explanation were right:
+the unigram entropy within hundreds. Each arm says what would be seen if one explanation were right
+(LOG.md, "Why detection learns late"):
 
-- weight, optimizer: the detection loss pulls Adam's or the clipped gradient away, or too little:
-  `weight 50`, `weight 1`, the same by AdamW and without clipping, `one optimizer`, `slow
-  discriminator`, `fast discriminator`.
-- embeddings pulled two ways: `gdes` and `own embeddings` would be ahead.
-- the generator: too strong to be seen (`generator 1/8` ahead), too weak to learn from (`generator
-  1/2` ahead), moving (`frozen generator` ahead: a masked LM of the main network's size).
-- no first-order gradient towards the product of token and context: fixed noise (`unigram`) stays at
-  chance, with more tokens a step too, and is learned at once by a network that starts from a masked
-  LM (`unigram from bert`) or by a head that multiplies them (`slots, product`, at masked slots, of
-  which half keep their token; `slots in text` has the same slots and ELECTRA's head). If it is
-  noise instead, 4 and 16 times the tokens a step help as much.
+- the detection loss pulls Adam's or the clipped gradient away, or too little: `weight 50`, `weight
+  1`, the same by AdamW and without clipping, `one optimizer`, `slow` and `fast discriminator`.
+- embeddings are pulled two ways: `gdes` and `own embeddings` would be ahead.
+- the generator is too strong to be seen (`generator 1/8` ahead), too weak to learn from (`generator
+  1/2`), or moves (`frozen generator`, a masked LM of the main network's size).
+- there is no first-order gradient towards the product of token and context: fixed noise (`unigram`)
+  stays at chance, with more tokens a step too, and is learned at once from a masked LM (`unigram
+  from bert`) or by a head that multiplies them (`slots, product`, against `slots in text`).
 - the optimizer: `AdamW` and `unigram, AdamW`, at its rates, would stay at chance.
 - depth against width: `deep`, `wide`.
 

@@ -18,7 +18,6 @@ table shows: every third paradigm of the pairs, and 2,000 sentences cut from chu
 file. Rates are chosen by the latter alone: at the smallest budget the pairs are at chance.
 """
 
-import argparse
 import ast
 import statistics
 from collections.abc import Mapping, Sequence
@@ -31,10 +30,10 @@ from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.evaluate import scorers
 from electra_jax.experiments import jobs, plan
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task, number
+from electra_jax.monitor import curves
 
-ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "benchmarks" / "results" / "evidence_rows.jsonl"
-CONFIG = ROOT / "benchmarks" / "evidence_config.py"
+HERE, DOCS = Path(__file__).resolve().parent, machine.ROOT / "docs"
+ROWS, CONFIG = HERE / "results" / "evidence_rows.jsonl", HERE / "evidence_config.py"
 REFERENCE, FRESH = "bert", "fresh weights"
 SPLITS = {"train": "fitting", "dev": "choices", "test": "test"}
 RATES, CUT = (1.6e-3, 3.2e-3, 6.4e-3), 2_000
@@ -184,11 +183,8 @@ def draw(rows: Sequence[Mapping], fresh: list[float], path: Path) -> None:
     fresh: chunking's F1 from fresh weights, of each seed.
   """
   from matplotlib import colormaps
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = curves.new_figure(11, 4.6, layout="constrained")
   for axis, name in zip(figure.subplots(1, 2), ("minimal pairs, %", "chunking, F1"), strict=True):
     for i, arm in enumerate(ARMS):
       if not (budgets := sorted({row["budget"] for row in rows if row["arm"] == arm})):
@@ -212,7 +208,7 @@ def draw(rows: Sequence[Mapping], fresh: list[float], path: Path) -> None:
     axis.minorticks_off()
     axis.grid(alpha=0.25)
   figure.axes[1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-  figure.savefig(path, format="png")
+  curves.save_figure(path, figure)
 
 
 def report(path: Path) -> tuple[str, list[Mapping], list[float]]:
@@ -229,17 +225,16 @@ def report(path: Path) -> tuple[str, list[Mapping], list[float]]:
   return "\n".join([*lines, *glue_table([*best, *control])]).strip() + "\n", best, fresh
 
 
-def main() -> None:
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--rows", type=Path, default=ROWS)
-  p.add_argument("--write", action="store_true", help="into docs/evidence.md")
-  args = p.parse_args()
-  text, best, fresh = report(args.rows)
+def main(rows: Path = ROWS, write: bool = False) -> None:
+  """
+  --write  into docs/evidence.md
+  """
+  text, best, fresh = report(rows)
   print(text, end="")
-  if args.write:
-    machine.write_between(ROOT / "docs" / "evidence.md", "evidence", text)
-    draw(best, fresh, ROOT / "docs" / "evidence.png")
+  if write:
+    machine.write_between(DOCS / "evidence.md", "evidence", text)
+    draw(best, fresh, DOCS / "evidence.png")
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

@@ -13,10 +13,7 @@ a shared machine's speed drifts. The first step of every length, which compiles,
 all compile at the same time. Needs torch and transformers for --peer.
 """
 
-import argparse
-import json
 import statistics
-import time
 
 import jax
 import machine
@@ -78,10 +75,12 @@ class Ours:
     )
     head = task_heads.classification(2, "linear")
     self.state, self.step = loop.start(cfg, head, None, settings, 3 * -(-len(rows) // BATCH))
-    start = time.perf_counter()
-    for length in buckets:
-      self._run([data.Plan(np.arange(BATCH) * 0 + self._short(length), length)])
-    self.compile_secs = time.perf_counter() - start
+    self.compile_secs = peers.secs(
+      lambda: [
+        self._run([data.Plan(np.arange(BATCH) * 0 + self._short(length), length)])
+        for length in buckets
+      ]
+    )
     lengths = np.array([len(r.ids) for r in rows])
     self.plans = data.plan_epoch(lengths, buckets, BATCH, 0, 0)
 
@@ -100,15 +99,13 @@ class Ours:
     self._run(self.plans[part::parts])
 
 
-class Peer:
+class Peer(peers.TorchLoop):
   """Hugging Face's classifier in a plain PyTorch loop; `backend` is torch.compile's, or None."""
 
   def __init__(self, backend: str | None, rows: list, cfg: TransformerConfig):
-    import torch
     from transformers import ElectraConfig, ElectraForSequenceClassification
 
-    self.torch = torch
-    self.device = "cuda" if torch.cuda.is_available() else "cpu"
+    super().__init__()
     shape = ElectraConfig(
       vocab_size=cfg.vocab_size,
       embedding_size=cfg.embedding_size,
@@ -119,114 +116,103 @@ class Peer:
       num_labels=2,
     )
     self.model = ElectraForSequenceClassification(shape).to(self.device).train()
-    self.forward = (
-      torch.compile(self.model, backend=backend, dynamic=False) if backend else self.model
-    )
-    self.tx = torch.optim.AdamW(
-      self.model.parameters(), 3e-4, weight_decay=0.0, fused=self.device == "cuda"
-    )
-    self.schedule = torch.optim.lr_scheduler.LambdaLR(self.tx, lambda t: max(0.0, 1 - t / 1000))
+    self.forward = self.compiled(self.model, backend)
+    self.make_optimizer(self.model.parameters(), 3e-4, 0.0)
+    schedule = self.torch.optim.lr_scheduler.LambdaLR
+    self.schedule = schedule(self.tx, lambda t: max(0.0, 1 - t / 1000))
     order = np.random.default_rng(0).permutation(len(rows))
     plans = [data.Plan(order[i : i + BATCH], LENGTH) for i in range(0, len(rows), BATCH)]
     self.batches = [data.collate(rows, plan, len(plan.rows), PAD) for plan in plans]
-    start = time.perf_counter()
-    for batch in {len(batch.ids): batch for batch in self.batches}.values():
-      self._step(batch)
-    self.compile_secs = time.perf_counter() - start
+    sizes = {len(batch.ids): batch for batch in self.batches}.values()
+    self.compile_secs = peers.secs(lambda: [self._step(batch) for batch in sizes])
 
   def _step(self, batch) -> None:
-    torch = self.torch
     tensors = {
       "input_ids": batch.ids,
       "token_type_ids": batch.token_type_ids,
       "attention_mask": batch.padding_mask,
       "labels": batch.target["label"],
     }
-    tensors = {k: torch.from_numpy(v).long().to(self.device) for k, v in tensors.items()}
-    with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+    tensors = {k: self.torch.from_numpy(v).long().to(self.device) for k, v in tensors.items()}
+    with self.autocast():
       loss = self.forward(**tensors).loss
     self.tx.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-    self.tx.step()
+    self.update()
     self.schedule.step()
 
   def run(self, part: int, parts: int) -> None:
     """Trains on every `parts`-th batch of the epoch."""
     for batch in self.batches[part::parts]:
       self._step(batch)
-    if self.device == "cuda":
-      self.torch.cuda.synchronize()
+    self.finish()
 
 
-def main() -> None:
-  """Runs from the command line."""
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--glue", help="folder with GLUE's folders")
-  p.add_argument("--vocab", help="BERT's vocab.txt, with --glue")
-  p.add_argument("--examples", type=int, default=0, help="an even choice of so many; 0 = all")
-  p.add_argument("--parts", type=int, default=6, help="turns that the epoch is cut into")
-  p.add_argument("--buckets", type=int, default=4)
-  p.add_argument("--microbatch", type=int, default=8, help="examples; on accelerators all at once")
-  p.add_argument(
-    "--peer", nargs="*", choices=peers.PEERS, help="also run transformers on PyTorch (eager)"
-  )
-  p.add_argument("--layers", type=int, default=12, help="of the network")
-  p.add_argument("--json", help="write the result here")
-  args = p.parse_args()
+def main(
+  glue: str | None = None,
+  vocab: str | None = None,
+  examples: int = 0,
+  parts: int = 6,
+  buckets: int = 4,
+  microbatch: int = 8,
+  peer: peers.Kinds = None,
+  layers: int = 12,
+) -> dict:
+  """
+  --glue, --vocab  the folder with GLUE's folders, and BERT's vocab.txt
+  --examples       an even choice of so many; 0 = all
+  --parts          turns that the epoch is cut into
+  --microbatch     examples; on accelerators all at once
+  """
   parallel.keep_freed_memory()
-  if args.glue and not args.vocab:
-    p.error("--glue needs --vocab")
-  rows = read_pairs(args.glue, args.vocab) if args.glue else random_pairs()
-  if args.examples:
-    rows = [rows[i * len(rows) // args.examples] for i in range(args.examples)]
+  if glue and not vocab:
+    raise SystemExit("error: --glue needs --vocab")
+  rows = read_pairs(glue, vocab) if glue else random_pairs()
+  if examples:
+    rows = [rows[i * len(rows) // examples] for i in range(examples)]
   lengths = np.array([len(r.ids) for r in rows])
-  cfg = small(args.layers)
-  kinds = args.peer or ["eager"] if args.peer is not None else []
+  cfg = small(layers)
   others = [
     peers.InItsOwnProcess(f"{name}, padded to 128", Peer, backend, rows, cfg)
-    for name, backend in (peers.PEERS[kind] for kind in kinds)
+    for name, backend in peers.chosen(peer)
   ]
-  micro = BATCH // args.microbatch if jax.default_backend() == "cpu" else 1
-  buckets = data.bucket_lengths(lengths, args.buckets)
-  padded = np.asarray(buckets)[np.searchsorted(buckets, lengths)]
+  micro = BATCH // microbatch if jax.default_backend() == "cpu" else 1
+  several = data.bucket_lengths(lengths, buckets)
+  padded = np.asarray(several)[np.searchsorted(several, lengths)]
   ours = [
-    Ours("electra_jax", rows, cfg, buckets, micro),
+    Ours("electra_jax", rows, cfg, several, micro),
     Ours("electra_jax, padded to 128", rows, cfg, (LENGTH,), micro),
   ]
-  ready, failed = peers.wait_for(others)
-  secs, gave_up = peers.take_turns([*ours, *ready], [(i, args.parts) for i in range(args.parts)])
-  peers.stop(ready)
-  result = {
-    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    "pairs": "MRPC" if args.glue else "random tokens of MRPC's lengths",
-    "examples": len(rows),
-    "mean_tokens": float(lengths.mean()),
-    "buckets": buckets,
-    "padding_frac": float(1 - lengths.sum() / padded.sum()),
-    "microbatches": micro,
-    "results": {
-      c.name: {
-        "epoch_secs": sum(secs[c.name]),
-        "examples_per_sec": len(rows) / sum(secs[c.name]),
-        "first_steps_secs": c.compile_secs,
-      }
-      for c in [*ours, *ready]
-      if c.name in secs
-    },
-    "could_not": failed + gave_up,
+  rounds = [(i, parts) for i in range(parts)]
+  contestants, secs, could_not = peers.compare(ours, others, rounds)
+  results = {
+    c.name: {
+      "epoch_secs": sum(secs[c.name]),
+      "examples_per_sec": len(rows) / sum(secs[c.name]),
+      "first_steps_secs": c.compile_secs,
+    }
+    for c in contestants
   }
-  for peer in (peer.name for peer in ready if peer.name in secs):
-    result["results"][peer]["our_speed_over_it"] = {
+  for name in results.keys() - {c.name for c in ours}:
+    results[name]["our_speed_over_it"] = {
       c.name: {
-        "epoch": sum(secs[peer]) / sum(secs[c.name]),
-        "median_of_turns": statistics.median(np.divide(secs[peer], secs[c.name])),
+        "epoch": sum(secs[name]) / sum(secs[c.name]),
+        "median_of_turns": statistics.median(np.divide(secs[name], secs[c.name])),
       }
       for c in ours
     }
-  print(json.dumps(result, indent=1))
-  machine.save(args.json, result, hide=[args.glue, args.vocab])
+  return {
+    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "pairs": "MRPC" if glue else "random tokens of MRPC's lengths",
+    "examples": len(rows),
+    "mean_tokens": float(lengths.mean()),
+    "buckets": several,
+    "padding_frac": float(1 - lengths.sum() / padded.sum()),
+    "microbatches": micro,
+    "results": results,
+    "could_not": could_not,
+  }
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

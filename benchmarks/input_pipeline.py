@@ -9,7 +9,6 @@ All three read the same random examples and are measured in turn, several rounds
                 buffer of 100 records, batched and parsed, tuned by tf.data; needs TensorFlow
 """
 
-import argparse
 import dataclasses
 import itertools
 import statistics
@@ -19,8 +18,7 @@ from pathlib import Path
 
 import machine
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import peers
 
 from electra_jax.data import examples, pretrain_batches, shards, tokenizer
 
@@ -76,24 +74,23 @@ def tfrecord_batches(folder: Path, batch_size: int, length: int):
   """Yields batches for ever, read the way the original reads them."""
   import tensorflow as tf
 
-  names = ("input_ids", "input_mask", "segment_ids")
+  names, tune = ("input_ids", "input_mask", "segment_ids"), tf.data.AUTOTUNE
   schema = {name: tf.io.FixedLenFeature([length], tf.int64) for name in names}
 
   def parse(serialized):
     parsed = tf.io.parse_example(serialized, schema)
     return {name: tf.cast(value, tf.int32) for name, value in parsed.items()}
 
-  dataset = tf.data.Dataset.from_tensor_slices(sorted(map(str, folder.glob("*.tfrecord"))))
-  dataset = dataset.repeat().shuffle(TFRECORD_FILES)
-  dataset = dataset.interleave(
-    tf.data.TFRecordDataset,
-    TFRECORD_FILES,
-    num_parallel_calls=tf.data.AUTOTUNE,
-    deterministic=False,
+  files = tf.data.Dataset.from_tensor_slices(sorted(map(str, folder.glob("*.tfrecord"))))
+  dataset = (
+    files.repeat()
+    .shuffle(TFRECORD_FILES)
+    .interleave(
+      tf.data.TFRecordDataset, TFRECORD_FILES, num_parallel_calls=tune, deterministic=False
+    )
   )
   dataset = dataset.shuffle(100).batch(batch_size, drop_remainder=True)
-  dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-  return dataset.as_numpy_iterator()
+  return dataset.map(parse, num_parallel_calls=tune).prefetch(tune).as_numpy_iterator()
 
 
 def limit_batches(data: pretrain_batches.Shards, batch_size: int):
@@ -117,70 +114,51 @@ def sequences_per_sec(batches, batch_size: int, secs: float) -> float:
 
 def seek_secs(data: pretrain_batches.Shards, batch_size: int, step: int) -> float:
   """Returns the seconds from nothing to the batch of a step."""
-  start = time.perf_counter()
-  next(pretrain_batches.train_batches(data, seed=0, batch_size=batch_size, start_step=step))
-  return time.perf_counter() - start
+  options = {"seed": 0, "batch_size": batch_size, "start_step": step}
+  return peers.secs(lambda: next(pretrain_batches.train_batches(data, **options)))
 
 
-def main() -> None:
-  """Measures, prints a table, writes JSON."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-  )
-  parser.add_argument("--batch_size", type=int, default=128)
-  parser.add_argument("--seq_length", type=int, default=128)
-  parser.add_argument("--examples", type=int, default=200_000)
-  parser.add_argument("--tfrecord_examples", type=int, default=30_000)
-  parser.add_argument("--rounds", type=int, default=5)
-  parser.add_argument("--secs", type=float, default=2.0, help="of one measurement")
-  parser.add_argument("--json", help="file for the results")
-  args = parser.parse_args()
+def main(
+  batch_size: int = 128,
+  seq_length: int = 128,
+  examples: int = 200_000,
+  tfrecord_examples: int = 30_000,
+  rounds: int = 5,
+  secs: float = 2.0,
+) -> dict:
+  """
+  --secs  of one measurement
+  """
   with tempfile.TemporaryDirectory() as temporary:
     folder = Path(temporary)
-    data = make_shards(folder, args.examples, args.seq_length, 30_522)
-    train = pretrain_batches.train_batches(data, seed=0, batch_size=args.batch_size)
-    sources = {"electra_jax": train, "limit": limit_batches(data, args.batch_size)}
+    data = make_shards(folder, examples, seq_length, 30_522)
+    train = pretrain_batches.train_batches(data, seed=0, batch_size=batch_size)
+    sources = {"electra_jax": train, "limit": limit_batches(data, batch_size)}
     could_not = []
     try:
-      few = dataclasses.replace(data, num_examples=min(args.tfrecord_examples, args.examples))
+      few = dataclasses.replace(data, num_examples=min(tfrecord_examples, examples))
       write_tfrecords(few, folder)
-      sources["tfrecord"] = tfrecord_batches(folder, args.batch_size, args.seq_length)
+      sources["tfrecord"] = tfrecord_batches(folder, batch_size, seq_length)
     except ModuleNotFoundError as error:
       could_not.append(f"tfrecord: {error.name} is not installed")
     found: dict[str, list[float]] = {name: [] for name in sources}
-    for _ in range(args.rounds):
+    for _ in range(rounds):
       for name, batches in sources.items():
-        found[name].append(sequences_per_sec(batches, args.batch_size, args.secs))
+        found[name].append(sequences_per_sec(batches, batch_size, secs))
     seeks = {
-      step: [seek_secs(data, args.batch_size, step) for _ in range(args.rounds)]
+      str(step): [seek_secs(data, batch_size, step) for _ in range(rounds)]
       for step in (10, 1_000_000)
     }
-  rates = {name: statistics.median(values) for name, values in found.items()}
-  table = Table(title=f"batches of {args.batch_size} x {args.seq_length} tokens into NumPy")
-  for column in ("", "sequences/s (median)", "of electra_jax", f"rounds: {args.rounds}"):
-    table.add_column(column, justify="right")
-  for name, rate in rates.items():
-    spread = f"{min(found[name]):,.0f} to {max(found[name]):,.0f}"
-    table.add_row(name, f"{rate:,.0f}", f"{rate / rates['electra_jax']:.2f}", spread)
-  console = Console()
-  console.print(table)
-  first = {step: statistics.median(values) for step, values in seeks.items()}
-  for step, secs in first.items():
-    console.print(f"first batch from step {step:,}: {1000 * secs:.0f} ms")
-  console.print(f"floor: {FLOOR:,} sequences/s, reached {rates['electra_jax'] / FLOOR:.1f} times")
-  for line in could_not:
-    console.print(f"could not: {line}")
-  results = {
-    "batch_size": args.batch_size,
-    "seq_length": args.seq_length,
+  return {
+    "batch_size": batch_size,
+    "seq_length": seq_length,
     "floor_sequences_per_sec": FLOOR,
-    "sequences_per_sec": {name: round(rate) for name, rate in rates.items()},
+    "sequences_per_sec": {name: round(statistics.median(x)) for name, x in found.items()},
     "rounds": {name: list(map(round, values)) for name, values in found.items()},
-    "seek_secs": {str(step): round(secs, 4) for step, secs in first.items()},
+    "seek_secs": {step: round(statistics.median(x), 4) for step, x in seeks.items()},
     "could_not": could_not,
   }
-  machine.save(args.json, results)
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

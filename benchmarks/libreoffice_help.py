@@ -8,12 +8,13 @@ a document and a paragraph a line. Repeated paragraphs are left out, and those n
 four fifths of their letters are in words of the English help.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+
+import machine
 
 HELP = "usr/share/libreoffice/help"
 BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6")
@@ -65,20 +66,20 @@ def words(text: str) -> list[str]:
 
 def is_english(paragraph: str, english: set[str]) -> bool:
   """Whether a paragraph is not translated, given the words of the English help."""
-  lengths = [(len(word), word in english) for word in words(paragraph)]
-  total = sum(length for length, _ in lengths)
-  return sum(length for length, known in lengths if known) > 0.8 * total
+  found = words(paragraph)
+  known = sum(len(word) for word in found if word in english)
+  return known > 0.8 * sum(map(len, found))
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("language", help="a folder below the root's help: hi, vi, zh-CN, en-US")
-  parser.add_argument("--root", type=Path, default=Path("/"), help="of the unpacked packages")
-  options = parser.parse_args()
+def main(language: str, /, root: Path = Path("/")) -> None:
+  """
+  LANGUAGE  a folder below the root's help: hi, vi, zh-CN, en-US
+  --root    of the unpacked packages
+  """
   seen, english = {""}, set()
-  if options.language != "en-US":
-    english = {word for page in pages(options.root, "en-US") for word in words(" ".join(page))}
-  for page in pages(options.root, options.language):
+  if language != "en-US":
+    english = {word for page in pages(root, "en-US") for word in words(" ".join(page))}
+  for page in pages(root, language):
     fresh = [p for p in dict.fromkeys(page) if p not in seen and not is_english(p, english)]
     seen.update(fresh)
     if fresh:
@@ -86,4 +87,4 @@ def main():
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

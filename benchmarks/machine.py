@@ -1,11 +1,19 @@
-"""What a measurement was made on, and how it is kept."""
+"""How a script is started, what it was measured on, and how its results are kept."""
 
+import argparse
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
+import subprocess
 import sys
+import tempfile
+import typing
+from collections.abc import Callable
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = (
   "jax",
@@ -60,19 +68,91 @@ def _field(path: str, name: str) -> str | None:
     return None
 
 
-def save(path: str | None, results: dict, hide: tuple | list = ()) -> None:
-  """Writes results, the machine and the command as JSON, if there is a path.
+def start(main: Callable) -> None:
+  """Runs a script: its options are main's parameters, its help the docstrings of file and main.
 
-  Arguments in `hide` that hold a path are shown as their last part only.
+  Parameters before a "/" are positional, a bool is a switch, a list takes several values. What main
+  returns is printed and, with --json=FILE, saved; if it has something "wrong", the exit code is 1.
+  A number is the exit code itself.
   """
+  doc, own = main.__globals__["__doc__"], main.__doc__ and inspect.cleandoc(main.__doc__)
+  p = argparse.ArgumentParser(
+    description=doc, epilog=own, formatter_class=argparse.RawTextHelpFormatter
+  )
+  hints, parameters = typing.get_type_hints(main), inspect.signature(main).parameters.values()
+  for x in parameters:
+    _add(p, x, hints[x.name])
+  if hints["return"] is dict:
+    p.add_argument("--json", help="file for the results")
+  given = vars(p.parse_args())
+  path = given.pop("json", None)
+  first = [given.pop(x.name) for x in parameters if x.kind is x.POSITIONAL_ONLY]
+  results = main(*first, **given)
+  if isinstance(results, dict):
+    print(json.dumps(results, indent=1))
+    save(path, results)
+    sys.exit(bool(results.get("wrong")))
+  sys.exit(results)
+
+
+def _add(p: argparse.ArgumentParser, x: inspect.Parameter, kind) -> None:
+  """Adds a parameter of a script's main, of some type, to its options."""
+  options = {} if x.default is x.empty else {"default": x.default, "help": f"({x.default})"}
+  if kind is bool:
+    p.add_argument(f"--{x.name}", action="store_true")
+    return
+  if type(None) in typing.get_args(kind):
+    kind = typing.get_args(kind)[0]
+  if typing.get_origin(kind) is list:
+    options["nargs"], kind = "*", typing.get_args(kind)[0]
+  if typing.get_origin(kind) is typing.Literal:
+    options["choices"], kind = typing.get_args(kind), str
+  if x.kind is x.POSITIONAL_ONLY:
+    p.add_argument(x.name, type=kind, **options)
+  else:
+    p.add_argument(f"--{x.name}", type=kind, required=x.default is x.empty, **options)
+
+
+def save(path: str | None, results: dict) -> None:
+  """Writes results, the machine and the command as JSON, if there is a path."""
   if not path:
     return
-  command = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-  for hidden in (str(arg) for arg in hide if arg and "/" in str(arg)):
-    command = command.replace(hidden, hidden.rpartition("/")[2])
+  command = " ".join(["python", os.path.relpath(sys.argv[0]), *map(_shown, sys.argv[1:])])
   content = {"command": command, "machine": describe(), **results}
   Path(path).parent.mkdir(parents=True, exist_ok=True)
   Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _shown(argument: str) -> str:
+  """Returns an argument without the folders of a file outside of the project.
+
+  >>> _shown("--vocab=/data/bert/vocab.txt"), _shown("--config=configs/base.py")
+  ('--vocab=vocab.txt', '--config=configs/base.py')
+  """
+  name, equals, value = argument.rpartition("=")
+  ours = value.startswith(("configs/", "benchmarks/"))
+  return f"{name}{equals}{value if ours else value.rpartition('/')[2]}"
+
+
+def preflight(config: str, topology: str, fields: list[str] = ()) -> list[dict]:
+  """Returns the costs that `electra-jax preflight` gives, from a process of its own.
+
+  Args:
+    fields: FIELD=VALUE, of the configuration.
+
+  Raises:
+    ValueError: preflight cannot say; its last line.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    lines = Path(folder) / "costs.jsonl"
+    command = [sys.executable, "-m", "electra_jax.preflight", f"--config={config}"]
+    command += [f"--topology={topology}", f"--json={lines}"]
+    command += [f"--config.{field}" for field in fields]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+      printed = done.stderr.strip().splitlines() or ["preflight failed"]
+      raise ValueError(([x for x in printed if x.startswith("error: ")] or printed)[-1])
+    return [json.loads(line) for line in lines.read_text().splitlines()]
 
 
 def write_between(file: Path, mark: str, text: str) -> None:

@@ -14,9 +14,7 @@ An error is |found - expected| / |expected| over all numbers together. Exits wit
 its tolerance. Needs no TensorFlow and no data. On a CPU it compares the CPU with itself.
 """
 
-import argparse
 import functools
-import sys
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -75,34 +73,17 @@ DOCUMENTS = (100, 37, 250, 8, 60)  # tokens of the documents of a packed row
 SMOKE_DOCUMENTS = (9, 15)
 
 
-class Check(NamedTuple):
-  """A comparison and how it came out."""
-
-  what: str
-  error: float | None  # None: it could not be computed
-  tolerance: float
-  reason: str = ""  # why not
-
-  @property
-  def holds(self) -> bool:
-    """Whether the error is small enough; NaN is not."""
-    return self.error is not None and self.error <= self.tolerance
-
-  def __str__(self) -> str:
-    error = self.reason or f"{self.error:.1e}"
-    return f"{self.what}: {error}, expected {self.tolerance:.0e} at most"
-
-
-def check(what: str, tolerance: float, error: Callable[..., float], *args) -> Check:
+def check(what: str, tolerance: float, error: Callable[..., float], *args) -> dict:
   """Compares by error(*args), which may raise: a failure does not hide the other comparisons."""
+  found, reason = None, ""
   try:
     found = error(*args)
     if not np.isfinite(found):
-      return Check(what, None, tolerance, f"the error is {found}")
-    return Check(what, found, tolerance)
+      found, reason = None, f"the error is {found}"
   except Exception as raised:  # whatever a compiler or a library raises
-    text = " ".join(str(raised).split())
-    return Check(what, None, tolerance, f"{type(raised).__name__}: {text[:300]}")
+    reason = f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
+  holds = found is not None and found <= tolerance
+  return {"what": what, "error": found, "tolerance": tolerance, "reason": reason, "holds": holds}
 
 
 def distance(found, expected) -> float:
@@ -167,26 +148,24 @@ class Case:
     return float(packed.unpack(packed.read())["loss"]), jax.device_get(state.opt_state)
 
 
-def check_gradients(device: jax.Device, smoke: bool) -> list[Check]:
+def check_gradients(device: jax.Device, smoke: bool) -> list[dict]:
   """Compares steps on the device with the CPU's."""
-
-  def error(found: Callable[[], tuple], expected: tuple, part: int) -> float:
-    return distance(found()[part], expected[part])
-
   found = []
   for case in (Case(name, smoke) for name in CASES):
     expected = case.gradient(jax.devices("cpu")[0], PRECISIONS["float32, highest"])
     for name in case.precisions:
       precision, title = PRECISIONS[name], f"{case.name}, {name}"
       computed = functools.cache(functools.partial(case.gradient, device, precision))
-      found += [
-        check(f"loss: {title}", precision.loss, error, computed, expected, 0),
-        check(f"gradient: {title}", precision.gradient, error, computed, expected, 1),
-      ]
+      for part, tolerance in (("loss", precision.loss), ("gradient", precision.gradient)):
+
+        def error(part=int(part == "gradient"), computed=computed, expected=expected) -> float:
+          return distance(computed()[part], expected[part])
+
+        found.append(check(f"{part}: {title}", tolerance, error))
   return found
 
 
-def check_accumulation(device: jax.Device, smoke: bool) -> list[Check]:
+def check_accumulation(device: jax.Device, smoke: bool) -> list[dict]:
   """Compares microbatches with the whole batch."""
   name = next(iter(CASES))
   case, precision = Case(name, smoke), PRECISIONS["float32, highest"]
@@ -199,7 +178,7 @@ def check_accumulation(device: jax.Device, smoke: bool) -> list[Check]:
   return [check(f"accumulation: {name}, four microbatches", 1e-5, error)]
 
 
-def check_attention(device: jax.Device, smoke: bool) -> tuple[list[Check], list[str]]:
+def check_attention(device: jax.Device, smoke: bool) -> tuple[list[dict], list[str]]:
   """Compares implementations of attention; returns also what could not be compared."""
   B, L, H, d = (2, 32, 2, 8) if smoke else (4, 512, 12, 64)
   cfg = TransformerConfig(1000, H * d, H * d, 1, H, 4 * H * d, L)
@@ -247,7 +226,7 @@ def check_attention(device: jax.Device, smoke: bool) -> tuple[list[Check], list[
   return found, could_not
 
 
-def check_packed(device: jax.Device, smoke: bool) -> list[Check]:
+def check_packed(device: jax.Device, smoke: bool) -> list[dict]:
   """Compares the documents of a packed row with each alone."""
   config = files.load("modern.py", "17m")
   config.update_from_flattened_dict(SMOKE if smoke else {})
@@ -293,30 +272,25 @@ def check_packed(device: jax.Device, smoke: bool) -> list[Check]:
   ]
 
 
-def main() -> int:
-  """Compares, prints and writes JSON."""
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--smoke", action="store_true", help="tiny networks")
-  p.add_argument("--json", help="write the result here")
-  args = p.parse_args()
-  device, could_not = jax.devices()[0], []
+def main(smoke: bool = False) -> dict:
+  """
+  --smoke  tiny networks
+  """
+  device = jax.devices()[0]
   try:
     jax.devices("cpu")
   except RuntimeError:
     raise SystemExit("error: JAX has no CPU beside the accelerator: unset JAX_PLATFORMS") from None
-  checks = check_gradients(device, args.smoke)
-  found, could_not = check_attention(device, args.smoke)
-  checks += found + check_packed(device, args.smoke) + check_accumulation(device, args.smoke)
-  for c in checks:
-    print(f"{'holds' if c.holds else 'DOES NOT HOLD'}: {c}")
-  for line in could_not:
-    print(f"could not: {line}")
-  results = [c._asdict() | {"holds": c.holds} for c in checks]
-  wrong = [str(c) for c in checks if not c.holds]
-  content = {"device": device.device_kind, "checks": results, "wrong": wrong}
-  machine.save(args.json, content | {"could_not": could_not})
-  return 1 if wrong else 0
+  checks = check_gradients(device, smoke)
+  found, could_not = check_attention(device, smoke)
+  checks += found + check_packed(device, smoke) + check_accumulation(device, smoke)
+  return {
+    "device": device.device_kind,
+    "checks": checks,
+    "wrong": [f"{c['what']}: {c['reason'] or c['error']}" for c in checks if not c["holds"]],
+    "could_not": could_not,
+  }
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  machine.start(main)

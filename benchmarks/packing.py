@@ -12,12 +12,12 @@ on TPUs, splash attention, on GPUs cuDNN's packed layout. It needs the TPU compi
 `tpu`) or the GPUs' (`gpu-compile`) and nvidia-cudnn-cu13.
 """
 
-import argparse
-import time
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import machine
+import peers
 
 from electra_jax.config import files, specs
 from electra_jax.core import attention
@@ -28,7 +28,6 @@ from electra_jax.pretrain import run
 from electra_jax.runtime import parallel
 
 TOKENS = 2048  # of a batch
-ROUNDS, STEPS = 6, 5
 
 
 class Contestant:
@@ -38,7 +37,7 @@ class Contestant:
     c = files.load("quickstart.py")
     c.data.dir, c.data.examples, c.data.seq_length = f"{folder}/{kind}-{length}", kind, length
     c.model.max_positions, c.train.batch_size = length, TOKENS // length
-    self.facts = build.build(c)["splits"]["train"]
+    self.name, self.facts = kind, build.build(c)["splits"]["train"]
     shards = pretrain_batches.Shards.open(c.data.dir)
     spec = specs.make_spec(c, shards.vocab)
     optimizer_config = specs.make_optimizer_config(c)
@@ -47,34 +46,28 @@ class Contestant:
     batches = pretrain_batches.train_batches(shards, seed=0, batch_size=c.train.batch_size)
     self.batches = parallel.prefetch(batches)
     self.tokens_per_step = self.facts["kept"] / self.facts["examples"] * c.train.batch_size
-    self.best = float("inf")
-    self.round(1)
-    self.best = float("inf")
+    self.run(1)
 
-  def round(self, steps: int = STEPS) -> None:
-    """Times some steps."""
-    start = time.perf_counter()
+  def run(self, steps: int) -> None:
+    """Does some steps."""
     for _ in range(steps):
       self.state, _ = self.step(self.state, next(self.batches))
     jax.block_until_ready(self.state)
-    self.best = min(self.best, (time.perf_counter() - start) / steps)
 
 
-def speed(folder: str) -> dict:
+def speed(folder: str, rounds: int, steps: int) -> dict:
   """Returns the real tokens a second of both kinds of examples at both lengths."""
   found = {}
   for length in (128, 512):
-    kinds = {kind: Contestant(folder, kind, length) for kind in ("segments", "packed")}
-    for _ in range(ROUNDS):
-      for contestant in kinds.values():
-        contestant.round()
-    for kind, c in kinds.items():
-      size = c.facts["examples"] * length
-      found[f"{kind} {length}"] = {
-        "secs_per_step": c.best,
-        "real_tokens_per_sec": c.tokens_per_step / c.best,
+    contestants = [Contestant(folder, kind, length) for kind in ("segments", "packed")]
+    secs, _ = peers.take_turns(contestants, rounds * [(steps,)])
+    for c in contestants:
+      best = min(secs[c.name]) / steps
+      found[f"{c.name} {length}"] = {
+        "secs_per_step": best,
+        "real_tokens_per_sec": c.tokens_per_step / best,
         "discarded": c.facts["discarded"] / c.facts["tokens"],
-        "padded": c.facts["padded"] / size,
+        "padded": c.facts["padded"] / (c.facts["examples"] * length),
       }
   return found
 
@@ -90,39 +83,32 @@ def memory(topologies: list[str]) -> dict:
   for topology in topologies:
     device = targets.find(topology).devices[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
-
-    def shape(size, dtype, sharding=sharding):
-      return jax.ShapeDtypeStruct(size, dtype, sharding=sharding)
-
-    x, ids = shape((B, L, H, d), jnp.bfloat16), shape((B, L), jnp.int32)
+    x = jax.ShapeDtypeStruct((B, L, H, d), jnp.bfloat16, sharding=sharding)
+    ids = jax.ShapeDtypeStruct((B, L), jnp.int32, sharding=sharding)
     for name in ("xla", {"gpu": "cudnn", "tpu": "splash"}[device.platform]):
-      for local in (False, True):
+      for local in (False, True)[: 1 + attention.ATTENTION[name].local]:
 
         def total(q, k, v, ids, name=name, local=local):
           inputs = attention.Inputs(q, k, v, ids > 0, ids, None)
           y = attention.ATTENTION[name].apply(cfg, inputs, local)
           return jnp.square(y.astype(jnp.float32)).sum()
 
-        if local and not attention.ATTENTION[name].local:
-          continue
         compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x, ids).compile()
         label = f"{topology} {name}{' window 128' if local else ''}"
         found[label] = {"temporary_bytes": compiled.memory_analysis().temp_size_in_bytes}
   return found
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("what", choices=("speed", "memory"))
-  parser.add_argument("topologies", nargs="*")
-  parser.add_argument("--folder")
-  parser.add_argument("--json")
-  args = parser.parse_args()
-  found = speed(args.folder) if args.what == "speed" else memory(args.topologies)
-  for name, values in found.items():
-    print(name, {k: round(v, 4) for k, v in values.items()})
-  machine.save(args.json, {"results": found}, hide=[args.folder])
+def main(
+  what: Literal["speed", "memory"],
+  topologies: list[str],
+  /,
+  folder: str | None = None,
+  rounds: int = 6,
+  steps: int = 5,
+) -> dict:
+  return {"results": speed(folder, rounds, steps) if what == "speed" else memory(topologies)}
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

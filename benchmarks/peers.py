@@ -1,9 +1,10 @@
-"""PyTorch peers, each in a process of its own."""
+"""Contestants that take turns, and PyTorch peers, each in a process of its own."""
 
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
 
 # How a peer is run: its name in the results, and the backend of torch.compile, None without it.
 PEERS = {
@@ -12,6 +13,12 @@ PEERS = {
   # What torch.compile captures, without code generation, which takes minutes: to try it.
   "captured": ("transformers + torch.compile, not generated", "aot_eager"),
 }
+Kinds = list[Literal["eager", "compiled", "captured"]] | None  # of a script's --peer
+
+
+def chosen(kinds: Kinds) -> list[tuple[str, str | None]]:
+  """Returns name and backend of each peer of --peer; without a value it is the eager one."""
+  return [] if kinds is None else [PEERS[kind] for kind in kinds or ["eager"]]
 
 
 class PeerError(RuntimeError):
@@ -96,6 +103,67 @@ def stop(started: list[InItsOwnProcess]) -> None:
     peer.stop()
 
 
+def secs(action: Callable[[], object]) -> float:
+  """Returns how long an action takes."""
+  start = time.perf_counter()
+  action()
+  return time.perf_counter() - start
+
+
+class Action(NamedTuple):
+  """A contestant that is a function."""
+
+  name: str
+  run: Callable
+
+
+class TorchLoop:
+  """What training loops of PyTorch share: AdamW, clipping, and bfloat16 on a GPU."""
+
+  def __init__(self):
+    import torch
+
+    self.torch = torch
+    self.device = "cuda" if torch.cuda.is_available() else "cpu"
+
+  def make_optimizer(self, weights: Iterable, rate: float, decay: float) -> None:
+    """Sets AdamW, fused on a GPU."""
+    self.weights = list(weights)
+    fused = self.device == "cuda"
+    self.tx = self.torch.optim.AdamW(self.weights, rate, weight_decay=decay, fused=fused)
+
+  def compiled(self, function: Callable, backend: str | None) -> Callable:
+    """Returns a function compiled with a backend, or as it is without one."""
+    return self.torch.compile(function, backend=backend, dynamic=False) if backend else function
+
+  def autocast(self):
+    """Returns the context of the forward pass."""
+    return self.torch.autocast(self.device, self.torch.bfloat16, enabled=self.device == "cuda")
+
+  def update(self) -> None:
+    """Steps with the gradients that are there."""
+    self.torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+    self.tx.step()
+
+  def finish(self) -> None:
+    """Waits for the device."""
+    if self.device == "cuda":
+      self.torch.cuda.synchronize()
+
+
+def compare(
+  ours: list, others: list[InItsOwnProcess], rounds: list[tuple]
+) -> tuple[list, dict[str, list[float]], list[str]]:
+  """Has contestants take turns and ends the peers' processes.
+
+  Returns the contestants with times, their seconds, and why others could not.
+  """
+  ready, failed = wait_for(others)
+  times, gave_up = take_turns([*ours, *ready], rounds)
+  stop(ready)
+  return [c for c in (*ours, *ready) if c.name in times], times, failed + gave_up
+
+
 def take_turns(contestants: list, rounds: list[tuple]) -> tuple[dict[str, list[float]], list[str]]:
   """Runs each contestant in each round; returns their seconds, and why others gave up.
 
@@ -105,15 +173,13 @@ def take_turns(contestants: list, rounds: list[tuple]) -> tuple[dict[str, list[f
     contestants: have a name and `run(*args)`; those that raise PeerError are left out.
     rounds: the arguments of each.
   """
-  secs: dict[str, list[float]] = {c.name: [] for c in contestants}
+  times: dict[str, list[float]] = {c.name: [] for c in contestants}
   could_not = []
   for args in rounds:
-    for c in [c for c in contestants if c.name in secs]:
-      start = time.perf_counter()
+    for c in [c for c in contestants if c.name in times]:
       try:
-        c.run(*args)
-        secs[c.name].append(time.perf_counter() - start)
+        times[c.name].append(secs(lambda c=c, args=args: c.run(*args)))
       except PeerError as error:
-        del secs[c.name]
+        del times[c.name]
         could_not.append(str(error))
-  return secs, could_not
+  return times, could_not

@@ -8,25 +8,18 @@ up again; what lacks its compiler (the extras `tpu` and `gpu-compile`) is left o
 table goes into docs/preflight.md. All slices take over three hours of one core.
 """
 
-import argparse
 import concurrent.futures
 import json
 import math
 import os
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import machine
-from rich.console import Console
 
 from electra_jax.config import files
 from electra_jax.cost import chips, gpus
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "preflight_table.json"
+RESULTS = machine.ROOT / "benchmarks" / "results" / "preflight_table.json"
 # In the order of their worth: one slice for each model and kind of chip, then a pod, one chip, ...
 SLICES = (
   ("small", "v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2"),
@@ -69,23 +62,13 @@ TITLES = (
 
 def estimate_step(name: str, topology: str) -> dict:
   """Returns what a preflight in a process of its own says: its costs, or why there are none."""
-  started = time.perf_counter()
-  with tempfile.TemporaryDirectory() as folder:
-    lines = Path(folder) / "costs.jsonl"
-    file, _, size = name.partition(":")
-    command = [sys.executable, "-m", "electra_jax.preflight"]
-    command += [
-      f"--config=configs/{file}.py{f':{size}' if size else ''}",
-      f"--topology={topology}",
-      f"--json={lines}",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
-    secs = round(time.perf_counter() - started)
-    found = {"config": name, "topology": topology, "secs": secs}
-    if done.returncode:
-      errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-      return found | {"error": (errors or done.stderr.splitlines()[-1:])[-1]}
-    return found | {"costs": [json.loads(line) for line in lines.read_text().splitlines()]}
+  started, (file, colon, size) = time.perf_counter(), name.partition(":")
+  try:
+    found = {"costs": machine.preflight(f"configs/{file}.py{colon}{size}", topology)}
+  except ValueError as error:
+    found = {"error": str(error)}
+  secs = round(time.perf_counter() - started)
+  return {"config": name, "topology": topology, "secs": secs, **found}
 
 
 def row(found: dict) -> list[str]:
@@ -124,39 +107,34 @@ def markdown(results: list[dict]) -> str:
   return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
-def main() -> None:
-  """Compiles what is missing, prints the table, writes JSON."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-  )
-  parser.add_argument("--write", action="store_true", help="put the table into docs/preflight.md")
-  parser.add_argument("--minutes", type=float, default=math.inf, help="start none after that")
-  parser.add_argument("--jobs", type=int, default=1, help="compile as many at a time, a core each")
-  args = parser.parse_args()
+def main(write: bool = False, minutes: float = math.inf, jobs: int = 1) -> None:
+  """
+  --write    put the table into docs/preflight.md
+  --minutes  start none after that
+  --jobs     compile as many at a time, a core each
+  """
   results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
-  known = {(found["config"], found["topology"]) for found in results}
-  console, end = Console(highlight=False, soft_wrap=True), time.monotonic() + 60 * args.minutes
+  known, end = {(x["config"], x["topology"]) for x in results}, time.monotonic() + 60 * minutes
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
   def in_time(slice_: tuple[str, str]) -> dict | None:
     return estimate_step(*slice_) if time.monotonic() < end else None
 
-  with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+  with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
     todo = [slice_ for slice_ in PLAN if slice_ not in known]
     for future in concurrent.futures.as_completed(pool.submit(in_time, x) for x in todo):
       if (found := future.result()) is None:
         continue
       if "comes with: pip install" in found.get("error", ""):
-        console.print(found["error"])
+        print(found["error"], flush=True)
         continue
       results.append(found)
-      console.print(" ".join(row(found)), f"({found['secs']} s)")
+      print(" ".join(row(found)), f"({found['secs']} s)", flush=True)
       machine.save(str(RESULTS), {"results": results})
-  table = markdown(results)
-  console.print(table, markup=False)
-  if args.write:
-    machine.write_between(ROOT / "docs" / "preflight.md", "preflight table", table)
+  print(table := markdown(results))
+  if write:
+    machine.write_between(machine.ROOT / "docs" / "preflight.md", "preflight table", table)
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

@@ -10,14 +10,12 @@ shape) and from PyTorch's (time of an operator without those that it calls). Pag
 whole step. --peer needs torch and transformers.
 """
 
-import argparse
 import collections
-import json
 import os
 import re
 import resource
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX and PyTorch count the cores
@@ -25,6 +23,7 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX and PyTorc
 import jax  # noqa: E402
 import machine  # noqa: E402
 import train_step  # noqa: E402
+from peers import secs as step_secs  # noqa: E402
 
 from electra_jax.runtime import parallel  # noqa: E402
 
@@ -125,13 +124,12 @@ def peers(peer: train_step.Peer, length: int, steps: int) -> dict[str, float]:
   return dict(found)
 
 
-def timed(run, steps: int) -> dict[str, float]:
+def timed(run: Callable, steps: int) -> dict[str, float]:
   """Returns seconds and page faults a step, without a profiler."""
-  faults, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
-  run(steps)
-  secs = (time.perf_counter() - start) / steps
-  faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / steps
-  return {"secs_per_step": secs, "page_faults": faults}
+  faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+  secs = step_secs(lambda: run(steps))
+  faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+  return {"secs_per_step": secs / steps, "page_faults": faults / steps}
 
 
 def table(results: dict[str, dict]) -> str:
@@ -146,32 +144,28 @@ def table(results: dict[str, dict]) -> str:
   return "\n".join(lines)
 
 
-def main() -> None:
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--config", default="configs/small.py")
-  p.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the configuration")
-  p.add_argument("--batch", type=int, default=32)
-  p.add_argument("--length", type=int, default=128)
-  p.add_argument("--steps", type=int, default=3)
-  p.add_argument("--peer", action="store_true")
-  p.add_argument("--json")
-  args = p.parse_args()
-  config = train_step.configure(args)
+def main(
+  config: str = "configs/small.py",
+  set: list[str] = (),
+  batch: int = 32,
+  length: int = 128,
+  steps: int = 3,
+  peer: bool = False,
+) -> dict:
+  configured = train_step.configure(config, batch, length, set)
   parallel.keep_freed_memory()
-  batch = train_step.synthetic_batch(args.batch, args.length)
-  step = train_step.Ours(config, batch)
-  results = {step.name: timed(step.run, args.steps) | {"kinds": ours(step, batch, args.steps)}}
-  if args.peer:
-    peer = train_step.Peer(config.optimizer.to_dict(), batch, step.spec, 1)
-    kinds = peers(peer, args.length, args.steps)
-    results[peer.name] = timed(peer.run, args.steps) | {"kinds": kinds}
+  rows = train_step.synthetic_batch(batch, length)
+  step = train_step.Ours(configured, rows)
+  results = {step.name: timed(step.run, steps) | {"kinds": ours(step, rows, steps)}}
+  if peer:
+    other = train_step.Peer(configured.optimizer.to_dict(), rows, step.spec, 1)
+    kinds = peers(other, length, steps)
+    results[other.name] = timed(other.run, steps) | {"kinds": kinds}
   for found in results.values():
     found["kinds"]["rest"] = found["secs_per_step"] - sum(found["kinds"].values())
   print(table(results))
-  sizes = f"{args.config}, batch {args.batch} x {args.length}, one core"
-  machine.save(args.json, {"sizes": sizes, "results": results})
-  print(json.dumps(results, indent=1))
+  return {"sizes": f"{config}, batch {batch} x {length}, one core", "results": results}
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

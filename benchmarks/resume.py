@@ -8,7 +8,6 @@ may add up in another order each time; where bits differ it says by how much, an
 XLA's deterministic operations. Exits with 1 if bits differ then too. Needs no TensorFlow.
 """
 
-import argparse
 import os
 import signal
 import subprocess
@@ -20,8 +19,7 @@ import jax
 import machine
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+sys.path.insert(0, str(machine.ROOT / "tests" / "faults"))
 
 import harness  # noqa: E402
 
@@ -44,7 +42,7 @@ def start(folder: Path, workdir: Path, steps: int, fields: dict, flags: str) -> 
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
   }
   with workdir.with_suffix(".log").open("a") as log:
-    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+    return subprocess.Popen(command, cwd=machine.ROOT, stdout=log, stderr=log, env=environment)
 
 
 def finish(process: subprocess.Popen, workdir: Path) -> None:
@@ -90,34 +88,29 @@ def compare(folder: Path, steps: int, fields: dict, flags: str) -> dict:
   return found
 
 
-def main() -> int:
-  """Compares, prints, writes JSON."""
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--out", type=Path, required=True, help="an empty folder")
-  p.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the configuration")
-  p.add_argument("--steps", type=int, default=400)
-  p.add_argument("--json", help="write the result here")
-  args = p.parse_args()
-  if args.steps < 5 * SAVES:
-    p.error(f"--steps is at least {5 * SAVES}")
-  fields = dict(pair.split("=", 1) for pair in args.set)
-  args.out.mkdir(parents=True, exist_ok=True)
-  harness.build(args.out)
-  found = {"default": compare(args.out, args.steps, fields, "")}
-  could_not = []
+def main(out: Path, set: list[str] = (), steps: int = 400) -> dict:
+  """
+  --out  an empty folder
+  """
+  if steps < 5 * SAVES:
+    raise SystemExit(f"error: --steps is at least {5 * SAVES}")
+  fields = dict(pair.split("=", 1) for pair in set)
+  out.mkdir(parents=True, exist_ok=True)
+  harness.build(out)
+  found, could_not = {"default": compare(out, steps, fields, "")}, []
   if not found["default"]["same_bits"]:
     try:
-      found["deterministic"] = compare(args.out, args.steps, fields, DETERMINISTIC)
+      found["deterministic"] = compare(out, steps, fields, DETERMINISTIC)
     except SystemExit as error:
       could_not.append(f"with {DETERMINISTIC}: {str(error).removeprefix('error: ')}")
-  last = list(found.values())[-1]
-  wrong = [] if last["same_bits"] else ["a killed run does not end with the bits of one left alone"]
-  for name, values in found.items():
-    print(f"{name}: {values}")
-  result = {"device": jax.devices()[0].device_kind, "runs": found, "wrong": wrong}
-  machine.save(args.json, result | {"could_not": could_not}, hide=[args.out])
-  return 1 if wrong else 0
+  same = list(found.values())[-1]["same_bits"]
+  return {
+    "device": jax.devices()[0].device_kind,
+    "runs": found,
+    "wrong": [] if same else ["a killed run does not end with the bits of one left alone"],
+    "could_not": could_not,
+  }
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  machine.start(main)

@@ -1,6 +1,6 @@
 """The pause of the training thread at a checkpoint save, and its parts.
 
-  python benchmarks/save_pause.py --name=before [--json benchmarks/results/save_pause.json]
+  python benchmarks/save_pause.py --name=before [--json=FILE]
 
 The state is ELECTRA-Base's, weights and both moments of Adam, and the steps are its own, on one
 short sequence. Each round is some steps alone, a save with steps until it is on disk, and then each
@@ -13,18 +13,14 @@ part of a save by itself. Prints medians of
   on disk    how long that is
   step       how long a step takes alone
 and of the parts: to_global, host (the arrays on the host), crc and finite (the two passes over
-them, on all cores), orbax (how long its own manager blocks for the same state). With `--json` the
-results are added to those under other names.
+them, on all cores), orbax (how long its own manager blocks for the same state).
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,8 +28,7 @@ import jax
 import machine
 import numpy as np
 import orbax.checkpoint as ocp
-from rich.console import Console
-from rich.table import Table
+from peers import secs
 from train_step import Ours, synthetic_batch
 
 from electra_jax.config import files
@@ -41,16 +36,7 @@ from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import Checkpoints
 
 
-def secs(action: Callable[[], object]) -> float:
-  """Returns how long an action takes."""
-  start = time.perf_counter()
-  action()
-  return time.perf_counter() - start
-
-
-def parts_of_a_save(
-  state, sharding: parallel.StateSharding, manager, number: int
-) -> dict[str, float]:
+def parts_of_a_save(state, sharding, manager, number: int) -> dict[str, float]:
   """Returns how long each thing that a save may have to do takes by itself."""
   found, arrays = {}, []
   found["to_global"] = secs(lambda: sharding.to_global(state))
@@ -89,45 +75,29 @@ def cost_of_a_save(ours: Ours, checkpoints: Checkpoints, number: int) -> dict[st
   }
 
 
-def main() -> None:
-  """Measures, prints a table, writes JSON."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-  )
-  parser.add_argument("--name", required=True, help="what the results are of: before, after")
-  parser.add_argument("--config", default="configs/base.py")
-  parser.add_argument("--length", type=int, default=64)
-  parser.add_argument("--rounds", type=int, default=5)
-  parser.add_argument("--json", help="file for the results")
-  args = parser.parse_args()
+def main(name: str, config: str = "configs/base.py", length: int = 64, rounds: int = 5) -> dict:
   parallel.keep_freed_memory()
-  ours = Ours(files.load(args.config), synthetic_batch(1, args.length))
+  ours = Ours(files.load_named(config), synthetic_batch(1, length))
   sharding = parallel.StateSharding(jax.eval_shape(lambda: ours.state), False)
-  rounds = []
+  found = []
   with tempfile.TemporaryDirectory(dir=".") as folder:
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     with (
       Checkpoints(folder, keep=1, keep_every_steps=0, to_global=sharding.to_global) as checkpoints,
       ocp.CheckpointManager(Path(folder).absolute() / "by itself", options=options) as manager,
     ):
-      for i in range(args.rounds + 1):
-        found = cost_of_a_save(ours, checkpoints, i) | parts_of_a_save(
-          ours.state, sharding, manager, i
-        )
-        if i:  # the first one compiles and opens things
-          rounds.append(found)
-  medians = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
-  table = Table("", "median, ms", "lowest", "highest")
-  for name in medians:
-    row = [1e3 * x for x in (medians[name], *(f(r[name] for r in rounds) for f in (min, max)))]
-    table.add_row(name, *(f"{x:,.1f}" for x in row))
-  Console().print(table)
+      for i in range(rounds + 1):
+        pause = cost_of_a_save(ours, checkpoints, i)
+        found.append(pause | parts_of_a_save(ours.state, sharding, manager, i))
+  found = found[1:]  # the first one compiles and opens things
   megabytes = sum(x.nbytes for x in jax.tree.leaves(ours.state)) / 1e6
-  results = {"megabytes": round(megabytes, 1), "median_secs": medians, "rounds_secs": rounds}
-  known = json.loads(Path(args.json).read_text()) if args.json and Path(args.json).exists() else {}
-  known = {k: v for k, v in known.items() if k not in ("command", "machine")}
-  machine.save(args.json, known | {args.name: results})
+  results = {
+    "megabytes": round(megabytes, 1),
+    "median_secs": {part: statistics.median(x[part] for x in found) for part in found[0]},
+    "rounds_secs": found,
+  }
+  return {name: results}
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

@@ -9,7 +9,6 @@ how long it took until the run was described (imports, configuration, data), unt
 documents were evaluated at step 0, until step 1, and how long step 2 takes, which nothing shortens.
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -18,11 +17,8 @@ import time
 from pathlib import Path
 
 import machine
-from rich.console import Console
-from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+sys.path.insert(0, str(machine.ROOT / "tests" / "faults"))
 
 import harness  # noqa: E402
 
@@ -53,7 +49,7 @@ def start(arguments: list[str], workdir: Path) -> dict[str, float]:
   with log.open("w") as out:
     began = time.monotonic()
     process = subprocess.Popen(
-      [*arguments, f"--workdir={workdir}"], cwd=ROOT, stdout=out, stderr=out
+      [*arguments, f"--workdir={workdir}"], cwd=machine.ROOT, stdout=out, stderr=out
     )
     inode = harness.inode(history)
     while "step 2" not in stages:
@@ -75,36 +71,24 @@ def start(arguments: list[str], workdir: Path) -> dict[str, float]:
   return stages
 
 
-def main() -> None:
-  """Runs from the command line."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--rounds", type=int, default=3)
-  parser.add_argument("--networks", default=",".join(NETWORKS))
-  parser.add_argument("--json", default=None)
-  args = parser.parse_args()
-  console, results = Console(highlight=False, soft_wrap=True), {}
-  table = Table("network", "first, s", "second, s", "ratio", "described", "evaluated", "one step")
+def main(rounds: int = 3, networks: str = ",".join(NETWORKS)) -> dict:
+  results = {}
   with tempfile.TemporaryDirectory() as temporary:
     folder = Path(temporary)
     harness.write_text(folder / "text.txt")
-    for name in args.networks.split(","):
+    for name in networks.split(","):
       build = command("electra_jax.data.build", name, folder)
-      subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-      train = command("electra_jax.train", name, folder)
-      rounds = []
-      for i in range(args.rounds):
+      subprocess.run(build, cwd=machine.ROOT, check=True, stdout=subprocess.DEVNULL)
+      train, found = command("electra_jax.train", name, folder), []
+      for i in range(rounds):
         workdir = folder / f"{name}{i}"
-        rounds.append([start(train, workdir), start(train, workdir)])
-        console.print(f"{name}: {rounds[-1]}")
-      first, second = (statistics.median(pair[i]["step 1"] for pair in rounds) for i in (0, 1))
-      ratio = statistics.median(b["step 1"] / a["step 1"] for a, b in rounds)
-      results[name] = {"first": first, "second": second, "ratio": ratio, "rounds": rounds}
-      stages = [statistics.median(b[k] for _, b in rounds) for k in ("described", "evaluated")]
-      stages.append(statistics.median(b["step 2"] - b["step 1"] for _, b in rounds))
-      table.add_row(name, *(f"{x:.3g}" for x in (first, second, ratio, *stages)))
-  console.print(table)
-  machine.save(args.json, results)
+        found.append([start(train, workdir), start(train, workdir)])
+        print(f"{name}: {found[-1]}", flush=True)
+      first, second = (statistics.median(pair[i]["step 1"] for pair in found) for i in (0, 1))
+      ratio = statistics.median(b["step 1"] / a["step 1"] for a, b in found)
+      results[name] = {"first": first, "second": second, "ratio": ratio, "rounds": found}
+  return results
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

@@ -1,6 +1,6 @@
 """An hour of training in one process: does anything grow, slow down or pile up?
 
-  python benchmarks/soak.py [--minutes=60] [--warm-up=5] [--json benchmarks/results/soak.json]
+  python benchmarks/soak.py [--minutes=60] [--warm_up=5] [--json benchmarks/results/soak.json]
 
 A tiny network on a generated text, with a line every second, an evaluation and a checkpoint every
 20, so that what leaks at a line, an evaluation or a save has a hundred chances. From outside: the
@@ -14,9 +14,7 @@ first, just those checkpoints lie there that are to be kept, the last five minut
 the first five's speed, the old process within 5 % of the young one's, and it ends within 30 s.
 """
 
-import argparse
-import os
-import re
+import math
 import shutil
 import signal
 import subprocess
@@ -27,10 +25,9 @@ from pathlib import Path
 
 import machine
 import numpy as np
-from rich.console import Console
+import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+sys.path.insert(0, str(machine.ROOT / "tests" / "faults"))
 
 import harness  # noqa: E402
 
@@ -53,81 +50,78 @@ FIELDS = {  # beside those of the faults' network
 
 def look(run: harness.Run, workdir: Path, started: float) -> dict:
   """Returns what the process holds now."""
-  proc = Path(f"/proc/{run.process.pid}")
-  status = (proc / "status").read_text()
-  steps = harness.checkpoints(workdir)
+  process, steps = psutil.Process(run.process.pid), harness.checkpoints(workdir)
+  memory = process.memory_info()
   return {
     "secs": round(time.monotonic() - started, 2),
     "step": harness.last_line(workdir),
-    "rss_mb": int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024,
-    "anonymous_mb": int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024,
-    "threads": int(re.search(r"Threads:\s+(\d+)", status)[1]),
-    "open_files": len(os.listdir(proc / "fd")),
+    "rss_mb": memory.rss / 2**20,
+    "anonymous_mb": (memory.rss - memory.shared) / 2**20,
+    "threads": process.num_threads(),
+    "open_files": process.num_fds(),
     "checkpoints": len(steps),
     "kept_for_ever": sum(step % KEEP_EVERY == 0 for step in steps),
   }
 
 
 def judge(seen: list[dict], warm_up: float, in_turns: list[float], stop_secs: float) -> dict:
-  """Returns the figures, of what was seen after the warm-up (minutes)."""
+  """Returns the figures of what was seen after the warm-up (minutes), and what is "wrong"."""
+
+  def between(first: float, last: float = math.inf) -> list[dict]:
+    return [x for x in seen if first <= x["secs"] / 60 <= last]
 
   def slope(since: float) -> float:
     """Megabytes a minute after some minutes, by least squares."""
-    part = [x for x in seen if x["secs"] >= 60 * since]
+    part = between(since)
     line = np.polyfit([x["secs"] / 60 for x in part], [x["rss_mb"] for x in part], 1)
     return round(float(line[0]), 3)
 
-  later = [since for since in (15, 30) if warm_up < since < seen[-1]["secs"] / 60 - 5]
-  slopes = {since: slope(since) for since in (warm_up, *later)}
-  seen = [x for x in seen if x["secs"] >= 60 * warm_up]
-
-  def rate(first: float, last: float) -> float:
-    """Steps a second between two minutes, lines, evaluations and saves included."""
-    part = [x for x in seen if first <= x["secs"] / 60 <= last]
+  def rate(part: list[dict]) -> float:
+    """Steps a second, lines, evaluations and saves included."""
     return (part[-1]["step"] - part[0]["step"]) / (part[-1]["secs"] - part[0]["secs"])
 
-  def median(first: float, last: float) -> float:
-    """Of the open files between two minutes; during a save there are more."""
-    return float(np.median([x["open_files"] for x in seen if first <= x["secs"] / 60 <= last]))
+  def open_files(part: list[dict]) -> float:
+    """The median; during a save there are more."""
+    return float(np.median([x["open_files"] for x in part]))
 
-  begin, end = seen[0]["secs"] / 60, seen[-1]["secs"] / 60
-  first, last = rate(begin, begin + 5), rate(end - 5, end)
-  newest = [x["checkpoints"] - x["kept_for_ever"] for x in seen]
+  end = seen[-1]["secs"] / 60
+  later = [since for since in (15, 30) if warm_up < since < end - 5]
+  slopes = {since: slope(since) for since in (warm_up, *later)}
+  judged = between(warm_up)
+  begin = judged[0]["secs"] / 60
+  parts = between(begin, begin + 5), between(end - 5, end)
+  files, rates = list(map(open_files, parts)), list(map(rate, parts))
+  newest = [x["checkpoints"] - x["kept_for_ever"] for x in judged]
+  last = judged[-1]
+  # The newest save may be under way.
+  kept = [last["kept_for_ever"], (last["step"] - SAVE_EVERY) // KEEP_EVERY]
+  slowed, old_over_young = rates[1] / rates[0], in_turns[0] / in_turns[1]
+  promises = {
+    "memory grows by less than 1 MB a minute": slopes[warm_up] < 1,
+    "open files are flat": files[1] <= files[0],
+    # One of the newest may be one for ever, and one more be there until the oldest is cleared.
+    "checkpoints are kept": min(newest) >= KEEP - 1 and kept[0] >= kept[1],
+    "checkpoints are cleared": max(newest) <= KEEP + 1,
+    "as fast at the end as at first": abs(slowed - 1) < 0.05,
+    "as fast as a process that has just begun": abs(old_over_young - 1) < 0.05,
+    "told to stop, it has saved and ended within 30 s": stop_secs < 30,
+  }
   return {
     "minutes": round(end, 1),
     "warm_up_minutes": warm_up,
-    "steps": seen[-1]["step"],
-    "rss_mb": [round(seen[0]["rss_mb"], 1), round(seen[-1]["rss_mb"], 1)],
-    "rss_mb_a_minute": slopes[warm_up],
+    "steps": last["step"],
+    "rss_mb": [round(x["rss_mb"], 1) for x in (judged[0], last)],
     "rss_mb_a_minute_since_minute": slopes,
-    "open_files": [min(x["open_files"] for x in seen), max(x["open_files"] for x in seen)],
-    "open_files_first_last": [median(begin, begin + 5), median(end - 5, end)],
-    "threads": [seen[0]["threads"], seen[-1]["threads"]],
+    "open_files_first_last": files,
+    "threads": [judged[0]["threads"], last["threads"]],
     "checkpoints_but_those_for_ever": [min(newest), max(newest)],
-    # The newest save may be under way.
-    "kept_for_ever": [seen[-1]["kept_for_ever"], (seen[-1]["step"] - SAVE_EVERY) // KEEP_EVERY],
-    "steps_per_sec_first_last_5_minutes": [round(first, 1), round(last, 1)],
-    "last_over_first": round(last / first, 4),
+    "kept_for_ever": kept,
+    "steps_per_sec_first_last_5_minutes": [round(x, 1) for x in rates],
+    "last_over_first": round(slowed, 4),
     "steps_per_sec_old_young_in_turns": [round(x, 1) for x in in_turns],
-    "old_over_young": round(in_turns[0] / in_turns[1], 4),
+    "old_over_young": round(old_over_young, 4),
     "secs_to_stop": round(stop_secs, 1),
-  }
-
-
-def holds(figures: dict) -> dict[str, bool]:
-  """Returns the promises and whether they hold."""
-  first, last = figures["open_files_first_last"]
-  fewest, most = figures["checkpoints_but_those_for_ever"]
-  kept, expected = figures["kept_for_ever"]
-  return {
-    "memory grows by less than 1 MB a minute": figures["rss_mb_a_minute"] < 1,
-    "open files are flat": last <= first,
-    # One of the newest may be one for ever, and one more be there until the oldest is cleared.
-    "checkpoints are kept": fewest >= KEEP - 1 and kept >= expected,
-    "checkpoints are cleared": most <= KEEP + 1,
-    "as fast at the end as at first": abs(figures["last_over_first"] - 1) < 0.05,
-    "as fast as a process that has just begun": abs(figures["old_over_young"] - 1) < 0.05,
-    "told to stop, it has saved and ended within 30 s": figures["secs_to_stop"] < 30,
+    "wrong": [name for name, holds in promises.items() if not holds],
   }
 
 
@@ -181,28 +175,18 @@ def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], float, 
   return seen, speeds, *stop(old)
 
 
-def main() -> int:
-  """Runs from the command line."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--minutes", type=float, default=60)
-  parser.add_argument("--warm-up", type=float, default=5, help="minutes that are not judged")
-  parser.add_argument("--json", default=None)
-  args = parser.parse_args()
-  if args.minutes < args.warm_up + 10:
-    parser.error("--minutes is 10 more than --warm-up at least: five are compared with five")
+def main(minutes: float = 60, warm_up: float = 5) -> dict:
+  """
+  --warm_up  minutes that are not judged
+  """
+  if minutes < warm_up + 10:
+    raise SystemExit(
+      "error: --minutes is 10 more than --warm_up at least: five are compared with five"
+    )
   with tempfile.TemporaryDirectory() as temporary:
-    seen, speeds, stop_secs, time_line = soak(Path(temporary), args.minutes)
-  figures = judge(seen, args.warm_up, speeds, stop_secs)
-  promises = holds(figures)
-  console = Console(highlight=False, soft_wrap=True)
-  for name, value in figures.items():
-    console.print(f"{name}: {value}")
-  console.print(time_line)
-  for name, kept in promises.items():
-    console.print(f"{'holds' if kept else 'DOES NOT HOLD'}: {name}")
-  machine.save(args.json, {"time": time_line, **figures, "seen": seen})
-  return 0 if all(promises.values()) else 1
+    seen, speeds, stop_secs, time_line = soak(Path(temporary), minutes)
+  return {"time": time_line, **judge(seen, warm_up, speeds, stop_secs), "seen": seen}
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  machine.start(main)

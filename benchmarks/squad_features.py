@@ -8,13 +8,10 @@ Both work on the same file and are measured in turn, several rounds each; the un
   limit         `tokenizers` encoding the contexts with their offsets, nothing else, no questions
 """
 
-import argparse
 import statistics
-import time
 
 import machine
-from rich.console import Console
-from rich.table import Table
+import peers
 
 from electra_jax.data import tokenizer
 from electra_jax.finetune import squad, squad_files
@@ -22,70 +19,40 @@ from electra_jax.finetune import squad, squad_files
 FLOOR = 500  # contexts per second on two cores: SQuAD's 19,000 in well under a minute
 
 
-def contexts_per_sec(work, contexts: int) -> float:
-  """Runs `work` once."""
-  start = time.perf_counter()
-  work()
-  return contexts / (time.perf_counter() - start)
-
-
-def main() -> None:
-  """Measures, prints a table, writes JSON."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-  )
-  parser.add_argument("--data", required=True, help="a SQuAD or MRQA file with answers")
-  parser.add_argument("--vocab", required=True, help="a vocab.txt or tokenizer.json")
-  parser.add_argument("--max_length", type=int, nargs="+", default=[384, 512])
-  parser.add_argument("--stride", type=int, default=128)
-  parser.add_argument("--rounds", type=int, default=5)
-  parser.add_argument("--json", help="file for the results")
-  args = parser.parse_args()
-  questions = squad_files.read(args.data)
+def main(
+  data: str, vocab: str, max_length: list[int] = (384, 512), stride: int = 128, rounds: int = 5
+) -> dict:
+  questions = squad_files.read(data)
   contexts = list(dict.fromkeys(question.context for question in questions.items))
-  engine = tokenizer.load(args.vocab)._engine
   counts: dict[str, int] = {}
 
-  def make(max_length: int):
-    # A fresh tokenizer: what an earlier round remembers does not count.
-    fresh = tokenizer.load(args.vocab)
-    squad._parts.cache_clear()
-    options = {"max_length": max_length, "stride": args.stride, "max_query": 64}
+  def windows(length: int, fresh: tokenizer.Tokenizer) -> None:
+    options = {"max_length": length, "stride": stride, "max_query": 64}
+    counts[str(length)] = len(squad.windows(questions, fresh, train=True, **options))
 
-    def work():
-      made = squad.windows(questions, fresh, train=True, **options)
-      counts[str(max_length)] = len(made)
-
-    return work
-
-  def limit():
-    found = engine.encode_batch(contexts, add_special_tokens=False)
+  def limit(length: int, fresh: tokenizer.Tokenizer) -> list:
+    found = fresh._engine.encode_batch(contexts, add_special_tokens=False)
     return [(encoding.ids, encoding.offsets) for encoding in found]
 
-  sources = {f"electra_jax {n}": n for n in args.max_length} | {"limit": 0}
-  rates: dict[str, list[float]] = {name: [] for name in sources}
-  for _ in range(args.rounds):
-    for name, length in sources.items():
-      rates[name].append(contexts_per_sec(make(length) if length else limit, len(contexts)))
-  table = Table("", "contexts/s", "lowest", "highest")
-  medians = {name: statistics.median(found) for name, found in rates.items()}
-  for name, found in rates.items():
-    table.add_row(name, *(f"{x:,.0f}" for x in (medians[name], min(found), max(found))))
-  Console().print(table)
-  machine.save(
-    args.json,
-    {
-      "contexts": len(contexts),
-      "questions": len(questions.items),
-      "windows": counts,
-      "stride": args.stride,
-      "floor_contexts_per_sec": FLOOR,
-      "contexts_per_sec": {name: round(rate) for name, rate in medians.items()},
-      "rounds": {name: [round(rate) for rate in found] for name, found in rates.items()},
-    },
-    hide=(args.data, args.vocab),
-  )
+  kinds = {f"electra_jax {n}": (windows, n) for n in max_length} | {"limit": (limit, 0)}
+  rates: dict[str, list[float]] = {name: [] for name in kinds}
+  for _ in range(rounds):
+    for name, (work, length) in kinds.items():
+      # What an earlier round remembers does not count.
+      fresh = tokenizer.load(vocab)
+      squad._parts.cache_clear()
+      secs = peers.secs(lambda work=work, args=(length, fresh): work(*args))
+      rates[name].append(len(contexts) / secs)
+  return {
+    "contexts": len(contexts),
+    "questions": len(questions.items),
+    "windows": counts,
+    "stride": stride,
+    "floor_contexts_per_sec": FLOOR,
+    "contexts_per_sec": {name: round(statistics.median(x)) for name, x in rates.items()},
+    "rounds": {name: list(map(round, found)) for name, found in rates.items()},
+  }
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)

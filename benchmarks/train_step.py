@@ -13,12 +13,10 @@ peer the same. Rounds alternate between the contestants, because a shared machin
 the best one counts. The peer has a process of its own: in one process the threads of the one wait
 busily on the other's cores. All compile at the same time. `host_secs_per_step` is the CPU time of
 the thread that starts the steps and reads their numbers; another one places the batches. A peer
-that fails is told in `could_not`. Needs no TensorFlow. Works the same on a GPU.
+that fails is told in `could_not`. Needs no TensorFlow. Works the same on a GPU. --set takes
+FIELD=VALUE of the configuration.
 """
 
-import argparse
-import ast
-import json
 import resource
 import statistics
 import time
@@ -30,7 +28,8 @@ import numpy as np
 import peers
 from ml_collections import ConfigDict
 
-from electra_jax.config import compare, files, specs
+from electra_jax.commands import cli
+from electra_jax.config import files, specs
 from electra_jax.core import flops, objectives
 from electra_jax.core.batch import Batch
 from electra_jax.monitor import metrics
@@ -66,9 +65,7 @@ class Ours:
     self.step, self.state = fns.train_step, fns.init_state(parallel.replicate(fns.init_params()))
     self.batch = batch
     self.host_secs = []
-    start = time.perf_counter()
-    self.run(1)
-    self.compile_secs = time.perf_counter() - start
+    self.compile_secs = peers.secs(lambda: self.run(1))
     self.host_secs.clear()
 
   def run(self, steps: int) -> None:
@@ -91,7 +88,7 @@ WORD_LOGITS = {
 }
 
 
-class Peer:
+class Peer(peers.TorchLoop):
   """Hugging Face's networks in a plain PyTorch loop, with PyTorch's fused attention.
 
   Args:
@@ -109,10 +106,7 @@ class Peer:
     microbatches: int,
     backend: str | None = None,
   ):
-    import torch
-
-    self.torch = torch
-    self.device = "cuda" if torch.cuda.is_available() else "cpu"
+    super().__init__()
     self.d = _network(spec.discriminator, "rtd_head").to(self.device).train()
     self.g = _network(spec.generator, "mlm_head").to(self.device).train()
     self.word_logits = WORD_LOGITS[self.g.config.model_type]
@@ -120,26 +114,20 @@ class Peer:
     self.g.base_model.embeddings = tables
     self.g.get_output_embeddings().weight = self.d.get_input_embeddings().weight
     both = [*self.g.parameters(), *self.d.parameters()]
-    self.weights = list({id(p): p for p in both}.values())
-    self.tx = torch.optim.AdamW(
-      self.weights,
-      adam["learning_rate"],
-      weight_decay=adam["weight_decay"],
-      fused=self.device == "cuda",
-    )
-    self.parts = torch.from_numpy(batch.ids).long().to(self.device).chunk(microbatches)
+    weights = {id(p): p for p in both}.values()
+    self.make_optimizer(weights, adam["learning_rate"], adam["weight_decay"])
+    ids = self.torch.from_numpy(batch.ids)
+    self.parts = ids.long().to(self.device).chunk(microbatches)
     self.masked = spec.masking.num_masked(batch.ids.shape[1], True)
     self.weight = spec.discriminator_weight.constant
-    self.loss = torch.compile(self._loss, backend=backend, dynamic=False) if backend else self._loss
-    start = time.perf_counter()
-    self.run(1)
-    self.compile_secs = time.perf_counter() - start
+    self.loss = self.compiled(self._loss, backend)
+    self.compile_secs = peers.secs(lambda: self.run(1))
 
   def _loss(self, ids):
     torch = self.torch
     at = torch.rand(ids.shape, device=self.device).topk(self.masked, 1).indices
     originals = ids.gather(1, at)
-    with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+    with self.autocast():
       states = self.g.base_model(ids.scatter(1, at, VOCAB.mask)).last_hidden_state
       states = states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
       logits = self.word_logits(self.g, states).float()
@@ -151,19 +139,14 @@ class Peer:
       rtd = torch.nn.functional.binary_cross_entropy_with_logits(scores, (corrupted != ids).float())
     return mlm + self.weight * rtd
 
-  def _step(self) -> None:
-    self.tx.zero_grad()
-    for ids in self.parts:  # of equal size, with as many tokens and slots in each
-      (self.loss(ids) / len(self.parts)).backward()
-    self.torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
-    self.tx.step()
-
   def run(self, steps: int) -> None:
     """Runs steps and waits for the last."""
     for _ in range(steps):
-      self._step()
-    if self.device == "cuda":
-      self.torch.cuda.synchronize()
+      self.tx.zero_grad()
+      for ids in self.parts:  # of equal size, with as many tokens and slots in each
+        (self.loss(ids) / len(self.parts)).backward()
+      self.update()
+    self.finish()
 
 
 def _network(cfg, head: str):
@@ -186,38 +169,35 @@ def peak_memory_gb() -> float:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def configure(args: argparse.Namespace) -> ConfigDict:
-  """Returns the configuration that is measured."""
-  config = files.load_named(args.config)
-  config.train.batch_size = args.batch
+def configure(config: str, batch: int, length: int, fields: list[str]) -> ConfigDict:
+  """Returns the configuration that is measured, with fields set by FIELD=VALUE."""
+  own = [f"train.batch_size={batch}"]
   if jax.default_backend() == "cpu":
     # What configs/base.py advises for a CPU.
-    config.model.unroll = config.model.num_layers
-    config.train.accumulation = max(1, args.batch * args.length // 1024)
-  return change(config, args.set)
+    own.append(f"model.unroll={files.load_named(config).model.num_layers}")
+    own.append(f"train.accumulation={max(1, batch * length // 1024)}")
+  return change(config, [*own, *fields])
 
 
-def change(config: ConfigDict, pairs: list[str]) -> ConfigDict:
-  """Returns the configuration with fields set by FIELD=VALUE."""
-  for field, value in (pair.split("=", 1) for pair in pairs):
-    is_text = isinstance(compare.flatten(config)[field], str)
-    config.update_from_flattened_dict({field: value if is_text else ast.literal_eval(value)})
-  return config
+def change(config: str, fields: list[str]) -> ConfigDict:
+  """Returns a configuration with fields set by FIELD=VALUE."""
+  return cli.configured(config, [f"--config.{field}" for field in fields])[0]
 
 
-def summarise(args: argparse.Namespace, ours: Ours, started: list, secs: dict) -> dict:
-  """Returns the results of all contestants from the seconds of their rounds."""
-  work = flops.step_flops(ours.spec, args.batch, args.length)
+def summarise(batch: Batch, ours: Ours, contestants: list, secs: dict) -> dict:
+  """Returns the results of all contestants from the seconds a step of their rounds."""
+  sequences, length = batch.ids.shape
+  work = flops.step_flops(ours.spec, sequences, length)
   peak, source = flops.peak_flops(jax.local_devices()[0])
   peak *= jax.device_count()
   rows = {}
-  for c in (c for c in started if c.name in secs):
+  for c in contestants:
     best = min(secs[c.name])
     rows[c.name] = {
       "secs_per_step": best,
       "secs_per_step_median": statistics.median(secs[c.name]),
-      "sequences_per_sec": args.batch / best,
-      "tokens_per_sec": args.batch * args.length / best,
+      "sequences_per_sec": sequences / best,
+      "tokens_per_sec": sequences * length / best,
       "model_flops_per_sec": work / best,
       "share_of_matmul_peak": work / best / peak,
       "first_step_secs": c.compile_secs,
@@ -230,53 +210,43 @@ def summarise(args: argparse.Namespace, ours: Ours, started: list, secs: dict) -
   return {"matmul_peak_flops": peak, "matmul_peak_source": source, "results": rows}
 
 
-def main() -> None:
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--config", default="configs/small.py")
-  p.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the configuration")
-  p.add_argument("--batch", type=int, default=32, help="sequences in a step")
-  p.add_argument("--length", type=int, default=128, help="tokens of a sequence")
-  p.add_argument("--rounds", type=int, default=5)
-  p.add_argument("--steps", type=int, default=3, help="steps a round")
-  p.add_argument(
-    "--peer", nargs="*", choices=peers.PEERS, help="also run transformers on PyTorch (eager)"
-  )
-  p.add_argument("--peer_microbatches", type=int, default=1, help="of the peer")
-  p.add_argument("--json", help="write the result here")
-  args = p.parse_args()
-
+def main(
+  config: str = "configs/small.py",
+  batch: int = 32,
+  length: int = 128,
+  set: list[str] = (),
+  rounds: int = 5,
+  steps: int = 3,
+  peer: peers.Kinds = None,
+  peer_microbatches: int = 1,
+) -> dict:
   parallel.keep_freed_memory()
-  config = configure(args)
-  batch = synthetic_batch(args.batch, args.length)
-  kinds = args.peer or ["eager"] if args.peer is not None else []
-  spec, adam = specs.make_spec(config, VOCAB), config.optimizer.to_dict()
+  configured, rows = configure(config, batch, length, set), synthetic_batch(batch, length)
+  spec, adam = specs.make_spec(configured, VOCAB), configured.optimizer.to_dict()
   others = [
-    peers.InItsOwnProcess(name, Peer, adam, batch, spec, args.peer_microbatches, backend)
-    for name, backend in (peers.PEERS[kind] for kind in kinds)
+    peers.InItsOwnProcess(name, Peer, adam, rows, spec, peer_microbatches, backend)
+    for name, backend in peers.chosen(peer)
   ]
-  ours = Ours(config, batch)
+  ours = Ours(configured, rows)
   memory = peak_memory_gb()
-  ready, failed = peers.wait_for(others)
-  secs, gave_up = peers.take_turns([ours, *ready], args.rounds * [(args.steps,)])
-  peers.stop(ready)
-  secs = {name: [x / args.steps for x in values] for name, values in secs.items()}
+  contestants, secs, could_not = peers.compare([ours], others, rounds * [(steps,)])
+  secs = {name: [x / steps for x in values] for name, values in secs.items()}
+  compute = ours.spec.discriminator.compute
   result = {
     "device": machine.devices(),
-    "sizes": f"{args.config}, batch {args.batch} x {args.length},"
-    f" {ours.spec.discriminator.compute.dtype},"
-    f" dropout {ours.spec.discriminator.dropout}, in {config.train.accumulation} microbatches",
-    "batch": args.batch,
-    "length": args.length,
-    "dtype": ours.spec.discriminator.compute.dtype,
-    "attention": ours.spec.discriminator.compute.attention,
-    **summarise(args, ours, [ours, *ready], secs),
-    "peer_microbatches": args.peer_microbatches,
-    "could_not": failed + gave_up,
+    "sizes": f"{config}, batch {batch} x {length}, {compute.dtype},"
+    f" dropout {ours.spec.discriminator.dropout}, in {configured.train.accumulation} microbatches",
+    "batch": batch,
+    "length": length,
+    "dtype": compute.dtype,
+    "attention": compute.attention,
+    **summarise(rows, ours, contestants, secs),
+    "peer_microbatches": peer_microbatches,
+    "could_not": could_not,
   }
   result["results"][ours.name]["peak_memory_gb"] = memory
-  print(json.dumps(result, indent=1))
-  machine.save(args.json, result)
+  return result
 
 
 if __name__ == "__main__":
-  main()
+  machine.start(main)
