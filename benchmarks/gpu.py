@@ -22,39 +22,35 @@ benchmarks/results/gpu.json, the table of docs/speed.md and docs/gpu.png. Exit c
 """
 
 import argparse
-import dataclasses
 import importlib.util
 import json
-import os
-import re
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import gpu_report
 import machine
+import speedrun
 from resumable import (
-  DONE,
   FAILED,
   LEFT,
-  STOPPED,
-  OutOfTime,
+  ROOT,
   Step,
   StepError,
   Work,
-  find_device,
+  choose,
+  exit_code,
+  open_folder,
   run_script,
   run_steps,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "gpu.json", ROOT / "docs" / "gpu.png"
 TOTAL_MINS = 40
 REPORT_SECS = 10  # that writing the results may take
-SAVING_SECS = 45  # that a training gets to save before the end of the time
 NEEDED = (
   *("absl", "etils", "flax", "jax", "matplotlib", "ml_collections", "numpy", "optax", "orbax"),
   *("rich", "safetensors", "sentencepiece", "tokenizers"),
@@ -63,20 +59,10 @@ NEEDED = (
 SHARED = {"XLA_CLIENT_MEM_FRACTION": ".45"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """What steps depend on, beside the machine."""
-
-  smoke: bool
-  text: str | None  # as config.data.sources
-  vocab: str | None
-  glue: str | None
-  pretraining_mins: float  # at most
-  missing: tuple[str, ...]  # packages that peers need
+Options = argparse.Namespace  # of `main`, and `missing`: the packages that peers need
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
   """A training step whose speed is measured."""
 
   config: str
@@ -112,11 +98,6 @@ TINY = {
   "model.embedding_size": 64,
 }
 TINY_BATCH, TINY_LENGTH = 8, 32
-# XLA's fastest compilation; the rest is that of any CPU.
-SMOKE_FLAGS = (
-  "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-  " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-)
 
 
 def pairs(fields: dict) -> list[str]:
@@ -143,108 +124,89 @@ def benchmark(work: Work, name: str, script: str, *args: str, **environment: str
   return {k: v for k, v in found.items() if k not in ("machine", "command")}
 
 
-def peer(options: Options, found: Callable[..., dict], *args: str) -> dict:
+def against_torch(work: Work, o: Options, name: str, script: str, *args: str) -> dict:
   """Measures with a peer, or without one and says why."""
-  if options.missing:
-    reason = f"PyTorch's speed: {', '.join(options.missing)} not installed"
-    result = found(*args)
-    return result | {"could_not": [*result["could_not"], reason]}
-  return found("--peer", "captured" if options.smoke else "compiled", *args)
+  kind = ["--peer", "captured" if o.smoke else "compiled"]
+  found = benchmark(work, name, script, *args, *([] if o.missing else kind), **SHARED)
+  if o.missing:
+    found["could_not"].append(f"PyTorch's speed: {', '.join(o.missing)} not installed")
+  return found
 
 
-def make_steps(options: Options) -> dict[str, Step]:
+def make_steps(o: Options) -> dict[str, Step]:
   """Returns the steps, the quick and the important first."""
-  smoke = ["--smoke"] if options.smoke else []
+  smoke = ["--smoke"] if o.smoke else []
 
   def named(name: str, script: str, mins: float, *args: str) -> Step:
     return Step(lambda work: benchmark(work, name, script, *args), mins)
 
-  chosen = {k: s for k, s in SPEED.items() if s.in_smoke or not options.smoke}
-  sized = {k: s for k, s in MEMORY.items() if s.in_smoke or not options.smoke}
-  quick = ["--examples=2000", "--rounds=1", "--secs=0.2"] if options.smoke else ["--rounds=3"]
+  def of_shapes(kind: str, run, shapes: dict[str, Shape]) -> dict[str, Step]:
+    return {
+      f"{kind} {name}": Step(partial(run, o=o, name=f"{kind} {name}", shape=shape), shape.mins)
+      for name, shape in shapes.items()
+      if shape.in_smoke or not o.smoke
+    }
+
+  quick = ["--examples=2000", "--rounds=1", "--secs=0.2"] if o.smoke else ["--rounds=3"]
   return {
     "device": named("device", "device.py", 0.5, *smoke),
     "numerics": named("numerics", "numerics.py", 4.5, *smoke),
-    "resume": Step(lambda work: resume(work, options), 2.5),
-    **{
-      f"speed {name}": Step(lambda work, name=name: speed(work, options, name), shape.mins)
-      for name, shape in chosen.items()
-    },
-    **{
-      f"memory {name}": Step(lambda work, name=name: memory(work, options, name), shape.mins)
-      for name, shape in sized.items()
-    },
+    "resume": Step(partial(resume, o=o), 2.5),
+    **of_shapes("speed", speed, SPEED),
+    **of_shapes("memory", memory, MEMORY),
     "input": named("input", "input_pipeline.py", 0.5, *quick),
-    "fine-tuning": Step(lambda work: finetuning(work, options), 1.5),
-    "shards": Step(lambda work: shards(work, options), 1, goes_on=True),
-    "pretraining": Step(
-      lambda work: pretraining(work, options), 1 + options.pretraining_mins, goes_on=True
-    ),
+    "fine-tuning": Step(partial(finetuning, o=o), 1.5),
+    "shards": Step(partial(shards, o=o), 1, goes_on=True),
+    "pretraining": Step(partial(pretraining, o=o), 1 + o.pretraining_mins, goes_on=True),
   }
 
 
-def resume(work: Work, options: Options) -> dict:
+def resume(work: Work, o: Options) -> dict:
   """Compares a run that was killed with one that was left alone."""
   folder = work.folder / "resume"
   shutil.rmtree(folder, ignore_errors=True)
-  size = (
-    ["--steps=80"] if options.smoke else ["--set", "model.hidden_size=256", "model.ffn_size=1024"]
-  )
+  size = ["--steps=80"] if o.smoke else ["--set", "model.hidden_size=256", "model.ffn_size=1024"]
   return benchmark(work, "resume", "resume.py", f"--out={folder}", *size)
 
 
-def speed(work: Work, options: Options, name: str) -> dict:
+def speed(work: Work, o: Options, name: str, shape: Shape) -> dict:
   """Measures a training step, and PyTorch's."""
-  s = SPEED[name]
-  sizes = [f"--batch={s.batch}", f"--length={s.length}", "--rounds=5", "--steps=10"]
-  fields = s.fields
-  if options.smoke:
+  sizes = [f"--batch={shape.batch}", f"--length={shape.length}", "--rounds=5", "--steps=10"]
+  fields = shape.fields
+  if o.smoke:
     sizes = [f"--batch={TINY_BATCH}", f"--length={TINY_LENGTH}", "--rounds=1", "--steps=1"]
     fields = (*fields, *pairs(TINY))
-  changes = ["--set", *fields] if fields else []
-
-  def measured(*args: str) -> dict:
-    arguments = [f"--config={s.config}", *sizes, *changes, *args]
-    return benchmark(work, f"speed {name}", "train_step.py", *arguments, **SHARED)
-
-  return peer(options, measured)
+  arguments = [f"--config={shape.config}", *sizes, "--set", *fields]
+  return against_torch(work, o, name, "train_step.py", *arguments)
 
 
-def memory(work: Work, options: Options, name: str) -> dict:
+def memory(work: Work, o: Options, name: str, shape: Shape) -> dict:
   """Compares the preflight's peak with the real one."""
-  s = MEMORY[name]
-  fields = {"train.batch_size": s.batch, "data.seq_length": s.length}
-  if options.smoke:
+  fields = {"train.batch_size": shape.batch, "data.seq_length": shape.length}
+  if o.smoke:
     fields = TINY | {"train.batch_size": TINY_BATCH, "data.seq_length": TINY_LENGTH}
-  arguments = [f"--config={s.config}", "--set", *pairs(fields)]
-  return benchmark(work, f"memory {name}", "peak_memory.py", *arguments)
+  arguments = [f"--config={shape.config}", "--set", *pairs(fields)]
+  return benchmark(work, name, "peak_memory.py", *arguments)
 
 
-def finetuning(work: Work, options: Options) -> dict:
+def finetuning(work: Work, o: Options) -> dict:
   """Measures fine-tuning, and PyTorch's."""
-  sizes = [f"--glue={options.glue}", f"--vocab={options.vocab}"] if options.glue else []
-  if options.smoke:
+  sizes = [f"--glue={o.glue}", f"--vocab={o.vocab}"] if o.glue else []
+  if o.smoke:
     sizes = ["--examples=32", "--parts=1", "--buckets=1", "--layers=1"]
-
-  def measured(*args: str) -> dict:
-    return benchmark(work, "fine-tuning", "finetune.py", *sizes, *args, **SHARED)
-
-  return peer(options, measured)
+  return against_torch(work, o, "fine-tuning", "finetune.py", *sizes)
 
 
-def shards(work: Work, options: Options) -> dict:
+def shards(work: Work, o: Options) -> dict:
   """Builds the shards of the pretraining."""
-  fields = {"data.dir": work.folder / "shards"}
-  if options.text:
-    fields |= {"data.sources": options.text}
-  else:
-    fields |= {"data.vocab_size": 8192}  # of Python's documentation, which is small
-  if options.smoke:
-    fields |= {"data.sources": options.text or f"text:{ROOT}/*.md", "data.vocab_size": 1000}
+  # Python's documentation is small.
+  fields = {"data.sources": o.text} if o.text else {"data.vocab_size": 8192}
+  if o.smoke:
+    fields |= {"data.sources": o.text or f"text:{ROOT}/*.md", "data.vocab_size": 1000}
     fields |= {"data.holdout_frac": 0.2, "data.seq_length": TINY_LENGTH}
-  if options.vocab:
-    fields |= {"data.vocab": options.vocab}
-  run_program(work, "shards", "electra_jax.data.build", fields)
+  fields |= {"data.vocab": o.vocab} if o.vocab else {}
+  fields |= {"data.dir": work.folder / "shards"}
+  work.module("shards", "electra_jax.data.build", "configs/small.py", fields)
   manifest = json.loads((work.folder / "shards" / "manifest.json").read_text())
   return {
     "vocabulary": manifest["vocab"]["size"],
@@ -255,106 +217,20 @@ def shards(work: Work, options: Options) -> dict:
   }
 
 
-def run_program(work: Work, name: str, module: str, fields: dict, *args: str, **kwargs) -> str:
-  """Runs a program of the package with configs/small.py and fields of it."""
-  changes = [f"--config.{pair}" for pair in pairs(fields)]
-  command = [sys.executable, "-m", module, "--config=configs/small.py", *changes, *args]
-  return work.program(name, command, **kwargs)
-
-
-def pretraining_steps(work: Work, options: Options) -> int:
-  """Returns the steps of the pretraining, decided once, by the time of one and what is left."""
+def pretraining(work: Work, o: Options) -> dict:
+  """Trains ELECTRA-Small by the clock, as the speedrun does, or goes on; copies its curves."""
   plan = work.folder / "pretraining-plan.json"
-  if plan.exists():
-    return json.loads(plan.read_text())["steps"]
-  if options.smoke:
-    return 20
-  known = work.record("speed small 128")
-  if known.get("status") != DONE:
-    arguments = ["--config=configs/small.py", "--batch=128", "--length=128", "--steps=10"]
-    known = {"result": benchmark(work, "pretraining pace", "train_step.py", *arguments)}
-  secs = known["result"]["results"]["electra_jax"]["secs_per_step_median"]
-  spent = sum(work.record(name).get("secs", 0) for name in make_steps(options)) / 60
-  mins = max(1, min(options.pretraining_mins, TOTAL_MINS - 1 - spent))
-  steps = int(0.95 * 60 * mins / secs)  # evaluations, saves, compilation
-  work.write(plan, {"steps": steps, "mins": mins, "secs_per_step": secs})
-  return steps
-
-
-def pretraining(work: Work, options: Options) -> dict:
-  """Trains ELECTRA-Small, or goes on."""
-  run, steps = work.folder / "pretraining", pretraining_steps(work, options)
-  fields = {
-    "data.dir": work.folder / "shards",
-    "train.steps": steps,
-    "optimizer.warmup_steps": min(10_000, steps // 10),
-    "eval.every_steps": max(1, steps // 20),
-    "checkpoint.every_steps": max(5, steps // 50),
-    "checkpoint.keep": 2,
-    "log.every_steps": max(1, min(100, steps // 20)),
-    "log.trackers": "",
-  }
-  if options.smoke:
-    fields |= TINY | {"train.batch_size": TINY_BATCH, "data.seq_length": TINY_LENGTH}
-  arguments = ["pretraining", "electra_jax.train", fields, f"--workdir={run}"]
+  if not plan.exists():  # once, by what the others leave
+    spent = sum(work.record(name).get("secs", 0) for name in make_steps(o)) / 60
+    minutes = max(1, min(o.pretraining_mins, TOTAL_MINS - 1 - spent))
+    work.write(plan, {"minutes": minutes})
+  own = {"arm": "small", "seed": 0, "shards": str(work.folder / "shards"), "smoke": o.smoke}
   try:
-    run_program(work, *arguments, stop_secs=SAVING_SECS)
-  except OutOfTime:
-    found = learned(work, run, steps)
-    at = f"at step {found.get('step', 0):,} of {steps:,}, goes on at the next start"
-    raise OutOfTime(at, found) from None
-  return learned(work, run, steps)
-
-
-def learned(work: Work, run: Path, steps: int) -> dict:
-  """Returns what a training has come to, and copies its curves beside the results."""
-  history = run / "metrics.jsonl"
-  texts = history.read_text().splitlines(keepends=True) if history.exists() else []
-  lines = [json.loads(text) for text in texts if text.endswith("\n")]
-  if (run / "curves.png").exists():
-    shutil.copyfile(run / "curves.png", work.folder / "curves.png")
-  trained = [x for x in lines if x["split"] == "train"]
-  heldout = [x for x in lines if x["split"] == "heldout"]
-  if not trained or not heldout:
-    return {}
-  log = (work.folder / "logs" / "pretraining.log").read_text()
-  return {
-    "step": trained[-1]["step"],
-    "steps": steps,
-    **{k: statistics.median(x[k] or 0 for x in trained) for k in ("tokens_per_sec", "mfu")},
-    "heldout_first": heldout[0],
-    "heldout_last": heldout[-1],
-    "time_of_each_start": re.findall(r" time: +(.*)$", log, re.MULTILINE),
-  }
-
-
-def open_folder(args: argparse.Namespace) -> tuple[Work, str, Options]:
-  """Returns the folder with its settings checked, the platform and the options.
-
-  Raises:
-    SystemExit: packages or a GPU are missing, the folder cannot be written or is another run's.
-  """
-  if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-    raise SystemExit(f"error: {sys.executable} lacks {', '.join(absent)}: install them with pip")
-  out = args.out.absolute()
-  python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
-  environment = {
-    "PYTHONPATH": python_path,
-    "JAX_COMPILATION_CACHE_DIR": str(out / "compiled"),
-    "TORCHINDUCTOR_CACHE_DIR": str(out / "inductor"),
-    "TRITON_CACHE_DIR": str(out / "triton"),
-    **({"XLA_FLAGS": SMOKE_FLAGS, "JAX_PLATFORMS": "cpu"} if args.smoke else {}),
-  }
-  end = time.monotonic() + 60 * args.budget_mins - REPORT_SECS
-  work = Work(out, end, environment)
-  platform, device = find_device(work)
-  if platform != "gpu" and not args.smoke:
-    raise SystemExit(f"error: JAX finds no GPU, but {device}: --smoke tries all of it anywhere")
-  missing = tuple(x for x in ("torch", "transformers") if importlib.util.find_spec(x) is None)
-  options = Options(args.smoke, args.text, args.vocab, args.glue, args.pretraining_mins, missing)
-  settings = {k: v for k, v in vars(options).items() if k != "missing"} | {"device": device}
-  work.check_settings(settings)
-  return work, platform, options
+    return speedrun.train(work, Options(**own, **json.loads(plan.read_text())))
+  finally:
+    curves = work.folder / "run" / "curves.png"
+    if curves.exists():
+      shutil.copyfile(curves, work.folder / "curves.png")
 
 
 def collect(device: str, records: dict[str, dict]) -> dict:
@@ -378,52 +254,69 @@ def collect(device: str, records: dict[str, dict]) -> dict:
   }
 
 
-def publish(content: dict, work: Work, report: str, args: argparse.Namespace) -> None:
-  """Writes the results, the table of docs/speed.md and the picture, of a real GPU."""
-  machine.save(str(RESULTS), content, hide=[args.text, args.vocab, args.glue, args.out])
-  if (work.folder / "curves.png").exists():
-    shutil.copyfile(work.folder / "curves.png", PICTURE)
-  machine.write_between(ROOT / "docs" / "speed.md", "gpu", report)
+def open_gpu(o: Options) -> tuple[Work, str, str]:
+  """Returns the folder with its settings checked, the platform and the devices.
+
+  Raises:
+    SystemExit: packages or a GPU are missing, the folder cannot be written or is another run's.
+  """
+  if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    raise SystemExit(f"error: {sys.executable} lacks {', '.join(absent)}: install them with pip")
+  out = Path(o.out or f"runs/gpu{'-smoke' * o.smoke}").absolute()
+  caches = {f"{name.upper()}_CACHE_DIR": str(out / name) for name in ("torchinductor", "triton")}
+  mins = o.budget_mins - REPORT_SECS / 60
+  names = ("smoke", "text", "vocab", "glue", "pretraining_mins")
+  settings = {name: getattr(o, name) for name in names}
+  work, platform, device = open_folder(out, out / "compiled", mins, settings, o.smoke, **caches)
+  if platform != "gpu" and not o.smoke:
+    raise SystemExit(f"error: JAX finds no GPU, but {device}: --smoke tries all of it anywhere")
+  return work, platform, device
 
 
-def main() -> int:
-  """Runs the steps and reports."""
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--out", type=Path, help="folder (runs/gpu, or runs/gpu-smoke)")
-  p.add_argument("--budget_mins", type=float, default=TOTAL_MINS, help="to end before")
-  p.add_argument("--text", help="sources to train on, as config.data.sources (python-docs)")
-  p.add_argument("--vocab", help="vocabulary file (one is trained); BERT's, with --glue")
-  p.add_argument("--glue", help="folder with GLUE's folders (random tokens)")
-  p.add_argument("--pretraining_mins", type=float, default=20, help="of ELECTRA-Small, at most")
-  p.add_argument("--only", nargs="*", metavar="STEP", help="these steps")
-  p.add_argument("--smoke", action="store_true", help="in miniature, on the CPU; changes no file")
-  args = p.parse_args()
-  args.out = args.out or Path("runs/gpu-smoke" if args.smoke else "runs/gpu")
+def main(
+  out: Path | None = None,
+  budget_mins: float = TOTAL_MINS,
+  text: str | None = None,
+  vocab: str | None = None,
+  glue: str | None = None,
+  pretraining_mins: float = 20,
+  only: list[str] = (),
+  smoke: bool = False,
+) -> int:
+  """
+  --out               folder (runs/gpu, or runs/gpu-smoke)
+  --budget_mins       to end before
+  --text              sources to train on, as config.data.sources (python-docs)
+  --vocab             vocabulary file (one is trained); BERT's, with --glue
+  --glue              folder with GLUE's folders (random tokens)
+  --pretraining_mins  of ELECTRA-Small, at most
+  --only              these steps
+  --smoke             in miniature, on the CPU; changes no file
+  """
+  o = Options(**locals())
   started = time.monotonic()
-  work, platform, options = open_folder(args)
-  steps = make_steps(options)
-  if unknown := set(args.only or ()) - steps.keys():
-    p.error(f"no step {', '.join(sorted(unknown))}; there are: {', '.join(steps)}")
+  o.missing = [x for x in ("torch", "transformers") if importlib.util.find_spec(x) is None]
+  steps = make_steps(o)
+  chosen = choose(steps, only or list(steps))
+  work, platform, device = open_gpu(o)
 
-  def say(text: str) -> None:
-    print(f"[{(time.monotonic() - started) / 60:5.1f} min] {text}", flush=True)
+  def say(line: str) -> None:
+    print(f"[{(time.monotonic() - started) / 60:5.1f} min] {line}", flush=True)
 
-  chosen = {name: steps[name] for name in steps if not args.only or name in args.only}
   found = run_steps(chosen, work, say)
   empty = {"status": LEFT, "reason": "not begun", "secs": 0.0, "result": {}}
-  device = json.loads((work.folder / "settings.json").read_text())["device"]
   content = collect(
     device, {name: empty | (found.get(name) or work.record(name)) for name in steps}
   )
   work.write(work.folder / "gpu.json", content)
-  report = gpu_report.markdown(content)
-  print(report)
-  if platform == "gpu" and not options.smoke:
-    publish(content, work, report, args)
-  if content["failed"] or content["wrong"]:
-    return 1
-  return STOPPED if any(r["status"] == LEFT for r in found.values()) else 0
+  print(report := gpu_report.markdown(content))
+  if platform == "gpu" and not smoke:
+    machine.save(str(RESULTS), content)
+    if (work.folder / "curves.png").exists():
+      shutil.copyfile(work.folder / "curves.png", PICTURE)
+    machine.write_between(ROOT / "docs" / "speed.md", "gpu", report)
+  return 1 if content["failed"] or content["wrong"] else exit_code(found)
 
 
 if __name__ == "__main__":
-  run_script(main)
+  run_script(partial(machine.start, main))

@@ -34,7 +34,7 @@ def markdown(content: dict) -> str:
   lines += [f"- Could not: {line}." for line in content["could_not"]]
   for kind in ("wrong", "failed", "left"):
     lines += [f"- {kind.capitalize()}: {line}." for line in content[kind]]
-  if "step" in done.get("pretraining", {}):
+  if "pretraining" in done:
     lines += ["", "![curves of ELECTRA-Small on a GPU](gpu.png)"]
   return "\n".join(lines) + "\n"
 
@@ -78,25 +78,26 @@ def _numerics(found: dict) -> str:
 
 
 def _resume(found: dict) -> str:
-  def bits(run: dict) -> str:
-    if run["same_bits"]:
-      return "ends in the same bits"
-    return f"ends {run['relative_difference_of_the_state']:.1e} apart"
-
-  runs = found["runs"]
-  text = f"A run killed after step {runs['default']['killed_after']} {bits(runs['default'])}"
-  if strict := runs.get("deterministic"):
-    text += f"; with XLA's deterministic operations it {bits(strict)}"
+  bits = {
+    name: "ends in the same bits"
+    if run["same_bits"]
+    else f"ends {run['relative_difference_of_the_state']:.1e} apart"
+    for name, run in found["runs"].items()
+  }
+  text = f"A run killed after step {found['runs']['default']['killed_after']} {bits['default']}"
+  if "deterministic" in bits:
+    text += f"; with XLA's deterministic operations it {bits['deterministic']}"
   return text
 
 
 def _memory(found: dict) -> str:
-  def gib(name: str) -> str:
-    return f"{found[name] / 2**30:.2f} GiB" if name in found else "unknown"
-
+  real, here, described = (
+    f"{found[k] / 2**30:.2f} GiB" if k in found else "unknown"
+    for k in ("real", "here", "described")
+  )
   return (
-    f"Peak memory of {found['sizes']}: {gib('real')}; the preflight says {gib('here')} on the"
-    f" machine and {gib('described')} without one"
+    f"Peak memory of {found['sizes']}: {real}; the preflight says {here} on the machine and"
+    f" {described} without one"
   )
 
 
@@ -117,13 +118,12 @@ def _finetuning(found: dict) -> str:
 
 
 def _pretraining(found: dict) -> str:
-  first, last, starts = found["heldout_first"], found["heldout_last"], found["time_of_each_start"]
+  first, last = found["curve"][0], found["curve"][-1]
   return (
-    f"ELECTRA-Small after {found['step']:,} of {found['steps']:,} steps: held-out masked-LM loss"
+    f"ELECTRA-Small after {found['steps']:,} steps: held-out masked-LM loss"
     f" {first['mlm_loss']:.2f} to {last['mlm_loss']:.2f} nats, AUC {first['rtd_auc']:.3f} to"
-    f" {last['rtd_auc']:.3f}; {found['tokens_per_sec']:,.0f} tokens a second,"
-    f" {100 * found['mfu']:.1f} % of the peak; time of the last of {len(starts)} starts:"
-    f" {(starts or ['unknown'])[-1]}"
+    f" {last['rtd_auc']:.3f}; {found['tokens'] / found['train_secs']:,.0f} tokens a second,"
+    f" {100 * found['mfu']:.1f} % of the peak"
   )
 
 

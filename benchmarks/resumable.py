@@ -20,6 +20,13 @@ from pathlib import Path
 DONE, FAILED, LEFT = "done", "failed", "left"
 STOPPED = 143  # exit code of what is to be started again, as of the package's programs
 PR_SET_PDEATHSIG = 1
+ROOT = Path(__file__).resolve().parent.parent
+# XLA's fastest compilation; the rest is that of any CPU.
+SMOKE = {
+  "JAX_PLATFORMS": "cpu",
+  "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+  " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+}
 
 
 class StepError(RuntimeError):
@@ -132,17 +139,44 @@ class Work:
       raise StepError(text)
     return output
 
+  def module(self, name: str, module: str, config: str, fields: dict, *args: str, **more) -> str:
+    """Runs a program of the package with a configuration and fields of it, as `program`."""
+    changes = [f"--config.{field}={value}" for field, value in fields.items()]
+    command = [sys.executable, "-m", module, f"--config={config}", *changes, *args]
+    return self.program(name, command, **more)
 
-def find_device(work: Work) -> tuple[str, str]:
-  """Returns the platform and the description of JAX's devices, asked in another process."""
+
+def open_folder(
+  folder: Path, compiled: Path, mins: float, settings: dict, smoke: bool, **environment: str
+) -> tuple[Work, str, str]:
+  """Returns the folder with its settings checked, and platform and description of JAX's devices.
+
+  Args:
+    compiled: the folder for what XLA compiles.
+    mins: until the end of the time.
+
+  Raises:
+    SystemExit: JAX does not start, the folder cannot be written or is that of other settings.
+  """
+  paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])
+  environment |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_COMPILATION_CACHE_DIR": str(compiled)}
+  work = Work(folder, time.monotonic() + 60 * mins, environment | (SMOKE if smoke else {}))
   code = "import jax; d = jax.devices(); print(d[0].platform, f'{len(d)} x {d[0].device_kind}')"
-  environment = os.environ | work.environment
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, env=os.environ | work.environment
+  )
   lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
   if done.returncode:
     raise SystemExit(f"error: JAX does not start: {(lines or ['no output'])[-1]}")
   platform, _, device = lines[-1].partition(" ")
-  return platform, device
+  work.check_settings(settings | {"device": device})
+  return work, platform, device
+
+
+def json_lines(path: Path) -> list[dict]:
+  """Returns the objects of a file of JSON lines, if there is one, without a line cut off."""
+  texts = path.read_text().splitlines(keepends=True) if path.exists() else []
+  return [json.loads(text) for text in texts if text.endswith("\n")]
 
 
 def run_script(main: Callable[[], int]) -> None:
@@ -186,11 +220,6 @@ class Step:
   mins: float
   goes_on: bool = False
 
-  @property
-  def least_mins(self) -> float:
-    """The minutes with which it is begun."""
-    return min(self.mins, 1.5) if self.goes_on else self.mins
-
 
 def run_steps(steps: dict[str, Step], work: Work, say: Callable[[str], None]) -> dict[str, dict]:
   """Runs what is not done; returns the record of every step, in their order."""
@@ -200,18 +229,30 @@ def run_steps(steps: dict[str, Step], work: Work, say: Callable[[str], None]) ->
     if record.get("status") == DONE:
       say(f"{name}: done before")
       continue
-    if work.secs_left() < 60 * step.least_mins:
+    if work.secs_left() < 60 * (min(step.mins, 1.5) if step.goes_on else step.mins):
       why = f"takes about {step.mins:g} minutes, {max(0, work.secs_left()) / 60:.1f} are left"
       known[name] = {"status": LEFT, "reason": why, "secs": 0.0, "result": {}} | record
       say(f"{name}: left: {why}")
       continue
     say(f"{name}: begins, about {step.mins:g} minutes")
-    known[name] = _run(step, work, record.get("secs", 0.0))
-    work.write(work.path(name), known[name])
-    reason = known[name]["reason"]
-    secs, status = known[name]["secs"], known[name]["status"]
-    say(f"{name}: {status} after {secs:.0f} s" + (f": {reason}" if reason else ""))
+    record = known[name] = _run(step, work, record.get("secs", 0.0))
+    work.write(work.path(name), record)
+    why = record["reason"] and f": {record['reason']}"
+    say(f"{name}: {record['status']} after {record['secs']:.0f} s{why}")
   return known
+
+
+def choose(steps: dict[str, Step], names: Sequence[str]) -> dict[str, Step]:
+  """Returns some steps in their order; raises SystemExit if one is unknown."""
+  if unknown := [name for name in names if name not in steps]:
+    raise SystemExit(f"error: no step {', '.join(unknown)}; there are: {', '.join(steps)}")
+  return {name: step for name, step in steps.items() if name in names}
+
+
+def exit_code(records: dict[str, dict]) -> int:
+  """Returns the exit code of a script whose steps ended so."""
+  statuses = {record["status"] for record in records.values()}
+  return 1 if FAILED in statuses else STOPPED if LEFT in statuses else 0
 
 
 def _run(step: Step, work: Work, before: float) -> dict:
@@ -221,9 +262,8 @@ def _run(step: Step, work: Work, before: float) -> dict:
     result = step.run(work)
   except OutOfTime as error:
     status, result, reason = LEFT, error.result, str(error)
-  except StepError as error:
-    status, reason = FAILED, str(error)
   except Exception as error:  # whatever a step does wrong, the others are run
-    status, reason = FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    kind = "" if isinstance(error, StepError) else f"{type(error).__name__}: "
+    status, reason = FAILED, f"{kind}{' '.join(str(error).split())}"
   secs = time.monotonic() - start + (before if step.goes_on else 0)
   return {"status": status, "reason": reason, "secs": secs, "result": result}

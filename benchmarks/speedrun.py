@@ -27,7 +27,6 @@ again, 1 something failed.
 """
 
 import argparse
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -36,25 +35,27 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import machine
 import speedrun_report
 import speedrun_smoke
-from gpu import SMOKE_FLAGS
 from resumable import (
   DONE,
-  FAILED,
-  LEFT,
-  STOPPED,
+  ROOT,
   OutOfTime,
   Step,
   Work,
-  find_device,
+  choose,
+  exit_code,
+  json_lines,
+  open_folder,
   run_script,
   run_steps,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "results" / "speedrun_rows.jsonl"
 TOTAL_MINS, SAVING_SECS = 10, 45
 TASKS = {name: speedrun_report.NAMES[name] for name in speedrun_report.FIVE}
@@ -92,110 +93,69 @@ KEPT = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """What the steps depend on, beside the machine."""
-
-  arm: str
-  seed: int
-  minutes: float
-  text: tuple[str, ...]
-  vocab: str | None
-  shards: str | None  # built before, used instead of a text
-  glue: str | None
-  chunk: str | None
-  pairs: str | None
-  model: str | None  # evaluated instead of the network that is trained here
-  smoke: bool
-
-  @property
-  def config(self) -> str:
-    """The arm's configuration file."""
-    return ARMS[self.arm][0]
-
-  @property
-  def tasks(self) -> list[str]:
-    """The tasks of GLUE whose folders are there."""
-    return [name for name, folder in TASKS.items() if (Path(self.glue or "") / folder).is_dir()]
+Options = argparse.Namespace  # of `main`, with absolute paths
 
 
-def program(work: Work, name: str, module: str, config: str, fields: dict, *args: str, **more):
-  """Runs a program of the package; fields may be those of `speedrun_smoke`, too."""
-  changes = [f"--config.{field}={value}" for field, value in fields.items()]
-  command = [sys.executable, "-m", module, f"--config={config}", *changes, *args]
-  return work.program(name, command, **more)
+def tasks_of(o: Options) -> list[str]:
+  """Returns the tasks of GLUE whose folders are there."""
+  return [name for name, folder in TASKS.items() if o.glue and (Path(o.glue) / folder).is_dir()]
 
 
-def build(work: Work, options: Options) -> dict:
+def build(work: Work, o: Options) -> dict:
   """Builds the shards, which arms with one configuration of data share; --shards are read."""
-  if not options.shards:
-    build_shards(work, options)
-  manifest = json.loads((shards(work, options) / "manifest.json").read_text())
+  fields = {"data.dir": shards(work, o), "data.sources": "python-docs"}
+  if o.text:
+    fields["data.sources"] = ",".join(f"text:{path}" for path in o.text)
+  if o.vocab:
+    fields["data.vocab"] = o.vocab
+  if o.smoke:
+    fields |= {k: v for k, v in speedrun_smoke.FIELDS.items() if k.startswith("data.")}
+    fields["data.sources"] = f"text:{ROOT}/*.md"
+  if not o.shards:
+    work.module("shards", "electra_jax.data.build", ARMS[o.arm][0], fields)
+  manifest = read_manifest(work, o)
   return {
     "vocabulary": manifest["vocab"]["size"],
     **{split: facts["tokens"] for split, facts in manifest["splits"].items()},
   }
 
 
-def build_shards(work: Work, options: Options) -> None:
-  """Builds the shards."""
-  fields = {"data.dir": shards(work, options), "data.sources": "python-docs"}
-  if options.text:
-    fields["data.sources"] = ",".join(f"text:{path}" for path in options.text)
-  if options.vocab:
-    fields["data.vocab"] = options.vocab
-  if options.smoke:
-    fields |= {k: v for k, v in speedrun_smoke.FIELDS.items() if k.startswith("data.")}
-    fields["data.sources"] = f"text:{ROOT}/*.md"
-  program(work, "shards", "electra_jax.data.build", options.config, fields)
-
-
-def shards(work: Work, options: Options) -> Path:
+def shards(work: Work, o: Options) -> Path:
   """Returns the folder of the shards."""
-  name = f"shards-{re.split('[/.]', options.config)[1]}"
-  return Path(options.shards) if options.shards else work.folder.parent / name
+  name = f"shards-{re.split('[/.]', ARMS[o.arm][0])[1]}"
+  return Path(o.shards) if o.shards else work.folder.parent / name
 
 
-def train(work: Work, options: Options) -> dict:
+def read_manifest(work: Work, o: Options) -> dict:
+  """Returns the manifest of the shards."""
+  return json.loads((shards(work, o) / "manifest.json").read_text())
+
+
+def train(work: Work, o: Options) -> dict:
   """Trains by the clock, or goes on with the seconds that are left."""
-  fields = ARMS[options.arm][1] | {
-    "data.dir": shards(work, options),
-    "seed": options.seed,
-    "train.minutes": options.minutes,
-  }
-  if options.smoke:
-    fields |= {
-      k: v
-      for k, v in speedrun_smoke.FIELDS.items()
-      if k not in ("data.vocab_size", "data.holdout_frac")
-    }
+  config, fields = ARMS[o.arm]
+  own = {"data.dir": shards(work, o), "seed": o.seed, "train.minutes": o.minutes}
+  fields = fields | own
+  if o.smoke:
+    of_build = ("data.vocab_size", "data.holdout_frac")
+    fields |= {k: v for k, v in speedrun_smoke.FIELDS.items() if k not in of_build}
   run = work.folder / "run"
-  arguments = (options.config, fields, f"--workdir={run}")
-  program(work, "train", "electra_jax.train", *arguments, stop_secs=SAVING_SECS)
-  lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+  arguments = ("electra_jax.train", config, fields, f"--workdir={run}")
+  work.module("train", *arguments, stop_secs=SAVING_SECS)
+  lines, events = json_lines(run / "metrics.jsonl"), json_lines(run / "journal.jsonl")
   trained, heldout = ([x for x in lines if x["split"] == s] for s in ("train", "heldout"))
-  horizon = [x for x in journal(run) if x["event"] == "horizon"][-1]
+  horizon = [x for x in events if x["event"] == "horizon"][-1]
+  last_start = [x for x in events if x["event"] == "goodput"][-1]
   return {
     "steps": horizon["steps"],
     "decay_steps": horizon["decay_steps"],
-    "train_secs": sum(last_secs(run).values()),
+    "train_secs": sum(last_start["secs"].values()),
     "mfu": sum(x["mfu"] or 0 for x in trained) / len(trained),
     "heldout": {k: v for k, v in (heldout or [{}])[-1].items() if k not in ("step", "split")},
     "curve": [{k: x[k] for k in speedrun_report.CURVE if k in x} for x in heldout],
-    **costs(work, options, fields, horizon["steps"]),
+    **costs(work, o, fields, horizon["steps"]),
     "could_not": [] if heldout else ["held-out losses: the text has no held-out documents"],
   }
-
-
-def journal(run: Path) -> list[dict]:
-  """Returns the whole lines of a run's journal."""
-  texts = (run / "journal.jsonl").read_text().splitlines(keepends=True)
-  return [json.loads(text) for text in texts if text.endswith("\n")]
-
-
-def last_secs(run: Path) -> dict:
-  """Returns the seconds by activity of the run's last start."""
-  return [x["secs"] for x in journal(run) if x["event"] == "goodput"][-1]
 
 
 COSTS = """
@@ -210,111 +170,104 @@ print(json.dumps({"flops": steps * sum(tables.step_costs(config)[1].values()), "
 """
 
 
-def costs(work: Work, options: Options, fields: dict, steps: int) -> dict:
+def costs(work: Work, o: Options, fields: dict, steps: int) -> dict:
   """Returns the FLOPs of a training in matrix products, and its tokens."""
-  vocabulary = json.loads((shards(work, options) / "manifest.json").read_text())["vocab"]["size"]
   fields = {k: v for k, v in fields.items() if k != "data.dir"}
+  vocabulary = read_manifest(work, o)["vocab"]["size"]
   fields |= {"data.vocab_size": vocabulary, "data.vocab": "wordpiece"}
-  command = [sys.executable, "-c", COSTS, options.config, json.dumps(fields), str(steps)]
+  command = [sys.executable, "-c", COSTS, ARMS[o.arm][0], json.dumps(fields), str(steps)]
   return json.loads(work.program("costs", command, JAX_PLATFORMS="cpu").splitlines()[-1])
 
 
-def export(work: Work, options: Options) -> dict:
+def export(work: Work, o: Options) -> dict:
   """Exports the networks for Hugging Face; returns the sizes of their files."""
   out = work.folder / "hf"
   shutil.rmtree(out, ignore_errors=True)  # of a start that ended before it was noted
   command = [sys.executable, "-m", "electra_jax.export", str(work.folder / "run"), str(out)]
   command += ["--to", "hf", "--dtype=bfloat16", "--max-shard-mb=15"]
   work.program("export", command, JAX_PLATFORMS="cpu")
-  sizes = {
-    str(path.relative_to(out)): path.stat().st_size for path in sorted(out.rglob("*.safetensors"))
-  }
-  return {"bytes": sizes}
+  files = sorted(out.rglob("*.safetensors"))
+  return {"bytes": {str(path.relative_to(out)): path.stat().st_size for path in files}}
 
 
-def source(work: Work, options: Options) -> str:
+def source(work: Work, o: Options) -> str:
   """Returns the network that is evaluated."""
-  return options.model or str(work.folder / "run")
+  return o.model or str(work.folder / "run")
 
 
-def tuned(work: Work, options: Options, name: str, config: str, fields: dict, fresh: bool) -> dict:
+def tuned(work: Work, o: Options, name: str, config: str, fields: dict, fresh: bool) -> dict:
   """Fine-tunes; returns the main metric of each seed on the first split of each task."""
+  name = f"control {name}" if fresh else name
   place = work.folder / name.replace(" ", "-")
-  start = {"init": "random", "like": source(work, options)} if fresh else {}
-  fields = {"init": source(work, options)} | start | TUNING | fields
-  if options.smoke:
+  start = {"init": "random", "like": source(work, o)} if fresh else {"init": source(work, o)}
+  fields = start | TUNING | fields
+  if o.smoke:
     fields |= {"seeds": 2, "data.max_length": 32, "train.epochs": 1.0}
-  arguments = ("electra_jax.finetune", config, fields, f"--workdir={place}")
-  program(work, name, *arguments)
+  config = f"configs/finetune/{config}"
+  work.module(name, "electra_jax.finetune", config, fields, f"--workdir={place}")
   found: dict = {}
-  for text in (place / "results.jsonl").read_text().splitlines():
-    row = json.loads(text)
+  for row in json_lines(place / "results.jsonl"):
     splits = found.setdefault(row["task"], {})
     splits.setdefault(row["split"], []).append(next(iter(row["metrics"].values())))
   return {task: next(iter(splits.values())) for task, splits in found.items()}
 
 
-def glue(work: Work, options: Options, fresh: bool) -> dict:
+def glue(work: Work, o: Options, fresh: bool) -> dict:
   """Fine-tunes on the tasks of GLUE that are there, on others says that they are not."""
-  name = "control tasks" if fresh else "tasks"
-  config = f"configs/finetune/glue.py:{','.join(options.tasks)}"
-  fields = {"data.dir": options.glue, "model.head": "mean"}
-  found = tuned(work, options, name, config, fields, fresh)
-  missing = [TASKS[task] for task in TASKS if task not in options.tasks]
-  return {"tasks": found, "could_not": [f"{x}: no folder of it in --glue" for x in missing]}
+  there, fields = tasks_of(o), {"data.dir": o.glue, "model.head": "mean"}
+  found = tuned(work, o, "tasks", f"glue.py:{','.join(there)}", fields, fresh)
+  missing = [f"{TASKS[x]}: no folder of it in --glue" for x in TASKS if x not in there]
+  return {"tasks": found, "could_not": missing}
 
 
-def chunking(work: Work, options: Options, fresh: bool) -> dict:
+def chunking(work: Work, o: Options, fresh: bool) -> dict:
   """Fine-tunes on chunking."""
-  folder = Path(options.chunk)
-  fields = {"data.train": folder / "train.txt", "data.dev": folder / "test.txt"}
-  fields |= {"data.max_length": 128}
-  name = "control chunking" if fresh else "chunking"
-  return {"tasks": tuned(work, options, name, "configs/finetune/tagging.py:chunk", fields, fresh)}
+  files = {"data.train": Path(o.chunk) / "train.txt", "data.dev": Path(o.chunk) / "test.txt"}
+  fields = files | {"data.max_length": 128}
+  return {"tasks": tuned(work, o, "chunking", "tagging.py:chunk", fields, fresh)}
 
 
-def pairs(work: Work, options: Options) -> dict:
+def pairs(work: Work, o: Options) -> dict:
   """Scores the minimal pairs; returns their accuracy."""
   out = work.folder / "pairs"
   shutil.rmtree(out, ignore_errors=True)
-  model = source(work, options)
-  command = [sys.executable, "-m", "electra_jax.evaluate", "pairs", f"--model={model}"]
-  work.program("pairs", [*command, f"--data={options.pairs}", f"--out={out}"])
+  command = [sys.executable, "-m", "electra_jax.evaluate", "pairs", f"--model={source(work, o)}"]
+  work.program("pairs", [*command, f"--data={o.pairs}", f"--out={out}"])
   found = json.loads((out / "pairs.json").read_text())
   return {"pairs": {k: found[k] for k in ("scorer", "all")}}
 
 
-def make_steps(options: Options) -> dict[str, Step]:
+def make_steps(o: Options) -> dict[str, Step]:
   """Returns the steps whose files are given, in the order of their worth."""
 
   def trained(run: Callable[..., dict], mins: float, *args: bool, goes_on: bool = False) -> Step:
     def checked(work: Work) -> dict:
-      if not options.model and work.record("train").get("status") != DONE:
+      if not o.model and work.record("train").get("status") != DONE:
         raise OutOfTime("waits for the training")
-      return run(work, options, *args)
+      return run(work, o, *args)
 
     return Step(checked, mins, goes_on)
 
   training = {
-    "shards": Step(lambda work: build(work, options), 1, goes_on=True),
-    "train": Step(lambda work: train(work, options), options.minutes, goes_on=True),
+    "shards": Step(partial(build, o=o), 1, goes_on=True),
+    "train": Step(partial(train, o=o), o.minutes, goes_on=True),
     "export": trained(export, 0.3),
   }
-  evaluation = {"pairs": trained(pairs, 1)} if options.pairs else {}
+  evaluation = {"pairs": trained(pairs, 1)} if o.pairs else {}
   for prefix, fresh in (("", False), ("control ", True)):
-    if options.tasks:
+    if tasks_of(o):
       evaluation[f"{prefix}tasks"] = trained(glue, 2, fresh, goes_on=True)
-    if options.chunk:
+    if o.chunk:
       evaluation[f"{prefix}chunking"] = trained(chunking, 2, fresh, goes_on=True)
-  return ({} if options.model else training) | evaluation
+  return ({} if o.model else training) | evaluation
 
 
-def make_row(options: Options, device: str, records: dict[str, dict]) -> dict:
+def make_row(o: Options, device: str, records: dict[str, dict]) -> dict:
   """Returns the row of results; phases that are not done are named in "left"."""
   results = {name: record.get("result", {}) for name, record in records.items()}
-  row = {"arm": options.arm, "seed": options.seed, "device": device, "minutes": options.minutes}
-  if options.model:
-    row["model"] = Path(options.model).name
+  row = {"arm": o.arm, "seed": o.seed, "device": device, "minutes": o.minutes}
+  if o.model:
+    row["model"] = Path(o.model).name
   row["secs"] = {name: round(r.get("secs", 0.0), 1) for name, r in records.items()}
   row |= {k: v for k, v in results.get("train", {}).items() if k != "could_not"}
   row |= {"text": results.get("shards", {}), **results.get("pairs", {}), "tasks": {}, "control": {}}
@@ -338,84 +291,78 @@ def check_cache(folder: Path, device: str) -> str:
   return f"{folder.name} was made for {known!r}: for {mine!r} everything compiles anew"
 
 
-def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-  """Returns the arguments, and the parser for its errors."""
-  p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-  p.add_argument("--arm", choices=ARMS, default="electra")
-  p.add_argument("--seed", type=int, default=0)
-  p.add_argument("--minutes", type=float, default=8.0, help="of the training (8)")
-  p.add_argument("--text", nargs="*", default=(), help="files to train on")
-  p.add_argument("--vocab", help="vocabulary file (one is trained)")
-  p.add_argument("--shards", help="built before, instead of --text and --vocab")
-  p.add_argument("--glue", help="folder with GLUE's folders")
-  p.add_argument("--chunk", help="folder with train.txt and test.txt")
-  p.add_argument("--pairs", help="minimal pairs")
-  p.add_argument("--model", help="evaluate this export or run")
-  p.add_argument("--only", nargs="+", metavar="STEP", help="train, evaluate, or names of steps")
-  p.add_argument("--out", type=Path, help="folder (runs/speedrun, or runs/speedrun-smoke)")
-  p.add_argument("--rows", type=Path, help="file for the row")
-  p.add_argument("--budget_mins", type=float, default=TOTAL_MINS, help="to end before")
-  p.add_argument("--report", action="store_true", help="write docs/speedrun.md from the rows")
-  p.add_argument("--smoke", action="store_true", help="in miniature, on the CPU")
-  args = p.parse_args()
-  given = [*args.text, args.vocab, args.shards]
-  given += [args.glue, args.chunk, args.pairs, args.model]
-  if missing := [path for path in given if path and not Path(path).exists()]:
-    p.error(f"not there: {', '.join(missing)}")
-  if args.model and "train" in (args.only or ["train"]):
-    p.error("--model goes with --only evaluate")
-  if args.shards and (args.text or args.vocab):
-    p.error("--shards are built already: give no --text and no --vocab")
-  return args, p
-
-
-def main() -> int:
-  """Runs the steps and writes the row."""
-  args, p = parse()
-  if args.report:
+def main(
+  arm: Literal["electra", "bert", "small", "bert_small"] = "electra",
+  seed: int = 0,
+  minutes: float = 8.0,
+  text: list[str] = (),
+  vocab: str | None = None,
+  shards: str | None = None,
+  glue: str | None = None,
+  chunk: str | None = None,
+  pairs: str | None = None,
+  model: str | None = None,
+  only: list[str] = ("train", "evaluate"),
+  out: Path | None = None,
+  rows: Path | None = None,
+  budget_mins: float = TOTAL_MINS,
+  report: bool = False,
+  smoke: bool = False,
+) -> int:
+  """
+  --minutes      of the training
+  --text         files to train on; --vocab: vocabulary file (one is trained)
+  --shards       built before, instead of --text and --vocab
+  --glue         folder with GLUE's folders
+  --chunk        folder with train.txt and test.txt
+  --pairs        minimal pairs
+  --model        evaluate this export or run
+  --only         train, evaluate, or names of steps
+  --out          folder (runs/speedrun, or runs/speedrun-smoke)
+  --rows         file for the row
+  --budget_mins  to end before
+  --report       write docs/speedrun.md from the rows
+  --smoke        in miniature, on the CPU
+  """
+  if report:
     speedrun_report.write(ROWS)
     return 0
   started = time.monotonic()
+  given = [*text, *filter(None, (vocab, shards, glue, chunk, pairs, model))]
+  if missing := [path for path in given if not Path(path).exists()]:
+    raise SystemExit(f"error: not there: {', '.join(missing)}")
+  if model and "train" in only:
+    raise SystemExit("error: --model goes with --only evaluate")
+  if shards and (text or vocab):
+    raise SystemExit("error: --shards are built already: give no --text and no --vocab")
 
-  def say(text: str) -> None:
-    print(f"[{time.monotonic() - started:5.0f} s] {text}", flush=True)
+  def say(line: str) -> None:
+    print(f"[{time.monotonic() - started:5.0f} s] {line}", flush=True)
 
-  out = (args.out or Path(f"runs/speedrun{'-smoke' * args.smoke}")).absolute()
-  folder = out / (Path(args.model).name if args.model else f"{args.arm}-{args.seed}")
+  out = (out or Path(f"runs/speedrun{'-smoke' * smoke}")).absolute()
+  folder = out / (Path(model).name if model else f"{arm}-{seed}")
   folder.mkdir(parents=True, exist_ok=True)
-  given = {name: getattr(args, name) for name in ("shards", "glue", "chunk", "pairs")}
-  given |= speedrun_smoke.write_files(out) if args.smoke else {}
-  given = {name: path and str(Path(path).absolute()) for name, path in given.items()}
-  text = tuple(str(Path(path).absolute()) for path in args.text)
-  options = Options(
-    arm=args.arm, seed=args.seed, minutes=args.minutes, text=text, vocab=args.vocab,
-    model=args.model, smoke=args.smoke, **given,
-  )  # fmt: skip
-  python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
-  environment = {
-    "PYTHONPATH": python_path,
-    "JAX_COMPILATION_CACHE_DIR": str(out / "compiled"),
-    **KEPT,
-    **({"XLA_FLAGS": SMOKE_FLAGS, "JAX_PLATFORMS": "cpu"} if args.smoke else {}),
-  }
-  work = Work(folder, started + 60 * args.budget_mins, environment)
+  places = {"shards": shards, "glue": glue, "chunk": chunk, "pairs": pairs}
+  places |= speedrun_smoke.write_files(out) if smoke else {}
+  settings = {
+    "arm": arm, "seed": seed, "minutes": minutes, "vocab": vocab, "model": model, "smoke": smoke,
+    "text": [str(Path(path).absolute()) for path in text],
+    **{name: path and str(Path(path).absolute()) for name, path in places.items()},
+  }  # fmt: skip
+  o, compiled = Options(**settings), out / "compiled"
   os.chdir(ROOT)  # where the configurations are
-  platform, device = find_device(work)
-  work.check_settings(dataclasses.asdict(options) | {"device": device})
-  say(check_cache(out / "compiled", device))
-  steps = make_steps(options)
+  work, platform, device = open_folder(folder, compiled, budget_mins, settings, smoke, **KEPT)
+  say(check_cache(compiled, device))
+  steps = make_steps(o)
   parts = {"train": [x for x in ("shards", "train", "export") if x in steps]}
   parts["evaluate"] = [name for name in steps if name not in parts["train"]]
-  asked = [name for x in args.only or parts for name in parts.get(x, [x])]
-  if unknown := [name for name in asked if name not in steps]:
-    p.error(f"unknown step: {', '.join(unknown)}; there are {', '.join([*parts, *steps])}")
-  chosen = {name: step for name, step in steps.items() if name in asked}
+  chosen = choose(steps, [name for x in only for name in parts.get(x, [x])])
   if not chosen:
-    p.error("nothing to evaluate: give --glue, --chunk or --pairs")
+    raise SystemExit("error: nothing to evaluate: give --glue, --chunk or --pairs")
 
   found = run_steps(chosen, work, say)
-  row = make_row(options, device, {name: found.get(name) or work.record(name) for name in steps})
-  rows = args.rows or (ROWS if platform == "gpu" and not args.smoke else out / "rows.jsonl")
+  row = make_row(o, device, {name: found.get(name) or work.record(name) for name in steps})
+  rows = rows or (ROWS if platform == "gpu" and not smoke else out / "rows.jsonl")
   speedrun_report.keep(rows, row)
   print("\n".join(speedrun_report.table([row])))
   for line in row["could_not"]:
@@ -423,10 +370,8 @@ def main() -> int:
   for name in row["left"]:
     print(f"left: {name}: {found.get(name, {}).get('reason', 'not asked for')}")
   print(f"row: {rows}")
-  if any(r["status"] == FAILED for r in found.values()):
-    return 1
-  return STOPPED if any(r["status"] == LEFT for r in found.values()) else 0
+  return exit_code(found)
 
 
 if __name__ == "__main__":
-  run_script(main)
+  run_script(partial(machine.start, main))

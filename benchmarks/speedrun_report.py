@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 
 import machine
+from resumable import ROOT, json_lines
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURE = ROOT / "docs" / "speedrun.md", ROOT / "docs" / "speedrun.png"
 KEY = ("arm", "seed", "device", "model", "minutes")
 NAMES = {
@@ -23,14 +23,9 @@ WANTED = (
 )  # fmt: skip
 
 
-def read(path: Path) -> list[dict]:
-  """Returns the rows of a file, [] without one."""
-  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def keep(path: Path, row: dict) -> None:
   """Adds a row to a file, in place of an earlier one of the same run."""
-  rows = [x for x in read(path) if any(x.get(k) != row.get(k) for k in KEY)]
+  rows = [x for x in json_lines(path) if any(x.get(k) != row.get(k) for k in KEY)]
   draft = path.with_suffix(".tmp")
   draft.write_text("".join(json.dumps(x) + "\n" for x in [*rows, row]))
   os.replace(draft, path)
@@ -91,12 +86,10 @@ def table(rows: list[dict]) -> list[str]:
 
 def draw(path: Path, rows: list[dict]) -> None:
   """Draws the held-out losses of words, and the scores of each task with the seeds' deviations."""
-  import matplotlib
+  from electra_jax.monitor import curves
 
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
-  figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4), width_ratios=(1, 2))
+  figure = curves.new_figure(12, 4, layout="constrained")
+  left, right = figure.subplots(1, 2, width_ratios=(1, 2))
   series = {}
   for row in rows:
     name = f"{row['arm']}, seed {row['seed']}"
@@ -107,12 +100,12 @@ def draw(path: Path, rows: list[dict]) -> None:
   names = [name for name in NAMES if any(name in tasks for tasks in series.values())]
   width = 0.8 / max(len(series), 1)
   for i, (label, tasks) in enumerate(series.items()):
-    known = [(j, tasks[name]) for j, name in enumerate(names) if name in tasks]
+    known = {j: tasks[name] for j, name in enumerate(names) if name in tasks}
     right.bar(
-      [j + (i - (len(series) - 1) / 2) * width for j, _ in known],
-      [statistics.fmean(values) for _, values in known],
+      [j + (i - (len(series) - 1) / 2) * width for j in known],
+      [statistics.fmean(values) for values in known.values()],
       width,
-      yerr=[statistics.stdev(v) if len(v) > 1 else 0 for _, v in known],
+      yerr=[statistics.stdev(v) if len(v) > 1 else 0 for v in known.values()],
       label=label,
     )
   left.set(xlabel="step", ylabel="nats", title="masked LM, held-out loss")
@@ -122,14 +115,12 @@ def draw(path: Path, rows: list[dict]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[1]:
       axes.legend(frameon=False, fontsize=8)
-  figure.tight_layout()
-  figure.savefig(path, dpi=120)
-  plt.close(figure)
+  curves.save_figure(path, figure)
 
 
 def write(path: Path) -> None:
   """Writes the table of docs/speedrun.md, with the rows that are missing, and the picture."""
-  rows = read(path)
+  rows = json_lines(path)
   done = {(row["arm"], row["seed"]) for row in rows}
   lines = table(rows) if rows else []
   lines += [""] * bool(rows)

@@ -4,7 +4,8 @@ import json
 import random
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from resumable import ROOT
+
 FIELDS = {
   "model.num_layers": 1,
   "model.hidden_size": 32,
