@@ -62,139 +62,114 @@ SHARED = {"XLA_CLIENT_MEM_FRACTION": ".45"}
 Options = argparse.Namespace  # of `main`, and `missing`: the packages that peers need
 
 
-class Shape(NamedTuple):
-  """A training step whose speed is measured."""
+class Script(NamedTuple):
+  """A script of this folder."""
 
-  config: str
-  batch: int
-  length: int
+  file: str
   mins: float
-  fields: tuple[str, ...] = ()
-  in_smoke: bool = False
+  arguments: tuple[str, ...] = ()
+  smoke: tuple[str, ...] | None = ()  # arguments in miniature; None: left out there
+  against_torch: bool = False
 
 
 # Both sides have fused attention where there is no dropout on its probabilities; ELECTRA-Small has
 # it, as in the paper.
-FUSED = ("model.attention_dropout=0.0",)
-SPEED = {
-  "small 128": Shape("configs/small.py", 128, 128, 2, in_smoke=True),
-  "small 512": Shape("configs/small.py", 64, 512, 2),
-  "base 128": Shape("configs/base.py", 128, 128, 2.5, FUSED),
-  "base 512": Shape("configs/base.py", 64, 512, 2.5, FUSED),
-  "modern 150m 128": Shape("configs/modern.py:150m", 128, 128, 3),
-  "modern 150m 512": Shape("configs/modern.py:150m", 32, 512, 3, in_smoke=True),
-  "large 128": Shape("configs/large.py", 64, 128, 3, FUSED),
-  "large 512": Shape("configs/large.py", 32, 512, 3, FUSED),
+FUSED = "model.attention_dropout=0.0"
+TINY = (
+  *("model.num_layers=2", "model.hidden_size=64", "model.num_heads=1"),
+  *("model.ffn_size=64", "model.embedding_size=64"),
+)
+
+
+def speed(config: str, batch: int, length: int, mins: float, *fields: str, smoke=False) -> Script:
+  """Returns the measurement of a training step."""
+
+  def arguments(batch: int, length: int, rounds: int, steps: int, *fields: str) -> tuple[str, ...]:
+    sizes = {"batch": batch, "length": length, "rounds": rounds, "steps": steps}
+    options = (f"--{name}={value}" for name, value in sizes.items())
+    return (f"--config={config}", *options, "--set", *fields)
+
+  tiny = arguments(8, 32, 1, 1, *fields, *TINY) if smoke else None
+  return Script("train_step.py", mins, arguments(batch, length, 5, 10, *fields), tiny, True)
+
+
+def memory(config: str, batch: int, length: int, mins: float, smoke=False) -> Script:
+  """Returns the comparison of the preflight's peak with the real one."""
+  set_to = ("--set", f"train.batch_size={batch}", f"data.seq_length={length}")
+  tiny = (*TINY, "train.batch_size=8", "data.seq_length=32")
+  config = f"--config={config}"
+  smaller = (config, "--set", *tiny) if smoke else None
+  return Script("peak_memory.py", mins, (config, *set_to), smaller)
+
+
+SCRIPTS = {  # the quick and the important first
+  "device": Script("device.py", 0.5, (), ("--smoke",)),
+  "numerics": Script("numerics.py", 4.5, (), ("--smoke",)),
+  "resume": Script(
+    "resume.py", 2.5, ("--set", "model.hidden_size=256", "model.ffn_size=1024"), ("--steps=80",)
+  ),
+  "speed small 128": speed("configs/small.py", 128, 128, 2, smoke=True),
+  "speed small 512": speed("configs/small.py", 64, 512, 2),
+  "speed base 128": speed("configs/base.py", 128, 128, 2.5, FUSED),
+  "speed base 512": speed("configs/base.py", 64, 512, 2.5, FUSED),
+  "speed modern 150m 128": speed("configs/modern.py:150m", 128, 128, 3),
+  "speed modern 150m 512": speed("configs/modern.py:150m", 32, 512, 3, smoke=True),
+  "speed large 128": speed("configs/large.py", 64, 128, 3, FUSED),
+  "speed large 512": speed("configs/large.py", 32, 512, 3, FUSED),
+  "memory small": memory("configs/small.py", 128, 128, 5, smoke=True),
+  "memory base": memory("configs/base.py", 32, 512, 3),
+  "input": Script(
+    "input_pipeline.py", 0.5, ("--rounds=3",), ("--examples=2000", "--rounds=1", "--secs=0.2")
+  ),
+  "fine-tuning": Script(
+    "finetune.py", 1.5, (), ("--examples=32", "--parts=1", "--buckets=1", "--layers=1"), True
+  ),
 }
-MEMORY = {
-  "small": Shape("configs/small.py", 128, 128, 5, in_smoke=True),
-  "base": Shape("configs/base.py", 32, 512, 3),
-}
-TINY = {
-  "model.num_layers": 2,
-  "model.hidden_size": 64,
-  "model.num_heads": 1,
-  "model.ffn_size": 64,
-  "model.embedding_size": 64,
-}
-TINY_BATCH, TINY_LENGTH = 8, 32
 
 
-def pairs(fields: dict) -> list[str]:
-  """Returns fields as FIELD=VALUE."""
-  return [f"{name}={value}" for name, value in fields.items()]
-
-
-def benchmark(work: Work, name: str, script: str, *args: str, **environment: str) -> dict:
-  """Runs a script of this folder and returns its JSON, without what is the same for all.
+def measure(work: Work, o: Options, name: str) -> dict:
+  """Runs a script and returns its JSON, without what is the same for all.
 
   Raises:
     StepError: it failed; not where it ran and found something wrong, which is in its JSON.
   """
+  script, environment = SCRIPTS[name], {}
+  arguments = [*(script.smoke if o.smoke else script.arguments)]
+  if name == "resume":
+    folder = work.folder / "resume"
+    shutil.rmtree(folder, ignore_errors=True)
+    arguments.append(f"--out={folder}")
+  if name == "fine-tuning" and o.glue and not o.smoke:
+    arguments += [f"--glue={o.glue}", f"--vocab={o.vocab}"]
+  if script.against_torch:
+    environment = SHARED
+    arguments += [] if o.missing else ["--peer", "captured" if o.smoke else "compiled"]
   result = work.folder / "parts" / f"{name.replace(' ', '-')}.json"
   result.parent.mkdir(exist_ok=True)
   result.unlink(missing_ok=True)
-  command = [sys.executable, str(ROOT / "benchmarks" / script), *args, f"--json={result}"]
+  command = [sys.executable, str(ROOT / "benchmarks" / script.file), *arguments]
   try:
-    work.program(name, command, **environment)
+    work.program(name, [*command, f"--json={result}"], **environment)
   except StepError:
     if not (result.exists() and json.loads(result.read_text()).get("wrong")):
       raise
   found = json.loads(result.read_text())
+  if script.against_torch and o.missing:
+    found["could_not"].append(f"PyTorch's speed: {', '.join(o.missing)} not installed")
   return {k: v for k, v in found.items() if k not in ("machine", "command")}
 
 
-def against_torch(work: Work, o: Options, name: str, script: str, *args: str) -> dict:
-  """Measures with a peer, or without one and says why."""
-  kind = ["--peer", "captured" if o.smoke else "compiled"]
-  found = benchmark(work, name, script, *args, *([] if o.missing else kind), **SHARED)
-  if o.missing:
-    found["could_not"].append(f"PyTorch's speed: {', '.join(o.missing)} not installed")
-  return found
-
-
 def make_steps(o: Options) -> dict[str, Step]:
-  """Returns the steps, the quick and the important first."""
-  smoke = ["--smoke"] if o.smoke else []
-
-  def named(name: str, script: str, mins: float, *args: str) -> Step:
-    return Step(lambda work: benchmark(work, name, script, *args), mins)
-
-  def of_shapes(kind: str, run, shapes: dict[str, Shape]) -> dict[str, Step]:
-    return {
-      f"{kind} {name}": Step(partial(run, o=o, name=f"{kind} {name}", shape=shape), shape.mins)
-      for name, shape in shapes.items()
-      if shape.in_smoke or not o.smoke
-    }
-
-  quick = ["--examples=2000", "--rounds=1", "--secs=0.2"] if o.smoke else ["--rounds=3"]
-  return {
-    "device": named("device", "device.py", 0.5, *smoke),
-    "numerics": named("numerics", "numerics.py", 4.5, *smoke),
-    "resume": Step(partial(resume, o=o), 2.5),
-    **of_shapes("speed", speed, SPEED),
-    **of_shapes("memory", memory, MEMORY),
-    "input": named("input", "input_pipeline.py", 0.5, *quick),
-    "fine-tuning": Step(partial(finetuning, o=o), 1.5),
+  """Returns the steps in their order."""
+  measured = {
+    name: Step(partial(measure, o=o, name=name), script.mins)
+    for name, script in SCRIPTS.items()
+    if not o.smoke or script.smoke is not None
+  }
+  return measured | {
     "shards": Step(partial(shards, o=o), 1, goes_on=True),
     "pretraining": Step(partial(pretraining, o=o), 1 + o.pretraining_mins, goes_on=True),
   }
-
-
-def resume(work: Work, o: Options) -> dict:
-  """Compares a run that was killed with one that was left alone."""
-  folder = work.folder / "resume"
-  shutil.rmtree(folder, ignore_errors=True)
-  size = ["--steps=80"] if o.smoke else ["--set", "model.hidden_size=256", "model.ffn_size=1024"]
-  return benchmark(work, "resume", "resume.py", f"--out={folder}", *size)
-
-
-def speed(work: Work, o: Options, name: str, shape: Shape) -> dict:
-  """Measures a training step, and PyTorch's."""
-  sizes = [f"--batch={shape.batch}", f"--length={shape.length}", "--rounds=5", "--steps=10"]
-  fields = shape.fields
-  if o.smoke:
-    sizes = [f"--batch={TINY_BATCH}", f"--length={TINY_LENGTH}", "--rounds=1", "--steps=1"]
-    fields = (*fields, *pairs(TINY))
-  arguments = [f"--config={shape.config}", *sizes, "--set", *fields]
-  return against_torch(work, o, name, "train_step.py", *arguments)
-
-
-def memory(work: Work, o: Options, name: str, shape: Shape) -> dict:
-  """Compares the preflight's peak with the real one."""
-  fields = {"train.batch_size": shape.batch, "data.seq_length": shape.length}
-  if o.smoke:
-    fields = TINY | {"train.batch_size": TINY_BATCH, "data.seq_length": TINY_LENGTH}
-  arguments = [f"--config={shape.config}", "--set", *pairs(fields)]
-  return benchmark(work, name, "peak_memory.py", *arguments)
-
-
-def finetuning(work: Work, o: Options) -> dict:
-  """Measures fine-tuning, and PyTorch's."""
-  sizes = [f"--glue={o.glue}", f"--vocab={o.vocab}"] if o.glue else []
-  if o.smoke:
-    sizes = ["--examples=32", "--parts=1", "--buckets=1", "--layers=1"]
-  return against_torch(work, o, "fine-tuning", "finetune.py", *sizes)
 
 
 def shards(work: Work, o: Options) -> dict:
@@ -203,7 +178,7 @@ def shards(work: Work, o: Options) -> dict:
   fields = {"data.sources": o.text} if o.text else {"data.vocab_size": 8192}
   if o.smoke:
     fields |= {"data.sources": o.text or f"text:{ROOT}/*.md", "data.vocab_size": 1000}
-    fields |= {"data.holdout_frac": 0.2, "data.seq_length": TINY_LENGTH}
+    fields |= {"data.holdout_frac": 0.2, "data.seq_length": 32}
   fields |= {"data.vocab": o.vocab} if o.vocab else {}
   fields |= {"data.dir": work.folder / "shards"}
   work.module("shards", "electra_jax.data.build", "configs/small.py", fields)

@@ -1,15 +1,12 @@
-"""How fast shards become batches, against the disk's limit and against plain TFRecords.
+"""How fast shards become batches, against the disk's limit.
 
   python benchmarks/input_pipeline.py [--json benchmarks/results/input_pipeline.json]
 
-All three read the same random examples and are measured in turn, several rounds each:
+Both read the same random examples and are measured in turn, several rounds each:
   electra_jax   batches of a global shuffle, as the training loop takes them
   limit         NumPy copying the same records from memory-mapped files, nothing else
-  tfrecord      as the original: tf.train.Example of three int64 lists, interleaved files, a shuffle
-                buffer of 100 records, batched and parsed, tuned by tf.data; needs TensorFlow
 """
 
-import dataclasses
 import itertools
 import statistics
 import tempfile
@@ -23,7 +20,6 @@ import peers
 from electra_jax.data import examples, pretrain_batches, shards, tokenizer
 
 FLOOR = 40_000  # sequences of 128 per second on two cores; an H200 takes about 15,000
-TFRECORD_FILES = 4
 
 
 def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretrain_batches.Shards:
@@ -52,45 +48,6 @@ def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretr
   }
   (folder / shards.MANIFEST).write_text(shards.dump(manifest))
   return pretrain_batches.Shards.open(folder)
-
-
-def write_tfrecords(data: pretrain_batches.Shards, folder: Path) -> None:
-  """Writes the same examples as the original's data builder does."""
-  import tensorflow as tf
-
-  def feature(values):
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-
-  parts = np.array_split(np.arange(data.num_examples), TFRECORD_FILES)
-  for i, part in enumerate(parts):
-    with tf.io.TFRecordWriter(str(folder / f"{i}.tfrecord")) as writer:
-      for ids, segment_ids, mask in zip(*data.read(part)[:3], strict=True):
-        fields = {"input_ids": ids, "input_mask": mask.astype(int), "segment_ids": segment_ids}
-        features = tf.train.Features(feature={k: feature(v) for k, v in fields.items()})
-        writer.write(tf.train.Example(features=features).SerializeToString())
-
-
-def tfrecord_batches(folder: Path, batch_size: int, length: int):
-  """Yields batches for ever, read the way the original reads them."""
-  import tensorflow as tf
-
-  names, tune = ("input_ids", "input_mask", "segment_ids"), tf.data.AUTOTUNE
-  schema = {name: tf.io.FixedLenFeature([length], tf.int64) for name in names}
-
-  def parse(serialized):
-    parsed = tf.io.parse_example(serialized, schema)
-    return {name: tf.cast(value, tf.int32) for name, value in parsed.items()}
-
-  files = tf.data.Dataset.from_tensor_slices(sorted(map(str, folder.glob("*.tfrecord"))))
-  dataset = (
-    files.repeat()
-    .shuffle(TFRECORD_FILES)
-    .interleave(
-      tf.data.TFRecordDataset, TFRECORD_FILES, num_parallel_calls=tune, deterministic=False
-    )
-  )
-  dataset = dataset.shuffle(100).batch(batch_size, drop_remainder=True)
-  return dataset.map(parse, num_parallel_calls=tune).prefetch(tune).as_numpy_iterator()
 
 
 def limit_batches(data: pretrain_batches.Shards, batch_size: int):
@@ -122,7 +79,6 @@ def main(
   batch_size: int = 128,
   seq_length: int = 128,
   examples: int = 200_000,
-  tfrecord_examples: int = 30_000,
   rounds: int = 5,
   secs: float = 2.0,
 ) -> dict:
@@ -134,13 +90,6 @@ def main(
     data = make_shards(folder, examples, seq_length, 30_522)
     train = pretrain_batches.train_batches(data, seed=0, batch_size=batch_size)
     sources = {"electra_jax": train, "limit": limit_batches(data, batch_size)}
-    could_not = []
-    try:
-      few = dataclasses.replace(data, num_examples=min(tfrecord_examples, examples))
-      write_tfrecords(few, folder)
-      sources["tfrecord"] = tfrecord_batches(folder, batch_size, seq_length)
-    except ModuleNotFoundError as error:
-      could_not.append(f"tfrecord: {error.name} is not installed")
     found: dict[str, list[float]] = {name: [] for name in sources}
     for _ in range(rounds):
       for name, batches in sources.items():
@@ -156,7 +105,6 @@ def main(
     "sequences_per_sec": {name: round(statistics.median(x)) for name, x in found.items()},
     "rounds": {name: list(map(round, values)) for name, values in found.items()},
     "seek_secs": {step: round(statistics.median(x), 4) for step, x in seeks.items()},
-    "could_not": could_not,
   }
 
 

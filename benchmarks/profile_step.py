@@ -30,7 +30,6 @@ from electra_jax.runtime import parallel  # noqa: E402
 PRODUCTS = "products: vocabulary", "products: attention", "products: layers"
 VOCABULARY, ATTENTION, ACTIVATION = "vocabulary", "attention's softmax and dropout", "activation"
 NORM, DROPOUT, OPTIMIZER, OTHER = "norms", "dropout elsewhere", "optimizer", "copies and others"
-KINDS = (*PRODUCTS, VOCABULARY, ATTENTION, ACTIVATION, NORM, DROPOUT, OPTIMIZER, OTHER)
 INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = \(?(\w+)\[([\d,]*)\]")
 
 
@@ -132,18 +131,6 @@ def timed(run: Callable, steps: int) -> dict[str, float]:
   return {"secs_per_step": secs / steps, "page_faults": faults / steps}
 
 
-def table(results: dict[str, dict]) -> str:
-  """Returns the table in markdown: milliseconds a step."""
-  lines = [f"| | {' | '.join(results)} |", "|---" * (1 + len(results)) + "|"]
-  for kind in (*KINDS, "rest"):
-    cells = (f"{1000 * found['kinds'].get(kind, 0):.0f}" for found in results.values())
-    lines.append(f"| {kind} | {' | '.join(cells)} |")
-  for name, scale in (("secs_per_step", 1000), ("page_faults", 1)):
-    cells = (f"{scale * found[name]:.0f}" for found in results.values())
-    lines.append(f"| {name.replace('secs', 'ms')} | {' | '.join(cells)} |")
-  return "\n".join(lines)
-
-
 def main(
   config: str = "configs/small.py",
   set: list[str] = (),
@@ -163,7 +150,6 @@ def main(
     results[other.name] = timed(other.run, steps) | {"kinds": kinds}
   for found in results.values():
     found["kinds"]["rest"] = found["secs_per_step"] - sum(found["kinds"].values())
-  print(table(results))
   return {"sizes": f"{config}, batch {batch} x {length}, one core", "results": results}
 
 
