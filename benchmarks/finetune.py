@@ -159,10 +159,12 @@ def main(
   layers: int = 12,
 ) -> dict:
   """
-  --glue, --vocab  the folder with GLUE's folders, and BERT's vocab.txt
-  --examples       an even choice of so many; 0 = all
-  --parts          turns that the epoch is cut into
-  --microbatch     examples; on accelerators all at once
+  --glue        folder with GLUE's folders
+  --vocab       BERT's vocab.txt, with --glue
+  --examples    an even choice of so many; 0 = all
+  --parts       turns that the epoch is cut into
+  --microbatch  examples; on accelerators all at once
+  --peer        also run transformers on PyTorch (eager)
   """
   parallel.keep_freed_memory()
   if glue and not vocab:

@@ -26,7 +26,6 @@ import importlib.util
 import json
 import shutil
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +45,7 @@ from resumable import (
   open_folder,
   run_script,
   run_steps,
+  say,
 )
 
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "gpu.json", ROOT / "docs" / "gpu.png"
@@ -55,10 +55,6 @@ NEEDED = (
   *("absl", "etils", "flax", "jax", "matplotlib", "ml_collections", "numpy", "optax", "orbax"),
   *("rich", "safetensors", "sentencepiece", "tokenizers"),
 )
-# Of a GPU's memory for JAX where a peer takes the rest.
-SHARED = {"XLA_CLIENT_MEM_FRACTION": ".45"}
-
-
 Options = argparse.Namespace  # of `main`, and `missing`: the packages that peers need
 
 
@@ -142,7 +138,7 @@ def measure(work: Work, o: Options, name: str) -> dict:
   if name == "fine-tuning" and o.glue and not o.smoke:
     arguments += [f"--glue={o.glue}", f"--vocab={o.vocab}"]
   if script.against_torch:
-    environment = SHARED
+    environment = {"XLA_CLIENT_MEM_FRACTION": ".45"}  # the peer takes the rest
     arguments += [] if o.missing else ["--peer", "captured" if o.smoke else "compiled"]
   result = work.folder / "parts" / f"{name.replace(' ', '-')}.json"
   result.parent.mkdir(exist_ok=True)
@@ -197,7 +193,8 @@ def pretraining(work: Work, o: Options) -> dict:
   plan = work.folder / "pretraining-plan.json"
   if not plan.exists():  # once, by what the others leave
     spent = sum(work.record(name).get("secs", 0) for name in make_steps(o)) / 60
-    minutes = max(1, min(o.pretraining_mins, TOTAL_MINS - 1 - spent))
+    # Three minutes at least: compilation and a decay are in them.
+    minutes = min(o.pretraining_mins, max(3, TOTAL_MINS - 1 - spent))
     work.write(plan, {"minutes": minutes})
   own = {"arm": "small", "seed": 0, "shards": str(work.folder / "shards"), "smoke": o.smoke}
   try:
@@ -229,25 +226,6 @@ def collect(device: str, records: dict[str, dict]) -> dict:
   }
 
 
-def open_gpu(o: Options) -> tuple[Work, str, str]:
-  """Returns the folder with its settings checked, the platform and the devices.
-
-  Raises:
-    SystemExit: packages or a GPU are missing, the folder cannot be written or is another run's.
-  """
-  if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-    raise SystemExit(f"error: {sys.executable} lacks {', '.join(absent)}: install them with pip")
-  out = Path(o.out or f"runs/gpu{'-smoke' * o.smoke}").absolute()
-  caches = {f"{name.upper()}_CACHE_DIR": str(out / name) for name in ("torchinductor", "triton")}
-  mins = o.budget_mins - REPORT_SECS / 60
-  names = ("smoke", "text", "vocab", "glue", "pretraining_mins")
-  settings = {name: getattr(o, name) for name in names}
-  work, platform, device = open_folder(out, out / "compiled", mins, settings, o.smoke, **caches)
-  if platform != "gpu" and not o.smoke:
-    raise SystemExit(f"error: JAX finds no GPU, but {device}: --smoke tries all of it anywhere")
-  return work, platform, device
-
-
 def main(
   out: Path | None = None,
   budget_mins: float = TOTAL_MINS,
@@ -268,21 +246,24 @@ def main(
   --only              these steps
   --smoke             in miniature, on the CPU; changes no file
   """
-  o = Options(**locals())
-  started = time.monotonic()
+  if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    raise SystemExit(f"error: {sys.executable} lacks {', '.join(absent)}: install them with pip")
+  out = Path(out or f"runs/gpu{'-smoke' * smoke}").absolute()
+  settings = {
+    "smoke": smoke, "text": text, "vocab": vocab, "glue": glue,
+    "pretraining_mins": pretraining_mins,
+  }  # fmt: skip
+  o = Options(**settings)
   o.missing = [x for x in ("torch", "transformers") if importlib.util.find_spec(x) is None]
   steps = make_steps(o)
   chosen = choose(steps, only or list(steps))
-  work, platform, device = open_gpu(o)
-
-  def say(line: str) -> None:
-    print(f"[{(time.monotonic() - started) / 60:5.1f} min] {line}", flush=True)
-
+  caches = {f"{name.upper()}_CACHE_DIR": str(out / name) for name in ("torchinductor", "triton")}
+  mins = budget_mins - REPORT_SECS / 60
+  work, platform, device = open_folder(out, out / "compiled", mins, settings, gpu=True, **caches)
   found = run_steps(chosen, work, say)
   empty = {"status": LEFT, "reason": "not begun", "secs": 0.0, "result": {}}
-  content = collect(
-    device, {name: empty | (found.get(name) or work.record(name)) for name in steps}
-  )
+  records = {name: empty | (found.get(name) or work.record(name)) for name in steps}
+  content = collect(device, records)
   work.write(work.folder / "gpu.json", content)
   print(report := gpu_report.markdown(content))
   if platform == "gpu" and not smoke:

@@ -73,7 +73,7 @@ def is_english(paragraph: str, english: set[str]) -> bool:
 
 def main(language: str, /, root: Path = Path("/")) -> None:
   """
-  LANGUAGE  a folder below the root's help: hi, vi, zh-CN, en-US
+  language  a folder below the root's help: hi, vi, zh-CN, en-US
   --root    of the unpacked packages
   """
   seen, english = {""}, set()

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,19 +70,19 @@ def _field(path: str, name: str) -> str | None:
 
 
 def start(main: Callable) -> None:
-  """Runs a script: its options are main's parameters, its help the docstrings of file and main.
+  """Runs a script: its options are main's parameters, with a line of help each in its docstring.
 
   Parameters before a "/" are positional, a bool is a switch, a list takes several values. What main
   returns is printed and, with --json=FILE, saved; if it has something "wrong", the exit code is 1.
   A number is the exit code itself.
   """
-  doc, own = main.__globals__["__doc__"], main.__doc__ and inspect.cleandoc(main.__doc__)
   p = argparse.ArgumentParser(
-    description=doc, epilog=own, formatter_class=argparse.RawTextHelpFormatter
+    description=main.__globals__["__doc__"], formatter_class=argparse.RawTextHelpFormatter
   )
   hints, parameters = typing.get_type_hints(main), inspect.signature(main).parameters.values()
+  texts = dict(re.findall(r"^ *-*(\w+)  +(.*)$", main.__doc__ or "", re.MULTILINE))
   for x in parameters:
-    _add(p, x, hints[x.name])
+    _add(p, x, hints[x.name], texts.get(x.name, ""))
   if hints["return"] is dict:
     p.add_argument("--json", help="file for the results")
   given = vars(p.parse_args())
@@ -95,12 +96,15 @@ def start(main: Callable) -> None:
   sys.exit(results)
 
 
-def _add(p: argparse.ArgumentParser, x: inspect.Parameter, kind) -> None:
-  """Adds a parameter of a script's main, of some type, to its options."""
-  options = {} if x.default is x.empty else {"default": x.default, "help": f"({x.default})"}
+def _add(p: argparse.ArgumentParser, x: inspect.Parameter, kind, text: str) -> None:
+  """Adds a parameter of a script's main, of some type and with a text of help, to its options."""
   if kind is bool:
-    p.add_argument(f"--{x.name}", action="store_true")
+    p.add_argument(f"--{x.name}", action="store_true", help=text)
     return
+  options = {"help": text}
+  if x.default is not x.empty:
+    options |= {"default": x.default}
+    options["help"] += f" ({x.default})" if x.default not in (None, ()) else ""
   if type(None) in typing.get_args(kind):
     kind = typing.get_args(kind)[0]
   if typing.get_origin(kind) is list:

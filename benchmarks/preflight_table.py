@@ -47,17 +47,9 @@ SHEETS = [*chips.CHIPS.values(), *gpus.GPUS.values()]
 PLAN = [(name, topology) for name, several in SLICES for topology in several.split()]
 MODELS = ("small", "base", "large", *(f"modern:{n}m" for n in (17, 32, 68, 150, 400)))
 TITLES = (
-  "model",
-  "slice or GPUs",
-  "chips",
-  "microbatches",
-  "GiB a chip",
-  "ms a step ≥",
-  "sequences/s ≤",
-  "MFU ≤",
-  "hours ≥",
-  "chip-hours ≥",
-)
+  "model|slice or GPUs|chips|microbatches|GiB a chip|ms a step ≥|sequences/s ≤|MFU ≤|hours ≥"
+  "|chip-hours ≥"
+).split("|")
 
 
 def estimate_step(name: str, topology: str) -> dict:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 DONE, FAILED, LEFT = "done", "failed", "left"
 STOPPED = 143  # exit code of what is to be started again, as of the package's programs
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, STARTED = 1, time.monotonic()
 ROOT = Path(__file__).resolve().parent.parent
 # XLA's fastest compilation; the rest is that of any CPU.
 SMOKE = {
@@ -34,15 +34,7 @@ class StepError(RuntimeError):
 
 
 class OutOfTime(RuntimeError):
-  """The time was over before a step was.
-
-  Args:
-    result: what the step has so far, {} if nothing.
-  """
-
-  def __init__(self, message: str, result: dict | None = None):
-    super().__init__(message)
-    self.result = result or {}
+  """The time was over before a step was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +59,8 @@ class Work:
       return json.loads(self.path(name).read_text())
     return {}
 
-  def check_settings(self, settings: dict) -> dict:
-    """Returns the settings that the folder was begun with; writes them if it is new.
+  def check_settings(self, settings: dict) -> None:
+    """Compares settings with those that the folder was begun with; writes them if it is new.
 
     Raises:
       SystemExit: they are others, or the folder cannot be used.
@@ -87,7 +79,6 @@ class Work:
       raise SystemExit(
         f"error: {self.folder} has results of other settings ({changed}): use another --out"
       )
-    return known
 
   def write(self, path: Path, content: dict) -> None:
     """Writes JSON to a file in the folder, completely or not at all."""
@@ -147,20 +138,24 @@ class Work:
 
 
 def open_folder(
-  folder: Path, compiled: Path, mins: float, settings: dict, smoke: bool, **environment: str
+  folder: Path, compiled: Path, mins: float, settings: dict, gpu: bool = False, **environment: str
 ) -> tuple[Work, str, str]:
   """Returns the folder with its settings checked, and platform and description of JAX's devices.
 
   Args:
     compiled: the folder for what XLA compiles.
     mins: until the end of the time.
+    settings: "smoke" is one.
+    gpu: whether a GPU is needed, but for a smoke test.
 
   Raises:
-    SystemExit: JAX does not start, the folder cannot be written or is that of other settings.
+    SystemExit: JAX does not start or has no GPU, the folder cannot be written or is that of other
+      settings.
   """
   paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])
   environment |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_COMPILATION_CACHE_DIR": str(compiled)}
-  work = Work(folder, time.monotonic() + 60 * mins, environment | (SMOKE if smoke else {}))
+  environment |= SMOKE if settings["smoke"] else {}
+  work = Work(folder, time.monotonic() + 60 * mins, environment)
   code = "import jax; d = jax.devices(); print(d[0].platform, f'{len(d)} x {d[0].device_kind}')"
   done = subprocess.run(
     [sys.executable, "-c", code], capture_output=True, env=os.environ | work.environment
@@ -169,8 +164,15 @@ def open_folder(
   if done.returncode:
     raise SystemExit(f"error: JAX does not start: {(lines or ['no output'])[-1]}")
   platform, _, device = lines[-1].partition(" ")
+  if gpu and platform != "gpu" and not settings["smoke"]:
+    raise SystemExit(f"error: JAX finds no GPU, but {device}: --smoke tries all of it anywhere")
   work.check_settings(settings | {"device": device})
   return work, platform, device
+
+
+def say(text: str) -> None:
+  """Prints a line with the seconds since the start."""
+  print(f"[{time.monotonic() - STARTED:5.0f} s] {text}", flush=True)
 
 
 def json_lines(path: Path) -> list[dict]:
@@ -261,7 +263,7 @@ def _run(step: Step, work: Work, before: float) -> dict:
   try:
     result = step.run(work)
   except OutOfTime as error:
-    status, result, reason = LEFT, error.result, str(error)
+    status, reason = LEFT, str(error)
   except Exception as error:  # whatever a step does wrong, the others are run
     kind = "" if isinstance(error, StepError) else f"{type(error).__name__}: "
     status, reason = FAILED, f"{kind}{' '.join(str(error).split())}"

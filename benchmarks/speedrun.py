@@ -33,7 +33,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -54,6 +53,7 @@ from resumable import (
   open_folder,
   run_script,
   run_steps,
+  say,
 )
 
 ROWS = ROOT / "benchmarks" / "results" / "speedrun_rows.jsonl"
@@ -311,7 +311,8 @@ def main(
 ) -> int:
   """
   --minutes      of the training
-  --text         files to train on; --vocab: vocabulary file (one is trained)
+  --text         files to train on
+  --vocab        vocabulary file (one is trained)
   --shards       built before, instead of --text and --vocab
   --glue         folder with GLUE's folders
   --chunk        folder with train.txt and test.txt
@@ -327,7 +328,6 @@ def main(
   if report:
     speedrun_report.write(ROWS)
     return 0
-  started = time.monotonic()
   given = [*text, *filter(None, (vocab, shards, glue, chunk, pairs, model))]
   if missing := [path for path in given if not Path(path).exists()]:
     raise SystemExit(f"error: not there: {', '.join(missing)}")
@@ -335,10 +335,6 @@ def main(
     raise SystemExit("error: --model goes with --only evaluate")
   if shards and (text or vocab):
     raise SystemExit("error: --shards are built already: give no --text and no --vocab")
-
-  def say(line: str) -> None:
-    print(f"[{time.monotonic() - started:5.0f} s] {line}", flush=True)
-
   out = (out or Path(f"runs/speedrun{'-smoke' * smoke}")).absolute()
   folder = out / (Path(model).name if model else f"{arm}-{seed}")
   folder.mkdir(parents=True, exist_ok=True)
@@ -351,7 +347,7 @@ def main(
   }  # fmt: skip
   o, compiled = Options(**settings), out / "compiled"
   os.chdir(ROOT)  # where the configurations are
-  work, platform, device = open_folder(folder, compiled, budget_mins, settings, smoke, **KEPT)
+  work, platform, device = open_folder(folder, compiled, budget_mins, settings, **KEPT)
   say(check_cache(compiled, device))
   steps = make_steps(o)
   parts = {"train": [x for x in ("shards", "train", "export") if x in steps]}

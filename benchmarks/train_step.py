@@ -13,8 +13,7 @@ peer the same. Rounds alternate between the contestants, because a shared machin
 the best one counts. The peer has a process of its own: in one process the threads of the one wait
 busily on the other's cores. All compile at the same time. `host_secs_per_step` is the CPU time of
 the thread that starts the steps and reads their numbers; another one places the batches. A peer
-that fails is told in `could_not`. Needs no TensorFlow. Works the same on a GPU. --set takes
-FIELD=VALUE of the configuration.
+that fails is told in `could_not`. Needs no TensorFlow. Works the same on a GPU.
 """
 
 import resource
@@ -220,6 +219,11 @@ def main(
   peer: peers.Kinds = None,
   peer_microbatches: int = 1,
 ) -> dict:
+  """
+  --set    FIELD=VALUE of the configuration
+  --steps  of a round
+  --peer   also run transformers on PyTorch (eager)
+  """
   parallel.keep_freed_memory()
   configured, rows = configure(config, batch, length, set), synthetic_batch(batch, length)
   spec, adam = specs.make_spec(configured, VOCAB), configured.optimizer.to_dict()

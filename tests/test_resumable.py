@@ -77,7 +77,7 @@ def test_a_step_is_not_begun_without_its_time_unless_it_can_go_on(tmp_path):
 
   def goes_on(work):
     begun.append("goes on")
-    raise OutOfTime("at 3 of 9", {"step": 3})
+    raise OutOfTime("at 3 of 9")
 
   steps = {
     "long": Step(lambda work: begun.append("long"), 10),
@@ -88,8 +88,8 @@ def test_a_step_is_not_begun_without_its_time_unless_it_can_go_on(tmp_path):
   assert begun == ["goes on", "short"]
   assert statuses(found) == {"long": LEFT, "goes on": LEFT, "short": DONE}
   assert found["long"]["reason"].startswith("takes about 10 minutes, 5.0 are left")
-  assert found["goes on"]["reason"] == "at 3 of 9" and found["goes on"]["result"] == {"step": 3}
-  # With no time at all, what it had come to stays.
+  assert found["goes on"]["reason"] == "at 3 of 9" and found["goes on"]["result"] == {}
+  # With no time at all, its record stays.
   again = run_steps(steps, a_work(tmp_path, 0), print)["goes on"]
   assert again == found["goes on"] and len(begun) == 2
 
