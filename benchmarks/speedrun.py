@@ -30,6 +30,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import random
 import re
 import shutil
 import sys
@@ -40,7 +41,6 @@ from typing import Literal
 
 import machine
 import speedrun_report
-import speedrun_smoke
 from resumable import (
   DONE,
   ROOT,
@@ -92,6 +92,25 @@ KEPT = {
   "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
 }
 
+SMOKE = {  # a tiny network
+  "model.num_layers": 1,
+  "model.hidden_size": 32,
+  "model.num_heads": 1,
+  "model.ffn_size": 32,
+  "model.embedding_size": 32,
+  "model.max_positions": 128,  # as many as the tasks have tokens
+  "generator.depth_multiplier": 1.0,
+  "data.seq_length": 32,
+  "data.vocab_size": 500,
+  "data.holdout_frac": 0.2,
+  "optimizer.warmup_steps": 5,
+  "train.batch_size": 8,
+  "train.minutes": 5.0,
+  "train.steps": 60,  # they end it: a machine may be slow
+  "eval.batch_size": 8,
+  "eval.max_examples": 8,
+  "log.every_steps": 20,
+}
 
 Options = argparse.Namespace  # of `main`, with absolute paths
 
@@ -109,7 +128,7 @@ def build(work: Work, o: Options) -> dict:
   if o.vocab:
     fields["data.vocab"] = o.vocab
   if o.smoke:
-    fields |= {k: v for k, v in speedrun_smoke.FIELDS.items() if k.startswith("data.")}
+    fields |= {k: v for k, v in SMOKE.items() if k.startswith("data.")}
     fields["data.sources"] = f"text:{ROOT}/*.md"
   if not o.shards:
     work.module("shards", "electra_jax.data.build", ARMS[o.arm][0], fields)
@@ -138,7 +157,7 @@ def train(work: Work, o: Options) -> dict:
   fields = fields | own
   if o.smoke:
     of_build = ("data.vocab_size", "data.holdout_frac")
-    fields |= {k: v for k, v in speedrun_smoke.FIELDS.items() if k not in of_build}
+    fields |= {k: v for k, v in SMOKE.items() if k not in of_build}
   run = work.folder / "run"
   arguments = ("electra_jax.train", config, fields, f"--workdir={run}")
   work.module("train", *arguments, stop_secs=SAVING_SECS)
@@ -291,6 +310,27 @@ def check_cache(folder: Path, device: str) -> str:
   return f"{folder.name} was made for {known!r}: for {mine!r} everything compiles anew"
 
 
+def write_smoke_files(folder: Path) -> dict[str, str]:
+  """Writes tiny tasks, in the formats of the real ones: is a line of the guides in its order?"""
+  rng, text = random.Random(0), (ROOT / "docs" / "run.md").read_text()
+  lines = [words for line in text.splitlines() if 5 < len(words := line.split()) < 40]
+  (folder / "glue" / "CoLA").mkdir(parents=True, exist_ok=True)
+  (folder / "chunk").mkdir(exist_ok=True)
+  for splits, kept in ((("train", "train"), lines[8:]), (("dev", "test"), lines[:8])):
+    rows, columns, pairs = [], [], []
+    for i, words in enumerate(kept):
+      mixed = rng.sample(words, len(words))
+      rows.append(f"docs\t{i % 2}\t\t{' '.join(words if i % 2 else mixed)}\n")
+      columns.append("".join(f"{word} {'BI'[j > 0]}-NP\n" for j, word in enumerate(words)) + "\n")
+      pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(mixed)})
+    (folder / "glue" / "CoLA" / f"{splits[0]}.tsv").write_text("".join(rows))
+    (folder / "chunk" / f"{splits[1]}.txt").write_text("".join(columns))
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(x) + "\n" for x in pairs))
+  return {name: str(folder / name) for name in ("glue", "chunk")} | {
+    "pairs": str(folder / "pairs.jsonl")
+  }
+
+
 def main(
   arm: Literal["electra", "bert", "small", "bert_small"] = "electra",
   seed: int = 0,
@@ -339,7 +379,7 @@ def main(
   folder = out / (Path(model).name if model else f"{arm}-{seed}")
   folder.mkdir(parents=True, exist_ok=True)
   places = {"shards": shards, "glue": glue, "chunk": chunk, "pairs": pairs}
-  places |= speedrun_smoke.write_files(out) if smoke else {}
+  places |= write_smoke_files(out) if smoke else {}
   settings = {
     "arm": arm, "seed": seed, "minutes": minutes, "vocab": vocab, "model": model, "smoke": smoke,
     "text": [str(Path(path).absolute()) for path in text],

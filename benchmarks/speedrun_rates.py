@@ -64,7 +64,7 @@ def get_experiment(arg: str = "data") -> Experiment:
   data = Path(arg)
   return Experiment(
     arms={
-      f"{arm}, {width}, {times * STEPS}, {rate:g}": Arm(
+      f"{arm} {width} {times * STEPS} {rate:g}": Arm(
         f"configs/speedrun.py:{arm}", shaped(width) | OWN[arm], (rate,), times=float(times)
       )
       for (arm, width, times), rates in RATES.items()
