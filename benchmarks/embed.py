@@ -60,7 +60,6 @@ class Ours:
     self.compile_secs = peers.secs(self.run)
 
   def run(self) -> None:
-    """Embeds all texts and writes the vectors."""
     np.save(self._out, self._encoder.embed(self._texts))
 
 
@@ -77,7 +76,6 @@ class Loop(peers.TorchLoop):
     self.compile_secs = peers.secs(self.run)
 
   def run(self) -> None:
-    """Embeds all texts and writes the vectors."""
     order = range(len(self._texts))
     if self._by_length:
       order = sorted(order, key=lambda i: len(self._texts[i]))

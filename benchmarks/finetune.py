@@ -44,7 +44,6 @@ def small(layers: int) -> TransformerConfig:
 
 
 def random_pairs() -> list[data.Feature]:
-  """Returns random tokens, as many as MRPC's pairs have."""
   rng = np.random.default_rng(0)
   lengths = np.interp(rng.uniform(0, 100, PAIRS), *PERCENTILES).astype(int)
   return [
@@ -95,7 +94,6 @@ class Ours:
     jax.block_until_ready(self.state)
 
   def run(self, part: int, parts: int) -> None:
-    """Trains on every `parts`-th batch of the epoch."""
     self._run(self.plans[part::parts])
 
 
@@ -142,7 +140,6 @@ class Peer(peers.TorchLoop):
     self.schedule.step()
 
   def run(self, part: int, parts: int) -> None:
-    """Trains on every `parts`-th batch of the epoch."""
     for batch in self.batches[part::parts]:
       self._step(batch)
     self.finish()

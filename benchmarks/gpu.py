@@ -78,7 +78,6 @@ TINY = (
 
 
 def speed(config: str, batch: int, length: int, mins: float, *fields: str, smoke=False) -> Script:
-  """Returns the measurement of a training step."""
 
   def arguments(batch: int, length: int, rounds: int, steps: int, *fields: str) -> tuple[str, ...]:
     sizes = {"batch": batch, "length": length, "rounds": rounds, "steps": steps}
@@ -156,7 +155,6 @@ def measure(work: Work, o: Options, name: str) -> dict:
 
 
 def make_steps(o: Options) -> dict[str, Step]:
-  """Returns the steps in their order."""
   measured = {
     name: Step(partial(measure, o=o, name=name), script.mins)
     for name, script in SCRIPTS.items()
@@ -169,7 +167,6 @@ def make_steps(o: Options) -> dict[str, Step]:
 
 
 def shards(work: Work, o: Options) -> dict:
-  """Builds the shards of the pretraining."""
   # Python's documentation is small.
   fields = {"data.sources": o.text} if o.text else {"data.vocab_size": 8192}
   if o.smoke:
@@ -206,7 +203,6 @@ def pretraining(work: Work, o: Options) -> dict:
 
 
 def collect(device: str, records: dict[str, dict]) -> dict:
-  """Returns the content of gpu.json."""
 
   def lines(field: str) -> list[str]:
     found = ((name, r["result"].get(field, [])) for name, r in records.items())

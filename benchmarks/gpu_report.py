@@ -39,7 +39,6 @@ def _is(name: str, kind: str) -> bool:
 
 
 def _speed(name: str, found: dict) -> list[str]:
-  """Returns the cells of a training step."""
   results = found["results"]
   work = results[OURS]["secs_per_step"] * results[OURS]["share_of_matmul_peak"]
   cells = [f"{name.rpartition(' ')[0]}, {found['batch']} x {found['length']}"]

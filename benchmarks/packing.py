@@ -49,7 +49,6 @@ class Contestant:
     self.run(1)
 
   def run(self, steps: int) -> None:
-    """Does some steps."""
     for _ in range(steps):
       self.state, _ = self.step(self.state, next(self.batches))
     jax.block_until_ready(self.state)

@@ -56,7 +56,6 @@ class InItsOwnProcess:
     self._answer()
 
   def stop(self) -> None:
-    """Ends the process."""
     self._pipe.close()
     self._process.join(10)
 
@@ -137,16 +136,13 @@ class TorchLoop:
     return self.torch.compile(function, backend=backend, dynamic=False) if backend else function
 
   def autocast(self):
-    """Returns the context of the forward pass."""
     return self.torch.autocast(self.device, self.torch.bfloat16, enabled=self.device == "cuda")
 
   def update(self) -> None:
-    """Steps with the gradients that are there."""
     self.torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
     self.tx.step()
 
   def finish(self) -> None:
-    """Waits for the device."""
     if self.device == "cuda":
       self.torch.cuda.synchronize()
 

@@ -64,7 +64,6 @@ def estimate_step(name: str, topology: str) -> dict:
 
 
 def row(found: dict) -> list[str]:
-  """Returns the cells of a slice."""
   name, topology = found["config"], found["topology"]
   chip, axes = chips.parse(topology)
   start = [name, f"`{topology}`", str(math.prod(axes))]

@@ -46,11 +46,9 @@ class Work:
   environment: dict[str, str] = dataclasses.field(default_factory=dict)  # of programs
 
   def secs_left(self) -> float:
-    """Returns the seconds until the deadline."""
     return self.deadline - time.monotonic()
 
   def path(self, name: str) -> Path:
-    """Returns the file of a step's JSON."""
     return self.folder / f"{name.replace(' ', '-')}.json"
 
   def record(self, name: str) -> dict:

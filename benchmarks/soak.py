@@ -17,7 +17,6 @@ the first five's speed, the old process within 5 % of the young one's, and it en
 import math
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -145,12 +144,11 @@ def stop(run: harness.Run) -> tuple[float, str]:
   """
   run.send(signal.SIGTERM)
   started = time.monotonic()
-  try:
-    code = run.process.wait(100)
-  except subprocess.TimeoutExpired:
+  run.process.join(100)
+  if run.process.is_alive():
     run.kill()
     return 100.0, run.output[-3000:]
-  if code != harness.STOPPED:
+  if (code := run.process.exitcode) != harness.STOPPED:
     return 100.0, f"exit code {code}: {run.output[-3000:]}"
   times = next(x for x in run.output.splitlines() if "time:" in x)
   return time.monotonic() - started, times

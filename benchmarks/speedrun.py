@@ -140,13 +140,11 @@ def build(work: Work, o: Options) -> dict:
 
 
 def shards(work: Work, o: Options) -> Path:
-  """Returns the folder of the shards."""
   name = f"shards-{re.split('[/.]', ARMS[o.arm][0])[1]}"
   return Path(o.shards) if o.shards else work.folder.parent / name
 
 
 def read_manifest(work: Work, o: Options) -> dict:
-  """Returns the manifest of the shards."""
   return json.loads((shards(work, o) / "manifest.json").read_text())
 
 
@@ -210,7 +208,6 @@ def export(work: Work, o: Options) -> dict:
 
 
 def source(work: Work, o: Options) -> str:
-  """Returns the network that is evaluated."""
   return o.model or str(work.folder / "run")
 
 
@@ -240,14 +237,12 @@ def glue(work: Work, o: Options, fresh: bool) -> dict:
 
 
 def chunking(work: Work, o: Options, fresh: bool) -> dict:
-  """Fine-tunes on chunking."""
   files = {"data.train": Path(o.chunk) / "train.txt", "data.dev": Path(o.chunk) / "test.txt"}
   fields = files | {"data.max_length": 128}
   return {"tasks": tuned(work, o, "chunking", "tagging.py:chunk", fields, fresh)}
 
 
 def pairs(work: Work, o: Options) -> dict:
-  """Scores the minimal pairs; returns their accuracy."""
   out = work.folder / "pairs"
   shutil.rmtree(out, ignore_errors=True)
   command = [sys.executable, "-m", "electra_jax.evaluate", "pairs", f"--model={source(work, o)}"]

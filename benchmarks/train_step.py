@@ -139,7 +139,6 @@ class Peer(peers.TorchLoop):
     return mlm + self.weight * rtd
 
   def run(self, steps: int) -> None:
-    """Runs steps and waits for the last."""
     for _ in range(steps):
       self.tx.zero_grad()
       for ids in self.parts:  # of equal size, with as many tokens and slots in each
