@@ -30,8 +30,8 @@ from pathlib import Path
 
 import machine
 from ml_collections import ConfigDict
-from train_step import change
 
+from electra_jax.commands import cli
 from electra_jax.config import compare
 from electra_jax.experiments import jobs
 from electra_jax.monitor import bands, metrics
@@ -126,9 +126,9 @@ def main(
   --band    writes the band of all healthy seeds
   --fields  of all runs
   """
-  changed = change(config, fields)
+  changed, names, _ = cli.configured(config, [f"--config.{field}" for field in fields])
   flat = compare.flatten(changed)
-  own = {field.partition("=")[0]: flat[field.partition("=")[0]] for field in fields}
+  own = {name: flat[name] for name in names}
   o = argparse.Namespace(out=out, config=config, fields=own)
   os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
   build(o)

@@ -18,7 +18,6 @@ table shows: every third paradigm of the pairs, and 2,000 sentences cut from chu
 file. Rates are chosen by the latter alone: at the smallest budget the pairs are at chance.
 """
 
-import ast
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,8 @@ from pathlib import Path
 import machine
 from evidence_config import ARMS, STARTS
 
+from electra_jax.commands import cli
+from electra_jax.config import compare
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.evaluate import scorers
 from electra_jax.experiments import jobs, plan
@@ -60,7 +61,9 @@ def get_experiment(arg: str = "data") -> Experiment:
   folder, *trial = arg.split(",")
   data = Path(folder)
   cut_chunking(data / "chunk")
-  changed = dict(field(text) for text in trial)
+  words = [f"--config.{text}" for text in trial]
+  config, names, _ = cli.configured(f"{CONFIG}:{REFERENCE}", words)
+  changed = {name: compare.flatten(config)[name] for name in names}
   fields = {"data.dir": str(data / "shards"), "data.sources": f"text:{data / 'text.txt'}"}
   arms = {
     name: Arm(f"{CONFIG}:{name}", changed, RATES, after=STARTS.get(name), same_rate=name in STARTS)
@@ -101,15 +104,6 @@ def cut_chunking(folder: Path, count: int = CUT) -> None:
     sentences = (folder / "train.txt").read_text().strip().split("\n\n")
     for name, part in (("fitting", sentences[:-count]), ("choices", sentences[-count:])):
       (folder / f"{name}.txt").write_text("\n\n".join(part) + "\n")
-
-
-def field(text: str) -> tuple[str, object]:
-  """Returns name and value of a FIELD=VALUE."""
-  name, _, value = text.partition("=")
-  try:
-    return name, ast.literal_eval(value)
-  except (SyntaxError, ValueError):
-    return name, value
 
 
 def scorers_of(config: Mapping) -> list[str]:

@@ -242,11 +242,16 @@ def run_steps(steps: dict[str, Step], work: Work, say: Callable[[str], None]) ->
   return known
 
 
-def choose(steps: dict[str, Step], names: Sequence[str]) -> dict[str, Step]:
-  """Returns some steps in their order; raises SystemExit if one is unknown."""
-  if unknown := [name for name in names if name not in steps]:
-    raise SystemExit(f"error: no step {', '.join(unknown)}; there are: {', '.join(steps)}")
-  return {name: step for name, step in steps.items() if name in names}
+def choose(
+  steps: dict[str, Step], names: Sequence[str], groups: dict[str, list[str]] | None = None
+) -> dict[str, Step]:
+  """Returns some steps or groups of them, in order; raises SystemExit if one is unknown."""
+  groups = groups or {}
+  asked = [name for x in names for name in groups.get(x, [x])]
+  if unknown := [name for name in asked if name not in steps]:
+    known = ", ".join([*groups, *steps])
+    raise SystemExit(f"error: no step {', '.join(unknown)}; there are: {known}")
+  return {name: step for name, step in steps.items() if name in asked}
 
 
 def exit_code(records: dict[str, dict]) -> int:

@@ -387,7 +387,7 @@ def main(
   steps = make_steps(o)
   parts = {"train": [x for x in ("shards", "train", "export") if x in steps]}
   parts["evaluate"] = [name for name in steps if name not in parts["train"]]
-  chosen = choose(steps, [name for x in only for name in parts.get(x, [x])])
+  chosen = choose(steps, only, parts)
   if not chosen:
     raise SystemExit("error: nothing to evaluate: give --glue, --chunk or --pairs")
 
