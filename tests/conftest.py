@@ -1,11 +1,13 @@
 """Before JAX starts: eight CPU devices on any machine, and one cache of compiled steps."""
 
 import ast
+import contextlib
 import functools
 import os
 import random
 import re
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,26 @@ def needs_only_core(path: Path) -> bool:
     and ours - pure <= {"electra_jax.runtime.parallel"}
     and all(needs_only_core(path.parent / f"{other}.py") for other in others)
   )
+
+
+def parse_fields(text: str) -> dict:
+  """Returns {field: value} of "field=value field=value": values of Python, else texts."""
+
+  def value(written: str):
+    try:
+      return ast.literal_eval(written)
+    except (SyntaxError, ValueError):
+      return written
+
+  return {name: value(x) for name, _, x in (word.partition("=") for word in text.split())}
+
+
+@contextlib.contextmanager
+def no_warnings():
+  """Makes every warning an error."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    yield
 
 
 def without_activities(stderr: str) -> str:

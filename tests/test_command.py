@@ -55,14 +55,8 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   done = call(name, "--help", folder=tmp_path)
   assert (done.returncode, errors(done)) == (0, [])
   assert f"electra-jax {name}" in done.stdout
-  options = {
-    "evaluate": "pairs",
-    "experiment": "--arms",
-    "report": "--make-band",
-    "score": "--model",
-    "export": "--to",
-    "config": "--grep",
-  }
+  options = dict(evaluate="pairs", experiment="--arms", report="--make-band", score="--model")
+  options |= dict(export="--to", config="--grep")
   assert options.get(name, "--config FILE") in done.stdout
   assert not slow_imports(done)
 
@@ -107,12 +101,11 @@ def test_the_fields_of_a_configuration_are_printed_with_their_meaning_and_change
   *lines, last = done.stdout.splitlines()
   known = compare.flatten(files.load("base.py"))
   assert sorted(re.match(r"[* ] ([\w.]+) = ", line)[1] for line in lines) == sorted(known)
-  assert "* train.steps = 5 (default 766000)  # optimizer steps; the schedule ends here (Table" in (
-    done.stdout
-  )
-  assert "\n  train.accumulation = 1  # Microbatches a device splits its share into: the" in (
-    done.stdout
-  )
+  for line in (
+    "* train.steps = 5 (default 766000)  # optimizer steps; the schedule ends here (Table",
+    "\n  train.accumulation = 1  # Microbatches a device splits its share into: the",
+  ):
+    assert line in done.stdout
   changed = compare.changed_from_base(files.load("small.py"))
   starred = {line.split()[1] for line in lines if line.startswith("*")}
   assert starred == set(changed) and "train.steps" in changed
@@ -136,13 +129,8 @@ def test_fields_are_found_by_name_and_meaning():
   assert "keep = 'best'  # which seeds' networks are kept" in done.stdout
   assert "[one of best, all, none]\n" in done.stdout
   assert done.stdout.endswith("\n1 of 60 fields differ from configs/finetune/base.py (*)\n")
-  done = call(
-    "config",
-    "configs/bert.py",
-    "--grep",
-    "^generator.width|^eval.batch|^model.dropout",
-    "--effects",
-  )
+  pattern = "^generator.width|^eval.batch|^model.dropout"
+  done = call("config", "configs/bert.py", "--grep", pattern, "--effects")
   facts = re.findall(r"^. ([a-z._]+) = .*\[([^]]*)\]$", done.stdout, re.M)
   assert facts == [
     ("model.dropout", "at least 0 and below 1; defines the run"),
@@ -192,11 +180,7 @@ def test_comments_stand_above_a_field_or_behind_it(tmp_path):
   ("typed", "name", "command"),
   [
     ("python -m electra_jax.train", "python -m electra_jax.train", "python -m electra_jax.train"),
-    (
-      "/e/python -m electra_jax train",
-      "python -m electra_jax train",
-      "/e/python -m electra_jax tr",
-    ),
+    ("/e/python -m electra_jax train", "python -m electra_jax train", "/e/python -m electra_jax"),
     ("/e/python /e/electra-jax train", "electra-jax train", "/e/electra-jax train"),
   ],
 )
