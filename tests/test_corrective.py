@@ -136,12 +136,9 @@ def test_the_contrast_does_not_depend_on_how_rows_are_spread():
   assert float(whole.count) == sum(float(p.count) for p in parts) == 14
 
 
-@pytest.mark.parametrize(
-  ("rows", "documents", "message"),
-  [(6, False, "contrast_group=4 does not divide the 6 seq"), (8, True, "needs data.examples=seg")],
-)
-def test_groups_that_do_not_fit_are_refused_before_compilation(rows, documents, message):
-  batch = make_batch(B=rows)
-  batch = batch._replace(document_ids=batch.padding_mask.astype(np.int32)) if documents else batch
-  with pytest.raises(ValueError, match=message):
-    jax.eval_shape(lambda: objectives.make(COCO)(fresh(COCO), batch, keys_of(batch), None))
+def test_groups_that_do_not_fit_are_refused_before_compilation():
+  six, packed = make_batch(B=6), make_batch(B=8)
+  packed = packed._replace(document_ids=packed.padding_mask.astype(np.int32))
+  for batch, message in ((six, "group=4 does not divide the 6 seq"), (packed, "data.examples=seg")):
+    with pytest.raises(ValueError, match=message):
+      jax.eval_shape(objectives.make(COCO), fresh(COCO), batch, keys_of(batch), None)

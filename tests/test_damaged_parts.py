@@ -25,13 +25,21 @@ def flip(path: Path) -> None:
   path.write_bytes(whole)
 
 
+DAMAGES = (cut, flip, Path.unlink)
+
+
+def build_parts(config, *numbers: int) -> Path:
+  """Builds parts of three; returns the folder of the unfinished build."""
+  for part in numbers:
+    build.build_part(config, part, 3)
+  return Path(config.data.dir) / shards.BUILDING
+
+
 @pytest.mark.parametrize(
   "name, damage",
   [
     ("train-00000", cut),
-    (parts.FREQUENCIES, Path.unlink),
-    (parts.FREQUENCIES, cut),
-    (parts.FREQUENCIES, flip),
+    *((parts.FREQUENCIES, x) for x in DAMAGES),
     (parts.DONE, Path.unlink),
     (parts.DONE, cut),
     ("another plan", None),
@@ -39,9 +47,7 @@ def flip(path: Path) -> None:
 )
 def test_a_part_that_is_wrong_is_named_and_nothing_is_lost(tmp_path, name, damage):
   config = make_parts(tmp_path)
-  for part in (0, 1):
-    build.build_part(config, part, 3)
-  folder = Path(config.data.dir) / shards.BUILDING / "part-00001"
+  folder = build_parts(config, 0, 1) / "part-00001"
   if damage:
     damage(next(folder.glob(f"{name}*")))
   else:
@@ -58,40 +64,29 @@ def test_a_part_that_is_wrong_is_named_and_nothing_is_lost(tmp_path, name, damag
 
 def test_a_part_that_is_missing_is_named(tmp_path):
   config = make_parts(tmp_path)
-  for part in (0, 1):
-    build.build_part(config, part, 3)
-  work = Path(config.data.dir) / shards.BUILDING
+  work = build_parts(config, 0, 1)
   with pytest.raises(DataError, match="part-00002 is missing"):
     parts.join(work, plan.make(config, work, 1), Path(config.data.dir))
 
 
-@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
-@pytest.mark.parametrize("name", [parts.TEXTS, parts.DIGESTS])
-def test_a_sample_that_is_damaged_is_named(tmp_path, name, damage):
-  config = make_parts(tmp_path, **TRAINED)
-  for part in range(2):
-    build.build_part(config, part, 3)
-  folder = Path(config.data.dir) / shards.BUILDING / "sample-00001"
-  damage(folder / name)
-  with pytest.raises(DataError, match="sample-00001 is damaged: delete it"):
-    build.build(config)
-  shutil.rmtree(folder)
+@pytest.mark.parametrize(
+  "name, damage",
+  [
+    *((f"sample-00001/{name}", x) for name in (parts.TEXTS, parts.DIGESTS) for x in DAMAGES),
+    (f"{parts.VOCABULARY}/vocab.txt", cut),
+  ],
+)
+def test_a_sample_or_a_vocabulary_that_is_damaged_is_named(tmp_path, name, damage):
+  config, of_samples = make_parts(tmp_path, **TRAINED), name.startswith("sample")
+  path = build_parts(config, *((0, 1) if of_samples else (0, 1, 2, 0))) / name
+  damage(path)
+  with pytest.raises(DataError, match=f"{path.parent.name} is damaged: delete it"):
+    build.build(config) if of_samples else build.build_part(config, 1, 3)
+  shutil.rmtree(path.parent)
   assert build.build(config)["splits"]["train"]["examples"] > 100
 
 
-def test_a_vocabulary_that_is_damaged_is_named(tmp_path):
-  config = make_parts(tmp_path, **TRAINED)
-  for part in (0, 1, 2, 0):
-    build.build_part(config, part, 3)
-  folder = Path(config.data.dir) / shards.BUILDING / parts.VOCABULARY
-  cut(folder / "vocab.txt")
-  with pytest.raises(DataError, match="vocabulary is damaged: delete it"):
-    build.build_part(config, 1, 3)
-  shutil.rmtree(folder)
-  assert build.build(config)["splits"]["train"]["examples"] > 100
-
-
-def test_finished_parts_of_another_configuration_are_not_deleted(tmp_path):
+def test_finished_parts_of_another_build_are_not_deleted(tmp_path, monkeypatch):
   config = make_parts(tmp_path)
   build.build_part(config, 0, 3)
   config.data.short_prob = 1.0
@@ -102,29 +97,22 @@ def test_finished_parts_of_another_configuration_are_not_deleted(tmp_path):
   (tmp_path / "many" / "0.txt").write_text("new text\n")
   with pytest.raises(DataError, match=r"parts of another build \(input files differ\)"):
     build.build_part(config, 1, 3)
+  found = plan.versions() | {"numpy": "0"}
+  monkeypatch.setattr(plan, "versions", lambda: found)
+  with pytest.raises(DataError, match=r"\(input files, versions of numpy differ\)"):
+    build.build_part(config, 1, 3)
   assert build.build(config, overwrite=True)["splits"]["train"]["examples"] > 100
 
 
 def test_samples_of_another_configuration_are_not_deleted(tmp_path):
   config = make_parts(tmp_path, **TRAINED)
-  work = Path(config.data.dir) / shards.BUILDING
-  for part in range(2):
-    build.build_part(config, part, 3)
+  work = build_parts(config, 0, 1)
   config.data.parts = 1
   with pytest.raises(DataError, match=r"parts of another build \(parts differ\)"):
     build.build(config)
   assert len(list(work.glob(f"{parts.SAMPLE}-*"))) == 2
   shutil.rmtree(work / "sample-00001")  # one alone is soon read again
   assert build.build(config)["splits"]["train"]["examples"] > 100
-
-
-def test_a_difference_in_versions_is_named(tmp_path, monkeypatch):
-  config = make_parts(tmp_path)
-  build.build_part(config, 0, 3)
-  found = plan.versions() | {"numpy": "0"}
-  monkeypatch.setattr(plan, "versions", lambda: found)
-  with pytest.raises(DataError, match=r"parts of another build \(versions of numpy differ\)"):
-    build.build_part(config, 1, 3)
 
 
 def test_another_number_of_parts_of_a_finished_build_is_refused(tmp_path):

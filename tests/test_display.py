@@ -12,19 +12,27 @@ from electra_jax.monitor import display, journal
 from electra_jax.monitor.display import Activity, Display
 from electra_jax.runtime import terminal
 
-VALUES = {
-  "mlm_loss": 6.5,
-  "rtd_recall": 0.25,
-  "tokens_per_sec": 1234.0,
-  "eta_secs": 75.0,
-  "z": 1e-4,
-}
+VALUES = dict(mlm_loss=6.5, rtd_recall=0.25, tokens_per_sec=1234.0, eta_secs=75.0, z=1e-4)
 MANY = {f"metric_{i}_loss": 1.0 for i in range(40)} | VALUES
 
 
 def without_codes(text: str) -> str:
   """Returns what can be read of a terminal's input."""
   return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", text)
+
+
+def taken(out: io.StringIO) -> str:
+  """Returns what has been written since it was last taken."""
+  text = out.getvalue()
+  out.truncate(0)
+  out.seek(0)
+  return text
+
+
+def plain(width: int = 80) -> tuple[Display, io.StringIO]:
+  """Returns a display without a terminal, and its output."""
+  out = io.StringIO()
+  return Display(Console(file=out, width=width), Activity), out
 
 
 @pytest.fixture
@@ -48,15 +56,13 @@ def screen(monkeypatch):
 
 def last_frame(shown: Display, out: io.StringIO) -> list[str]:
   """Draws and returns the lines that stand below everything else."""
-  out.truncate(0)
-  out.seek(0)
+  taken(out)
   shown._draw()
   return without_codes(out.getvalue()).split("\n")
 
 
 def test_lines_say_their_units_and_new_terms_appear_by_themselves():
-  out = io.StringIO()
-  shown = Display(Console(file=out, width=300), Activity)
+  shown, out = plain(width=300)
   shown.begin(0, 100)
   shown.show(10, "train", VALUES)
   assert out.getvalue() == (
@@ -179,10 +185,7 @@ def test_silence_lasts_five_seconds_or_a_minute_after_two_lines_of_training(monk
     for _ in range(4 * secs):
       clock[0] += 0.25
       shown._print_heartbeat()
-    told = out.getvalue().splitlines()
-    out.truncate(0)
-    out.seek(0)
-    return told
+    return taken(out).splitlines()
 
   assert wait(12, "reading") == [
     f"reading, 0:00:{secs:02} (30 s the last time)" for secs in (1, 6, 10)
@@ -200,9 +203,9 @@ def test_silence_lasts_five_seconds_or_a_minute_after_two_lines_of_training(monk
 
 
 def test_a_signal_is_answered_at_once(monkeypatch):
-  out = io.StringIO()
+  shown, out = plain()
   monkeypatch.setattr(display, "TICK_SECS", 1e-3)
-  with Display(Console(file=out), Activity) as shown:
+  with shown:
     shown.announce("SIGINT: stopping after this step")
     deadline = time.monotonic() + 60
     while "stopping" not in out.getvalue() and time.monotonic() < deadline:
@@ -211,19 +214,15 @@ def test_a_signal_is_answered_at_once(monkeypatch):
 
 
 def test_what_a_signal_announced_stands_before_what_is_printed_next():
-  out = io.StringIO()
-  shown = Display(Console(file=out), Activity)
+  shown, out = plain()
   shown.announce("SIGINT: stopping after this step")
   shown.print_line("SIGINT: stopping after step 4")
-  assert out.getvalue().splitlines() == [
-    "SIGINT: stopping after this step",
-    "SIGINT: stopping after step 4",
-  ]
+  told = "SIGINT: stopping after this step\nSIGINT: stopping after step 4\n"
+  assert out.getvalue() == told
 
 
-def test_the_first_estimate_of_the_rest_is_the_bars(screen, monkeypatch):
-  clock = [0.0]
-  shown = Display(Console(file=io.StringIO()), Activity)
+def test_the_first_estimate_of_the_rest_is_the_bars():
+  clock, (shown, _) = [0.0], plain()
   shown.begin(0, 100)
   shown._progress.get_time = lambda: clock[0]
   for step in range(1, 11):

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
+from conftest import no_warnings
 from test_exchange import a_source, write_vocab
 from test_hf import WORDS45, needs_torch
 
@@ -106,9 +106,8 @@ def test_masks_are_filled_with_the_likeliest_tokens(encoder):
   np.testing.assert_allclose([f.probability for f in found[0]], p[best], rtol=1e-5)
   for fill in found[0]:  # a piece that continues a word is joined to it
     assert fill.text in (f"{A} {fill.token} {B}.", f"{A}{fill.token[2:]} {B}.")
-  assert len(found[1]) == 2 and found[1][1][0].text == f"[MASK] {C} {found[1][1][0].token}".replace(
-    " ##", ""
-  )
+  assert len(found[1]) == 2
+  assert found[1][1][0].text == f"[MASK] {C} {found[1][1][0].token}".replace(" ##", "")
   assert encoder.fill_mask(one, k=3)[0].token == found[0][0].token
 
 
@@ -123,8 +122,7 @@ def test_a_long_text_is_cut_with_a_warning(encoder):
   long = " ".join([A, B] * 20)
   with pytest.warns(UserWarning, match="1 of 2 texts are longer than 12 tokens and are cut"):
     found = encoder.embed([long, A])
-  with warnings.catch_warnings():
-    warnings.simplefilter("error")
+  with no_warnings():
     fits = encoder.embed(" ".join([A, B] * 5))
   np.testing.assert_allclose(found[0], fits, atol=2e-6)
 
@@ -175,10 +173,9 @@ def test_what_cannot_be_answered_is_said_in_a_line(encoder, call, kind, text):
 def test_networks_without_vocabulary_take_ids(tmp_path):
   encoder = Encoder(a_source("discriminator"), "here", "auto", "float32")
   assert encoder.states(ids=np.array([[1, 2, 3]])).shape == (1, 3, encoder.width)
-  with pytest.raises(ExchangeError, match="no vocabulary"):
-    encoder.embed(A)
-  with pytest.raises(ExchangeError, match="no vocabulary"):
-    encoder.detect(A)
+  for method in (encoder.embed, encoder.detect):
+    with pytest.raises(ExchangeError, match="no vocabulary"):
+      method(A)
 
 
 @needs_torch

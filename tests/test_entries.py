@@ -66,10 +66,9 @@ def test_an_objective_with_a_head_of_its_own_keeps_its_encoder(
 
   sources.save_orbax(tmp_path / "orbax", Source(found, None, {}))
   read = sources.open_source(tmp_path / "orbax").networks
-  assert {role: network.head for role, network in read.items()} == {
-    role: network.head for role, network in found.items()
-  }
+  assert read.keys() == found.keys()
   for role, network in found.items():
+    assert read[role].head == network.head
     jax.tree.map(np.testing.assert_array_equal, read[role].weights, dict(network.weights))
   source = Source({"discriminator": found["discriminator"]}, None, {})
   out = io.StringIO()
@@ -114,9 +113,7 @@ def test_a_task_of_a_new_type_of_label_has_its_behaviour_and_its_metrics(monkeyp
   assert task.label_type is ordinal and task.metrics == ("distance",)
   assert TextTask(**dataclasses.asdict(task)).label_type is ordinal  # as saved with the results
   assert glue.compute_metrics(task, np.array([[0.0, 1.0], [2.0, 2.0]])) == {"distance": 50.0}
-  with pytest.raises(
-    labels.TaskError, match="'accuracy' is not a metric of a ordinal; available: distance"
-  ):
+  with pytest.raises(labels.TaskError, match="'accuracy' is not a metric of a ordinal; avail"):
     tasks.own("stars", text="a", label="b", kind="ordinal", metrics=("accuracy",))
 
 

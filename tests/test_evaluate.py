@@ -51,12 +51,18 @@ def files(tmp_path_factory):
   return write_pairs(folder / "pairs.jsonl", found), found
 
 
+def two_steps(shards: str, path):
+  """A run of two steps that scores nine pairs."""
+  config = make_tiny_config(shards)
+  config.train.steps, config.eval.every_steps = 2, 2
+  config.eval.pairs, config.eval.max_pairs = str(path), 9
+  return config
+
+
 @pytest.fixture(scope="module")
 def electra(tiny_shards, tmp_path_factory, files):
-  config, workdir = make_tiny_config(tiny_shards), tmp_path_factory.mktemp("electra")
-  config.train.steps, config.eval.every_steps = 2, 2
-  config.eval.pairs, config.eval.max_pairs = str(files[0]), 9
-  train.train(config, workdir)
+  workdir = tmp_path_factory.mktemp("electra")
+  train.train(two_steps(tiny_shards, files[0]), workdir)
   return workdir
 
 
@@ -144,9 +150,8 @@ def test_every_format_gives_the_same_accuracies(electra, tmp_path, files):
   expected = scores_of(source, "rtd")
   for other in (tmp_path / "hf", tmp_path / "orbax", tmp_path / "hf" / "discriminator"):
     np.testing.assert_array_equal(scores_of(sources.open_source(other), "rtd"), expected)
-  np.testing.assert_array_equal(
-    scores_of(sources.open_source(tmp_path / "hf" / "generator"), "mlm"), scores_of(source, "mlm")
-  )
+  generator = sources.open_source(tmp_path / "hf" / "generator")
+  np.testing.assert_array_equal(scores_of(generator, "mlm"), scores_of(source, "mlm"))
 
 
 def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsys):
@@ -164,13 +169,17 @@ def test_training_reports_what_the_program_finds(electra, files, tmp_path, capsy
   assert (out / "pairs.png").stat().st_size > 10_000
 
 
+def pair_of(good: str, bad: str) -> Pair:
+  return Pair(good, bad, "p", "all")
+
+
 def test_pairs_that_are_too_long_are_left_out_and_equal_ones_are_named(electra):
   source = sources.open_source(electra)
   network = source.networks["discriminator"]
   scorer = scorers.SentenceScorer("rtd", network.cfg, source.tokenizer)
-  long, same = Pair(sentence(40), "a", "p", "all"), Pair("A b", "a B", "p", "all")
-  empty = Pair("\u200b", "a", "p", "all")  # its zero tokens would have the highest score
-  kept, warnings = pairs.fitting(scorer, [long, Pair("a b", "b", "p", "all"), same, empty])
+  long, same = pair_of(sentence(40), "a"), pair_of("A b", "a B")
+  empty = pair_of("\u200b", "a")  # its zero tokens would have the highest score
+  kept, warnings = pairs.fitting(scorer, [long, pair_of("a b", "b"), same, empty])
   assert [pair.good for pair in kept] == ["a b", "A b"]
   assert warnings == [
     "2 pairs are left out, they have a sentence of no or more than 14 tokens",
@@ -190,9 +199,7 @@ def test_a_stop_while_pairs_are_scored_ends_the_run_and_they_are_scored_where_it
       signal.raise_signal(signal.SIGTERM)
     return real(self, *args)
 
-  config = make_tiny_config(tiny_shards)
-  config.train.steps, config.eval.every_steps = 2, 2
-  config.eval.pairs, config.eval.max_pairs = str(files[0]), 9
+  config = two_steps(tiny_shards, files[0])
   monkeypatch.setattr(processes, "initialize", lambda *args: None)  # JAX has been started here
   batches, real, before = 0, scorers.SentenceScorer._start, signal.getsignal(signal.SIGUSR2)
   with pytest.MonkeyPatch.context() as patch:
@@ -209,8 +216,8 @@ def test_a_stop_while_pairs_are_scored_ends_the_run_and_they_are_scored_where_it
 
 
 def test_a_run_says_which_of_its_pairs_it_leaves_out(tiny_config, tmp_path):
-  long = Pair("a " * 15, "b", "p", "all")
-  path = write_pairs(tmp_path / "pairs.jsonl", [long, Pair("a b", "b", "p", "all")])
+  long = pair_of("a " * 15, "b")
+  path = write_pairs(tmp_path / "pairs.jsonl", [long, pair_of("a b", "b")])
   tiny_config.eval.pairs = str(path)
   with pytest.warns(UserWarning, match="^config.eval.pairs: 1 pairs are left out"):
     run = prepare(tiny_config, tmp_path / "run", verify=False)
@@ -234,16 +241,13 @@ def test_pairs_without_held_out_documents_are_refused(tiny_config, electra, file
   assert prepare(tiny_config, tmp_path / "run", verify=False).heldout is None
 
 
-def test_a_pair_of_equal_scores_is_wrong():
-  found = [Pair("a", "b", "p", "all")] * 3
+def test_a_pair_of_equal_scores_is_wrong_and_one_of_nan_is_refused():
+  found = [pair_of("a", "b")] * 3
   scores = [2.0, 1.0, 1.0, 1.0, 1.0, 2.0]  # of the acceptable sentences, then of the others
   right = pairs.compare(lambda *_: np.array(scores), {}, found)
   assert right.tolist() == [True, False, False]
-
-
-def test_a_network_of_nan_is_not_called_too_long():
   with pytest.raises(metrics.NotFiniteError, match="scores of 1 of 2 sentences are not finite"):
-    pairs.compare(lambda *_: np.array([0.0, np.nan]), {}, [Pair("a", "b", "p", "all")])
+    pairs.compare(lambda *_: np.array([0.0, np.nan]), {}, found[:1])
 
 
 def test_an_interval_is_wilsons():
@@ -262,59 +266,45 @@ def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
   assert [p.good for p in subset(found, 2)] == [found[0].good, found[11].good]
 
 
+LINE = b'{"sentence_good": "a", "sentence_bad": "b"}\n' + random.Random(0).randbytes(9999)
+
+
 @pytest.mark.parametrize(
   ("content", "why"),
   [
-    ("", "has no pairs"),
     ("\n{}\n", ":2: a pair needs sentence_good and sentence_bad"),
-    ('{"sentence_good": "a"}', ":1: a pair needs"),
     ('{"sentence_good": "a", "sentence_bad": 3}', ":1: .* must be texts"),
     ('{"sentence_good": "a", "sentence_bad": "b", "UID": [1]}', ":1: UID and .* texts or numbers"),
     ('{"sentence_good": " ", "sentence_bad": "a"}', ":1: .* must be texts, and not empty"),
     ("[1]", ":1: a pair needs"),
     ("{", ":1: no JSON"),
     ('{"sentence_good": "\\ud800", "sentence_bad": "a"}', ":1: no JSON .*surrogates not allowed"),
+    (gzip.compress(LINE)[:-4999], "p.jsonl.gz: cannot be read"),
+    (lzma.compress(LINE)[:-4999], "p.jsonl.xz: cannot be read"),
   ],
 )
 def test_a_wrong_file_of_pairs_is_refused_in_a_line(tmp_path, content, why):
-  (tmp_path / "p.jsonl").write_text(content)
+  path = tmp_path / (why.partition(":")[0] or "p.jsonl")
+  path.write_bytes(content.encode() if isinstance(content, str) else content)
   with pytest.raises(ValueError, match=why) as error:
-    pairs.read(tmp_path / "p.jsonl")
+    pairs.read(path)
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["p.jsonl.gz", "p.jsonl.xz"])
-def test_a_damaged_file_of_pairs_is_refused_in_a_line(tmp_path, name):
-  compress = gzip.compress if name.endswith("gz") else lzma.compress
-  line = json.dumps({"sentence_good": "a", "sentence_bad": "b"}).encode()
-  (tmp_path / name).write_bytes(compress(line + b"\n" + random.Random(0).randbytes(9999))[:-4999])
-  with pytest.raises(ValueError, match=f"{name}: cannot be read") as error:
-    pairs.read(tmp_path / name)
-  assert "\n" not in str(error.value)
-
-
-def test_a_scorer_needs_its_head(bert):
+def test_a_scorer_is_chosen_by_objective_and_heads_and_needs_its_head(bert):
   with pytest.raises(ValueError, match="has no rtd_head, which scorer rtd needs"):
     scores_of(sources.open_source(bert), "rtd")
   assert scorers.default("bert", {"mlm_head"}) == "mlm"
   assert scorers.default("electric", {"rtd_head"}) == "energy"
   assert scorers.default(None, {"rtd_head", "mlm_head"}) == "rtd"
-
-
-def test_words_learned_from_replacements_are_scored_without_masks():
-  for objective in ("replace_mlm", "all_tokens_mlm"):
+  # Words learned from replacements are scored without masks.
+  for objective in ("replace_mlm", "all_tokens_mlm", "electra_mlm", "metro", "coco_lm"):
     assert scorers.default(objective, {"mlm_head"}) == "mlm_unmasked"
-  for objective in ("electra_mlm", "metro", "coco_lm"):  # the second is in a folder of its own
+  for objective in ("electra_mlm", "metro", "coco_lm"):
     assert scorers.default(objective, {"rtd_head", "mlm_head"}) == "rtd"
-    assert scorers.default(objective, {"mlm_head"}) == "mlm_unmasked"
-
-
-def test_an_exported_generator_is_a_masked_language_model_whatever_it_served(bert):
+  # An exported generator is a masked language model, whatever it served.
   assert likelihood.training(sources.open_source(bert)) is None
   assert likelihood.training(sources.open_source(bert.parent))["objective"] == "electra"
-
-
-def test_the_scorers_of_objectives_are_of_their_heads():
   for definition in objectives.OBJECTIVES.values():
     assert {scorers.SCORERS[name].head for name in definition.scorers} <= set(definition.heads)
 

@@ -1,5 +1,6 @@
 """Examples: the two-segment algorithm against hand-worked and plain ones."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -9,17 +10,9 @@ from electra_jax.data import examples
 from electra_jax.data.examples import ExampleSpec
 
 SPEC = ExampleSpec(
-  seq_length=16,
-  examples="segments",
-  split_lines=True,
-  short_prob=0.0,
-  short_min_tokens=5,
-  single_segment_prob=0.0,
-  boundary_prob=0.0,
-  cls=101,
-  sep=102,
-  pad=0,
-)
+  seq_length=16, examples="segments", split_lines=True, short_prob=0.0, short_min_tokens=5,
+  single_segment_prob=0.0, boundary_prob=0.0, cls=101, sep=102, pad=0,
+)  # fmt: skip
 
 
 def test_two_segments_of_a_hand_worked_example():
@@ -68,9 +61,7 @@ def plain_examples(document: list[list[int]], length: int, single: bool, boundar
 @pytest.mark.parametrize("single", [0.0, 1.0])
 @pytest.mark.parametrize("boundary", [0.0, 1.0])
 def test_two_segments_equal_a_plain_implementation(single, boundary):
-  spec = SPEC.__class__(
-    **SPEC.__dict__ | {"single_segment_prob": single, "boundary_prob": boundary}
-  )
+  spec = dataclasses.replace(SPEC, single_segment_prob=single, boundary_prob=boundary)
   rng = random.Random(0)
   for _ in range(200):
     document = [[rng.randrange(99)] * rng.randint(1, 12) for _ in range(rng.randint(1, 20))]
@@ -81,10 +72,8 @@ def test_two_segments_equal_a_plain_implementation(single, boundary):
 
 
 def test_the_probabilities_of_the_paper_come_out():
-  spec = SPEC.__class__(
-    **SPEC.__dict__
-    | {"seq_length": 128, "short_prob": 0.05, "single_segment_prob": 0.1, "boundary_prob": 0.5}
-  )
+  odds = {"short_prob": 0.05, "single_segment_prob": 0.1, "boundary_prob": 0.5}
+  spec = dataclasses.replace(SPEC, seq_length=128, **odds)
   document = [[7]] * 1_000_000
   made = list(examples.two_segment([document], spec, random.Random(0)))
   sizes = np.array([len(a) + len(b) + lost for a, b, lost in made])
