@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from electra_jax.data import tokenizer, vocabulary
 from electra_jax.export import writer
 from electra_jax.finetune import model
 from electra_jax.interop import huggingface, sources
-from electra_jax.interop.sources import Network
+from electra_jax.interop.sources import ExchangeError, Network
 from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import workdir
 
@@ -151,7 +152,7 @@ def test_transformers_answers_the_number_that_is_answered_here(number, tmp_path)
   from transformers import pipeline
 
   texts = ["the cat is in a bed", "a b c", "of"]
-  writer.export_hf(number, tmp_path / "out", Console(quiet=True))
+  save_hf(tmp_path / "out", number)
   ours = [x["score"] for x in model.from_source(number, "x")(texts)]
   theirs = pipeline("text-classification", str(tmp_path / "out" / "discriminator"))(texts)
   assert np.ptp(ours) > 1e-3
@@ -161,7 +162,7 @@ def test_transformers_answers_the_number_that_is_answered_here(number, tmp_path)
 @needs_torch
 def test_parity_is_that_of_the_number_here(number, tmp_path, monkeypatch):
   monkeypatch.setattr(writer, "in_unit", lambda network, unit: network)
-  with pytest.raises(sources.ExchangeError, match=r"above the tolerance 0.0005"):
+  with pytest.raises(ExchangeError, match=r"above the tolerance 0.0005"):
     writer.export_hf(number, tmp_path / "out", Console(quiet=True))
   assert not (tmp_path / "out").exists()
 
@@ -171,14 +172,11 @@ def test_a_network_with_other_logits_there_is_not_exported(by, words45, tmp_path
   source = a_source("discriminator", vocab=words45)
   ours = functools.partial(writer.logits, source.networks["discriminator"])
   monkeypatch.setattr(writer.importlib.util, "find_spec", lambda name: True)
-  monkeypatch.setattr(  # in the place of transformers
-    huggingface, "torch_outputs", lambda folder, head, batch: ours(batch) + by
-  )
-  if by < writer.TOLERANCE:
-    writer.export_hf(source, tmp_path / "out", Console(quiet=True))
-  else:
-    with pytest.raises(sources.ExchangeError, match="differ .* by up to 0.0002, .*nothing was exp"):
-      writer.export_hf(source, tmp_path / "out", Console(quiet=True))
+  theirs = lambda folder, head, batch: ours(batch) + by  # noqa: E731
+  monkeypatch.setattr(huggingface, "torch_outputs", theirs)  # in the place of transformers
+  refused = pytest.raises(ExchangeError, match="differ .* by up to 0.0002, .*nothing was exp")
+  with contextlib.nullcontext() if by < writer.TOLERANCE else refused:
+    save_hf(tmp_path / "out", source)
   assert (tmp_path / "out").exists() == (by < writer.TOLERANCE)
 
 
@@ -218,9 +216,8 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_written(
     wrong = write_vocab(tmp_path / "wrong" / "vocab.txt", size)
     sources.save_orbax(at, dataclasses.replace(source, tokenizer=wrong))
   write_vocab(vocab / "vocab.txt", size)
-  with pytest.raises(
-    sources.ExchangeError, match=rf"vocab.txt has {size} entries, the discriminator of .* takes 45"
-  ):
+  told = rf"vocab.txt has {size} entries, the discriminator of .* takes 45"
+  with pytest.raises(ExchangeError, match=told):
     cli.call("export", [str(at), str(tmp_path / "out"), "--to", "hf"])
   assert sorted(p.name for p in tmp_path.iterdir() if p.name != "wrong") == ["in", "words"]
 
@@ -238,7 +235,7 @@ def test_networks_of_two_vocabularies_are_refused(words45, tmp_path):
     (at / role / "tokenizer.json").unlink()
     lines = (at / role / "vocab.txt").read_text().splitlines()
     (at / role / "vocab.txt").write_text("\n".join(lines[:-2] + lines[-2:][::words]) + "\n")
-  with pytest.raises(sources.ExchangeError, match="discriminator/vocab.txt and .*generator.* diff"):
+  with pytest.raises(ExchangeError, match="discriminator/vocab.txt and .*generator.* diff"):
     sources.open_source(at)
 
 
@@ -259,15 +256,6 @@ def test_a_disk_that_fills_while_an_export_writes_ends_with_one_line(
   assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "words"]
 
 
-def test_the_command_refuses_a_vocabulary_in_one_line(words45, tmp_path):
-  at = save_hf(tmp_path / "in", a_source("discriminator", vocab=words45))
-  write_vocab(at / "discriminator" / "vocab.txt", 50)
-  (at / "discriminator" / "tokenizer.json").unlink()
-  code, _, errors = command("export", at, tmp_path / "out", "--to", "orbax")
-  assert code == 1 and errors.count("\n") == 1 and "has 50 entries" in errors
-  assert not (tmp_path / "out").exists()
-
-
 # Folders of Hugging Face.
 
 
@@ -283,15 +271,10 @@ def test_the_command_refuses_a_vocabulary_in_one_line(words45, tmp_path):
 def test_a_vocab_txt_of_another_tokenizer_is_refused(file, field, value, tmp_path):
   (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
   known = {"tokenizer_class": "ElectraTokenizer"} if file == "config.json" else {}
-  for name, content in (
-    ("tokenizer_config.json", {}),
-    ("config.json", known),
-    (file, {field: value}),
-  ):
-    (tmp_path / name).write_text(json.dumps(content))
-  with pytest.raises(
-    sources.ExchangeError, match=f"{field}={value!r} changes BERT's".replace("[", ".")
-  ):
+  content = {"tokenizer_config.json": {}, "config.json": known} | {file: {field: value}}
+  for name, fields in content.items():
+    (tmp_path / name).write_text(json.dumps(fields))
+  with pytest.raises(ExchangeError, match=re.escape(f"{field}={value!r} changes BERT's")):
     huggingface.load_tokenizer(tmp_path)
 
 
@@ -306,7 +289,7 @@ def test_a_vocab_txt_and_a_tokenizer_json_must_agree(tmp_path):
     if lowercase:
       assert huggingface.load_tokenizer(tmp_path).vocab.kind == "wordpiece"
   message = "vocab.txt, beside tokenizer.json: normalizer.lowercase is True, not False; delete"
-  with pytest.raises(sources.ExchangeError, match=message):
+  with pytest.raises(ExchangeError, match=message):
     huggingface.load_tokenizer(tmp_path)
 
 
@@ -314,10 +297,7 @@ def test_pytorchs_weights_alone_are_an_error_with_the_conversion(words45, tmp_pa
   folder = save_hf(tmp_path / "hf", a_source("discriminator", vocab=words45)) / "discriminator"
   (folder / "model.safetensors").unlink()
   (folder / "pytorch_model.bin").write_bytes(b"")
-  with pytest.raises(
-    sources.ExchangeError,
-    match=r"there is pytorch_model.bin alone; to convert it: python -c \"from",
-  ):
+  with pytest.raises(ExchangeError, match="pytorch_model.bin alone; to convert it: python -c .fr"):
     sources.open_source(tmp_path / "hf")
 
 
@@ -330,17 +310,12 @@ def test_the_conversion_in_that_error_works(words45, tmp_path):
   folder = save_hf(tmp_path / "hf", source) / "discriminator"
   torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
   (folder / "model.safetensors").unlink()
-  with pytest.raises(sources.ExchangeError) as error:
+  with pytest.raises(ExchangeError) as error:
     sources.open_source(tmp_path / "hf")
   told = str(error.value).partition('python -c "')[2].removesuffix('"')
   subprocess.run([sys.executable, "-c", told], check=True, capture_output=True)
   read = sources.open_source(tmp_path / "hf").networks["discriminator"]
   assert same(read.weights, source.networks["discriminator"].weights)
-
-
-def test_a_path_that_is_not_there_does_not_exist(tmp_path):
-  code, _, errors = command("export", tmp_path / "none", tmp_path / "out", "--to", "hf")
-  assert (code, errors) == (1, f"error: {tmp_path / 'none'} does not exist\n")
 
 
 # Two vocabularies.
@@ -387,16 +362,15 @@ def test_a_vocabulary_with_other_rules_or_entries_is_another(words45, tmp_path):
   assert difference(with_accents, words45) == "normalizer.strip_accents is False, not True"
   (tmp_path / "source").mkdir()
   sources.save_orbax(tmp_path / "source", a_source("discriminator", vocab=with_accents))
-  with pytest.raises(sources.ExchangeError, match="with --config.data.strip_accents=false$"):
+  with pytest.raises(ExchangeError, match="with --config.data.strip_accents=false$"):
     sources.read_params(tmp_path / "source", words45)
   lower = changed(tmp_path / "2", words45, "normalizer", strip_accents=True)
   assert difference(lower, words45) is None  # BERT's default, spelled out
   assert difference(write_vocab(tmp_path / "50.txt", 50), words45) == "50 entries, not 45"
   pieces = words45.path.read_text().replace("\nthat\n", "\nthis\n")
   (tmp_path / "other.txt").write_text(pieces)
-  assert difference(tokenizer.load(tmp_path / "other.txt"), words45) == (
-    "entry 13 is 'this', not 'that'"
-  )
+  other = tokenizer.load(tmp_path / "other.txt")
+  assert difference(other, words45) == "entry 13 is 'this', not 'that'"
   short = changed(tmp_path / "3", words45, "model", max_input_chars_per_word=7)
   assert difference(words45, short) == "model.max_input_chars_per_word is 100, not 7"
   unigram = vocabulary.train("unigram", ["a b"] * 300, size=9, path=tmp_path / "spm.model")
@@ -407,9 +381,7 @@ def test_training_from_a_source_of_other_rules_is_refused(words45, tmp_path):
   (tmp_path / "orbax").mkdir()
   sources.save_orbax(tmp_path / "orbax", a_source("discriminator", vocab=words45))
   cased = tokenizer.load(words45.path, lowercase=False)
-  with pytest.raises(
-    sources.ExchangeError, match="another vocabulary than the shards: normalizer.lowercase is True"
-  ):
+  with pytest.raises(ExchangeError, match="than the shards: normalizer.lowercase is True"):
     sources.read_params(tmp_path / "orbax", cased)
 
 

@@ -7,13 +7,12 @@ import io
 import json
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from conftest import parse_fields
 from rich.console import Console
 
 from electra_jax.config import files
@@ -47,9 +46,8 @@ def source(tmp_path_factory) -> Path:
   head = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), head)
   weights = {**jax.tree.map(np.asarray, backbone), "rtd_head": head}
   with workdir.new_folder(folder / "export") as target:
-    sources.save_orbax(
-      target, Source({"discriminator": Network(CFG, weights, "rtd_head")}, words, {})
-    )
+    network = Network(CFG, weights, "rtd_head")
+    sources.save_orbax(target, Source({"discriminator": network}, words, {}))
   return folder / "export"
 
 
@@ -79,25 +77,26 @@ def write_glue(folder: Path) -> Path:
 
 def make_config(file: str, arg: str | None, source: Path, **fields):
   config = files.load(f"finetune/{file}.py", arg)
-  config.update_from_flattened_dict(
-    {
-      "init": str(source),
-      "seeds": 2,
-      "data.max_length": 32,
-      "data.buckets": 1,
-      "model.dropout": 0.0,
-      "model.attention_dropout": 0.0,
-      "optimizer.name": "adamw",
-      "optimizer.learning_rate": 1e-2,
-      "optimizer.layer_decay": 1.0,
-      "train.batch_size": 8,
-      "train.epochs": 6.0,
-      "eval.batch_size": 8,
-      "log.every_steps": 8,
-    }
-    | {name.replace("__", "."): value for name, value in fields.items()}
+  small = parse_fields(
+    "seeds=2 data.max_length=32 data.buckets=1 model.dropout=0.0 model.attention_dropout=0.0"
+    " optimizer.name=adamw optimizer.learning_rate=1e-2 optimizer.layer_decay=1.0"
+    " train.batch_size=8 train.epochs=6.0 eval.batch_size=8 log.every_steps=8"
   )
+  own = {name.replace("__", "."): value for name, value in fields.items()}
+  config.update_from_flattened_dict({"init": str(source), **small, **own})
   return config
+
+
+def refused(config, workdir: Path, why: str) -> None:
+  """Asserts that a configuration is refused in one line."""
+  with pytest.raises(ValueError, match=why) as error:
+    program.fine_tune(config, workdir, Console(quiet=True))
+  assert "\n" not in str(error.value)
+
+
+def both(folder: Path, ending: str) -> dict:
+  """Returns the fields of a training and a development file in a folder."""
+  return {f"data__{split}": str(folder / f"{split}.{ending}") for split in ("train", "dev")}
 
 
 def run(config, workdir: Path) -> list[dict]:
@@ -116,10 +115,8 @@ def cola(source, tmp_path_factory) -> tuple[Path, Path, list[dict]]:
 
 def test_a_task_is_learned_and_every_seed_has_a_row(cola):
   _, folder, rows = cola
-  assert [(r["task"], r["split"], r["seed"]) for r in rows] == [
-    ("cola", "dev", 0),
-    ("cola", "dev", 1),
-  ]
+  found = [(r["task"], r["split"], r["seed"]) for r in rows]
+  assert found == [("cola", "dev", 0), ("cola", "dev", 1)]
   assert all(set(r["metrics"]) == {"mcc", "accuracy"} for r in rows)
   assert max(r["metrics"]["mcc"] for r in rows) > 80
   assert (folder / "results.png").stat().st_size > 5000
@@ -132,9 +129,7 @@ def test_a_task_that_is_named_twice_is_one():
   assert prepare.task_names(config) == ["rte", "cola"]
 
 
-@pytest.mark.parametrize(
-  ("most", "note"), [(2, "train: 2 of 4 examples: neg 100.0 %"), (4, "4 ex")]
-)
+@pytest.mark.parametrize(("most", "note"), [(2, "2 of 4 examples: neg 100.0 %"), (4, ": 4 ex")])
 def test_the_labels_of_the_examples_that_are_trained_on_are_counted(source, tmp_path, most, note):
   for split in ("train", "dev"):
     rows = ["text\tlabel", *("w1\tneg", "w2\tpos") * 2]
@@ -158,12 +153,10 @@ def test_the_kept_network_predicts_what_was_measured(cola):
   asked = model.load(folder)
   dev = [line.split("\t") for line in (glue / "CoLA" / "dev.tsv").read_text().splitlines()]
   answers = asked([text for _, _, _, text in dev])
-  right = 100 * np.mean(
-    [s["label"] == label for s, (_, label, _, _) in zip(answers, dev, strict=True)]
-  )
+  right = [s["label"] == label for s, (_, label, _, _) in zip(answers, dev, strict=True)]
   saved = json.loads((folder / "cola" / "config.json").read_text())
   (best,) = [r for r in rows if r["seed"] == saved["best_seed"]]
-  assert right == pytest.approx(best["metrics"]["accuracy"])
+  assert 100 * np.mean(right) == pytest.approx(best["metrics"]["accuracy"])
   assert all(0.5 <= s["probability"] <= 1 for s in answers)
   assert asked([]) == []
   assert asked("w0 w9") == asked(["w0 w9"]) and len(asked("")) == 1
@@ -215,9 +208,8 @@ def test_results_are_compared_on_the_same_examples_in_one_table(
 
 def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
   _, folder, _ = cola
-  (tmp_path / "in.tsv").write_text(
-    "sentence\tid\n" + "".join(f"w{i % 2} w9\t{i}\n" for i in range(9))
-  )
+  rows = "".join(f"w{i % 2} w9\t{i}\n" for i in range(9))
+  (tmp_path / "in.tsv").write_text(f"sentence\tid\n{rows}")
   asked = model.load(folder / "cola" / "model")
   assert asked.predict_file(tmp_path / "in.tsv", tmp_path / "out.tsv") == 9
   lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
@@ -238,12 +230,8 @@ def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
   with open(tmp_path / "in.tsv", "w", newline="") as file:
     writer = csv.writer(file, delimiter="\t", lineterminator="\r\n")
     writer.writerows([("id", "sentence"), *zip(("a-7", "b", "c"), texts, strict=True)])
-  (tmp_path / "in.jsonl").write_text(
-    "".join(
-      json.dumps({"sentence": text, "id": i + 7, "x": "\ud800"}) + "\n"
-      for i, text in enumerate(texts)
-    )
-  )
+  rows = ({"sentence": text, "id": i + 7, "x": "\ud800"} for i, text in enumerate(texts))
+  (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   asked.predict_file(tmp_path / "in.jsonl", tmp_path / "x.jsonl", columns=("x",))  # not UTF-8
   assert json.loads((tmp_path / "x.jsonl").read_text().splitlines()[0])["x"] == "\ud800"
   for kind in ("tsv", "jsonl"):
@@ -302,7 +290,7 @@ def write_conll(path: Path, n: int) -> None:
 def test_tagging_is_learned_with_windows_and_goes_both_ways_with_hugging_face(source, tmp_path):
   for split, n in (("train", 60), ("dev", 20)):
     write_conll(tmp_path / f"{split}.txt", n)
-  files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
+  files = both(tmp_path, "txt")
   config = make_config("tagging", "words", source, seeds=1, data__max_length=10, **files)
   (row,) = run(config, tmp_path / "results")
   assert row["metrics"]["f1"] > 90 and not row["collapsed"]
@@ -339,10 +327,8 @@ def squad_file(path: Path, n: int) -> None:
 def test_questions_are_answered_from_their_context(source, tmp_path):
   for split, n in (("train", 64), ("dev", 16)):
     squad_file(tmp_path / f"{split}.json", n)
-  files = {f"data__{split}": str(tmp_path / f"{split}.json") for split in ("train", "dev")}
-  config = make_config(
-    "squad", None, source, seeds=1, qa__beam_size=3, qa__hidden=16, qa__max_query=8, **files
-  )
+  small = {"seeds": 1, "qa__beam_size": 3, "qa__hidden": 16, "qa__max_query": 8}
+  config = make_config("squad", None, source, **small, **both(tmp_path, "json"))
   (row,) = run(config, tmp_path / "results")
   assert set(row["metrics"]) == {"exact_match", "f1"}
   written = tmp_path / "results" / "squad" / "predictions" / "dev"
@@ -372,25 +358,17 @@ def test_a_missing_split_and_a_span_outside_of_its_context_are_named(source, tmp
   shutil.copytree(cola[0], glue)
   (glue / "RTE" / "dev.tsv").unlink()
   config = make_config("glue", "rte", source, data__dir=str(glue))
-  with pytest.raises(ValueError, match="no file for the split 'dev'"):
-    program.fine_tune(config, tmp_path / "results", Console(quiet=True))
-  squad_file(tmp_path / "train.json", 20)
+  refused(config, tmp_path / "results", "no file for the split 'dev'")
+  for split in ("train", "dev"):
+    squad_file(tmp_path / f"{split}.json", 20)
   text = (tmp_path / "train.json").read_text().replace('"text": "w', '"text": "q')
   (tmp_path / "train.json").write_text(text)
-  both = {f"data__{split}": str(tmp_path / "train.json") for split in ("train", "dev")}
-  with pytest.raises(ValueError, match="train.json"):
-    program.fine_tune(
-      make_config("squad", None, source, **both), tmp_path / "qa", Console(quiet=True)
-    )
+  config = make_config("squad", None, source, **both(tmp_path, "json"))
+  refused(config, tmp_path / "qa", "train.json")
   (tmp_path / "train.txt").write_text("w2 B-A\nw3 O\n")
   (tmp_path / "dev.txt").write_text("w2 B-C\nw3 O\n")
-  files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in ("train", "dev")}
-  with pytest.raises(
-    ValueError, match=r"dev.txt: .* missing in .*: B-C \(1\); above 1% of 2 words"
-  ):
-    program.fine_tune(
-      make_config("tagging", None, source, **files), tmp_path / "t", Console(quiet=True)
-    )
+  config = make_config("tagging", None, source, **both(tmp_path, "txt"))
+  refused(config, tmp_path / "t", r"dev.txt: .* missing in .*: B-C \(1\); above 1% of 2 words")
 
 
 @pytest.mark.parametrize(
@@ -403,24 +381,6 @@ def test_a_network_of_an_unknown_task_is_refused(cola, tmp_path, old, new):
   (tmp_path / "model" / "export.json").write_text(content.replace(old, new))
   with pytest.raises(ValueError, match="model: this version does not know its task"):
     model.load(tmp_path / "model")
-
-
-@pytest.mark.slow
-def test_errors_are_one_line_and_exit_codes_on_the_command_line(tmp_path):
-  def call(*args):
-    return subprocess.run(
-      [sys.executable, "-m", "electra_jax.finetune", *args],
-      capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-
-  done = call("--compare", "a", "b")
-  assert (done.returncode, done.stderr) == (
-    1, "error: a holds no results of electra-jax finetune\n"
-  )  # fmt: skip
-  done = call("--config=configs/finetune/glue.py:mrpc", "--config.init=x")
-  assert done.returncode == 2 and done.stderr.startswith("error: --config=")
-  done = call("--predict", "x.tsv", "--split", "test")
-  assert done.returncode == 2 and done.stderr.startswith("error: unknown option --split; ")
 
 
 def test_the_kept_seed_is_the_best_by_the_main_metric_of_the_first_split():
