@@ -1,13 +1,14 @@
 """The kinds of generator: what they see, what they sample."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import long_except
-from test_objectives import RATES, SPEC, evaluate, fresh, keys_of, make_batch
+from test_objectives import SPEC, evaluate, fresh, keys_of, make_batch
 
 from electra_jax.core import generators, masking, objectives, schedules
 from electra_jax.core.layers import dropout, make_dropout_seeds
@@ -15,21 +16,28 @@ from electra_jax.core.layers import dropout, make_dropout_seeds
 TOWERS = dataclasses.replace(SPEC, generator_kind="two_tower")
 
 
-def corrupt(spec, weights, batch, training=True):
-  at = jnp.int32(0) if training else None
+def corrupt(spec, weights, batch, training=True, step=0):
+  at = jnp.int32(step) if training else None
   keys = generators.split_streams(keys_of(batch), training)
-  return jax.jit(lambda w, b, k: generators.corrupt(spec, w, b, k, at))(weights, batch, keys)
+  return jax.jit(functools.partial(generators.corrupt, spec))(weights, batch, keys, at)
+
+
+def changed(**fields):
+  """Returns the specification with other rates of masking."""
+  return dataclasses.replace(SPEC, masking=dataclasses.replace(SPEC.masking, **fields))
+
+
+def tower_states(weights, batch):
+  """Returns the function from ids to the states of both towers."""
+  return jax.jit(
+    lambda ids: generators.two_tower_states(TOWERS, weights, batch._replace(ids=ids), (None, None))
+  )
 
 
 @pytest.mark.slow
 def test_the_towers_never_see_the_token_they_predict_and_see_all_others():
-  weights, batch = (
-    fresh(TOWERS),
-    make_batch(B=1, seed=5)._replace(padding_mask=np.ones((1, 16), bool)),
-  )
-  states = jax.jit(
-    lambda ids: generators.two_tower_states(TOWERS, weights, batch._replace(ids=ids), (None, None))
-  )
+  batch = make_batch(B=1, seed=5)._replace(padding_mask=np.ones((1, 16), bool))
+  states = tower_states(fresh(TOWERS), batch)
   before = np.asarray(states(batch.ids))
   half = TOWERS.generator.hidden_size
   for t in range(16):
@@ -47,10 +55,8 @@ def test_the_towers_never_see_the_token_they_predict_and_see_all_others():
 
 
 def test_the_towers_do_not_look_at_padding():
-  weights, batch = fresh(TOWERS), make_batch(B=8, seed=6)
-  states = jax.jit(
-    lambda ids: generators.two_tower_states(TOWERS, weights, batch._replace(ids=ids), (None, None))
-  )
+  batch = make_batch(B=8, seed=6)
+  states = tower_states(fresh(TOWERS), batch)
   other = np.where(batch.padding_mask, batch.ids, 9)
   a, b = np.asarray(states(batch.ids)), np.asarray(states(other))
   np.testing.assert_array_equal(a[batch.padding_mask], b[batch.padding_mask])
@@ -96,7 +102,7 @@ def test_samples_without_a_network_have_the_right_frequencies(kind):
 def test_the_entropy_is_that_of_what_is_sampled_from():
   weights, batch = fresh(SPEC), make_batch(B=8)
   for change in ({}, {"temperature": 0.05}, {"disallow_correct": True}):
-    spec = dataclasses.replace(SPEC, masking=dataclasses.replace(SPEC.masking, **change))
+    spec = changed(**change)
     c = corrupt(spec, weights, batch)
     z = np.array(c.output.logits, np.float64)
     if change.get("disallow_correct"):
@@ -111,9 +117,7 @@ def test_the_entropy_is_that_of_what_is_sampled_from():
 
 @pytest.mark.slow
 def test_a_correct_sample_can_be_disallowed():
-  spec = dataclasses.replace(
-    SPEC, generator_kind="uniform", masking=dataclasses.replace(SPEC.masking, disallow_correct=True)
-  )
+  spec = dataclasses.replace(changed(disallow_correct=True), generator_kind="uniform")
   batch = make_batch(B=256)
   for training in (True, False):
     c = corrupt(spec, fresh(spec), batch, training)
@@ -171,9 +175,8 @@ def test_samples_of_a_two_tower_generator_follow_its_distribution():
   weights = fresh(TOWERS)
   weights = jax.tree.map(lambda x: 5 * x, weights)  # far from uniform
   one = make_batch(B=1, seed=8)._replace(padding_mask=np.ones((1, 16), bool))
-  batch = jax.tree.map(lambda x: np.repeat(x, 4096, 0), one)._replace(
-    row=np.arange(4096, dtype=np.int32)
-  )
+  many = jax.tree.map(lambda x: np.repeat(x, 4096, 0), one)
+  batch = many._replace(row=np.arange(4096, dtype=np.int32))
   c = corrupt(TOWERS, weights, batch, training=False)
   at = 3
   hit = np.asarray(c.masked.positions) == at
@@ -208,19 +211,10 @@ def test_the_two_towers_drop_other_elements():
 
 def test_samples_follow_the_schedule_of_the_temperature_and_replaced_is_a_share_of_all_tokens():
   counts = 1.0 + np.arange(60)
-  falling = schedules.Schedule(1.0, schedules.parse("0=1e-3,8=1", 10))
-  cold = dataclasses.replace(SPEC.masking, temperature=falling)
-  spec = dataclasses.replace(
-    SPEC, generator_kind="unigram", frequencies=tuple(counts), masking=cold
-  )
+  cold = changed(temperature=schedules.Schedule(1.0, schedules.parse("0=1e-3,8=1", 10)))
+  spec = dataclasses.replace(cold, generator_kind="unigram", frequencies=tuple(counts))
   batch = make_batch(B=64)
-
-  @jax.jit
-  def run(step):
-    keys = generators.split_streams(keys_of(batch), training=True)
-    return generators.corrupt(spec, {"generator": {}}, batch, keys, step)
-
-  first, last = run(jnp.int32(0)), run(jnp.int32(8))
+  first, last = (corrupt(spec, {"generator": {}}, batch, step=step) for step in (0, 8))
   assert np.unique(first.sampled).tolist() == [59]  # at 1/1000 the likeliest always
   assert np.unique(last.sampled).size > 20
   for c in (first, last):
@@ -232,21 +226,13 @@ def test_samples_follow_the_schedule_of_the_temperature_and_replaced_is_a_share_
 @pytest.mark.slow
 def test_a_share_of_the_samples_follows_the_frequencies_by_its_schedule():
   counts = np.r_[np.zeros(5), np.arange(1, 56)]
-  falling = schedules.Schedule(0.25, schedules.parse("0=1,10=0", 10))
-  spec = dataclasses.replace(
-    SPEC, frequencies=tuple(counts), masking=dataclasses.replace(RATES, unigram_share=falling)
-  )
+  falling = changed(unigram_share=schedules.Schedule(0.25, schedules.parse("0=1,10=0", 10)))
+  spec = dataclasses.replace(falling, frequencies=tuple(counts))
   weights, batch = fresh(spec), make_batch(B=512, seed=3)
   weights["generator"]["mlm_head"]["bias"] += 50.0 * (jnp.arange(60) == 7)  # it writes 7 alone
-
-  @jax.jit
-  def corrupt(step):
-    keys = generators.split_streams(keys_of(batch), training=False)
-    return generators.corrupt(spec, weights, batch, keys, step)
-
   u = counts / counts.sum()
   for step, share in ((0, 1.0), (5, 0.5), (10, 0.0)):
-    c = corrupt(jnp.int32(step))
+    c = corrupt(spec, weights, batch, step=step)
     real = np.asarray(c.masked.weights) > 0
     found = np.bincount(np.asarray(c.sampled)[real], minlength=60) / real.sum()
     expected = share * u + (1 - share) * (np.arange(60) == 7)
@@ -258,21 +244,20 @@ def test_a_share_of_the_samples_follows_the_frequencies_by_its_schedule():
 
 
 def test_a_share_by_frequency_never_writes_the_original_where_that_is_disallowed():
-  rates = dataclasses.replace(RATES, unigram_share=1.0, disallow_correct=True)
   counts = np.where(np.arange(60) == 9, 1e6, 1.0)  # nearly always 9
-  spec = dataclasses.replace(SPEC, frequencies=tuple(counts), masking=rates)
+  by_frequency = changed(unigram_share=1.0, disallow_correct=True)
+  spec = dataclasses.replace(by_frequency, frequencies=tuple(counts))
   batch = make_batch(B=64)
   batch = batch._replace(ids=np.where(batch.ids >= 5, 9, batch.ids))
-  keys = generators.split_streams(keys_of(batch), training=False)
-  c = jax.jit(lambda w: generators.corrupt(spec, w, batch, keys, None))(fresh(spec))
+  c = corrupt(spec, fresh(spec), batch, training=False)
   assert not np.asarray(c.sampled == 9)[np.asarray(c.masked.weights) > 0].any()
 
 
 @pytest.mark.parametrize("disallow", [False, True])
 def test_the_entropy_is_that_of_the_samples_where_a_share_follows_the_frequencies(disallow):
-  rates = dataclasses.replace(RATES, unigram_share=0.4, disallow_correct=disallow)
   u = np.array([0, 0, 0, 0, 0, 5, 3, 2]) / 10
-  spec = dataclasses.replace(SPEC, frequencies=tuple(u), masking=rates)
+  mixed = changed(unigram_share=0.4, disallow_correct=disallow)
+  spec = dataclasses.replace(mixed, frequencies=tuple(u))
   logits = np.random.default_rng(0).normal(size=(1, 1, 8)).astype(np.float32)
   logits[..., :5] = -1e30
   original = 5
@@ -289,10 +274,9 @@ def test_the_entropy_is_that_of_the_samples_where_a_share_follows_the_frequencie
     jax.random.categorical(jax.random.key(1), logits[0], shape=(n, 1)),
     jnp.full((n, 1), original), jax.random.split(jax.random.key(2), n), None,
   )  # fmt: skip
-  np.testing.assert_allclose(
-    surprise[:, 0], -np.log(expected[np.asarray(sampled)[:, 0]]), rtol=1e-4
-  )
-  found = np.bincount(np.asarray(sampled)[:, 0], minlength=8) / n
+  sampled = np.asarray(sampled)[:, 0]
+  np.testing.assert_allclose(surprise[:, 0], -np.log(expected[sampled]), rtol=1e-4)
+  found = np.bincount(sampled, minlength=8) / n
   assert (np.abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / n)).all()
 
 
@@ -308,9 +292,7 @@ def test_no_temperature_lets_the_mask_token_be_sampled():
 @pytest.mark.slow
 def test_fixed_noise_is_drawn_by_frequency_whatever_the_generator_writes():
   counts = np.r_[np.zeros(5), np.arange(1, 56)]
-  spec = dataclasses.replace(
-    SPEC, tying="none", frequencies=tuple(counts), masking=dataclasses.replace(RATES, temperature=9)
-  )
+  spec = dataclasses.replace(changed(temperature=9), tying="none", frequencies=tuple(counts))
   batch, weights = make_batch(B=256, seed=2), fresh(spec)
   found = evaluate(spec, weights, batch)["unigram_scores"].total
   other = {**weights, "generator": jax.tree.map(lambda x: x + 0.1, weights["generator"])}

@@ -29,17 +29,22 @@ def write(folder, name: str, lines: list[str], end="\n"):
   return folder
 
 
+def labelled(*labels: str):
+  """The task of reviews with its labels known."""
+  return dataclasses.replace(REVIEWS, labels=labels)
+
+
+def texts_of(path) -> list[str]:
+  """Returns the texts of reviews that are to be predicted."""
+  return [example.text for example in glue_files.read_texts(REVIEWS, path)[0]]
+
+
 def refused(*args, **options) -> str:
   """Returns the message with which `glue_files.read` refuses; it is one line."""
   with pytest.raises(TaskError) as error:
     glue_files.read(*args, **options)
   assert "\n" not in str(error.value)
   return str(error.value)
-
-
-def cola(tmp_path, bad: int, good: int):
-  rows = ["gj04\t1\t\tFine here."] * good
-  return write(tmp_path / "CoLA", "train.tsv", rows[:1] + ["gj04\t1\tshort"] * bad + rows[1:])
 
 
 # What GLUE is.
@@ -76,9 +81,7 @@ def test_a_missing_split_is_refused_with_what_there_is(tmp_path):
 def test_two_files_for_one_split_are_refused(tmp_path):
   write(tmp_path, "train.tsv", ["body\tstars"])
   write(tmp_path, "train.jsonl.gz", ["{}"])
-  assert "both the split 'train'" in refused(
-    dataclasses.replace(REVIEWS, labels=("1", "2")), tmp_path, "train"
-  )
+  assert "both the split 'train'" in refused(labelled("1", "2"), tmp_path, "train")
 
 
 @pytest.mark.parametrize("place", ["MNLI/diagnostic.tsv", "AX/AX.tsv", "diagnostic/diagnostic.tsv"])
@@ -86,9 +89,8 @@ def test_the_diagnostic_set_is_found_wherever_glue_has_put_it(tmp_path, place):
   (tmp_path / "MNLI").mkdir()
   folder, name = place.split("/")
   write(tmp_path / folder, name, ["index\tsentence1\tsentence2", "0\tA.\tB."])
-  assert glue_files.read(TASKS["mnli"], tmp_path, "diagnostic").examples == [
-    Example("A.", "B.", None, 0)
-  ]
+  split = glue_files.read(TASKS["mnli"], tmp_path, "diagnostic")
+  assert split.examples == [Example("A.", "B.", None, 0)]
 
 
 # What is read.
@@ -120,8 +122,7 @@ def test_a_file_with_csv_quotes_is_read_as_what_was_written(tmp_path, quoting, c
     writer = csv.writer(file, delimiter="\t", quoting=quoting, lineterminator=end)
     writer.writerow(columns)
     writer.writerows([{"id": i, "body": text}[c] for c in columns] for i, text in enumerate(TEXTS))
-  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
-  assert [example.text for example in read] == TEXTS
+  assert texts_of(tmp_path / "new.tsv") == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -136,14 +137,13 @@ def test_a_file_with_csv_quotes_is_read_as_what_was_written(tmp_path, quoting, c
 )
 def test_quotes_that_no_csv_writer_places_are_text(tmp_path, texts):
   write(tmp_path, "new.tsv", ["body\tid", *(f"{text}\t{i}" for i, text in enumerate(texts))])
-  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
-  assert [example.text for example in read] == texts
+  assert texts_of(tmp_path / "new.tsv") == texts
 
 
 def test_lines_are_counted_through_quoted_cells(tmp_path):
   write(tmp_path, "new.tsv", ["body\tid", '"one', 'two"\t1', "three"])
   with pytest.raises(TaskError, match="new.tsv:4: 1 columns instead of 2"):
-    glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
+    texts_of(tmp_path / "new.tsv")
 
 
 def test_quotes_in_the_files_of_a_glue_task_are_text_even_where_they_could_be_csvs(tmp_path):
@@ -157,14 +157,10 @@ def test_quotes_in_the_files_of_a_glue_task_are_text_even_where_they_could_be_cs
 def test_cola_has_a_header_in_its_test_split_only(tmp_path):
   source = write(tmp_path / "CoLA", "dev.tsv", ["gj04\t0\t*\tBad is this."])
   write(source, "test.tsv", ["index\tsentence", "0\tWho knows.", "1\t"])
-  assert glue_files.read(TASKS["cola"], source, "dev").examples == [
-    Example("Bad is this.", None, 0, 0)
-  ]
+  dev, test = (glue_files.read(TASKS["cola"], source, x).examples for x in ("dev", "test"))
+  assert dev == [Example("Bad is this.", None, 0, 0)]
   # An empty text is kept: the submission needs its row.
-  assert glue_files.read(TASKS["cola"], source, "test").examples == [
-    Example("Who knows.", None, None, 0),
-    Example("", None, None, 1),
-  ]
+  assert test == [Example("Who knows.", None, None, 0), Example("", None, None, 1)]
 
 
 def test_columns_are_found_by_their_names_and_labels_by_the_order_of_the_task(tmp_path):
@@ -174,27 +170,40 @@ def test_columns_are_found_by_their_names_and_labels_by_the_order_of_the_task(tm
   assert split.examples == [Example("A", "B", 0, 0), Example("C", "D", 2, 1)]
 
 
-def test_a_header_without_a_wanted_column_is_refused_with_those_it_has(tmp_path):
-  source = write(tmp_path / "RTE", "dev.tsv", ["index\tsentence1\tlabel", "0\tA\tentailment"])
-  message = refused(TASKS["rte"], source, "dev")
-  assert f"{source / 'dev.tsv'}:1 has no column 'sentence2' (columns: index, sentence1" in message
+# task, file, lines, a part of the message
+REFUSED = [
+  ("rte", "RTE/dev.tsv", ["index\tsentence1\tlabel", "0\tA\tentailment"], (
+    "dev.tsv:1 has no column 'sentence2' (columns: index, sentence1"
+  )),
+  ("sst2", "SST-2/dev.tsv", ["sentence\tlabel\tsentence", "a\t1\tb"], "two columns 'sentence'"),
+  ("qnli", "QNLI/dev.tsv", ["question\tsentence\tlabel", "A\tB\tEntailment"], (
+    "dev.tsv:2: the label is 'Entailment', not one of entailment, not_entailment"
+  )),
+  # What is predicted must be whole.
+  ("sst2", "SST-2/test.tsv", ["index\tsentence", *(f"{i}\tFine." for i in range(500)), "500"], (
+    "test.tsv:502: 1 columns instead of 2 (1 of 501 rows"
+  )),
+  ("cola", "CoLA/train.tsv", ["gj04\t1\t\tFine here.", "gj04\t1\tshort", *97 * ["a\t1\t\tb"]], (
+    "train.tsv:2: 3 columns instead of 4 (1 of 99 rows are bad, above 1%)"
+  )),
+]  # fmt: skip
 
 
-def test_a_header_with_a_wanted_column_twice_is_refused(tmp_path):
-  write(tmp_path / "SST-2", "dev.tsv", ["sentence\tlabel\tsentence", "a\t1\tb"])
-  assert "dev.tsv:1 has two columns 'sentence'" in refused(TASKS["sst2"], tmp_path, "dev")
+@pytest.mark.parametrize(("task", "file", "lines", "why"), REFUSED)
+def test_headers_and_rows_that_a_task_does_not_have_are_refused(tmp_path, task, file, lines, why):
+  folder, _, name = file.partition("/")
+  source = write(tmp_path / folder, name, lines)
+  message = refused(TASKS[task], source, name.removesuffix(".tsv"))
+  assert why in message and str(source / name) in message
 
 
 def test_bad_rows_are_left_out_and_counted_up_to_one_percent(tmp_path):
-  split = glue_files.read(TASKS["cola"], cola(tmp_path, bad=1, good=99), "train")
+  rows = ["gj04\t1\t\tFine here."] * 99
+  source = write(tmp_path / "CoLA", "train.tsv", [*rows[:1], "gj04\t1\tshort", *rows[1:]])
+  split = glue_files.read(TASKS["cola"], source, "train")
   assert len(split.examples) == 99
   assert split.bad == [f"{tmp_path}/CoLA/train.tsv:2: 3 columns instead of 4"]
   assert [e.place for e in split.examples[:3]] == [0, 2, 3]
-
-
-def test_above_one_percent_reading_stops_and_names_the_first(tmp_path):
-  message = refused(TASKS["cola"], cola(tmp_path, bad=1, good=98), "train")
-  assert "train.tsv:2: 3 columns instead of 4 (1 of 99 rows are bad, above 1%)" in message
 
 
 @pytest.mark.parametrize(
@@ -217,27 +226,14 @@ def test_each_kind_of_bad_row_has_its_reason(tmp_path, row, why):
   assert set(split.examples) == {Example("A", "B", 2.5, i) for i in range(1, 201)}
 
 
-def test_an_unknown_label_of_a_glue_task_is_a_bad_row(tmp_path):
-  rows = ["question\tsentence\tlabel", "A\tB\tnot_entailment", "A\tB\tEntailment"]
-  message = refused(TASKS["qnli"], write(tmp_path / "QNLI", "dev.tsv", rows), "dev")
-  assert "dev.tsv:3: the label is 'Entailment', not one of entailment, not_entailment" in message
-
-
-def test_a_split_to_predict_must_be_whole(tmp_path):
-  rows = ["index\tsentence", *(f"{i}\tFine." for i in range(500)), "500"]
-  message = refused(TASKS["sst2"], write(tmp_path / "SST-2", "test.tsv", rows), "test")
-  assert "test.tsv:502: 1 columns instead of 2 (1 of 501 rows" in message
-
-
 def test_empty_texts_at_the_end_of_a_file_to_predict_are_kept(tmp_path):
   write(tmp_path, "new.tsv", ["body", "a", "", ""])
-  read, _ = glue_files.read_texts(REVIEWS, tmp_path / "new.tsv")
-  assert [example.text for example in read] == ["a", "", ""]
+  assert texts_of(tmp_path / "new.tsv") == ["a", "", ""]
   write(tmp_path, "pairs.tsv", ["id\tbody", "1\ta", "", ""])  # an editor's last lines
-  assert [e.text for e in glue_files.read_texts(REVIEWS, tmp_path / "pairs.tsv")[0]] == ["a"]
+  assert texts_of(tmp_path / "pairs.tsv") == ["a"]
   write(tmp_path, "none.tsv", ["body"])
   with pytest.raises(TaskError, match="the file has no rows"):
-    glue_files.read_texts(REVIEWS, tmp_path / "none.tsv")
+    texts_of(tmp_path / "none.tsv")
 
 
 def test_damaged_files_are_one_line_errors(tmp_path):
@@ -310,14 +306,14 @@ def test_nan_is_a_missing_label_and_no_class(tmp_path):
 
 def test_an_own_test_split_may_have_labels(tmp_path):
   write(tmp_path, "test.tsv", ["body\tstars", "good\tb"])
-  task = dataclasses.replace(REVIEWS, labels=("a", "b"))
+  task = labelled("a", "b")
   assert glue_files.read(task, tmp_path, "test").examples == [Example("good", None, 1, 0)]
 
 
 def test_labels_that_training_never_saw_are_refused_with_their_rows(tmp_path):
   rows = ["body\tstars", *["good\ta"] * 500, "odd\tz", "odder\ty"]
   write(tmp_path, "dev.tsv", rows)
-  message = refused(dataclasses.replace(REVIEWS, labels=("a", "b")), tmp_path, "dev")
+  message = refused(labelled("a", "b"), tmp_path, "dev")
   assert "2 labels never occur in the training split: 'z' (" in message
   assert "dev.tsv:502), 'y' (" in message and "it has a, b" in message
 
@@ -335,14 +331,12 @@ def test_bad_json_is_a_bad_row(tmp_path):
   good = json.dumps({"body": "fine", "stars": True})
   bad = ["{not json", "[1]", '{"body": 3, "stars": true}', '{"body": "\\ud800", "stars": true}']
   write(tmp_path, "train.jsonl", [good] * 400 + bad)
-  task = dataclasses.replace(REVIEWS, labels=("true", "false"))
+  task = labelled("true", "false")
   split = glue_files.read(task, tmp_path, "train")
-  assert [line.partition("train.jsonl:")[2] for line in split.bad] == [
-    "401: not a JSON object",
-    "402: not a JSON object",
-    "403: 'body' is missing",
-    "404: not UTF-8",
-  ]
+  found = [line.partition("train.jsonl:")[2].partition(": ") for line in split.bad]
+  assert [int(number) for number, _, _ in found] == [401, 402, 403, 404]
+  told = [*2 * ["not a JSON object"], "'body' is missing", "not UTF-8"]
+  assert [why for _, _, why in found] == told
   write(tmp_path, "dev.jsonl", ['{"text": "fine", "stars": true}'])
   assert "dev.jsonl:1 has no column 'body' (columns: text, stars)" in refused(task, tmp_path, "dev")
 
@@ -361,15 +355,10 @@ def test_impossible_own_tasks_are_refused(tmp_path):
   with pytest.raises(TaskError, match="fewer than 2 labels: '1'"):
     glue_files.complete(REVIEWS, tmp_path)
   with pytest.raises(TaskError, match="no label of the training split is a number"):
-    glue_files.complete(
-      dataclasses.replace(REVIEWS, label_kind="regression", labels=None, scale=None),
-      write_words(tmp_path),
-    )
+    write(tmp_path, "train.tsv", ["body\tstars", "fine\tmany"])
+    task = dataclasses.replace(REVIEWS, label_kind="regression", labels=None, scale=None)
+    glue_files.complete(task, tmp_path)
   assert "not known yet" in refused(REVIEWS, tmp_path, "train")
-
-
-def write_words(folder):
-  return write(folder, "train.tsv", ["body\tstars", "fine\tmany"])
 
 
 def test_tensorflow_datasets_are_read_in_the_order_of_glue(tmp_path):
@@ -409,11 +398,8 @@ def test_tensorflow_datasets_are_read_in_the_order_of_glue(tmp_path):
   with pytest.raises(TaskError, match="dev_mismatched|validation_mismatched") as error:
     glue_files.read(mnli, "tfds:tiny_inference", "dev_mismatched", **options)
   assert not isinstance(error.value, glue_files.MissingSplit)
-  assert "no column 'body'" in refused(
-    dataclasses.replace(REVIEWS, labels=("a", "b")), "tfds:tiny_inference", "train", **options
-  )
-
-
-def test_numbers_of_tensorflow_datasets_are_labels_as_in_files():
+  message = refused(labelled("a", "b"), "tfds:tiny_inference", "train", **options)
+  assert "no column 'body'" in message
+  # Numbers are labels as in files.
   for value, text in ((np.float32(2.0), "2"), (np.int64(3), "3"), (np.float64(2.5), "2.5")):
     assert glue_files._tfds_label(REVIEWS, value, None) == text

@@ -38,34 +38,25 @@ def execute(code: str) -> dict:
 
 
 SHUFFLED = dataclasses.replace(SPEC, objective="shuffled", options=(("shuffle_distance", 1),))
+SPECS = {
+  "An objective": lambda: SHUFFLED,
+  "A generator": lambda: dataclasses.replace(SPEC, generator_kind="similar"),
+  "An encoder block": lambda: dataclasses.replace(
+    SPEC, discriminator=dataclasses.replace(D, block="parallel")
+  ),
+}
+LOSSES = dict(zip(SPECS, ("shuffled_loss", "rtd_loss", "mlm_loss"), strict=True))
 
 
 def test_every_block_of_the_guide_is_run_here():
-  assert {heading: len(blocks) for heading, blocks in sections().items()} == {
-    "An objective": 2,
-    "A generator": 2,
-    "An encoder block": 2,
-    "A task": 1,
-  }
+  expected = {"An objective": 2, "A generator": 2, "An encoder block": 2, "A task": 1}
+  assert {heading: len(blocks) for heading, blocks in sections().items()} == expected
 
 
-@pytest.mark.parametrize(
-  ("heading", "spec"),
-  long_except(
-    1,
-    of=[
-      ("An objective", lambda: SHUFFLED),
-      ("A generator", lambda: dataclasses.replace(SPEC, generator_kind="similar")),
-      (
-        "An encoder block",
-        lambda: dataclasses.replace(SPEC, discriminator=dataclasses.replace(D, block="parallel")),
-      ),
-    ],
-  ),
-)
-def test_steps_lower_the_loss_of_what_the_guide_adds(heading, spec, tables):
+@pytest.mark.parametrize("heading", long_except(1, of=SPECS))
+def test_steps_lower_the_loss_of_what_the_guide_adds(heading, tables):
   execute(sections()[heading][0])
-  spec, batch = spec(), make_batch()
+  spec, batch = SPECS[heading](), make_batch()
   objective, params, keys = objectives.make(spec), fresh(spec), keys_of(batch)
 
   @jax.jit
@@ -83,14 +74,7 @@ def test_steps_lower_the_loss_of_what_the_guide_adds(heading, spec, tables):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-  ("heading", "loss"),
-  [
-    ("An objective", "shuffled_loss"),
-    ("A generator", "rtd_loss"),
-    ("An encoder block", "mlm_loss"),
-  ],
-)
+@pytest.mark.parametrize(("heading", "loss"), LOSSES.items())
 def test_what_the_guide_adds_trains(heading, loss, tables, tiny_shards, tmp_path):
   code, config_file = sections()[heading]
   execute(code)
