@@ -6,6 +6,8 @@ import functools
 import os
 import random
 import re
+import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -24,6 +26,7 @@ os.environ.setdefault(
   " --xla_cpu_parallel_codegen_split_count=1"
   " --xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
+ROOT = Path(__file__).resolve().parent.parent
 # Neither has doctests: one raises when it is imported, the other imports TensorFlow.
 collect_ignore = ["without_tensorflow", "faults/preload.py"]
 # Tests that start a run again, here or in another process, compile its step once.
@@ -79,6 +82,14 @@ def parse_fields(text: str) -> dict:
   return {name: value(x) for name, _, x in (word.partition("=") for word in text.split())}
 
 
+def python(*args, env: dict | None = None, **options) -> subprocess.CompletedProcess:
+  """Runs Python with the package on its path; returns its exit code, output and errors."""
+  return subprocess.run(
+    [sys.executable, *map(str, args)], capture_output=True, text=True,
+    env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **options,
+  )  # fmt: skip
+
+
 @contextlib.contextmanager
 def no_warnings():
   """Makes every warning an error."""
@@ -105,7 +116,8 @@ def forget_programs():
 
 # A vocabulary in which nearly every letter is a token.
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789éü"
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##fe", "berlin"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = [*SPECIAL, "the", "cafe", "##fe", "berlin"]
 PIECES += [*LETTERS, *(f"##{c}" for c in LETTERS), *"!?.,'()-$%", "中", "国", "😀", "é"]
 
 
@@ -133,12 +145,8 @@ def tiny_shards(tmp_path_factory):
   )
   (folder / "text.txt").write_text("\n\n".join(documents))
   config = files.load("base.py")
-  config.data.dir = str(folder / "shards")
-  config.data.sources = f"text:{folder}/text.txt"
-  config.data.seq_length = 16
-  config.data.vocab_size = 100
-  config.data.holdout_frac = 0.1
-  config.data.workers = 1
+  config.data.update(dir=str(folder / "shards"), sources=f"text:{folder}/text.txt", workers=1)
+  config.data.update(seq_length=16, vocab_size=100, holdout_frac=0.1)
   build.build(config)
   return config.data.dir
 
@@ -155,28 +163,14 @@ def make_tiny_config(shards: str):
 
   config = files.load("base.py")
   config.data.dir = shards
-  config.update_from_flattened_dict(
-    {
-      "model.hidden_size": 16,
-      "model.num_layers": 2,
-      "model.num_heads": 2,
-      "model.ffn_size": 32,
-      "model.embedding_size": 8,
-      "model.max_positions": 16,
-      "generator.width_multiplier": 0.5,
-      "data.seq_length": 16,
-      "optimizer.learning_rate": 1e-2,
-      "optimizer.warmup_steps": 3,
-      "train.batch_size": 8,
-      "train.steps": 12,
-      "eval.every_steps": 6,
-      "eval.batch_size": 8,
-      "eval.max_examples": 20,
-      "checkpoint.every_steps": 4,
-      "log.every_steps": 3,
-      "log.trackers": "",
-    }
+  small = parse_fields(
+    "model.hidden_size=16 model.num_layers=2 model.num_heads=2 model.ffn_size=32"
+    " model.embedding_size=8 model.max_positions=16 generator.width_multiplier=0.5"
+    " data.seq_length=16 optimizer.learning_rate=1e-2 optimizer.warmup_steps=3"
+    " train.batch_size=8 train.steps=12 eval.every_steps=6 eval.batch_size=8 eval.max_examples=20"
+    " checkpoint.every_steps=4 log.every_steps=3 log.trackers="
   )
+  config.update_from_flattened_dict(small)
   return config
 
 

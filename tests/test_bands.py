@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import no_warnings
+from conftest import ROOT, no_warnings
 
 from electra_jax.commands import cli
 from electra_jax.config import files, specs
@@ -20,7 +20,6 @@ from electra_jax.monitor import bands
 from electra_jax.monitor.health import Health
 from electra_jax.runtime import workdir
 
-ROOT = Path(__file__).resolve().parent.parent
 JSON = {"quickstart": "bands.json", "modern_short": "bands_modern_short.json"}
 # {configuration: {(fault, seed): lines}}; "" is no fault
 RUNS = {

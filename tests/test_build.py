@@ -5,13 +5,11 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import long_except
+from conftest import SPECIAL, long_except, python
 
 from electra_jax.config import files
 from electra_jax.data import (
@@ -27,28 +25,24 @@ from electra_jax.data import (
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = list("abcdefghijklmnopqrstuvwxyz") + [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"]
 
 
-def make_config(folder: Path, **fields):
-  """Returns a configuration over a small corpus; 200 documents unless there is a text already."""
-  text = folder / "text.txt"
-  if not text.exists():
+def make_config(folder: Path, text: str | None = None, **fields):
+  """Returns a configuration over a text, else 200 documents unless there is a text already."""
+  path, vocab = folder / "text.txt", folder / "vocab.txt"
+  if not path.exists():
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 4))) for _ in range(60)]
     lines = [" ".join(rng.choices(words, k=rng.randint(2, 30))) + "." for _ in range(1000)]
     documents = ["\n".join(lines[i : i + 5]) for i in range(0, 1000, 5)]
-    text.write_text("\n\n".join(documents))
-    (folder / "vocab.txt").write_text("\n".join(SPECIAL + LETTERS + [".", "1", "2"]) + "\n")
+    path.write_text("\n\n".join(documents))
+    vocab.write_text("\n".join(SPECIAL + LETTERS + [".", "1", "2"]) + "\n")
+  if text is not None:
+    path.write_text(text)
   config = files.load("base.py")
-  config.data.dir = str(folder / "shards")
-  config.data.sources = f"text:{text}"
-  config.data.vocab = str(folder / "vocab.txt")
-  config.data.seq_length = 16
-  config.data.examples_per_shard = 1000
-  config.data.holdout_frac = 0.1
-  config.data.workers = 1
+  config.data.update(dir=str(folder / "shards"), sources=f"text:{path}", vocab=str(vocab))
+  config.data.update(seq_length=16, examples_per_shard=1000, holdout_frac=0.1, workers=1)
   config.data.update(fields)
   return config
 
@@ -65,11 +59,9 @@ def all_records(folder, split: str) -> np.ndarray:
 
 
 def test_long_lines_are_split_into_sentences_and_then_lose_less(tmp_path):
-  make_config(tmp_path)
-  (tmp_path / "text.txt").write_text("A bc de. F ghi! J kl mn op. " * 200)
-  lost = {}
+  text, lost = "A bc de. F ghi! J kl mn op. " * 200, {}
   for split_lines in (False, True):
-    config = make_config(tmp_path, split_lines=split_lines, holdout_frac=0.0)
+    config = make_config(tmp_path, text, split_lines=split_lines, holdout_frac=0.0)
     facts = build.build(config, overwrite=True)["splits"]["train"]
     assert facts["kept"] + facts["discarded"] == facts["tokens"]
     lost[split_lines] = facts["discarded"] / facts["tokens"]
@@ -87,11 +79,10 @@ def test_long_lines_are_split_into_sentences_and_then_lose_less(tmp_path):
   ids=["chinese", "hindi", "arabic"],
 )
 def test_paragraphs_of_other_scripts_lose_no_more_than_english(tmp_path, vocab, paragraph):
-  make_config(tmp_path)
-  (tmp_path / "text.txt").write_text("\n\n".join([paragraph * 50] * 4))
+  text = "\n\n".join([paragraph * 50] * 4)
   size = 120 if vocab == "wordpiece" else len(set(paragraph)) + 10
   fields = {"vocab": vocab, "vocab_size": size, "seq_length": 64, "holdout_frac": 0.0}
-  facts = build.build(make_config(tmp_path, **fields))["splits"]["train"]
+  facts = build.build(make_config(tmp_path, text, **fields))["splits"]["train"]
   assert facts["discarded"] / facts["tokens"] < 0.1  # English of such sentences: 0.05 to 0.10
   assert facts["frequencies"][1] == 0  # unknown
 
@@ -104,8 +95,8 @@ def test_one_and_four_workers_write_the_same_bytes(tmp_path, monkeypatch, mode):
   monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
   found = []
   for workers in (1, 4):
-    config = make_config(tmp_path, workers=workers, examples=mode, examples_per_shard=37)
-    config.data.dir = str(tmp_path / f"with-{workers}")
+    own = {"workers": workers, "dir": str(tmp_path / f"with-{workers}")}
+    config = make_config(tmp_path, examples=mode, examples_per_shard=37, **own)
     build.build(config)
     found.append(contents(config.data.dir))
   assert found[0] == found[1] and len(found[0]) > 20
@@ -156,16 +147,12 @@ def test_a_dead_worker_ends_the_build_with_one_line():
 
 
 def test_held_out_documents_are_never_trained_on(tmp_path):
-  make_config(tmp_path)
   words = [f"{a}{b}{c}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvwx"]
-  (tmp_path / "text.txt").write_text("\n\n".join(words))
+  config = make_config(tmp_path, "\n\n".join(words), sources=f"text:{tmp_path}/text.txt@2.5")
   (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL + words) + "\n")
-  config = make_config(tmp_path, sources=f"text:{tmp_path}/text.txt@2.5")
   build.build(config)
   seen = {split: all_records(config.data.dir, split) for split in shards.SPLITS}
-  train, heldout = (
-    set(seen[split]["ids"].ravel().tolist()) - set(range(5)) for split in shards.SPLITS
-  )
+  train, heldout = ({*seen[split]["ids"].ravel().tolist()} - {*range(5)} for split in shards.SPLITS)
   assert not train & heldout and len(train) + len(heldout) == 512
   assert len(heldout) == pytest.approx(51, abs=20)
   assert len(seen["heldout"]) == len(heldout)  # repetitions by weight are for training only
@@ -188,11 +175,9 @@ def test_the_manifest_counts_what_is_in_the_shards(tmp_path):
 
 
 def test_large_vocabularies_take_four_bytes_a_token(tmp_path):
-  make_config(tmp_path)
+  config = make_config(tmp_path, "zz a. zz\n\n" * 50, holdout_frac=0.0)
   pieces = SPECIAL + LETTERS + ["."] + [f"x{i}" for i in range(70_000)] + ["zz"]
   (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
-  (tmp_path / "text.txt").write_text("zz a. zz\n\n" * 50)
-  config = make_config(tmp_path, holdout_frac=0.0)
   assert build.build(config)["record_bytes"] == 4 + 4 * 16
   assert all_records(config.data.dir, "train")["ids"].max() == len(pieces) - 1
 
@@ -228,9 +213,8 @@ def test_a_vocabulary_of_another_kind_replaces_the_old_file(tmp_path):
 
 
 def test_the_vocabulary_sample_is_bounded_and_spread():
-  pieces = [
-    sources.TextChunk(bytes([i % 256, i // 256] * 8), True, 0, str(i), 10) for i in range(5000)
-  ]
+  keys = [bytes([i % 256, i // 256] * 8) for i in range(5000)]
+  pieces = [sources.TextChunk(key, True, 0, str(i), 10) for i, key in enumerate(keys)]
   taken = [int(piece.text) for piece in build_vocab.sample(pieces, 5000)]
   assert len(taken) == 500 and taken == sorted(taken)
   assert np.mean(taken) == pytest.approx(2500, abs=250)
@@ -293,7 +277,7 @@ def build_killed(folder: Path, function: str, at: int) -> None:
   """Builds in a process that is killed where it calls the function for that time."""
   tests = str(Path(__file__).parent)
   program = KILLED.format(tests=tests, folder=str(folder), function=function, at=at)
-  ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+  ended = python("-c", program)
   assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
@@ -331,12 +315,11 @@ def test_two_builds_of_one_folder_are_refused(tmp_path):
   build.build(config)
 
 
-def run_build(config, **options) -> subprocess.CompletedProcess:
+def run_build(config, **options):
   fields = {k: v for k, v in build.settings(config).items() if k != "seed" and v is not None}
   flags = [f"--config.data.{k}={v}" for k, v in fields.items()]
   flags += [f"--config.data.dir={config.data.dir}", "--config.data.workers=1"]
-  command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
-  return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+  return python("-m", "electra_jax.data.build", "--config=configs/base.py", *flags, **options)
 
 
 def test_a_full_disk_ends_with_one_line_and_nothing_that_looks_whole(tmp_path):
@@ -362,24 +345,19 @@ def test_the_command_builds_and_reuses(tmp_path):
 
 
 def test_the_build_reports_unknown_tokens_and_advises_packing(tmp_path, capsys):
-  make_config(tmp_path)
-  (tmp_path / "text.txt").write_text("\n\n".join(["a b c d e f g h i 中."] * 100))
+  text = "\n\n".join(["a b c d e f g h i 中."] * 100)
   for kind, advised in (("segments", True), ("packed", False)):
-    config = make_config(tmp_path, seq_length=64, holdout_frac=0.0, examples=kind)
-    config.data.dir = str(tmp_path / kind)
-    capsys.readouterr()
-    build.build(config)
+    fields = {"seq_length": 64, "holdout_frac": 0.0, "examples": kind, "dir": str(tmp_path / kind)}
+    build.build(make_config(tmp_path, text, **fields))
     output = capsys.readouterr().out
     assert re.search(r"train │ +\d+ │ +1,100 │ +9\.09% │", output), output
     assert ("data.examples=packed fills" in output) == advised
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-  config = make_config(tmp_path)
   (tmp_path / "file").write_text("")
-  config.data.dir = str(tmp_path / "file" / "shards")
   with pytest.raises(OSError, match="file"):
-    build.build(config)
+    build.build(make_config(tmp_path, dir=str(tmp_path / "file" / "shards")))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -391,10 +369,8 @@ def test_a_folder_without_permission_is_refused(tmp_path):
 
 
 def test_text_without_any_example_is_refused(tmp_path):
-  config = make_config(tmp_path)
-  (tmp_path / "text.txt").write_text("\n\n \n")
   with pytest.raises(DataError, match="no training example"):
-    build.build(config)
+    build.build(make_config(tmp_path, "\n\n \n"))
   assert not (tmp_path / "shards" / shards.MANIFEST).exists()
 
 

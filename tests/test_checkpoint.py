@@ -5,8 +5,6 @@ import glob
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import threading
 import types
 import zlib
@@ -17,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import ROOT, python
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax.core import step
@@ -29,8 +28,6 @@ from electra_jax.runtime.checkpoint import (
   restore_from,
   steps_on_disk,
 )
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def replicated(devices: int) -> NamedSharding:
@@ -46,13 +43,16 @@ def make_state(devices: int = 1, seed: int = 0, width: int = 64) -> step.TrainSt
 
 
 def shapes_of(state, devices: int = 1):
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(devices)), state
-  )
+  where = replicated(devices)
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state)
 
 
 def open_run(folder, **kwargs) -> Checkpoints:
   return Checkpoints(folder, **{"keep": 2, "keep_every_steps": 0, **kwargs})
+
+
+def save_again(run: Checkpoints) -> None:
+  run.save(3, make_state(), {})
 
 
 def save_all(folder, steps, **kwargs) -> step.TrainState:
@@ -138,11 +138,7 @@ def test_checksums_are_computed_while_training_goes_on(tmp_path, monkeypatch):
   assert meta["window"] == {"sum": 1}
 
 
-@pytest.mark.parametrize(
-  "told_by",
-  [lambda run: run.wait(), lambda run: run.close(), lambda run: run.save(3, make_state(), {})],
-  ids=["wait", "close", "the next save"],
-)
+@pytest.mark.parametrize("told_by", [Checkpoints.wait, Checkpoints.close, save_again])
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path, told_by):
   run = open_run(tmp_path)
   run.save(1, make_state(), {})
@@ -295,7 +291,7 @@ def test_what_a_failed_save_still_writes_is_deleted_too(tmp_path, monkeypatch):
 
 FULL_DISK = """
 import resource, signal, sys
-sys.path[:0] = [{root!r}, {tests!r}]
+sys.path.insert(0, {tests!r})
 import jax
 from test_checkpoint import CheckpointError, make_state, open_run
 run = open_run({folder!r})
@@ -313,8 +309,8 @@ except CheckpointError as error:
 
 def test_a_save_that_cannot_be_written_leaves_the_one_before_it(tmp_path):
   # A limit on the size of files fails the writes as a full disk does, without being root.
-  program = FULL_DISK.format(root=str(ROOT), tests=str(ROOT / "tests"), folder=str(tmp_path))
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+  program = FULL_DISK.format(tests=str(ROOT / "tests"), folder=str(tmp_path))
+  done = python("-c", program)
   assert done.stdout == (
     f"could not write a checkpoint to {tmp_path}/checkpoints (File too large);"
     " the checkpoint of step 1 is intact\n"

@@ -1,6 +1,5 @@
 """The command line: what it lists, helps with and prints, at once and without what is slow."""
 
-import os
 import re
 import shlex
 import signal
@@ -9,22 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, python
 
 from electra_jax import __version__
 from electra_jax.commands import COMMANDS, cli
 from electra_jax.config import compare, fields, files
 from electra_jax.runtime import terminal
 
-ROOT = Path(__file__).resolve().parent.parent
 SLOW = {"jax", "flax", "optax", "orbax", "tensorflow", "tokenizers", "matplotlib", "pyarrow"}
 
 
 def call(*args: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
   """Runs the command in a folder; its errors are followed by the modules that it imports."""
-  return subprocess.run(
-    [sys.executable, "-X", "importtime", "-m", "electra_jax", *args],
-    capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-  )  # fmt: skip
+  return python("-X", "importtime", "-m", "electra_jax", *args, cwd=folder)
 
 
 def slow_imports(done: subprocess.CompletedProcess) -> set[str]:
@@ -207,5 +203,5 @@ def test_a_signal_ends_a_containers_first_process_whose_default_would_drop_it(nu
     "import os, signal; os.getpid = lambda: 1; from electra_jax.commands import cli;"
     f" cli.report(lambda: signal.raise_signal({int(number)}))"
   )
-  done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+  done = python("-c", code)
   assert done.returncode == 128 + number  # by a handler: the default's is -number

@@ -56,9 +56,8 @@ def test_a_crop_is_cls_and_nine_tenths_of_the_other_tokens_in_order():
       kept = int(np.ceil(0.9 * (tokens - 1)))
       assert row[0] == 10 and len(row) == 1 + kept  # [CLS] is there, whatever is cut
       assert (np.diff(row[1:]) == 1).all() and (row < 10 + tokens).all()
-    np.testing.assert_array_equal(
-      np.asarray(cropped.token_type_ids)[mask], np.asarray(cropped.ids)[mask] % 2
-    )
+    segments, seen = np.asarray(cropped.token_type_ids)[mask], np.asarray(cropped.ids)[mask]
+    np.testing.assert_array_equal(segments, seen % 2)
     starts.append(int(shown[0][1]) - 11)
   assert set(starts) == {0, 1, 2}  # of 20 tokens 18 stay: three places
 

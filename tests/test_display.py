@@ -176,9 +176,8 @@ def test_silence_lasts_five_seconds_or_a_minute_after_two_lines_of_training(monk
   clock, out, activity = [100.0], io.StringIO(), ["reading"]
   monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
   since = [clock[0]]
-  shown = Display(
-    Console(file=out, width=200), lambda: Activity(activity[0], clock[0] - since[0], 30.0)
-  )
+  now = lambda: Activity(activity[0], clock[0] - since[0], 30.0)  # noqa: E731
+  shown = Display(Console(file=out, width=200), now)
 
   def wait(secs: int, what: str | None) -> list[str]:
     activity[0], since[0] = what, clock[0]
@@ -187,9 +186,8 @@ def test_silence_lasts_five_seconds_or_a_minute_after_two_lines_of_training(monk
       shown._print_heartbeat()
     return taken(out).splitlines()
 
-  assert wait(12, "reading") == [
-    f"reading, 0:00:{secs:02} (30 s the last time)" for secs in (1, 6, 10)
-  ]
+  told = [f"reading, 0:00:{secs:02} (30 s the last time)" for secs in (1, 6, 10)]
+  assert wait(12, "reading") == told
   assert wait(3, "compiling") == ["compiling, 0:00:01 (30 s the last time)"]
   shown.begin(0, 9)
   shown.advance(4)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax.config import compare, fields, files
+from electra_jax.config import compare, files
 from electra_jax.evaluate import likelihoods
 from electra_jax.export import writer
 from electra_jax.finetune import model
@@ -67,11 +67,6 @@ def test_a_new_field_refuses_an_earlier_run_only_where_it_changes_what_is_comput
   assert compare.refuse_other_run(saved, current, "", "run") == []
   with pytest.raises(ValueError, match="model.block was 'post_norm', is 'pre_norm'"):
     compare.refuse_other_run(saved, current | {"model.block": "pre_norm"}, "", "run")
-
-
-def test_the_old_name_of_a_field_is_an_error_with_the_new_one():
-  with pytest.raises(ValueError, match="decoupled was renamed to config.optimizer.sep"):
-    fields.check_field(files.load("base.py"), "optimizer.decoupled")
 
 
 def test_a_run_of_an_earlier_version_goes_on_as_it_did_then(earlier):

@@ -1,11 +1,8 @@
 """electra_jax.load and Encoder: what they give is what the networks say, whatever the batches."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from conftest import no_warnings
+from conftest import no_warnings, python
 from test_exchange import a_source, write_vocab
 from test_hf import WORDS45, needs_torch
 
@@ -46,7 +43,7 @@ try:
 except AttributeError as error:
   assert "nothing" in str(error)
 """
-  subprocess.run([sys.executable, "-c", code], check=True)
+  assert python("-c", code).returncode == 0
 
 
 @pytest.mark.parametrize("pool", ["mean", "cls"])

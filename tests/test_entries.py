@@ -77,9 +77,8 @@ def test_an_objective_with_a_head_of_its_own_keeps_its_encoder(
   # Hugging Face has no class for this head: the encoder goes out without it.
   assert read.head == (None if main == "mine_head" else main)
   assert ("not exported: the discriminator's mine_head" in out.getvalue()) == (main == "mine_head")
-  jax.tree.map(
-    np.testing.assert_array_equal, read.weights["encoder"], weights["discriminator"]["encoder"]
-  )
+  ours, theirs = weights["discriminator"]["encoder"], read.weights["encoder"]
+  jax.tree.map(np.testing.assert_array_equal, theirs, ours)
 
 
 def test_a_head_without_a_scorer_is_refused_and_with_one_is_scored(monkeypatch):

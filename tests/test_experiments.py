@@ -244,9 +244,8 @@ def test_a_loss_is_better_where_it_is_lower_and_a_rank_can_be_given():
     for arm in ("bert", "electra", "metro")
     for rate in (0.2, 0.1)
   ]
-  results = [
-    row_of(arm, 1.0, 0.1, mlm_loss=x) for arm, x in zip(e.arms, (3, 5, 4, 6), strict=False)
-  ]
+  losses = {"bert": 3, "electra": 5, "metro": 4, "tied": 6}
+  results = [row_of(arm, 1.0, 0.1, mlm_loss=x) for arm, x in losses.items()]
   found = plan.Plan(e, rows + results, list(e.arms))
   assert found.rate("electra", 0) == 0.1 and found.contestants(1) == ["bert", "metro"]
   diverged = {"search": "bert", "budget": 1.0, "rate": 0.2, "train/mlm_loss": float("nan")}

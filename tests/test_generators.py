@@ -144,11 +144,10 @@ def test_samples_without_dropout_are_those_of_evaluation():
 def test_a_frozen_generator_has_no_dropout_no_weight_and_no_gradient():
   spec = dataclasses.replace(SPEC, generator_kind="frozen", tying="none")
   weights, batch = fresh(spec), make_batch()
+  keys = generators.split_streams(keys_of(batch), True)
 
   def loss(weights):
-    c = generators.corrupt(
-      spec, weights, batch, generators.split_streams(keys_of(batch), True), jnp.int32(0)
-    )
+    c = generators.corrupt(spec, weights, batch, keys, jnp.int32(0))
     assert not c.terms["mlm_loss"].in_loss
     return c.output.logits.sum()
 

@@ -298,9 +298,8 @@ def test_nan_is_a_missing_label_and_no_class(tmp_path):
   write(tmp_path, "train.jsonl", list(map(json.dumps, [*rows, {"body": "b", "stars": math.nan}])))
   task = glue_files.complete(REVIEWS, tmp_path)
   assert task.labels == ("0", "1")
-  assert glue_files.read(task, tmp_path, "train").bad == [
-    f"{tmp_path}/train.jsonl:201: 'stars' is empty"
-  ]
+  (bad,) = glue_files.read(task, tmp_path, "train").bad
+  assert bad == f"{tmp_path}/train.jsonl:201: 'stars' is empty"
   assert glue_files._tfds_label(REVIEWS, np.float32("nan"), None) == ""
 
 

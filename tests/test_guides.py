@@ -81,9 +81,8 @@ def test_what_the_guide_adds_trains(heading, loss, tables, tiny_shards, tmp_path
   config, small = execute(config_file)["get_config"](), make_tiny_config(tiny_shards)
   for group in ("data", "eval", "checkpoint", "log"):
     config[group] = small[group]
-  config.model.update(
-    hidden_size=16, num_layers=2, num_heads=2, ffn_size=32, embedding_size=16, unroll=1
-  )
+  config.model.update(hidden_size=16, num_layers=2, num_heads=2, ffn_size=32, embedding_size=16)
+  config.model.unroll = 1
   config.generator.width_multiplier = 0.5
   config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
   config.eval.every_steps = 0
