@@ -8,21 +8,20 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from conftest import long_except, without_activities
+import test_hf
+from conftest import long_except, python, without_activities
 from rich.console import Console
-from test_hf import HAS_TORCH, SIZES, WORDS45, needs_torch, random_network, same
+from test_hf import SIZES, TEXTS, finetuned_as, needs_torch, random_network, same, write_vocab
 from tf1_files import same_embeddings, save_tf1
+from tokenizers import BertWordPieceTokenizer
 
 from electra_jax.commands import cli
-from electra_jax.core.task_network import HeadSpec
 from electra_jax.data import tokenizer, vocabulary
 from electra_jax.export import writer
 from electra_jax.finetune import model
@@ -34,18 +33,15 @@ from electra_jax.runtime import workdir
 
 def command(program: str, *args, text: str = "", umask: int = 0o022, before=None):
   """Returns a program's exit code, its output and its errors."""
-  done = subprocess.run(
-    [sys.executable, "-m", f"electra_jax.{program}", *map(str, args)],
-    input=text, capture_output=True, text=True, umask=umask, preexec_fn=before,
-    env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+  done = python(
+    "-m", f"electra_jax.{program}", *args, input=text, umask=umask, preexec_fn=before,
+    env={"JAX_NUM_CPU_DEVICES": "1"},
   )  # fmt: skip
   return done.returncode, done.stdout, without_activities(done.stderr)
 
 
-@pytest.mark.parametrize(
-  ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o002, 0o664, 0o775)]
-)
-def test_what_is_written_has_the_umasks_mode(umask, file, folder, tmp_path):
+@pytest.mark.parametrize("umask", [0o022, 0o002])
+def test_what_is_written_has_the_umasks_mode(umask, tmp_path):
   from safetensors.numpy import save_file
 
   before = os.umask(umask)
@@ -56,10 +52,8 @@ def test_what_is_written_has_the_umasks_mode(umask, file, folder, tmp_path):
       (new / "config.json").write_text("{}")
   finally:
     os.umask(before)
-  modes = {p.stat().st_mode & 0o777 for p in (tmp_path / "out").rglob("*") if p.is_file()}
-  assert modes == {file}
-  found = {p.stat().st_mode & 0o777 for p in (tmp_path / "out", tmp_path / "out" / "inside")}
-  assert found == {folder}
+  for path in (tmp_path / "out", *(tmp_path / "out").rglob("*")):
+    assert path.stat().st_mode & 0o777 == (0o666 if path.is_file() else 0o777) & ~umask, path
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
@@ -94,26 +88,11 @@ def words45(tmp_path):
   return write_vocab(tmp_path / "words" / "vocab.txt")
 
 
-def write_vocab(path: Path, size: int = 45) -> tokenizer.Tokenizer:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS45]
-  pieces = [*pieces, *(f"x{i}" for i in range(size))][:size]
-  path.write_text("".join(f"{x}\n" for x in pieces))
-  return tokenizer.load(path)
-
-
 def a_number(vocab) -> sources.Source:
   """A fine-tuned network that answers a number from 0 to 5, as STS-B's."""
-  task = {"name": "x", "title": "x", "text": "a", "label": "b", "labels": None, "scale": 5.0}
-  arguments = {"layers": "two_layers"}
-  info = {
-    "kind": "text", "name": "x", "head": {"kind": "regression", "arguments": arguments},
-    "max_length": 12, "labels": [], "text": task, "options": {},
-  }  # fmt: skip
-  cfg = SIZES["projected"]
-  head = HeadSpec("regression", arguments).make().init(cfg, jax.random.key(3))
-  head = jax.tree.map(lambda x: np.asarray(x) + 0.1, head)
-  return a_source("discriminator", finetuned=sources.Finetuned(info, head), vocab=vocab)
+  text, two_layers = {**TEXTS["regression"], "scale": 5.0}, {"layers": "two_layers"}
+  finetuned = finetuned_as(SIZES["projected"], "regression", two_layers, text)
+  return a_source("discriminator", finetuned=finetuned, vocab=vocab)
 
 
 @pytest.fixture
@@ -144,7 +123,7 @@ def test_a_number_goes_out_in_the_unit_of_its_labels(number, tmp_path):
   np.testing.assert_allclose(tensors["classifier.out_proj.weight"].T, head["kernel"] * 5, rtol=1e-7)
   np.testing.assert_allclose(tensors["classifier.out_proj.bias"], head["bias"] * 5, rtol=1e-7)
   assert json.loads((folder / "config.json").read_text())["problem_type"] == "regression"
-  assert ("in the unit of the labels" in out.getvalue()) == HAS_TORCH
+  assert ("in the unit of the labels" in out.getvalue()) == test_hf.HAS_TORCH
 
 
 @needs_torch
@@ -279,8 +258,6 @@ def test_a_vocab_txt_of_another_tokenizer_is_refused(file, field, value, tmp_pat
 
 
 def test_a_vocab_txt_and_a_tokenizer_json_must_agree(tmp_path):
-  from tokenizers import BertWordPieceTokenizer
-
   path = tmp_path / "vocab.txt"
   path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
   for lowercase in (True, False):
@@ -291,6 +268,34 @@ def test_a_vocab_txt_and_a_tokenizer_json_must_agree(tmp_path):
   message = "vocab.txt, beside tokenizer.json: normalizer.lowercase is True, not False; delete"
   with pytest.raises(ExchangeError, match=message):
     huggingface.load_tokenizer(tmp_path)
+
+
+def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_path):
+  folder = shutil.copytree(test_hf.GOLDEN / "discriminator", tmp_path / "model")
+  vocab, config = folder / "vocab.txt", folder / "tokenizer_config.json"
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "übung", "ubung"]
+  pieces += [f"x{i}" for i in range(huggingface.read_config(folder)[1].vocab_size - len(pieces))]
+  vocab.write_text("".join(f"{x}\n" for x in pieces), encoding="utf-8")
+
+  def ids(text: str) -> list[int]:
+    return sources.open_source(folder).tokenizer.encode_batch([text])[0]
+
+  assert ids("Übung") == [6]
+  config.write_text('{"do_lower_case": null}')
+  assert ids("übung Übung") == [5, 1]
+  rules = {"do_lower_case": True, "strip_accents": False}  # as in released German ELECTRAs
+  config.write_text(json.dumps(rules))
+  assert ids("Übung") == [5]
+  config.write_text(json.dumps(rules | {"tokenize_chinese_chars": False}))
+  with pytest.raises(ExchangeError, match="chars=False changes BERT's rules"):
+    ids("Übung")
+  BertWordPieceTokenizer(
+    str(vocab), lowercase=True, strip_accents=False, handle_chinese_chars=False
+  ).save(str(folder / "tokenizer.json"))
+  assert ids("Übung") == [5]
+  config.write_text("{")
+  with pytest.raises(ExchangeError, match="tokenizer_config.json is damaged"):
+    ids("Übung")
 
 
 def test_pytorchs_weights_alone_are_an_error_with_the_conversion(words45, tmp_path):
@@ -313,7 +318,7 @@ def test_the_conversion_in_that_error_works(words45, tmp_path):
   with pytest.raises(ExchangeError) as error:
     sources.open_source(tmp_path / "hf")
   told = str(error.value).partition('python -c "')[2].removesuffix('"')
-  subprocess.run([sys.executable, "-c", told], check=True, capture_output=True)
+  assert python("-c", told).returncode == 0
   read = sources.open_source(tmp_path / "hf").networks["discriminator"]
   assert same(read.weights, source.networks["discriminator"].weights)
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import long_except
+from scipy import special
 
 from electra_jax.core import optimizer, task_heads, task_network
 from electra_jax.core.batch import Batch
@@ -18,6 +19,7 @@ from electra_jax.runtime import parallel
 
 CFG = TransformerConfig(30, 8, 16, 2, 2, 32, 32, dropout=0.0, attention_dropout=0.0)
 OPTIMIZER = optimizer.OptimizerConfig("adamw", 1e-2, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0)
+LINEAR = task_heads.classification(2, "linear")
 SETTINGS = loop.Settings((0,), OPTIMIZER, 0.1, 0.8, False, 8, 1, 1.0, 8, 1, 5, 0, 32)
 
 
@@ -40,12 +42,20 @@ def log_softmax(x):
   return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
+def gelu(x):
+  return x * 0.5 * (1 + special.erf(x / 2**0.5))
+
+
+def dense(w, x):
+  return x @ np.array(w["kernel"]) + np.array(w["bias"])
+
+
 def test_classification_is_cross_entropy_of_the_first_state():
   head = task_heads.classification(3, "linear")
   states, batch = states_and_batch({"label": np.array([2, 0, 1], np.int32)})
   w = weights_of(head)
   terms = head.loss(CFG, w, states, batch, None)
-  logits = states[:, 0] @ np.array(w["classifier"]["kernel"]) + np.array(w["classifier"]["bias"])
+  logits = dense(w["classifier"], states[:, 0])
   nll = -log_softmax(logits)[[0, 1], [2, 0]]
   assert terms["loss"].count == 2
   np.testing.assert_allclose(terms["loss"].total, nll.sum(), rtol=1e-5)  # float32 sums
@@ -56,28 +66,21 @@ def test_classification_is_cross_entropy_of_the_first_state():
 
 
 def test_two_layers_are_dense_gelu_and_a_product():
-  from scipy.special import erf
-
   head = task_heads.classification(2, "two_layers")
   states, batch = states_and_batch({"label": np.zeros(3, np.int32)})
   w = weights_of(head)
-  x = states[:, 0] @ np.array(w["dense"]["kernel"]) + np.array(w["dense"]["bias"])
-  x = x * 0.5 * (1 + erf(x / 2**0.5))
-  logits = x @ np.array(w["out_proj"]["kernel"]) + np.array(w["out_proj"]["bias"])
+  logits = dense(w["out_proj"], gelu(dense(w["dense"], states[:, 0])))
   np.testing.assert_allclose(head.predict(CFG, w, states, batch)["logits"], logits, atol=4e-6)
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging"])
 def test_the_layers_of_modernbert_are_dense_gelu_norm_and_dense(kind):
-  from scipy.special import erf
-
   head = task_network.HeadSpec(kind, {"outputs": 2, "layers": "modernbert"}).make()
   states, batch = states_and_batch({})
   w = jax.tree.map(np.asarray, weights_of(head))
-  x = states @ w["dense"]["kernel"]
-  x = x * 0.5 * (1 + erf(x / 2**0.5))
+  x = gelu(states @ w["dense"]["kernel"])
   x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + CFG.layer_norm_eps)
-  logits = x * w["layer_norm"]["scale"] @ w["classifier"]["kernel"] + w["classifier"]["bias"]
+  logits = dense(w["classifier"], x * w["layer_norm"]["scale"])
   logits = logits if kind == "tagging" else logits[:, 0]
   # Sums of 16 products of about 1 in float32, in another order, divided by a deviation of about 1.
   np.testing.assert_allclose(head.predict(CFG, w, states, batch)["logits"], logits, atol=4e-6)
@@ -109,13 +112,9 @@ def test_regression_is_the_squared_error():
   head = task_heads.regression("linear")
   states, batch = states_and_batch({"label": np.array([0.2, 0.9, 7.0], np.float32)})
   w = weights_of(head)
-  outputs = (states[:, 0] @ np.array(w["classifier"]["kernel"]))[:, 0] + float(
-    w["classifier"]["bias"][0]
-  )
+  errors = dense(w["classifier"], states[:, 0])[:2, 0] - [0.2, 0.9]
   terms = head.loss(CFG, w, states, batch, None)
-  np.testing.assert_allclose(
-    terms["loss"].total, ((outputs[:2] - [0.2, 0.9]) ** 2).sum(), rtol=1e-5
-  )
+  np.testing.assert_allclose(terms["loss"].total, (errors**2).sum(), rtol=1e-5)
   assert terms["loss"].count == 2
 
 
@@ -124,8 +123,7 @@ def test_tagging_counts_labelled_tokens_of_the_text_alone():
   tag = np.array([[-1, 2, -1, 3, 3], [0, -1, -1, -1, 1], [2, 2, 2, 2, 2]], np.int32)
   states, batch = states_and_batch({"tag": tag})
   w = weights_of(head)
-  logits = states @ np.array(w["classifier"]["kernel"]) + np.array(w["classifier"]["bias"])
-  logp = log_softmax(logits)
+  logp = log_softmax(dense(w["classifier"], states))
   expected = -(logp[0, 1, 2] + logp[1, 0, 0] + logp[1, 4, 1])  # the rest is padding or not labelled
   terms = head.loss(CFG, w, states, batch, None)
   assert terms["loss"].count == 3
@@ -157,8 +155,8 @@ def test_the_logits_that_are_compared_at_export_are_those_that_the_head_predicts
 
 def test_layer_rates_are_the_papers_and_as_a_switch_the_originals():
   # Original, n = 12, d = 0.8: head 1, top layer 0.64, lowest layer 0.055, embeddings 0.044.
-  cfg = dataclasses.replace(CFG, num_layers=12)
-  shapes = task_network.shapes(cfg, task_heads.classification(2, "linear"))
+  cfg = dataclasses.replace(CFG, num_layers=12, block="pre_norm")  # which has a norm at its end
+  shapes = task_network.shapes(cfg, LINEAR)
   for skip, top, low, bottom in ((True, 0.64, 0.055, 0.044), (False, 0.8, 0.0687, 0.055)):
     rates = optimizer.layer_rates(shapes, 12, 0.8, skip)
     assert set(jax.tree.leaves(rates["head"])) == {1.0}
@@ -167,15 +165,7 @@ def test_layer_rates_are_the_papers_and_as_a_switch_the_originals():
     np.testing.assert_allclose(kernel[[11, 0], 0, 0], [top, low], atol=5e-4)  # as printed there
     np.testing.assert_allclose(rates["embeddings"]["word"], bottom, atol=5e-4)
     np.testing.assert_allclose(rates["encoder"]["project"]["kernel"], bottom, atol=5e-4)
-
-
-def test_the_last_norm_of_pre_norm_blocks_learns_as_the_top_layer():
-  cfg = dataclasses.replace(CFG, block="pre_norm")
-  shapes = task_network.shapes(cfg, task_heads.classification(2, "linear"))
-  for skip in (False, True):
-    rates = optimizer.layer_rates(shapes, cfg.num_layers, 0.8, skip)["encoder"]
-    top = rates["layers"]["ffn_in"]["kernel"][-1].item()
-    assert rates["final_norm"]["scale"] == pytest.approx(top)
+    assert rates["encoder"]["final_norm"]["scale"] == pytest.approx(kernel[11].item())
 
 
 def test_updates_are_scaled_layer_by_layer():
@@ -205,11 +195,10 @@ def leaves(tree):
 
 
 def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
-  head = task_heads.classification(2, "linear")
-  params = jax.tree.map(lambda x: x[0], loop.init_params(CFG, head, None, (0,)))
+  params = jax.tree.map(lambda x: x[0], loop.init_params(CFG, LINEAR, None, (0,)))
   rows = Plan(np.arange(7), 24)
-  objective = jax.jit(task_network.make_objective(dataclasses.replace(CFG, dropout=0.1), head))
-  predict = jax.jit(task_network.make_predict(CFG, head))
+  objective = jax.jit(task_network.make_objective(dataclasses.replace(CFG, dropout=0.1), LINEAR))
+  predict = jax.jit(task_network.make_predict(CFG, LINEAR))
   keys = jax.random.split(jax.random.key(2), 8)
   short, long = (data.collate(features(), rows._replace(length=n), 8, 0) for n in (24, 32))
   a, b = (objective(params, batch, keys, 0)["loss"].total for batch in (short, long))
@@ -219,31 +208,31 @@ def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
 
 
 def test_texts_as_long_as_an_odd_number_of_positions_are_predicted():
-  cfg, head = dataclasses.replace(CFG, max_positions=21), task_heads.classification(2, "linear")
+  cfg = dataclasses.replace(CFG, max_positions=21)
   rows = [Feature(np.full(n, 7, np.int32), n, {}) for n in (21, 9, 21)]
-  params = loop.init_params(cfg, head, None, (0,))
-  [found] = loop.make_predictor(cfg, head, batch_size=8, buckets=1, pad=0)(params, rows)
+  params = loop.init_params(cfg, LINEAR, None, (0,))
+  [found] = loop.make_predictor(cfg, LINEAR, batch_size=8, buckets=1, pad=0)(params, rows)
   assert found["logits"].shape == (3, 2)
   np.testing.assert_array_equal(found["logits"][0], found["logits"][2])
 
 
 @pytest.mark.long
 def test_seeds_learn_together_and_each_ends_where_it_ends_alone():
-  head, lines = task_heads.classification(2, "linear"), []
+  lines = []
   one = dataclasses.replace(SETTINGS, epochs=40.0, log_every=100)
   both = dataclasses.replace(one, seeds=(3, 4))
   rows = features()
-  together = loop.train(CFG, head, None, rows, both, lambda *line: lines.append(line))
+  together = loop.train(CFG, LINEAR, None, rows, both, lambda *line: lines.append(line))
   assert [line[:2] for line in lines] == [(100, 200), (200, 200)]
   assert all(len(line[2]) == 2 for line in lines)
   assert max(lines[1][2]) < 0.1 < min(lines[0][2])
-  outputs = loop.make_predictor(CFG, head, batch_size=8, buckets=1, pad=0)(together, rows)
+  outputs = loop.make_predictor(CFG, LINEAR, batch_size=8, buckets=1, pad=0)(together, rows)
   labels = [int(f.target["label"]) for f in rows]
   assert all((one["logits"].argmax(-1) == labels).all() for one in outputs)
 
   # Alone it is another program: the first epoch only, before rounding has grown.
   brief = [dataclasses.replace(one, epochs=1.0, seeds=seeds) for seeds in ((3, 4), (4,))]
-  pair, alone = (loop.train(CFG, head, None, rows, settings) for settings in brief)
+  pair, alone = (loop.train(CFG, LINEAR, None, rows, settings) for settings in brief)
   for x, y in zip(leaves(pair), leaves(alone), strict=True):
     np.testing.assert_allclose(x[1], y[0], atol=1e-5)
   assert any(np.abs(x[0] - x[1]).max() > 1e-3 for x in leaves(pair))
@@ -266,53 +255,42 @@ def test_at_most_three_steps_are_in_flight(monkeypatch):
 
   monkeypatch.setattr(parallel, "map_train_step", watched)
   settings = dataclasses.replace(SETTINGS, epochs=8.0, log_every=100)
-  loop.train(CFG, task_heads.classification(2, "linear"), None, features(), settings)
+  loop.train(CFG, LINEAR, None, features(), settings)
   assert len(unfinished) == 40 and max(unfinished) <= 3
 
 
 def test_microbatches_give_the_update_of_the_whole_batch():
   # One step, and an eps beside which the root is nothing: the change is the gradient's.
-  head = task_heads.classification(2, "linear")
   linear = dataclasses.replace(OPTIMIZER, name="electra_adam", eps=1e6, learning_rate=1e6)
   one = dataclasses.replace(SETTINGS, batch_size=40, optimizer=linear)
   backbone = jax.jit(lambda: task_network.init_backbone(CFG, jax.random.key(5)))()
-  whole = loop.train(CFG, head, backbone, features(), one)
-  parts = loop.train(CFG, head, backbone, features(), dataclasses.replace(one, accumulation=5))
+  whole = loop.train(CFG, LINEAR, backbone, features(), one)
+  parts = loop.train(CFG, LINEAR, backbone, features(), dataclasses.replace(one, accumulation=5))
   for x, y in zip(leaves(whole), leaves(parts), strict=True):
     np.testing.assert_allclose(x, y, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-  ("fields", "schedule", "rates"),
-  long_except(
-    0,
-    of=[
-      # (1 - t / 4) min(1, t / 2)
-      ({"warmup_frac": 0.5}, "product", (0, 0.75 / 2, 0.5, 0.25)),
-      # min(1, t), and 1 - sqrt((t - 2) / 2) in the last two
-      ({"warmup_frac": 0.25, "decay_frac": 0.5}, "wsd", (0, 1, 1, 1 - 0.5**0.5)),
-    ],
-  ),
-)
+RATES = [
+  # (1 - t / 4) min(1, t / 2)
+  ({"warmup_frac": 0.5}, "product", (0, 0.75 / 2, 0.5, 0.25)),
+  # min(1, t), and 1 - sqrt((t - 2) / 2) in the last two
+  ({"warmup_frac": 0.25, "decay_frac": 0.5}, "wsd", (0, 1, 1, 1 - 0.5**0.5)),
+]
+
+
+@pytest.mark.parametrize(("fields", "schedule", "rates"), long_except(0, of=RATES))
 def test_a_step_is_the_gradient_of_the_summed_loss_times_the_rates_of_its_number_and_layer(
   fields, schedule, rates
 ):
   # Without a memory, and with an eps beside which the root is nothing, Adam's update is linear.
-  linear = dataclasses.replace(
-    OPTIMIZER,
-    name="electra_adam",
-    schedule=schedule,
-    b1=0.0,
-    eps=1e6,
-    learning_rate=1e5,
-    clip_norm=np.inf,
-  )
+  adam = dict(name="electra_adam", b1=0.0, eps=1e6, learning_rate=1e5, clip_norm=np.inf)
+  linear = dataclasses.replace(OPTIMIZER, schedule=schedule, **adam)
   settings = dataclasses.replace(
     SETTINGS, seeds=(3, 4), optimizer=linear, layer_decay=0.5, batch_size=40, **fields
   )
-  head, rows, num_steps = task_heads.classification(2, "linear"), features(), 4
+  rows, num_steps = features(), 4
   batch = data.collate(rows, Plan(np.arange(40), 24), 40, 0)
-  predict = task_network.make_predict(CFG, head)
+  predict = task_network.make_predict(CFG, LINEAR)
 
   @jax.jit
   def gradient(params):
@@ -327,7 +305,7 @@ def test_a_step_is_the_gradient_of_the_summed_loss_times_the_rates_of_its_number
       return np.array([0.25, 0.5]).reshape(2, *[1] * (x.ndim - 2))
     return 1.0 if names[0] == "head" else 0.125
 
-  state, step = loop.start(CFG, head, None, settings, num_steps)
+  state, step = loop.start(CFG, LINEAR, None, settings, num_steps)
   both = parallel.shard(jax.tree.map(lambda x: np.stack([x, x], 1), batch))
   for t, rate in enumerate(rates):
     before = jax.device_get(state.train.params)
@@ -341,13 +319,12 @@ def test_a_step_is_the_gradient_of_the_summed_loss_times_the_rates_of_its_number
 
 
 def test_each_seed_starts_from_a_head_of_its_own_and_the_same_as_alone():
-  head = task_heads.classification(2, "linear")
   backbone = jax.jit(lambda: task_network.init_backbone(CFG, jax.random.key(5)))()
-  pair = loop.init_params(CFG, head, backbone, (0, 4))
+  pair = loop.init_params(CFG, LINEAR, backbone, (0, 4))
   kernel = pair["head"]["classifier"]["kernel"]
   assert np.abs(kernel[0] - kernel[1]).max() > 0.1
   for place, seed in enumerate((0, 4)):
-    alone = loop.init_params(CFG, head, backbone, (seed,))
+    alone = loop.init_params(CFG, LINEAR, backbone, (seed,))
     for x, y in zip(leaves(pair), leaves(alone), strict=True):
       np.testing.assert_array_equal(x[place], y[0])
 
@@ -383,15 +360,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_seed():
   wild = dataclasses.replace(OPTIMIZER, learning_rate=1e30, name="adamw")
   settings = dataclasses.replace(SETTINGS, optimizer=wild, seeds=(7,), epochs=3.0)
   with pytest.raises(ArithmeticError, match="seed 7: the loss is nan"):
-    loop.train(CFG, task_heads.classification(2, "linear"), None, features(), settings)
+    loop.train(CFG, LINEAR, None, features(), settings)
 
 
 def test_nothing_to_train_on_and_batches_that_do_not_divide_are_refused():
-  head = task_heads.classification(2, "linear")
   with pytest.raises(ValueError, match="give no training step"):
-    loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, epochs=0.05))
+    loop.train(CFG, LINEAR, None, features(), dataclasses.replace(SETTINGS, epochs=0.05))
   with pytest.raises(ValueError, match="12 is not divisible by 8 devices"):
-    loop.train(CFG, head, None, features(), dataclasses.replace(SETTINGS, batch_size=12))
+    loop.train(CFG, LINEAR, None, features(), dataclasses.replace(SETTINGS, batch_size=12))
 
 
 def test_seeds_together_and_one_by_one_give_the_same_arrays(monkeypatch):

@@ -177,9 +177,9 @@ SPIKES = {
   "one spike until it is half way back": (WAVERING, [10]),
   "another once it was half way back": (WAVERING + losses(2.7, 3.2), [10, 16]),
   "what was not counted is no line": ([*CALM, GAP, line(), GAP, *CALM], []),
-  "nor does it end a spike": ([*CALM, GAP, HIGH[0], GAP, HIGH[0]], [11]),
+  "what was not counted does not end a spike": ([*CALM, GAP, HIGH[0], GAP, HIGH[0]], [11]),
   "a loss near zero may double": (losses(*[0.02] * 20, 0.1), []),
-  "and not rise further": ([*losses(*[0.02] * 20), line(mlm_loss=0.5)], [20]),
+  "a loss near zero that rises further": ([*losses(*[0.02] * 20), line(mlm_loss=0.5)], [20]),
   "a sum whose weight a schedule switches on": (
     [*WAITING, line(rtd_loss=0.7, loss=37.4), line(rtd_loss=0.4, loss=22.4)], []
   ),
