@@ -20,16 +20,10 @@ V, P = 30522, 512  # words and positions
 COUNTED_WITH = "0.10.2"
 CEILINGS = {"small": (731, 11.75), "base": (3376, 257.5), "speedrun": (816, 84.2)}
 TINY = {
-  "objective.name": "bert",
-  "model.num_layers": 1,
-  "model.hidden_size": 64,
-  "model.num_heads": 1,
-  "model.embedding_size": 64,
-  "data.vocab_size": 1000,
-  "model.dropout": 0.0,
-  "model.attention_dropout": 0.0,
-  "data.seq_length": 64,
-}
+  "objective.name": "bert", "model.num_layers": 1, "model.hidden_size": 64, "model.num_heads": 1,
+  "model.embedding_size": 64, "data.vocab_size": 1000, "model.dropout": 0.0,
+  "model.attention_dropout": 0.0, "data.seq_length": 64,
+}  # fmt: skip
 
 
 def parameters(hidden: int, embedding: int, generator: int, layers: int = 12) -> int:

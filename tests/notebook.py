@@ -8,7 +8,6 @@ trains again in the same kernel. Exits with 0 if the notebook has its picture an
 interrupted run goes on from where it stopped.
 """
 
-import contextlib
 import os
 import sys
 import tempfile
@@ -36,10 +35,7 @@ def train():
 
 def text_of(cell) -> str:
   """Returns what a cell printed and showed as text."""
-  parts = [
-    output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs
-  ]
-  return "".join(parts)
+  return "".join(x.get("text") or x.get("data", {}).get("text/plain", "") for x in cell.outputs)
 
 
 def check_notebook(nbformat, nbclient, folder: Path) -> None:
@@ -107,14 +103,10 @@ def main() -> None:
   import nbformat
   from jupyter_client import manager
 
-  with contextlib.ExitStack() as stack:
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    for check in (
-      lambda: check_notebook(nbformat, nbclient, folder),
-      lambda: check_interrupt(manager, folder),
-    ):
+  with tempfile.TemporaryDirectory() as made:
+    for check, *modules in ((check_notebook, nbformat, nbclient), (check_interrupt, manager)):
       began = time.monotonic()
-      check()
+      check(*modules, Path(made))
       print(f"ok, {time.monotonic() - began:.0f} s")
 
 

@@ -9,6 +9,7 @@ numbers in the tables and in the curves those of metrics.jsonl, a value under th
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import subprocess
@@ -52,11 +53,8 @@ def make_runs(folder: Path) -> list[Path]:
     config["data"]["dir"] = str(GOLDEN / "data")
     (folder / name / "config.json").write_text(json.dumps(config))
     runs.append(folder / name)
-  warning = {
-    "time": 0.0,
-    "event": "warning",
-    "text": f"optimizer.generator_learning_rate={'0123456789' * 9}",
-  }
+  text = f"optimizer.generator_learning_rate={'0123456789' * 9}"
+  warning = {"time": 0.0, "event": "warning", "text": text}
   with open(runs[1] / "journal.jsonl", "a") as file:
     file.write(json.dumps(warning) + "\n")
   lines = [line | {"mlm_loss": line["mlm_loss"] + 0.25} for line in read(runs[1])]
@@ -87,10 +85,8 @@ def browser():
 
 def curves(driver) -> dict[str, dict[int, float]]:
   """Returns the points of the curves, as Bokeh holds them."""
-  return {
-    name: dict(zip(steps, values, strict=True))
-    for name, steps, values in driver.execute_script(CURVES)
-  }
+  found = driver.execute_script(CURVES)
+  return {name: dict(zip(steps, values, strict=True)) for name, steps, values in found}
 
 
 def check(driver, width: int, scheme: str, page: Path, runs: list[Path]) -> None:
@@ -126,12 +122,10 @@ def check(driver, width: int, scheme: str, page: Path, runs: list[Path]) -> None
   plot = driver.find_element(By.CSS_SELECTOR, ".plot")
   driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
   box, values = plot.rect, []
-  for x in range(int(-box["width"] / 2) + 40, int(box["width"] / 2), 3):
-    for y in range(-90, 90, 12):
-      ActionChains(driver, duration=0).move_to_element_with_offset(plot, x, y).perform()
-      if values := driver.execute_script(SHOWN):
-        break
-    if values:
+  half = int(box["width"] / 2)
+  for x, y in itertools.product(range(40 - half, half, 3), range(-90, 90, 12)):
+    ActionChains(driver, duration=0).move_to_element_with_offset(plot, x, y).perform()
+    if values := driver.execute_script(SHOWN):
       break
   assert values, "no value under the pointer"
   known = {f"{line['mlm_loss']:.4f}" for run in runs for line in read(run)}
@@ -153,13 +147,12 @@ def main() -> None:
     subprocess.run(command, cwd=ROOT, check=True)
     driver = browser()
     try:
-      for width in WIDTHS:
-        for scheme in SCHEMES:
-          check(driver, width, scheme, page, runs)
-          print(f"{width} pixels, {scheme}: as it should be", flush=True)
-          if args.pictures:
-            args.pictures.mkdir(parents=True, exist_ok=True)
-            driver.save_screenshot(str(args.pictures / f"{width}-{scheme}.png"))
+      for width, scheme in itertools.product(WIDTHS, SCHEMES):
+        check(driver, width, scheme, page, runs)
+        print(f"{width} pixels, {scheme}: as it should be", flush=True)
+        if args.pictures:
+          args.pictures.mkdir(parents=True, exist_ok=True)
+          driver.save_screenshot(str(args.pictures / f"{width}-{scheme}.png"))
     finally:
       driver.quit()
 

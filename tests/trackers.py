@@ -122,11 +122,6 @@ def check(folder: Path) -> None:
   print(f"MLflow has the {len(params)} fields, also where it is added at a resume")
 
 
-def main() -> None:
-  """Runs from the command line."""
-  with tempfile.TemporaryDirectory() as folder:
-    check(Path(folder))
-
-
 if __name__ == "__main__":
-  main()
+  with tempfile.TemporaryDirectory() as made:
+    check(Path(made))

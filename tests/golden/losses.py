@@ -20,11 +20,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from electra_jax.config import (  # noqa: E402
-  files,  # noqa: E402
-  specs,
-  validate,
-)
+from electra_jax.config import files, specs, validate  # noqa: E402
 from electra_jax.core import generators  # noqa: E402
 from electra_jax.core.batch import Batch  # noqa: E402
 from electra_jax.monitor import metrics  # noqa: E402
@@ -35,17 +31,10 @@ HERE = Path(__file__).parent
 STEPS = 5
 V, L, B = 100, 16, 16
 SMALL = {
-  "model.hidden_size": 16,
-  "model.num_layers": 2,
-  "model.num_heads": 2,
-  "model.ffn_size": 32,
-  "model.max_positions": L,
-  "model.dtype": "float32",
-  "data.seq_length": L,
-  "data.vocab_size": V,
-  "optimizer.warmup_steps": 2,
-  "train.batch_size": B,
-}
+  "model.hidden_size": 16, "model.num_layers": 2, "model.num_heads": 2, "model.ffn_size": 32,
+  "model.max_positions": L, "model.dtype": "float32", "data.seq_length": L, "data.vocab_size": V,
+  "optimizer.warmup_steps": 2, "train.batch_size": B,
+}  # fmt: skip
 # Name: file, and fields that are set beside SMALL.
 CASES = {
   "base": ("base.py", {"model.embedding_size": 16}),
@@ -87,8 +76,7 @@ CASES = {
   "gdes": ("small.py", {"generator.tie": "gdes"}),
   "tie all": ("small.py", {"generator.tie": "all", "generator.width_multiplier": 1.0}),
   "decoupled": (
-    "small.py",
-    {"optimizer.separate_optimizers": True, "optimizer.generator_clip_norm": 0.5},
+    "small.py", {"optimizer.separate_optimizers": True, "optimizer.generator_clip_norm": 0.5},
   ),
   "sharded": ("small.py", {"optimizer.sharded": True}),
   "microbatches": ("small.py", {"train.accumulation": 2}),
@@ -147,13 +135,8 @@ def run(case: str) -> dict:
   # A stage 2 of random weights: what the first stage learned is not looked at.
   frozen = specs.make_spec(load("stage1"), vocab).discriminator if case == "stage2" else None
   spec = specs.make_spec(config, vocab, counts, frozen)
-  programs = make_train_fns(
-    spec,
-    specs.make_optimizer_config(config),
-    config.train.steps,
-    config.seed,
-    config.train.accumulation,
-  )
+  optimizer, steps = specs.make_optimizer_config(config), config.train.steps
+  programs = make_train_fns(spec, optimizer, steps, config.seed, config.train.accumulation)
   state = programs.init_state(parallel.replicate(programs.init_params()))
   window, placed, found = metrics.Window(), parallel.shard(batch()), []
   for step in range(1, STEPS + 1):

@@ -30,15 +30,9 @@ def main() -> None:
     V, E, D, N, H, F, L = sizes
     torch.manual_seed(len(name))
     config = transformers.ElectraConfig(
-      vocab_size=V,
-      embedding_size=E,
-      hidden_size=D,
-      num_hidden_layers=N,
-      num_attention_heads=H,
-      intermediate_size=F,
-      max_position_embeddings=L,
-      initializer_range=0.3,
-    )
+      vocab_size=V, embedding_size=E, hidden_size=D, num_hidden_layers=N, num_attention_heads=H,
+      intermediate_size=F, max_position_embeddings=L, initializer_range=0.3,
+    )  # fmt: skip
     network = getattr(transformers, HEADS[head])(config).eval()
     for weight in network.parameters():  # biases and LayerNorms too: none is lost unseen
       weight.data += 0.1 * torch.randn_like(weight)
