@@ -34,20 +34,14 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
-def free_port() -> int:
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
-
-
 def configuration(folder: Path) -> str:
   """Returns slurm.conf for this machine alone."""
   host = socket.gethostname()
   lines = {
     "ClusterName": "one",
     "SlurmctldHost": f"{host}(127.0.0.1)",
-    "SlurmctldPort": free_port(),
-    "SlurmdPort": free_port(),
+    "SlurmctldPort": harness.free_port(),
+    "SlurmdPort": harness.free_port(),
     "SlurmUser": "root",
     "SlurmdUser": "root",
     "AuthType": "auth/munge",
@@ -203,13 +197,10 @@ def see_tasks(folder: Path) -> bool:
   task.write_text(TASK)
   task.chmod(0o755)
   right = True
+  of_node = ("--ntasks-per-node=1", "--gpus-per-task=2", "--cpus-per-task=2")
   for name, options, expected in (
     ("each", (), ("task 0: GPUs 0, takes 0", "task 1: GPUs 1, takes 0", "task 1: cores 1")),
-    (
-      "node",
-      ("--ntasks-per-node=1", "--gpus-per-task=2", "--cpus-per-task=2"),
-      ("task 0: GPUs 0,1, takes 0,1", "task 0: cores 2"),
-    ),
+    ("node", of_node, ("task 0: GPUs 0,1, takes 0,1", "task 0: cores 2")),
   ):
     log = folder / f"{name}.log"
     finish(submit(folder, name, 1, *options, python=task), log)

@@ -2,8 +2,9 @@
 
 import fcntl
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,22 @@ def two_alone(data, shared) -> Path:
   """The workdir of a run of two processes that was left alone."""
 
   def make(folder: Path) -> None:
-    for run in harness.pair(data, folder / "run", STEPS):
-      run.finish()
+    harness.finish(harness.pair(data, folder / "run", STEPS))
 
   return shared("two_alone", make) / "run"
+
+
+@pytest.fixture
+def workdir(tmp_path) -> Path:
+  """Where a run is to be."""
+  return tmp_path / "run"
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+  """A disk of 40 MB, which takes root."""
+  folder = tmp_path / "disk"
+  folder.mkdir()
+  subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], check=True)
+  yield folder
+  subprocess.run(["umount", "-l", folder], check=True)

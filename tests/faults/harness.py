@@ -5,7 +5,6 @@ one that was left alone leaves, bit for bit.
 """
 
 import atexit
-import contextlib
 import json
 import multiprocessing
 import os
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jax
@@ -29,28 +28,17 @@ UNFINISHED = "*.orbax-checkpoint-tmp"
 # The program around the step is what breaks here, so most runs have one network, which compiles in
 # half the time; those that are about both networks add ELECTRA.
 ELECTRA = {"objective__name": "electra"}
-FIELDS = {
-  "objective.name": "bert",
-  "model.hidden_size": 64,
-  "model.num_layers": 2,
-  "model.num_heads": 2,
-  "model.ffn_size": 128,
-  "model.embedding_size": 32,
-  "model.max_positions": 32,
-  "generator.width_multiplier": 0.5,
-  "data.seq_length": 32,
-  "data.vocab_size": 200,
-  "data.holdout_frac": 0.1,
-  "optimizer.learning_rate": 1e-2,
-  "optimizer.warmup_steps": 5,
-  "train.batch_size": 16,
-  "eval.every_steps": 6,
-  "eval.batch_size": 16,
-  "eval.max_examples": 32,
-  "checkpoint.every_steps": EVERY,
-  "checkpoint.keep": 2,
-  "log.every_steps": 1,
-}
+FIELDS = dict(
+  word.split("=")
+  for word in (
+    "objective.name=bert model.hidden_size=64 model.num_layers=2 model.num_heads=2"
+    " model.ffn_size=128 model.embedding_size=32 model.max_positions=32"
+    " generator.width_multiplier=0.5 data.seq_length=32 data.vocab_size=200 data.holdout_frac=0.1"
+    " optimizer.learning_rate=1e-2 optimizer.warmup_steps=5 train.batch_size=16 eval.every_steps=6"
+    f" eval.batch_size=16 eval.max_examples=32 checkpoint.every_steps={EVERY} checkpoint.keep=2"
+    " log.every_steps=1"
+  ).split()
+)
 
 # Steps of 0.3 s at least: JAX looks for a SIGTERM once a second, and a test for a step at times.
 PACED = """
@@ -77,14 +65,14 @@ import runpy
 runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)
 """
 
-# Runs the program with a training step that breaks on one batch, or on all from it on.
+# Runs the program with a training step that breaks on one batch.
 POISON = """
 import sys
 import jax, numpy as np
 from electra_jax.data import pretrain_batches
 from electra_jax.pretrain import run
 
-first, every = int(sys.argv.pop(1)), sys.argv.pop(1) == "every"
+broken = int(sys.argv.pop(1))
 make, real, left_out = run.make_train_fns, pretrain_batches.train_batches, []
 
 def batches(data, *, skipped=(), **kwargs):
@@ -95,8 +83,7 @@ def programs(*args):
   made = make(*args)
 
   def train_step(state, batch, horizon):
-    number = pretrain_batches.batch_number(int(state.step), left_out)
-    if number >= first if every else number == first:
+    if pretrain_batches.batch_number(int(state.step), left_out) == broken:
       state = state.replace(params=jax.tree.map(lambda x: x * np.float32("nan"), state.params))
     return made.train_step(state, batch, horizon)
 
@@ -112,9 +99,9 @@ def program(code: str, *arguments: str) -> list[str]:
   return [code + PROGRAM, *arguments]
 
 
-def poison(number: int, every: bool = False) -> list[str]:
+def poison(number: int) -> list[str]:
   """Returns a head of a `Run` whose step breaks on the batch of that number, from 0."""
-  return program(POISON, str(number), "every" if every else "once")
+  return program(POISON, str(number))
 
 
 def write_text(path: Path) -> None:
@@ -193,6 +180,7 @@ class Run:
     log: str = "log",
     **fields,
   ):
+    self.workdir, self.history = workdir, inode(workdir / "metrics.jsonl")
     place = workdir.parent  # not on a disk that is to be full
     self.log = (place.parent if place.is_mount() else place) / f"{workdir.name}.{log}"
     arguments = command("electra_jax.train", data, steps, f"--workdir={workdir}", *args, **fields)
@@ -235,6 +223,14 @@ class Run:
       time.sleep(0.001)
     return self
 
+  def has_reached(self, step: int) -> bool:
+    """Returns whether it has written a step: a run that goes on replaces metrics.jsonl."""
+    return inode(self.workdir / "metrics.jsonl") != self.history and last_line(self.workdir) >= step
+
+  def until(self, step: int) -> "Run":
+    """Waits until it has written a step."""
+    return self.when(lambda: self.has_reached(step))
+
   def kill(self) -> None:
     """Ends it as a power cut does."""
     self.send(signal.SIGKILL)
@@ -254,6 +250,12 @@ class Run:
     return lines[0]
 
 
+def free_port() -> int:
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    return s.getsockname()[1]
+
+
 def pair(
   data: Path, workdir: Path, steps: int, count: int = 2, odd: dict | None = None, **kwargs
 ) -> list[Run]:
@@ -262,9 +264,7 @@ def pair(
   Args:
     odd: arguments of `Run` that the last process has otherwise.
   """
-  with socket.socket() as s:
-    s.bind(("localhost", 0))
-    joined = (f"--coordinator=localhost:{s.getsockname()[1]}", f"--num_processes={count}")
+  joined = (f"--coordinator=localhost:{free_port()}", f"--num_processes={count}")
 
   def start(i: int) -> Run:
     own = {"data": data, "workdir": workdir, "log": f"log{i}", **kwargs}
@@ -272,6 +272,11 @@ def pair(
     return Run(own.pop("data"), own.pop("workdir"), steps, *joined, f"--process_id={i}", **own)
 
   return [start(i) for i in range(count)]
+
+
+def finish(runs: Iterable[Run]) -> list[str]:
+  """Waits for the success of all and returns their outputs."""
+  return [run.finish() for run in runs]
 
 
 def lines(workdir: Path) -> list[dict]:
@@ -301,15 +306,6 @@ def inode(path: Path) -> int | None:
 def unfinished(workdir: Path) -> set[int | None]:
   """Returns the folders of checkpoints that are being written, or were when a run was killed."""
   return {inode(path) for path in (workdir / "checkpoints").glob(UNFINISHED)}
-
-
-def reaches(workdir: Path, step: int) -> Callable[[], bool]:
-  """Returns whether the run that is started next has written a step.
-
-  What an earlier run left does not count: a run that goes on replaces metrics.jsonl.
-  """
-  history = inode(workdir / "metrics.jsonl")
-  return lambda: inode(workdir / "metrics.jsonl") != history and last_line(workdir) >= step
 
 
 def saves(workdir: Path) -> Callable[[], bool]:
@@ -382,15 +378,3 @@ def flip(path: Path) -> None:
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
-  """Mounts a disk of that size at a folder, which takes root."""
-  folder.mkdir()
-  size = f"size={int(megabytes * 1024)}k"
-  subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=True)
-  try:
-    yield folder
-  finally:
-    subprocess.run(["umount", "-l", folder], check=True)

@@ -35,7 +35,7 @@ def of_steps(found: dict) -> dict:
 def without_decisions(workdir) -> list[dict]:
   """Returns a run's lines without the evaluations of decisions, unless they were due there."""
   steps = {event["step"] for event in decisions(workdir)}
-  extra = {step for step in steps if step % harness.FIELDS["eval.every_steps"]}
+  extra = {step for step in steps if step % int(harness.FIELDS["eval.every_steps"])}
   lines = harness.lines(workdir)
   return [x for x in lines if x["split"] != "heldout" or x["step"] not in extra]
 
@@ -51,7 +51,7 @@ def test_ten_kills_of_a_run_by_the_clock_end_in_the_bits_of_its_steps(data, tmp_
   kills = {False: 0, True: 0}  # by whether the decay has begun
   while (run := start()) and sum(kills.values()) < 10:
     decay = kills[False] >= 5
-    run.when(harness.reaches(workdir, harness.newest(workdir) + 1))
+    run.until(harness.newest(workdir) + 1)
     if decay:
       run.when(lambda: decisions(workdir))
     time.sleep(rng.uniform(0, 1.2))
@@ -68,10 +68,8 @@ def test_ten_kills_of_a_run_by_the_clock_end_in_the_bits_of_its_steps(data, tmp_
 
 def test_two_processes_agree_on_where_a_run_by_the_clock_ends(data, tmp_path):
   fields = BY_THE_CLOCK | {"train__minutes": 1.0}
-  for run in harness.pair(data, tmp_path / "run", MANY, **fields):
-    run.finish()
+  harness.finish(harness.pair(data, tmp_path / "run", MANY, **fields))
   found = decisions(tmp_path / "run")[-1]
-  for run in harness.pair(data, tmp_path / "alone", found["steps"], **of_steps(found)):
-    run.finish()
+  harness.finish(harness.pair(data, tmp_path / "alone", found["steps"], **of_steps(found)))
   steps = found["steps"]
   assert harness.saved(tmp_path / "run", steps) == harness.saved(tmp_path / "alone", steps)

@@ -35,150 +35,136 @@ def fill_when(folder, condition) -> None:
 
 
 @pytest.mark.parametrize("while_saving", [False, True], ids=["before a save", "during a save"])
-def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(
-  data, alone, tmp_path, while_saving
-):
-  with harness.small_disk(tmp_path / "disk", 40) as disk:
-    workdir = disk / "run"
-    run = harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6)
-    run.when(lambda: harness.newest(workdir) >= 5)
-    left = harness.checkpoints(workdir)
-    if while_saving:
-      saving = harness.saves(workdir)
-      fill_when(disk, saving)
-    else:
-      fill(disk)
-    error = run.error()
-    assert "space" in error and str(disk) in error, error
-    # Again on a full disk, since the failed save gave back what it had written: what cannot be
-    # claimed or written to is named too.
-    fill(disk)
-    error = harness.Run(data, workdir, STEPS, log="again").error()
-    assert "No space left on device: " in error and str(workdir) in error, error
-    harness.check_readable(workdir)
-    kept = harness.checkpoints(workdir)
-    assert kept and kept[-1] >= left[-1]  # saves may have ended before the disk was full
-    (disk / "filler").unlink()
-    harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6).finish()
-    assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
-
-
-def test_a_failed_background_save_is_an_error_at_the_next_save(data, alone, tmp_path):
-  fields = {"checkpoint__every_steps": 15, "eval__every_steps": 0, "log__every_steps": 22}
-  with harness.small_disk(tmp_path / "disk", 40) as disk:
-    workdir = disk / "run"
-    (disk / "most").write_bytes(b"\0" * (36 << 20))  # so that the rest is full at once
+def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(data, alone, disk, while_saving):
+  workdir = disk / "run"
+  run = harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6)
+  run.when(lambda: harness.newest(workdir) >= 5)
+  left = harness.checkpoints(workdir)
+  if while_saving:
     saving = harness.saves(workdir)
-    head = harness.program(harness.PACED)
-    run = harness.Run(data, workdir, STEPS, head=head, log__trackers="", **fields)
     fill_when(disk, saving)
-    run.when((disk / "filler").exists)
-    time.sleep(1.5)
-    (disk / "filler").unlink()  # before the next save, and any line
-    (disk / "most").unlink()
-    error = run.error()
-    assert "could not write a checkpoint" in error and "no earlier checkpoint" in error, error
-    assert harness.last_line(workdir) == 22 and not harness.checkpoints(workdir)
-    harness.Run(data, workdir, STEPS, log__trackers="", **fields).finish()
-    assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
-
-
-def test_a_run_continues_over_a_full_disk_with_on_error_continue(data, alone, tmp_path):
-  with harness.small_disk(tmp_path / "disk", 40) as disk:
-    workdir = disk / "run"
-    reached = harness.reaches(workdir, 6)
-    run = harness.Run(data, workdir, STEPS, checkpoint__on_error="continue").when(reached)
+  else:
     fill(disk)
-    run.when(lambda: "training continues" in run.output and "not written to" in run.output)
-    (disk / "filler").unlink()
-    run.finish()
-    harness.check_readable(workdir)
-    assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
-    ours, theirs = harness.lines(workdir), harness.lines(alone)
-    assert all(line in theirs for line in ours)  # some are missing, none is half there
+  error = run.error()
+  assert "space" in error and str(disk) in error, error
+  # Again on a full disk, since the failed save gave back what it had written: what cannot be
+  # claimed or written to is named too.
+  fill(disk)
+  error = harness.Run(data, workdir, STEPS, log="again").error()
+  assert "No space left on device: " in error and str(workdir) in error, error
+  harness.check_readable(workdir)
+  kept = harness.checkpoints(workdir)
+  assert kept and kept[-1] >= left[-1]  # saves may have ended before the disk was full
+  (disk / "filler").unlink()
+  harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6).finish()
+  assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
+
+
+def test_a_failed_background_save_is_an_error_at_the_next_save(data, alone, disk):
+  fields = {"checkpoint__every_steps": 15, "eval__every_steps": 0, "log__every_steps": 22}
+  workdir = disk / "run"
+  (disk / "most").write_bytes(b"\0" * (36 << 20))  # so that the rest is full at once
+  saving = harness.saves(workdir)
+  head = harness.program(harness.PACED)
+  run = harness.Run(data, workdir, STEPS, head=head, log__trackers="", **fields)
+  fill_when(disk, saving)
+  run.when((disk / "filler").exists)
+  time.sleep(1.5)
+  (disk / "filler").unlink()  # before the next save, and any line
+  (disk / "most").unlink()
+  error = run.error()
+  assert "could not write a checkpoint" in error and "no earlier checkpoint" in error, error
+  assert harness.last_line(workdir) == 22 and not harness.checkpoints(workdir)
+  harness.Run(data, workdir, STEPS, log__trackers="", **fields).finish()
+  assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
+
+
+def test_a_run_continues_over_a_full_disk_with_on_error_continue(data, alone, disk):
+  workdir = disk / "run"
+  run = harness.Run(data, workdir, STEPS, checkpoint__on_error="continue").until(6)
+  fill(disk)
+  run.when(lambda: "training continues" in run.output and "not written to" in run.output)
+  (disk / "filler").unlink()
+  run.finish()
+  harness.check_readable(workdir)
+  assert harness.saved(workdir, STEPS) == harness.saved(alone, STEPS)
+  ours, theirs = harness.lines(workdir), harness.lines(alone)
+  assert all(line in theirs for line in ours)  # some are missing, none is half there
 
 
 @pytest.mark.parametrize("room_again", [False, True], ids=["full", "with room again"])
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
 def test_two_processes_over_a_disk_that_fills_up_in_a_save_end_with_a_line(
-  data, two_alone, tmp_path, on_error, room_again
+  data, two_alone, disk, on_error, room_again
 ):
   """Where one cannot finish a save that the other waits for, neither hangs.
 
   With room again they may go on, if no folder is missing that one waits for.
   """
-  with harness.small_disk(tmp_path / "disk", 40) as disk:
-    workdir = disk / "run"
-    fields = {"checkpoint__on_error": on_error, "log__trackers": ""}
-    head = harness.program(harness.PACED if room_again else "")
-    runs = harness.pair(data, workdir, STEPS, head=head, **fields)
-    runs[0].when(lambda: harness.newest(workdir) >= 5)
-    left, saving = harness.checkpoints(workdir), harness.saves(workdir)
-    if room_again:  # the rest is full at once, before the save has ended
-      (disk / "most").write_bytes(b"\0" * (shutil.disk_usage(disk).free - (4 << 20)))
-    fill_when(disk, saving)
-    if room_again:  # at the next save, 1.5 s later
-      runs[0].when((disk / "filler").exists)
-      time.sleep(1)
-      (disk / "filler").unlink()
-      (disk / "most").unlink()
-    if room_again and on_error == "continue" and not runs[0].wait(60):
-      assert not runs[1].wait(60)
-    else:
-      assert "space" in runs[0].error()
-      assert runs[1].wait(60) in (1, 134, -signal.SIGABRT)
-      assert set(harness.checkpoints(workdir)) >= set(left[-1:])
-    harness.check_readable(workdir)
-    (disk / "filler").unlink(missing_ok=True)
-    for run in harness.pair(data, workdir, STEPS, **fields):
-      run.finish()
-    assert harness.saved(workdir, STEPS) == harness.saved(two_alone, STEPS)
-
-
-def test_two_processes_go_on_over_a_full_disk(data, tmp_path):
-  with harness.small_disk(tmp_path / "disk", 40) as disk:
-    workdir = disk / "run"
-    fields = {"checkpoint__on_error": "continue", "checkpoint__every_steps": 15}
-    reached = harness.reaches(workdir, 5)  # no save is under way
-    runs = harness.pair(data, workdir, STEPS, head=harness.program(harness.PACED), **fields)
-    runs[0].when(reached)
-    fill(disk)
-    runs[0].when(lambda: "training continues" in runs[0].output)
+  workdir = disk / "run"
+  fields = {"checkpoint__on_error": on_error, "log__trackers": ""}
+  head = harness.program(harness.PACED if room_again else "")
+  runs = harness.pair(data, workdir, STEPS, head=head, **fields)
+  runs[0].when(lambda: harness.newest(workdir) >= 5)
+  left, saving = harness.checkpoints(workdir), harness.saves(workdir)
+  if room_again:  # the rest is full at once, before the save has ended
+    (disk / "most").write_bytes(b"\0" * (shutil.disk_usage(disk).free - (4 << 20)))
+  fill_when(disk, saving)
+  if room_again:  # at the next save, 1.5 s later
+    runs[0].when((disk / "filler").exists)
+    time.sleep(1)
     (disk / "filler").unlink()
-    for run in runs:
-      run.finish()
-    harness.check_readable(workdir)
-    assert harness.newest(workdir) == STEPS
+    (disk / "most").unlink()
+  if room_again and on_error == "continue" and not runs[0].wait(60):
+    assert not runs[1].wait(60)
+  else:
+    assert "space" in runs[0].error()
+    assert runs[1].wait(60) in (1, 134, -signal.SIGABRT)
+    assert set(harness.checkpoints(workdir)) >= set(left[-1:])
+  harness.check_readable(workdir)
+  (disk / "filler").unlink(missing_ok=True)
+  harness.finish(harness.pair(data, workdir, STEPS, **fields))
+  assert harness.saved(workdir, STEPS) == harness.saved(two_alone, STEPS)
 
 
-def test_a_run_stopped_over_a_full_disk_does_not_report_a_save(data, tmp_path):
-  with harness.small_disk(tmp_path / "disk", 40) as disk:
-    workdir = disk / "run"
-    run = harness.Run(data, workdir, 10_000, checkpoint__on_error="continue")
-    run.when(lambda: harness.newest(workdir) >= 5)
-    fill(disk)
-    run.when(lambda: "training continues" in run.output)
-    fill(disk)  # what a save that failed halfway gave back
-    left = harness.newest(workdir)
-    run.send(signal.SIGTERM)
-    error = run.error()
-    assert "space" in error and f"the checkpoint of step {left} is intact" in error, error
-    harness.check_readable(workdir)
+def test_two_processes_go_on_over_a_full_disk(data, disk):
+  workdir = disk / "run"
+  fields = {"checkpoint__on_error": "continue", "checkpoint__every_steps": 15}
+  runs = harness.pair(data, workdir, STEPS, head=harness.program(harness.PACED), **fields)
+  runs[0].until(5)  # no save is under way
+  fill(disk)
+  runs[0].when(lambda: "training continues" in runs[0].output)
+  (disk / "filler").unlink()
+  harness.finish(runs)
+  harness.check_readable(workdir)
+  assert harness.newest(workdir) == STEPS
 
 
-def test_a_workdir_that_becomes_read_only_is_a_clear_line(data, tmp_path):
-  with harness.small_disk(tmp_path / "disk", 40) as disk:
-    workdir = disk / "run"
-    harness.Run(data, workdir, 6, log__trackers="").finish()
-    before = {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()}
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    error = harness.Run(data, workdir, 6).error()
-    assert "Read-only file system" in error and str(disk) in error, error
-    assert {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()} == before
+def test_a_run_stopped_over_a_full_disk_does_not_report_a_save(data, disk):
+  workdir = disk / "run"
+  run = harness.Run(data, workdir, 10_000, checkpoint__on_error="continue")
+  run.when(lambda: harness.newest(workdir) >= 5)
+  fill(disk)
+  run.when(lambda: "training continues" in run.output)
+  fill(disk)  # what a save that failed halfway gave back
+  left = harness.newest(workdir)
+  run.send(signal.SIGTERM)
+  error = run.error()
+  assert "space" in error and f"the checkpoint of step {left} is intact" in error, error
+  harness.check_readable(workdir)
 
 
-def test_a_log_that_cannot_be_written_is_a_clear_line(data, alone, tmp_path):
-  workdir = tmp_path / "run"
+def test_a_workdir_that_becomes_read_only_is_a_clear_line(data, disk):
+  workdir = disk / "run"
+  harness.Run(data, workdir, 6, log__trackers="").finish()
+  before = {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()}
+  subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+  error = harness.Run(data, workdir, 6).error()
+  assert "Read-only file system" in error and str(disk) in error, error
+  assert {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()} == before
+
+
+def test_a_log_that_cannot_be_written_is_a_clear_line(data, alone, workdir):
   harness.Run(data, workdir, 6).finish()
   history = workdir / "metrics.jsonl"
   history.rename(workdir / "kept")
@@ -187,33 +173,6 @@ def test_a_log_that_cannot_be_written_is_a_clear_line(data, alone, tmp_path):
   assert str(history) in error and "directory" in error, error
   assert harness.newest(workdir) == 6
   harness.check_readable(workdir)
-
-
-def copy_with(alone, tmp_path, damage) -> object:
-  """Returns a copy of the finished run whose newest checkpoint is damaged."""
-  workdir = shutil.copytree(alone, tmp_path / "run")
-  damage(workdir / "checkpoints" / str(STEPS))
-  return workdir
-
-
-DAMAGES = {
-  "bit-flipped": lambda folder: flip(largest(folder)),
-  "truncated": lambda folder: os.truncate(largest(folder), 1000),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_checkpoint_is_refused_or_the_one_before_is_taken(data, alone, tmp_path, damage):
-  workdir = copy_with(alone, tmp_path, damage)
-  error = harness.Run(data, workdir, STEPS).error()
-  assert f"{workdir}/checkpoints/{STEPS} is damaged" in error
-  assert "--config.checkpoint.fallback=true" in error
-  assert harness.newest(workdir) == STEPS  # nothing was changed
-  output = harness.Run(data, workdir, STEPS, checkpoint__fallback="true").finish()
-  place = workdir / "damaged" / str(STEPS)
-  assert "is damaged" in output and f"moved to {place}" in output
-  assert f"resuming from step {STEPS - STEPS % harness.EVERY}" in output and place.is_dir()
-  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
 
 
 def test_where_all_checkpoints_are_damaged_a_fallback_starts_anew(data, alone, tmp_path):
@@ -286,10 +245,9 @@ def swap(folder) -> None:
   ],
   ids=["bit-flipped", "shortened", "another's of its size", "another's"],
 )
-def test_a_damaged_shard_is_found(data, tmp_path, damage, always):
+def test_a_damaged_shard_is_found(data, tmp_path, workdir, damage, always):
   copy = shutil.copytree(data, tmp_path / "data")
   damage(copy / "data")
-  workdir = tmp_path / "run"
   error = harness.Run(copy, workdir, 2, "--verify").error()
   assert f"{copy / 'data' / SHARD} " in error, error
   if always:

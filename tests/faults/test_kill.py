@@ -45,7 +45,7 @@ def test_a_dozen_kills_end_in_the_same_bits(data, tmp_path, monkeypatch):
   print(f"FAULTS_SEED={SEED}")
 
   def kill(what: str, run: harness.Run, condition, later: float = 0.0) -> None:
-    run.when(condition)
+    run.when(lambda: condition(run))
     time.sleep(later)
     run.kill()
     harness.check_readable(workdir)
@@ -54,25 +54,25 @@ def test_a_dozen_kills_end_in_the_same_bits(data, tmp_path, monkeypatch):
   def start() -> harness.Run:
     return harness.Run(data, workdir, STEPS, **harness.ELECTRA)
 
+  def restores(run: harness.Run) -> bool:
+    return "changed from base" in run.output
+
   # With nothing compiled yet, so that these fall into the start and the first compilation.
   with monkeypatch.context() as patch:
     patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    kill("at the start", start(), lambda: True, rng.uniform(0.5, 5))
+    kill("at the start", start(), lambda _: True, rng.uniform(0.5, 5))
     for _ in range(2):
-      run = start()
-      kill("compiling", run, lambda r=run: "changed from base" in r.output, rng.uniform(0, 3))
+      kill("compiling", start(), restores, rng.uniform(0, 3))
   for after in sorted(rng.sample(range(1, 11), 3)):
-    reached = harness.reaches(workdir, after)
-    kill(f"after step {after}", start(), reached)
+    kill(f"after step {after}", start(), lambda run, n=after: run.has_reached(n))
   for _ in range(2):
     saving = harness.saves(workdir)
-    kill("saving", start(), saving, rng.uniform(0, 0.02))
+    kill("saving", start(), lambda _, saving=saving: saving(), rng.uniform(0, 0.02))
   for _ in range(2):
-    run = start()
-    kill("restoring", run, lambda r=run: "changed from base" in r.output, rng.uniform(0, 0.2))
+    kill("restoring", start(), restores, rng.uniform(0, 0.2))
   for after in sorted(rng.sample(range(12, 30), 2)):
-    reached = harness.reaches(workdir, max(after, harness.newest(workdir) + 1))
-    kill(f"after step {after}", start(), reached)
+    step = max(after, harness.newest(workdir) + 1)
+    kill(f"after step {step}", start(), lambda run, n=step: run.has_reached(n))
   output = start().finish()
   assert "resuming from step" in output
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
@@ -94,8 +94,7 @@ os.unlink = die
 """
 
 
-def test_a_checkpoint_that_is_half_deleted_does_not_count_as_one(data, alone, tmp_path):
-  workdir = tmp_path / "run"
+def test_a_checkpoint_that_is_half_deleted_does_not_count_as_one(data, alone, workdir):
   run = harness.Run(data, workdir, STEPS, head=harness.program(DIES_DELETING))
   assert run.wait(120) == -signal.SIGKILL
   harness.check_readable(workdir)
@@ -106,9 +105,8 @@ def test_a_checkpoint_that_is_half_deleted_does_not_count_as_one(data, alone, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
-def test_a_stopped_run_saves_and_resumes_to_the_same_bits(data, alone, tmp_path, number):
-  workdir = tmp_path / "run"
-  run = harness.Run(data, workdir, STEPS).when(harness.reaches(workdir, 7))
+def test_a_stopped_run_saves_and_resumes_to_the_same_bits(data, alone, workdir, number):
+  run = harness.Run(data, workdir, STEPS).until(7)
   run.send(number)
   assert run.wait(30) == harness.STOPPED
   stopped = harness.newest(workdir)
@@ -126,10 +124,8 @@ Checkpoints.wait = lambda self: (time.sleep(2), wait(self))[1]
 """
 
 
-def test_a_second_signal_does_not_end_the_last_save(data, alone, tmp_path):
-  workdir = tmp_path / "run"
-  head, reached = harness.program(SLOW_SAVE), harness.reaches(workdir, 7)
-  run = harness.Run(data, workdir, STEPS, head=head).when(reached)
+def test_a_second_signal_does_not_end_the_last_save(data, alone, workdir):
+  run = harness.Run(data, workdir, STEPS, head=harness.program(SLOW_SAVE)).until(7)
   run.send(signal.SIGTERM)
   run.when(lambda: "stopping after step" in run.output)
   time.sleep(1)  # the steps are over, the save is not

@@ -12,11 +12,10 @@ pytestmark = pytest.mark.faults
 
 
 def test_what_was_compiled_is_kept_and_the_last_lines_say_where_time_went(
-  data, alone, tmp_path, monkeypatch
+  data, alone, workdir, monkeypatch
 ):
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")  # of all tests; the default is what is tested
   monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-  workdir = tmp_path / "run"
   harness.Run(data, workdir, 7).finish()
   compiled = sorted((workdir / "compiled").glob("*-cache"))
   assert compiled
@@ -38,26 +37,10 @@ def test_what_was_compiled_is_kept_and_the_last_lines_say_where_time_went(
   assert "resuming from step 40" in again
 
 
-def trace_of(workdir, output: str, *steps: int) -> None:
-  """Checks that there is one trace, of these steps."""
-  (line,) = (x for x in output.splitlines() if "trace of steps " in x)
+def test_a_trace_is_taken_on_a_signal_and_changes_nothing(data, alone, workdir):
+  run = harness.Run(data, workdir, STEPS, profile__signal_steps=2).until(5)
+  os.kill(run.process.pid, signal.SIGUSR2)
+  (line,) = (x for x in run.finish().splitlines() if "trace of steps " in x)
   (trace,) = workdir.glob("profile/plugins/profile/*/*.xplane.pb")
   assert b"train" in trace.read_bytes() and str(workdir / "profile") in line
-  if steps:
-    assert f"trace of steps {steps[0]} to {steps[1]}" in line, line
-
-
-def test_a_trace_of_given_steps_is_taken_and_changes_nothing(data, alone, tmp_path):
-  workdir = tmp_path / "run"
-  output = harness.Run(data, workdir, STEPS, profile__steps="6:7").finish()
-  trace_of(workdir, output, 6, 7)
-  assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)
-
-
-def test_a_trace_is_taken_on_a_signal(data, alone, tmp_path):
-  workdir = tmp_path / "run"
-  reached = harness.reaches(workdir, 5)
-  run = harness.Run(data, workdir, STEPS, profile__signal_steps=2).when(reached)
-  os.kill(run.process.pid, signal.SIGUSR2)
-  trace_of(workdir, run.finish())
   assert harness.outcome(workdir, STEPS) == harness.outcome(alone, STEPS)

@@ -20,11 +20,9 @@ PACED = harness.program(harness.PACED)
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["both", "one of two"])
-def test_after_a_signal_two_processes_save_the_same_step(data, two_alone, tmp_path, both):
-  workdir = tmp_path / "run"
-  reached = harness.reaches(workdir, 7)
+def test_after_a_signal_two_processes_save_the_same_step(data, two_alone, workdir, both):
   runs = harness.pair(data, workdir, STEPS, head=PACED)
-  runs[0].when(reached)
+  runs[0].until(7)
   for run in runs if both else runs[1:]:
     run.send(signal.SIGTERM)
   started = time.monotonic()
@@ -33,7 +31,7 @@ def test_after_a_signal_two_processes_save_the_same_step(data, two_alone, tmp_pa
   stopped = harness.newest(workdir)
   assert 7 <= stopped == harness.last_line(workdir) < STEPS
   harness.check_readable(workdir)
-  first, second = (run.finish() for run in harness.pair(data, workdir, STEPS))
+  first, second = harness.finish(harness.pair(data, workdir, STEPS))
   assert f"resuming from step {stopped}" in first and "step" not in second
   assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
 
@@ -43,35 +41,34 @@ SLOW_EVALUATION = harness.PACED.replace("train_step", "eval_step").replace("0.3"
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_signal_in_an_evaluation_ends_the_run_which_then_repeats_it(data, tmp_path, count):
-  workdir, alone = tmp_path / "run", tmp_path / "alone"
+def test_a_signal_in_an_evaluation_ends_the_run_which_then_repeats_it(
+  data, tmp_path, workdir, count
+):
+  alone = tmp_path / "alone"
   fields = {"eval__batch_size": 2, "eval__every_steps": 10}
-  for run in harness.pair(data, alone, 20, count, **fields):
-    run.finish()
-  reached = harness.reaches(workdir, 10)
+  harness.finish(harness.pair(data, alone, 20, count, **fields))
   runs = harness.pair(data, workdir, 20, count, head=harness.program(SLOW_EVALUATION), **fields)
-  runs[0].when(reached)
+  runs[0].until(10)
   runs[-1].send(signal.SIGTERM)
   assert [run.wait(30) for run in runs] == [harness.STOPPED] * count
   assert harness.newest(workdir) == 10
   assert harness.lines(workdir)[-1]["split"] == "train"
-  for run in harness.pair(data, workdir, 20, count, **fields):
-    run.finish()
+  harness.finish(harness.pair(data, workdir, 20, count, **fields))
   assert harness.outcome(workdir, 20) == harness.outcome(alone, 20)
 
 
 @pytest.mark.parametrize(("killed", "starting"), [(0, False), (1, False), (1, True)])
 def test_where_one_of_two_dies_the_other_ends_with_a_message(
-  data, two_alone, tmp_path, killed, starting
+  data, two_alone, workdir, killed, starting
 ):
-  workdir = tmp_path / "run"
   if starting:  # again, from a checkpoint
     shutil.copytree(two_alone, workdir)
     shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-  reached = harness.reaches(workdir, 7)
   runs = harness.pair(data, workdir, STEPS, hosts__timeout_secs=20)
   # What has been described is restored next.
-  runs[0].when((lambda: "changed from base" in runs[0].output) if starting else reached)
+  runs[0].when(
+    lambda: "changed from base" in runs[0].output if starting else runs[0].has_reached(7)
+  )
   runs[killed].kill()
   started = time.monotonic()
   other = runs[1 - killed]
@@ -80,7 +77,7 @@ def test_where_one_of_two_dies_the_other_ends_with_a_message(
   # Ours, or that of JAX's runtime where its thread was faster.
   assert re.search("error: lost another process of this run|another task died", other.output)
   harness.check_readable(workdir)
-  first, _ = (run.finish() for run in harness.pair(data, workdir, STEPS))
+  first, _ = harness.finish(harness.pair(data, workdir, STEPS))
   assert "resuming from step" in first
   assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
 
@@ -110,14 +107,12 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
   moves its weight by up to the learning rate.
   """
   for count in (1, 4):
-    for run in harness.pair(data, tmp_path / str(count), 20, count, **EXACT):
-      run.finish()
+    harness.finish(harness.pair(data, tmp_path / str(count), 20, count, **EXACT))
   for i, count in enumerate((1, 2, 4, 1)):
     kept = {**EXACT, "checkpoint__keep": 9}
     runs = harness.pair(data, tmp_path / "moved", 20, count, head=PACED, **kept)
     if i < 3:
-      reached = harness.reaches(tmp_path / "moved", 5 * (i + 1) - 2)
-      runs[0].when(reached)
+      runs[0].until(5 * (i + 1) - 2)
       runs[-1].send(signal.SIGTERM)
       assert {run.wait(60) for run in runs} == {harness.STOPPED}
     else:
@@ -128,9 +123,8 @@ def test_one_two_and_four_processes_train_the_same_parameters(data, tmp_path):
     print(f"{name}: {max(np.abs(found[key] - one[key]).max() for key in one):.1e} apart")
     for key, value in found.items():
       np.testing.assert_allclose(value, one[key], rtol=0, atol=1e-6, err_msg=f"{name}: {key}")
-    for ours, theirs in zip(
-      harness.lines(tmp_path / name), harness.lines(tmp_path / "1"), strict=True
-    ):
+    histories = (harness.lines(tmp_path / folder) for folder in (name, "1"))
+    for ours, theirs in zip(*histories, strict=True):
       # Which tokens were drawn is the same in every step: their shares are equal to the last bit.
       for key in ("step", "split", "replaced"):
         assert ours[key] == theirs[key], (name, key)
@@ -143,8 +137,7 @@ def test_two_processes_go_back_together_from_nan(data, tmp_path):
   fields = {"health__on_nan": "rollback", **EXACT}
   for count in (1, 2):
     workdir = tmp_path / str(count)
-    for run in harness.pair(data, workdir, 20, count, head=harness.poison(12), **fields):
-      run.finish()
+    harness.finish(harness.pair(data, workdir, 20, count, head=harness.poison(12), **fields))
     assert harness.meta(workdir, 20)["skipped"] == [12]
     harness.check_readable(workdir)
   one, two = (params(tmp_path / str(count), 20) for count in (1, 2))
@@ -173,11 +166,9 @@ def slowed(run: harness.Run):
     thread.join()
 
 
-def test_the_process_that_holds_the_others_up_is_named(data, tmp_path):
-  workdir = tmp_path / "run"
-  reached = harness.reaches(workdir, 4)
+def test_the_process_that_holds_the_others_up_is_named(data, workdir):
   runs = harness.pair(data, workdir, 10_000, log__every_steps=4, log__trackers="")
-  runs[0].when(reached)
+  runs[0].until(4)
   slow = re.compile(r"warning: process 1 \(.+\) is slow: its own step time is \d")
   assert not slow.search(runs[0].output)
   with slowed(runs[1]):
@@ -194,8 +185,7 @@ def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone,
   workdir, whole, fields = tmp_path / "run", two_alone, {"optimizer__sharded": sharded}
   if sharded:
     whole = tmp_path / "whole"
-    for run in harness.pair(data, whole, STEPS, **fields):
-      run.finish()
+    harness.finish(harness.pair(data, whole, STEPS, **fields))
   shutil.copytree(whole, workdir)
   newest = workdir / "checkpoints" / str(STEPS)
   before = workdir / "checkpoints" / str(harness.checkpoints(workdir)[-2])
@@ -207,7 +197,7 @@ def test_a_damaged_checkpoint_is_set_aside_by_two_processes_too(data, two_alone,
     error = run.error()
     assert f"checkpoints/{STEPS} is damaged" in error
   runs = harness.pair(data, workdir, STEPS, checkpoint__fallback="true", **fields)
-  first, _ = (run.finish() for run in runs)
+  first, _ = harness.finish(runs)
   for path in [newest] if sharded else [newest, before]:
     assert f"moved to {workdir / 'damaged' / path.name}" in first
   assert harness.outcome(workdir, STEPS) == harness.outcome(whole, STEPS)
@@ -289,20 +279,16 @@ def test_a_process_that_has_something_else_is_named_by_all(
   assert errors[0].startswith(f"{start}0 has ") and errors[1].startswith(f"{start}1 has {of}")
 
 
-def test_two_processes_share_the_optimizers_state(data, two_alone, tmp_path):
+def test_two_processes_share_the_optimizers_state(data, two_alone, workdir):
   """ZeRO-1 over processes: each has a part, the checkpoint has it all, and one process reads it."""
-  workdir = tmp_path / "run"
-  reached = harness.reaches(workdir, 7)
   runs = harness.pair(data, workdir, STEPS, head=PACED, optimizer__sharded="true")
-  runs[0].when(reached)
+  runs[0].until(7)
   runs[1].send(signal.SIGTERM)
   assert [run.wait(60) for run in runs] == [harness.STOPPED] * 2
   harness.check_readable(workdir)
   harness.Run(data, workdir, STEPS).finish()
-  shapes = [
-    {k: v["shape"] for k, v in harness.saved(w, STEPS).items()} for w in (workdir, two_alone)
-  ]
-  assert shapes[0] == shapes[1]
+  ours, theirs = (harness.saved(folder, STEPS) for folder in (workdir, two_alone))
+  assert {k: x["shape"] for k, x in ours.items()} == {k: x["shape"] for k, x in theirs.items()}
   # Until it was stopped. This rate makes a thousandth of the smallest differences ten steps later.
   for ours, theirs in zip(harness.lines(workdir)[:7], harness.lines(two_alone)[:7], strict=True):
     np.testing.assert_allclose(ours["mlm_loss"], theirs["mlm_loss"], 1e-5, err_msg=ours["step"])
