@@ -120,28 +120,21 @@ class Worker:
     return EncodedSplit(records, tokens, discarded)
 
 
-_worker: Worker | None = None
-
-
-def _prepare(work: WorkerSpec) -> None:
-  global _worker
-  _worker = Worker(work)
-
-
-def _run(chunk: Chunk) -> EncodedChunk:
-  return _worker(chunk)
-
-
 @functools.lru_cache(maxsize=1)
-def _worker_of(work: WorkerSpec, thread: int) -> Worker:
-  """Returns the worker of a thread, which knows words of the parts before, if it had one."""
+def _worker(work: WorkerSpec, thread: int) -> Worker:
+  """Returns the worker of a thread, which knows words of the chunks before, if it had one."""
   return Worker(work)
+
+
+def _run(work: WorkerSpec, chunk: Chunk) -> EncodedChunk:
+  return _worker(work, threading.get_ident())(chunk)
 
 
 def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[EncodedChunk]:
   """Yields the result of `Worker` for each chunk, in order, computed by `workers` processes."""
   if workers == 1:
-    yield from map(_worker_of(work, threading.get_ident()), items)
+    yield from map(_worker(work, threading.get_ident()), items)
     return
-  with pool.start(workers, _prepare, work) as executor:
-    yield from pool.in_order(executor, _run, items, IN_FLIGHT * workers)
+  with pool.start(workers) as executor:
+    run = functools.partial(_run, work)
+    yield from pool.in_order(executor, run, items, IN_FLIGHT * workers)

@@ -24,23 +24,8 @@ class WorkerError(ValueError):
   """A worker process died."""
 
 
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-  """Turns garbage collection off: a build leaves no cycles, and it takes a seventh of the time."""
-  was_on = gc.isenabled()
-  gc.disable()
-  try:
-    yield
-  finally:
-    if was_on:
-      gc.enable()
-
-
 class _Process(multiprocessing.context.SpawnProcess):
-  """A spawned process that does not run the program's main file again, which need not be guarded.
-
-  What it is given to do is in modules.
-  """
+  """A spawned process that does not run the program's main file, which need not be guarded."""
 
   @staticmethod
   def _Popen(process):  # noqa: N802 (of the standard library)
@@ -58,17 +43,16 @@ class _Context(multiprocessing.context.SpawnContext):
 
 
 @contextlib.contextmanager
-def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[ProcessPoolExecutor]:
-  """Starts processes, each of which first calls prepare(*args).
+def start(workers: int) -> Iterator[ProcessPoolExecutor]:
+  """Starts processes, which end with this one, even if it is killed.
 
-  They end with this process, even if it is killed. They are spawned, not forked: this process may
-  run TensorFlow threads, which a fork would break.
+  They are spawned, not forked: this process may run TensorFlow threads, which a fork would break.
   """
   pool = ProcessPoolExecutor(
     workers,
     mp_context=_Context(),
     initializer=_start_worker,
-    initargs=(registry.origins(), prepare, args),
+    initargs=(registry.origins(),),
   )
   try:
     yield pool
@@ -76,15 +60,13 @@ def start(workers: int, prepare: Callable | None = None, *args) -> Iterator[Proc
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(modules: list[str], prepare: Callable | None, args: tuple) -> None:
+def _start_worker(modules: list[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
   threading.Thread(target=_end_with_parent, daemon=True).start()
   os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes use all cores already
-  gc.disable()  # see `without_collection`
+  gc.disable()  # as in `runners.PartWork`
   for module in modules:
     registry.import_module(module)
-  if prepare:
-    prepare(*args)
 
 
 def _end_with_parent() -> None:

@@ -10,11 +10,10 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import operator
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 # Names of the five tokens that pretraining needs, BERT's first.
@@ -84,9 +83,9 @@ def load(
   if not path.is_file():
     raise VocabError(f"{path}: no such vocabulary file")
   if path.suffix == ".txt":
-    return WordPiece(path, lowercase, lowercase if strip_accents is None else strip_accents)
+    return _load_pieces(path, lowercase, lowercase if strip_accents is None else strip_accents)
   if path.suffix == ".json":
-    return TokenizerJson(path)
+    return _load_json(path)
   if path.suffix == ".model":
     return SentencePiece(path)
   raise VocabError(f"{path}: a vocabulary must be a .txt, .json or .model file")
@@ -181,11 +180,11 @@ class Tokenizer(abc.ABC):
     shutil.copyfile(self.path, Path(folder) / self.vocab.file)
 
 
-class _HuggingFace(Tokenizer):
-  """Shared code of the two kinds that use the `tokenizers` library."""
+class HuggingFace(Tokenizer):
+  """A tokenizer of the `tokenizers` library, `engine`."""
 
-  def _finish(self, engine, kind: str, special_ids: Iterable[int], **rules):
-    self._engine = engine
+  def __init__(self, path: Path, engine, kind: str, special_ids: Iterable[int] = (), **rules):
+    self.path, self._engine = path, engine
     self._cache: dict[str, tuple[int, ...]] = {}
     # Under BERT's rules, units can be encoded one by one: the normaliser works on single
     # characters, the pre-tokenizer always splits at a space and around punctuation, and the model
@@ -198,7 +197,7 @@ class _HuggingFace(Tokenizer):
       and all(token.special for token in added)  # others may contain spaces
     )
     ids = engine.get_vocab(with_added_tokens=True)
-    self.vocab = _vocab(self.path, kind, max(ids.values()) + 1, ids.get, special_ids, **rules)
+    self.vocab = _vocab(path, kind, max(ids.values()) + 1, ids.get, special_ids, **rules)
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
@@ -207,26 +206,14 @@ class _HuggingFace(Tokenizer):
     if len(cache) > CACHE_ENTRIES:
       cache.clear()
     split = list(map(_UNITS.findall, texts))
-    new = sorted(set(itertools.chain.from_iterable(split)).difference(cache))
-    plain = [unit for unit in new if unit.isascii() and unit.isalnum()]
-    cache.update(zip(plain, self._encode_words(plain), strict=True))
-    others = [unit for unit in new if unit not in cache]
-    cache.update(zip(others, map(tuple, self._encode_texts(others)), strict=True))
     flatten = itertools.chain.from_iterable
+    new = sorted(set(flatten(split)).difference(cache))
+    cache.update(zip(new, map(tuple, self._encode_texts(new)), strict=True))
     result = [list(flatten(map(cache.__getitem__, units))) for units in split]
     for unit in new:
       if len(unit) > CACHE_CHARS:
         del cache[unit]
     return result
-
-  def _encode_words(self, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Yields the ids of each ASCII word, encoded in batches because a call is slow."""
-    groups = [words[i : i + 256] for i in range(0, len(words), 256)]
-    lines = [" ".join(group) for group in groups]
-    for encoding in self._engine.encode_batch(lines, add_special_tokens=False):
-      pairs = zip(encoding.word_ids, encoding.ids, strict=True)
-      for _, run in itertools.groupby(pairs, operator.itemgetter(0)):
-        yield tuple([i for _, i in run])
 
   def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
     encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -261,37 +248,31 @@ def read_pieces(path: Path) -> list[str]:
   return pieces
 
 
-class WordPiece(_HuggingFace):
-  """BERT's tokenizer over a vocab.txt: one piece per line, its id is the line number from 0."""
-
-  def __init__(self, path: Path, lowercase: bool, strip_accents: bool):
-    self.path = path
-    ids = {piece: i for i, piece in enumerate(read_pieces(path))}
-    unk = next((name for name in SPECIAL_NAMES["unk"] if name in ids), None)
-    engine = bert_engine(ids, unk or "[UNK]", lowercase, strip_accents)
-    self._finish(engine, "wordpiece", (), lowercase=lowercase, strip_accents=strip_accents)
+def _load_pieces(path: Path, lowercase: bool, strip_accents: bool) -> HuggingFace:
+  """Loads BERT's tokenizer over a vocab.txt: a piece on each line, its id is the line from 0."""
+  ids = {piece: i for i, piece in enumerate(read_pieces(path))}
+  unk = next((name for name in SPECIAL_NAMES["unk"] if name in ids), "[UNK]")
+  engine = bert_engine(ids, unk, lowercase, strip_accents)
+  return HuggingFace(path, engine, "wordpiece", lowercase=lowercase, strip_accents=strip_accents)
 
 
-class TokenizerJson(_HuggingFace):
-  """A tokenizer.json of the `tokenizers` library; the file defines the normalisation."""
+def _load_json(path: Path) -> HuggingFace:
+  """Loads a tokenizer.json of the `tokenizers` library; the file defines the normalisation."""
+  from tokenizers import Tokenizer as Engine
 
-  def __init__(self, path: Path):
-    from tokenizers import Tokenizer as Engine
-
-    self.path = path
-    try:
-      engine = Engine.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-      raise VocabError(f"{path}: not a tokenizer.json ({first_line(error)})") from None
-    engine.no_padding()
-    engine.no_truncation()
-    engine.encode_special_tokens = True  # the name of a special token in a text is plain text
-    try:
-      engine.encode(UNKNOWN)
-    except Exception as error:
-      raise VocabError(f"{path}: cannot encode unknown text ({first_line(error)})") from None
-    special = (i for i, token in engine.get_added_tokens_decoder().items() if token.special)
-    self._finish(engine, "tokenizer.json", special)
+  try:
+    engine = Engine.from_file(str(path))
+  except Exception as error:  # the library raises plain Exception
+    raise VocabError(f"{path}: not a tokenizer.json ({first_line(error)})") from None
+  engine.no_padding()
+  engine.no_truncation()
+  engine.encode_special_tokens = True  # the name of a special token in a text is plain text
+  try:
+    engine.encode(UNKNOWN)
+  except Exception as error:
+    raise VocabError(f"{path}: cannot encode unknown text ({first_line(error)})") from None
+  special = [i for i, token in engine.get_added_tokens_decoder().items() if token.special]
+  return HuggingFace(path, engine, "tokenizer.json", special)
 
 
 class SentencePiece(Tokenizer):
@@ -319,8 +300,7 @@ class SentencePiece(Tokenizer):
 
   def decode(self, ids: Sequence[int]) -> str:
     # The library drops control tokens: they are put back between the runs of text.
-    special = set(self.vocab.special_ids)
-    parts = []
+    special, parts = set(self.vocab.special_ids), []
     for is_special, run in itertools.groupby(map(int, ids), special.__contains__):
       if is_special:
         parts.extend(map(self._engine.id_to_piece, run))
