@@ -12,16 +12,7 @@ import pytest
 from conftest import SPECIAL, long_except, python
 
 from electra_jax.config import files
-from electra_jax.data import (
-  build,
-  build_vocab,
-  chunks,
-  duplicates,
-  pool,
-  shards,
-  sources,
-  tokenizer,
-)
+from electra_jax.data import build, chunks, duplicates, pool, shards, sources, tokenizer, vocabulary
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
 
@@ -215,10 +206,10 @@ def test_a_vocabulary_of_another_kind_replaces_the_old_file(tmp_path):
 def test_the_vocabulary_sample_is_bounded_and_spread():
   keys = [bytes([i % 256, i // 256] * 8) for i in range(5000)]
   pieces = [sources.TextChunk(key, True, 0, str(i), 10) for i, key in enumerate(keys)]
-  taken = [int(piece.text) for piece in build_vocab.sample(pieces, 5000)]
+  taken = [int(piece.text) for piece in vocabulary.sample(pieces, 5000)]
   assert len(taken) == 500 and taken == sorted(taken)
   assert np.mean(taken) == pytest.approx(2500, abs=250)
-  (beginning,) = build_vocab.sample([text._replace(text="äöü" * 9) for text in pieces[:9]], 7)
+  (beginning,) = vocabulary.sample([text._replace(text="äöü" * 9) for text in pieces[:9]], 7)
   assert beginning.text == "äöü"  # 7 bytes end within a character
 
 

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from electra_jax.config import files
-from electra_jax.data import build_vocab, chunks, examples, tokenizer, vocabulary
+from electra_jax.data import chunks, examples, tokenizer, vocabulary
 from electra_jax.data.tokenizer import VocabError
 from electra_jax.finetune import tagging
 
@@ -263,10 +263,10 @@ def test_no_shards_are_built_with_a_vocabulary_that_drops_unknown_text(tmp_path)
   engine.save(path)
   assert tokenizer.load(path).encode_batch(["a xyz a"]) == [[5, 5]]  # of earlier shards
   with pytest.raises(VocabError, match="drops text that it does not know: give its model an unk_"):
-    build_vocab.load_given(config)
+    vocabulary.load_given(config)
   engine.model = models.BPE(ids, [], unk_token="[UNK]")
   engine.save(path)
-  assert build_vocab.load_given(config).encode_batch(["a xyz a"]) == [[5, 1, 1, 1, 5]]
+  assert vocabulary.load_given(config).encode_batch(["a xyz a"]) == [[5, 1, 1, 1, 5]]
 
 
 def test_a_tokenizer_json_that_fails_at_unknown_text_is_refused(tmp_path):

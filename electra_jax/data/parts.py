@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.transformer_config import take_fields
-from electra_jax.data import build_vocab, chunks, duplicates, examples, pool, shards, tokenizer
+from electra_jax.data import chunks, duplicates, examples, pool, shards, tokenizer, vocabulary
 from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
@@ -190,7 +190,7 @@ def take_sample(work: Path, plan: Plan, part: int) -> None:
   label = f"reading text for {'the vocabulary' if plan.trains_vocab else 'duplicates'}"
   with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
     with Status(f"{label}{_of_part(plan, part)}", reader.done) as status:
-      found = build_vocab.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
+      found = vocabulary.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
     np.savez(folder / DIGESTS, **{str(place): found.array() for place, found in digests.items()})
     (folder / TEXTS).write_text(json.dumps([(x.document, x.text) for x in found]), "utf-8")
     content["sources"] = _counts(reader)
@@ -222,9 +222,9 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
       for part in range(plan.parts):
         found = _read(work / name_of(SAMPLE, part) / TEXTS)
         texts += [text for i, text in found if left_out is None or not left_out[part][i]]
-      vocab = build_vocab.trained(plan.config, texts, folder)
+      vocab = vocabulary.trained(plan.config, texts, folder)
     else:
-      vocab = build_vocab.given(plan.config, folder)
+      vocab = vocabulary.given(plan.config, folder)
     content["vocab"] = dataclasses.asdict(vocab)
 
 
@@ -309,37 +309,31 @@ class PartWriter:
   """Writes the records of one part."""
 
   def __init__(self, folder: Path, plan: Plan, spec: ExampleSpec, vocab: tokenizer.Vocab):
-    self._folder, self._spec = folder, spec
-    self._packed = spec.examples == "packed"
-    self._dtype = record_layout(plan, vocab)
+    self._folder, self._spec, self._dtype = folder, spec, record_layout(plan, vocab)
     per_shard = plan.config.data.examples_per_shard
     self._writers = {
       split: ShardWriter(folder, split, self._dtype, per_shard, vocab.size) for split in SPLITS
     }
-    self._counts = {split: {"tokens": 0, "discarded": 0} for split in SPLITS}
     self._rest = {split: np.zeros(0, self._dtype["ids"].base) for split in SPLITS}
 
   def append(self, chunk: chunks.EncodedChunk) -> None:
     """Adds the records of a chunk; with the last one a packed row may end early."""
     for split, found in chunk.splits.items():
-      self._counts[split]["tokens"] += found.tokens
-      self._counts[split]["discarded"] += found.discarded
-      records = found.data
-      if self._packed:
+      records, writer = found.data, self._writers[split]
+      if self._spec.examples == "packed":
         stream = np.concatenate([self._rest[split], records])
         records, self._rest[split] = examples.pack(stream, self._spec, self._dtype, chunk.last)
-      self._writers[split].append(records)
+      writer.append(records)
+      writer.counts.update(tokens=found.tokens, discarded=found.discarded)
 
   def finish(self) -> dict[str, dict]:
     """Closes the files and returns their counts, by split."""
-    found = {
-      split: self._counts[split]
-      | {"examples": writer.examples, "length": writer.length, "shards": writer.finish()}
+    frequencies = {split: writer.frequencies for split, writer in self._writers.items()}
+    np.savez_compressed(self._folder / FREQUENCIES, **frequencies)
+    return {
+      split: dict(writer.counts) | {"shards": writer.finish()}
       for split, writer in self._writers.items()
     }
-    counts = {split: writer.frequencies for split, writer in self._writers.items()}
-    np.savez_compressed(self._folder / FREQUENCIES, **counts)
-    return found
 
 
 def record_layout(plan: Plan, vocab: tokenizer.Vocab) -> np.dtype:

@@ -113,19 +113,15 @@ class Plan:
     return found
 
   def share(self, part: int) -> float:
-    """Returns the share of the input that a part has, 0 to 1.
+    """Returns the share of the input's bytes that a part has, 0 to 1.
 
-    By bytes; a dataset of TFDS, whose size is not known here, counts as an average file.
+    A dataset of TFDS, whose size is not known here, counts as an average file.
     """
     known = [size for entry in self.inputs for size in entry.sizes]
     average = sum(known) / len(known) if known else 1
-
-    def size(entry: Input, chosen: slice) -> float:
-      return sum(entry.sizes[chosen]) if entry.sizes else average
-
-    total = sum(size(entry, slice(None)) for entry in self.inputs)
-    own = sum(size(self.inputs[place], chosen) for place, chosen in self.ranges(part).items())
-    return own / total if total else 1 / self.parts
+    sizes = [size for entry in self.inputs for size in entry.sizes or [average]]
+    own = sizes[slice(*self._bounds[part : part + 2])]
+    return sum(own) / sum(sizes) if sum(sizes) else 1 / self.parts
 
 
 def versions() -> dict[str, str]:

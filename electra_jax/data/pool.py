@@ -49,10 +49,7 @@ def start(workers: int) -> Iterator[ProcessPoolExecutor]:
   They are spawned, not forked: this process may run TensorFlow threads, which a fork would break.
   """
   pool = ProcessPoolExecutor(
-    workers,
-    mp_context=_Context(),
-    initializer=_start_worker,
-    initargs=(registry.origins(),),
+    workers, mp_context=_Context(), initializer=_start_worker, initargs=(registry.origins(),)
   )
   try:
     yield pool

@@ -10,6 +10,7 @@ heldout-00000-of-00001.bin   the same, from documents excluded from training
 .joining.lock                by the one that joins the parts
 """
 
+import collections
 import contextlib
 import hashlib
 import json
@@ -46,16 +47,16 @@ class ShardWriter:
     self._dtype = dtype
     self._left = 0  # records that still fit the open file; 0 if none is open
     self._shards: list[dict] = []
-    self.examples = 0
-    self.length = 0  # sum of the lengths, special tokens included
+    # The sum of the lengths is with special tokens.
+    self.counts = collections.Counter(examples=0, length=0)
     self.frequencies = np.zeros(vocab_size, np.int64)  # of each id, padding excluded
 
   def append(self, records: np.ndarray) -> None:
     """Writes records [n]; full files are closed and synced."""
     used = np.arange(self._dtype["ids"].shape[0]) < records["length"][:, None]
     self.frequencies += np.bincount(records["ids"][used], minlength=len(self.frequencies))
-    self.examples += len(records)
-    self.length += int(records["length"].sum(dtype=np.int64))
+    length = int(records["length"].sum(dtype=np.int64))
+    self.counts.update(examples=len(records), length=length)
     while len(records):
       if not self._left:
         self._open()

@@ -1,18 +1,24 @@
-"""Trains subword vocabularies: WordPiece by `tokenizers`, unigram and BPE by `sentencepiece`."""
+"""The vocabulary of a build: a copy of a file, or one that is trained on a sample of the text.
 
+WordPiece is trained by `tokenizers`, unigram and BPE by `sentencepiece`.
+"""
+
+import heapq
 import itertools
+import json
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from electra_jax.data.tokenizer import (
-  SPECIAL_NAMES,
-  Tokenizer,
-  VocabError,
-  bert_engine,
-  first_line,
-  load,
-)
+from ml_collections import ConfigDict
+
+from electra_jax.data import sources, tokenizer
+from electra_jax.data.sources import TextChunk
+from electra_jax.data.status import print_line
+from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer, Vocab, VocabError, first_line
+from electra_jax.monitor.display import doing
+from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import replacing
 
 KINDS = ("wordpiece", "unigram", "bpe")
@@ -22,6 +28,86 @@ MAX_ALPHABET = 1000
 MIN_ALPHABET = 64
 MAX_REPEATS = 10_000  # of a word in one text for the trainer of WordPiece
 MAX_LINE_CHARS = 1000  # of a line for SentencePiece's trainer
+
+
+def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
+  """Loads the file `data.vocab`.
+
+  Raises:
+    ValueError: it has entries twice, drops unknown text, or has rules of its own where
+      `strip_accents` is set.
+  """
+  data = config.data
+  if data.vocab.endswith(".txt"):
+    counts = Counter(tokenizer.read_pieces(Path(data.vocab)))
+    if twice := [piece for piece, n in counts.items() if n > 1]:
+      raise ValueError(f"{data.vocab} has {len(twice)} entries twice, the first is {twice[0]!r}")
+  loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents)
+  if data.strip_accents is not None and loaded.vocab.kind != "wordpiece":
+    raise VocabError(
+      f"config.data.strip_accents={data.strip_accents}: {data.vocab} has its own rules, leave it"
+    )
+  if loaded.vocab.kind == "tokenizer.json" and loaded.encode_batch([tokenizer.UNKNOWN]) == [[]]:
+    if json.loads(loaded.engine_json())["model"].get("unk_token", "") is None:
+      raise VocabError(
+        f"{data.vocab} drops text that it does not know: give its model an unk_token, such as [UNK]"
+      )
+  return loaded
+
+
+def given(config: ConfigDict, folder: Path) -> Vocab:
+  """Copies the file `data.vocab` to a folder and returns its vocabulary; raises as `load_given`."""
+  data, loaded = config.data, load_given(config)
+  loaded.save(folder)
+  if data.strip_accents is None and loaded.vocab.strip_accents:
+    pieces = Path(data.vocab).read_text("utf-8").split("\n")
+    if (count := sum(map(_has_accents, pieces))) > 0.01 * len(pieces):
+      print_line(
+        f"note: {data.vocab} has {count:,} entries with accents, which BERT's rule strips"
+        " from text: set config.data.strip_accents=false if they were kept when it was trained"
+      )
+  return loaded.vocab
+
+
+def _has_accents(piece: str) -> bool:
+  return any(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", piece))
+
+
+def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
+  """Trains the vocabulary on texts and writes it to a folder."""
+  data = config.data
+  kind = "wordpiece" if data.vocab == "wordpiece" else "sentencepiece"
+  size = sum(len(text.encode()) for text in texts)
+  print_line(f"training a {data.vocab} vocabulary of {data.vocab_size:,} on {size / 1e6:.1f} MB")
+  with doing("training the vocabulary", log_console()):
+    return train(
+      data.vocab,
+      (line for text in texts for line in text.split("\n")),
+      size=data.vocab_size,
+      path=folder / tokenizer.FILES[kind],
+      lowercase=data.lowercase,
+      strip_accents=bool(data.strip_accents),
+    ).vocab
+
+
+def sample(texts: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
+  """Returns texts of at most `most_bytes` in total, sampled evenly from the stream by their hash.
+
+  If even one is too long, it is the beginning of that one.
+  """
+  heap: list[tuple[float, int, TextChunk]] = []  # the largest draw on top
+  size = 0
+  for i, text in enumerate(texts):
+    draw = sources.fraction(text.key + i.to_bytes(8, "little"), "vocab")
+    heapq.heappush(heap, (-draw, i, text))
+    size += text.size
+    while size > most_bytes and len(heap) > 1:
+      size -= heapq.heappop(heap)[2].size
+  found = [text for _, _, text in sorted(heap, key=lambda entry: entry[1])]
+  if size > most_bytes:
+    beginning = found[0].text.encode()[:most_bytes].decode(errors="ignore")
+    return [found[0]._replace(text=beginning)]
+  return found
 
 
 def train(
@@ -44,12 +130,13 @@ def train(
   """
   check_accents(kind, strip_accents)
   if kind == "wordpiece":
-    _train_wordpiece(texts, size, path, bert_engine({}, "[UNK]", lowercase, strip_accents))
+    engine = tokenizer.bert_engine({}, "[UNK]", lowercase, strip_accents)
+    _train_wordpiece(texts, size, path, engine)
   elif kind in KINDS:
     _train_sentencepiece(kind, texts, size, path, lowercase)
   else:
     raise VocabError(f"data.vocab={kind!r} is neither a file nor one of {', '.join(KINDS)}")
-  return load(path, lowercase, strip_accents)
+  return tokenizer.load(path, lowercase, strip_accents)
 
 
 def check_accents(kind: str, strip_accents: bool | None) -> None:
@@ -81,18 +168,16 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
     limit_alphabet=len(alphabet),
     show_progress=False,
   )
-  # Only the counts of words matter, so each word is repeated by its count.
-  repeated = (" ".join(itertools.repeat(word, count)) for word, count in _split_counts(words))
-  engine.train_from_iterator(repeated, trainer)
+  engine.train_from_iterator(_repeated(words), trainer)  # only the counts of words matter
   ids = engine.get_vocab(with_added_tokens=True)
   path.write_text("".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)), encoding="utf-8")
 
 
-def _split_counts(words: Counter[str]) -> Iterator[tuple[str, int]]:
-  """Yields (word, count) with counts of at most MAX_REPEATS, to limit the joined text."""
+def _repeated(words: Counter[str]) -> Iterator[str]:
+  """Yields each word as often as it occurs, at most MAX_REPEATS times in one text."""
   for word in sorted(words):
     for start in range(0, words[word], MAX_REPEATS):
-      yield word, min(MAX_REPEATS, words[word] - start)
+      yield " ".join([word] * min(MAX_REPEATS, words[word] - start))
 
 
 def _alphabet(words: Counter[str], engine, size: int) -> list[str]:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from rich.table import Table
 
 from electra_jax.config import schema
-from electra_jax.data import build_vocab, parts, pool, shards, sources, tokenizer, vocabulary
+from electra_jax.data import parts, pool, shards, sources, tokenizer, vocabulary
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan, settings
 from electra_jax.data.runners import RUNNERS, PartWork
@@ -136,7 +136,7 @@ def _opened(
     if not found:
       plans.check(config, count)
       if config.data.vocab not in vocabulary.KINDS:
-        build_vocab.load_given(config)  # raises before there is a folder
+        vocabulary.load_given(config)  # raises before there is a folder
       locks.enter_context(shards.locked(folder / LOCK_FILE, shared=shared))
       if is_new and not shared:
         locks.callback(remove_unused, folder)
