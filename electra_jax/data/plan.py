@@ -37,8 +37,7 @@ EARLIER = {"parts": 1, "dedup": ""}
 
 def settings(config: ConfigDict) -> dict:
   """Returns the fields that determine the shards, as {name: value}."""
-  fields = (name for name, row in schema.PRETRAINING.items() if row.builds)
-  names = [name.partition(".")[2] for name in fields]
+  names = [name.removeprefix("data.") for name, row in schema.PRETRAINING.items() if row.builds]
   return {"seed": config.seed} | {name: config.data[name] for name in names}
 
 
@@ -69,19 +68,17 @@ class Plan:
     return self.settings["parts"]
 
   @property
-  def needs_sample(self) -> bool:
-    """Whether a first pass reads the text, for a vocabulary or for duplicates."""
-    return self.trains_vocab or self.drops_duplicates
-
-  @property
   def drops_duplicates(self) -> bool:
-    """Whether documents that were seen before are left out."""
     return bool(self.config.data.dedup)
 
   @property
   def trains_vocab(self) -> bool:
-    """Whether the vocabulary is trained on the text."""
     return self.config.data.vocab in vocabulary.KINDS
+
+  @property
+  def needs_sample(self) -> bool:
+    """Whether a first pass reads the text, for a vocabulary or for duplicates."""
+    return self.trains_vocab or self.drops_duplicates
 
   @functools.cached_property
   def text(self) -> str:

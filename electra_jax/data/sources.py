@@ -105,18 +105,16 @@ def _parse_entry(entry: str) -> TextSource:
   if not 0 < value < math.inf:
     raise SourceError(f"source {entry!r}: the weight must be above 0, got {weight}")
   kind, _, target = text.partition(":")
+  pattern, _, field = target.rpartition("#")
   if text == "python-docs":
     return TextSource(text, text, weight=value)
-  if kind == "text" and target:
-    return TextSource(text, kind, target, weight=value)
-  if kind in READERS and target:
-    pattern, _, field = target.rpartition("#")
-    if not pattern or not field:
-      if kind not in OF_FIELDS:
-        return TextSource(text, kind, target, weight=value)
-      example = "hf:PATH" if kind == "hf" else f"{kind}:GLOB"
-      raise SourceError(f"source {text!r}: name the field, e.g. {example}#text")
+  if kind in READERS and pattern and field and kind != "text":
     return TextSource(text, kind, pattern, field=field, weight=value)
+  if kind in OF_FIELDS and target:
+    example = "hf:PATH" if kind == "hf" else f"{kind}:GLOB"
+    raise SourceError(f"source {text!r}: name the field, e.g. {example}#text")
+  if kind in READERS and target:
+    return TextSource(text, kind, target, weight=value)
   if kind == "tfds" and (match := _TFDS.fullmatch(target)):
     split, field = match["split"] or "train", match["field"] or "text"
     return TextSource(text, kind, match["name"], split, field, value)
@@ -196,8 +194,9 @@ def documents(
 ) -> Iterator[TextChunk]:
   """Yields the chunks of a source, repeated by its weight, and counts them in `stats`.
 
+  `undecodable` documents (not UTF-8, not JSON, or null) are skipped.
+
   Args:
-    stats: counts; `undecodable` documents (not UTF-8, not JSON, or null) are skipped.
     paths: the files to read; None means all of the source's.
     tfds_dir: data_dir of tensorflow_datasets.
     max_bad_frac: reading stops where more of at least `EARLY_STOP_DOCUMENTS` are undecodable; at
@@ -224,12 +223,7 @@ def documents(
 
 
 def check_undecodable(stats: SourceStats, max_bad_frac: float, at_least: int = 1) -> None:
-  """Raises SourceError if more than a share of the documents is undecodable.
-
-  Args:
-    stats: counts of a source.
-    at_least: the number of documents that the share is of, at least.
-  """
+  """Raises SourceError if more than a share of the documents, `at_least` so many, is undecodable."""
   seen = stats.documents + stats.undecodable
   if stats.undecodable > max_bad_frac * max(seen, at_least):
     raise SourceError(
@@ -311,8 +305,8 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
       value = json.loads(line)
     except (ValueError, RecursionError):  # lists in lists, thousands deep
       value = {field: None}
-    text = value.get(field) if isinstance(value, dict) else None
-    if text is None and isinstance(value, dict) and field in value:
+    text = value.get(field, 0) if isinstance(value, dict) else 0  # 0 where it is missing
+    if text is None:
       yield NOT_UTF8
     elif isinstance(text, str):
       # A lone surrogate passes here and is undecodable later.

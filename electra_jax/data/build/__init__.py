@@ -103,19 +103,19 @@ def build_part(config: ConfigDict, part: int, count: int) -> None:
 
 
 def _do_part(work: Path, plan: Plan, part: int) -> None:
-  folder, left_of = work.parent, f"of {plan.parts} parts are left"
+  left_of = f"of {plan.parts} parts are left"
   if plan.needs_sample:
     parts.do_stage(parts.SAMPLE, work, plan, [part])
     if left := parts.count_left(work, plan, parts.SAMPLE):
       print_line(f"part {part}: text is read; {left} {left_of}, then ask again")
       return
-  with shards.locked(folder / VOCABULARY_LOCK, wait=True):
+  with shards.locked(work.parent / VOCABULARY_LOCK, wait=True):
     parts.write_vocabulary(work, plan)
   parts.do_stage(parts.PART, work, plan, [part])
   if left := parts.count_left(work, plan, parts.PART):
     print_line(f"part {part} is built; {left} {left_of}")
     return
-  with shards.locked(folder / JOINING_LOCK, wait=True):
+  with shards.locked(work.parent / JOINING_LOCK, wait=True):
     _join(work, plan)
 
 
@@ -132,6 +132,8 @@ def _opened(
   folder, shared = Path(config.data.dir), count is not None
   work, is_new = folder / shards.BUILDING, not folder.exists()
   found, made = None if overwrite else _finished(config, folder, count), None
+  # A process that shares waits for one that joins, so as not to start a finished build again.
+  joined = shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()
   with contextlib.ExitStack() as locks:
     if not found:
       plans.check(config, count)
@@ -140,9 +142,7 @@ def _opened(
       locks.enter_context(shards.locked(folder / LOCK_FILE, shared=shared))
       if is_new and not shared:
         locks.callback(remove_unused, folder)
-      with contextlib.ExitStack() as alone:
-        if shared:  # waits for a process that joins, so as not to start a finished build again
-          alone.enter_context(shards.locked(folder / JOINING_LOCK, wait=True))
+      with joined:
         found = None if overwrite else _finished(config, folder, count)
         if not found:
           if not overwrite:
@@ -153,10 +153,9 @@ def _opened(
 
 
 def _join(work: Path, plan: Plan) -> dict:
-  folder = Path(plan.config.data.dir)
-  manifest = parts.join(work, plan, folder)
+  manifest = parts.join(work, plan, work.parent)
   _say_counts(manifest, plan.config.data)
-  print_line(f"wrote {folder / shards.MANIFEST}")
+  print_line(f"wrote {work.parent / shards.MANIFEST}")
   return manifest
 
 
@@ -218,9 +217,7 @@ def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dic
     found = hashlib.sha256(Path(config.data.vocab).read_bytes()).hexdigest()
     if found != manifest["vocab"]["hash"]:
       differing.append(f"{config.data.vocab} has changed")
-  if not differing:
-    differing = list(_changed_files(manifest, config.data.sources))
-  if differing:
+  if differing := differing or list(_changed_files(manifest, config.data.sources)):
     raise DataError(
       f"{folder} holds another build ({'; '.join(differing)}): choose another config.data.dir, or "
       + ("delete it" if count else "replace it with --overwrite")
@@ -233,8 +230,8 @@ def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dic
 def _comparable(fields: dict) -> dict:
   """Returns the fields that have an effect, with one spelling of each path."""
   fields = dict(fields)
-  of_segments = [name.partition(".")[2] for name in schema.names(builds=schema.SEGMENTS)]
-  unused = of_segments if fields["examples"] == "packed" else []
+  of_segments = schema.names(builds=schema.SEGMENTS) if fields["examples"] == "packed" else []
+  unused = [name.removeprefix("data.") for name in of_segments]
   if fields["vocab"] not in vocabulary.KINDS:
     fields["vocab"] = os.path.realpath(fields["vocab"])
     unused += ["vocab_size", "vocab_train_mb"]
