@@ -298,10 +298,10 @@ def byte_level(tmp_path):
 def test_shards_of_byte_level_bpe_keep_the_space_between_lines_and_sentences(byte_level, kind):
   v = byte_level.vocab
   spec = examples.ExampleSpec(64, kind, True, 0.0, 5, 1.0, 0.5, v.cls, v.sep, v.pad)
-  worker = chunks.Worker(chunks.WorkerSpec(str(byte_level.path.parent), v, spec, seed=0))
+  work = chunks.WorkerSpec(str(byte_level.path.parent), v, spec, seed=0)
   text = "the cafe ran\nby a bee. The cab ran.\n下雨吗？下。 a  bee"
   chunk = chunks.Chunk(0, {"train": [text], "heldout": []}, len(text), last=True)
-  made = worker(chunk).splits["train"].data
+  made = chunks.encode(work, chunk).splits["train"].data
   ids = made if kind == "packed" else made[0]["ids"][: made[0]["length"]]
   decoded = byte_level.decode([i for i in ids if i not in v.special_ids])
   assert decoded == text.replace("\n", " ")

@@ -85,56 +85,45 @@ def is_held_out(key: bytes, holdout_frac: float) -> bool:
   return sources.fraction(key, "heldout") < holdout_frac
 
 
-class Worker:
-  """Turns chunks into records."""
-
-  def __init__(self, work: WorkerSpec):
-    self._work = work
-    self._tokenizer = tokenizers.load_from(work.folder, work.vocab)
-    self._dtype = examples.record_dtype(work.spec.seq_length, work.vocab.size)
-
-  def __call__(self, chunk: Chunk) -> EncodedChunk:
-    """Encodes the documents of a chunk."""
-    splits = {
-      split: self._encode(texts, random.Random(f"{self._work.seed} {chunk.index} {split}"))
-      for split, texts in chunk.texts.items()
-    }
-    return EncodedChunk(splits, chunk.size, chunk.last)
-
-  def _encode(self, texts: list[str], rng: random.Random) -> EncodedSplit:
-    spec = self._work.spec
-    documents = [text.split("\n") for text in texts]
-    split_lines = spec.examples == "segments" and spec.split_lines
-    if split_lines:
-      documents = [[s for line in lines for s in examples.sentences(line)] for lines in documents]
-    documents = list(map(self._tokenizer.spaced, texts, documents))
-    encoded = iter(self._tokenizer.encode_batch([line for lines in documents for line in lines]))
-    ids = [[next(encoded) for _ in lines] for lines in documents]
-    tokens = sum(len(line) for lines in ids for line in lines)
-    if spec.examples == "packed":
-      return EncodedSplit(examples.stream(ids, spec, self._dtype), tokens, 0)
-    if split_lines:
-      ids = [[part for line in lines for part in examples.cut(line, spec)] for lines in ids]
-    made = examples.two_segment(ids, spec, rng)
-    records, discarded = examples.to_records(made, spec, self._dtype)
-    return EncodedSplit(records, tokens, discarded)
+def encode(work: WorkerSpec, chunk: Chunk) -> EncodedChunk:
+  """Turns the documents of a chunk into records."""
+  splits = {
+    split: _encode_split(work, texts, random.Random(f"{work.seed} {chunk.index} {split}"))
+    for split, texts in chunk.texts.items()
+  }
+  return EncodedChunk(splits, chunk.size, chunk.last)
 
 
-@functools.lru_cache(maxsize=1)
-def _worker(work: WorkerSpec, thread: int) -> Worker:
-  """Returns the worker of a thread, which knows words of the chunks before, if it had one."""
-  return Worker(work)
+def _encode_split(work: WorkerSpec, texts: list[str], rng: random.Random) -> EncodedSplit:
+  tokenizer, spec = _tokenizer(work.folder, work.vocab, threading.get_ident()), work.spec
+  dtype = examples.record_dtype(spec.seq_length, work.vocab.size)
+  documents = [text.split("\n") for text in texts]
+  split_lines = spec.examples == "segments" and spec.split_lines
+  if split_lines:
+    documents = [[s for line in lines for s in examples.sentences(line)] for lines in documents]
+  documents = list(map(tokenizer.spaced, texts, documents))
+  encoded = iter(tokenizer.encode_batch([line for lines in documents for line in lines]))
+  ids = [[next(encoded) for _ in lines] for lines in documents]
+  tokens = sum(len(line) for lines in ids for line in lines)
+  if spec.examples == "packed":
+    return EncodedSplit(examples.stream(ids, spec, dtype), tokens, 0)
+  if split_lines:
+    ids = [[part for line in lines for part in examples.cut(line, spec)] for lines in ids]
+  records, discarded = examples.to_records(examples.two_segment(ids, spec, rng), spec, dtype)
+  return EncodedSplit(records, tokens, discarded)
 
 
-def _run(work: WorkerSpec, chunk: Chunk) -> EncodedChunk:
-  return _worker(work, threading.get_ident())(chunk)
+@functools.lru_cache(maxsize=64)
+def _tokenizer(folder: str, vocab: tokenizers.Vocab, thread: int) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a thread, which remembers words of earlier chunks and parts."""
+  return tokenizers.load_from(folder, vocab)
 
 
 def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[EncodedChunk]:
-  """Yields the result of `Worker` for each chunk, in order, computed by `workers` processes."""
+  """Yields the encoded chunks, in order, computed by `workers` processes."""
+  run = functools.partial(encode, work)
   if workers == 1:
-    yield from map(_worker(work, threading.get_ident()), items)
+    yield from map(run, items)
     return
   with pool.start(workers) as executor:
-    run = functools.partial(_run, work)
     yield from pool.in_order(executor, run, items, IN_FLIGHT * workers)

@@ -223,7 +223,7 @@ def documents(
 
 
 def check_undecodable(stats: SourceStats, max_bad_frac: float, at_least: int = 1) -> None:
-  """Raises SourceError if more than a share of the documents, `at_least` so many, is undecodable."""
+  """Raises SourceError if more than a share of (at least so many) documents is undecodable."""
   seen = stats.documents + stats.undecodable
   if stats.undecodable > max_bad_frac * max(seen, at_least):
     raise SourceError(
