@@ -121,9 +121,4 @@ def _tokenizer(folder: str, vocab: tokenizers.Vocab, thread: int) -> tokenizers.
 
 def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[EncodedChunk]:
   """Yields the encoded chunks, in order, computed by `workers` processes."""
-  run = functools.partial(encode, work)
-  if workers == 1:
-    yield from map(run, items)
-    return
-  with pool.start(workers) as executor:
-    yield from pool.in_order(executor, run, items, IN_FLIGHT * workers)
+  return pool.mapped(workers, functools.partial(encode, work), items, IN_FLIGHT)

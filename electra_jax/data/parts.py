@@ -46,13 +46,8 @@ def name_of(kind: str, part: int) -> str:
 def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = False) -> None:
   """Prepares the folder of an unfinished build; one of the same plan goes on.
 
-  Args:
-    start_over: deletes an unfinished build of another plan.
-    shared: other processes may be building here, so nothing is deleted.
-
-  Raises:
-    DataError: it holds finished parts or several samples of another plan, or is shared and of
-      another plan.
+  One of another plan is deleted with `start_over`, or where little is done; else, or if other
+  processes share it, DataError is raised.
   """
   path = work / PLAN
   found = path.read_text("utf-8") if path.exists() else plan.text
@@ -118,11 +113,7 @@ def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
 
 
 def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
-  """Returns the metadata of a piece of work, None if it is not done.
-
-  Raises:
-    DataError: it is damaged, or of another plan.
-  """
+  """Returns a piece's metadata, None if it is not done; DataError if damaged or of another plan."""
   folder = work / name
   if not folder.exists():
     return None
@@ -144,11 +135,7 @@ def _damaged(folder: Path) -> DataError:
 
 
 def _read(path: Path) -> list | dict[str, np.ndarray]:
-  """Returns the content of a JSON file of a piece of work, or the arrays of another.
-
-  Raises:
-    DataError: it is damaged.
-  """
+  """Returns the content of a JSON file of a piece of work, or the arrays of another."""
   try:
     if path.suffix == ".json":
       return json.loads(path.read_text("utf-8"))
@@ -206,11 +193,7 @@ def _counts(reader: PartReader) -> dict[str, dict[str, int]]:
 
 
 def write_vocabulary(work: Path, plan: Plan) -> None:
-  """Writes the vocabulary, trained on the samples or given, and finds the duplicates.
-
-  Raises:
-    DataError: a sample is missing.
-  """
+  """Writes the vocabulary, trained on the samples or given, and finds the duplicates."""
   if read_piece(work, plan, VOCABULARY) is not None:
     return
   if plan.needs_sample:
@@ -229,11 +212,7 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
 
 
 def _write_duplicates(work: Path, plan: Plan, folder: Path) -> list[np.ndarray]:
-  """Writes which documents of each part are duplicates, {place: bool [documents]} a file.
-
-  Returns:
-    The same, bool [documents] a part.
-  """
+  """Writes which documents of each part are duplicates; returns it, bool [documents] a part."""
   digests, counts = bytearray(), []  # in one piece, so as not to be in memory twice
   for part in range(plan.parts):
     found = _read(work / name_of(SAMPLE, part) / DIGESTS)
@@ -398,11 +377,7 @@ def _all(work: Path, plan: Plan, kind: str) -> list[dict]:
 
 
 def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:
-  """Returns the counts of each source over all parts.
-
-  Raises:
-    SourceError: too many documents of one are undecodable.
-  """
+  """Returns the counts of each source over all parts; SourceError if too much is undecodable."""
   counts = []
   for place, entry in enumerate(plan.inputs):
     own = [found["sources"][str(place)] for found in pieces if str(place) in found["sources"]]

@@ -217,11 +217,7 @@ class PartReader:
       self.stats[place] = SourceStats(entry.source, sum(entry.sizes[chosen]))
 
   def texts(self, duplicates: dict[int, np.ndarray] | None = None) -> Iterator[TextChunk]:
-    """Yields the chunks of text of the part.
-
-    Args:
-      duplicates: {place: bool [documents]}, the documents that are left out.
-    """
+    """Yields the chunks of text of the part without `duplicates`, {place: bool [documents]}."""
     for place in self.stats:
       yield from self.of_input(place, duplicates and duplicates[place])
 

@@ -21,7 +21,7 @@ def cores() -> int:
 
 
 class WorkerError(ValueError):
-  """A worker process died."""
+  """A worker process died, most likely from lack of memory."""
 
 
 class _Process(multiprocessing.context.SpawnProcess):
@@ -72,12 +72,17 @@ def _end_with_parent() -> None:
   os._exit(1)
 
 
-def in_order(pool: Executor, function: Callable, items: Iterable, most: int) -> Iterator:
-  """Yields function(item) for each item, in order, with about `most` items pending.
+def mapped(workers: int, function: Callable, items: Iterable, each: int) -> Iterator:
+  """Yields function(item) for each item, in order, by `workers` processes, or by this one if 1."""
+  if workers == 1:
+    yield from map(function, items)
+    return
+  with start(workers) as pool:
+    yield from in_order(pool, function, items, each * workers)
 
-  Raises:
-    WorkerError: a process died, most likely from lack of memory.
-  """
+
+def in_order(pool: Executor, function: Callable, items: Iterable, most: int) -> Iterator:
+  """Yields function(item) for each item, in order, with about `most` items pending."""
   waiting: collections.deque[Future] = collections.deque()
   try:
     for item in items:

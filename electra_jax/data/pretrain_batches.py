@@ -103,11 +103,7 @@ class Shards:
     return np.cumsum([0] + [len(records) for records in maps[:-1]]), maps
 
   def read(self, index: np.ndarray, row: np.ndarray | None = None) -> Batch:
-    """Returns the examples at `index` [n], each below `num_examples`.
-
-    Args:
-      row: their rows [n] in the global batch; None: 0, 1, ...
-    """
+    """Returns the examples at `index` [n]; `row` [n] in the global batch is 0, 1, ... if None."""
     starts, maps = self._maps
     if len(maps) == 1:
       records = maps[0][index]

@@ -7,6 +7,7 @@ One module is one document. Nothing is downloaded or redistributed.
 
 import ast
 import hashlib
+import itertools
 import os
 import re
 import sysconfig
@@ -19,6 +20,7 @@ MIN_QUOTED_BYTES = 200  # a module with less quoted text is not parsed
 MIN_WORDS = 6  # of a paragraph of prose
 MIN_LETTERS_FRAC = 0.82  # letters and spaces among its characters
 BATCH_FILES = 40  # modules per task of a worker
+IN_FLIGHT = 4  # tasks per worker
 
 _SKIPPED_FOLDERS = {"site-packages", "test", "tests", "__pycache__", "idle_test"}
 _QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
@@ -45,7 +47,9 @@ def harvest(workers: int = 1, done: Callable[[float], None] = lambda _: None) ->
   """
   seen: set[bytes] = set()
   paths = modules()
-  for i, paragraphs in enumerate(_cleaned(paths, workers)):
+  batches = [paths[i : i + BATCH_FILES] for i in range(0, len(paths), BATCH_FILES)]
+  cleaned = pool.mapped(workers, clean_files, batches, IN_FLIGHT)
+  for i, paragraphs in enumerate(itertools.chain.from_iterable(cleaned)):
     done(i / len(paths))
     fresh = []
     for paragraph in paragraphs:
@@ -67,18 +71,6 @@ def modules() -> list[str]:
       subfolders[:] = sorted(name for name in subfolders if name not in _SKIPPED_FOLDERS)
       found.extend(os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))
   return found
-
-
-def _cleaned(paths: list[str], workers: int) -> Iterator[list[str]]:
-  """Yields the result of `clean_files` for each path, in order."""
-  batches = [paths[i : i + BATCH_FILES] for i in range(0, len(paths), BATCH_FILES)]
-  if workers == 1:
-    for batch in batches:
-      yield from clean_files(batch)
-    return
-  with pool.start(workers) as executor:
-    for modules_of_batch in pool.in_order(executor, clean_files, batches, 4 * workers):
-      yield from modules_of_batch
 
 
 def clean_files(paths: Iterable[str]) -> list[list[str]]:

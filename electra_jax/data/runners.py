@@ -30,9 +30,7 @@ class PartWork:
   def __call__(self, part: int) -> None:
     """Does the piece of a part, unless it is done.
 
-    Raises:
-      ValueError, OSError: as `parts` does, or this machine does not see the files of the build. The
-        message is in a file, too, because engines wrap errors in their own.
+    The message of an error is in a file, too, because engines wrap errors in their own.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # an engine gives each core a part
     collects = gc.isenabled()
@@ -76,12 +74,7 @@ def _explained(run: Runner) -> Runner:
 
 
 def local(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on this machine: one part after the other, each on all cores.
-
-  Raises:
-    ValueError: there are options, or a part failed.
-    OSError: a file of a part cannot be read or written.
-  """
+  """Builds on this machine: one part after the other, each on all cores."""
   if options:
     raise ValueError(f"{options[0]!r}: only other runners take options after --")
   parts.do_stage(work.kind, work.folder, work.plan, todo)
@@ -89,11 +82,7 @@ def local(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
 
 @_explained
 def beam(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on Apache Beam, whose options say where: Dataflow, Flink, Spark, or processes here.
-
-  Raises:
-    DataError: apache_beam is not installed, or a part failed.
-  """
+  """Builds on Apache Beam, whose options say where: Dataflow, Flink, Spark, or processes here."""
   import apache_beam
   from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -108,9 +97,6 @@ def ray(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
   """Builds on Ray: on the cluster of RAY_ADDRESS, or on processes of this machine.
 
   Ray stays started until the process ends: the two stages of a build need it.
-
-  Raises:
-    DataError: ray is not installed, there are options, or a part failed.
   """
   import ray as engine
 

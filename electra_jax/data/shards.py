@@ -105,15 +105,9 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[None]:
-  """Locks a file for this process; the lock ends with the process, so a killed one blocks nobody.
+  """Locks a file, which is made; the lock ends with the process, so a killed one blocks nobody.
 
-  Args:
-    path: the file, which is made; its folder too.
-    shared: others may hold it too, if they share it.
-    wait: whether to wait for others, or else to raise.
-
-  Raises:
-    DataError: another process holds it.
+  Where another process holds it (unless both are `shared`), it waits or raises DataError.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, "w") as lock:
@@ -125,13 +119,9 @@ def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[Non
 
 
 def check_unused(folder: Path, vocab: str) -> None:
-  """Refuses a folder with files that a build would replace, but without a build.
+  """Raises DataError for a folder without a build that has files which a build would replace.
 
-  Args:
-    vocab: config.data.vocab: that file stays as it is.
-
-  Raises:
-    DataError: naming one of the files.
+  The file `vocab`, config.data.vocab, stays as it is.
   """
   if (folder / MANIFEST).exists() or (folder / BUILDING).exists():
     return
@@ -181,11 +171,7 @@ def dump(manifest: dict) -> str:
 
 
 def read_manifest(folder: str | os.PathLike) -> dict:
-  """Returns the manifest of a folder of shards.
-
-  Raises:
-    DataError: it is missing, damaged, or of another version of the format.
-  """
+  """Returns the manifest of a folder; DataError if missing, damaged or of another version."""
   if "://" in str(folder):
     raise DataError(f"{folder}: shards are mapped into memory from mounted paths only")
   path = Path(folder) / MANIFEST
@@ -239,11 +225,7 @@ def layout(manifest: dict) -> np.dtype:
 def check_files(
   folder: str | os.PathLike, manifest: dict, splits: Sequence[str] = SPLITS, verify: bool = False
 ) -> None:
-  """Checks the sizes of the shard files against the manifest; with `verify`, also the SHA-256 sums.
-
-  Raises:
-    DataError: a file is missing or differs.
-  """
+  """Raises DataError if a file's size, or with `verify` its SHA-256, is not the manifest's."""
   for split in splits:
     for shard in manifest["splits"][split]["shards"]:
       path = Path(folder) / shard["file"]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn
 
 from electra_jax.runtime import terminal
 from electra_jax.runtime.terminal import clock, duration, log_console
@@ -23,9 +23,8 @@ class Status:
     self._bar = None
     console = terminal.console(stderr=True)
     if console.is_interactive:
-      columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-      text = TextColumn("{task.fields[text]}")
-      self._bar = Progress(*columns, text, console=console, transient=True)
+      columns = ("{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[text]}")
+      self._bar = Progress(*columns, console=console, transient=True)
       self._task = self._bar.add_task(label, total=None, text="")
 
   def __enter__(self) -> "Status":

@@ -23,11 +23,7 @@ def import_tensorflow():
 def open_split(name: str, split: str, data_dir: str | None):
   """Returns (the examples of a split in the order of its files, the builder's info).
 
-  Args:
-    data_dir: where the data set is, or is downloaded to; None for TFDS's default.
-
-  Raises:
-    TfdsError: there is no such data set or split, or it cannot be downloaded.
+  The data set is in `data_dir`, or is downloaded to it; None is TFDS's default. Raises TfdsError.
   """
   import_tensorflow()
   import tensorflow_datasets as tfds

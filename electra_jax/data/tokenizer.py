@@ -92,11 +92,7 @@ def load(
 
 
 def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
-  """Loads the tokenizer in a folder of shards.
-
-  Raises:
-    VocabError: the file is missing or does not match `vocab`.
-  """
+  """Loads the tokenizer in a folder of shards; raises VocabError if it does not match `vocab`."""
   tokenizer = load(Path(folder) / vocab.file, bool(vocab.lowercase), vocab.strip_accents)
   if tokenizer.vocab != vocab:
     raise VocabError(

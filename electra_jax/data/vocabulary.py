@@ -33,9 +33,8 @@ MAX_LINE_CHARS = 1000  # of a line for SentencePiece's trainer
 def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
   """Loads the file `data.vocab`.
 
-  Raises:
-    ValueError: it has entries twice, drops unknown text, or has rules of its own where
-      `strip_accents` is set.
+  Raises ValueError if it has entries twice, drops unknown text, or has own rules for accents where
+  `strip_accents` is set.
   """
   data = config.data
   if data.vocab.endswith(".txt"):
@@ -121,7 +120,6 @@ def train(
     kind: 'wordpiece' (merges by count, as `tokenizers` does), 'unigram' or 'bpe' (SentencePiece).
     texts: lines. WordPiece keeps the distinct words in memory; SentencePiece keeps all text.
     size: ids, special tokens included. SentencePiece reaches it exactly or raises.
-    path: the file, named as in `tokenizer.FILES`.
     lowercase: lower-cases (wordpiece) or folds case with NFKC (unigram, bpe).
     strip_accents: wordpiece alone: removes all nonspacing marks, the vowels of Hindi among them.
 

@@ -125,8 +125,7 @@ def _opened(
 ) -> Iterator[tuple[dict | None, Plan | None, Path]]:
   """Locks the folder of a build; yields (manifest of a finished build, plan, folder of the work).
 
-  Args:
-    count: of parts, if processes share the build.
+  `count` parts are built by processes that share the build.
   """
   check(config)
   folder, shared = Path(config.data.dir), count is not None
@@ -195,11 +194,7 @@ def check(config: ConfigDict) -> None:
 
 
 def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dict | None:
-  """Returns the manifest of a finished build, if any; `count` as in `_opened`.
-
-  Raises:
-    DataError: it is another build.
-  """
+  """Returns the manifest of a finished build, if any; raises DataError if it is another."""
   if not (folder / shards.MANIFEST).exists():
     return None
   manifest = shards.read_manifest(folder)
