@@ -136,8 +136,7 @@ def _segments(
   """Distributes sentences over the two segments and truncates to the sequence length."""
   single = rng.random() < spec.single_segment_prob
   first_target = 100_000 if single else (target - 3) // 2
-  first: list[int] = []
-  second: list[int] = []
+  first, second = [], []
   for sentence in held:
     # As in the original: a short sentence can join the first segment after the second has begun.
     if (
@@ -159,15 +158,10 @@ def to_records(
   """Returns the records [n] of examples and the number of discarded tokens."""
   lengths, firsts, flat, discarded = [], [], [], 0
   for first, second, lost in examples:
-    start = len(flat)
-    flat.append(spec.cls)
-    flat += first
-    flat.append(spec.sep)
-    firsts.append(len(flat) - start)
-    if second:
-      flat += second
-      flat.append(spec.sep)
-    lengths.append(len(flat) - start)
+    ids = [spec.cls, *first, spec.sep, *second, spec.sep]
+    firsts.append(len(first) + 2)
+    lengths.append(len(ids) if second else firsts[-1])
+    flat += ids[: lengths[-1]]
     discarded += lost
   records = np.zeros(len(lengths), dtype)
   records["length"], records["first"] = lengths, firsts

@@ -28,7 +28,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from electra_jax.data import tfds
@@ -317,53 +317,50 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
     yield None
 
 
-def _parquet_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
-  from pyarrow import parquet
-
-  with _arrow_errors():
-    table = parquet.ParquetFile(stream)
-    batches = table.iter_batches(TABLE_ROWS, columns=[field], use_threads=False)
-    yield from _column_lines(table.schema_arrow, batches, path, field)
-
-
-def _arrow_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
-  import pyarrow
-
-  with _arrow_errors():
-    reader = pyarrow.ipc.open_stream(stream)
-    yield from _column_lines(reader.schema, reader, path, field)
-
-
-@contextlib.contextmanager
-def _arrow_errors() -> Iterator[None]:
-  """Turns the errors of pyarrow into an OSError of one line."""
+def _table_lines(read: Callable, stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
+  """Reads a column of a table, whose schema and batches `read(stream, field)` returns."""
   import pyarrow
 
   try:
-    yield
+    schema, batches = read(stream, field)
+    if field not in schema.names:
+      has = ", ".join(schema.names)
+      raise SourceError(f"{path} has no column {field!r} (it has: {has:.200})")
+    found = schema.field(field).type
+    try:
+      pyarrow.array([], found).cast(pyarrow.large_binary())
+    except pyarrow.ArrowException:
+      raise SourceError(f"{path}: column {field!r} is {found}, not text") from None
+    for batch in batches:
+      for value in batch.column(field).cast(pyarrow.large_binary()).to_pylist():
+        yield from [NOT_UTF8] if value is None else _lines(io.BytesIO(value))
+        yield None
   except (pyarrow.ArrowException, OSError) as error:
     raise OSError(first_line(error)) from None
 
 
-def _column_lines(schema, batches, path: str, field: str) -> Iterator[bytes | None]:
-  import pyarrow
+def _read_parquet(stream: BinaryIO, field: str):
+  from pyarrow import parquet
 
-  if field not in schema.names:
-    raise SourceError(f"{path} has no column {field!r} (it has: {', '.join(schema.names):.200})")
-  found = schema.field(field).type
-  try:
-    pyarrow.array([], found).cast(pyarrow.large_binary())
-  except pyarrow.ArrowException:
-    raise SourceError(f"{path}: column {field!r} is {found}, not text") from None
-  for batch in batches:
-    for value in batch.column(field).cast(pyarrow.large_binary()).to_pylist():
-      yield from [NOT_UTF8] if value is None else _lines(io.BytesIO(value))
-      yield None
+  table = parquet.ParquetFile(stream)
+  return table.schema_arrow, table.iter_batches(TABLE_ROWS, columns=[field], use_threads=False)
+
+
+def _read_arrow(stream: BinaryIO, field: str):
+  from pyarrow import ipc
+
+  reader = ipc.open_stream(stream)
+  return reader.schema, reader
 
 
 # Kinds of files: {kind: (stream, path, field) -> the lines of each document, None after each}.
 OF_FIELDS = ("jsonl", "parquet", "hf")
-READERS = {"text": _text_lines, "jsonl": _json_lines, "parquet": _parquet_lines, "hf": _arrow_lines}
+READERS = {
+  "text": _text_lines,
+  "jsonl": _json_lines,
+  "parquet": functools.partial(_table_lines, _read_parquet),
+  "hf": functools.partial(_table_lines, _read_arrow),
+}
 
 
 def _tfds_lines(
