@@ -43,6 +43,9 @@ class Digests:
     whole.update(b"\n")
     self._digests[-DTYPE.itemsize :] = whole.digest()
 
+  def __len__(self) -> int:
+    return len(self._digests) // DTYPE.itemsize
+
   def array(self) -> np.ndarray:
     """Returns the digests [documents]."""
     return np.frombuffer(bytes(self._digests), DTYPE)

@@ -159,26 +159,23 @@ def count_left(work: Path, plan: Plan, kind: str) -> int:
 def take_sample(work: Path, plan: Plan, part: int) -> None:
   """Reads a part, in this process: text for the vocabulary, and the documents' digests."""
   data, reader = plan.config.data, PartReader(plan, part)
-  digests = {place: duplicates.Digests() for place in reader.stats}
+  digests = duplicates.Digests()
 
   def read() -> Iterator[TextChunk]:
-    count = 0  # of documents with a digest
-    for place in reader.stats:
-      for text in reader.of_input(place):
-        status.update(text.size)
-        if plan.drops_duplicates and not text.repeat:
-          digests[place].add(text)
-          count += text.first
-        if plan.trains_vocab and not (
-          text.repeat or chunks.is_held_out(text.key, data.holdout_frac)
-        ):
-          yield text._replace(document=count - 1)
+    for text in reader.texts():
+      status.update(text.size)
+      if text.repeat:
+        continue
+      if plan.drops_duplicates:
+        digests.add(text)
+      if plan.trains_vocab and not chunks.is_held_out(text.key, data.holdout_frac):
+        yield text._replace(document=len(digests) - 1)
 
   label = f"reading text for {'the vocabulary' if plan.trains_vocab else 'duplicates'}"
   with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
     with Status(f"{label}{_of_part(plan, part)}", reader.done) as status:
       found = vocabulary.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
-    np.savez(folder / DIGESTS, **{str(place): found.array() for place, found in digests.items()})
+    np.savez(folder / DIGESTS, digests.array())
     (folder / TEXTS).write_text(json.dumps([(x.document, x.text) for x in found]), "utf-8")
     content["sources"] = _counts(reader)
 
@@ -213,20 +210,17 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
 
 def _write_duplicates(work: Path, plan: Plan, folder: Path) -> list[np.ndarray]:
   """Writes which documents of each part are duplicates; returns it, bool [documents] a part."""
-  digests, counts = bytearray(), []  # in one piece, so as not to be in memory twice
+  digests, ends = bytearray(), []  # in one piece, so as not to be in memory twice
   for part in range(plan.parts):
-    found = _read(work / name_of(SAMPLE, part) / DIGESTS)
-    counts.append({place: len(array) for place, array in found.items()})
-    for array in found.values():
+    for array in _read(work / name_of(SAMPLE, part) / DIGESTS).values():
       digests += array.tobytes()
+    ends.append(len(digests) // duplicates.DTYPE.itemsize)
   repeated = duplicates.repeated(np.frombuffer(digests, duplicates.DTYPE))
-  ends = np.cumsum([count for found in counts for count in found.values()])[:-1]
-  split = iter(np.split(repeated, ends))
-  of_parts = [{place: next(split) for place in found} for found in counts]
+  of_parts = np.split(repeated, ends[:-1])
   for part, found in enumerate(of_parts):
-    np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", **found)
+    np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", found)
   print_line(f"{int(repeated.sum()):,} of {len(repeated):,} documents are duplicates and left out")
-  return [np.concatenate(list(found.values())) for found in of_parts]
+  return of_parts
 
 
 def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
@@ -242,9 +236,8 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
       repeated = None
       if plan.drops_duplicates:
         found = _read(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz")
-        repeated = {int(place): array for place, array in found.items()}
-      texts = reader.texts(repeated)
-      for chunk in chunks.chunks(texts, data.holdout_frac, part):
+        repeated = np.concatenate([*found.values()])  # earlier builds: an array a source
+      for chunk in chunks.chunks(reader.texts(repeated), data.holdout_frac, part):
         handed_out.append(reader.done())
         yield chunk
 

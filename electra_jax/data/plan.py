@@ -216,25 +216,23 @@ class PartReader:
       entry = plan.inputs[place]
       self.stats[place] = SourceStats(entry.source, sum(entry.sizes[chosen]))
 
-  def texts(self, duplicates: dict[int, np.ndarray] | None = None) -> Iterator[TextChunk]:
-    """Yields the chunks of text of the part without `duplicates`, {place: bool [documents]}."""
-    for place in self.stats:
-      yield from self.of_input(place, duplicates and duplicates[place])
-
-  def of_input(self, place: int, duplicates: np.ndarray | None = None) -> Iterator[TextChunk]:
-    """Yields the chunks of text of one of the inputs."""
-    data, entry = self._plan.config.data, self._plan.inputs[place]
-    source, paths = entry.source, entry.paths[self._ranges[place]]
-    if source.kind == "python-docs":
-      source, paths = dataclasses.replace(source, kind="text"), (self._plan.harvest,)
-    return sources.documents(
-      source,
-      self.stats[place],
-      paths=paths,
-      tfds_dir=data.tfds_dir,
-      max_bad_frac=data.max_bad_frac,
-      duplicates=duplicates,
-    )
+  def texts(self, duplicates: np.ndarray | None = None) -> Iterator[TextChunk]:
+    """Yields the chunks of text of the part without its `duplicates`, bool [documents]."""
+    data = self._plan.config.data
+    for place, stats in self.stats.items():
+      source, paths = stats.source, self._plan.inputs[place].paths[self._ranges[place]]
+      if source.kind == "python-docs":
+        source, paths = dataclasses.replace(source, kind="text"), (self._plan.harvest,)
+      yield from sources.documents(
+        source,
+        stats,
+        paths=paths,
+        tfds_dir=data.tfds_dir,
+        max_bad_frac=data.max_bad_frac,
+        duplicates=duplicates,
+      )
+      if duplicates is not None:
+        duplicates = duplicates[stats.kept :]
 
   def done(self) -> float:
     """Returns the fraction of the part's text that has been read, 0 to 1."""

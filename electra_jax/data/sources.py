@@ -81,6 +81,7 @@ class SourceStats:
   documents: int = 0
   undecodable: int = 0
   text_bytes: int = 0
+  kept: int = 0  # documents of the first pass, without those that a weight below 1 leaves out
 
   @property
   def total_bytes(self) -> float:
@@ -201,7 +202,7 @@ def documents(
     tfds_dir: data_dir of tensorflow_datasets.
     max_bad_frac: reading stops where more of at least `EARLY_STOP_DOCUMENTS` are undecodable; at
       the end `check_undecodable` says whether there were too many.
-    duplicates: whether each document is left out, in the order of the first pass.
+    duplicates: whether each document is left out, of those of the first pass that are kept.
 
   Raises:
     SourceError: nothing matches, a file is damaged, or too many documents are undecodable.
@@ -218,6 +219,7 @@ def documents(
       # The digests are of the first pass, so of a source of weight 0.5 of what is kept.
       if text.first and (kept or repeat > 0):
         place += 1
+        stats.kept += repeat == 0
       if kept and not (duplicates is not None and duplicates[place]):
         yield text
 
