@@ -24,16 +24,17 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.transformer_config import take_fields
-from electra_jax.data import chunks, duplicates, examples, pool, shards, tokenizer, vocabulary
+from electra_jax.data import chunks, duplicates, examples, pool, shards, vocabulary
 from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
 from electra_jax.data.status import Status, print_line
+from electra_jax.data.tokenizer import Vocab
 from electra_jax.runtime.workdir import own_temporary, replacing
 
 DONE, PLAN, TEXTS, DIGESTS = "done.json", "plan.json", "texts.json", "digests.npz"
-FREQUENCIES, TEMPORARY = "frequencies.npz", ".tmp"
+FREQUENCIES = "frequencies.npz"
 SAMPLE, PART, DUPLICATES, VOCABULARY = "sample", "part", "duplicates", "vocabulary"
 COUNTS = ("documents", "undecodable", "text_bytes")
 
@@ -130,6 +131,16 @@ def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
   return content
 
 
+def _needed(work: Path, plan: Plan, name: str) -> dict:
+  if (content := read_piece(work, plan, name)) is None:
+    raise DataError(f"{work / name} is missing: build it first")
+  return content
+
+
+def _needed_of_all(work: Path, plan: Plan, kind: str) -> list[dict]:
+  return [_needed(work, plan, name_of(kind, part)) for part in range(plan.parts)]
+
+
 def _damaged(folder: Path) -> DataError:
   return DataError(f"{folder} is damaged: delete it and build it again")
 
@@ -194,7 +205,7 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
   if read_piece(work, plan, VOCABULARY) is not None:
     return
   if plan.needs_sample:
-    check_sources(plan, _all(work, plan, SAMPLE))
+    check_sources(plan, _needed_of_all(work, plan, SAMPLE))
   with piece(work, plan, VOCABULARY) as (folder, content):
     left_out = _write_duplicates(work, plan, folder) if plan.drops_duplicates else None
     if plan.trains_vocab:
@@ -225,7 +236,7 @@ def _write_duplicates(work: Path, plan: Plan, folder: Path) -> list[np.ndarray]:
 
 def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
   """Writes the records of parts, which share a pool of processes."""
-  vocab, data = _read_vocab(work, plan), plan.config.data
+  data, vocab = plan.config.data, Vocab.from_json(_needed(work, plan, VOCABULARY)["vocab"])
   spec = take_fields(ExampleSpec, data, cls=vocab.cls, sep=vocab.sep, pad=vocab.pad)
   settings = chunks.WorkerSpec(str(work / VOCABULARY), vocab, spec, plan.config.seed)
   readers = {part: PartReader(plan, part) for part in todo}
@@ -255,12 +266,6 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
         content |= {"splits": writer.finish(), "sources": _counts(reader)}
 
 
-def _read_vocab(work: Path, plan: Plan) -> tokenizer.Vocab:
-  if (content := read_piece(work, plan, VOCABULARY)) is None:
-    raise DataError(f"{work / VOCABULARY} is missing")
-  return tokenizer.Vocab.from_json(content["vocab"])
-
-
 # The stages of a build, in which each part has one piece of work: {kind: what is done to parts}.
 STAGES = {SAMPLE: "read", PART: "built"}
 
@@ -280,7 +285,7 @@ def do_stage(
 class PartWriter:
   """Writes the records of one part."""
 
-  def __init__(self, folder: Path, plan: Plan, spec: ExampleSpec, vocab: tokenizer.Vocab):
+  def __init__(self, folder: Path, plan: Plan, spec: ExampleSpec, vocab: Vocab):
     self._folder, self._spec, self._dtype = folder, spec, record_layout(plan, vocab)
     per_shard = plan.config.data.examples_per_shard
     self._writers = {
@@ -308,7 +313,7 @@ class PartWriter:
     }
 
 
-def record_layout(plan: Plan, vocab: tokenizer.Vocab) -> np.dtype:
+def record_layout(plan: Plan, vocab: Vocab) -> np.dtype:
   """Returns the layout of a plan's records."""
   data = plan.config.data
   return examples.record_dtype(data.seq_length, vocab.size, starts=data.examples == "packed")
@@ -324,9 +329,9 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
     DataError: a part is missing, or no part has a training example.
     SourceError: too many documents are undecodable.
   """
-  done = _all(work, plan, PART)
+  done = _needed_of_all(work, plan, PART)
   counts = check_sources(plan, done)
-  vocab = _read_vocab(work, plan)
+  vocab = Vocab.from_json(_needed(work, plan, VOCABULARY)["vocab"])
   final = own_temporary(work / "joined")
   shutil.rmtree(final, ignore_errors=True)
   final.mkdir()
@@ -356,17 +361,9 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
 
 def _delete(work: Path) -> None:
   """Deletes an unfinished build, atomically for other processes."""
-  gone = work.with_name(f"{work.name}-{os.getpid()}{TEMPORARY}")
+  gone = work.with_name(f"{work.name}-{os.getpid()}.tmp")
   os.rename(work, gone)
   shutil.rmtree(gone)
-
-
-def _all(work: Path, plan: Plan, kind: str) -> list[dict]:
-  """Returns the metadata of the pieces of all parts. Raises DataError if one is missing."""
-  found = [read_piece(work, plan, name_of(kind, part)) for part in range(plan.parts)]
-  if None in found:
-    raise DataError(f"{work / name_of(kind, found.index(None))} is missing: build it first")
-  return found
 
 
 def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:

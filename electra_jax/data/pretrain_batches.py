@@ -66,16 +66,17 @@ class Shards:
     path = folder / shards.MANIFEST
     vocab = Vocab.from_json(manifest["vocab"])
     length, count = manifest["seq_length"], manifest["splits"][split]["examples"]
+    files = manifest["splits"][split]["shards"]
     if seq_length not in (None, length):
       raise DataError(f"{path}: shards of {length} tokens, but data.seq_length is {seq_length}")
     itemsize = shards.layout(manifest).itemsize
-    for shard in manifest["splits"][split]["shards"]:
+    for shard in files:
       if shard["bytes"] != shard["examples"] * itemsize:
         raise DataError(
           f"{path} is damaged: {shard['file']} has {shard['examples']:,} examples of {itemsize}"
           f" bytes, but {shard['bytes']:,} bytes"
         )
-    if count != (held := sum(x["examples"] for x in manifest["splits"][split]["shards"])):
+    if count != (held := sum(shard["examples"] for shard in files)):
       raise DataError(f"{path} is damaged: {split} has {count:,} examples, its files {held:,}")
     shards.check_vocab(folder, vocab)
     shards.check_files(folder, manifest, (split,), verify)

@@ -210,9 +210,9 @@ def documents(
   for repeat in range(math.ceil(source.weight)):
     share, place = min(1.0, source.weight - repeat), -1
     if source.kind == "tfds":
-      lines = _tfds_lines(source, stats, repeat, tfds_dir)
+      lines = _tfds_lines(source, stats, tfds_dir)
     else:
-      lines = _file_lines(source, stats, repeat, files(source) if paths is None else paths)
+      lines = _file_lines(source, stats, files(source) if paths is None else paths)
     for text in _assemble(lines, stats, repeat):
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
       kept = share == 1.0 or fraction(text.key, "weight") < share
@@ -268,22 +268,19 @@ def _assemble(
 
 
 def _file_lines(
-  source: TextSource, stats: SourceStats, repeat: int, paths: Sequence[str]
+  source: TextSource, stats: SourceStats, paths: Sequence[str]
 ) -> Iterator[bytes | None]:
   """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
-  sizes = [os.path.getsize(path) for path in paths]
-  stats.file_bytes = sum(sizes)
-  before = repeat * stats.file_bytes
-  read = READERS[source.kind]
-  for path, size in zip(paths, sizes, strict=True):
+  stats.file_bytes = sum(map(os.path.getsize, paths))
+  for path in paths:
+    before = stats.done_bytes
     with opened(path) as raw:
-      for line in read(decompressed(raw, path), path, source.field):
+      for line in READERS[source.kind](decompressed(raw, path), path, source.field):
         if line is None:
           stats.done_bytes = before + raw.tell()
         yield line
     yield None  # a document never crosses files
-    before += size
-    stats.done_bytes = before
+    stats.done_bytes = before + os.path.getsize(path)
 
 
 def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
@@ -366,7 +363,7 @@ READERS = {
 
 
 def _tfds_lines(
-  source: TextSource, stats: SourceStats, repeat: int, tfds_dir: str | None
+  source: TextSource, stats: SourceStats, tfds_dir: str | None
 ) -> Iterator[bytes | None]:
   try:
     dataset, about = tfds.open_split(source.target, source.split, tfds_dir)
@@ -376,15 +373,14 @@ def _tfds_lines(
   if source.field not in dataset.element_spec:
     has = ", ".join(dataset.element_spec)
     raise SourceError(f"source {source.text!r} has no field {source.field!r} (found: {has})")
-  count, size = info.num_examples, info.num_bytes or 0
-  stats.file_bytes = size
-  for i, value in enumerate(dataset.map(lambda x: x[source.field]).as_numpy_iterator()):
+  stats.file_bytes = info.num_bytes or 0
+  for value in dataset.map(lambda x: x[source.field]).as_numpy_iterator():
     if not isinstance(value, bytes):
       kind = type(value).__name__
       raise SourceError(f"source {source.text!r}: field {source.field!r} is {kind}, not text")
     yield from _lines(io.BytesIO(value))
     yield None
-    stats.done_bytes = size * (repeat + (i + 1) / count)
+    stats.done_bytes += stats.file_bytes / info.num_examples
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
