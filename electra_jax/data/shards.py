@@ -230,18 +230,18 @@ def check_files(
     for shard in manifest["splits"][split]["shards"]:
       path = Path(folder) / shard["file"]
       try:
-        size = path.stat().st_size
-        if size != shard["bytes"]:
-          raise DataError(f"{path} has {size} bytes, the manifest says {shard['bytes']}")
-        if verify:
+        size, found = path.stat().st_size, shard["sha256"]
+        if verify and size == shard["bytes"]:
           with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-          if found != shard["sha256"]:
-            raise DataError(
-              f"{path} is damaged: SHA-256 {found[:12]}, the manifest says {shard['sha256'][:12]}"
-            )
       except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+      if size != shard["bytes"]:
+        raise DataError(f"{path} has {size} bytes, the manifest says {shard['bytes']}")
+      if found != shard["sha256"]:
+        raise DataError(
+          f"{path} is damaged: SHA-256 {found[:12]}, the manifest says {shard['sha256'][:12]}"
+        )
 
 
 def copy_vocab(folder: str | os.PathLike, vocab: Vocab, to: Path) -> None:
