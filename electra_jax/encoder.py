@@ -1,13 +1,12 @@
 """Pretrained networks from Python: embeddings, replaced tokens, words for [MASK], scores."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +14,11 @@ import numpy as np
 from rich.progress import track
 
 from electra_jax.core import networks
-from electra_jax.core.batch import Batch, from_rows
+from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import Compute
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.evaluate import scorers
-from electra_jax.interop import likelihood, sources
+from electra_jax.interop import sources
 from electra_jax.interop.sources import ExchangeError, Network
 from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel, terminal
@@ -88,7 +87,7 @@ class Encoder:
       raise ValueError(f"dtype must be float32 or bfloat16, got {dtype!r}")
     if network not in ("auto", *source.networks):
       raise ExchangeError(f"{path} has no {network}, only {', '.join(source.networks)}")
-    self._source, self._path, self._compute = source, path, Compute(dtype)
+    self._source, self._path, self._dtype = source, path, dtype
     self._main = source.networks[source.main if network == "auto" else network]
     self._placed: dict[int, dict] = {}  # weights on the devices, by id of the network
     self._scorers: dict[str, scorers.SentenceScorer] = {}
@@ -120,11 +119,11 @@ class Encoder:
     """
     if pool not in POOLS:
       raise ValueError(f"pool must be {' or '.join(POOLS)}, got {pool!r}")
-    rows, one = self._encode(texts)
-    found = np.zeros((len(rows), self.width), np.float32)
-    ids = [row.ids for row in rows]
-    for places, values in self._compute_rows(self._main, _pooled, (pool,), ids, batch_size):
-      found[places] = values
+    texts, one = self._texts(texts)
+    ids, _ = self._encode(texts)
+    found = np.zeros((len(texts), self.width), np.float32)
+    for i, vector in self._compute(self._main, _pooled, (pool,), ids, batch_size):
+      found[i] = vector
     return found[0] if one else found
 
   def states(
@@ -148,13 +147,11 @@ class Encoder:
       raise ValueError("give texts or ids")
     if ids is not None:
       return self._states_of_ids(np.asarray(ids), mask, batch_size)
-    rows, one = self._encode(texts)
-    found: list = [None] * len(rows)
-    all_ids = [row.ids for row in rows]
-    for places, values in self._compute_rows(self._main, _states, (), all_ids, batch_size):
-      for place, value in zip(places, values, strict=True):
-        row = rows[place]
-        found[place] = States(value[: len(row.ids)], [(0, 0), *row.spans, (0, 0)])
+    texts, one = self._texts(texts)
+    ids, spans = self._encode(texts)
+    found: list = [None] * len(texts)
+    for i, values in self._compute(self._main, _states, (), ids, batch_size):
+      found[i] = States(values[: len(ids[i])], [(0, 0), *spans[i], (0, 0)])
     return found[0] if one else found
 
   def _states_of_ids(self, ids: np.ndarray, mask, batch_size: int | None) -> np.ndarray:
@@ -175,9 +172,8 @@ class Encoder:
       raise ValueError(f"{lengths.max()} tokens are more than the network's {self.max_length}")
     found = np.zeros((*ids.shape, self.width), np.float32)
     rows = [row[:n].tolist() for row, n in zip(ids, lengths, strict=True)]
-    for places, values in self._compute_rows(self._main, _states, (), rows, batch_size):
-      for place, value in zip(places, values, strict=True):
-        found[place, : lengths[place]] = value[: lengths[place]]
+    for i, values in self._compute(self._main, _states, (), rows, batch_size):
+      found[i, : lengths[i]] = values[: lengths[i]]
     return found
 
   @property
@@ -193,16 +189,14 @@ class Encoder:
       ExchangeError: no network detects.
     """
     network = scorers.network_for("rtd", self._source.networks, self._path)
-    rows, one = self._encode(texts)
-    found: list = [None] * len(rows)
-    ids = [row.ids for row in rows]
-    for places, values in self._compute_rows(network, _replaced, (), ids, batch_size):
-      for place, value in zip(places, values, strict=True):
-        row = rows[place]
-        found[place] = [
-          Token(row.text[start:end], start, end, float(p))
-          for (start, end), p in zip(row.spans, value[1 : len(row.ids) - 1], strict=True)
-        ]
+    texts, one = self._texts(texts)
+    ids, spans = self._encode(texts)
+    found: list = [None] * len(texts)
+    for i, values in self._compute(network, _replaced, (), ids, batch_size):
+      found[i] = [
+        Token(texts[i][start:end], start, end, float(p))
+        for (start, end), p in zip(spans[i], values[1 : len(ids[i]) - 1], strict=True)
+      ]
     return found[0] if one else found
 
   def fill_mask(
@@ -223,33 +217,28 @@ class Encoder:
       raise ValueError(f"k must be from 1 to {self._vocab_size:,}, got {k}")
     texts, one = self._texts(texts)
     vocab, name = self.tokenizer.vocab, self.tokenizer.decode([self.tokenizer.vocab.mask])
-    rows, places = [], []  # a row a mask: ids, position; the text and its parts
+    rows, places = [], []  # of each mask: the ids and its position; the parts and its number
     for text in texts:
       parts = text.split(name)
       if len(parts) == 1:
         raise ValueError(f"no {name} in {text!r}")
-      ids = [vocab.cls]
-      at = []
-      for i, part in enumerate(self.tokenizer.encode_batch(self.tokenizer.spaced(text, parts))):
-        if i:
-          at.append(len(ids))
-          ids.append(vocab.mask)
-        ids += part
-      ids.append(vocab.sep)
+      ids, at = [vocab.cls], []
+      for part in self.tokenizer.encode_batch(self.tokenizer.spaced(text, parts)):
+        ids += [*part, vocab.mask]
+        at.append(len(ids) - 1)
+      ids[-1] = vocab.sep
       if len(ids) > (most := network.cfg.max_positions):
         raise ValueError(f"{len(ids)} tokens are more than {most}: {text[:60]!r}")
-      rows += [(ids, position) for position in at]
-      places.append((parts, len(at)))
-    positions = np.array([position for _, position in rows], np.int32)
+      rows += [(ids, position) for position in at[:-1]]
+      places.append(parts)
+    ids, positions = zip(*rows, strict=True) if rows else ((), ())
     found: list = [None] * len(rows)
-    ids = [row for row, _ in rows]
-    for where, values in self._compute_rows(network, _likeliest, (k,), ids, batch_size, positions):
-      for i, place in enumerate(where):
-        found[place] = list(zip(values[0][i].tolist(), values[1][i].tolist(), strict=True))
+    for i, values in self._compute(network, _likeliest, (k,), ids, batch_size, positions):
+      found[i] = list(zip(*(x.tolist() for x in values), strict=True))
     results, used = [], iter(found)
-    for parts, count in places:
-      fills = [self._fills(parts, i, name, next(used)) for i in range(count)]
-      results.append(fills[0] if count == 1 else fills)
+    for parts in places:
+      fills = [self._fills(parts, i, name, next(used)) for i in range(len(parts) - 1)]
+      results.append(fills[0] if len(fills) == 1 else fills)
     return results[0] if one else results
 
   def _fills(self, parts: list[str], i: int, name: str, found: list) -> list[Fill]:
@@ -272,13 +261,7 @@ class Encoder:
       ValueError: it is not known.
     """
     texts, one = self._texts(texts)
-    found = self._source.networks
-    if scorer is None:
-      objective = (likelihood.training(self._source) or {}).get("objective")
-      scorer = scorers.default(objective, {network.head for network in found.values()})
-    elif scorer not in scorers.SCORERS:
-      raise ValueError(f"scorer must be one of {', '.join(scorers.SCORERS)}, got {scorer!r}")
-    network = scorers.network_for(scorer, found, self._path)
+    scorer, network = scorers.choose(scorer, self._source, self._path)
     if scorer not in self._scorers:
       self._scorers[scorer] = scorers.SentenceScorer(scorer, network.cfg, self.tokenizer)
     found = self._scorers[scorer](network.weights, texts)
@@ -315,8 +298,8 @@ class Encoder:
         raise TypeError(f"texts must be strings, number {i} is of type {type(text).__name__}")
     return texts, one
 
-  def _encode(self, texts: str | Sequence[str]) -> tuple[list["_Row"], bool]:
-    texts, one = self._texts(texts)
+  def _encode(self, texts: list[str]) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+    """Returns the ids of each text with [CLS] and [SEP], and the characters of the others."""
     vocab, most = self.tokenizer.vocab, self.max_length - 2
     encoded = self.tokenizer.encode_offsets(texts)
     if long := sum(len(ids) > most for ids, _ in encoded):
@@ -324,71 +307,50 @@ class Encoder:
         f"{long:,} of {len(texts):,} texts are longer than {self.max_length} tokens and are cut",
         stacklevel=3,
       )
-    rows = [
-      _Row(text, [vocab.cls, *ids[:most], vocab.sep], spans[:most])
-      for text, (ids, spans) in zip(texts, encoded, strict=True)
-    ]
-    return rows, one
+    ids = [[vocab.cls, *ids[:most], vocab.sep] for ids, _ in encoded]
+    return ids, [spans[:most] for _, spans in encoded]
 
-  def _weights(self, network: Network) -> dict:
-    if id(network) not in self._placed:
-      self._placed[id(network)] = parallel.replicate(dict(network.weights))
-    return self._placed[id(network)]
-
-  def _compute_rows(
+  def _compute(
     self,
     network: Network,
     function: Callable,
     settings: tuple,
-    rows: Sequence[Sequence[int]],
+    ids: Sequence[list[int]],
     batch_size: int | None,
-    positions: np.ndarray | None = None,
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the indices of some rows [m] and what a function gives for them, [m, ...].
+    positions: Sequence[int] | None = None,
+  ) -> Iterator[tuple[int, Any]]:
+    """Yields the index of each row of ids, and what a function gives for it; the shortest first.
 
     Args:
       function: (cfg, *settings, weights, batch[, positions [B]]) -> arrays [B, ...].
-      positions: [n] int32, for each row.
     """
     if batch_size is not None and batch_size < 1:
       raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    cfg = dataclasses.replace(network.cfg, compute=self._compute)
-    weights, apply = self._weights(network), _compiled(function, cfg, *settings)
+    if id(network) not in self._placed:
+      self._placed[id(network)] = parallel.replicate(dict(network.weights))
+    weights, longest = self._placed[id(network)], network.cfg.max_positions
+    cfg = dataclasses.replace(network.cfg, compute=Compute(self._dtype))
+    apply = _compiled(function, cfg, *settings)
     pad = self.tokenizer.vocab.pad if self.tokenizer else 0
-    lengths = np.array([len(row) for row in rows], np.int64)
-    started: collections.deque = collections.deque()
-    with _progress(list(_plan(lengths, cfg.max_positions, batch_size)), len(rows)) as plans:
-      for places, shape in plans:
-        batch = from_rows([rows[i] for i in places], shape, pad)
-        more = ()
-        if positions is not None:
-          more = (np.zeros(shape[0], np.int32),)
-          more[0][: len(places)] = positions[places]
-        with parallel.full_precision():
-          started.append((places, apply(weights, *parallel.split_rows((batch, *more)))))
-        if len(started) > scorers.AHEAD:
-          yield _fetched(*started.popleft())
-      for places, values in started:
-        yield _fetched(places, values)
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    rows = [scorers.Row(ids[i], i, (positions[i],) if positions else ()) for i in order]
+    with _progress(rows) as shown:
+      planned = scorers.plan(shown, longest, batch_size, shrinks=True)
+      for row, values in scorers.compute(apply, weights, planned, pad):
+        yield row.text, values
 
 
 @contextlib.contextmanager
-def _progress(plans: list, texts: int) -> Iterator[Iterable]:
-  """Yields the batches of some texts: with a bar on a terminal, elsewhere with a line at times."""
-  console, title = terminal.console(stderr=True), f"{texts:,} texts"
-  if texts < SHOWN:
-    yield plans
+def _progress(rows: list) -> Iterator[Iterable]:
+  """Yields the rows of some texts: with a bar on a terminal, elsewhere with a line at times."""
+  console, title = terminal.console(stderr=True), f"{len(rows):,} texts"
+  if len(rows) < SHOWN:
+    yield rows
   elif console.is_interactive:
-    yield track(plans, description=title, transient=True, console=console)
+    yield track(rows, description=title, transient=True, console=console)
   else:
     with doing(title, console):
-      yield plans
-
-
-class _Row(NamedTuple):
-  text: str
-  ids: list[int]  # with [CLS] and [SEP]
-  spans: list[tuple[int, int]]  # of the others
+      yield rows
 
 
 @functools.lru_cache(maxsize=32)
@@ -419,26 +381,3 @@ def _likeliest(cfg, k: int, weights: dict, batch: Batch, positions) -> tuple[jax
   logits = networks.vocabulary_logits(cfg, weights, state)[:, 0]
   probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), k)
   return ids, probabilities
-
-
-def _fetched(places: np.ndarray, values) -> tuple:
-  return places, jax.tree.map(lambda x: np.asarray(x)[: len(places)], values)
-
-
-def _plan(
-  lengths: np.ndarray, longest: int, batch_size: int | None
-) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
-  """Yields the rows of each batch, of similar lengths, and its shape.
-
-  A batch that is not full has the next power of two of rows, so that few shapes compile.
-  """
-  padded = np.array([scorers.padded_length(max(8, n), longest) for n in lengths], np.int64)
-  order, devices = np.argsort(lengths, kind="stable"), jax.local_device_count()
-  for length in np.unique(padded):
-    rows = order[padded[order] == length]
-    full = scorers.batch_rows(int(length)) if batch_size is None else batch_size
-    full = -(-full // devices) * devices
-    for start in range(0, len(rows), full):
-      places = rows[start : start + full]
-      few = devices * (1 << max(0, -(-len(places) // devices) - 1).bit_length())
-      yield places, (min(full, few), int(length))

@@ -17,12 +17,12 @@ from rich.console import Console
 from electra_jax.commands import cli
 from electra_jax.core import networks, objectives
 from electra_jax.data.pretrain_batches import Shards
-from electra_jax.evaluate import detect, likelihoods, pairs, probe, scorers
+from electra_jax.evaluate import likelihoods, measures, pairs, probe, scorers
 from electra_jax.evaluate.pairs import Pair
 from electra_jax.export import writer
 from electra_jax.finetune import tagging
 from electra_jax.finetune.batches import subset
-from electra_jax.interop import huggingface, likelihood, sources
+from electra_jax.interop import huggingface, sources
 from electra_jax.monitor import journal, metrics
 from electra_jax.pretrain import train
 from electra_jax.pretrain.run import prepare
@@ -179,18 +179,18 @@ def test_pairs_that_are_too_long_are_left_out_and_equal_ones_are_named(electra):
 def test_a_stop_while_pairs_are_scored_ends_the_run_and_they_are_scored_where_it_goes_on(
   electra, tiny_shards, files, tmp_path, monkeypatch
 ):
-  def start(self, *args):
+  def start(*args):
     nonlocal batches
     batches += 1
     if batches == 2:
       signal.raise_signal(signal.SIGTERM)
-    return real(self, *args)
+    return real(*args)
 
   config = two_steps(tiny_shards, files[0])
   monkeypatch.setattr(processes, "initialize", lambda *args: None)  # JAX has been started here
-  batches, real, before = 0, scorers.SentenceScorer._start, signal.getsignal(signal.SIGUSR2)
+  batches, real, before = 0, scorers.from_rows, signal.getsignal(signal.SIGUSR2)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(scorers.SentenceScorer, "_start", start)
+    patch.setattr(scorers, "from_rows", start)
     try:
       assert train.run(config, tmp_path) == 143
       assert batches == 2  # of more
@@ -290,8 +290,8 @@ def test_a_scorer_is_chosen_by_objective_and_heads_and_needs_its_head(bert):
   for objective in ("electra_mlm", "metro", "coco_lm"):
     assert scorers.default(objective, {"rtd_head", "mlm_head"}) == "rtd"
   # An exported generator is a masked language model, whatever it served.
-  assert likelihood.training(sources.open_source(bert)) is None
-  assert likelihood.training(sources.open_source(bert.parent))["objective"] == "electra"
+  assert sources.open_source(bert).training is None
+  assert sources.open_source(bert.parent).training["objective"] == "electra"
   for definition in objectives.OBJECTIVES.values():
     assert {scorers.SCORERS[name].head for name in definition.scorers} <= set(definition.heads)
 
@@ -301,10 +301,12 @@ def test_fixed_noise_is_detected_as_in_the_runs_evaluation(electra, tiny_shards)
   heldout, training = (Shards.open(tiny_shards, split) for split in ("heldout", "train"))
   network = sources.open_source(electra).networks["discriminator"]
   config = make_tiny_config(tiny_shards)
-  found = detect.auc(network, heldout, training.frequencies, 8, config.eval.max_examples)
+  found = measures.detection_auc(
+    network, heldout, training.frequencies, 8, config.eval.max_examples
+  )
   assert found == pytest.approx(last["unigram_auc"], abs=1e-6)
   with pytest.raises(ValueError, match="batch size 7 is not divisible by 8 devices"):
-    detect.auc(network, heldout, training.frequencies, 7, 8)
+    measures.detection_auc(network, heldout, training.frequencies, 7, 8)
 
 
 def test_networks_are_evaluated_in_full_precision(electra, tiny_shards, monkeypatch):
@@ -322,7 +324,7 @@ def test_networks_are_evaluated_in_full_precision(electra, tiny_shards, monkeypa
   for evaluation in (
     lambda: likelihoods.Scorer(electra)(SENTENCES[:2]),
     lambda: scores_of(source, "rtd", SENTENCES[:2]),
-    lambda: detect.auc(network, heldout, heldout.frequencies, 8, 8),
+    lambda: measures.detection_auc(network, heldout, heldout.frequencies, 8, 8),
     lambda: probe.run(network, source.tokenizer, tags, tags, 9),
   ):
     used.clear()
@@ -386,7 +388,7 @@ def test_lengths_of_batches_hold_their_rows():
     padded = scorers.padded_length(n, 512)
     assert n <= padded <= 512 and padded - n < 64
   lengths = sorted(RNG.choices(range(3, 90), k=500))
-  rows = [scorers.Row([0] * n, 0, 0, i) for i, n in enumerate(lengths)]
-  seen = list(scorers._batches(iter(rows), 96))
+  rows = [scorers.Row([0] * n, i) for i, n in enumerate(lengths)]
+  seen = list(scorers.plan(iter(rows), 96))
   assert [row for batch, _ in seen for row in batch] == rows
-  assert all(len(row.ids) <= length for batch, length in seen for row in batch)
+  assert all(len(row.ids) <= length for batch, (_, length) in seen for row in batch)

@@ -1,18 +1,33 @@
 """Pseudo-log-likelihoods of sentences: see electra_jax.score."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from electra_jax.core import objectives
+from electra_jax.core import objectives, scoring
 from electra_jax.core.batch import from_rows
+from electra_jax.core.masking import Masking
+from electra_jax.core.networks import PretrainSpec
 from electra_jax.data import tokenizer
-from electra_jax.interop import likelihood, sources
+from electra_jax.data.tokenizer import Vocab
+from electra_jax.interop import sources
+from electra_jax.interop.sources import ExchangeError, RunParams, Source
 from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel
+
+# Of the original's Small and Base, where a source does not say how it was trained.
+ORIGINAL = {
+  "objective": "electra",
+  "generator_kind": "transformer",
+  "mask_prob": 0.15,
+  "temperature": 1.0,
+  "unigram_share": 0.0,
+  "disallow_correct": False,
+}
 
 
 class Scorer:
@@ -31,7 +46,7 @@ class Scorer:
       if self.tokenizer is None:
         raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
       sources.check_vocab(self.tokenizer, source.networks, path)
-      self.spec, params, step = likelihood.as_run(source, self.tokenizer.vocab, str(path))
+      self.spec, params, step = as_run(source, self.tokenizer.vocab, str(path))
     self.batch_size = batch_size
     # Without a generator, `spec.generator` is the discriminator's config.
     both = self.spec.discriminator, self.spec.generator
@@ -67,6 +82,51 @@ class Scorer:
       batch = from_rows(texts, (self.batch_size, length), vocab.pad)
       scores[rows] = self._score(batch)[: len(rows)]
     return [(float(score), len(ids)) for score, ids in zip(scores, encoded, strict=True)]
+
+
+def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
+  """Returns the networks of a source at `path` as those of a run; the step is None.
+
+  A masked language model alone is scored as one, whatever it was trained with.
+
+  Raises:
+    ExchangeError: its networks give no likelihood.
+  """
+  main, generator = (source.networks.get(role) for role in ("discriminator", "generator"))
+  recorded = source.training
+  settings = dict(recorded or ORIGINAL)
+  if main is None or (main.is_masked_lm and recorded is None):
+    main, generator, settings["objective"] = source.networks[source.main], None, "bert"
+  if source.finetuned or main.head is None:
+    raise ExchangeError(f"{path} has no head of pretraining, which a likelihood needs")
+  if settings["objective"] not in objectives.OBJECTIVES:
+    raise ExchangeError(
+      f"{path} was trained with the objective {settings['objective']!r}: name the module that"
+      " registers it with --import"
+    )
+  kind = objectives.OBJECTIVES[settings["objective"]]
+  if kind.log_p is scoring.implied and generator is None:
+    raise ExchangeError(f"{path} has the discriminator alone, a likelihood needs its generator too")
+  if recorded is None and generator is not None:
+    warnings.warn(
+      f"{path} does not say its mask rate: {ORIGINAL['mask_prob']} assumed, as of the original's"
+      " Small and Base",
+      stacklevel=2,
+    )
+  objective, generator_kind = settings.pop("objective"), settings.pop("generator_kind")
+  spec = PretrainSpec(
+    (generator or main).cfg,
+    main.cfg,
+    Masking(**settings, mask_token_prob=1.0, mask_id=vocab.mask, special_ids=vocab.special_ids),
+    objective=objective,
+    generator_kind=generator_kind,
+    tying="none",
+  )
+  weights = dict(main.weights)
+  params = {"embeddings": weights.pop("embeddings"), "discriminator": weights}
+  if generator is not None:
+    params["generator"] = generator.weights
+  return RunParams(spec, params, None)
 
 
 def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:

@@ -6,15 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data import tokenizer
+from electra_jax.core import objectives, step
+from electra_jax.core.masking import Masking
+from electra_jax.core.networks import PretrainSpec, TokenCounts
+from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.data.pretrain_batches import Shards
-from electra_jax.evaluate import detect, pairs, probe, scorers
+from electra_jax.evaluate import pairs, probe, scorers
 from electra_jax.evaluate.pairs import Accuracy, Pair
 from electra_jax.evaluate.probe import Probe
 from electra_jax.finetune import tagging
-from electra_jax.interop import likelihood, sources
-from electra_jax.interop.sources import ExchangeError, Source
+from electra_jax.interop import sources
+from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.monitor import metrics
 from electra_jax.monitor.display import doing
+from electra_jax.runtime import parallel
 
 
 class PairScores(NamedTuple):
@@ -51,13 +56,8 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
   Raises:
     ValueError, OSError: the file, the network or the scorer cannot be used.
   """
-  if scorer not in (None, *scorers.SCORERS):
-    raise ValueError(f"scorer must be one of {', '.join(scorers.SCORERS)}, got {scorer!r}")
   found, source = pairs.read(Path(data)), _open(model)
-  heads = {network.head for network in source.networks.values()}
-  objective = (likelihood.training(source) or {}).get("objective")
-  scorer = scorer or scorers.default(objective, heads)
-  network = scorers.network_for(scorer, source.networks, str(model))
+  scorer, network = scorers.choose(scorer, source, model)
   sentence_scorer = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
   found, left_out = pairs.fitting(sentence_scorer, found)
   for line in left_out:
@@ -83,7 +83,7 @@ def evaluate_detection(
   heldout = Shards.open(data, "heldout")
   tokens = tokenizer.load_from(heldout.folder, heldout.vocab)
   source = sources.open_for(model, tokens)
-  network = scorers.network_for("rtd", source.networks, str(model))
+  network = scorers.network_for("rtd", source.networks, model)
   sources.check_vocab(tokens, {"discriminator": network}, model)
   if heldout.seq_length > network.cfg.max_positions:
     raise ValueError(
@@ -91,7 +91,44 @@ def evaluate_detection(
     )
   frequencies = Shards.open(data, "train").frequencies
   with doing("detecting"):
-    return detect.auc(network, heldout, frequencies, batch_size, examples)
+    return detection_auc(network, heldout, frequencies, batch_size, examples)
+
+
+def detection_auc(
+  network: Network, data: Shards, frequencies: np.ndarray, batch_size: int, examples: int
+) -> float:
+  """Returns the AUC of detecting replacements of 15 % of the tokens, drawn by frequency.
+
+  It is `unigram_auc` of a run's evaluations: the same replacements for every network on the data.
+
+  Args:
+    network: has an "rtd_head".
+    data: held-out shards.
+    frequencies: of each token in the training text, [V].
+    examples: how many of them at most, evenly spaced.
+
+  Raises:
+    ValueError: the devices do not divide the batch.
+  """
+  parallel.check_divisible(batch_size, 1)
+  vocab = data.vocab
+  rates = Masking(0.15, 1.0, 1.0, mask_id=vocab.mask, special_ids=tuple(vocab.special_ids))
+  counts = TokenCounts(frequencies)
+  spec = PretrainSpec(network.cfg, network.cfg, rates, tying="none", frequencies=counts)
+  weights = dict(network.weights)
+  params = {"embeddings": weights.pop("embeddings"), "discriminator": weights}
+
+  def terms(params, batch, keys, step):
+    return objectives.detect_unigrams(spec, params, batch)
+
+  evaluate = step.make_eval_step(terms, seed=0)
+  batches = pretrain_batches.eval_batches(data, batch_size=batch_size, max_examples=examples)
+  placed = parallel.replicate(params)
+  with parallel.full_precision():
+    values = metrics.evaluate(
+      parallel.map_eval_step(evaluate), placed, parallel.prefetch(batches), 0
+    )
+  return values["unigram_auc"]
 
 
 def evaluate_probe(

@@ -7,9 +7,12 @@ equal length; the others take one pass for each sentence.
 import collections
 import dataclasses
 import functools
+import itertools
+import operator
 import unicodedata
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,7 @@ from electra_jax.core.batch import Batch, from_rows
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.interop.sources import ExchangeError, Network
+from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.runtime import parallel
 
 # Of a batch, with padding. On a CPU its activations stay in the caches: 1.5 times as fast.
@@ -29,15 +32,15 @@ AHEAD = 4  # batches that are started before the scores of the first are read
 
 
 class Row(NamedTuple):
-  """One input row: a sentence, possibly with masked tokens."""
+  """One row of a batch."""
 
   ids: list[int]  # with [CLS] and [SEP]
-  position: int  # of the token that is scored; 0: all of them
-  label: int  # the token that was there
-  sentence: int
+  text: int  # the index of its text
+  numbers: tuple[int, ...] = ()  # that the function of `compute` takes, each [B] int32
 
 
-# (ids with special tokens, whether each token continues a word, [MASK]) -> (ids, position, label)
+# (ids with special tokens, whether each token continues a word, [MASK]) -> (ids, position, label):
+# of the token that is scored, or 0 for all of them
 Rows = Callable[[list[int], list[bool], int], Iterator[tuple[list[int], int, int]]]
 
 
@@ -104,7 +107,7 @@ SCORERS = {
 }
 
 
-def network_for(scorer: str, found: dict[str, Network], path) -> Network:
+def network_for(scorer: str, found: dict[str, Network], path: str | Path) -> Network:
   """Returns the network that has the head of a scorer, the discriminator before the generator.
 
   Raises:
@@ -164,6 +167,21 @@ def default(objective: str | None, heads: Container[str | None]) -> str:
   raise ExchangeError(f"sentences can only be scored by a network with {listed}")
 
 
+def choose(scorer: str | None, source: Source, path: str | Path) -> tuple[str, Network]:
+  """Returns a scorer, None for the objective's, and the source's network that it needs.
+
+  Raises:
+    ValueError: the scorer is not known.
+    ExchangeError: no network has its head.
+  """
+  if scorer not in (None, *SCORERS):
+    raise ValueError(f"scorer must be one of {', '.join(SCORERS)}, got {scorer!r}")
+  if scorer is None:
+    objective = (source.training or {}).get("objective")
+    scorer = default(objective, {network.head for network in source.networks.values()})
+  return scorer, network_for(scorer, source.networks, path)
+
+
 class SentenceScorer:
   """Scores sentences with networks of one config; each padded length is compiled once.
 
@@ -196,42 +214,67 @@ class SentenceScorer:
         ids, spans = encoded[i]
         continues = [False, *continues_word(sentences[i], spans), False]
         whole = [vocab.cls, *ids, vocab.sep]
-        for row in self._kind.rows(whole, continues, vocab.mask):
-          yield Row(*row, i)
+        for ids, *numbers in self._kind.rows(whole, continues, vocab.mask):
+          yield Row(ids, i, tuple(numbers))
 
     scores = np.full(len(sentences), np.nan)
     scores[fitting] = 0
+    planned = itertools.takewhile(lambda _: not stops(), plan(rows(), self.longest + 2))
+    for row, score in compute(self._apply, weights, planned, vocab.pad):
+      scores[row.text] += score
+    return None if stops() else scores
+
+
+Planned = tuple[list[Row], tuple[int, int]]  # the rows of a batch, and its shape
+
+
+def compute(
+  function: Callable, weights: dict, planned: Iterable[Planned], pad: int
+) -> Iterator[tuple[Row, Any]]:
+  """Yields each row with what a function gives for it; a few batches are computed ahead.
+
+  Args:
+    function: (weights, batch, *numbers of the rows, each [B]) -> arrays [B, ...].
+    weights: on the devices.
+  """
+  started = collections.deque()
+  for rows, shape in planned:
+    batch = from_rows([row.ids for row in rows], shape, pad)
+    numbers = np.zeros((len(rows[0].numbers), shape[0]), np.int32)
+    numbers[:, : len(rows)] = np.transpose([row.numbers for row in rows])
     with parallel.full_precision():
-      started = collections.deque()
-      for batch in _batches(rows(), self.longest + 2):
-        if stops():
-          return None
-        started.append(self._start(weights, *batch))
-        if len(started) > AHEAD:
-          _add(scores, *started.popleft())
-      for owners, values in started:
-        _add(scores, owners, values)
-    return scores
-
-  def _start(self, weights: dict, rows: list[Row], length: int) -> tuple[np.ndarray, jax.Array]:
-    """Returns the rows' sentence indices and their scores, still being computed on the device."""
-    shape = batch_rows(length), length
-    batch = from_rows([row.ids for row in rows], shape, self.tokenizer.vocab.pad)
-    positions, labels = np.zeros((2, shape[0]), np.int32)
-    positions[: len(rows)] = [row.position for row in rows]
-    labels[: len(rows)] = [row.label for row in rows]
-    placed = parallel.split_rows((batch, positions, labels))
-    return np.array([row.sentence for row in rows]), self._apply(weights, *placed)
+      started.append((rows, function(weights, *parallel.split_rows((batch, *numbers)))))
+    if len(started) > AHEAD:
+      yield from _by_row(*started.popleft())
+  for rows, values in started:
+    yield from _by_row(rows, values)
 
 
-def _add(scores: np.ndarray, owners: np.ndarray, values: jax.Array) -> None:
-  np.add.at(scores, owners, np.asarray(values, np.float64)[: len(owners)])
+def _by_row(rows: list[Row], values) -> Iterator[tuple[Row, Any]]:
+  values = jax.tree.map(np.asarray, values)
+  for i, row in enumerate(rows):
+    yield row, jax.tree.map(operator.itemgetter(i), values)
 
 
-def batch_rows(length: int) -> int:
+def plan(
+  rows: Iterable[Row], longest: int, batch_size: int | None = None, *, shrinks: bool = False
+) -> Iterator[Planned]:
+  """Yields rows, which come by length, in batches of one padded length, and their shapes.
+
+  Args:
+    longest: the network's number of positions.
+    batch_size: rows; None: as many as suit the device.
+    shrinks: whether the shape of a batch that is not full has the next power of two of rows.
+  """
   devices = jax.local_device_count()
   tokens = CPU_BATCH_TOKENS if jax.default_backend() == "cpu" else BATCH_TOKENS
-  return max(1, tokens // length // devices) * devices
+  for length, group in itertools.groupby(
+    rows, lambda row: padded_length(max(8, len(row.ids)), longest)
+  ):
+    per_device = -(-batch_size // devices) if batch_size else max(1, tokens // length // devices)
+    while batch := list(itertools.islice(group, per_device * devices)):
+      few = 1 << max(0, -(-len(batch) // devices) - 1).bit_length()
+      yield batch, (devices * (min(per_device, few) if shrinks else per_device), length)
 
 
 def padded_length(length: int, longest: int) -> int:
@@ -242,17 +285,3 @@ def padded_length(length: int, longest: int) -> int:
   """
   step = 4 if length <= 32 else 16 if length <= 128 else 64
   return min(longest, -(-length // step) * step)
-
-
-def _batches(rows: Iterator[Row], longest: int) -> Iterator[tuple[list[Row], int]]:
-  """Yields rows, which come by length, in batches of one padded length."""
-  batch, length = [], 0
-  for row in rows:
-    padded = padded_length(max(8, len(row.ids)), longest)
-    if batch and (padded != length or len(batch) == batch_rows(length)):
-      yield batch, length
-      batch = []
-    length = padded
-    batch.append(row)
-  if batch:
-    yield batch, length

@@ -20,7 +20,7 @@ from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import EXPORT_FORMS
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, likelihood, sources
+from electra_jax.interop import huggingface, sources
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.monitor.display import doing
@@ -148,7 +148,7 @@ def _write_hf(
     network, labels, unit = with_task_head(source)
   written = network if unit is None else in_unit(network, unit)
   # A generator alone is a masked language model, whatever it served.
-  trained = None if role == "generator" else likelihood.training(source)
+  trained = None if role == "generator" else source.training
   others = {} if trained is None else {huggingface.TRAINING: trained}
   if tokens:
     others |= {field: getattr(tokens.vocab, x) for field, x in family.token_ids.items()}

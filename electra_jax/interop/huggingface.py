@@ -36,7 +36,7 @@ BERT_RULES = {
   "do_basic_tokenize": (None, True),
   "never_split": (None, []),
 }
-TRAINING = "electra_jax"  # a field of config.json, of `likelihood.training`
+TRAINING = "electra_jax"  # a field of config.json, `sources.Source.training`
 # Another: {field of the network: value} of those in EXTRA_FIELDS that the other fields do not give.
 NETWORK = "electra_jax_network"
 DETECTORS = ([REPLACED], ["LABEL_0"])  # the labels of a discriminator: written here, by default

@@ -5,7 +5,6 @@ The format is recognised by the files.
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
 from electra_jax.interop import huggingface, tf1
 from electra_jax.interop.vocabularies import difference
-from electra_jax.interop.weights import ExchangeError, network_shapes, read_json
+from electra_jax.interop.weights import ExchangeError, Network, network_shapes, read_json
 from electra_jax.monitor import metrics
 from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
@@ -35,20 +34,6 @@ from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
 HUB = "; a model of Hugging Face's Hub is fetched first: hf download NAME --local-dir=FOLDER"
 MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, that predicts words
-
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-  """The config and the weights of one network."""
-
-  cfg: TransformerConfig
-  weights: Mapping  # {"embeddings", "encoder"} and the head, numpy float32
-  head: str | None  # a key of `heads.HEADS`, or None
-
-  @property
-  def is_masked_lm(self) -> bool:
-    """True if its head predicts words."""
-    return self.head is not None and HEADS[self.head].predicts_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +58,22 @@ class Source:
   def main(self) -> str:
     """The role of the main network: of a masked language model that is alone, "generator"."""
     return next(x for x in ("discriminator", MASKED_LM, "generator") if x in self.networks)
+
+  @property
+  def training(self) -> Mapping | None:
+    """How it was trained, the fields of `evaluate.likelihoods.ORIGINAL`; None if not recorded."""
+    card = self.card
+    if card.get("training") or not card.get("config") or self.finetuned:
+      return card.get("training")
+    config = specs.saved_config(card["config"])
+    schedules = specs.make_schedules(config)
+    rates = ("mask_prob", "temperature", "unigram_share")
+    return {
+      "objective": config.objective.name,
+      "generator_kind": config.generator.kind,
+      "disallow_correct": config.objective.disallow_correct,
+      **{name: float(schedules[name].at(card["steps"])) for name in rates},
+    }
 
 
 def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
@@ -378,16 +379,9 @@ def _hugging_face(path: Path) -> Source:
 
 def _tf1(path: Path, heads: Sequence[int]) -> Source:
   """Reads a checkpoint of the original, with the vocabulary beside it: vocab.txt if released."""
-  path, found = tf1.find(path), {}
-  places = tf1.read_scopes(path)
-  if len(heads) > len(places):
-    raise ExchangeError(f"{path} holds {len(places)} network, heads are given for {len(heads)}")
-  known = {}  # heads of an encoder that both networks may share
-  for (role, scopes), number in itertools.zip_longest(places.items(), heads):
-    cfg = tf1.read_config(path, role, scopes, number or known.get(scopes.encoder))
-    known[scopes.encoder] = cfg.num_heads
-    found[role] = Network(cfg, tf1.load(path, cfg, scopes), scopes.head)
-  return Source(found, huggingface.load_tokenizer(path.parent), {}, tf1.left_out(path))
+  prefix = tf1.find(path)
+  found, left_out = tf1.load(prefix, heads)
+  return Source(found, huggingface.load_tokenizer(prefix.parent), {}, left_out)
 
 
 def save_orbax(folder: Path, source: Source) -> None:
@@ -430,8 +424,7 @@ def _orbax(path: Path) -> Source:
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
-    shapes = task_network.shapes(cfg, task_head) if info else network_shapes(cfg, head)
-    shapes |= {words: network_shapes(cfg, words)[words]} if words else {}
+    shapes = task_network.shapes(cfg, task_head) if info else network_shapes(cfg, head, words)
     # Unlike orbax's Checkpointer, the handler does not synchronise the processes.
     args = ocp.args.StandardRestore(shapes)
     weights = ocp.StandardCheckpointHandler().restore(path.absolute() / "params", args=args)

@@ -1,35 +1,32 @@
 """Reads checkpoints of the original, google-research/electra, by the table of `electra`."""
 
-import dataclasses
+import itertools
 import re
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tfds import import_tensorflow
 from electra_jax.interop.electra import FIELDS, FIXED, TABLE
-from electra_jax.interop.weights import ExchangeError, check_fixed, fill, network_shapes, read_json
+from electra_jax.interop.weights import ExchangeError, Network, check_fixed, fill, read_json
 
 # A scalar beside the generator's head, which the original's converters drop.
 IGNORED = {"generator_predictions/temperature"}
 CONFIGS = ("config.json", "electra_config.json", "bert_config.json")  # beside a checkpoint
 _ENDING = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
+Shapes = Mapping[str, list[int]]  # of the variables of a checkpoint
 
 
-@dataclasses.dataclass(frozen=True)
-class Scopes:
-  """Where the variables of a network are, and its head."""
+class Scopes(NamedTuple):
+  """Where the variables of a network are."""
 
   embeddings: str
   encoder: str
   predictions: str
-
-  @property
-  def head(self) -> str:
-    """The name of the head."""
-    return "rtd_head" if self.predictions.startswith("discriminator") else "mlm_head"
 
 
 def find(path: Path) -> Path | None:
@@ -61,24 +58,59 @@ def find(path: Path) -> Path | None:
   return path / there[0] if there else None
 
 
-def read_scopes(prefix: str | Path) -> dict[str, Scopes]:
-  """Returns the networks in a checkpoint of the original: "discriminator", "generator".
+def load(prefix: Path, heads: Sequence[int] = ()) -> tuple[dict[str, Network], tuple[str, ...]]:
+  """Returns a checkpoint's networks, and descriptions of the generators that are not read.
 
-  A generator without an encoder of its own shares the discriminator's. If there is no discriminator
-  (the original's BERT objective), the generator is returned as the discriminator, with an MLM head.
+  The networks are "discriminator" and "generator". A generator without an encoder of its own shares
+  the discriminator's. If there is no discriminator (the original's BERT objective), the generator
+  is returned as the discriminator, with an MLM head. Adam's slots and the step are ignored.
+
+  Sizes come from the variables, other fields from a config.json beside the checkpoint, which
+  describes the discriminator; without one, heads of width 64 are assumed with a warning.
+
+  Args:
+    heads: the numbers of heads of the networks, if known.
 
   Raises:
-    ExchangeError: the checkpoint cannot be read, or holds neither.
+    ExchangeError: the checkpoint cannot be read or holds neither network; a size or the number of
+      heads cannot be determined, or the config has others; variables are missing, of another shape,
+      or unknown in a network's scope.
   """
-  names = _variables(prefix)
-  roles = [r for r in ("discriminator", "generator") if f"{r}_predictions/dense/kernel" in names]
+  tf = import_tensorflow()
+  try:
+    reader = tf.train.load_checkpoint(str(prefix))
+    shapes = reader.get_variable_to_shape_map()
+  except (tf.errors.OpError, ValueError) as error:
+    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
+
+  def read(name: str) -> np.ndarray | None:
+    try:
+      return reader.get_tensor(name) if name in shapes else None
+    except (tf.errors.OpError, ValueError, LookupError, RuntimeError) as error:
+      raise ExchangeError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
+
+  places, found = _scopes(prefix, shapes), {}
+  if len(heads) > len(places):
+    raise ExchangeError(f"{prefix} holds {len(places)} network, heads are given for {len(heads)}")
+  known = {}  # heads of an encoder that both networks may share
+  for (role, scopes), number in itertools.zip_longest(places.items(), heads):
+    cfg = _config(prefix, shapes, role, scopes, number or known.get(scopes.encoder))
+    known[scopes.encoder] = cfg.num_heads
+    found[role] = _network(prefix, shapes, read, cfg, scopes)
+  others = {name.split("/")[0] for name in shapes if name.startswith("generator")}
+  others -= {scopes.encoder for scopes in places.values()} | {"generator_predictions"}
+  return found, tuple(f"the original's {x}" for x in sorted(others))
+
+
+def _scopes(prefix: Path, shapes: Shapes) -> dict[str, Scopes]:
+  roles = [r for r in ("discriminator", "generator") if f"{r}_predictions/dense/kernel" in shapes]
   if not roles:
     raise ExchangeError(f"{prefix} holds neither of ELECTRA's networks")
   found = {}
   for role in roles:
     mine = ["generator", "electra"] if role == "generator" else ["electra"]
     embeddings, encoder = (
-      next((s for s in mine if any(n.startswith(f"{s}/{part}/") for n in names)), "electra")
+      next((s for s in mine if any(n.startswith(f"{s}/{part}/") for n in shapes)), "electra")
       for part in ("embeddings", "encoder")
     )
     is_bert = encoder == "electra" and roles == ["generator"]
@@ -86,83 +118,45 @@ def read_scopes(prefix: str | Path) -> dict[str, Scopes]:
   return found
 
 
-def _variables(prefix: str | Path) -> dict[str, list[int]]:
-  """Returns the shapes of a checkpoint's variables."""
-  tf = import_tensorflow()
+def _network(prefix: Path, shapes: Shapes, read, cfg: TransformerConfig, scopes: Scopes) -> Network:
+  head = "rtd_head" if scopes.predictions.startswith("discriminator") else "mlm_head"
+  mine = (f"{scopes.embeddings}/embeddings/", f"{scopes.encoder}/", f"{scopes.predictions}/")
+  unread = {n for n in shapes if n.startswith(mine) and not n.endswith(("/adam_m", "/adam_v"))}
+
+  def take(row, i: int | None) -> tuple[str, np.ndarray | None]:
+    name = row.tf.format(i=i, embeddings=scopes.embeddings, encoder=scopes.encoder)
+    unread.discard(name)
+    return name, read(name)
+
   try:
-    return tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
-  except (tf.errors.OpError, ValueError) as error:
-    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
-
-
-def load(prefix: str | Path, cfg: TransformerConfig, scopes: Scopes) -> dict:
-  """Returns a network of a checkpoint of the original; Adam's slots and the step are ignored.
-
-  Raises:
-    ExchangeError: variables are missing, of another shape, or unknown in the network's scope.
-  """
-  tf = import_tensorflow()
-  reader = tf.train.load_checkpoint(str(prefix))
-  names = set(reader.get_variable_to_shape_map())
-  seen = set()
-
-  def read(name: str) -> np.ndarray | None:
-    seen.add(name)
-    try:
-      return reader.get_tensor(name) if name in names else None
-    except (tf.errors.OpError, ValueError, LookupError, RuntimeError) as error:
-      raise ExchangeError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
-
-  places = {"embeddings": scopes.embeddings, "encoder": scopes.encoder}
-  try:
-    network = fill(
-      TABLE,
-      cfg,
-      network_shapes(cfg, scopes.head),
-      lambda row, i: row.tf.format(i=i, **places),
-      read,
-      transposed=False,
-    )
+    weights = fill(TABLE, cfg, head, take, transposed=False)
   except ExchangeError as error:
     raise ExchangeError(f"{prefix}: {error}") from None
-  slots = {n for n in names if n.endswith(("/adam_m", "/adam_v"))}
-  mine = (f"{scopes.embeddings}/embeddings/", f"{scopes.encoder}/", f"{scopes.predictions}/")
-  if extra := sorted(n for n in names - slots - seen - IGNORED if n.startswith(mine)):
+  if extra := sorted(unread - IGNORED):
     raise ExchangeError(f"{prefix}: unknown variables: {', '.join(extra[:8])}")
-  return network
+  return Network(cfg, weights, head)
 
 
-def read_config(
-  prefix: str | Path, role: str, scopes: Scopes, heads: int | None = None
+def _config(
+  prefix: Path, shapes: Shapes, role: str, scopes: Scopes, heads: int | None
 ) -> TransformerConfig:
-  """Returns the config of a network in a checkpoint of the original.
-
-  Sizes come from the variables, other fields from a config.json beside the checkpoint, which
-  describes the discriminator; without one, heads of width 64 are assumed with a warning.
-
-  Args:
-    heads: their number, if it is known.
-
-  Raises:
-    ExchangeError: a size or the number of heads cannot be determined, or the config has others.
-  """
-  found = _variables(prefix)
   layer, tables = f"{scopes.encoder}/encoder/layer_", f"{scopes.embeddings}/embeddings/"
   try:
-    vocab_size, embedding_size = found[f"{tables}word_embeddings"]
-    max_positions, _ = found[f"{tables}position_embeddings"]
-    hidden_size, ffn_size = found[f"{layer}0/intermediate/dense/kernel"]
+    vocab_size, embedding_size = shapes[f"{tables}word_embeddings"]
+    max_positions, _ = shapes[f"{tables}position_embeddings"]
+    hidden_size, ffn_size = shapes[f"{layer}0/intermediate/dense/kernel"]
   except (KeyError, ValueError) as error:
     raise ExchangeError(f"{prefix}: no matrix {error}, which says a size") from None
+  layers = {int(n.removeprefix(layer).split("/")[0]) for n in shapes if n.startswith(layer)}
   sizes = {
     "vocab_size": vocab_size,
     "embedding_size": embedding_size,
     "hidden_size": hidden_size,
-    "num_layers": 1 + max(int(n[len(layer) :].split("/")[0]) for n in found if n.startswith(layer)),
+    "num_layers": 1 + max(layers),
     "ffn_size": ffn_size,
     "max_positions": max_positions,
   }
-  stated = _stated(Path(prefix), sizes) if scopes.encoder == "electra" else {}
+  stated = _stated(prefix, sizes) if scopes.encoder == "electra" else {}
   stated |= {"num_heads": heads} if heads else {}
   if "num_heads" not in stated:
     stated["num_heads"] = _assumed_heads(prefix, role, hidden_size)
@@ -188,7 +182,7 @@ def _stated(prefix: Path, sizes: dict) -> dict:
   return stated
 
 
-def _assumed_heads(prefix: str | Path, role: str, width: int) -> int:
+def _assumed_heads(prefix: Path, role: str, width: int) -> int:
   hint = f"give num_attention_heads in a {CONFIGS[0]} beside it, or export with --heads"
   if width > 64 and width % 64:
     raise ExchangeError(
@@ -202,11 +196,3 @@ def _assumed_heads(prefix: str | Path, role: str, width: int) -> int:
     stacklevel=2,
   )
   return number
-
-
-def left_out(prefix: str | Path) -> tuple[str, ...]:
-  """Returns descriptions of the generators of a checkpoint that are not read."""
-  scopes = {name.split("/")[0] for name in _variables(prefix)}
-  read = {scope.encoder for scope in read_scopes(prefix).values()} | {"generator_predictions"}
-  others = {x for x in scopes - read if x.startswith("generator")}
-  return tuple(f"the original's {x}" for x in sorted(others))

@@ -24,6 +24,20 @@ class ExchangeError(ValueError):
   """Weights cannot be converted; the message is one line that names them."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """The config and the weights of one network."""
+
+  cfg: TransformerConfig
+  weights: Mapping  # {"embeddings", "encoder"} and the head, numpy float32
+  head: str | None  # a key of `heads.HEADS`, or None
+
+  @property
+  def is_masked_lm(self) -> bool:
+    """True if its head predicts words."""
+    return self.head is not None and HEADS[self.head].predicts_words
+
+
 class Row(NamedTuple):
   """The names of one weight. In `hf` and `tf`, {i} is the index of a layer."""
 
@@ -94,17 +108,14 @@ def check_fixed(path: Path, content: Mapping, fixed: Mapping) -> None:
       raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
 
 
-def network_shapes(cfg: TransformerConfig, head: str | None) -> dict:
-  """Returns the shapes of a network with a head or None."""
+def network_shapes(cfg: TransformerConfig, *heads: str | None) -> dict:
+  """Returns the shapes of a network with some heads."""
 
-  def fresh():
-    key = jax.random.key(0)
-    network = task_network.init_backbone(cfg, key)
-    if head:
-      network[head] = networks.init_head(head, cfg, cfg.hidden_size, key)
-    return network
+  def fresh(key):
+    found = {head: networks.init_head(head, cfg, cfg.hidden_size, key) for head in heads if head}
+    return task_network.init_backbone(cfg, key) | found
 
-  return jax.eval_shape(fresh)
+  return jax.eval_shape(fresh, jax.random.key(0))
 
 
 def _walk(
@@ -114,10 +125,9 @@ def _walk(
   for row in rows:
     if row.ours not in ours:
       continue
-    stacked = "{i}" in row.hf
-    for i in range(row.first, cfg.num_layers) if stacked else (None,):
-      index = () if i is None else (i,)
-      shape = ours[row.ours].shape[1:] if stacked else ours[row.ours].shape
+    layers = range(row.first, cfg.num_layers) if "{i}" in row.hf else (None,)
+    for i in layers:
+      index, shape = ((), ours[row.ours].shape) if i is None else ((i,), ours[row.ours].shape[1:])
       if row.part is not None:  # [D, 3, H, d] or [3, H, d]
         index += (slice(None), row.part) if len(shape) == 4 else (row.part,)
         shape = (*shape[:-3], shape[-2] * shape[-1])
@@ -140,29 +150,30 @@ def to_hf(family: Family, cfg: TransformerConfig, network: Mapping) -> dict[str,
 
 
 def fill(
-  rows: list[Row], cfg: TransformerConfig, wanted: dict, name_of, read, *, transposed: bool
+  rows: list[Row], cfg: TransformerConfig, head: str | None, take: Callable, *, transposed: bool
 ) -> dict:
-  """Returns a network of the `wanted` shapes; read(name) returns a tensor or None.
+  """Returns a network, of the tensors that `take` finds.
 
-  Elements that no row covers (ModernBERT's missing first attention norm) are 1.
+  take(row, layer) returns a tensor's name, and the tensor or None. Elements that no row covers
+  (ModernBERT's missing first attention norm) are 1.
 
   Raises:
     ExchangeError: tensors are missing or of another shape.
   """
+  wanted = network_shapes(cfg, head)
   ours = {name: np.ones(x.shape, np.float32) for name, x in named(wanted).items()}
   problems = []
   for row, i, index, shape in _walk(rows, cfg, ours):
-    name = name_of(row, i)
-    x = read(name)
+    name, x = take(row, i)
+    turned = transposed and row.ours.endswith("/kernel")
+    shape = shape[::-1] if turned else shape
     if x is None:
       problems.append(f"{name} is missing")
-      continue
-    turned = transposed and row.ours.endswith("/kernel")
-    if x.shape != (shape[::-1] if turned else shape):
-      problems.append(f"{name} is {x.shape}, the network's is {shape[::-1] if turned else shape}")
-      continue
-    target = ours[row.ours]
-    target[index] = (x.T if turned else x).reshape(target[index].shape)
+    elif x.shape != shape:
+      problems.append(f"{name} is {x.shape}, the network's is {shape}")
+    else:
+      target = ours[row.ours]
+      target[index] = (x.T if turned else x).reshape(target[index].shape)
   if problems:
     more = [f"and {len(problems) - 8} more"] if len(problems) > 8 else []
     raise ExchangeError("; ".join([*problems[:8], *more]))
@@ -177,13 +188,16 @@ def from_hf(
   Raises:
     ExchangeError: tensors are missing, of another shape, or unknown.
   """
-  wanted, left = network_shapes(cfg, head), dict(tensors)
+  left = dict(tensors)
   if not any(name.startswith(family.prefix) for name in left):  # saved from a bare encoder
     left = {f"{family.prefix}{name}": x for name, x in left.items()}
   if head is None:  # drop the task's head
     left = {name: x for name, x in left.items() if not name.startswith(family.head_prefixes)}
-  name_of, read = (lambda row, i: row.hf.format(i=i)), (lambda name: left.pop(name, None))
-  network = fill(family.rows, cfg, wanted, name_of, read, transposed=True)
+
+  def take(row: Row, i: int | None) -> tuple[str, np.ndarray | None]:
+    return (name := row.hf.format(i=i)), left.pop(name, None)
+
+  network = fill(family.rows, cfg, head, take, transposed=True)
   tied = left.pop(family.tied, None)
   word = network["embeddings"]["word"]
   if tied is not None and not np.array_equal(tied.astype(word.dtype), word):
