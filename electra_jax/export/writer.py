@@ -64,7 +64,7 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
 
 
 def in_unit(network: Network, unit: float) -> Network:
-  """Returns a fine-tuned network with its logits multiplied by `unit`, in the last layer."""
+  """Returns a network with a task's head, whose last layer is multiplied by `unit`."""
   head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
   scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit), head[last])
   weights = {**network.weights, network.head: {**head, last: scaled}}
@@ -143,13 +143,18 @@ def _write_hf(
 ) -> None:
   """Writes a network to a new folder named as its role, checks its logits and prints the result."""
   role, tokens, family = folder.name, source.tokenizer, huggingface.family_of(network.cfg)
-  labels, unit = (), None
+  others, labels, unit = {}, (), None
   if source.finetuned:
     network, labels, unit = with_task_head(source)
   written = network if unit is None else in_unit(network, unit)
+  if labels:
+    others |= {
+      "id2label": dict(enumerate(labels)),
+      "label2id": {x: i for i, x in enumerate(labels)},
+    }
   # A generator alone is a masked language model, whatever it served.
-  trained = None if role == "generator" else source.training
-  others = {} if trained is None else {huggingface.TRAINING: trained}
+  if role != "generator" and source.training is not None:
+    others[huggingface.TRAINING] = source.training
   if tokens:
     others |= {field: getattr(tokens.vocab, x) for field, x in family.token_ids.items()}
   if unit is not None:  # pipelines of transformers leave such a logit as it is
@@ -157,9 +162,7 @@ def _write_hf(
   folder.mkdir()
   pad = tokens.vocab.pad if tokens else 0
   with doing(f"writing the {role}"):
-    huggingface.save(
-      folder, written.cfg, written.weights, written.head, pad, labels, others, storage
-    )
+    huggingface.save(folder, written.cfg, written.weights, written.head, pad, others, storage)
     has_tokenizer = tokens is not None and huggingface.save_tokenizer(
       folder, tokens, network.cfg.max_positions, family.token_types
     )
@@ -182,11 +185,7 @@ def _write_hf(
 def _compare(
   folder: Path, network: Network, written: Network, source: Source, unit: float | None, dtype: str
 ) -> str:
-  """Checks the logits of a written network, and returns their differences in words.
-
-  Raises:
-    ExchangeError: as `check_parity`.
-  """
+  """Checks the logits of a written network, and returns their differences in words."""
   is_there = all(map(importlib.util.find_spec, ("torch", "transformers")))
   is_rounded, role, head = dtype != "float32", folder.name, network.head
   line = "not compared with transformers (needs torch, transformers and a tokenizer)"
@@ -207,7 +206,6 @@ def _compare(
 
 
 def _bytes(networks: Iterable[Network], dtype: str = "float32") -> int:
-  """Returns the bytes of the weights of networks in a dtype."""
   return jnp.dtype(dtype).itemsize * sum(params.count(network.weights) for network in networks)
 
 
@@ -270,17 +268,14 @@ def run(
   *,
   heads: tuple[int, ...] = (),
   weights_license: str | None = None,
-  dtype: str = "float32",
-  max_shard_mb: float = math.inf,
+  **storage,
 ) -> None:
   """Exports the networks of a source.
 
   Args:
     path, heads: as `sources.open_source` takes them.
-    out: a new folder.
-    form: hf or orbax.
     weights_license: for the model card.
-    dtype, max_shard_mb: of hf: of the written weights; of a file, in 10^6 bytes.
+    out, form, storage: as `write` takes them.
 
   Raises:
     ExchangeError: nothing was exported.
@@ -291,7 +286,7 @@ def run(
     source = sources.open_source(path, heads)
   if weights_license:
     source.card["license"] = weights_license
-  write(source, out, form, console, dtype=dtype, max_shard_mb=max_shard_mb)
+  write(source, out, form, console, **storage)
 
 
 def write(
@@ -306,7 +301,9 @@ def write(
   """Exports the networks of an opened source.
 
   Args:
-    out, form, dtype, max_shard_mb: as `run` takes them.
+    out: a new folder.
+    form: hf or orbax.
+    dtype, max_shard_mb: of hf: of the written weights; of a file, in 10^6 bytes.
 
   Raises:
     ExchangeError, ValueError: `out` exists, or the format cannot hold the networks.
@@ -315,13 +312,18 @@ def write(
     if form == "hf":
       export_hf(source, out, console, Storage(dtype, max_shard_mb * 10**6))
     else:
-      if "discriminator" not in source.networks:
-        raise ExchangeError("an orbax export needs a discriminator, and the source has none")
-      needed = _bytes([source.networks["discriminator"]])
-      with new_folder(out, needed) as folder, doing("writing"):
-        sources.save_orbax(folder, source)
-      written = ("discriminator", sources.MASKED_LM)
-      others = (f"the {role}" for role in source.networks if role not in written)
-      for what in (*source.left_out, *others):
-        console.print(f"not exported: {what}")
+      export_orbax(source, out, console)
   console.print(f"exported to {out}")
+
+
+def export_orbax(source: Source, out: Path, console: Console) -> None:
+  """Writes the discriminator for fine-tuning, and prints what is left out."""
+  if "discriminator" not in source.networks:
+    raise ExchangeError("an orbax export needs a discriminator, and the source has none")
+  needed = _bytes([source.networks["discriminator"]])
+  with new_folder(out, needed) as folder, doing("writing"):
+    sources.save_orbax(folder, source)
+  written = ("discriminator", sources.MASKED_LM)
+  others = (f"the {role}" for role in source.networks if role not in written)
+  for what in (*source.left_out, *others):
+    console.print(f"not exported: {what}")

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -25,13 +26,10 @@ from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_jso
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
-BERT_TOKENIZERS = (
-  "BertTokenizer BertTokenizerFast DistilBertTokenizer DistilBertTokenizerFast "
-  "ElectraTokenizer ElectraTokenizerFast"
-).split()
+_BERTS = [f"{x}Tokenizer" for x in ("Bert", "DistilBert", "Electra")]
 # Of BERT's tokenizer: the values in tokenizer_config.json that change nothing.
 BERT_RULES = {
-  "tokenizer_class": (None, TOKENIZER_CLASS, *BERT_TOKENIZERS),
+  "tokenizer_class": (None, TOKENIZER_CLASS, *_BERTS, *(f"{x}Fast" for x in _BERTS)),
   "tokenize_chinese_chars": (None, True),
   "do_basic_tokenize": (None, True),
   "never_split": (None, []),
@@ -64,22 +62,14 @@ def config_json(
   cfg: TransformerConfig,
   head: str | None,
   pad_id: int,
-  labels: tuple[str, ...] = (),
-  others: Mapping | None = None,
+  others: Mapping = MappingProxyType({}),
   dtype: str = "float32",
 ) -> dict:
-  """Returns the content of config.json.
-
-  Args:
-    head: a key of the family's `classes`.
-    labels: of a task's classes, in the order of the logits.
-    others: fields of config.json that no network has.
-    dtype: of the stored weights.
+  """Returns the content of config.json, with the fields of `others`, which no network has.
 
   Raises:
     ExchangeError: the family does not support a field of the network, or the head.
   """
-  named = {"id2label": dict(enumerate(labels)), "label2id": {x: i for i, x in enumerate(labels)}}
   family = family_of(cfg)
   if head not in family.classes:
     raise ExchangeError(f"Hugging Face's {family.name} has no {head}")
@@ -94,8 +84,7 @@ def config_json(
     "pad_token_id": pad_id,
     "tie_word_embeddings": True,
     "dtype": dtype,
-    **(named if labels else {}),
-    **(others or {}),
+    **others,
   }
 
 
@@ -133,8 +122,7 @@ def save(
   network: Mapping,
   head: str | None,
   pad_id: int,
-  labels: tuple[str, ...] = (),
-  others: Mapping | None = None,
+  others: Mapping = MappingProxyType({}),
   storage: Storage = FLOAT32,
 ) -> None:
   """Writes config.json and the safetensors, with an index if they are several, to a folder.
@@ -142,8 +130,7 @@ def save(
   Raises:
     ExchangeError: as `config_json`, or a file cannot be written.
   """
-  content = config_json(cfg, head, pad_id, labels, others, storage.dtype)
-  (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+  _write_json(folder / "config.json", config_json(cfg, head, pad_id, others, storage.dtype))
   dtype = jnp.dtype(storage.dtype)
   tensors = to_hf(family_of(cfg), cfg, network)
   tensors = {name: x.astype(dtype, copy=False) for name, x in tensors.items()}
@@ -157,8 +144,7 @@ def save(
       raise ExchangeError(f"{folder / name} cannot be written: {error}") from None
   if len(parts) > 1:
     metadata = {"total_size": sum(x.nbytes for x in tensors.values())}
-    index = {"metadata": metadata, "weight_map": files}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    _write_json(folder / INDEX, {"metadata": metadata, "weight_map": files})
 
 
 def shards(tensors: Mapping[str, np.ndarray], max_bytes: float) -> list[dict[str, np.ndarray]]:
@@ -188,10 +174,6 @@ def save_tokenizer(
 
   As usual in Hugging Face, a special token's name in a text becomes that token.
   `sentencepiece_model.to_engine` lists the supported SentencePiece models.
-
-  Args:
-    max_tokens: of a row.
-    token_types: whether the network takes token_type_ids.
   """
   from tokenizers import AddedToken, processors
 
@@ -222,9 +204,12 @@ def save_tokenizer(
     config["do_lower_case"] = vocab.lowercase
     if vocab.strip_accents != vocab.lowercase:
       config["strip_accents"] = vocab.strip_accents
-  text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-  (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+  _write_json(folder / "tokenizer_config.json", config)
   return True
+
+
+def _write_json(path: Path, content: dict) -> None:
+  path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
@@ -276,7 +261,7 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
   """Returns the config, the head and the weights of the network in a folder.
 
   Raises:
-    ExchangeError: a file is missing, damaged, or does not fit; FileNotFoundError: no such folder.
+    ExchangeError, FileNotFoundError: a file is missing, damaged, or does not fit.
   """
   folder = Path(folder)
   family, cfg, head = read_config(folder)
@@ -319,9 +304,6 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
 
   They are [B, L], [B, L, V or C] or, of texts, [B, C]; of spans [B, L, 2], start and end; without a
   head the states [B, L, D].
-
-  Raises:
-    ExchangeError: as `read_config`.
   """
   import torch
   import transformers
