@@ -164,10 +164,8 @@ class Encoder:
     lengths = mask.sum(1)
     if not (mask == (np.arange(ids.shape[1]) < lengths[:, None])).all():
       raise ValueError("mask must be true on a row's tokens and then false: padding at the end")
-    if (
-      ids.size and not 0 <= ids[mask].min(initial=0) <= ids[mask].max(initial=0) < self._vocab_size
-    ):
-      raise ValueError(f"ids must be at least 0 and below {self._vocab_size:,}")
+    if not ((ids[mask] >= 0) & (ids[mask] < self._main.cfg.vocab_size)).all():
+      raise ValueError(f"ids must be at least 0 and below {self._main.cfg.vocab_size:,}")
     if lengths.max(initial=0) > self.max_length:
       raise ValueError(f"{lengths.max()} tokens are more than the network's {self.max_length}")
     found = np.zeros((*ids.shape, self.width), np.float32)
@@ -175,10 +173,6 @@ class Encoder:
     for i, values in self._compute(self._main, _states, (), rows, batch_size):
       found[i, : lengths[i]] = values[: lengths[i]]
     return found
-
-  @property
-  def _vocab_size(self) -> int:
-    return self._main.cfg.vocab_size
 
   def detect(
     self, texts: str | Sequence[str], *, batch_size: int | None = None
@@ -213,8 +207,8 @@ class Encoder:
       ValueError: a text has no mask or exceeds the network's length, or `k` exceeds the vocabulary.
     """
     network = sources.masked_lm(self._source, self._path)
-    if not 1 <= k <= self._vocab_size:
-      raise ValueError(f"k must be from 1 to {self._vocab_size:,}, got {k}")
+    if not 1 <= k <= network.cfg.vocab_size:
+      raise ValueError(f"k must be from 1 to {network.cfg.vocab_size:,}, got {k}")
     texts, one = self._texts(texts)
     vocab, name = self.tokenizer.vocab, self.tokenizer.decode([self.tokenizer.vocab.mask])
     rows, places = [], []  # of each mask: the ids and its position; the parts and its number
@@ -234,17 +228,17 @@ class Encoder:
     ids, positions = zip(*rows, strict=True) if rows else ((), ())
     found: list = [None] * len(rows)
     for i, values in self._compute(network, _likeliest, (k,), ids, batch_size, positions):
-      found[i] = list(zip(*(x.tolist() for x in values), strict=True))
+      found[i] = values
     results, used = [], iter(found)
     for parts in places:
       fills = [self._fills(parts, i, name, next(used)) for i in range(len(parts) - 1)]
       results.append(fills[0] if len(fills) == 1 else fills)
     return results[0] if one else results
 
-  def _fills(self, parts: list[str], i: int, name: str, found: list) -> list[Fill]:
+  def _fills(self, parts: list[str], i: int, name: str, found: tuple) -> list[Fill]:
     left, right = name.join(parts[: i + 1]), name.join(parts[i + 1 :])
     fills = []
-    for token_id, probability in found:
+    for token_id, probability in zip(*(x.tolist() for x in found), strict=True):
       token = self.tokenizer.decode([token_id]).strip()
       joined = left.rstrip() + token[2:] if token.startswith("##") else left + token
       fills.append(Fill(token, probability, joined + right))
@@ -257,8 +251,7 @@ class Encoder:
       scorer: a key of `evaluate.scorers.SCORERS`; None: the objective's.
 
     Raises:
-      ExchangeError: no network has the head that it needs.
-      ValueError: it is not known.
+      ExchangeError, ValueError: no network has the head that it needs; it is not known.
     """
     texts, one = self._texts(texts)
     scorer, network = scorers.choose(scorer, self._source, self._path)

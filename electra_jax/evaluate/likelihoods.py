@@ -46,20 +46,15 @@ class Scorer:
       if self.tokenizer is None:
         raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
       sources.check_vocab(self.tokenizer, source.networks, path)
-      self.spec, params, step = as_run(source, self.tokenizer.vocab, str(path))
+      self.spec, params, step = as_run(source, self.tokenizer.vocab, path)
     self.batch_size = batch_size
     # Without a generator, `spec.generator` is the discriminator's config.
     both = self.spec.discriminator, self.spec.generator
     self.longest = min(cfg.max_positions for cfg in both) - 2
-    score = jax.jit(
+    self._params = params
+    self._score = jax.jit(
       lambda params, batch: objectives.token_scores(self.spec, params, batch, step).sum(-1)
     )
-
-    def in_full_precision(batch) -> np.ndarray:
-      with parallel.full_precision():
-        return np.asarray(score(params, batch), np.float64)
-
-    self._score = in_full_precision
 
   def check_lengths(self, scored: list[tuple[float, int]]) -> None:
     """Raises ValueError, which names the line, if a sentence was too long to be scored."""
@@ -80,11 +75,12 @@ class Scorer:
       texts = [[vocab.cls, *encoded[i], vocab.sep] for i in rows]
       length = min(1 << (len(texts[-1]) - 1).bit_length(), self.longest + 2)
       batch = from_rows(texts, (self.batch_size, length), vocab.pad)
-      scores[rows] = self._score(batch)[: len(rows)]
+      with parallel.full_precision():
+        scores[rows] = self._score(self._params, batch)[: len(rows)]
     return [(float(score), len(ids)) for score, ids in zip(scores, encoded, strict=True)]
 
 
-def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
+def as_run(source: Source, vocab: Vocab, path: str | Path) -> RunParams:
   """Returns the networks of a source at `path` as those of a run; the step is None.
 
   A masked language model alone is scored as one, whatever it was trained with.
@@ -113,15 +109,11 @@ def as_run(source: Source, vocab: Vocab, path: str) -> RunParams:
       " Small and Base",
       stacklevel=2,
     )
-  objective, generator_kind = settings.pop("objective"), settings.pop("generator_kind")
-  spec = PretrainSpec(
-    (generator or main).cfg,
-    main.cfg,
-    Masking(**settings, mask_token_prob=1.0, mask_id=vocab.mask, special_ids=vocab.special_ids),
-    objective=objective,
-    generator_kind=generator_kind,
-    tying="none",
+  kinds = {name: settings.pop(name) for name in ("objective", "generator_kind")}
+  rates = Masking(
+    **settings, mask_token_prob=1.0, mask_id=vocab.mask, special_ids=vocab.special_ids
   )
+  spec = PretrainSpec((generator or main).cfg, main.cfg, rates, **kinds, tying="none")
   weights = dict(main.weights)
   params = {"embeddings": weights.pop("embeddings"), "discriminator": weights}
   if generator is not None:

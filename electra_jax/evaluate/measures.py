@@ -23,26 +23,14 @@ from electra_jax.runtime import parallel
 
 
 class PairScores(NamedTuple):
-  """Which minimal pairs a network gets right."""
+  """Which minimal pairs a network gets right, and the accuracies by name."""
 
   scorer: str
   pairs: list[Pair]  # that fit into the network
   right: np.ndarray  # [n] bool, whether the acceptable sentence scores higher
-
-  @property
-  def all(self) -> Accuracy:
-    """The accuracy on all pairs."""
-    return pairs.accuracy(self.right)
-
-  @property
-  def categories(self) -> dict[str, Accuracy]:
-    """The accuracy of each category."""
-    return pairs.by([pair.category for pair in self.pairs], self.right)
-
-  @property
-  def paradigms(self) -> dict[str, Accuracy]:
-    """The accuracy of each paradigm."""
-    return pairs.by([pair.paradigm for pair in self.pairs], self.right)
+  all: Accuracy
+  categories: dict[str, Accuracy]
+  paradigms: dict[str, Accuracy]
 
 
 def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = None) -> PairScores:
@@ -63,7 +51,10 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
   for line in left_out:
     warnings.warn(line, stacklevel=2)
   with doing(f"scoring {len(found):,} pairs"):
-    return PairScores(scorer, found, pairs.compare(sentence_scorer, network.weights, found))
+    right = pairs.compare(sentence_scorer, network.weights, found)
+  categories = pairs.by([pair.category for pair in found], right)
+  paradigms = pairs.by([pair.paradigm for pair in found], right)
+  return PairScores(scorer, found, right, pairs.accuracy(right), categories, paradigms)
 
 
 def evaluate_detection(
@@ -97,15 +88,9 @@ def evaluate_detection(
 def detection_auc(
   network: Network, data: Shards, frequencies: np.ndarray, batch_size: int, examples: int
 ) -> float:
-  """Returns the AUC of detecting replacements of 15 % of the tokens, drawn by frequency.
+  """Returns the AUC of detecting replacements of 15 % of the tokens, drawn by `frequencies` [V].
 
   It is `unigram_auc` of a run's evaluations: the same replacements for every network on the data.
-
-  Args:
-    network: has an "rtd_head".
-    data: held-out shards.
-    frequencies: of each token in the training text, [V].
-    examples: how many of them at most, evenly spaced.
 
   Raises:
     ValueError: the devices do not divide the batch.
@@ -121,13 +106,10 @@ def detection_auc(
   def terms(params, batch, keys, step):
     return objectives.detect_unigrams(spec, params, batch)
 
-  evaluate = step.make_eval_step(terms, seed=0)
+  evaluate = parallel.map_eval_step(step.make_eval_step(terms, seed=0))
   batches = pretrain_batches.eval_batches(data, batch_size=batch_size, max_examples=examples)
-  placed = parallel.replicate(params)
   with parallel.full_precision():
-    values = metrics.evaluate(
-      parallel.map_eval_step(evaluate), placed, parallel.prefetch(batches), 0
-    )
+    values = metrics.evaluate(evaluate, parallel.replicate(params), parallel.prefetch(batches), 0)
   return values["unigram_auc"]
 
 

@@ -48,8 +48,7 @@ def read(path: Path, most: int | None = None) -> list[Pair]:
   category, may be missing.
 
   Raises:
-    ValueError: naming the line, which is damaged or lacks a sentence; or there are no lines, or the
-      file cannot be read.
+    ValueError: naming the line, which is damaged or lacks a sentence; or there are no lines.
   """
   pairs = []
   with opened(path) as raw:
@@ -61,8 +60,7 @@ def read(path: Path, most: int | None = None) -> list[Pair]:
         good, bad = row[GOOD], row[BAD]
         names = [row.get(field) for field in NAMES]
         names = [UNNAMED if name in (None, "") else name for name in names]
-        # Half of a surrogate pair does not survive.
-        f"{good}{bad}{names[0]}{names[1]}".encode()
+        f"{good}{bad}{names[0]}{names[1]}".encode()  # raises at half of a surrogate pair
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}:{number}: no JSON ({error})") from None
       except (LookupError, TypeError, AttributeError):
@@ -103,11 +101,10 @@ def compare(
   pairs: Sequence[Pair],
   stops: Callable[[], object] = lambda: None,
 ) -> np.ndarray | None:
-  """Returns whether the acceptable sentence of each pair scores higher, [n] bool.
+  """Returns whether the acceptable sentence of each pair, that fits, scores higher, [n] bool.
 
   Args:
-    pairs: that fit.
-    stops: called before each batch; where it returns something, the result is None.
+    stops: as of `SentenceScorer`.
 
   Raises:
     NotFiniteError: the network's score of a sentence is NaN or infinite.
@@ -147,12 +144,7 @@ def accuracy(right: np.ndarray) -> Accuracy:
 
 
 def by(names: Sequence[str], right: np.ndarray) -> dict[str, Accuracy]:
-  """Returns the accuracy of each name, in the order of their first pairs.
-
-  Args:
-    names: of the n pairs.
-    right: [n] bool.
-  """
+  """Returns the accuracy of each of the pairs' names, in the order of their first pairs."""
   every = np.array(names)
   return {name: accuracy(right[every == name]) for name in dict.fromkeys(names)}
 

@@ -108,11 +108,7 @@ SCORERS = {
 
 
 def network_for(scorer: str, found: dict[str, Network], path: str | Path) -> Network:
-  """Returns the network that has the head of a scorer, the discriminator before the generator.
-
-  Raises:
-    ExchangeError: there is none.
-  """
+  """Returns the network with a scorer's head, the discriminator first; raises ExchangeError."""
   head = SCORERS[scorer].head
   for network in found.values():
     if network.head == head:
@@ -150,14 +146,13 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
 
 def default(objective: str | None, heads: Container[str | None]) -> str:
-  """Returns the objective's scorer, or the first of any, whose head is available.
+  """Returns the objective's scorer, or the first of any, that needs one of the networks' heads.
 
   Args:
     objective: of the training, None if unknown; one that is not registered counts as unknown.
-    heads: of the networks.
 
   Raises:
-    ExchangeError: no scorer is for one of these heads.
+    ExchangeError: there is none.
   """
   own = OBJECTIVES[objective].scorers if objective in OBJECTIVES else ()
   for name in (*own, *SCORERS):

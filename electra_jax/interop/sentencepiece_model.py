@@ -5,11 +5,9 @@ libraries tokenize by the same rules, with two differences:
 
 - SentencePiece replaces the longest match in its character table. `tokenizers` looks up grapheme
   clusters (a letter with its marks) and loses the marks if the table has only the letter. Here each
-  character is looked up alone and NFC recombines letters and marks. The result is the same for
-  225,998 of the 226,684 entries of nmt_nfkc_cf (the others are letters of Unicode 16 and of
-  compatibility, such as a circled I, before a mark of their own) and for every single character
-  between two letters except U+0344 and U+FDD0, which no text should have. Marks are put into
-  Unicode's canonical order.
+  character is looked up alone and NFC recombines letters and marks, in Unicode's canonical order.
+  The result differs for 686 of the 226,684 entries of nmt_nfkc_cf (letters of Unicode 16 and of
+  compatibility, such as a circled I, before a mark of their own), U+0344 and U+FDD0.
 - SentencePiece sums unigram scores over a whole text in float32, `tokenizers` over a word in
   float64. If the same pieces occur in another order ("8" "00" "0" and "8" "0" "00"), the sums tie
   up to rounding, and the results may differ.
@@ -41,11 +39,12 @@ def to_engine(path: Path):
   model = proto.ModelProto.FromString(path.read_bytes())
   if not _is_exact(model):
     return None
+  unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece.UNKNOWN)
   if model.trainer_spec.model_type == model.trainer_spec.UNIGRAM:
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    engine = Tokenizer(models.Unigram(pieces, unk_id=_unknown(model), byte_fallback=False))
+    engine = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
   else:
-    engine = Tokenizer(_bpe(model))
+    engine = Tokenizer(_bpe(model, model.pieces[unknown].piece))
   engine.normalizer = _normalizer(model.normalizer_spec)
   inside = any(SPACE in piece.piece[1:] for piece in model.pieces)
   engine.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", split=not inside)
@@ -67,7 +66,7 @@ def _is_exact(model) -> bool:
   )
 
 
-def _bpe(model):
+def _bpe(model, unknown: str):
   """Returns the BPE model; its merges are all splits of each piece, the best-scored piece first."""
   from tokenizers import models
 
@@ -79,12 +78,7 @@ def _bpe(model):
     for i in range(1, len(piece))
     if piece[:i] in scores and piece[i:] in scores
   ]
-  unknown = model.pieces[_unknown(model)].piece
   return models.BPE(ids, merges, unk_token=unknown, fuse_unk=True)
-
-
-def _unknown(model) -> int:
-  return next(i for i, piece in enumerate(model.pieces) if piece.type == piece.UNKNOWN)
 
 
 def _normalizer(spec):

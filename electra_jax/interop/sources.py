@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,10 +89,10 @@ def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
   if not str(path):
     raise ExchangeError("the path of the networks is empty")
   path = Path(path).resolve()
-  is_tf1 = _is_tf1(path)
-  if heads and not is_tf1:
+  read = _reader(path)
+  if heads and read is not _tf1:
     raise ExchangeError(f"{path} is no TF1 checkpoint, which alone does not say its heads")
-  source = _tf1(path, heads) if is_tf1 else _open(path)
+  source = _tf1(path, heads) if read is _tf1 else read(path)
   check_vocab(source.tokenizer, source.networks, path)
   return source
 
@@ -114,25 +114,21 @@ def check_vocab(
       )
 
 
-def _is_tf1(path: Path) -> bool:
-  """Returns whether there is a TF1 checkpoint, and not also a converted network."""
-  others = [path / EXPORT_FILE, path / FOLDER]
-  if any(p.exists() for p in others) or any(map(huggingface.weight_files, _hf_folders(path))):
-    return False
-  return tf1.find(path) is not None
-
-
-def _open(path: Path) -> Source:
+def _reader(path: Path) -> Callable[..., Source]:
+  """Returns the function that reads a path's format; TF1's unless the checkpoint was converted."""
   if (path / EXPORT_FILE).is_file():
-    return _orbax(path)
+    return _orbax
   if is_run(path):
-    return _run(path)
+    return _run
+  is_converted = (path / FOLDER).exists() or any(map(huggingface.weight_files, _hf_folders(path)))
+  if not is_converted and tf1.find(path):
+    return _tf1
   # Of a task, or of all tasks in a folder of results.
   if inside := sorted(p for stars in ("*", "*/*") for p in path.glob(f"{stars}/{EXPORT_FILE}")):
     named = ", ".join(str(p.parent) for p in inside)
     raise ExchangeError(f"{path} holds exports, name one of them: {named}")
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
-    return _hugging_face(path)
+    return _hugging_face
   if not path.exists():
     hub = "" if path.parent.exists() else HUB
     raise ExchangeError(f"{path} does not exist{hub}")
@@ -150,14 +146,10 @@ def read_params(
 ) -> tuple[dict, TransformerConfig, tuple[str, ...]]:
   """Returns initial parameters from a source, named as in `networks`, and the main config.
 
-  Third, descriptions of the parts of the source that were not read.
+  Third, descriptions of the parts that were not read. For `tokens` and errors see `open_for`.
 
   Args:
-    tokens: of the vocabulary that the source must have, if it has any.
     step: of a run's checkpoint; None: the newest.
-
-  Raises:
-    ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
   """
   if is_run(path):
     found = read_run(path, tokens, step)
@@ -201,13 +193,10 @@ def masked_lm(source: Source, path: str | Path) -> Network:
 
 
 def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
-  """Returns a source's masked language model.
-
-  Args:
-    tokens: of the vocabulary that the source must have, if it has any.
+  """Returns a source's masked language model, of the vocabulary `tokens`.
 
   Raises:
-    ExchangeError, ValueError: as `open_source`; the vocabulary differs, or there is no such model.
+    ExchangeError, ValueError: as `open_for`, or there is no such model.
   """
   if is_run(path):
     run = read_run(path, tokens)
@@ -218,11 +207,7 @@ def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
 
 
 def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
-  """Returns the network of the masked language model in generator.init_from, if it is set.
-
-  Raises:
-    ExchangeError, ValueError: as `open_source`, or there is no such model.
-  """
+  """Returns the network of the masked language model in generator.init_from, if it is set."""
   path = config.generator.init_from
   if path is None:
     return None
@@ -304,12 +289,12 @@ def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Net
   heads = [name for name in huggingface.family_of(cfg).pretraining_heads if name in own]
   heads = [*heads, *(name for name in own if name not in heads)]
   tables = jax.tree.map(np.asarray, networks.embeddings(spec, params, "discriminator"))
-  encoder = Network(cfg, {"embeddings": tables, "encoder": weights["encoder"]}, None)
 
-  def with_head(name: str) -> Network:
-    return Network(cfg, {**encoder.weights, name: weights[name]}, name)
+  def with_head(name: str | None) -> Network:
+    head = {name: weights[name]} if name else {}
+    return Network(cfg, {"embeddings": tables, "encoder": weights["encoder"], **head}, name)
 
-  found = {"discriminator": with_head(heads[0]) if heads else encoder}
+  found = {"discriminator": with_head(heads[0] if heads else None)}
   if words := [name for name in heads[1:] if HEADS[name].predicts_words]:
     found[MASKED_LM] = with_head(words[0])
   return found
@@ -332,12 +317,10 @@ def _run(path: Path) -> Source:
     left_out.append(f"the {spec.generator_kind} generator, specific to electra_jax")
   history = metrics.read_history(path / metrics.HISTORY_FILE)
   heldout = [x for x in history if x["split"] == "heldout" and x["step"] <= steps]
-  text = [source["source"] for source in shards.read_manifest(folder)["sources"]]
-  sequences = steps * saved["train"]["batch_size"]
-  length = saved["data"]["seq_length"]
+  sequences, length = steps * saved["train"]["batch_size"], saved["data"]["seq_length"]
   card = {
     "config": saved,
-    "text": text,
+    "text": [source["source"] for source in shards.read_manifest(folder)["sources"]],
     "steps": steps,
     "tokens": sequences * length,
     "flops": flops.step_flops(spec, sequences, length),
@@ -358,18 +341,16 @@ def _hugging_face(path: Path) -> Source:
       cfg, head, weights = huggingface.load(folder)
       network = Network(cfg, weights, head)
       left_out += [f"{folder.name}'s {name}" for name in huggingface.task_tensors(folder)]
-      if folder == path / MASKED_LM:
-        role = MASKED_LM
-      elif folder.name in ("discriminator", "generator"):
+      trained = read_json(folder / "config.json").get(huggingface.TRAINING)
+      if folder == path / MASKED_LM or folder.name in ("discriminator", "generator"):
         role = folder.name
       else:
-        trained = read_json(folder / "config.json").get(huggingface.TRAINING) or {}
-        kind = objectives.OBJECTIVES.get(trained.get("objective"))
+        kind = objectives.OBJECTIVES.get((trained or {}).get("objective"))
         is_main = kind is not None and kind.heads[0] == head  # of a run: its folder was renamed
         role = "generator" if network.is_masked_lm and not is_main else "discriminator"
       found[role] = network
       if folder.name != "generator":  # which is a masked language model, whatever it served
-        card = card or {"training": read_json(folder / "config.json").get(huggingface.TRAINING)}
+        card = card or {"training": trained}
   vocabularies = [*filter(None, map(huggingface.load_tokenizer, _hf_folders(path)))]
   for other in vocabularies[1:]:
     if text := difference(vocabularies[0], other):
@@ -385,11 +366,7 @@ def _tf1(path: Path, heads: Sequence[int]) -> Source:
 
 
 def save_orbax(folder: Path, source: Source) -> None:
-  """Writes the discriminator with its heads, the tokenizer and metadata into a new folder.
-
-  Raises:
-    ExchangeError: the weights cannot be written, e.g. because the disk is full.
-  """
+  """Writes the discriminator with its heads, the tokenizer and metadata into a new folder."""
   network, finetuned = source.networks["discriminator"], source.finetuned
   words = source.networks.get(MASKED_LM)
   weights = {**network.weights, **({words.head: words.weights[words.head]} if words else {})}

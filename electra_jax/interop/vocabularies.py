@@ -12,9 +12,7 @@ from electra_jax.interop import sentencepiece_model
 def difference(one: Tokenizer, other: Tokenizer) -> str | None:
   """Returns the first difference between two vocabularies, None if they give the same ids.
 
-  These are compared: the kind of model, the entries, how a text is normalised and split, merges or
-  scores, and the special ids. SentencePiece models that `sentencepiece_model.to_engine` cannot
-  convert are compared by their bytes.
+  SentencePiece models that `sentencepiece_model.to_engine` cannot convert are compared by bytes.
   """
   if one.vocab == other.vocab:
     return None
