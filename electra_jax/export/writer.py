@@ -270,15 +270,11 @@ def run(
   weights_license: str | None = None,
   **storage,
 ) -> None:
-  """Exports the networks of a source.
+  """Exports the networks of a source to a new folder, as `write`.
 
   Args:
     path, heads: as `sources.open_source` takes them.
     weights_license: for the model card.
-    out, form, storage: as `write` takes them.
-
-  Raises:
-    ExchangeError: nothing was exported.
   """
   if out.exists():
     raise ExchangeError(f"{out} exists: nothing is overwritten")

@@ -1,17 +1,29 @@
 """Hugging Face's ELECTRA, and the names of the original's TF1 code."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
-from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, dense, norm
+from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed
+
+_LAYER = "electra.encoder.layer.{i}"
 
 
-def _layer(rows: Callable[..., list[Row]], ours: str, path: str, *part: int) -> list[Row]:
-  """Returns the `rows` of a module of each layer; TF1 has Hugging Face's path, with slashes."""
-  hf, tf = f"electra.encoder.layer.{{i}}.{path}", path.replace(".", "/")
-  return rows(f"encoder/layers/{ours}", hf, f"{{encoder}}/encoder/layer_{{i}}/{tf}", *part)
+def _rows(ours: str, hf: str, leaves: dict[str, tuple[str, str]], part: int | None) -> list[Row]:
+  """Returns the rows of a module; leaves are {ours: (Hugging Face's, TF1's)}."""
+  scope = "{embeddings}" if hf.startswith("electra.embeddings.") else "{encoder}"
+  tf = hf.replace("electra.", f"{scope}/").replace("layer.{i}", "layer_{i}").replace(".", "/")
+  tf = tf.replace("dense_prediction", "dense_1")
+  return [Row(f"{ours}/{x}", f"{hf}.{y}", f"{tf}/{z}", part) for x, (y, z) in leaves.items()]
+
+
+def _dense(ours: str, hf: str, part: int | None = None) -> list[Row]:
+  return _rows(ours, hf, {"kernel": ("weight", "kernel"), "bias": ("bias", "bias")}, part)
+
+
+def _norm(ours: str, hf: str) -> list[Row]:
+  return _rows(ours, hf, {"scale": ("weight", "gamma"), "bias": ("bias", "beta")}, None)
 
 
 TABLE: list[Row] = [
@@ -23,34 +35,26 @@ TABLE: list[Row] = [
     )
     for name in ("word", "position", "token_type")
   ),
-  *norm(
-    "embeddings/layer_norm", "electra.embeddings.LayerNorm", "{embeddings}/embeddings/LayerNorm"
-  ),
-  *dense("encoder/project", "electra.embeddings_project", "{encoder}/embeddings_project"),
-  *_layer(dense, "qkv", "attention.self.query", 0),
-  *_layer(dense, "qkv", "attention.self.key", 1),
-  *_layer(dense, "qkv", "attention.self.value", 2),
-  *_layer(dense, "attention_output", "attention.output.dense"),
-  *_layer(norm, "attention_norm", "attention.output.LayerNorm"),
-  *_layer(dense, "ffn_in", "intermediate.dense"),
-  *_layer(dense, "ffn_output", "output.dense"),
-  *_layer(norm, "ffn_norm", "output.LayerNorm"),
-  *dense("rtd_head/dense", "discriminator_predictions.dense", "discriminator_predictions/dense"),
-  *dense(
-    "rtd_head/logit",
-    "discriminator_predictions.dense_prediction",
-    "discriminator_predictions/dense_1",
-  ),
-  *dense("mlm_head/dense", "generator_predictions.dense", "generator_predictions/dense"),
-  *norm(
-    "mlm_head/layer_norm", "generator_predictions.LayerNorm", "generator_predictions/LayerNorm"
-  ),
+  *_norm("embeddings/layer_norm", "electra.embeddings.LayerNorm"),
+  *_dense("encoder/project", "electra.embeddings_project"),
+  *_dense("encoder/layers/qkv", f"{_LAYER}.attention.self.query", 0),
+  *_dense("encoder/layers/qkv", f"{_LAYER}.attention.self.key", 1),
+  *_dense("encoder/layers/qkv", f"{_LAYER}.attention.self.value", 2),
+  *_dense("encoder/layers/attention_output", f"{_LAYER}.attention.output.dense"),
+  *_norm("encoder/layers/attention_norm", f"{_LAYER}.attention.output.LayerNorm"),
+  *_dense("encoder/layers/ffn_in", f"{_LAYER}.intermediate.dense"),
+  *_dense("encoder/layers/ffn_output", f"{_LAYER}.output.dense"),
+  *_norm("encoder/layers/ffn_norm", f"{_LAYER}.output.LayerNorm"),
+  *_dense("rtd_head/dense", "discriminator_predictions.dense"),
+  *_dense("rtd_head/logit", "discriminator_predictions.dense_prediction"),
+  *_dense("mlm_head/dense", "generator_predictions.dense"),
+  *_norm("mlm_head/layer_norm", "generator_predictions.LayerNorm"),
   Row("mlm_head/bias", "generator_lm_head.bias", "generator_predictions/output_bias"),
-  # Fine-tuning heads have no fixed name in the original, which names them after the task.
-  *dense("text_head/dense", "classifier.dense", ""),
-  *dense("text_head/out_proj", "classifier.out_proj", ""),
-  *dense("token_head/classifier", "classifier", ""),
-  *dense("span_head/qa_outputs", "qa_outputs", ""),
+  # The original names the heads of fine-tuning after their tasks; they are not read from it.
+  *_dense("text_head/dense", "classifier.dense"),
+  *_dense("text_head/out_proj", "classifier.out_proj"),
+  *_dense("token_head/classifier", "classifier"),
+  *_dense("span_head/qa_outputs", "qa_outputs"),
 ]
 
 # Fields of a network and their names in config.json, which has no others.

@@ -48,22 +48,6 @@ class Row(NamedTuple):
   first: int = 0  # the first layer that has it
 
 
-def dense(ours: str, hf: str, tf: str, part: int | None = None) -> list[Row]:
-  """Returns the rows of a dense layer with a bias."""
-  return [
-    Row(f"{ours}/kernel", f"{hf}.weight", f"{tf}/kernel", part),
-    Row(f"{ours}/bias", f"{hf}.bias", f"{tf}/bias", part),
-  ]
-
-
-def norm(ours: str, hf: str, tf: str) -> list[Row]:
-  """Returns the rows of a LayerNorm with a bias."""
-  return [
-    Row(f"{ours}/scale", f"{hf}.weight", f"{tf}/gamma"),
-    Row(f"{ours}/bias", f"{hf}.bias", f"{tf}/beta"),
-  ]
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
   """A kind of network of Hugging Face's transformers."""
@@ -119,32 +103,29 @@ def network_shapes(cfg: TransformerConfig, *heads: str | None) -> dict:
 
 
 def _walk(
-  rows: list[Row], cfg: TransformerConfig, ours: dict
-) -> Iterator[tuple[Row, int | None, tuple, tuple]]:
-  """Yields (row, layer, index into our array, shape in TF1) of each tensor of the other formats."""
+  rows: list[Row], cfg: TransformerConfig, ours: Mapping[str, np.ndarray]
+) -> Iterator[tuple[Row, int | None, np.ndarray, tuple[int, ...]]]:
+  """Yields (row, layer, view of our array, its shape in TF1) of each tensor."""
   for row in rows:
     if row.ours not in ours:
       continue
-    layers = range(row.first, cfg.num_layers) if "{i}" in row.hf else (None,)
-    for i in layers:
-      index, shape = ((), ours[row.ours].shape) if i is None else ((i,), ours[row.ours].shape[1:])
-      if row.part is not None:  # [D, 3, H, d] or [3, H, d]
-        index += (slice(None), row.part) if len(shape) == 4 else (row.part,)
-        shape = (*shape[:-3], shape[-2] * shape[-1])
-      elif row.ours.endswith("attention_output/kernel"):  # [H, d, D]
-        shape = (shape[0] * shape[1], shape[2])
-      elif row.ours.endswith("/kernel"):  # [D, 3, H, d], [D, 2, F] or a matrix
-        shape = (shape[0], math.prod(shape[1:]))
-      yield row, i, index, shape
+    for i in range(row.first, cfg.num_layers) if "{i}" in row.hf else (None,):
+      x = ours[row.ours] if i is None else ours[row.ours][i]
+      if row.part is not None:
+        x = x[..., row.part, :, :]
+      shape = x.shape if row.part is None else (x.size,)
+      if row.ours.endswith("/kernel"):  # [D, H, d], [D, 2, F] or [D, F]; [H, d, D]
+        axes = 2 if row.ours.endswith("attention_output/kernel") else 1  # of the inputs
+        shape = (math.prod(x.shape[:axes]), math.prod(x.shape[axes:]))
+      yield row, i, x, shape
 
 
 def to_hf(family: Family, cfg: TransformerConfig, network: Mapping) -> dict[str, np.ndarray]:
   """Returns a network's tensors under Hugging Face's names."""
-  ours = named(network)
+  ours = {name: np.asarray(x, np.float32) for name, x in named(network).items()}
   tensors = {}
-  for row, i, index, shape in _walk(family.rows, cfg, ours):
-    x = np.asarray(ours[row.ours], np.float32)[index].reshape(shape)
-    x = x.T if row.ours.endswith("/kernel") else x
+  for row, i, x, shape in _walk(family.rows, cfg, ours):
+    x = x.reshape(shape).T if row.ours.endswith("/kernel") else x.reshape(shape)
     tensors[row.hf.format(i=i)] = np.ascontiguousarray(x)
   return tensors
 
@@ -163,7 +144,7 @@ def fill(
   wanted = network_shapes(cfg, head)
   ours = {name: np.ones(x.shape, np.float32) for name, x in named(wanted).items()}
   problems = []
-  for row, i, index, shape in _walk(rows, cfg, ours):
+  for row, i, target, shape in _walk(rows, cfg, ours):
     name, x = take(row, i)
     turned = transposed and row.ours.endswith("/kernel")
     shape = shape[::-1] if turned else shape
@@ -172,8 +153,7 @@ def fill(
     elif x.shape != shape:
       problems.append(f"{name} is {x.shape}, the network's is {shape}")
     else:
-      target = ours[row.ours]
-      target[index] = (x.T if turned else x).reshape(target[index].shape)
+      target[...] = (x.T if turned else x).reshape(target.shape)
   if problems:
     more = [f"and {len(problems) - 8} more"] if len(problems) > 8 else []
     raise ExchangeError("; ".join([*problems[:8], *more]))
