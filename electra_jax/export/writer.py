@@ -153,8 +153,8 @@ def _write_hf(
       "label2id": {x: i for i, x in enumerate(labels)},
     }
   # A generator alone is a masked language model, whatever it served.
-  if role != "generator" and source.training is not None:
-    others[huggingface.TRAINING] = source.training
+  if role != "generator" and (trained := source.training) is not None:
+    others[huggingface.TRAINING] = trained
   if tokens:
     others |= {field: getattr(tokens.vocab, x) for field, x in family.token_ids.items()}
   if unit is not None:  # pipelines of transformers leave such a logit as it is
