@@ -194,8 +194,9 @@ def test_nan_stops_with_the_step_and_the_term_and_keeps_the_checkpoints(
   )
   with pytest.raises(metrics.NotFiniteError, match=told):
     train.train(tiny_config, begun)
-  warning, end = journal.read(begun)[-2:]
+  warning, diverged, end = journal.read(begun)[-3:]
   assert warning["event"] == "warning" and warning["text"].startswith("stopped: step 10: ")
+  assert (diverged["event"], diverged["step"]) == ("diverged", 10)
   assert end["event"] == "goodput" and end["secs"]["compile"] > 0
   assert sorted(os.listdir(begun / "checkpoints")) == ["4", "8", "9"]
   shutil.rmtree(begun / "checkpoints" / "9")
