@@ -1,6 +1,7 @@
 """Entries of a user's own: registered in a module, needed by a run, found in worker processes."""
 
 import importlib
+import pickle
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from electra_jax.commands import cli
 from electra_jax.config import compare, load, registry, schema, validate
 from electra_jax.core.learning_rates import SCHEDULES
 from electra_jax.core.objectives import OBJECTIVES, ObjectiveDef
-from electra_jax.data import build, shards, sources
+from electra_jax.data import build, runners, shards, sources
 from electra_jax.pretrain import train
 
 pytestmark = pytest.mark.usefixtures("tables")
@@ -153,8 +154,23 @@ electra_jax.register(source={"quoted": lines})
 """
 
 
-def test_a_source_of_ones_own_is_read_by_worker_processes(tiny_shards, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", [{}, {"__file__": "<stdin>"}])
+def test_a_notebook_or_a_program_on_stdin_names_no_module(file):
+  exec(READER, {"__name__": registry.NOTEBOOK, **file})
+  assert registry.origin("source", "quoted") == registry.NOTEBOOK and not registry.origins()
+
+
+def elsewhere(work, todo, options):
+  """Runs parts in processes that know only what they are sent, as engines do."""
+  code = "import pickle, sys; pickle.load(sys.stdin.buffer)(int(sys.argv[1]))"
+  for part in todo:
+    command = [sys.executable, "-c", code, str(part)]
+    subprocess.run(command, input=pickle.dumps(work), check=True)
+
+
+def test_a_source_of_ones_own_is_read_on_engines(tiny_shards, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
+  monkeypatch.setitem(runners.RUNNERS, "elsewhere", elsewhere)
   (tmp_path / "quotes.py").write_text(READER)
   registry.import_module("quotes.py")
   documents = (Path(tiny_shards).parent / "text.txt").read_text().split("\n\n")
@@ -166,7 +182,7 @@ def test_a_source_of_ones_own_is_read_by_worker_processes(tiny_shards, tmp_path,
   config.data.sources = f"quoted:{tmp_path}/quoted*.txt"
   config.data.vocab_size, config.data.holdout_frac = 100, 0.1
   config.data.workers, config.data.parts = 2, 2
-  build.build(config)
+  build.build(config, runner="elsewhere")
   same = ConfigDict(config)
   same.data.dir, same.data.sources = str(tmp_path / "plain"), f"text:{tmp_path}/plain*.txt"
   build.build(same)
@@ -179,9 +195,9 @@ def test_a_source_of_ones_own_is_read_by_worker_processes(tiny_shards, tmp_path,
 def test_a_script_without_a_guard_builds_with_several_processes(tiny_shards, tmp_path):
   text = Path(tiny_shards).parent / "text.txt"
   (tmp_path / "script.py").write_text(
-    "import electra_jax\nprint('started')\n"
+    f"print('started')\n{READER}\n"
     "config = electra_jax.load_config('base', {'data.dir': 'shards', 'data.workers': 2,\n"
-    f"  'data.sources': 'text:{text}', 'data.seq_length': 16, 'data.vocab_size': 100,\n"
+    f"  'data.sources': 'quoted:{text}', 'data.seq_length': 16, 'data.vocab_size': 100,\n"
     "  'data.holdout_frac': 0.1})\n"
     "print(electra_jax.build(config)['splits']['train']['examples'], __file__)\n"
   )

@@ -79,8 +79,10 @@ def table(kind: str) -> dict[str, Any]:
 def _place(names: Mapping[str, Any]) -> str:
   """Returns the name of the module with these globals, or its file if it has no name to import."""
   name = names.get("__name__", NOTEBOOK)
-  importable = name != NOTEBOOK and name in sys.modules
-  return name if importable else names.get("__file__", NOTEBOOK)
+  if name != NOTEBOOK and name in sys.modules:
+    return name
+  file = names.get("__file__", "")
+  return file if os.path.isfile(file) else NOTEBOOK  # a program read from stdin has "<stdin>"
 
 
 def import_module(name: str) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from electra_jax.config import registry
-
 
 def cores() -> int:
   """Returns the number of cores available to this process."""
@@ -48,22 +46,18 @@ def start(workers: int) -> Iterator[ProcessPoolExecutor]:
 
   They are spawned, not forked: this process may run TensorFlow threads, which a fork would break.
   """
-  pool = ProcessPoolExecutor(
-    workers, mp_context=_Context(), initializer=_start_worker, initargs=(registry.origins(),)
-  )
+  pool = ProcessPoolExecutor(workers, mp_context=_Context(), initializer=_start_worker)
   try:
     yield pool
   finally:
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(modules: list[str]) -> None:
+def _start_worker() -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
   threading.Thread(target=_end_with_parent, daemon=True).start()
   os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes use all cores already
   gc.disable()  # as in `runners.PartWork`
-  for module in modules:
-    registry.import_module(module)
 
 
 def _end_with_parent() -> None:

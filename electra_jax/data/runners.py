@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from electra_jax.config import registry
 from electra_jax.config.files import one_line
 from electra_jax.data import parts
 from electra_jax.data import plan as plans
@@ -26,6 +27,7 @@ class PartWork:
   folder: Path  # of the unfinished build
   plan: Plan = dataclasses.field(repr=False)
   kind: str  # a key of parts.STAGES
+  modules: list[str] = dataclasses.field(default_factory=registry.origins)  # that register sources
 
   def __call__(self, part: int) -> None:
     """Does the piece of a part, unless it is done.
@@ -36,6 +38,8 @@ class PartWork:
     collects = gc.isenabled()
     gc.disable()  # a build leaves no cycles, and looking for them takes a seventh of the time
     try:
+      for module in self.modules:
+        registry.import_module(module)
       plan = plans.make(self.plan.config, self.folder, 1, self.plan.parts)
       parts.check_plan(self.folder, plan)
       parts.do_stage(self.kind, self.folder, plan, [part], 1)
