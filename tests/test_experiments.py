@@ -324,6 +324,17 @@ def test_a_definition_file_that_cannot_be_read_is_named(tmp_path, text, message)
     definition.load(str(tmp_path / "mine.py"))
 
 
+def test_an_arm_with_a_comma_in_its_name_can_be_chosen(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  text = TINY.format(data="data").replace('"electra": Arm', '"tuned, electra": Arm')
+  Path("mine.py").write_text(text)
+  only = ["--only=tuned, electra", "--only=bert"]
+  with pytest.raises(ValueError, match="has no row of these arms"):
+    cli.call("experiment", ["mine.py", "--out=out", "--report", *only])
+  with pytest.raises(ValueError, match="--only: unknown arm 'electra'; arms: bert, tuned, electra"):
+    cli.call("experiment", ["mine.py", "--out=out", "--report", "--only=bert,electra"])
+
+
 def test_configurations_are_compared_at_the_first_ones_flops():
   fields = {"train.steps": 100}
   found = definition.of_configurations(["small", "bert:small"], "flops", fields, 2)

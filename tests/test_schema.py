@@ -59,14 +59,33 @@ def test_what_has_no_effect_is_known_for_every_configuration(name):
   assert ("generator.width_multiplier" in said) == (config.objective.name == "bert")
 
 
+def test_a_schedule_of_ones_own_may_read_decay_steps(monkeypatch):
+  own = learning_rates.SCHEDULES["wsd"]
+  monkeypatch.setitem(learning_rates.SCHEDULES, "mine", lambda c, steps: own(c, steps))
+  config = files.load("base.py")
+  config.optimizer.decay_steps = 1000
+  for schedule in ("wsd", "mine"):
+    config.optimizer.schedule = schedule
+    validate.check_end(config)
+  config.optimizer.schedule = "joined"
+  with pytest.raises(ValueError, match="needs schedule=wsd, got joined"):
+    validate.check_end(config)
+
+
 def test_fine_tuning_takes_every_schedule_and_wsd_with_its_share_only(monkeypatch):
   own = learning_rates.SCHEDULES["wsd"]
   monkeypatch.setitem(learning_rates.SCHEDULES, "mine", lambda c, steps: own(c, steps))
   config = files.load("finetune/base.py")
-  for schedule, share in (("product", None), ("joined", None), ("wsd", 0.2), ("mine", 0.2)):
+  for schedule, share in (
+    ("product", None),
+    ("joined", None),
+    ("wsd", 0.2),
+    ("mine", 0.2),
+    ("mine", None),
+  ):
     config.optimizer.schedule, config.optimizer.decay_frac = schedule, share
     from_config.check(config)
-  for schedule, share in (("wsd", None), ("mine", None), ("product", 0.2)):
+  for schedule, share in (("wsd", None), ("product", 0.2)):
     config.optimizer.schedule, config.optimizer.decay_frac = schedule, share
     with pytest.raises(ValueError, match="decay_frac, e.g. 0.2, need each other: got"):
       from_config.check(config)

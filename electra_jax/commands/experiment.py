@@ -50,7 +50,9 @@ def add_options(p: cli.ArgumentParser) -> None:
   )
   p.add_argument("--pairs", metavar="FILE", help="with --arms: minimal pairs, a measure")
   p.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="with --arms: in all")
-  p.add_argument("--only", metavar="ARM[,ARM...]", help="arms to run now")
+  p.add_argument(
+    "--only", action="append", metavar="ARM[,ARM...]", help="arms to run now; may be repeated"
+  )
   p.add_argument("--at-once", type=cli.positive, default=1, metavar="N", help="runs at a time")
   p.add_argument(
     "--part",
@@ -80,7 +82,9 @@ def main(args: argparse.Namespace) -> None:
     experiment = definition.of_configurations(
       args.arms, args.match, fields, args.seeds, pairs=args.pairs
     )
-  only = args.only.split(",") if args.only else list(experiment.arms)
+  # An arm may have a comma in its name.
+  given = [[text] if text in experiment.arms else text.split(",") for text in args.only or ()]
+  only = sum(given, []) or list(experiment.arms)
   if unknown := [name for name in only if name not in experiment.arms]:
     raise ValueError(f"--only: unknown arm {unknown[0]!r}; arms: {', '.join(experiment.arms)}")
   console, rows = terminal.console(), args.rows or args.out / runner.ROWS

@@ -7,7 +7,7 @@ import warnings
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, schema, specs, validate
-from electra_jax.core.learning_rates import SCHEDULES
+from electra_jax.core.learning_rates import WITHOUT_DECAY_STEPS
 from electra_jax.core.optimizer import OptimizerConfig
 from electra_jax.core.transformer_config import TransformerConfig, take_fields
 from electra_jax.data import tokenizer
@@ -91,26 +91,15 @@ def make_settings(
   )
 
 
-def _reads_decay_steps(schedule: str) -> bool:
-  fields = set()
-
-  class Recorder:
-    def __getattr__(self, field: str) -> float:
-      fields.add(field)
-      return 1.0
-
-  SCHEDULES[schedule](Recorder(), 1000)(0)
-  return "decay_steps" in fields
-
-
 def check(config: ConfigDict) -> None:
   """Raises ValueError if a configuration is invalid, before any file is read."""
   validate.check_values(compare.flatten(config), schema.FINE_TUNING)
   p = config.optimizer
-  if _reads_decay_steps(p.schedule) != bool(p.decay_frac):
+  lacks_share = p.schedule == "wsd" and not p.decay_frac
+  if lacks_share or (p.decay_frac and p.schedule in WITHOUT_DECAY_STEPS):
     raise ValueError(
-      "a schedule with decay_steps, such as wsd, and optimizer.decay_frac, e.g. 0.2, need each"
-      f" other: got {p.schedule} and {p.decay_frac}"
+      "optimizer.schedule=wsd and optimizer.decay_frac, e.g. 0.2, need each other: got"
+      f" {p.schedule} and {p.decay_frac}"
     )
   validate.check_attention(config.model)
   validate.check_devices(config)
