@@ -108,7 +108,7 @@ def test_masks_are_filled_with_the_likeliest_tokens(encoder):
   assert encoder.fill_mask(one, k=3)[0].token == found[0][0].token
 
 
-def test_scores_are_those_of_the_scorers(encoder):
+def test_a_score_depends_on_its_text_and_the_scorer_alone(encoder):
   found = encoder.score(TEXTS)
   assert found.shape == (len(TEXTS),) and encoder.score(TEXTS[0]) == pytest.approx(found[0])
   by_words = encoder.score(TEXTS, "mlm")
