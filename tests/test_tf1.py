@@ -118,7 +118,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
   with pytest.raises(sources.ExchangeError, match="96 is no multiple of 64: give num_attention"):
     sources.open_source(prefix)
   assert heads_of(sources.open_source(prefix, [6])) == [6]
-  with pytest.raises(ValueError, match="5 heads do not divide the width 96"):
+  with pytest.raises(ValueError, match="5 heads do not divide the hidden size 96"):
     sources.open_source(prefix, [5])
   (tmp_path / "config.json").write_text('{"num_attention_heads": "6"}')
   with pytest.raises(sources.ExchangeError, match="ckpt-7: the discriminator: "):

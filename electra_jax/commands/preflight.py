@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> None:
   if args.config is None or not args.topology:
     raise cli.UsageError("--config=FILE and --topology=v5e:16x16 or h200x8 are needed")
   if "here" in args.topology and len(args.topology) > 1:
-    raise cli.UsageError("--topology=here stands alone")
+    raise cli.UsageError("--topology=here cannot be combined with others")
   with starting():  # slow, and not needed for --help
     from electra_jax.cost import preflight
 

@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
 def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.Array:
   """Scaled dot-product attention; padding and other documents are never attended to.
 
-  With `local`, tokens see those at most cfg.window // 2 away only.
+  With `local`, tokens see only tokens at most cfg.window // 2 away.
 
   Raises:
     ValueError: cfg.compute.attention lacks dropout or one direction, which cfg needs.
@@ -125,8 +125,8 @@ def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
 def packed_layout(document_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns lengths [B, M] and starts [B, M + 1] int32 of the M = L / 8 + 1 documents of a row.
 
-  Padding counts as a document, because cuDNN leaves what is in none uninitialised. Documents that
-  a row lacks have -1.
+  Padding counts as a document, because cuDNN leaves tokens outside of documents
+  uninitialised. Documents that a row lacks have -1.
   """
   L = document_ids.shape[1]
   most = L // TOKENS_PER_DOCUMENT + 1
@@ -178,7 +178,7 @@ class AttentionDef:
   apply: Callable[[TransformerConfig, Inputs, bool], jax.Array]
   platform: str | None = None  # where it runs; None: everywhere
   dropout: bool = False  # on the probabilities
-  local: bool = False  # has windows; else "xla" computes those layers
+  local: bool = False  # supports windows; else "xla" computes those layers
   one_direction: bool = False
   takes_head: Callable[[int], bool] = lambda width: True
 
@@ -192,7 +192,7 @@ ATTENTION = {
 
 
 def _within(cfg: TransformerConfig, distance: jax.Array, local: bool) -> jax.Array:
-  """Returns whether a query may see a key that stands `distance` tokens to its right."""
+  """Returns whether a query may see a key `distance` tokens to its right."""
   seen = jnp.ones(distance.shape, bool)
   if cfg.direction != "both":
     seen = distance <= 0 if cfg.direction == "ltr" else distance >= 0

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from electra_jax.core.batch import Batch
 from electra_jax.core.terms import Term
 
-KEPT = 0.9  # of the tokens after [CLS] by a crop (Section 3.2)
+KEPT = 0.9  # share of the tokens after [CLS] in a crop (Section 3.2)
 TEMPERATURE = 1.0  # of the softmax over cosines (Table 6)
 
 

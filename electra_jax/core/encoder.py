@@ -2,8 +2,8 @@
 
 ELECTRA: Clark et al. 2020, Section 3 and Appendix A. ModernBERT: Warner et al. 2024, Section 2.1.
 Modules are pure functions of (params, inputs, dropout_seeds). Letters: B batch, L length, K masked
-positions, D width, E embedding width, F feed-forward width, H heads, d head width, V vocabulary, N
-layers.
+positions, D hidden size, E embedding size, F feed-forward size, H heads, d head size, V vocabulary,
+N layers.
 """
 
 import dataclasses
@@ -120,8 +120,8 @@ def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Contex
   """Returns [B, L, D] of x [B, L, D] after N blocks.
 
   One iteration of the loop is cfg.global_every layers, so that each place in it has layers of one
-  kind: a layer that chose when it runs would leave memory for either kind to the gradient. Layers
-  that do not fill an iteration come first, and so does the first one if it is of its own kind.
+  kind: a layer that chose its kind at run time would store residuals of both for the gradient.
+  Layers that do not fill an iteration come first, and so does the first one if its kind is unique.
 
   Args:
     stacked: (params, dropout_seeds) of `Block`, each array [N, ...].

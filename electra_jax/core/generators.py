@@ -134,7 +134,7 @@ def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Gene
 
 
 def _two_seeds(dropout_seeds):
-  """Returns the seeds of both towers; None, no dropout, is None for both."""
+  """Returns the seeds of both towers, None each for None (no dropout)."""
   other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), dropout_seeds)
   return dropout_seeds, other
 
@@ -311,7 +311,7 @@ def _mix_unigrams(spec: PretrainSpec, logits, sampled, labels, keys, step):
   share = m.unigram_share.at(step)
   draw = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(again(keys, 3))
   chosen, replaced = draw < share, share
-  if m.disallow_correct:  # draws of the original leave the generator's sample
+  if m.disallow_correct:  # a draw of the original keeps the generator's sample
     chosen &= noise != labels
     replaced = share * (1 - jnp.exp(log_u[labels]))
   sampled = jnp.where(chosen, noise, sampled)

@@ -25,7 +25,7 @@ def plain_gradients() -> Iterator[None]:
 
 
 def by_hand(function: Callable, nondiff_argnums: tuple[int, ...] = ()) -> Callable:
-  """Acts as `jax.custom_vjp`; within `plain_gradients` it is the function alone."""
+  """Acts as `jax.custom_vjp`; within `plain_gradients` it is the function itself."""
   custom = jax.custom_vjp(function, nondiff_argnums=nondiff_argnums)
 
   @functools.wraps(function)

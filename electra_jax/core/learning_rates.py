@@ -11,15 +11,15 @@ from optax import Schedule
 
 
 def _share(t, steps):
-  """Returns t / steps in float32, for traced steps with the bits that XLA gives constant ones.
+  """Returns t / steps in float32, with the same bits for traced and constant steps.
 
-  It multiplies by the reciprocal of a constant.
+  XLA multiplies by the reciprocal of a constant.
   """
   return t * (1 / jnp.float32(jnp.maximum(steps, 1)))
 
 
 def _warmed(t, warmup_steps):
-  """Returns the share of the rate that warm-up allows; 1 without warm-up."""
+  """Returns the share of the learning rate that warm-up allows; 1 without warm-up."""
   return jnp.where(warmup_steps > 0, jnp.minimum(1.0, _share(t, warmup_steps)), 1.0)
 
 
@@ -70,8 +70,8 @@ def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> 
 
 
 # (OptimizerConfig, steps of the run) -> the learning rate as a function of the step. Numbers of
-# steps may be traced: a run by the clock decides them while it trains, and fine-tunings of other
-# lengths share a program
+# steps may be traced: a run by the clock decides them while it trains, and fine-tunings of
+# different lengths share a program
 SCHEDULES: dict[str, Callable[[Any, int], Schedule]] = {
   "product": lambda c, steps: product_schedule(
     c.learning_rate, c.warmup_steps, steps, c.decay_power

@@ -53,7 +53,7 @@ class PretrainSpec:
   mlm_weight: float = 1.0  # of the generator's loss, or of the masked LM's without a generator
   # of the discriminator's loss, a `Schedule` or a number
   discriminator_weight: Schedule = Schedule(50.0)
-  # of the discriminator's loss on words beside detection, a `Schedule` or a number
+  # of the discriminator's loss on words besides detection, a `Schedule` or a number
   replace_mlm_weight: Schedule = Schedule(1.0)
   objective: str = "electra"  # a key of `objectives.OBJECTIVES`
   generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
@@ -74,7 +74,7 @@ class PretrainSpec:
       object.__setattr__(self, "frequencies", TokenCounts(self.frequencies))
 
   def option(self, name: str) -> Any:
-    """Returns an own field of the objective: a Schedule if it has one; KeyError for another."""
+    """Returns one of the objective's own fields, a Schedule if it has one; KeyError if unknown."""
     return dict(self.options)[name]
 
 
@@ -220,7 +220,7 @@ def encode(
 ) -> jax.Array:
   """Returns the states [B, L, D] of a network {"embeddings", "encoder"} for ids [B, L].
 
-  `dropout_seeds` are of `layers.make_dropout_seeds`, None for no dropout.
+  `dropout_seeds` come from `layers.make_dropout_seeds`; None for no dropout.
   """
   documents, tables = batch.document_ids, {"params": network["embeddings"]}
   x = encoder.Embeddings(cfg).apply(tables, ids, batch.token_type_ids, documents)
@@ -257,7 +257,7 @@ def nll(
 
   Args:
     apart: a token that `masking.sample` will not draw from these logits. Its part is added to the
-      sums over the others, which then are the sampler's too.
+      sums over the other tokens, so that the sampler can share those sums.
   """
   return _nll_fwd(logits, tokens, apart)[0]
 
@@ -287,7 +287,7 @@ def _nll_fwd(logits: jax.Array, tokens: jax.Array, apart: int | None):
 
 def _nll_bwd(apart: int | None, residuals, gradients):
   kept, tokens, best, total = residuals
-  scale = gradients[0][..., None]  # of the loss
+  scale = gradients[0][..., None]  # the loss's gradient
   exp = jax.lax.platform_dependent(
     kept, best, cpu=lambda kept, _: kept, default=lambda kept, best: jnp.exp(kept - best[..., None])
   )
@@ -301,7 +301,7 @@ nll.defvjp(_nll_fwd, _nll_bwd)
 def chunked_nll(
   cfg: TransformerConfig, network: dict, states: jax.Array, tokens: jax.Array, *, chunk_size: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns `nll` of tokens [B, L], of states [B, L, D] and a network as in `vocabulary_logits`.
+  """Returns `nll` of tokens [B, L] from states [B, L, D] and a network as in `vocabulary_logits`.
 
   The logits [B, L, V] never exist at once: they are computed in chunks of `chunk_size` positions,
   again in the backward pass.

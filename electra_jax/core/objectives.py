@@ -42,13 +42,13 @@ class ObjectiveInputs(NamedTuple):
 class ObjectiveDef:
   """The definition of an objective and its networks."""
 
-  # -> the discriminator's terms; those of the generator are added to them
+  # -> the discriminator's terms, to which the generator's are added
   terms: Callable[[PretrainSpec, dict, ObjectiveInputs], dict[str, Term]]
   heads: tuple[str, ...] = ("rtd_head",)  # of the discriminator, keys of `heads.HEADS`
   uses_generator: bool = True
   # whether it works with a given generator
   accepts: Callable[[GeneratorDef], bool] = lambda generator: True
-  generator_heads: tuple[str, ...] = ()  # the generator's heads beside its vocabulary layer
+  generator_heads: tuple[str, ...] = ()  # the generator's heads besides its vocabulary layer
   # the discriminator's vocabulary layer covers all tokens, not just the masked
   predicts_all: bool = False
   second_pass: bool = False  # the discriminator also encodes another view of each sequence
@@ -58,7 +58,7 @@ class ObjectiveDef:
   exact_sampling: bool = False
   # a function of `scoring`, or None if the networks give no likelihood
   log_p: Callable[..., jax.Array] | None = None
-  # how to score a sentence by default, keys of `scorers.SCORERS`: the first whose head there is;
+  # how to score a sentence by default, keys of `scorers.SCORERS`: the first whose head exists;
   # () for any
   scorers: tuple[str, ...] = ()
 
@@ -240,8 +240,8 @@ def coco_lm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[s
   """`metro` + contrast_weight x contrast of the sequence with a crop of it (Meng et al. 2021).
 
   Differs from the paper: a sequence's negatives are its `contrast_group` of consecutive rows, not
-  all of a device, so that the loss does not depend on the number of devices or microbatches; and
-  detection has ELECTRA's head of two layers, which exports, not one.
+  all rows of a device, so that devices and microbatches do not change the loss; and detection
+  has ELECTRA's head of two layers, which can be exported, not of one.
 
   Raises:
     ValueError: rows hold several documents, or the groups do not divide a device's rows.

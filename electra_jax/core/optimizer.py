@@ -188,7 +188,7 @@ def make_optimizer(
 
   Args:
     groups: (params) -> "generator", "discriminator" or "frozen" per weight; None for one group.
-    norm: of a gradient tree; `zero.norm` if it is sharded.
+    norm: returns the norm of a gradient tree; `zero.norm` if it is sharded.
   """
 
   def trained(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:

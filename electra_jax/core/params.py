@@ -107,8 +107,8 @@ def match_roles(params: dict, other: dict) -> dict:
 def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str], list[str]]:
   """Returns `params` with shared modules taken from `other`.
 
-  Also the names of the modules that were taken, those that stay fresh and those of `other` that
-  are not used, such as "discriminator/encoder".
+  Also returns the names of the modules that were taken, of the modules that stay fresh, and of
+  unused modules of `other`, such as "discriminator/encoder".
 
   Raises:
     ValueError: shapes differ, no module is shared, or the runs tie embeddings differently.

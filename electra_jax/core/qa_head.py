@@ -20,7 +20,8 @@ from electra_jax.core.transformer_config import TransformerConfig
 
 # Logit of a position where no answer may be; its probability is 0 in float32.
 EXCLUDED = -1000.0
-# Of the head without `joint`: the start and end logits of a token. "qa_outputs" is Hugging Face's.
+# The layers of the head without `joint`: a token's start and end logits. Hugging Face's name is
+# "qa_outputs".
 HEAD_LAYERS = {"linear": linear("qa_outputs", span="span_head"), "modernbert": MODERNBERT}
 
 

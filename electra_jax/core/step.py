@@ -14,7 +14,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import Objective
 from electra_jax.core.params import AXIS, tree_norm
 
-# In the place of a step's number, which no step has: so no key is used twice.
+# These stand for a step's number, and no step has them, so no key is used twice.
 EVALUATION, FIRST_WEIGHTS = 2**32 - 1, 2**32 - 2
 
 

@@ -20,7 +20,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Head:
-  """A task head; its loss ignores padding rows. A key of its programs, so equal if the same."""
+  """A task head; its loss ignores padding rows. Compiled programs are kept per object."""
 
   init: Callable  # (cfg, key) -> initial weights
   # (cfg, weights, states [B, L, D], batch, dropout keys [B] or None) -> {name: Term}
@@ -54,7 +54,7 @@ def first_token(states: jax.Array, padding_mask: jax.Array) -> jax.Array:
 
 
 def mean_of_tokens(states: jax.Array, padding_mask: jax.Array) -> jax.Array:
-  """Returns the float32 mean [B, D] of the states [B, L, D] that are no padding."""
+  """Returns the float32 mean [B, D] of the states [B, L, D] that are not padding."""
   mask = padding_mask.astype(jnp.float32)[..., None]
   return (states * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
 
@@ -136,7 +136,7 @@ HEAD_LAYERS = {
   "two_layers": Layers(_init_two, _apply_two, "out_proj", {"text": "text_head"}),
   # Dense and LayerNorm without biases, GELU between them, dropout, dense.
   "modernbert": MODERNBERT,
-  # Of texts, on the mean of the tokens instead of [CLS].
+  # For texts, on the mean of the tokens instead of [CLS].
   "mean": linear("classifier")._replace(pool=mean_of_tokens),
   "modernbert_mean": MODERNBERT._replace(
     exports={"text": "modern_text_mean_head"}, pool=mean_of_tokens
@@ -202,7 +202,7 @@ def tagging(outputs: int, layers: str = "linear") -> Head:
   """Classifies each word; target "tag" [B, L] int32, -1 for none; predicts "logits" [B, L, C].
 
   Raises:
-    ValueError: the layers are of the mean of a text.
+    ValueError: the layers take the mean of a text.
   """
   kind = HEAD_LAYERS[layers]
   if kind.pool is not first_token:

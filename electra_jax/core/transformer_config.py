@@ -50,8 +50,8 @@ class TransformerConfig:
   feed_forward: str = "gelu"  # a key of `layers.FEED_FORWARDS`
   positions: str = "learned"  # a key of POSITIONS
   rope_theta: float = 10_000.0  # of the layers that attend to all tokens
-  local_rope_theta: float = 10_000.0  # of the others
-  # layer i attends to all tokens if i is a multiple of this, else to those at most window // 2 away
+  local_rope_theta: float = 10_000.0  # of the layers that attend to a window
+  # layer i attends to all tokens if i is a multiple of this, else to tokens within window // 2
   global_every: int = 1
   window: int = 128
   biases: bool = True  # of dense layers, except those that return logits
@@ -69,11 +69,11 @@ class TransformerConfig:
     for field in dataclasses.fields(self):
       _check(field, getattr(self, field.name))
     if self.hidden_size % self.num_heads:
-      raise ValueError(f"{self.num_heads} heads do not divide the width {self.hidden_size}")
+      raise ValueError(f"{self.num_heads} heads do not divide the hidden size {self.hidden_size}")
     if self.direction not in ("both", "ltr", "rtl"):
       raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
     if POSITIONS[self.positions].rotary and self.head_size % 2:
-      raise ValueError(f"RoPE turns pairs of numbers: the head width {self.head_size} is odd")
+      raise ValueError(f"RoPE turns pairs of numbers: the head size {self.head_size} is odd")
     if self.window < 2:
       raise ValueError(f"window must be at least 2, got {self.window}")
     if not self.first_norm and self.block != "pre_norm":
@@ -83,11 +83,11 @@ class TransformerConfig:
 
   @property
   def head_size(self) -> int:
-    """The width of a head."""
+    """The size of a head."""
     return self.hidden_size // self.num_heads
 
   def to_json(self) -> dict:
-    """Returns the fields without `compute`, which is a machine's."""
+    """Returns the fields without `compute`, which depends on the machine."""
     return {name: value for name, value in vars(self).items() if name != "compute"}
 
   def computed(self, **changes) -> "TransformerConfig":
@@ -96,10 +96,10 @@ class TransformerConfig:
 
 
 def _check(field: dataclasses.Field, value: object) -> None:
-  """Raises ValueError if a value has not the type of its field, or is a number out of range."""
+  """Raises ValueError if a value has another type than its field, or is a number out of range."""
   kinds = field.type | int if field.type in (float, float | None) else field.type
   if not isinstance(value, kinds) or (isinstance(value, bool) and field.type is not bool):
-    raise ValueError(f"{field.name} is {value!r}, which is no {getattr(kinds, '__name__', kinds)}")
+    raise ValueError(f"{field.name} is {value!r}, not of type {getattr(kinds, '__name__', kinds)}")
   if isinstance(value, int) and field.type is int and value < 1:
     raise ValueError(f"{field.name} must be above 0, got {value}")
   below = 1 if field.name.endswith("dropout") else math.inf

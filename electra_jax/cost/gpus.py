@@ -15,7 +15,7 @@ class Gpu:
   memory: float  # bytes, as the driver reports them
   memory_rate: float  # bytes/s of it
   link_rate: float  # bytes/s to the other GPUs of its host, in one direction
-  network_rate: float  # bytes/s to other hosts, its share of the host's, in one direction
+  network_rate: float  # bytes/s to other hosts, its share of the host's rate, in one direction
   capability: tuple[int, int]  # of CUDA
   device: dict[str, float]  # fields of XLA's device description, as they are named there
   per_host: int = 8
@@ -85,7 +85,7 @@ GPUS = {
 def describe(gpu: Gpu) -> str:
   """Returns a GPU as XLA's compiler reads it in place of one (GpuTargetConfigProto, as text).
 
-  Only fields that JAX 0.10 knows already.
+  It has only fields that JAX 0.10 knows.
   """
   fields = _BLOCK | gpu.device
   fields |= {"device_memory_size": int(gpu.memory), "memory_bandwidth": int(gpu.memory_rate)}

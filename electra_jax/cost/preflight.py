@@ -57,11 +57,11 @@ class StepCost:
   memory_secs: float | None = None  # least time of the memory traffic
   link_secs: float | None = None  # least time of the collectives
   secs: float = 0.0  # lower bound: max(product_secs, memory_secs) + link_secs
-  kernels: int | None = None  # that a step launches; this and the next two of GPUs only
+  kernels: int | None = None  # launched by a step; this and the next two for GPUs only
   traffic_bytes: float | None = None  # that the kernels read and write
-  estimated_secs: float | None = None  # no bound, by `traffic.estimate_secs`, and link_secs
+  estimated_secs: float | None = None  # not a bound: `traffic.estimate_secs` and link_secs
   mfu: float = 0.0  # upper bound
-  evaluation_used: float | None = None  # as `used`, in evaluations; None: none, or not compiled
+  evaluation_used: float | None = None  # as `used`, in evaluations; None: not compiled
   evaluation_fits: bool | None = None
 
 
@@ -226,7 +226,7 @@ def with_evaluation(cost: StepCost, config: ConfigDict, target: Target) -> StepC
 
 
 def _unless_refused(compile_program: Callable, config: ConfigDict, target: Target, name: str):
-  """Returns what is compiled, or the bytes that it needs if the compiler refuses it for them."""
+  """Returns the compiled program, or the bytes that it needs if the compiler refuses it."""
   try:
     return compile_program(config, target.devices)
   except jax.errors.JaxRuntimeError as error:
@@ -259,7 +259,7 @@ def _size(tree, devices: int = 1) -> float:
 def more_microbatches(config: ConfigDict, devices: int, least: float = 0) -> int | None:
   """Returns the next larger number of microbatches that divides a device's sequences.
 
-  It is `least` or more, if one is. A microbatch has whole groups of contrasted sequences.
+  It is at least `least`, if possible. A microbatch has whole groups of contrasted sequences.
   """
   groups = "contrast_group" in objectives.OBJECTIVES[config.objective.name].own_fields
   group = config.objective.contrast_group if groups else 1

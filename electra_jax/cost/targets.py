@@ -14,7 +14,7 @@ from electra_jax.core import flops
 from electra_jax.cost import chips, gpus
 
 HERE = "here"
-# Of a GPU's memory JAX takes this share, and refuses what needs more ("GPU memory allocation").
+# JAX takes this share of a GPU's memory, and refuses what needs more ("GPU memory allocation").
 SHARE_VARIABLES, SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"), 0.75
 
 
@@ -48,10 +48,10 @@ def find(topology: str) -> Target:
     options = {"target_config": gpus.describe(sheet), "topology": "1x{}x{}".format(*axes)}
     devices = _described(topology, "cuda", options)
   else:
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server: this is no TPU machine
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor is there a TPU to lock
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU's metadata server here
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor a TPU to lock
     options = {"topology_name": topology}
-    if sheet.cores == 2:  # which training uses as one device, and the compiler else as two in a v4
+    if sheet.cores == 2:  # training uses both as one device; by default the compiler splits a v4's
       options["chip_config_name"] = "megacore"
     if math.prod(axes) == 1:
       options["chips_per_host_bounds"] = (1, 1, 1)
@@ -74,7 +74,7 @@ def _described(topology: str, platform: str, options: dict) -> tuple:
     return tuple(topologies.get_topology_desc(platform=platform, **options).devices)
   except (ImportError, RuntimeError) as error:  # JAX has no such compiler, or it refuses
     reason = str(error).strip().splitlines()[0]
-    known = "INVALID_ARGUMENT" in reason  # by the compiler, so there is one
+    known = "INVALID_ARGUMENT" in reason  # the compiler knows it, so there is a compiler
     hint = "" if known else f"; the {_EXTRAS[platform]}"
     raise ValueError(f"topology {topology}: {reason}{hint}") from None
 

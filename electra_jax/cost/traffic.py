@@ -2,7 +2,7 @@
 
 On a GPU every fusion, copy, product or call of a library in the optimized program is a kernel; it
 reads its operands from the device's memory and writes its results there. Caches may save some of
-that, and without a GPU nothing is tuned, so these are counts of the program and no bounds of time.
+that, and without a GPU nothing is tuned, so these are counts of the program, not bounds of time.
 """
 
 import math
@@ -15,9 +15,9 @@ _OPERAND = re.compile(r"%([\w.-]+)")
 _SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; pred is one byte
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
-# Of the data sheet's rates an H200 gives copies 3.2 of 4.8 TB/s (benchmarks/results/gpu.json) and
-# ELECTRA-Base's products 700 of 989 TFLOP/s (gpu_unroll.json). The last is what each kernel takes
-# besides.
+# On an H200 copies reach 3.2 of the data sheet's 4.8 TB/s (benchmarks/results/gpu.json), and
+# ELECTRA-Base's products 700 of 989 TFLOP/s (gpu_unroll.json). The last number is the overhead of
+# each kernel.
 MEMORY_SHARE, PRODUCT_SHARE, LAUNCH_SECS = 2 / 3, 0.7, 1.3e-6
 # Instructions that move nothing: names for buffers, or parts of them.
 _FREE = frozenset(
@@ -42,7 +42,7 @@ class _Instruction(NamedTuple):
   name: str
   result: str  # its type
   opcode: str
-  inside: str  # what stands in its parentheses
+  inside: str  # what is in its parentheses
   attributes: str
   is_root: bool
 
@@ -70,8 +70,8 @@ def arrays_of(text: str) -> list[tuple[tuple[int, ...], int]]:
 def kernels(text: str) -> list[Kernel]:
   """Returns the kernels of a program for a GPU, from its optimized HLO text.
 
-  Those in a loop have its trip count; a loop of unknown length counts as one round. A fusion reads
-  of an operand what it uses: of a `dynamic-slice`, `slice` or `gather` the part that is cut out.
+  Kernels in a loop have its trip count; a loop of unknown length counts as one round. A fusion
+  reads only what it uses of an operand: the part cut out by `dynamic-slice`, `slice` or `gather`.
   An update in place (`dynamic-update-slice`, `scatter`) writes only what is new.
   """
   computations, entry = _parse(text)
@@ -157,7 +157,7 @@ def _moved(found: _Instruction, within: _Computation, body: _Computation) -> flo
   """Returns the bytes that a kernel reads and writes; `body` is what it computes."""
   operands = [arrays_of(within[name].result) for name in found.operands]
   outputs = arrays_of(found.result)
-  if found.opcode == "custom-call":  # behind its results a library's scratch memory, in bytes
+  if found.opcode == "custom-call":  # its results, then a library's scratch memory, in bytes
     outputs = outputs[:1] + [o for o in outputs[1:] if f"s8[{o[1]}]" not in found.result]
   if found.opcode.endswith("-start"):  # its type has more than its results, which are as large
     outputs = [array for operand in operands for array in operand]
@@ -169,7 +169,7 @@ def _moved(found: _Instruction, within: _Computation, body: _Computation) -> flo
 
 
 def _roots(body: _Computation) -> list[str]:
-  """Returns the names of the results of a fusion, those behind a bitcast."""
+  """Returns the names of the results of a fusion, looking through bitcasts."""
   root = next(i for i in body.values() if i.is_root)
   names = root.operands if root.opcode == "tuple" else [root.name]
   return [_behind_bitcasts(body, name) for name in names]
@@ -186,7 +186,7 @@ def _elements(found: _Instruction) -> int:
 
 
 def _in_place(body: _Computation, name: str, roots: list[str]) -> bool:
-  """Returns whether an instruction updates an operand of the fusion where it lies."""
+  """Returns whether an instruction updates an operand of the fusion in place."""
   found = body[name]
   if found.opcode not in _UPDATES or name not in roots:
     return False
@@ -204,7 +204,7 @@ def _written_share(body: _Computation, name: str) -> float:
 def _read_shares(body: _Computation) -> dict[int, float]:
   """Returns the share that a fusion reads of each of its operands."""
   roots, shares = _roots(body), dict.fromkeys(body, 0.0)
-  for found in reversed(body.values()):  # each stands behind its operands
+  for found in reversed(body.values()):  # each follows its operands
     used = 1.0 if found.is_root else min(1.0, shares[found.name])
     for place, name in enumerate(found.operands):
       part = used
