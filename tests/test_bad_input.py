@@ -174,7 +174,7 @@ ROWS = [
   ("export run/checkpoints out --to hf", 1, "is a part of a run: name the run, "),
   ("export run own --to hf", 1, "own exists: nothing is overwritten"),
   ("export run /proc/out --to orbax", 1, "/proc"),
-  ("export finetuned out --to hf --heads=2", 1, "is no TF1 checkpoint"),
+  ("export finetuned out --to hf --heads=2", 1, "is not a TF1 checkpoint"),
   ("export nowhere out --to orbax --dtype=bfloat16", 2, "--dtype: for --to hf, an orbax export"),
   ("export nowhere out --to orbax --max-shard-mb=5", 2, "--max-shard-mb: for --to hf, an orbax"),
   ("export nowhere out --to hf --dtype=float16", 2, "invalid choice: 'float16'"),

@@ -302,7 +302,7 @@ def test_pytorchs_weights_alone_are_an_error_with_the_conversion(words45, tmp_pa
   folder = save_hf(tmp_path / "hf", a_source("discriminator", vocab=words45)) / "discriminator"
   (folder / "model.safetensors").unlink()
   (folder / "pytorch_model.bin").write_bytes(b"")
-  with pytest.raises(ExchangeError, match="pytorch_model.bin alone; to convert it: python -c .fr"):
+  with pytest.raises(ExchangeError, match="only pytorch_model.bin; to convert it: python -c .fr"):
     sources.open_source(tmp_path / "hf")
 
 

@@ -245,7 +245,7 @@ def test_what_it_cannot_express_is_refused(tmp_path, changes, message):
   ("changes", "message"),
   [
     ({"norm_bias": True}, "norm_bias is True, here it is False"),
-    ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "no pattern"),
+    ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "not a pattern"),
     ({"model_type": "eurobert"}, "'eurobert' is not electra or modernbert"),
     (
       {"num_attention_heads": 3},

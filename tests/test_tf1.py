@@ -85,9 +85,9 @@ def heads_of(source: sources.Source) -> list[int]:
 
 def test_the_number_of_heads_is_never_taken_in_silence(eight_heads, tmp_path):
   prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
-  with pytest.warns(UserWarning, match="the discriminator, 2 of width 64 assumed") as warned:
+  with pytest.warns(UserWarning, match="the discriminator, 2 of size 64 assumed") as warned:
     assert heads_of(sources.open_source(prefix)) == [2, 1]
-  assert len(warned) == 2 and "the generator, 1 of width 32 assumed" in str(warned[1].message)
+  assert len(warned) == 2 and "the generator, 1 of size 32 assumed" in str(warned[1].message)
 
 
 @pytest.mark.parametrize("name", ["config.json", "electra_config.json", "bert_config.json"])
@@ -97,7 +97,7 @@ def test_the_number_of_heads_is_read_from_a_config_or_the_command(name, eight_he
   assert heads_of(sources.open_source(prefix, (8, 2))) == [8, 2]
   config = {"num_attention_heads": 8, "hidden_size": 128, "layer_norm_eps": 1e-6}
   (tmp_path / name).write_text(json.dumps(config))
-  with pytest.warns(UserWarning, match="the generator, 1 of width 32 assumed"):
+  with pytest.warns(UserWarning, match="the generator, 1 of size 32 assumed"):
     source = sources.open_source(prefix)
   assert heads_of(source) == [8, 1]
   assert source.networks["discriminator"].cfg.layer_norm_eps == 1e-6
@@ -115,7 +115,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
   cfg = TransformerConfig(45, 16, 96, 1, 6, 32, 12)
   one = {"discriminator": Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")}
   prefix = save_tf1(tmp_path / "model.ckpt-7", sources.Source(one, None, {}))
-  with pytest.raises(sources.ExchangeError, match="96 is no multiple of 64: give num_attention"):
+  with pytest.raises(sources.ExchangeError, match="96 is not a multiple of 64: give num_attention"):
     sources.open_source(prefix)
   assert heads_of(sources.open_source(prefix, [6])) == [6]
   with pytest.raises(ValueError, match="5 heads do not divide the hidden size 96"):
@@ -135,7 +135,7 @@ def test_the_command_warns_of_the_heads_it_assumed_in_a_line(eight_heads, tmp_pa
   assert code == 0 and "exported to" in out
   told = [line for line in errors.splitlines() if line.startswith("warning: ")]
   assert len(told) == 2 and all("of width" in line for line in told)
-  with pytest.raises(sources.ExchangeError, match="is no TF1 checkpoint"):
+  with pytest.raises(sources.ExchangeError, match="is not a TF1 checkpoint"):
     sources.open_source(tmp_path / "out", [8])
 
 

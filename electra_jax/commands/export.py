@@ -13,8 +13,8 @@ hf     DIR/discriminator and, if there is one, DIR/generator, each with config.j
        questions with qa.joint=False and qa.answerable_weight=0. ModernBERT: the same tasks with
        model.head=modernbert, and text with modernbert_mean. If torch and transformers are
        installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
-       nothing is exported. Of bfloat16 both compute in float32 from the rounded weights; how much
-       the rounding changed the logits is printed too.
+       nothing is exported. For bfloat16, both compute in float32 from the rounded weights, and how
+       much the rounding changed the logits is printed too.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def numbers_of_heads(text: str) -> tuple[int, ...]:
   (8, 4)
   """
   if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)?", text):
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of heads, nor two as in 8,4")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of heads, or two as in 8,4")
   return tuple(map(int, text.split(",")))
 
 
@@ -76,8 +76,8 @@ def add_options(p: cli.ArgumentParser) -> None:
     "--max-shard-mb",
     metavar="N",
     type=megabytes,
-    help="megabytes (10^6 bytes) of a file of weights in hf, unless one tensor is larger: what is"
-    " more goes to several, with an index; default: one file",
+    help="megabytes (10^6 bytes) per file of weights in hf, unless one tensor is larger: more"
+    " go to several files, with an index; default: one file",
   )
 
 

@@ -228,7 +228,7 @@ def model_card(
     f" loads with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
     "",
     f"- {params.count(network.weights):,} parameters in {dtype}: {network.cfg.num_layers} layers of"
-    f" width {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
+    f" hidden size {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
     f" {network.cfg.embedding_size}, {network.cfg.vocab_size:,} tokens",
   ]
   if config:
@@ -299,7 +299,7 @@ def write(
   Args:
     out: a new folder.
     form: hf or orbax.
-    dtype, max_shard_mb: of hf: of the written weights; of a file, in 10^6 bytes.
+    dtype, max_shard_mb: for hf: the dtype of the weights, and the size of a file in 10^6 bytes.
 
   Raises:
     ExchangeError, ValueError: `out` exists, or the format cannot hold the networks.

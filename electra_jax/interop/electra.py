@@ -73,14 +73,14 @@ FIELDS = {
 }
 # Fields of config.json with one value, in what is read and in what is written.
 FIXED = {"hidden_act": "gelu", "type_vocab_size": 2}
-# The same, in what is read.
+# The same, but only in what is read.
 READ_FIXED = {
   **FIXED, "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"
 }  # fmt: skip
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
-  # How it is computed and its weights started, and what these layers and positions do not read.
+  # How a network is computed and initialised, and what these layers and positions do not read.
   unread = {"compute", "scaled_init"} | (set() if head == "rtd_head" else {"head_norm"})
   unread |= {"window", "local_rope_theta"} if cfg.global_every == 1 else set()
   unread |= {x for x in ("embedding_dropout", "ffn_dropout") if getattr(cfg, x) == cfg.dropout}

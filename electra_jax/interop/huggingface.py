@@ -27,7 +27,7 @@ FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
 _BERTS = [f"{x}Tokenizer" for x in ("Bert", "DistilBert", "Electra")]
-# Of BERT's tokenizer: the values in tokenizer_config.json that change nothing.
+# The values in tokenizer_config.json that do not change BERT's tokenizer.
 BERT_RULES = {
   "tokenizer_class": (None, TOKENIZER_CLASS, *_BERTS, *(f"{x}Fast" for x in _BERTS)),
   "tokenize_chinese_chars": (None, True),
@@ -35,12 +35,12 @@ BERT_RULES = {
   "never_split": (None, []),
 }
 TRAINING = "electra_jax"  # a field of config.json, `sources.Source.training`
-# Another: {field of the network: value} of those in EXTRA_FIELDS that the other fields do not give.
+# Another field: {field of the network: value} for EXTRA_FIELDS that the other fields do not give.
 NETWORK = "electra_jax_network"
 DETECTORS = ([REPLACED], ["LABEL_0"])  # the labels of a discriminator: written here, by default
 EXTRA_FIELDS = ("embedding_dropout", "ffn_dropout", "scaled_init")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-HEADER_BYTES = 128  # of a safetensors file at most, and of each of its tensors beside the name
+HEADER_BYTES = 128  # at most for a safetensors file, and for each tensor besides its name
 
 
 class Storage(NamedTuple):
@@ -92,7 +92,7 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
   """Returns the family and the config of the network in a folder, and its head.
 
   Raises:
-    ExchangeError: the model is of no family in FAMILIES, or an unsupported variant.
+    ExchangeError: the model belongs to no family in FAMILIES, or is an unsupported variant.
   """
   path = Path(folder) / "config.json"
   try:
@@ -150,7 +150,7 @@ def save(
 def shards(tensors: Mapping[str, np.ndarray], max_bytes: float) -> list[dict[str, np.ndarray]]:
   """Returns tensors, in their order, in groups of at most `max_bytes` in a file.
 
-  As in Hugging Face's libraries a larger tensor stands alone, in a larger file; there only the
+  As in Hugging Face's libraries a larger tensor has a larger file to itself; there only the
   tensors count, here the header does too, so that a file is never larger than said.
 
   >>> [list(x) for x in shards({n: np.zeros(500, np.int8) for n in "abc"}, 1500)]
@@ -239,7 +239,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-  """Returns the safetensors files of a folder: one, or those that its index names; [] for none.
+  """Returns the safetensors files of a folder: one, or the index's files; [] for none.
 
   Raises:
     ExchangeError: the index is damaged, or names a file that is not in the folder.
@@ -285,7 +285,7 @@ def _no_weights(folder: Path) -> str:
     return missing
   kind = (read_json(folder / "config.json").get("architectures") or ["AutoModel"])[0]
   return (
-    f'{missing}, there is pytorch_model.bin alone; to convert it: python -c "from transformers'
+    f'{missing}, there is only pytorch_model.bin; to convert it: python -c "from transformers'
     f" import {kind} as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\""
   )
 
@@ -302,8 +302,8 @@ def task_tensors(folder: str | Path) -> list[str]:
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   """Returns the logits that transformers computes in float32 with a folder's network.
 
-  They are [B, L], [B, L, V or C] or, of texts, [B, C]; of spans [B, L, 2], start and end; without a
-  head the states [B, L, D].
+  They are [B, L], [B, L, V or C] or, for texts, [B, C]; for spans [B, L, 2], start and end; without
+  a head the states [B, L, D].
   """
   import torch
   import transformers

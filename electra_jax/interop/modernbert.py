@@ -18,7 +18,7 @@ _TASKS = {
   "modern_token_head": "ModernBertForTokenClassification",
   "modern_span_head": "ModernBertForQuestionAnswering",
 }
-_OF_MEAN = ("modern_text_mean_head",)  # of the mean of the tokens, not of [CLS]
+_OF_MEAN = ("modern_text_mean_head",)  # they read the mean of the tokens, not [CLS]
 TABLE = [
   Row("embeddings/word", "model.embeddings.tok_embeddings.weight"),
   Row("embeddings/layer_norm/scale", "model.embeddings.norm.weight"),
@@ -127,7 +127,7 @@ def _from_json(path: Path, content: Mapping) -> TransformerConfig:
 
 
 def _global_every(path: Path, content: Mapping, count: int) -> int:
-  """Returns n if of `count` layers those at 0, n, 2 n ... attend to all tokens."""
+  """Returns n if, of `count` layers, layers 0, n, 2 n ... attend to all tokens."""
   types = content.get("layer_types")
   if types is None:
     return content.get("global_attn_every_n_layers", 3)
@@ -135,7 +135,9 @@ def _global_every(path: Path, content: Mapping, count: int) -> int:
   for every in range(1, count + 1):
     if local == [bool(i % every) for i in range(count)]:
       return every
-  raise ExchangeError(f"{path}: layer_types is no pattern of one global layer in every n: {types}")
+  raise ExchangeError(
+    f"{path}: layer_types is not a pattern of one global layer in every n: {types}"
+  )
 
 
 def _thetas(path: Path, content: Mapping) -> dict[str, float]:

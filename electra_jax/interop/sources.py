@@ -33,7 +33,7 @@ from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
 HUB = "; a model of Hugging Face's Hub is fetched first: hf download NAME --local-dir=FOLDER"
-MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, that predicts words
+MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, which predicts words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Source:
 
   @property
   def main(self) -> str:
-    """The role of the main network: of a masked language model that is alone, "generator"."""
+    """The role of the main network; "generator" if there is only a masked language model."""
     return next(x for x in ("discriminator", MASKED_LM, "generator") if x in self.networks)
 
   @property
@@ -91,7 +91,7 @@ def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
   path = Path(path).resolve()
   read = _reader(path)
   if heads and read is not _tf1:
-    raise ExchangeError(f"{path} is no TF1 checkpoint, which alone does not say its heads")
+    raise ExchangeError(f"{path} is not a TF1 checkpoint, so it says its number of heads")
   source = _tf1(path, heads) if read is _tf1 else read(path)
   check_vocab(source.tokenizer, source.networks, path)
   return source
@@ -123,7 +123,7 @@ def _reader(path: Path) -> Callable[..., Source]:
   is_converted = (path / FOLDER).exists() or any(map(huggingface.weight_files, _hf_folders(path)))
   if not is_converted and tf1.find(path):
     return _tf1
-  # Of a task, or of all tasks in a folder of results.
+  # The exports of a task, or of all tasks in a folder of results.
   if inside := sorted(p for stars in ("*", "*/*") for p in path.glob(f"{stars}/{EXPORT_FILE}")):
     named = ", ".join(str(p.parent) for p in inside)
     raise ExchangeError(f"{path} holds exports, name one of them: {named}")
@@ -155,7 +155,7 @@ def read_params(
     found = read_run(path, tokens, step)
     return found.params, found.spec.discriminator, ()
   if step is not None:
-    raise ValueError(f"init_step={step}: only a run has steps, and {path} is none")
+    raise ValueError(f"init_step={step}: only a run has steps, and {path} is not a run")
   source = open_for(path, tokens)
   found, main = source.networks, source.networks[source.main]
   tables = main.weights["embeddings"]
@@ -170,7 +170,7 @@ def read_params(
 
 
 def open_for(path: str | Path, tokens: Tokenizer) -> Source:
-  """Opens a source whose vocabulary, if it has one, must be `tokens`, of the shards.
+  """Opens a source whose vocabulary, if it has one, must be the shards' `tokens`.
 
   Raises:
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
@@ -179,7 +179,7 @@ def open_for(path: str | Path, tokens: Tokenizer) -> Source:
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
     rule = re.match(r"normalizer\.(lowercase|strip_accents) is (\w+)", found)
     remedy = rule and f"; build them with --config.data.{rule[1]}={rule[2].lower()}"
-    raise ExchangeError(f"{path} is of another vocabulary than the shards: {found}{remedy or ''}")
+    raise ExchangeError(f"{path} has another vocabulary than the shards: {found}{remedy or ''}")
   return source
 
 
@@ -232,7 +232,7 @@ def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) ->
     step: of the checkpoint; None: the newest.
 
   Raises:
-    ValueError: the folder is no run, its vocabulary differs, or its checkpoint is damaged.
+    ValueError: the folder is not a run, its vocabulary differs, or its checkpoint is damaged.
   """
   spec = specs.read_spec(workdir, tokens.vocab)
   cfgs = {name: plain(getattr(spec, name)) for name in ("discriminator", "generator")}

@@ -32,8 +32,8 @@ class Scopes(NamedTuple):
 def find(path: Path) -> Path | None:
   """Returns the prefix of a checkpoint from itself, one of its files or its folder, else None.
 
-  Of a folder it is the newest checkpoint, and always one in that folder: the original notes its
-  absolute path, which another machine may not have, or have something else there.
+  For a folder it is the newest checkpoint, always one in that folder: the original notes an
+  absolute path, which may not exist on another machine, or hold something else.
 
   Raises:
     ExchangeError: what `checkpoint` names is not in the folder, or there are several without it.
@@ -66,7 +66,7 @@ def load(prefix: Path, heads: Sequence[int] = ()) -> tuple[dict[str, Network], t
   is returned as the discriminator, with an MLM head. Adam's slots and the step are ignored.
 
   Sizes come from the variables, other fields from a config.json beside the checkpoint, which
-  describes the discriminator; without one, heads of width 64 are assumed with a warning.
+  describes the discriminator; without one, heads of size 64 are assumed with a warning.
 
   Args:
     heads: the numbers of heads of the networks, if known.
@@ -81,7 +81,7 @@ def load(prefix: Path, heads: Sequence[int] = ()) -> tuple[dict[str, Network], t
     reader = tf.train.load_checkpoint(str(prefix))
     shapes = reader.get_variable_to_shape_map()
   except (tf.errors.OpError, ValueError) as error:
-    raise ExchangeError(f"{prefix} is no readable TF1 checkpoint: {error}") from None
+    raise ExchangeError(f"{prefix} is not a readable TF1 checkpoint: {error}") from None
 
   def read(name: str) -> np.ndarray | None:
     try:
@@ -146,7 +146,7 @@ def _config(
     max_positions, _ = shapes[f"{tables}position_embeddings"]
     hidden_size, ffn_size = shapes[f"{layer}0/intermediate/dense/kernel"]
   except (KeyError, ValueError) as error:
-    raise ExchangeError(f"{prefix}: no matrix {error}, which says a size") from None
+    raise ExchangeError(f"{prefix}: there is no matrix {error}, which gives a size") from None
   layers = {int(n.removeprefix(layer).split("/")[0]) for n in shapes if n.startswith(layer)}
   sizes = {
     "vocab_size": vocab_size,
@@ -186,12 +186,12 @@ def _assumed_heads(prefix: Path, role: str, width: int) -> int:
   hint = f"give num_attention_heads in a {CONFIGS[0]} beside it, or export with --heads"
   if width > 64 and width % 64:
     raise ExchangeError(
-      f"{prefix} does not say its number of heads, and the {role}'s width of {width} is no multiple"
-      f" of 64: {hint}"
+      f"{prefix} does not say its number of heads, and the {role}'s hidden size {width} is not a"
+      f" multiple of 64: {hint}"
     )
   number = max(1, width // 64)
   warnings.warn(
-    f"{prefix} does not say its number of heads: for the {role}, {number} of width"
+    f"{prefix} does not say its number of heads: for the {role}, {number} of size"
     f" {width // number} assumed, as in the original; if there are others, {hint}",
     stacklevel=2,
   )

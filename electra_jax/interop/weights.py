@@ -64,7 +64,7 @@ class Family:
   from_json: Callable[[Path, Mapping], TransformerConfig]
   tied: str  # the word embeddings, once more
   head_prefixes: tuple[str, ...]  # of the tensors of heads that `rows` lack
-  ignored: frozenset[str] = frozenset()  # tensors of older versions that are no weights
+  ignored: frozenset[str] = frozenset()  # tensors of older versions that are not weights
   token_types: bool = True  # takes token_type_ids
   # {field of config.json: special token whose id it holds}, but for padding's, which all have
   token_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -115,7 +115,7 @@ def _walk(
         x = x[..., row.part, :, :]
       shape = x.shape if row.part is None else (x.size,)
       if row.ours.endswith("/kernel"):  # [D, H, d], [D, 2, F] or [D, F]; [H, d, D]
-        axes = 2 if row.ours.endswith("attention_output/kernel") else 1  # of the inputs
+        axes = 2 if row.ours.endswith("attention_output/kernel") else 1  # input axes
         shape = (math.prod(x.shape[:axes]), math.prod(x.shape[axes:]))
       yield row, i, x, shape
 
@@ -133,7 +133,7 @@ def to_hf(family: Family, cfg: TransformerConfig, network: Mapping) -> dict[str,
 def fill(
   rows: list[Row], cfg: TransformerConfig, head: str | None, take: Callable, *, transposed: bool
 ) -> dict:
-  """Returns a network, of the tensors that `take` finds.
+  """Returns a network from the tensors that `take` finds.
 
   take(row, layer) returns a tensor's name, and the tensor or None. Elements that no row covers
   (ModernBERT's missing first attention norm) are 1.
@@ -163,7 +163,7 @@ def fill(
 def from_hf(
   family: Family, cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.ndarray]
 ) -> dict:
-  """Returns the network of Hugging Face's tensors.
+  """Returns the network from Hugging Face's tensors.
 
   Raises:
     ExchangeError: tensors are missing, of another shape, or unknown.
