@@ -53,7 +53,7 @@ def test_a_part_that_is_wrong_is_named_and_nothing_is_lost(tmp_path, name, damag
   else:
     mark = folder / parts.DONE
     mark.write_text(json.dumps(json.loads(mark.read_text()) | {"plan": "0" * 64}))
-  reason = "is damaged" if damage else "is of another build"
+  reason = "is damaged" if damage else "belongs to another build"
   with pytest.raises(DataError, match=f"part-00001 {reason}: delete it") as error:
     build.build_part(config, 2, 3)
   assert "\n" not in str(error.value) and not (folder.parent.parent / shards.MANIFEST).exists()

@@ -395,7 +395,7 @@ def test_a_damaged_table_is_named(tmp_path, kind, damage):
 
 
 def test_a_folder_that_is_no_saved_dataset_is_refused(tmp_path):
-  with pytest.raises(SourceError, match="'hf:allenai/c4#text': .* of datasets' save_to_disk"):
+  with pytest.raises(SourceError, match="'hf:allenai/c4#text': .* by datasets' save_to_disk"):
     read("hf:allenai/c4#text")
   save_dataset(tmp_path / "d", ["text"])
   state = json.loads((tmp_path / "d" / "state.json").read_text())

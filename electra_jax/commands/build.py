@@ -32,7 +32,7 @@ def add_options(p: cli.ArgumentParser) -> None:
     "--runner",
     default="local",
     choices=list(RUNNERS),
-    help="engine that builds the parts; its options stand after --",
+    help="engine that builds the parts; its options follow --",
   )
 
 

@@ -3,9 +3,9 @@
 
 Every field with its value and what it means, in brackets its choices or range and whether it
 defines a run, which then resumes with the same value only; where the value is not the default, a
-star and the default. --effects says also what has no effect here, and which names are registered.
+star and the default. --effects also says what has no effect here and which names are registered.
 --grep shows the fields whose name or meaning matches, --config.FIELD=VALUE sets a field as for the
-other programs. Without FILE: the configurations there are.
+other programs. Without FILE: lists the configurations.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def matching(fields: list[Field], pattern: str) -> list[Field]:
   """Returns the fields whose name or comment matches a regular expression.
 
   Raises:
-    ValueError: it is none, or nothing matches.
+    ValueError: it is not a regular expression, or nothing matches.
   """
   try:
     found = [f for f in fields if re.search(pattern, f"{f.name} {f.comment}", re.IGNORECASE)]
@@ -66,7 +66,7 @@ def add_options(p: cli.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Prints the fields of a configuration, or the configurations there are."""
+  """Prints the fields of a configuration, or lists the configurations."""
   console = terminal.console()
   if args.config is None:
     if args.grep:

@@ -11,8 +11,8 @@ from electra_jax.config import schema
 from electra_jax.config.files import load
 from electra_jax.config.schema import RENAMED, REVALUED
 
-# Fields in which runs of a recipe agree beside those that define a run; on another text another
-# vocabulary is trained.
+# Fields in which runs of a recipe agree, besides the defining ones: another text gives another
+# trained vocabulary.
 OF_DATA = ("data.seq_length", "data.vocab_hash")
 LISTED = 8  # differing fields in an error message
 
@@ -70,7 +70,7 @@ def recipe(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _defines(field: str) -> str | None:
-  """Returns how a field defines a run; one that this version lacks does as others of its group."""
+  """Returns how a field defines a run; a field unknown to this version counts as its group's."""
   row = (schema.PRETRAINING | schema.HASHES).get(field)
   if row is not None:
     return row.defines

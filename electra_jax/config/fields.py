@@ -31,7 +31,7 @@ class Field(NamedTuple):
     return self.value != self.default
 
   def __str__(self) -> str:
-    """Returns the value and, where it is another, the default.
+    """Returns the value and, where they differ, the default.
 
     >>> str(Field("seed", 1, 0, ""))
     'seed = 1 (default 0)'
@@ -44,13 +44,13 @@ def base_of(config: ConfigDict) -> str:
   """Returns the base configuration that has the same fields.
 
   Raises:
-    ValueError: none has.
+    ValueError: neither has.
   """
   names = flatten(config).keys()
   for base in BASES:
     if flatten(load(base)).keys() == names:
       return base
-  raise ValueError(f"its fields are those of neither {' nor '.join(BASES)}: start with load(...)")
+  raise ValueError(f"it has the fields of neither {' nor '.join(BASES)}: start with load(...)")
 
 
 def check_field(config: ConfigDict, field: str) -> None:
@@ -66,7 +66,7 @@ def check_field(config: ConfigDict, field: str) -> None:
 
 
 def check_set(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Raises ValueError if one of the fields is None that always has a value."""
+  """Raises ValueError if a field that always has a value is None."""
   now = flatten(config)
   unset = [field for field in fields if now[field] is None]
   always = flatten(load(base_of(config))) if unset else {}
@@ -75,7 +75,7 @@ def check_set(config: ConfigDict, fields: Iterable[str]) -> None:
 
 
 def check_base(config: ConfigDict, name: str, base: str) -> None:
-  """Raises ValueError if a configuration has fields or groups that `base` has not."""
+  """Raises ValueError if a configuration has fields or groups that `base` lacks."""
   if others := set(config) - set(load(base)):
     raise ValueError(
       f"{name} is for another program: it sets config.{min(others)}, and this program takes the"
@@ -87,8 +87,8 @@ def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> Co
   """Returns a configuration: load_config("quickstart", {"train.steps": 100}).
 
   Args:
-    name: of one of the project's ("quickstart", "modern:17m", "finetune/glue:mrpc") or the path of
-      a file; what stands behind a colon is the argument of its get_config.
+    name: one of the project's ("quickstart", "modern:17m", "finetune/glue:mrpc") or the path of
+      a file; what follows a colon is the argument of its get_config.
     fields: values to set; `electra-jax config NAME` lists all fields.
 
   Raises:
@@ -128,7 +128,7 @@ def fields_of(config: ConfigDict, *, effects: bool = False) -> list[Field]:
 
 
 def comments_in(path: Path) -> dict[str, str]:
-  """Returns {field: comment}, from above and behind its assignment; "" without one."""
+  """Returns {field: comment}, from above or after its assignment; "" without one."""
   text = path.read_text(encoding="utf-8")
   above, behind = {}, {}  # {line: comment}
   for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -17,7 +17,7 @@ from electra_jax.config.schema import add_registered
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of the project's configurations: inside an installed package, or beside it in a clone.
 FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
-# Errors of a configuration file that its author has to mend.
+# Errors that the author of a configuration file has to fix.
 MISTAKES = (
   NameError, ImportError, AttributeError, LookupError, TypeError, ArithmeticError, RecursionError,
 )  # fmt: skip
@@ -72,7 +72,7 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
 
   Raises:
     FileNotFoundError: as `resolve`.
-    ValueError: it is no configuration file, sets a field that base.py lacks, or refuses `arg`.
+    ValueError: it is not a configuration file, sets a field that base.py lacks, or refuses `arg`.
   """
   path = Path(path)
   own = _own(path) if path.parent in (Path("."), Path("finetune")) else None
@@ -109,7 +109,7 @@ def load_size(size: str | None) -> ConfigDict:
   """Returns the configuration of a size.
 
   Args:
-    size: small, base (also None or ""), large, quickstart, or modern:17m and the others of it.
+    size: small, base (also None or ""), large, quickstart, modern:17m or another of modern.py's.
 
   Raises:
     FileNotFoundError, ValueError: as `load`.

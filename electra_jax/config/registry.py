@@ -1,4 +1,4 @@
-"""Entries of a user's own in the tables of objectives, heads, tasks and so on.
+"""A user's entries in the tables of objectives, heads, tasks and so on.
 
 A module registers them, and is named with --import=MODULE, or is the configuration file itself.
 """
@@ -41,14 +41,14 @@ _origins: dict[tuple[str, str], str] = {}
 def register(**kinds: Mapping[str, Any]) -> None:
   """Adds entries: register(objective={"shuffled": ObjectiveDef(...)}, schedule={...}).
 
-  An entry of your own is replaced if it is registered again, as in a notebook's cell.
+  Your entry is replaced if you register it again, as in a notebook's cell.
 
   Args:
     kinds: {name: entry} for each of KINDS; docs/guides/extend.md has examples.
 
   Raises:
     ValueError: a kind is unknown, or a name is the project's own.
-    TypeError: an entry is of another type than the project's.
+    TypeError: an entry has another type than the project's.
   """
   place = _place(sys._getframe(1).f_globals)
   for kind, entries in kinds.items():
@@ -105,7 +105,7 @@ def import_module(name: str) -> None:
 
 @contextlib.contextmanager
 def _current_folder() -> Iterator[None]:
-  """Adds the current folder to those that Python imports from."""
+  """Adds the current folder to Python's import path."""
   folder = os.getcwd()
   added = not {"", folder} & set(sys.path)
   if added:
@@ -123,7 +123,7 @@ def origins() -> list[str]:
 
 
 def names(kind: str) -> list[str]:
-  """Returns the names of a user's own entries of a kind."""
+  """Returns the names of a user's entries of a kind."""
   return [name for of, name in _origins if of == kind]
 
 
@@ -136,7 +136,7 @@ def check(saved: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
   """Checks that entries, {kind: {name: module or file}}, are there.
 
   Raises:
-    ValueError: one is not; the message names its module and `path`, which needs it.
+    ValueError: one is missing; the message names its module and `path`, which needs it.
   """
   for kind, entries in saved.items():
     for name, place in entries.items():

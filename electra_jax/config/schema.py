@@ -1,7 +1,7 @@
 """The schema: one row for each field of a configuration.
 
-Its default and its meaning stand in configs/base.py and configs/finetune/base.py, which a user
-reads; here stand the values that it may have, whether it defines a run, what runs of earlier
+Its default and its meaning are in configs/base.py and configs/finetune/base.py, which a user
+reads; here are the values that it may have, whether it defines a run, what runs of earlier
 versions had, and who reads it. Checks, comparison, resuming and notes about fields without effect
 read these rows.
 """
@@ -23,16 +23,16 @@ SHAPES = "shapes"  # it also sets names and shapes of arrays: no checkpoint fits
 AT_START = "at the start"  # once there is a checkpoint
 UNTIL_DECIDED = "until decided"  # a run by the clock, once it has decided where it ends
 # What a field of `data` determines.
-SHARDS = "shards"  # their bytes
-EXAMPLES = "examples"  # what an example is, too: training reads it as it was built
-SEGMENTS = "segments"  # the same, of the two-segment examples only
+SHARDS = "shards"  # the bytes of the shards
+EXAMPLES = "examples"  # also what an example is: training reads it as it was built
+SEGMENTS = "segments"  # likewise, for two-segment examples only
 
 ABOVE_0, BELOW_1, SIGNED = "above 0", "at least 0 and below 1", "signed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What is known of a field beside its default and its meaning."""
+  """What is known about a field besides its default and its meaning."""
 
   range: str = "at least 0"  # of a number; None is allowed where the default is None
   infinite: bool = False  # infinity is allowed, and means no limit
@@ -41,12 +41,12 @@ class Row:
   kind: str | None = None  # its choices are the entries of this kind in `registry.KINDS`
   defines: str | None = None  # RUN, SHAPES or None
   is_path: bool = False  # of another run or export: two spellings of one path are equal
-  earlier: Any = ALWAYS  # what runs had before there was the field
+  earlier: Any = ALWAYS  # the value of runs from before the field existed
   read: str | None = None  # AT_START, UNTIL_DECIDED or None: always
   builds: str | None = None  # SHARDS, EXAMPLES, SEGMENTS or None
   has_schedule: bool = False  # objective.NAME_schedule is its schedule
   has_no_effect: Callable[[ConfigDict], bool] = lambda config: False
-  # Of a field that a user registers, which is in no file.
+  # For a field that a user registers, which is in no file.
   default: Any = None
   comment: str = ""
 
@@ -249,7 +249,7 @@ PRETRAINING = {
   "log.every_steps": Row(ABOVE_0),
   "log.trackers": _FREE,
 }
-# Of the shards, saved with a run's configuration and compared as if they were fields of it.
+# Hashes of a run's shards and vocabulary, saved with its configuration and compared like fields.
 HASHES = {"data.manifest": Row(defines=RUN), "data.vocab_hash": Row(defines=SHAPES)}
 # {name in earlier versions: name of the field}.
 RENAMED = {
@@ -329,7 +329,7 @@ FINE_TUNING = {
 def own_field(default: Any, comment: str, **facts) -> Row:
   """Returns the row of an objective's own hyper-parameter, for `registry.register(field=...)`.
 
-  It defines the runs that set it; those that began without it have the default.
+  It defines the runs that set it; runs that began without it have the default.
 
   Args:
     default: its value in base.py.

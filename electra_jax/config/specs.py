@@ -23,9 +23,9 @@ from electra_jax.core.transformer_config import Compute, TransformerConfig, take
 from electra_jax.monitor import bands, health
 from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 
-# In the configuration that a run saves: the network of its frozen generator, or None.
+# A field of the configuration that a run saves: the network of its frozen generator, or None.
 FROZEN_GENERATOR = "frozen_generator"
-REGISTERED = "registered"  # there, too: `registered`, if there are any
+REGISTERED = "registered"  # another such field: `registered`, if there are any
 FIELDS = dataclasses.fields(PretrainSpec)
 ALL_LAYERS = 1000  # more than any network has
 
@@ -39,7 +39,7 @@ def make_spec(
     vocab: has `size` and the ids `mask` and `special_ids`.
     frequencies: [V] token counts of the training text: the unigram generator samples from them, and
       evaluations measure detection of such replacements.
-    frozen: of the masked language model in generator.init_from, if there is one.
+    frozen: config of the masked language model in generator.init_from, if there is one.
   """
   g, o = config.generator, config.objective
   compute = make_compute(config.model, config.model.hidden_size // config.model.num_heads)
@@ -132,7 +132,7 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
 
 
 def registered(config: ConfigDict) -> dict[str, dict[str, str]]:
-  """Returns {kind: {name: module or file}} of a user's own entries that a configuration names."""
+  """Returns {kind: {name: module or file}} of the user's entries that a configuration names."""
   found: dict[str, dict[str, str]] = {}
   flat = flatten(config)
   for field, row in schema.PRETRAINING.items():
@@ -156,7 +156,7 @@ def masked_lm_config(workdir: str | Path, vocab) -> TransformerConfig:
   """Returns the config of a run's masked language model.
 
   Raises:
-    ValueError: the folder holds no run, or the run has none.
+    ValueError: the folder holds no run, or the run has no masked language model.
   """
   spec = read_spec(workdir, vocab)
   return masked_language_model(spec, objectives.param_shapes(spec))[0]
@@ -187,7 +187,7 @@ def default_unroll(platform: str) -> int:
 
 
 def make_compute(m: ConfigDict, head_width: int) -> Compute:
-  """Returns the compute settings of config.model; "auto" and 0 are the best on this machine.
+  """Returns the compute settings of config.model; "auto" and 0 mean the best for this machine.
 
   Attention that cuDNN does not support uses XLA.
   """
@@ -207,7 +207,7 @@ def reference(config: ConfigDict, vocab=None) -> tuple[bands.Band, str, list[str
     vocab: of the shards, has `hash`; None to compare the configuration alone.
 
   Raises:
-    ValueError: the file is no band, or of runs with other steps between their lines.
+    ValueError: the file is not a band, or its runs have other steps between their lines.
     OSError: it cannot be read.
   """
   if not (name := config.health.reference):

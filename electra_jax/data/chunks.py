@@ -25,12 +25,12 @@ IN_FLIGHT = 2  # chunks per process: one running, one queued
 
 
 class Chunk(NamedTuple):
-  """Documents for one process; `texts[split]` holds those of a split, in order."""
+  """Documents for one process; `texts[split]` holds a split's documents, in order."""
 
   index: int
   texts: dict[str, list[str]]
   size: int  # UTF-8 bytes
-  last: bool  # of its part
+  last: bool  # the last chunk of its part
 
 
 class EncodedSplit(NamedTuple):

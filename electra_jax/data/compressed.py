@@ -16,7 +16,7 @@ def _new_zstd():
   return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
-# By the end of a file's name. gzip's checksums are in the format that zlib calls 16 + 15.
+# {suffix: makes a decompressor}. gzip's checksums are in the format that zlib calls 16 + 15.
 NEW = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": _new_zstd}
 
 

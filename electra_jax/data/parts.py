@@ -45,9 +45,9 @@ def name_of(kind: str, part: int) -> str:
 
 
 def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = False) -> None:
-  """Prepares the folder of an unfinished build; one of the same plan goes on.
+  """Prepares the folder of an unfinished build; a build of the same plan goes on.
 
-  One of another plan is deleted with `start_over`, or where little is done; else, or if other
+  A build of another plan is deleted with `start_over`, or where little is done; else, or if other
   processes share it, DataError is raised.
   """
   path = work / PLAN
@@ -67,7 +67,7 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
 
 
 def check_plan(work: Path, plan: Plan) -> None:
-  """Raises DataError if this process's plan is not that of the build."""
+  """Raises DataError if this process's plan is not the build's."""
   path = work / PLAN
   found = path.read_text("utf-8") if path.exists() else "nothing"
   if found != plan.text:
@@ -127,7 +127,7 @@ def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
   if not whole:
     raise _damaged(folder)
   if content["plan"] != plan.digest:
-    raise DataError(f"{folder} is of another build: delete it and build it again")
+    raise DataError(f"{folder} belongs to another build: delete it and build it again")
   return content
 
 
@@ -146,7 +146,7 @@ def _damaged(folder: Path) -> DataError:
 
 
 def _read(path: Path) -> list | dict[str, np.ndarray]:
-  """Returns the content of a JSON file of a piece of work, or the arrays of another."""
+  """Returns the content of a piece's JSON file, or the arrays of another file."""
   try:
     if path.suffix == ".json":
       return json.loads(path.read_text("utf-8"))
@@ -157,7 +157,7 @@ def _read(path: Path) -> list | dict[str, np.ndarray]:
 
 
 def missing(work: Path, plan: Plan, kind: str, parts: Iterable[int]) -> list[int]:
-  """Returns those of some parts whose piece of a kind is not done."""
+  """Returns the given parts whose piece of a kind is not done."""
   return [part for part in parts if read_piece(work, plan, name_of(kind, part)) is None]
 
 
@@ -273,7 +273,7 @@ STAGES = {SAMPLE: "read", PART: "built"}
 def do_stage(
   kind: str, work: Path, plan: Plan, parts: Iterable[int], workers: int | None = None
 ) -> None:
-  """Does the pieces of a kind of some parts, unless they are done; None: data.workers."""
+  """Does a kind of piece for some parts, unless it is done; workers None: data.workers."""
   todo = missing(work, plan, kind, parts)
   if kind == PART:
     write_parts(work, plan, todo, workers or plan.config.data.workers or pool.cores())

@@ -116,7 +116,7 @@ def prose(text: str) -> Iterator[str]:
   ... ----------'''))
   ['Return the first item of the list, or None if the list is empty.']
   """
-  text = text.encode(errors="replace").decode()  # a lone surrogate is no character
+  text = text.encode(errors="replace").decode()  # a lone surrogate is not a character
   for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
     for lines in _items(block.split("\n")):
       paragraph = _SPACES.sub(" ", _strip_markup(" ".join(lines))).strip()

@@ -192,7 +192,7 @@ def read_manifest(folder: str | os.PathLike) -> dict:
   try:
     for value, kind in _typed(manifest):
       if type(value) is not kind:
-        raise DataError(f"{path} is damaged: {value!r:.40} is no {kind.__name__}")
+        raise DataError(f"{path} is damaged: {value!r:.40} is not of type {kind.__name__}")
   except (KeyError, TypeError, AttributeError) as error:
     raise DataError(f"{path} is damaged: {type(error).__name__} {error}") from None
   return manifest
@@ -253,7 +253,7 @@ def copy_vocab(folder: str | os.PathLike, vocab: Vocab, to: Path) -> None:
 
 
 def check_vocab(folder: str | os.PathLike, vocab: Vocab) -> None:
-  """Raises DataError if the vocabulary file of a folder is not that of `vocab`."""
+  """Raises DataError if the vocabulary file of a folder is not `vocab`'s."""
   path = Path(folder) / vocab.file
   try:
     found = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -5,7 +5,7 @@ A specification is a comma-separated list; each entry may end in `@weight`:
   text:GLOB             lines of text, a blank line ends a document; plain, .gz, .xz or .zst
   jsonl:GLOB#field      one JSON object per line, the document is the string under `field`
   parquet:GLOB#field    a row is a document, the string in the column `field`
-  hf:PATH#field         the same of a folder that `save_to_disk` of Hugging Face's datasets wrote
+  hf:PATH#field         the same for a folder that `save_to_disk` of Hugging Face's datasets wrote
   tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; default 'train' and 'text'
   python-docs           docstrings of the standard library and of every installed package
 
@@ -81,7 +81,7 @@ class SourceStats:
   documents: int = 0
   undecodable: int = 0
   text_bytes: int = 0
-  kept: int = 0  # documents of the first pass, without those that a weight below 1 leaves out
+  kept: int = 0  # documents of the first pass that a weight below 1 keeps
 
   @property
   def total_bytes(self) -> float:
@@ -161,7 +161,7 @@ def _dataset_files(source: TextSource) -> list[str]:
       found = [os.path.join(source.target, entry["filename"]) for entry in content["_data_files"]]
   except FileNotFoundError:
     raise SourceError(
-      f"source {source.text!r}: {state} is missing, so it is no folder of datasets' save_to_disk"
+      f"source {source.text!r}: {state} is missing: not written by datasets' save_to_disk"
     ) from None
   except (ValueError, LookupError, TypeError) as error:
     raise SourceError(f"{path} is damaged ({type(error).__name__}: {error})") from None
@@ -202,7 +202,7 @@ def documents(
     tfds_dir: data_dir of tensorflow_datasets.
     max_bad_frac: reading stops where more of at least `EARLY_STOP_DOCUMENTS` are undecodable; at
       the end `check_undecodable` says whether there were too many.
-    duplicates: whether each document is left out, of those of the first pass that are kept.
+    duplicates: whether to leave out each document, among the ones that the first pass keeps.
 
   Raises:
     SourceError: nothing matches, a file is damaged, or too many documents are undecodable.
@@ -216,7 +216,7 @@ def documents(
     for text in _assemble(lines, stats, repeat):
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
       kept = share == 1.0 or fraction(text.key, "weight") < share
-      # The digests are of the first pass, so of a source of weight 0.5 of what is kept.
+      # The digests are of the first pass: at a weight of 0.5, of the documents that are kept.
       if text.first and (kept or repeat > 0):
         place += 1
         stats.kept += repeat == 0
@@ -225,7 +225,7 @@ def documents(
 
 
 def check_undecodable(stats: SourceStats, max_bad_frac: float, at_least: int = 1) -> None:
-  """Raises SourceError if more than a share of (at least so many) documents is undecodable."""
+  """Raises SourceError if too large a share of at least `at_least` documents is undecodable."""
   seen = stats.documents + stats.undecodable
   if stats.undecodable > max_bad_frac * max(seen, at_least):
     raise SourceError(

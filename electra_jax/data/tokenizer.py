@@ -154,7 +154,7 @@ class Tokenizer(abc.ABC):
     """Returns what `encode_offsets` does, in which the name of a special token may be its id."""
 
   def _cut(self, text: str) -> Spans:
-    """Encodes a text in which names of special tokens stand: cut after their first characters."""
+    """Encodes a text with names of special tokens: cut after their first characters."""
     special, [(ids, spans)] = set(self.vocab.special_ids), self._encode_offsets([text])
     named = [span for i, span in zip(ids, spans, strict=True) if i in special]
     cuts = sorted({start + 1 for start, end in named if end - start > 1})

@@ -22,19 +22,19 @@ from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import replacing
 
 KINDS = ("wordpiece", "unigram", "bpe")
-COVERAGE = 0.9995  # of the text by the characters that a trained vocabulary knows
-# Of WordPiece at least these many (BERT's has about 1000 characters, in two forms).
+COVERAGE = 0.9995  # share of the text in characters that a trained vocabulary knows
+# Limits of WordPiece's characters (BERT's vocabulary has about 1000, in two forms).
 MAX_ALPHABET = 1000
 MIN_ALPHABET = 64
-MAX_REPEATS = 10_000  # of a word in one text for the trainer of WordPiece
-MAX_LINE_CHARS = 1000  # of a line for SentencePiece's trainer
+MAX_REPEATS = 10_000  # at most, of a word in one text, for WordPiece's trainer
+MAX_LINE_CHARS = 1000  # at most, of a line, for SentencePiece's trainer
 
 
 def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
   """Loads the file `data.vocab`.
 
-  Raises ValueError if it has entries twice, drops unknown text, or has own rules for accents where
-  `strip_accents` is set.
+  Raises ValueError if it has entries twice, drops unknown text, or has its own rules for accents
+  although `strip_accents` is set.
   """
   data = config.data
   if data.vocab.endswith(".txt"):
@@ -92,7 +92,7 @@ def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
 def sample(texts: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
   """Returns texts of at most `most_bytes` in total, sampled evenly from the stream by their hash.
 
-  If even one is too long, it is the beginning of that one.
+  If even one text is too long, its beginning is returned.
   """
   heap: list[tuple[float, int, TextChunk]] = []  # the largest draw on top
   size = 0
@@ -121,7 +121,7 @@ def train(
     texts: lines. WordPiece keeps the distinct words in memory; SentencePiece keeps all text.
     size: ids, special tokens included. SentencePiece reaches it exactly or raises.
     lowercase: lower-cases (wordpiece) or folds case with NFKC (unigram, bpe).
-    strip_accents: wordpiece alone: removes all nonspacing marks, the vowels of Hindi among them.
+    strip_accents: for wordpiece only: removes all nonspacing marks, the vowels of Hindi among them.
 
   Raises:
     VocabError: the kind is unknown or keeps accents, or there is too little text for the size.

@@ -35,7 +35,7 @@ def build(
 
   Args:
     runner: the engine that builds the parts, a key of RUNNERS.
-    options: of the engine.
+    options: the engine's.
 
   Raises:
     ValueError: the configuration, a source or the vocabulary is invalid, the folder holds another
@@ -194,7 +194,7 @@ def check(config: ConfigDict) -> None:
 
 
 def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dict | None:
-  """Returns the manifest of a finished build, if any; raises DataError if it is another."""
+  """Returns the manifest of a finished build, if any; DataError if another build is there."""
   if not (folder / shards.MANIFEST).exists():
     return None
   manifest = shards.read_manifest(folder)
@@ -239,7 +239,7 @@ def _comparable(fields: dict) -> dict:
 
 
 def _settings_of(manifest: dict, wanted: dict) -> dict:
-  """Returns the fields of a finished build; those that version 0.1 lacked as it computed."""
+  """Returns the fields of a finished build; fields that version 0.1 lacked, as it computed."""
   built = plans.EARLIER | manifest["build"]
   if "strip_accents" not in built:
     found = tokenizer.Vocab.from_json(manifest["vocab"]).strip_accents
@@ -277,7 +277,7 @@ def _say_counts(manifest: dict, data: ConfigDict) -> None:
   for split, counts in splits.items():
     lost = counts["discarded"] / max(counts["tokens"], 1)
     padding = counts["padded"] / max(counts["examples"] * data.seq_length, 1)
-    words = counts["frequencies"]  # of what is kept, special tokens excluded
+    words = counts["frequencies"]  # counts of kept tokens, special ones excluded
     unknown = words[manifest["vocab"]["unk"]] / max(sum(words), 1)
     table.add_row(
       split,
