@@ -138,7 +138,7 @@ def test_a_reference_names_what_differs_and_fits_the_lines(tmp_path):
     specs.reference(config)
   (tmp_path / "no.json").write_text("[]")
   config.health.reference = str(tmp_path / "no.json")
-  with pytest.raises(ValueError, match="no.json is no band"):
+  with pytest.raises(ValueError, match="no.json is not a band"):
     specs.reference(config)
 
 

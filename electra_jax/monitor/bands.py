@@ -23,7 +23,7 @@ from electra_jax.monitor import baselines, metrics, quantities
 from electra_jax.monitor.quantities import shown
 
 LEAST_RUNS = 3
-SMOOTH = 5  # lines, around each
+SMOOTH = 5  # lines around each line
 ALARM = 1e-4
 FLOOR = 0.02
 LEFT_OUT = ("step", "split", "loss", *metrics.TIMING)  # `loss` follows the schedules of its weights
@@ -43,7 +43,7 @@ class Band:
 
   Fields:
     every_steps: steps between the lines; each line has the means since the previous one.
-    fields: of the configuration, flat, without those that seeds may differ in.
+    fields: the flat configuration, without the fields that seeds may differ in.
     levels: {split: {step: {metric: Level}}}.
   """
 
@@ -138,7 +138,7 @@ def read(path: Path) -> Band:
     }
     return Band(int(content["every_steps"]), content["runs"], dict(content["fields"]), levels)
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-    raise ValueError(f"{path} is no band of electra-jax report --make-band: {error}") from None
+    raise ValueError(f"{path} is not a band of electra-jax report --make-band: {error}") from None
 
 
 def _level(mean: float, tolerance: float) -> Level:

@@ -87,11 +87,11 @@ class Baselines:
 
 
 def positives(stem: str, line: Mapping[str, float | None]) -> float | None:
-  """Returns the share of positives (replaced tokens) among those that a detector judged.
+  """Returns the share of positives (replaced tokens) among the tokens that a detector judged.
 
   With N tokens, P of them positive, T found and W answers "positive": accuracy = (N - P - W + 2T) /
-  N, recall = T / P and precision = T / W give P / N. So it is the loss's own share, for any
-  objective: that of the masked positions where only these are judged.
+  N, recall = T / P and precision = T / W give P / N. So it is the share in the loss, for any
+  objective: among the masked positions where only these are judged.
 
   >>> positives("rtd", {"rtd_accuracy": 0.9, "rtd_recall": 0.5, "rtd_precision": 0.5})
   0.1

@@ -202,7 +202,7 @@ class _Lines(RenderHook):
     self.content: list = []
     self._console, self._size = console, console.size
     self._widths: list[int] = []  # of the drawn lines
-    self._hidden: list[int] = []  # of those that have scrolled out of view
+    self._hidden: list[int] = []  # of the lines that have scrolled out of view
 
   def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
     lines = []

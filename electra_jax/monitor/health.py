@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from electra_jax.monitor import quantities
 from electra_jax.monitor.bands import BandMonitor
 
-GENERATOR_LOSSES = ("mlm_loss", "cloze_loss")  # in nats, as the entropy of its samples
-LEAST_LINES = 5  # of a loss before it is checked for spikes
+GENERATOR_LOSSES = ("mlm_loss", "cloze_loss")  # in nats, like the entropy of a generator's samples
+LEAST_LINES = 5  # lines of a loss before it is checked for spikes
 LEAST_RISE = 0.1  # nats: a loss near 0 may double by chance
 # Noise limit in median absolute deviations; 7 are 4.7 standard deviations. Lines of one step of a
 # few sequences differ by more than a tenth.
@@ -33,7 +33,7 @@ class Limits:
   # least fraction of replaced tokens found; below it, the answer is always "original"
   recall: float
   entropy_ratio: float  # least ratio of the generator's entropy to its loss; 1 if calibrated
-  # collapses are checked after so many steps of training; discriminators start with "original"
+  # collapses are checked after this many steps of training; discriminators start with "original"
   after_step: int
 
   def __post_init__(self):

@@ -1,6 +1,6 @@
 """What a metric is: its name is a subject and a kind, `rtd_auc`, and the kind has a unit.
 
-Lines of metrics.jsonl hold only names and numbers, also those of earlier versions and of users' own
+Lines of metrics.jsonl hold only names and numbers, also in earlier versions and for users'
 objectives. This is the one place where a name is taken apart.
 """
 

@@ -54,7 +54,7 @@ def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.
 class StragglerDetector:
   """Compares the processes of a run; all must call it together.
 
-  It warns if own step time / the others' median exceeds `slow_ratio` on two lines in a row.
+  It warns if a process's step time / the others' median exceeds `slow_ratio` on two lines in a row.
   """
 
   def __init__(self, slow_ratio: float, batch_size: int, step: int):
@@ -69,7 +69,7 @@ class StragglerDetector:
   ) -> Mapping[str, float]:
     """Returns numbers for a log line, and warns when a process becomes slow.
 
-    The speed is that since the previous line, None if there were no steps; `data_secs` is this
+    The speed is since the previous line, None if there were no steps; `data_secs` is this
     process's total wait for data.
     """
     first = self._step == self._start  # its first batch opens the data

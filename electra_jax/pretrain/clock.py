@@ -14,7 +14,7 @@ from electra_jax.runtime import parallel, processes
 CLOSING_SECS = 3.0  # to draw the curves, print the results and leave
 FEWEST = 5  # steps that tell how long one takes; the host may be two ahead of the device
 NOT_STEPS = ("evaluation", "save", "compile", "restore", "start")  # activities of `Goodput`
-MARGIN = 0.02  # of the decay's steps: they may be slower than those before
+MARGIN = 0.02  # by which the decay's steps may be slower than the steps before
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
   `is_due` and `decide` together.
 
   Args:
-    goodput: counts the seconds of steps, and apart from them those of NOT_STEPS.
+    goodput: counts the seconds of steps and, apart from them, of NOT_STEPS.
     started: `time.monotonic()` when the program started.
     saved: `state_dict` of the checkpoint that the run resumes from, if it has one.
 
@@ -68,7 +68,7 @@ class Clock:
   def restart(self, step: int) -> None:
     """Measures the seconds of a step from here on: `step` has compiled."""
     if self._first == (0, 0.0):
-      # For the evaluations where the decay begins and ends, by that before the first step.
+      # Kept for evaluations where the decay begins and ends, each as long as the one at step 0.
       self._reserve = CLOSING_SECS + 2 * self._goodput.secs().get("evaluation", 0.0)
     self._first = step, self._step_secs()
 
@@ -102,16 +102,16 @@ class Clock:
     """Sets the horizon: as many steps after `done` as the time allows.
 
     Args:
-      evaluation_secs, save_secs: that the last evaluation and the last save are expected to take.
+      evaluation_secs, save_secs: what the last evaluation and the last save will take.
 
     Raises:
-      ValueError: it allows none.
+      ValueError: the time allows none.
     """
     own = [self.secs_left(), self._secs_a_step(done), evaluation_secs, save_secs]
     left, pace, evaluation, saving = processes.broadcast_from_0(own)
     c = self._config
 
-    def secs(steps: int) -> float:  # of so many steps, and of the end
+    def secs(steps: int) -> float:  # for so many steps and the end
       last = done + steps - 1
       evaluations = c.eval.every_steps and last // c.eval.every_steps - done // c.eval.every_steps
       saves = last // c.checkpoint.every_steps - done // c.checkpoint.every_steps

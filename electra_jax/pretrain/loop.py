@@ -300,7 +300,7 @@ class Loop:
       raise WriteError(f"{failed}; {error}") from None
 
   def _begin_decay(self, done: int, secs_before: dict[str, float]) -> None:
-    """Decides where the run ends; `secs_before` are of before the evaluation and the save there."""
+    """Decides where the run ends; `secs_before` are from before its evaluation and save."""
     secs = {name: now - secs_before.get(name, 0.0) for name, now in self.goodput.secs().items()}
     self.clock.decide(done, secs.get("evaluation", 0.0), secs["save"])
     steps, decay_steps = self.clock.horizon

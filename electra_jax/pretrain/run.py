@@ -36,7 +36,7 @@ class TrainFns(NamedTuple):
   init_state: Callable  # (params) -> the state of step 0
   shapes: step.TrainState  # of ShapeDtypeStruct
   sharding: parallel.StateSharding
-  train_step: Callable  # (state, batch, horizon = that of the configuration)
+  train_step: Callable  # (state, batch, horizon = the configuration's)
   eval_step: Callable
 
 
@@ -57,7 +57,7 @@ def make_train_fns(
 ) -> TrainFns:
   """Returns the functions of a run, which do not depend on its data or workdir.
 
-  The steps are compiled for `devices`, by default those of this machine. Runs that differ only in
+  The steps are compiled for `devices`, by default this machine's. Runs that differ only in
   their horizon share a program.
   """
   config = dataclasses.replace(optimizer_config, decay_steps=0)
@@ -124,7 +124,7 @@ class Run:
   shards: pretrain_batches.Shards
   heldout: pretrain_batches.Shards | None  # None without held-out documents: no evaluation
   spec: networks.PretrainSpec
-  frozen: TransformerConfig | None  # of generator.init_from
+  frozen: TransformerConfig | None  # config of the network in generator.init_from
   fns: TrainFns
   flops_per_step: int
   peak: tuple[float, str]  # FLOP/s of one device and the source of the number
@@ -185,7 +185,7 @@ def eval_batch_size(config: ConfigDict, devices: int, examples: int) -> int:
 def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
   """Returns the networks of a configuration whose shards need not be there.
 
-  The vocabulary is the file data.vocab or, where there is none, of data.vocab_size entries.
+  The vocabulary is the file data.vocab; if that is missing, data.vocab_size entries are assumed.
   """
   d = config.data
   vocab = SimpleNamespace(size=d.vocab_size, mask=4, special_ids=(0, 2, 3, 4))

@@ -73,7 +73,7 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
 
   def check() -> None:
     if not sources.is_run(origin):
-      raise ValueError(f"init_optimizer: {origin} is no run, so it has no optimizer")
+      raise ValueError(f"init_optimizer: {origin} is not a run, so it has no optimizer")
     sources.check_run_vocab(origin, tokens)
 
   processes.run_on_all(check)
@@ -91,13 +91,13 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
 
 
 def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) -> dict:
-  """Returns fresh parameters with those of init_from and generator.init_from, if they are set."""
+  """Returns fresh parameters, with the weights of init_from and generator.init_from if set."""
   origin, step = run.config.init_from, run.config.init_step
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
     found, cfg, left_out = processes.run_on_all(lambda: sources.read_params(origin, tokens, step))
     found = params.match_roles(weights, found)
-    if _is_frozen(run):  # its generator is that of generator.init_from
+    if _is_frozen(run):  # its generator comes from generator.init_from
       found = {role: tree for role, tree in found.items() if role != "generator"}
     weights, taken, fresh, unused = params.inherit(weights, found)
     _warn_of_differences(run, cfg, warn)
@@ -116,7 +116,7 @@ def _is_frozen(run: Run) -> bool:
 
 
 def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: Console) -> dict:
-  """Returns the weights with those of generator.init_from, if the generator is frozen."""
+  """Returns the weights, with generator.init_from's if the generator is frozen."""
   if not _is_frozen(run):
     return weights
   source = run.config.generator.init_from

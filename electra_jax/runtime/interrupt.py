@@ -9,7 +9,7 @@ import jax
 from jax.experimental import multihost_utils
 
 # Exit code of a run stopped before its end, as of a process ended by SIGTERM. SLURM and
-# Kubernetes restart such a job; only 0 means done.
+# Kubernetes restart a job that exits with it; only 0 means done.
 STOPPED = 128 + signal.SIGTERM
 
 

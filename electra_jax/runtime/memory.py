@@ -59,7 +59,7 @@ def available() -> int | None:
 
 
 def _groups() -> Iterator[Path]:
-  """Yields the folders of this process's control groups and of those above them."""
+  """Yields the folders of this process's control groups and of their parents."""
   own = ""
   with contextlib.suppress(OSError):
     own = OWN_GROUPS.read_text()

@@ -104,7 +104,7 @@ def map_train_step(
   """Maps (state, batch, *others) -> (state, metrics) over all devices; the state is donated.
 
   The result returns its metrics `Packed` and has pmap's `lower`. For `axes` and `devices` see
-  `StateSharding`; axes None means replicated. The `others`, so many, are the same on all devices.
+  `StateSharding`; axes None means replicated. All devices get the same `others`, a number of them.
   """
   # With several processes pmap hashes its out_axes, so it returns the state as a tuple.
   out_axes = axes and tuple(jax.tree.leaves(axes, is_leaf=lambda a: a is None))
@@ -169,7 +169,7 @@ def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
   layers of 128, 0.9 in four of 256 (LOG.md).
 
   Args:
-    batched: for each argument, whether its first axis is that of the seeds.
+    batched: for each argument, whether its first axis is the seeds'.
   """
   if jax.default_backend() != "cpu":
     return jax.vmap(function, in_axes=tuple(0 if own else None for own in batched))
@@ -212,7 +212,7 @@ class StateSharding:
     D = len(devices or jax.devices())
     self._shapes = shapes
 
-    def axis_of(is_sharded, x) -> int:  # -1 for replicated: None is no leaf of a tree
+    def axis_of(is_sharded, x) -> int:  # -1 for replicated: None is not a leaf of a tree
       axis = split_axis(x.shape, D) if is_sharded else None
       return -1 if axis is None else axis
 

@@ -120,7 +120,7 @@ def run_on_all(action: Callable[[], T]) -> T:
     result = action()
   except Exception as error:
     failure = error
-  # Not repr: that of an OSError has no path.
+  # Not repr: an OSError's has no path.
   reason = f"{type(failure).__name__}({str(failure)!r})" if failure else ""
   errors = {i: text for i, text in enumerate(texts_of_all(reason, 1000)) if text}
   if not errors:

@@ -18,10 +18,10 @@ from typing import IO
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
 VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
-GROUPS = {"model", "data", "train"}  # some of a run's configuration, in all versions
-# Of this process: in containers it may be number 1, on a host named as that of the pod before it.
+GROUPS = {"model", "data", "train"}  # every version's run configuration has these
+# Identifies this process: in a container, its number and host may be the same as in an earlier pod.
 ID = uuid.uuid4().hex[:8]
-UNFINISHED_SECS = 2  # to try to delete what was not finished
+UNFINISHED_SECS = 2  # how long to try to delete unfinished files
 NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems without locks
 
 
@@ -77,7 +77,7 @@ def check_new(out: Path, replaces: bool = False) -> None:
 def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
 
-  All files in it get the usual permissions (umask), also those that a library created as private.
+  All files in it get the usual permissions (umask), also files that a library created as private.
   Raises ValueError if `out` exists, OSError if there is no space for the `needed` bytes.
   """
   if out.exists():
@@ -188,7 +188,9 @@ def read_config(workdir: Path) -> dict | None:
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{path} is damaged ({error})") from error
     if not isinstance(config, dict) or not all(isinstance(config.get(x), dict) for x in GROUPS):
-      raise ValueError(f"{path} is no configuration of electra-jax train: {workdir} is not a run")
+      raise ValueError(
+        f"{path} is not a configuration of electra-jax train: {workdir} is not a run"
+      )
     return config
   # Other folders are allowed: they may hold shards or the compilation cache.
   own = "checkpoints", VOCAB_FOLDER
