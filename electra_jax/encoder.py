@@ -24,7 +24,7 @@ from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel, terminal
 
 POOLS = ("mean", "cls")
-SHOWN = 2_000  # texts from which on progress is shown
+SHOWN = 2_000  # from this many texts on, progress is shown
 
 
 class Token(NamedTuple):
@@ -48,7 +48,7 @@ class States(NamedTuple):
   """The states of a text's n tokens, [CLS] and [SEP] among them."""
 
   values: np.ndarray  # float32 [n, D]
-  spans: list[tuple[int, int]]  # characters [start, end) of each token; (0, 0) of [CLS] and [SEP]
+  spans: list[tuple[int, int]]  # characters [start, end) of each token; (0, 0) for [CLS] and [SEP]
 
 
 def load(
@@ -73,8 +73,8 @@ def load(
 class Encoder:
   """The networks of a source; a text or a list of texts goes in, NumPy or a list comes out.
 
-  A text alone gives the result of a list of one, without the list. Texts are grouped by length, and
-  each padded length compiles once. What is longer than `max_length` tokens is cut, with a warning.
+  A single text gives the result of a list of one, without the list. Texts are grouped by length,
+  and each padded length compiles once. Texts above `max_length` tokens are cut, with a warning.
 
   Fields:
     tokenizer: None for a TF1 checkpoint without vocab.txt, which takes `ids` only.
@@ -108,14 +108,14 @@ class Encoder:
   def embed(
     self, texts: str | Sequence[str], *, pool: str = "mean", batch_size: int | None = None
   ) -> np.ndarray:
-    """Returns an embedding of each text, float32 [n, D], or [D] of a text alone.
+    """Returns an embedding of each text, float32 [n, D], or [D] for a single text.
 
     Args:
-      pool: "mean" of the states of all tokens, [CLS] and [SEP] too, or "cls" for that of [CLS].
+      pool: "mean", of the states of all tokens with [CLS] and [SEP], or "cls", the state of [CLS].
       batch_size: rows that are computed together; None: as many as suit the device.
 
     Raises:
-      ValueError: an argument is none of these.
+      ValueError: an argument has another value.
     """
     if pool not in POOLS:
       raise ValueError(f"pool must be {' or '.join(POOLS)}, got {pool!r}")
@@ -138,10 +138,10 @@ class Encoder:
 
     Args:
       ids: token ids [n, L], with [CLS] and [SEP], instead of texts.
-      mask: [n, L], true on tokens, the padding at the end; None: all of them are.
+      mask: [n, L], true on tokens, the padding at the end; None: all are tokens.
 
     Raises:
-      ValueError: texts and ids, or neither, or their shapes are not these.
+      ValueError: both texts and ids or neither are given, or their shapes are wrong.
     """
     if (texts is None) == (ids is None):
       raise ValueError("give texts or ids")
@@ -199,8 +199,8 @@ class Encoder:
     """Returns the k likeliest tokens for each [MASK] of each text.
 
     Returns:
-      [Fill] * k of a text alone with one mask; with several masks a list of these, and of several
-      texts a list again.
+      [Fill] * k for a single text with one mask; a list of these for several masks, and a list
+      again for several texts.
 
     Raises:
       ExchangeError: no network predicts words.
@@ -251,7 +251,7 @@ class Encoder:
       scorer: a key of `evaluate.scorers.SCORERS`; None: the objective's.
 
     Raises:
-      ExchangeError, ValueError: no network has the head that it needs; it is not known.
+      ExchangeError, ValueError: no network has the head that the scorer needs; it is unknown.
     """
     texts, one = self._texts(texts)
     scorer, network = scorers.choose(scorer, self._source, self._path)
@@ -279,7 +279,7 @@ class Encoder:
     writer.write(self._source, Path(out), form, terminal.console(), **storage)
 
   def _texts(self, texts: str | Sequence[str]) -> tuple[list[str], bool]:
-    """Returns the texts as a list, and whether there was one alone."""
+    """Returns the texts as a list, and whether a single text was given."""
     if self.tokenizer is None:
       raise ExchangeError(f"{self._path} has no vocabulary: put its vocab.txt beside it")
     one = isinstance(texts, str)

@@ -43,7 +43,7 @@ def test_a_wrong_field_is_refused_before_anything_is_made(source, tmp_path, fiel
 
 @pytest.mark.parametrize("name", ["data/reviews", "../x", ".hidden"])
 def test_a_task_whose_results_would_not_be_found_again_is_refused(name):
-  with pytest.raises(ValueError, match="is no name of a folder in the workdir"):
+  with pytest.raises(ValueError, match="cannot name a folder in the workdir"):
     prepare.task_names(files.load("finetune/own.py", name))
 
 

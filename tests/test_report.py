@@ -310,7 +310,7 @@ def test_pairs_and_fine_tuning_have_intervals(tmp_path):
   (row,) = tables.finetuning([tmp_path])[1:]
   # Student's t of 2 degrees of freedom is 4.3027.
   assert row[1:] == ["mrpc", "dev", "accuracy", "63.00", "62.67", "58.87 to 66.46", "3", "68.38"]
-  with pytest.raises(ValueError, match="is no result of electra-jax evaluate pairs"):
+  with pytest.raises(ValueError, match="is not a result of electra-jax evaluate pairs"):
     tables.minimal_pairs([tmp_path / "none"])
   with pytest.raises(ValueError, match="holds no results of electra-jax finetune"):
     tables.finetuning([tmp_path / "none"])

@@ -145,7 +145,7 @@ def test_each_system_is_compared_by_its_own_threshold_and_classes(tmp_path):
     shown.append([cell.strip() for cell in line.split("│")[4:6]])
   # F1 of class 1 of two: 2 x 2 / (3 + 2); the mean over classes: half of it.
   assert shown == [["50.00", "100.00"], ["100.00", "50.00"], ["80.00", "40.00"], ["40.00", "80.00"]]
-  with pytest.raises(ValueError, match="mine, dev: the metric of A is exact, that of B is f1"):
+  with pytest.raises(ValueError, match="mine, dev: A's metric is exact, B's is f1"):
     results.compare(tmp_path / "a", tmp_path / "c", Console(quiet=True))
 
 

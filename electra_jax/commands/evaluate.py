@@ -7,7 +7,7 @@
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
 
 pairs   which sentence of a minimal pair is acceptable: lines of JSON with sentence_good and
-        sentence_bad, and UID (paradigm) and linguistics_term (category) if known, as BLiMP's.
+        sentence_bad, and UID (paradigm) and linguistics_term (category) if known, as in BLiMP.
         Scorers: mlm, the pseudo-log-likelihood of a masked language model, a pass for each token;
         mlm_words, the same with the later pieces of a word masked too; mlm_unmasked, with nothing
         masked, one pass, for networks that learned words from replacements (replace_mlm,
@@ -43,7 +43,7 @@ def add_options(p: cli.ArgumentParser) -> None:
 
   command = add("pairs")
   command.add_argument("--data", required=True, type=Path, metavar="FILE")
-  command.add_argument("--scorer", metavar="NAME", help="default: the objective's own")
+  command.add_argument("--scorer", metavar="NAME", help="default: the objective's")
   command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
   command = add("detect")
   command.add_argument("--data", required=True, metavar="SHARDS")

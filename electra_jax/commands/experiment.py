@@ -7,10 +7,10 @@
   electra-jax experiment FILE.py --out=DIR --report
 
 FILE.py has get_experiment(), which returns an `Experiment` (electra_jax/experiments/definition.py):
-arms, budgets, rates to search, seeds, measures. With --arms, all get as much as the whole run of
-the first, the control, takes. Each result is a row of DIR/rows.jsonl; started again, also on
-another machine that sees DIR, it does what is left. Several may run at the same time, e.g. an array
-of jobs (launch/experiment.sbatch): --part says which runs each begins with.
+arms, budgets, learning rates to search, seeds, measures. With --arms, each gets as much as the
+whole run of the first, the control, takes. Each result is a row of DIR/rows.jsonl; started again,
+also on another machine that sees DIR, the command does what is left. Several may run at the same
+time, e.g. an array of jobs (launch/experiment.sbatch): --part says which runs each begins with.
 The table has mean ± standard deviation over seeds and, paired by seed, the difference from the
 control ± its standard error; it goes to DIR/results.md, the picture to DIR/results.png.
 """

@@ -4,7 +4,7 @@
                      [--finetune DIR...]
   electra-jax report --make-band RUN RUN RUN [RUN...] --out=band.json
 
-RUN is a workdir of training, running or finished; runs that differ in their seed alone are shown
+RUN is a workdir of training, running or finished; runs that differ only in their seed are shown
 together, with mean and spread. --price is the price of a device-hour; --pairs are folders of
 `electra-jax evaluate pairs --out`, --finetune workdirs of `electra-jax finetune`.
 --make-band writes what seeds of one configuration reach, with a tolerance, for

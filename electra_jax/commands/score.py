@@ -28,9 +28,7 @@ def finite(text: str) -> float:
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_argument("--model", "--checkpoint", metavar="SOURCE")
-  p.add_argument(
-    "--data-dir", metavar="DIR", help="shards with the vocabulary; default: those of the run"
-  )
+  p.add_argument("--data-dir", metavar="DIR", help="shards with the vocabulary; default: the run's")
   p.add_argument("--batch-size", type=cli.positive, default=32, metavar="N", help="sentences")
   p.add_switch("nbest", "read ID, score, hypothesis; print the best hypothesis of each")
   p.add_argument(
@@ -38,7 +36,7 @@ def add_options(p: cli.ArgumentParser) -> None:
     type=finite,
     default=0.5,
     metavar="W",
-    help="with --nbest: of the likelihood that is added to the score",
+    help="with --nbest: weight of the likelihood that is added to the score",
   )
 
 

@@ -19,7 +19,7 @@ from electra_jax.interop.sources import ExchangeError, RunParams, Source
 from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel
 
-# Of the original's Small and Base, where a source does not say how it was trained.
+# The original's Small and Base, assumed where a source does not say how it was trained.
 ORIGINAL = {
   "objective": "electra",
   "generator_kind": "transformer",
@@ -81,7 +81,7 @@ class Scorer:
 
 
 def as_run(source: Source, vocab: Vocab, path: str | Path) -> RunParams:
-  """Returns the networks of a source at `path` as those of a run; the step is None.
+  """Returns the networks of a source at `path` as a run's; the step is None.
 
   A masked language model alone is scored as one, whatever it was trained with.
 
@@ -102,10 +102,10 @@ def as_run(source: Source, vocab: Vocab, path: str | Path) -> RunParams:
     )
   kind = objectives.OBJECTIVES[settings["objective"]]
   if kind.log_p is scoring.implied and generator is None:
-    raise ExchangeError(f"{path} has the discriminator alone, a likelihood needs its generator too")
+    raise ExchangeError(f"{path} has only the discriminator, a likelihood needs its generator too")
   if recorded is None and generator is not None:
     warnings.warn(
-      f"{path} does not say its mask rate: {ORIGINAL['mask_prob']} assumed, as of the original's"
+      f"{path} does not say its mask rate: {ORIGINAL['mask_prob']} assumed, as in the original's"
       " Small and Base",
       stacklevel=2,
     )

@@ -38,7 +38,7 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
 
   Args:
     model: a run, an export, a Hugging Face folder or a TF1 checkpoint.
-    data: JSON lines, as of BLiMP.
+    data: JSON lines, like BLiMP's.
     scorer: a key of `scorers.SCORERS`; None: the objective's.
 
   Raises:
@@ -63,10 +63,10 @@ def evaluate_detection(
   """Returns the AUC of detecting replacements that are drawn by frequency in held-out shards.
 
   Args:
-    model: as of `evaluate_pairs`, with a head that detects.
+    model: as in `evaluate_pairs`, with a head that detects.
     data: a folder of shards.
     batch_size: sequences on all devices.
-    examples: at most, evenly spaced.
+    examples: how many at most, evenly spaced.
 
   Raises:
     ValueError, OSError: the shards or the network cannot be used, or not together.
@@ -119,9 +119,9 @@ def evaluate_probe(
   """Fits a linear classifier to the frozen states of tagged words, and scores it.
 
   Args:
-    model: as of `evaluate_pairs`.
+    model: as in `evaluate_pairs`.
     train, test: CoNLL files.
-    max_words: of the training file.
+    max_words: how many of the training file at most.
 
   Raises:
     ValueError, OSError: a file or the network cannot be used.

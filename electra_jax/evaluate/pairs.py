@@ -24,7 +24,7 @@ UNNAMED = "all"  # paradigm or category of a pair without one
 
 
 class Pair(NamedTuple):
-  """An acceptable sentence and one that differs a little and is not."""
+  """An acceptable sentence, and a slightly different one that is not acceptable."""
 
   good: str
   bad: str
@@ -48,7 +48,7 @@ def read(path: Path, most: int | None = None) -> list[Pair]:
   category, may be missing.
 
   Raises:
-    ValueError: naming the line, which is damaged or lacks a sentence; or there are no lines.
+    ValueError: a line (it is named) is damaged or lacks a sentence, or there are no lines.
   """
   pairs = []
   with opened(path) as raw:
@@ -62,7 +62,7 @@ def read(path: Path, most: int | None = None) -> list[Pair]:
         names = [UNNAMED if name in (None, "") else name for name in names]
         f"{good}{bad}{names[0]}{names[1]}".encode()  # raises at half of a surrogate pair
       except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}:{number}: no JSON ({error})") from None
+        raise ValueError(f"{path}:{number}: not JSON ({error})") from None
       except (LookupError, TypeError, AttributeError):
         raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
       if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
@@ -79,7 +79,7 @@ def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], 
   """Returns the pairs of which both sentences have tokens that fit into the network, and warnings.
 
   Raises:
-    ValueError: there are none.
+    ValueError: no pair is left.
   """
   good, bad = (scorer.tokenizer.encode_batch([pair[i] for pair in pairs]) for i in (0, 1))
   counts = [(len(a), len(b)) for a, b in zip(good, bad, strict=True)]
@@ -104,7 +104,7 @@ def compare(
   """Returns whether the acceptable sentence of each pair, that fits, scores higher, [n] bool.
 
   Args:
-    stops: as of `SentenceScorer`.
+    stops: as in `SentenceScorer`.
 
   Raises:
     NotFiniteError: the network's score of a sentence is NaN or infinite.

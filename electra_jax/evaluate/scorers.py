@@ -26,7 +26,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.runtime import parallel
 
-# Of a batch, with padding. On a CPU its activations stay in the caches: 1.5 times as fast.
+# Tokens of a batch, with padding. On a CPU its activations stay in the caches: 1.5 times as fast.
 CPU_BATCH_TOKENS, BATCH_TOKENS = 2_048, 65_536
 AHEAD = 4  # batches that are started before the scores of the first are read
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 # (ids with special tokens, whether each token continues a word, [MASK]) -> (ids, position, label):
-# of the token that is scored, or 0 for all of them
+# the last two for the scored token, or 0 if all are scored
 Rows = Callable[[list[int], list[bool], int], Iterator[tuple[list[int], int, int]]]
 
 
@@ -99,7 +99,7 @@ SCORERS = {
   "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, _original_logits)),
   # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
   "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
-  # The same without the later pieces of the token's own word (Kauf and Ivanova 2023).
+  # The same without the later pieces of the token's word (Kauf and Ivanova 2023).
   "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, scoring.masked_token),
   # Log p of each token with nothing masked. A network that learned words from a generator's samples
   # has never read [MASK], and the sample at a position says little about the original there.
@@ -146,13 +146,13 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
 
 def default(objective: str | None, heads: Container[str | None]) -> str:
-  """Returns the objective's scorer, or the first of any, that needs one of the networks' heads.
+  """Returns the first of the objective's scorers, or of all, whose head the networks have.
 
   Args:
     objective: of the training, None if unknown; one that is not registered counts as unknown.
 
   Raises:
-    ExchangeError: there is none.
+    ExchangeError: they have no such head.
   """
   own = OBJECTIVES[objective].scorers if objective in OBJECTIVES else ()
   for name in (*own, *SCORERS):

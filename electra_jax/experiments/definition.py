@@ -27,7 +27,7 @@ from electra_jax.config.fields import load_config
 from electra_jax.cost import tables
 
 UNITS = ("flops", "steps", "minutes")
-HIGHER = ("accuracy", "auc", "recall", "precision")  # kinds of metrics; of others, lower is better
+HIGHER = ("accuracy", "auc", "recall", "precision")  # for other kinds of metrics, lower is better
 TRAINING = "train/"  # before a metric: its mean over the training lines of the last tenth
 
 
@@ -35,7 +35,7 @@ TRAINING = "train/"  # before a metric: its mean over the training lines of the 
 class Arm:
   """A contestant: a configuration with some fields changed."""
 
-  config: str = ""  # as of `load_config`: "quickstart", "bert:small", a file
+  config: str = ""  # as in `load_config`: "quickstart", "bert:small", a file
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # learning rates to search with the first seed; () is the configuration's. A generator with a rate
   # of its own keeps the ratio
@@ -43,9 +43,9 @@ class Arm:
   rate_of: str | None = None  # another arm, whose rate it takes
   after: str | None = None  # another arm, which is trained with `share` of the budget first
   share: float = 0.5
-  start_fields: tuple[str, ...] = ("init_from",)  # that get the run of `after`
+  start_fields: tuple[str, ...] = ("init_from",)  # fields set to the run of `after`
   same_rate: bool = False  # `after` is trained at this arm's rate instead of its own
-  times: float = 1.0  # of the budget
+  times: float = 1.0  # multiple of the budget that it gets
   seeds: int | None = None  # not set = the experiment's
   untrained: str | None = None  # fresh weights of another arm's shape: `tasks` are their measures
 
@@ -71,7 +71,7 @@ class Pairs:
   count: int | None = None  # this many, evenly spaced
   # of a configuration: the names of its scorers; not set = the objective's default
   scorers: Callable[[ConfigDict], Sequence[str]] | None = None
-  # every Nth paradigm is reserved for choices: NAME_choices is measured on those, NAME on the rest
+  # every Nth paradigm is reserved for choices: NAME_choices is measured on these, NAME on the rest
   every: int | None = None
 
 
@@ -83,7 +83,7 @@ class Task:
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   splits: Mapping[str, str] = dataclasses.field(default_factory=dict)  # {measure: split}
   seeds: int = 1  # of fine-tuning, for each pretrained network
-  first_seed: bool = False  # of networks of the first seed only
+  first_seed: bool = False  # fine-tune networks of the first seed only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Experiment:
 
   arms: Mapping[str, Arm]
   budgets: tuple[float | Budget, ...]  # of a run; a number is a `Budget` of it
-  unit: str = "flops"  # one of UNITS; FLOPs are those of matrix products
+  unit: str = "flops"  # one of UNITS; FLOPs count matrix products
   seeds: int = 3
   control: str | None = None  # the arm that the others are compared with, seed by seed
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of every arm
@@ -106,8 +106,8 @@ class Experiment:
   # of an arm's rows: what `Budget.best` sorts by, the highest first; not set = `choose`
   rank: Callable[[Sequence[Mapping[str, Any]]], float] | None = None
   heldout: tuple[str, ...] = ("mlm_loss",)  # metrics of the last evaluation
-  pairs: str | Pairs | None = None  # minimal pairs, as of `electra-jax evaluate pairs`
-  detect: str | None = None  # shards, as of `electra-jax evaluate detect`
+  pairs: str | Pairs | None = None  # minimal pairs, as for `electra-jax evaluate pairs`
+  detect: str | None = None  # shards, as for `electra-jax evaluate detect`
   probe: tuple[str, str] | None = None  # training and test file of `electra-jax evaluate probe`
   # {name: (configuration of fine-tuning, its fields)}, or a `Task`
   tasks: Mapping[str, Task | tuple[str, Mapping[str, Any]]] = dataclasses.field(
@@ -167,7 +167,7 @@ class Experiment:
 
   @property
   def measures(self) -> tuple[str, ...]:
-    """The measures of `tasks`, and "detect" and "probe"; those of pairs depend on the arm."""
+    """The measures of `tasks`, "detect" and "probe"; the measures of pairs depend on the arm."""
     return ("detect", "probe", *(x for task in self.tasks.values() for x in task.splits))
 
   def is_measure(self, name: str) -> bool:
@@ -175,7 +175,7 @@ class Experiment:
     return name in self.measures or name.split("_")[0] == "pairs"
 
   def needed(self, only: Sequence[str]) -> list[str]:
-    """Returns some arms, and before each those that it takes a rate, a start or a shape from."""
+    """Returns some arms, each after the arms that give it a rate, a start or a shape."""
     found: dict[str, None] = {}
     for name in only:
       arm = self.arms[name]
@@ -232,7 +232,7 @@ def of_configurations(
 
   Args:
     match: one of UNITS: what all spend as much of as the first one's whole run.
-    fields: of every arm.
+    fields: set in every arm.
   """
   arms = {Path(name).stem if "/" in name else name: Arm(name) for name in names}
   if len(arms) < len(names):

@@ -170,7 +170,7 @@ def file_of(config: str) -> str:
 
 
 def build(out: Path, folder: Path, config: str, fields: dict) -> None:
-  """Builds shards in a folder, with those of the fields that a build reads."""
+  """Builds shards in a folder, with the fields that a build reads."""
   wanted = {k: v for k, v in fields.items() if k.startswith(("data.", "model."))}
   arguments = [
     f"--config={file_of(config)}",
@@ -193,7 +193,7 @@ def at_rate(
     fields: what the run changes in it.
     rate: `optimizer.learning_rate`.
     budget: FLOPs.
-    steps: instead.
+    steps: instead of a budget.
   """
   loaded = load_config(config)
   loaded.update_from_flattened_dict(fields)

@@ -92,7 +92,7 @@ class Runner:
     return self._row(search_key(e, arm, budget, rate), measure)
 
   def _row(self, key: dict, measure: Callable[[], dict]) -> dict:
-    """Returns the row of `key`; that of a training that diverges has no measures."""
+    """Returns the row of `key`; after a training that diverged it has no measures."""
 
     def found() -> dict:
       try:
@@ -152,7 +152,7 @@ class Runner:
     return found
 
   def _tasks(self, name: str, start: dict, seed: int, without: Collection[str]) -> dict[str, Any]:
-    """Returns the main metric of each task in percent, of several seeds a list."""
+    """Returns the main metric of each task in percent, a list for several seeds."""
     found = {}
     for title, task in self.experiment.tasks.items():
       if title in without or (task.first_seed and seed):
@@ -194,7 +194,7 @@ class Runner:
     return jobs.at_rate(arm.config, fields, rate, 0, steps=round(place.budget))
 
   def _trained(self, place: Place) -> tuple[Path, float]:
-    """Trains a run, and what it starts from; returns its workdir and the matrix products."""
+    """Trains a run, and what it starts from; returns its workdir and the FLOPs."""
     e, arm, start, before = self.experiment, self.experiment.arms[place.arm], {}, 0.0
     name, at = place.name, [x.spend for x in e.budgets].index(place.budget)
     place = place._replace(budget=place.budget * arm.times)
@@ -208,7 +208,7 @@ class Runner:
     return folder, before + flops
 
   def _spent(self, place: Place, name: str, start: dict) -> tuple[Path, float]:
-    """Trains with exactly what a place says; returns the workdir and the matrix products."""
+    """Trains the run of a place alone; returns the workdir and the FLOPs of matrix products."""
     e, arm = self.experiment, self.experiment.arms[place.arm]
     timed = e.unit == "minutes"
     try:

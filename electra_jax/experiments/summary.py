@@ -12,7 +12,7 @@ from electra_jax.monitor import curves, quantities
 
 FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs", "diverged")
 
-NUMBERS = int | float | list  # of a measure; a list is of several seeds of fine-tuning
+NUMBERS = int | float | list  # a measure's values; a list has several seeds of fine-tuning
 
 
 def measures(rows: Sequence[dict]) -> list[str]:
@@ -127,7 +127,7 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
       means = []
       for budget in experiment.budgets:
         mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget.spend)]
-        # Rows of FLOPs made before the command was have their budget alone.
+        # Rows older than the command have no "flops", only their budget.
         points = [
           (row.get("flops", row["budget"]), number(row[name]))
           for row in mine

@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
 
 def subset(items: Sequence[T], most: int | None) -> list[T]:
-  """Returns `most` of the items at most, None for all, evenly spaced as their order may matter."""
+  """Returns at most `most` items (None: all), evenly spaced because their order may matter."""
   count = len(items) if most is None else min(most, len(items))
   return [items[i * len(items) // count] for i in range(count)]
 

@@ -55,7 +55,7 @@ class _Cells(NamedTuple):
   copied: dict[str, Any] = {}  # the columns to copy to a prediction
 
 
-# The place and the columns, then of each row its place, and {column: value} or its fault.
+# The place and the columns, then for each row its place, and {column: value} or its fault.
 _Rows = Iterator[tuple[str, Any]]
 
 
@@ -239,7 +239,7 @@ def _file_rows(path: Path, unheaded: Sequence[str], *, quoting: bool) -> _Rows:
 
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> _Rows:
-  """Yields the rows of a TFDS dataset; those of a GLUE task by their index."""
+  """Yields the rows of a TFDS dataset; a GLUE task's rows by their index."""
   name = source.removeprefix("tfds:")
   name = f"glue/{task.name}" if name == "glue" else name
   tfds_split = split.replace("dev", "validation")
@@ -267,7 +267,7 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
 
 
 def _label_text(value: bool | int | float) -> str:
-  """Returns a label as JSON has it; of tables with a gap, 1.0 is 1, and the gap, NaN, is ""."""
+  """Returns a label as JSON has it; in tables with a gap, 1.0 is 1, and the gap, NaN, is ""."""
   if value != value:
     return ""
   return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -19,7 +19,7 @@ from electra_jax.finetune.files import TaskError
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-  """A task on a text or a pair of texts, which are columns of its files, as the label is."""
+  """A task on a text or a pair of texts; these and the label are columns of its files."""
 
   name: str
   title: str  # as printed in papers
@@ -74,9 +74,9 @@ class LabelType(NamedTuple):
   default_metrics: tuple[str, ...]  # keys of METRICS
   incomplete: dict  # fields of a TextTask with unknown labels or scale
   complete: Callable[[set[str], str], dict]  # -> the fields that replace `incomplete`
-  head_arguments: Callable[[TextTask], dict]  # that depend on the labels
+  head_arguments: Callable[[TextTask], dict]  # the head's arguments that depend on the labels
   expected: Callable[[TextTask], str]  # what a label is, for error messages
-  # -> the index of the class, or the number; None if the text is no label
+  # -> the index of the class, or the number; None if the text is not a label
   parse: Callable[[TextTask, str], int | float | None]
   predictions: Callable[[TextTask, np.ndarray], np.ndarray]
   # label = output of the head x this factor, as numbers are trained scaled; None for classes

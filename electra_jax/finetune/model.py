@@ -57,7 +57,7 @@ class Model:
     return self.kind.decode(self.info, examples, windows, outputs)
 
   def __call__(self, items: Iterable) -> list[dict]:
-    """Returns the prediction for each item; a text alone is a list of one.
+    """Returns the prediction for each item; a single text is a list of one.
 
     - Text: a text or a pair -> {"label", "probability"} or {"score"}.
     - Tagging: a sequence of words -> {"tags"}.
@@ -78,7 +78,7 @@ class Model:
     Args:
       file: as the task's files; labels are ignored.
       out: a new file, or for question answering a folder.
-      columns: of the file of a text task, copied to each prediction.
+      columns: of a text task's file, to copy to each prediction.
 
     Raises:
       ValueError, OSError: `out` exists or cannot be made, or the file is invalid or lacks a column.

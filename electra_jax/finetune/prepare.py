@@ -41,7 +41,7 @@ def task_names(config: ConfigDict) -> list[str]:
     if len(names) != 1:
       raise ValueError(f"config.task={config.task!r}: expected one name")
     if "/" in names[0] or names[0].startswith("."):
-      raise ValueError(f"config.task={config.task!r} is no name of a folder in the workdir")
+      raise ValueError(f"config.task={config.task!r} cannot name a folder in the workdir")
   elif not names or set(names) - set(known):
     raise ValueError(
       f"config.task={config.task!r}: the tasks of kind={config.kind} are {', '.join(known)}; for a"

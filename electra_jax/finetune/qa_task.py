@@ -75,7 +75,7 @@ def _write(info: TaskInfo, path: Path, questions: Questions, decoded: Decoded) -
 def _null_threshold(info: TaskInfo, questions: Questions | None = None) -> float:
   """Returns the null odds above which there is no answer.
 
-  Infinite if all have one: the training questions, or by their labels the given `questions`.
+  Infinite if all questions have an answer: the training questions or, by their labels, `questions`.
   """
   answerable = questions is not None and questions.labelled and not questions.may_be_impossible
   return info.options["threshold"] if info.options["impossible"] and not answerable else math.inf

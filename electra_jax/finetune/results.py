@@ -98,7 +98,7 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
           )
         metric, other = (next(iter(f(x[0]))) for f, x in zip(metrics, (first, second), strict=True))
         if metric != other:
-          raise ValueError(f"{name}, {split}: the metric of A is {metric}, that of B is {other}")
+          raise ValueError(f"{name}, {split}: A's metric is {metric}, B's is {other}")
         found = statistics.paired_bootstrap(first, second, metrics, metric, samples=samples)
         means = f"{found.a:.2f}", f"{found.b:.2f}", f"{found.difference:+.2f}"
         interval = f"{found.low:+.2f} to {found.high:+.2f}"

@@ -128,7 +128,8 @@ def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
 def _parts(tokens: int, head: int, max_length: int, stride: int) -> list[tuple]:
   """Returns the windows of a context of `tokens` tokens after `head` other tokens.
 
-  Of each, its tokens [begin, end) of the context, and the masks "allowed" and `Window.max_context`.
+  A window is its tokens [begin, end) of the context, and the masks "allowed" and
+  `Window.max_context`.
 
   A token has the most context in the window with the largest min(distance to either end) + 0.01 x
   window length; ties go to the first window. As in BERT.
@@ -239,7 +240,7 @@ def write(folder: str | os.PathLike, decoded: Decoded, threshold: float = math.i
   """Writes predictions.json and null_odds.json for the official scripts, and nbest.json.
 
   A prediction with null odds above `threshold` becomes ""; raw_predictions.json, from which the
-  best thresholds are found, has them all. It is missing for an infinite threshold, as of SQuAD 1.1.
+  best thresholds are found, has them all. It is missing for an infinite threshold, as in SQuAD 1.1.
   """
   raw, odds = decoded.predictions, decoded.null_odds
   contents: dict[str, dict] = {

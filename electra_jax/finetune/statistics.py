@@ -3,8 +3,8 @@
 The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
 {"accuracy": 87.3}, "collapsed": False, "majority": {"accuracy": 68.4}}; metrics are percent, the
-main one first. "majority", of the most frequent class or the mean of the numbers, may be None; rows
-of earlier versions lack it.
+main one first. "majority", the metrics of the most frequent class or the mean number, may be None;
+rows of earlier versions lack it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

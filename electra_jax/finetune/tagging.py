@@ -121,7 +121,7 @@ def to_bio(tags: Sequence[str]) -> list[str]:
 
 
 def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
-  """Rewrites entities with four prefixes: of a single word, the first, those inside, the last."""
+  """Rewrites entities with four prefixes: for a single, the first, an inner and the last word."""
   if not is_entities(tags):
     return list(tags)
   single, begin, inside, end = prefixes
@@ -140,7 +140,7 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   first entity of a single word. Tags of BILOU or BMEWO are labels as any others.
 
   Raises:
-    TaskError: the sentences have no tags; or a tag is of no scheme, but others are entities'.
+    TaskError: the sentences have no tags; or a tag has no scheme, but others are entities'.
   """
   places = {tag: sentence.place for sentence in sentences for tag in _gold(sentence)}
   found = set(places)
@@ -181,7 +181,7 @@ def check_unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> list[s
 def _gold(sentence: Sentence) -> tuple[str, ...]:
   if sentence.tags is None:
     raise TaskError(
-      f"{sentence.place}: there is no column of tags beside that of the words (tagging.tag_column,"
+      f"{sentence.place}: there is no column of tags beside the words' (tagging.tag_column,"
       " tagging.word_column)"
     )
   return sentence.tags
@@ -269,7 +269,7 @@ def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
 def _answered(starts: np.ndarray, bounds: list[tuple[int, int]]) -> list[range]:
   """Returns the words that each window tags.
 
-  The later of two windows gives a word more context if its middle is after that of their overlap.
+  The later of two windows gives a word more context if the word's middle is after the overlap's.
   """
   middles = starts[:-1] + starts[1:]
   overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(bounds)]

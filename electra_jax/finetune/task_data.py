@@ -68,7 +68,7 @@ class Predictor(Protocol):
   info: TaskInfo
 
   def predict(self, examples: Any) -> Any:
-    """Returns the predictions for examples, as of `TaskKind.decode`."""
+    """Returns the predictions for examples, as from `TaskKind.decode`."""
 
 
 # Example scores [n, m], a row per example -> {metric: percent}, the main metric first.
@@ -76,7 +76,7 @@ Metrics = Callable[[np.ndarray], dict[str, float]]
 
 
 class TaskKind(NamedTuple):
-  """The functions of a kind of task; examples, windows and predictions are of its own types."""
+  """The functions of a kind of task, which has its types of examples, windows, predictions."""
 
   # (config, name, tokenizer, max_length); ValueError: a file is missing or invalid
   prepare: Callable[[ConfigDict, str, Tokenizer, int], TaskData]

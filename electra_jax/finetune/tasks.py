@@ -98,7 +98,7 @@ def own(
     metrics: the main one first; () for the defaults of the kind.
 
   Raises:
-    TaskError: the name is of a GLUE task, or the kind, a metric or a column is wrong.
+    TaskError: the name is a GLUE task's, or the kind, a metric or a column is wrong.
 
   >>> own("reviews", text="body", label="stars", metrics=("accuracy", "f1")).labels
   ()

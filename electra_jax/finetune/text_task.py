@@ -233,12 +233,12 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   """Reads a TSV with a header or JSON lines with the task's text columns.
 
   Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
-  copied columns, prediction and, of a class, probability.
+  copied columns, prediction and, for a class, probability.
   """
   if out.suffix not in (".tsv", ".jsonl"):
-    raise ValueError(f"{out}: its name must end in .tsv or .jsonl, which are what is written")
+    raise ValueError(f"{out}: its name must end in .tsv or .jsonl, the formats that are written")
   if taken := {"index", "prediction", "probability"} & set(columns):
-    raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename that of {file}")
+    raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename the column of {file}")
   examples, copied = glue_files.read_texts(predictor.info.text, file, columns)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])
   names = ["index", *copied[0], "prediction", *list(answers[0])[1:]]
@@ -258,7 +258,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
 
 
 def _cell(name: str, value: object) -> str:
-  """Returns a value of a column in a TSV; those of JSON as JSON."""
+  """Returns a value for a cell of a TSV; values that are not text as JSON."""
   if name in ("prediction", "probability") and isinstance(value, float):
     return f"{value:.6g}"
   return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -133,7 +133,7 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
   """Returns the saved results of a task with this configuration; None if there is no folder.
 
   Raises:
-    ValueError: the folder holds no results, or those of another configuration.
+    ValueError: the folder holds no results, or another configuration's.
   """
   if not folder.exists():
     return None
@@ -155,7 +155,7 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
 
 
 def check_root(root: Path, names: list[str]) -> None:
-  """Raises ValueError if a folder has other results, or a task has the name of the files of all."""
+  """Raises ValueError if a folder has other results, or a task has the name of a file there."""
   if taken := {RESULTS, PICTURE} & set(names):
     raise ValueError(f"config.task={min(taken)!r} is the name of a file in the workdir")
   if (root / RESULTS).exists():

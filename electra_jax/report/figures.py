@@ -1,4 +1,4 @@
-"""Curves of several runs on shared axes, as Bokeh figures; of seeds their mean and range."""
+"""Curves of several runs on shared axes, as Bokeh figures; for seeds their mean and range."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from bokeh.plotting import figure
 from electra_jax.monitor import baselines, curves, quantities
 from electra_jax.report.saved_run import Arm
 
-# Of eight arms; the page turns the lightness around in the dark, so mid-tones are used.
+# The colours of eight arms; the page turns the lightness around in the dark, so mid-tones are used.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a", "#b03060", "#2a8f8f", "#666666")
-POINTS = 500  # of a line, at most, evenly spaced: no screen shows more
+POINTS = 500  # in a line, at most, evenly spaced: no screen shows more
 TITLES = {
   "generator": "Words: the masked language model",
   "discriminator": "Detection: the discriminator",
@@ -69,7 +69,7 @@ def spread(arm: Arm, split: str, name: str) -> dict[str, list]:
 def panel(name: str, arms: Sequence[Arm]) -> Panel:
   """Draws one metric: a line for training, dots for evaluations, dashes for baselines.
 
-  Of several seeds these are means, in a band or with whiskers from the lowest to the highest.
+  For several seeds these are means, in a band or with whiskers from the lowest to the highest.
   """
   tools = {"tools": "pan,xwheel_zoom,box_zoom,reset", "toolbar_location": "above"}
   plot = figure(name=name, height=250, sizing_mode="stretch_width", **tools)

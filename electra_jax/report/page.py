@@ -28,7 +28,7 @@ def render(
     pairs: results of `evaluate pairs`.
     finetune: folders of results of fine-tuning.
 
-  Raises ValueError if a folder is no run, or holds no results.
+  Raises ValueError if a folder is not a run, or holds no results.
   """
   runs = [saved_run.read(*x) for x in zip(folders, saved_run.names(list(folders)), strict=True)]
   arms = saved_run.arms(runs)

@@ -1,4 +1,4 @@
-"""Reads saved runs for a report, and groups those that differ in their seed alone."""
+"""Reads saved runs for a report, and groups runs that differ only in their seed."""
 
 import dataclasses
 import itertools
@@ -68,7 +68,7 @@ class SavedRun:
 
   @property
   def secs(self) -> dict[str, float]:
-    """Seconds by activity; of an earlier version's run only those of its lines, as "all"."""
+    """Seconds by activity; for an earlier version's run only its lines' seconds, as "all"."""
     found = journal.seconds(self.events)
     return found or {"all": elapsed(self.history)}
 
@@ -99,7 +99,7 @@ def arms(runs: Sequence[SavedRun]) -> list[Arm]:
   """
   found: dict[str, list[SavedRun]] = {}
   for run in runs:
-    saved = compare.flatten(read_run_config(run.folder))  # the hashes of its data are here alone
+    saved = compare.flatten(read_run_config(run.folder))  # only this has the hashes of its data
     hashes = [saved.get(name) for name in schema.HASHES]
     found.setdefault(str((recipe(run.config.to_dict()), hashes)), []).append(run)
   grouped = []

@@ -110,7 +110,7 @@ def _values(arm: Arm, name: str) -> str:
 
 
 def _baseline(arms: Sequence[Arm], name: str) -> str:
-  """Returns the trivial baseline of a metric; where those of the arms differ, one for each."""
+  """Returns the trivial baseline of a metric; one for each arm where they differ."""
   lines = [(arm.runs[0], arm.runs[0].last("heldout")) for arm in arms]
   found = [run.baselines.level(name, line) if name in line else None for run, line in lines]
   if not any(found):
@@ -142,7 +142,7 @@ def minimal_pairs(folders: Sequence[Path]) -> Table:
         interval = f"{100 * a['low']:.1f} to {100 * a['high']:.1f}"
         rows.append([*first, name, f"{a['pairs']:,}", f"{100 * a['accuracy']:.2f}", interval])
     except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
-      raise ValueError(f"{path} is no result of electra-jax evaluate pairs: {error}") from None
+      raise ValueError(f"{path} is not a result of electra-jax evaluate pairs: {error}") from None
   return rows
 
 
