@@ -84,13 +84,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.unigram_share = 0.0  # of the samples, drawn by token frequency instead of by the generator
   o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
   o.discriminator_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
-  o.replace_mlm_weight = 1.0  # of its loss on words (electra_mlm, metro, coco_lm)
-  o.adversarial_weight = 1.0  # of REINFORCE and its baseline (objective adversarial; Appendix F)
-  # Of finding a sequence by its crop, and the crop by it, among both of all in its group (coco_lm)
+  o.replace_mlm_weight = 1.0  # weight of the main network's word loss (electra_mlm, metro, coco_lm)
+  o.adversarial_weight = 1.0  # weight of REINFORCE and its baseline (adversarial; Appendix F)
+  # Weight of finding a sequence by its crop, and the crop by its sequence, in a group (coco_lm)
   o.contrast_weight = 1.0
   o.contrast_group = 8  # consecutive sequences of a group; divides a device's microbatch
   # Schedules for training, POSITION=VALUE,... in steps or % of the run, linear between points and a
-  # jump where two stand at one place: "0%=0.3,100%=0.15". Evaluations use the fields above.
+  # jump where two have one position: "0%=0.3,100%=0.15". Evaluations use the fields above.
   o.mask_prob_schedule = ""
   o.temperature_schedule = ""
   o.unigram_share_schedule = ""  # "0=1,50%=0": easy replacements first
@@ -107,8 +107,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.vocab_size = 30522  # entries when it is trained (BERT's size)
   d.vocab_train_mb = 200.0  # MB of text, spread over the corpus, that a vocabulary is trained on
   d.lowercase = True  # of a trained vocabulary or a vocab.txt; other files have their own rules
-  # Remove accents, and with them vowels of Hindi and tones of Vietnamese. Not set: not if the
-  # vocabulary is trained; with a vocab.txt as BERT, which strips where it lower-cases
+  # Remove accents, and with them vowels of Hindi and tones of Vietnamese. Not set: a trained
+  # vocabulary keeps them; a vocab.txt strips them where it lower-cases, as BERT
   d.strip_accents = placeholder(bool)
   d.seq_length = 512  # tokens of an example L, special ones included (Table 6; small: 128)
   # segments = the paper's two-segment examples; packed = as many documents as fit, each by itself
@@ -118,8 +118,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.short_min_tokens = 5  # shortest such target, without special tokens
   d.single_segment_prob = 0.1  # chance that an example has one segment instead of two
   d.boundary_prob = 0.5  # chance that the sentence that overflows segment A still goes to it
-  d.holdout_frac = 0.005  # of the documents, chosen by hash, only evaluated on, never trained on
-  d.max_bad_frac = 0.001  # of the documents may be null or undecodable, they are skipped
+  d.holdout_frac = 0.005  # share of documents, chosen by hash, for evaluation, never trained on
+  d.max_bad_frac = 0.001  # share of documents that may be null or undecodable; they are skipped
   d.examples_per_shard = 100_000  # records in a shard file
   # A build is made of parts, ranges of the input files: one that is killed goes on, and processes
   # may share it. 0 = one for every 256 MiB of files. Another number gives other bytes
@@ -170,13 +170,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
   e.batch_size = 256  # sequences
   e.max_examples = 4096  # held-out sequences to use, at most
   e.pairs = placeholder(str)  # file of minimal pairs (`electra_jax.evaluate pairs`); not set: none
-  e.max_pairs = 2000  # to use, at most, evenly spaced
+  e.max_pairs = 2000  # pairs to use, at most, evenly spaced
   # Also detect replacements drawn by token frequency, which are the same for every run: unigram_auc
   e.fixed_noise = True
 
   c.checkpoint = k = ConfigDict()
   k.every_steps = 1000  # steps between checkpoints (the original's)
-  k.keep = 5  # newest checkpoints kept (the original's); one more lies there until the next save
+  k.keep = 5  # newest checkpoints kept (the original's); one more stays until the next save
   k.keep_every_steps = 100_000  # checkpoints at multiples of this are kept for ever; 0 = none
   k.fallback = False  # True: a damaged newest checkpoint is set aside and the one before is taken
   # stop or continue where a checkpoint or a line of the log cannot be written, as on a full disk
@@ -185,24 +185,24 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.health = h = ConfigDict()
   h.on_nan = "stop"  # or rollback: go back to the newest checkpoint and leave that batch out
   h.max_rollbacks = 3  # in a run; the NaN after these stops it
-  h.on_warning = "warn"  # or stop, after a save, where one of the next begins
+  h.on_warning = "warn"  # or stop: save and end the run at a warning
   # Log lines that a collapse lasts; a loss is compared with the median of as many, at least of 5
   h.window = 20
-  # A loss above this times that median, beyond its noise and, of a discriminator, above log 2; 0 =
-  # off, as in the next three
+  # A loss above this times that median, beyond its noise and, for a discriminator, above log 2;
+  # 0 = off, as in the next three
   h.loss_spike = 1.1
   h.auc_margin = 0.02  # the discriminator's AUC within this of 0.5: it guesses
-  h.recall = 0.001  # it finds less than this share of the replaced: it always says "original"
+  h.recall = 0.001  # it finds less than this share of replaced tokens: always "original"
   h.entropy_ratio = 0.5  # the generator's entropy below this times its loss; 1 if calibrated
   # A band of healthy seeds (configs/bands/*.json, `report --make-band`): warn where it is left
   h.reference = placeholder(str)
-  # Collapses are looked for after so many steps (twice the warm-up), counted anew from where a
+  # Collapses are looked for after this many steps (twice the warm-up), counted again from where a
   # schedule gives detection a weight, or the temperature is 1 again
   h.after_step = 20_000
 
   c.hosts = ConfigDict()
   c.hosts.timeout_secs = 300  # how long the processes of a run wait for one that does not come
-  c.hosts.slow_ratio = 1.3  # a process is named whose own step time is this times the others'
+  c.hosts.slow_ratio = 1.3  # warn about a process whose step time is this times the others'
 
   c.profile = ConfigDict()
   c.profile.steps = ""  # FIRST:LAST, steps to trace for xprof into WORKDIR/profile

@@ -5,7 +5,7 @@ Command:  python -m electra_jax.train --config=configs/bert_small.py --workdir=D
 Hardware: one accelerator. The paper: four days on a V100.
 Expected: GLUE dev average 75.1, where ELECTRA-Small has 79.9 (paper, Table 1).
 
-As many steps as cost what ELECTRA-Small costs, by the paper's own accounting:
+It trains for as many steps as cost what ELECTRA-Small costs, by the paper's accounting:
 python -m electra_jax.flops --config=configs/bert_small.py --match=configs/small.py
 """
 

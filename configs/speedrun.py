@@ -1,4 +1,4 @@
-"""Ten minutes of one GPU: speedrun.py:electra, and a BERT of the same seconds, speedrun.py:bert.
+"""Ten minutes of one GPU: speedrun.py:electra, and a BERT in the same time, speedrun.py:bert.
 
 Command:  make speedrun   (benchmarks/speedrun.py: shards, training, exports, tasks, one row)
      or:  python -m electra_jax.train --config=configs/speedrun.py:electra --workdir=DIR
@@ -6,7 +6,7 @@ Command:  make speedrun   (benchmarks/speedrun.py: shards, training, exports, ta
 Hardware: one H100 or H200. On others set train.minutes.
 Expected: docs/speedrun.md, which has a row for each run and says what has not run yet.
 
-One network, batch and optimizer for both. electra is detection with the words beside it, the best
+One network, batch and optimizer for both. electra is detection and words (electra_mlm), the best
 of the family in docs/evidence.md. Its generator has the main network's width and a quarter of its
 depth, so that both export; bert spends these seconds on more steps. No dropout: attention is
 cuDNN's. Width, depth, vocabulary and batch: LOG.md, "What a second of an H200 teaches".

@@ -15,7 +15,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     raise ValueError(f"configs/finetune/base.py takes no argument, got {arg!r}")
   c = ConfigDict()
   c.kind = "text"  # text, tagging or qa: which of the groups below holds the task
-  c.task = ""  # its name; of GLUE's tasks several, separated by commas
+  c.task = ""  # its name; for GLUE several, separated by commas
   # What to start from: a run, an orbax export, a folder of Hugging Face or a TF1 checkpoint; or
   # "random": the control, fresh weights in the shape of `like`
   c.init = placeholder(str)
@@ -31,10 +31,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.dev = placeholder(str)  # tagging, qa: file with labels to measure on
   d.test = placeholder(str)  # tagging, qa: file to predict, labels or not
   d.vocab = placeholder(str)  # vocabulary file where the source has none (TF1 checkpoints)
-  d.lowercase = True  # of such a vocab.txt
+  d.lowercase = True  # of that file, if it is a vocab.txt
   d.max_length = 128  # tokens at most, special ones included (the original's)
-  # Lengths that are compiled; 1: a task's rows are padded to its longest, 0: those of every task to
-  # max_length, so that tasks of one kind and number of classes share what is compiled
+  # Lengths that are compiled; 1: a task's rows are padded to its longest, 0: every task's rows are
+  # padded to max_length, so that tasks of one kind and number of classes share what is compiled
   d.buckets = 4
   d.train_examples = placeholder(int)  # use this many of the training examples; not set = all
 
@@ -44,7 +44,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.label = placeholder(str)  # column with the label
   o.kind = "classification"  # or regression
   # Comma-separated, the main one first: accuracy, f1 (of the second of two classes in sorted order;
-  # of more classes their mean), mcc; spearman, pearson
+  # for more classes the mean), mcc; spearman, pearson
   o.metrics = ""
 
   c.tagging = t = ConfigDict()
@@ -63,7 +63,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   q.threshold = -2.75  # SQuAD 2.0: above this null odds mean no answer (the original's)
 
   c.model = m = ConfigDict()
-  # linear: the paper's; two_layers: Hugging Face's for texts, of ELECTRA; modernbert: of ModernBERT
+  # linear: the paper's; two_layers: Hugging Face's ELECTRA, for texts; modernbert: its ModernBERT
   # mean, modernbert_mean: linear and modernbert on the mean of a text's tokens instead of [CLS]
   m.head = "linear"
   m.dropout = 0.1  # (Table 7)
@@ -80,7 +80,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # Not set = by the network's width: 1e-3 up to 128 (measured on chunking, where 2e-3 was better
   # still), 3e-4 up to 256, 1e-4 up to 768, 5e-5 above (the paper's; its code has 1e-4 for small)
   p.learning_rate = placeholder(float)
-  # Rate of a layer as a fraction of that above it; not set = the paper's: 0.8, large 0.9
+  # Learning rate of a layer over the layer above's; not set = the paper's: 0.8, large 0.9
   p.layer_decay = placeholder(float)
   p.layer_decay_skip = False  # True: the original's code, whose top layer has layer_decay squared
   # product: warm-up x decay, as the original; joined: warm up, then decay; wsd: warm up, stay, then

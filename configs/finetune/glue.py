@@ -1,9 +1,9 @@
 """GLUE: python -m electra_jax.finetune --config=configs/finetune/glue.py:mrpc ...
 
-After the colon stand tasks, separated by commas (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte,
-wnli), or `all`. --config.data.dir is the folder with GLUE's folders (MRPC/train.tsv, ...), or
-tfds:glue. A task is trained for the paper's epochs; test splits that are there are predicted in the
-format of a submission.
+Tasks follow the colon, separated by commas (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli), or
+`all`. --config.data.dir is the folder with GLUE's folders (MRPC/train.tsv, ...), or tfds:glue. A
+task is trained for the paper's epochs; test splits that are there are predicted in the format of a
+submission.
 
 Expected: dev medians of ELECTRA-Small (1M steps) average 79.9, of Base 85.1 (paper, Table 1).
 """

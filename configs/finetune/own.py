@@ -5,8 +5,8 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/own.py:review
           --config.own.label=stars --workdir=DIR
 
 FOLDER holds train.tsv (or .jsonl) and dev.tsv, and test.tsv if there is something to predict. The
-labels are those found in the training split. After the colon stands a name for the results. A row
-in electra_jax/finetune/tasks.py does the same for good.
+labels come from the training split. A name for the results follows the colon. A row in
+electra_jax/finetune/tasks.py does the same for good.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/squad.py
 Expected: SQuAD 1.1 and 2.0 dev exact match 75.8 and 70.1 for the released Small, 84.5 and 80.5 for
           Base (the original's README; Table 4).
 
-After the colon stands a name for the results (squad).
+A name for the results follows a colon (default: squad).
 """
 
 from ml_collections import ConfigDict
