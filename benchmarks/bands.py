@@ -7,9 +7,9 @@
 Trains a configuration with several seeds and, with seed 0, broken in four ways: doubled learning
 rates; a generator that does not learn; targets of another row; a vocabulary whose continuation
 marks are lost, so that most rare words become [UNK]. Each run has its configuration's schedule and
-is stopped by SIGTERM after `--steps`, a broken one after `--broken_steps`. Every seed is judged by
-the band of the others, each broken run by the band of all but its own seed. Started again it goes
-on where it was; a run whose lines are in the file of rows is not trained again.
+is stopped by SIGTERM after `--steps`, a broken run after `--broken_steps`. Every seed is judged by
+the band of the other seeds, each broken run by the band of all seeds but its own. Started again,
+the script continues; a run whose lines are in the file of rows is not trained again.
 
 The short run of the smallest modern preset:
 
@@ -39,7 +39,7 @@ from electra_jax.report import saved_run
 
 CONFIG = "configs/quickstart.py"
 PROGRAM = 'import runpy; runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)'
-# The labels of the row before, for both networks.
+# Gives both networks the labels of the row before.
 SHUFFLE = """
 import jax.numpy as jnp
 from electra_jax.core import networks, objectives
@@ -63,7 +63,7 @@ FAULTS = {
 
 
 def build(o: argparse.Namespace) -> None:
-  """Builds the shards, and those of the broken vocabulary."""
+  """Builds the shards, also with the broken vocabulary."""
   own = {k: v for k, v in o.fields.items() if k.startswith("data.")}
   jobs.build(o.out, o.out / "data", o.config, own)
   words = (o.out / "data" / "vocab.txt").read_text().splitlines()

@@ -2,10 +2,10 @@
 
   python benchmarks/build.py SOURCE ... --runner beam|ray --vocab vocab.txt [--json FILE]
 
-A SOURCE is an entry of config.data.sources, of which the text is cut into eight files. The engine
+A SOURCE is an entry of config.data.sources, whose text is cut into eight files. The engine
 (electra_jax[beam] or [ray] must be installed) and a local build turn them into shards in turn, each
-as a user would run it, start and checksums included. Of two texts or more,
-`of_local_without_start` is the share of the local speed in what the last has more than the first.
+as a user would run it, start and checksums included. With two texts or more,
+`of_local_without_start` is the share of the local speed on the last text beyond the first one.
 With RAY_ADDRESS, Ray is a cluster that is up already (`ray start --head`), as it is where Ray is
 used; its processes are not in the build's memory then.
 """

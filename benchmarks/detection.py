@@ -20,8 +20,8 @@ the unigram entropy within hundreds. Each arm says what would be seen if one exp
 - the optimizer: `AdamW` and `unigram, AdamW`, at its rates, would stay at chance.
 - depth against width: `deep`, `wide`.
 
-Every arm gets three seeds but those of more FLOPs, which get one; most rows so far are of the
-first. The measure is the AUC against the generator and against fixed noise on held-out documents.
+Every arm gets three seeds, an arm with more FLOPs one; most rows so far are of the first seed.
+The measure is the AUC against the generator and against fixed noise on held-out documents.
 """
 
 from pathlib import Path

@@ -96,7 +96,7 @@ objectives.OBJECTIVES.update(ADDED)
 def get_config(arg: str | None = None) -> ConfigDict:
   """Returns evidence_config.py's `electra` on unigram noise, with an objective of ADDED."""
   if arg not in ADDED:
-    raise ValueError(f"{arg!r} is none of {', '.join(ADDED)}")
+    raise ValueError(f"{arg!r} is not one of {', '.join(ADDED)}")
   c = files.load(Path(__file__).with_name("evidence_config.py"), "electra")
   c.objective.name = arg
   c.generator.kind = "unigram"

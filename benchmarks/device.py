@@ -2,9 +2,9 @@
 
   python benchmarks/device.py [--smoke] [--json OUT]
 
-Products are of random bfloat16 matrices, because zeros take less power and run faster; the copy
-counts the bytes read and those written. Medians of ten, after two that do not count. --smoke takes
-small arrays.
+Products take random bfloat16 matrices, because zeros take less power and run faster; the copy
+counts the bytes read and written. Medians of ten, after two that do not count. --smoke takes small
+arrays.
 """
 
 import statistics

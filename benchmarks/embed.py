@@ -4,7 +4,7 @@
 
 Question: how many times as fast as the loop that a user writes is `embed`, with the same vectors?
 Both read one folder: ELECTRA-Small's discriminator with random weights, on which the speed does not
-depend, exported for Hugging Face. The sentences are of Python's documentation, in its order. The
+depend, exported for Hugging Face. The sentences come from Python's documentation, in its order. The
 loop takes `--batch` of them at a time, padded to the longest, and the mean of the states under the
 attention mask; "sorted" is the same with the sentences sorted by length first. Contestants take
 turns, each in a process of its own, and the best round counts; compilation is in a round of its own

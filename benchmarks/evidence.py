@@ -6,7 +6,7 @@
 
 DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000, pairs.jsonl
 (BLiMP's) and glue/ with GLUE's folders. FIELD=VALUE makes a trial: every arm gets the field, and
-the rows and the folder have to be others.
+needs another folder and file of rows.
 
 Question: is one objective of the replaced-token family ahead of `bert` beyond two standard
 deviations on minimal pairs and on chunking, at the same FLOPs (generator and heads included)? All

@@ -22,10 +22,10 @@ AS_PUBLISHED = {
   "electra_tt": {},  # ELECTRA's loss, and Electric's generator and weight
 }
 TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
-# The same after half of the FLOPs by another arm: {arm: the one that it starts from}. The first is
-# a control: it has a second schedule too, and no other objective.
+# Arms that start from another arm's run of half the FLOPs: {arm: the other}. The first is a
+# control: it has a second schedule too, and the same objective.
 STARTS = {f"{name}-from-bert": "bert" for name in ("bert", "electra", "electra_mlm")}
-# Tuned, with Electric's generator: {arm: the discriminator's weight}.
+# Tuned arms with Electric's generator: {arm: the discriminator's weight}.
 TOWERS = {"electra_mlm-tt": 5.0, "electra_mlm-tt-w1": 1.0}
 ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED), *STARTS, *TOWERS)
 
@@ -33,7 +33,7 @@ ARMS = (*AS_PUBLISHED, *(f"{name}-tuned" for name in TUNED), *STARTS, *TOWERS)
 def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is one of ARMS."""
   if arg not in ARMS:
-    raise ValueError(f"{arg!r} is none of {', '.join(ARMS)}")
+    raise ValueError(f"{arg!r} is not one of {', '.join(ARMS)}")
   objective = arg.partition("-")[0]
   c = load(f"{objective}.py", "quickstart")
   if arg in AS_PUBLISHED:

@@ -29,13 +29,13 @@ from electra_jax.finetune import glue_files, loop, tasks, text_task
 from electra_jax.runtime import parallel
 
 LENGTH, BATCH = 128, 32
-# Of MRPC's 3,668 training pairs: percentiles of their tokens, in BERT's vocabulary.
+# Percentiles of the tokens of MRPC's 3,668 training pairs, in BERT's vocabulary.
 PAIRS, VOCAB_SIZE, PAD = 3668, 30522, 0
 PERCENTILES = ((0, 5, 25, 50, 75, 95, 100), (19, 32, 44, 53, 62, 74, 103))
 
 
 def small(layers: int) -> TransformerConfig:
-  """ELECTRA-Small's discriminator, as configs/small.py has it, with so many layers."""
+  """ELECTRA-Small's discriminator, as configs/small.py has it, with a number of layers."""
   m = files.load("small.py").model
   m.num_layers = layers
   on_cpu = jax.default_backend() == "cpu"
@@ -158,7 +158,7 @@ def main(
   """
   --glue        folder with GLUE's folders
   --vocab       BERT's vocab.txt, with --glue
-  --examples    an even choice of so many; 0 = all
+  --examples    how many, evenly spaced; 0 = all
   --parts       turns that the epoch is cut into
   --microbatch  examples; on accelerators all at once
   --peer        also run transformers on PyTorch (eager)

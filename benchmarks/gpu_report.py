@@ -121,7 +121,7 @@ def _pretraining(found: dict) -> str:
   )
 
 
-# By the first word of a step's name.
+# {first word of a step's name: its line}
 LINES: dict[str, Callable[[dict], str]] = {
   "device": _device,
   "numerics": _numerics,

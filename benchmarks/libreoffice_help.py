@@ -4,8 +4,8 @@
   python benchmarks/libreoffice_help.py hi > hi.txt
 
 or without root: `apt-get download` both, `dpkg -x` each into a folder, and --root=FOLDER. A page is
-a document and a paragraph a line. Repeated paragraphs are left out, and those not translated:
-four fifths of their letters are in words of the English help.
+a document and a paragraph a line. Repeated and untranslated paragraphs are left out; four
+fifths of an untranslated paragraph's letters are in words of the English help.
 """
 
 import re

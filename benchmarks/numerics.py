@@ -7,7 +7,7 @@ gradient      loss and gradient of a training step, dropout included, against th
               by default, and in bfloat16
 attention     XLA's and cuDNN's, with their gradients, on whole, padded and packed rows, against
               XLA's on the CPU in float32 from the same bfloat16 numbers
-packed        states of the documents of a packed row against those of each document alone
+packed        states of a packed row's documents against the states of each document alone
 accumulation  the gradient in four microbatches against the whole batch's
 
 An error is |found - expected| / |expected| over all numbers together. Exits with 1 if one is above
@@ -42,10 +42,10 @@ class Precision(NamedTuple):
   gradient: float
 
 
-# Of the errors: each number on the way is rounded by 6e-8 (float32), its factors by 5e-4 (TF32, the
-# GPUs' default for float32) or 2e-3 (bfloat16). Twelve layers round some hundred times in a row; if
-# at random, that is ten times as much, of which a CPU's bfloat16 shows half (1.1e-2), and there is
-# room for twice that (float32: more, for sums of 100,000 terms in another order). A loss is a mean.
+# Sources of error: each number on the way is rounded by 6e-8 (float32), its factors by 5e-4 (TF32,
+# the GPUs' default for float32) or 2e-3 (bfloat16). Twelve layers round some hundred times in a
+# row; if at random, that is ten times as much: half of it shows in a CPU's bfloat16 (1.1e-2), twice
+# it is tolerated (float32: more, for sums of 100,000 terms in another order). A loss is a mean.
 PRECISIONS = {
   "float32, highest": Precision("float32", "highest", 1e-5, 1e-4),
   "float32": Precision("float32", None, 5e-4, 1e-2),
@@ -280,7 +280,7 @@ def main(smoke: bool = False) -> dict:
   try:
     jax.devices("cpu")
   except RuntimeError:
-    raise SystemExit("error: JAX has no CPU beside the accelerator: unset JAX_PLATFORMS") from None
+    raise SystemExit("error: JAX has no CPU besides the accelerator: unset JAX_PLATFORMS") from None
   checks = check_gradients(device, smoke)
   found, could_not = check_attention(device, smoke)
   checks += found + check_packed(device, smoke) + check_accumulation(device, smoke)

@@ -3,7 +3,7 @@
   python benchmarks/peak_memory.py --config=configs/small.py [--set FIELD=VALUE ...] [--json OUT]
 
 here        the compiler's number for this machine's device, as `preflight --topology=here` gives it
-described   the same from the data sheet of such a GPU, as preflight gives it without one
+described   the number from this kind of GPU's data sheet, as preflight gives it without a GPU
 real        the most that the device had in use, after three steps of the program that was compiled
 
 Compiling tunes kernels on the device, which takes memory too; where that was more than the steps
@@ -48,7 +48,7 @@ def main(config: str, set: list[str] = ()) -> dict:
   tuning = in_use(devices[0])
   spec = spec_without_data(changed)
   optimizer, c = specs.make_optimizer_config(changed), changed.train
-  # Those that were compiled, whose last argument is where the run ends.
+  # The compiled programs; their last argument is where the run ends.
   fns = make_train_fns(spec, optimizer, c.steps, changed.seed, c.accumulation, devices)
   end = parallel.replicate(Horizon(np.int32(c.steps), np.int32(optimizer.decay_steps)))
   state = fns.init_state(parallel.replicate(fns.init_params()))

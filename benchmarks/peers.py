@@ -85,7 +85,7 @@ def _serve(pipe, make: Callable, *args) -> None:
 
 
 def wait_for(started: list[InItsOwnProcess]) -> tuple[list[InItsOwnProcess], list[str]]:
-  """Waits for the first steps of peers; returns those that can run, and why the others cannot."""
+  """Waits for the peers' first steps; returns the peers that can run, and why the others cannot."""
   ready, could_not = [], []
   for peer in started:
     try:
@@ -166,7 +166,7 @@ def take_turns(contestants: list, rounds: list[tuple]) -> tuple[dict[str, list[f
   Contestants take turns, because a shared machine's speed drifts.
 
   Args:
-    contestants: have a name and `run(*args)`; those that raise PeerError are left out.
+    contestants: have a name and `run(*args)`; one that raises PeerError is left out.
     rounds: the arguments of each.
   """
   times: dict[str, list[float]] = {c.name: [] for c in contestants}

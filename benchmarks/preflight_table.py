@@ -20,7 +20,7 @@ from electra_jax.config import files
 from electra_jax.cost import chips, gpus
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "preflight_table.json"
-# In the order of their worth: one slice for each model and kind of chip, then a pod, one chip, ...
+# The most useful first: one slice for each model and kind of chip, then a pod, one chip, ...
 SLICES = (
   ("small", "v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2"),
   ("base", "v4:2x2x4 v5e:4x4 v5p:2x2x4 v6e:4x4"),

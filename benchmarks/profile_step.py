@@ -3,10 +3,10 @@
   python benchmarks/profile_step.py [--peer] [--config=configs/small.py] [--batch=32] [--length=128]
                                     [--set FIELD=VALUE...] [--steps=3] [--json=OUT]
 
-The steps are those of benchmarks/train_step.py, the sizes too. On one core each operation runs by
+Steps and sizes are the ones of benchmarks/train_step.py. On one core each operation runs by
 itself, so that their times add up to the step's; `rest` is what no operation accounts for. Times
 come from JAX's profiler (the instruction of each event; its kind from the instruction's source and
-shape) and from PyTorch's (time of an operator without those that it calls). Page faults are of the
+shape) and from PyTorch's (time of an operator without what it calls). Page faults count for the
 whole step. --peer needs torch and transformers.
 """
 

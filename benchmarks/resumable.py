@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 DONE, FAILED, LEFT = "done", "failed", "left"
-STOPPED = 143  # exit code of what is to be started again, as of the package's programs
+STOPPED = 143  # exit code that asks to be started again, as in the package's programs
 PR_SET_PDEATHSIG, STARTED = 1, time.monotonic()
 ROOT = Path(__file__).resolve().parent.parent
-# XLA's fastest compilation; the rest is that of any CPU.
+# XLA's fastest compilation, for any CPU.
 SMOKE = {
   "JAX_PLATFORMS": "cpu",
   "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
@@ -58,10 +58,10 @@ class Work:
     return {}
 
   def check_settings(self, settings: dict) -> None:
-    """Compares settings with those that the folder was begun with; writes them if it is new.
+    """Compares settings with the folder's; writes them if it is new.
 
     Raises:
-      SystemExit: they are others, or the folder cannot be used.
+      SystemExit: they differ, or the folder cannot be used.
     """
     path, settings = self.folder / "settings.json", json.loads(json.dumps(settings))
     try:
@@ -147,7 +147,7 @@ def open_folder(
     gpu: whether a GPU is needed, but for a smoke test.
 
   Raises:
-    SystemExit: JAX does not start or has no GPU, the folder cannot be written or is that of other
+    SystemExit: JAX does not start or has no GPU, the folder cannot be written or has other
       settings.
   """
   paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])

@@ -2,7 +2,7 @@
 
   python benchmarks/resume.py --out DIR [--set FIELD=VALUE ...] [--json OUT]
 
-Trains once to the end, once until `kill -9` behind the second checkpoint, and then on to the end,
+Trains once to the end, once until `kill -9` after the second checkpoint, and then on to the end,
 and compares the last checkpoints and the lines of metrics. All three share what is compiled. GPUs
 may add up in another order each time; where bits differ it says by how much, and does it again with
 XLA's deterministic operations. Exits with 1 if bits differ then too. Needs no TensorFlow.
@@ -53,7 +53,7 @@ def finish(process: subprocess.Popen, workdir: Path) -> None:
 
 
 def kill_late(process: subprocess.Popen, workdir: Path, saved: int) -> int:
-  """Kills a run behind a checkpoint; returns the last step of which it wrote a line."""
+  """Kills a run after a checkpoint; returns the last step that it logged."""
   while not (harness.newest(workdir) >= saved and harness.last_line(workdir) > saved):
     if process.poll() is not None:
       finish(process, workdir)

@@ -7,11 +7,11 @@ A tiny network on a generated text, with a line every second, an evaluation and 
 memory (RSS), open files and threads of the process and the checkpoints on its disk, every ten
 seconds. What malloc keeps and protobuf has given back at times moves the memory, hence an hour, and
 slopes since later minutes too. Then a second process starts the same training, and the two run in
-turns of 20 s: machines drift by more than a program slows down, so the old one is also compared
-with one that has begun. In the end it is told to stop by SIGTERM. Exits with 0 if, after the
-warm-up, memory grows by less than 1 MB a minute, the open files are no more at the end than at
-first, just those checkpoints lie there that are to be kept, the last five minutes are within 5 % of
-the first five's speed, the old process within 5 % of the young one's, and it ends within 30 s.
+turns of 20 s: machines drift by more than a program slows down, so the old process is also compared
+with the new one. In the end it is told to stop by SIGTERM. Exits with 0 if, after the warm-up,
+memory grows by less than 1 MB a minute, the open files are no more at the end than at first,
+exactly the checkpoints to keep are left, the last five minutes are within 5 % of the first five's
+speed, the old process is within 5 % of the new one's speed, and it ends within 30 s.
 """
 
 import math
@@ -33,7 +33,7 @@ import harness  # noqa: E402
 SAVE_EVERY, KEEP, KEEP_EVERY = 1000, 3, 20_000
 STEPS = 10_000_000  # more than there is time for
 TURNS, TURN_SECS = 8, 20
-FIELDS = {  # beside those of the faults' network
+FIELDS = {  # besides the fields of the faults' network
   "optimizer.learning_rate": 1e-3,
   "optimizer.warmup_steps": 1000,
   "train.batch_size": 32,

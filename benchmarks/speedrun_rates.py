@@ -22,7 +22,7 @@ from pathlib import Path
 from electra_jax.experiments.definition import Arm, Experiment
 
 STEPS = 300
-# Of each arm, width and multiple of STEPS: the rates that the rule asks for.
+# {(arm, width, multiple of STEPS): the rates that the rule asks for}
 RATES = {
   ("electra", 128, 1): (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
   ("electra", 256, 1): (8e-3, 1.6e-2, 3.2e-2),

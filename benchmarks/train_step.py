@@ -6,14 +6,15 @@
 
 The peer trains the same sizes with the same dropout and batch, gathers the masked positions before
 the vocabulary layer, samples, and steps AdamW with clipping; fp32 on CPUs, bf16 autocast on GPUs;
-its attention is PyTorch's scaled_dot_product_attention. Of `gdes` it has shared embeddings, of
-ModernBERT no dropout. On a CPU ours has microbatches of 1,024 tokens, as configs/base.py
-advises: the same update, from activations that stay in the caches. `--peer_microbatches` gives the
-peer the same. Rounds alternate between the contestants, because a shared machine's speed drifts;
-the best one counts. The peer has a process of its own: in one process the threads of the one wait
-busily on the other's cores. All compile at the same time. `host_secs_per_step` is the CPU time of
-the thread that starts the steps and reads their numbers; another one places the batches. A peer
-that fails is told in `could_not`. Needs no TensorFlow. Works the same on a GPU.
+its attention is PyTorch's scaled_dot_product_attention. It shares embeddings where ours has `gdes`,
+and its ModernBERT has no dropout. On a CPU ours has microbatches of 1,024 tokens, as
+configs/base.py advises: the same update, from activations that stay in the caches.
+`--peer_microbatches` gives the peer the same. Rounds alternate between the contestants, because a
+shared machine's speed drifts; the best one counts. The peer has a process of its own: in one
+process each one's threads wait busily on the other's cores. All compile at the same time.
+`host_secs_per_step` is the CPU time of the thread that starts the steps and reads their numbers;
+another one places the batches. A peer that fails is told in `could_not`. Needs no TensorFlow. Works
+the same on a GPU.
 """
 
 import resource

@@ -3,12 +3,12 @@
 #
 #   launch/gpu.sh [--dry-run] --config=configs/base.py --config.data.dir=SHARDS --workdir=DIR
 #
-# Shows DIR.log. Ctrl-C ends the showing only; this saves and ends the run:
+# Shows DIR.log. Ctrl-C only ends the display; this saves and ends the run:
 #
 #   pkill -f -- '--workdir=DIR/?( |$)'
 #
-# Makes .venv in the clone; with PYTHON=python nothing is installed: that has electra_jax[data,gpu].
-# Other paths start from where it is called.
+# Makes .venv in the clone; with PYTHON=python, which has electra_jax[data,gpu], nothing is installed.
+# Other paths are relative to the current folder.
 set -euo pipefail
 clone=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-$clone/.venv/bin/python}

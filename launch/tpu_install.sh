@@ -5,7 +5,7 @@ set -e
 mkdir -p electra_jax bucket
 tar -xzf electra_jax.tgz -C electra_jax
 cd electra_jax
-# The image's Python is too old: uv brings one. Versions are those of requirements.lock.
+# The image's Python is too old: uv brings one. requirements.lock sets the versions.
 [ -x ~/.local/bin/uv ] || curl -LsSf https://astral.sh/uv/install.sh | sh
 [ -x .venv/bin/python ] || ~/.local/bin/uv venv --python 3.12 .venv
 ~/.local/bin/uv pip install --quiet --constraint requirements.lock --editable ".[data,tpu]"

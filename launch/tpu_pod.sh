@@ -18,7 +18,7 @@ case $TYPE in
   v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
   v5p-*) runtime=v2-alpha-tpuv5 ;;
   v6e-*) runtime=v2-alpha-tpuv6e ;;
-  *) echo "TYPE=$TYPE is none of v4-N, v5litepod-N, v5p-N, v6e-N" >&2; exit 2 ;;
+  *) echo "TYPE=$TYPE is not one of v4-N, v5litepod-N, v5p-N, v6e-N" >&2; exit 2 ;;
 esac
 
 exec 3>&1

@@ -268,7 +268,7 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
     subprocess.run(["bash", "-n", "-c", text], check=True)
   reserved = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU, SPOT="")
   assert reserved[1] == commands[1][:-1]
-  assert "is none of" in call(launch / "tpu_pod.sh", **{**TPU, "TYPE": "h100-8"}).stderr
+  assert "is not one of" in call(launch / "tpu_pod.sh", **{**TPU, "TYPE": "h100-8"}).stderr
   assert "ZONE" in call(launch / "tpu_pod.sh", **{**TPU, "ZONE": ""}).stderr
 
 
