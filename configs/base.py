@@ -146,7 +146,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   p.b2 = 0.999  # decay of the gradient's square (Table 6)
   p.eps = 1e-6  # outside the root (Table 6)
   p.clip_norm = 1.0  # of the gradient over both networks (the original's code)
-  # ZeRO-1: each device keeps and updates its part of both moments of every weight; the bytes sent
+  # ZeRO-1: each device keeps and updates its part of the moments of every weight; the bytes sent
   # stay the same. Checkpoints do not depend on it
   p.sharded = False
   # True: each network has an optimizer: its own norm to clip, and what the next fields set

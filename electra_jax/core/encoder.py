@@ -120,8 +120,8 @@ def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Contex
   """Returns [B, L, D] of x [B, L, D] after N blocks.
 
   One iteration of the loop is cfg.global_every layers, so that each place in it has layers of one
-  kind: a layer that chose its kind at run time would store residuals of both for the gradient.
-  Layers that do not fill an iteration come first, and so does the first one if its kind is unique.
+  kind: a layer that chose its kind at run time would store both kinds' residuals. Layers that do
+  not fill an iteration come first, and so does the first one if its kind is unique.
 
   Args:
     stacked: (params, dropout_seeds) of `Block`, each array [N, ...].

@@ -157,7 +157,7 @@ def _write_hf(
     others[huggingface.TRAINING] = trained
   if tokens:
     others |= {field: getattr(tokens.vocab, x) for field, x in family.token_ids.items()}
-  if unit is not None:  # pipelines of transformers leave such a logit as it is
+  if unit is not None:  # then transformers' pipelines leave the logit as it is
     others["problem_type"] = "regression"
   folder.mkdir()
   pad = tokens.vocab.pad if tokens else 0

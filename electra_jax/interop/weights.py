@@ -68,7 +68,7 @@ class Family:
   token_types: bool = True  # takes token_type_ids
   # {field of config.json: special token whose id it holds}, but for padding's, which all have
   token_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # config -> True if such a network is written as this family; ELECTRA takes the others
+  # config -> whether its network is written as this family; ELECTRA takes the others
   holds: Callable[[TransformerConfig], bool] = lambda cfg: False
 
   @property

@@ -68,7 +68,7 @@ class Clock:
   def restart(self, step: int) -> None:
     """Measures the seconds of a step from here on: `step` has compiled."""
     if self._first == (0, 0.0):
-      # Kept for evaluations where the decay begins and ends, each as long as the one at step 0.
+      # Kept for evaluations where the decay begins and ends, each as long as the one so far.
       self._reserve = CLOSING_SECS + 2 * self._goodput.secs().get("evaluation", 0.0)
     self._first = step, self._step_secs()
 

@@ -185,7 +185,7 @@ def eval_batch_size(config: ConfigDict, devices: int, examples: int) -> int:
 def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
   """Returns the networks of a configuration whose shards need not be there.
 
-  The vocabulary is the file data.vocab; if that is missing, data.vocab_size entries are assumed.
+  The vocabulary is the file data.vocab; if there is no file, it has data.vocab_size entries.
   """
   d = config.data
   vocab = SimpleNamespace(size=d.vocab_size, mask=4, special_ids=(0, 2, 3, 4))
