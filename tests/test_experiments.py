@@ -353,16 +353,26 @@ def test_flops_takes_fields_of_both_configurations(capsys):
   assert "70 steps cost as much as all of small.py" in capsys.readouterr().out
 
 
-def test_a_dollar_in_a_name_and_the_powers_of_ten_are_drawn_as_text(monkeypatch, tmp_path):
+@pytest.mark.parametrize("budgets", [(1e15, 1e16), (1e15,)])
+def test_a_picture_has_flops_or_arms_below_its_points(budgets, monkeypatch, tmp_path):
   texts = []
-  experiment = types.SimpleNamespace(arms=["$a"], budgets=[types.SimpleNamespace(spend=1e15)])
-  rows = [{"arm": "$a", "budget": 1e15, "flops": x, "mlm_loss": 3.0} for x in (1e15, 1e16)]
+  spends = [types.SimpleNamespace(spend=x) for x in budgets]
+  experiment = types.SimpleNamespace(arms=["$a", "b"], budgets=spends)
+  rows = [
+    {"arm": arm, "budget": x, "flops": x, "mlm_loss": 3.0}
+    for arm in experiment.arms
+    for x in budgets
+  ]
 
   def draw(path, figure):
     figure.draw_without_rendering()
     texts.extend(x.get_text() for x in figure.axes[0].get_xticklabels())
-    texts.extend(x.get_text() for x in figure.axes[0].get_legend().get_texts())
+    if legend := figure.axes[0].get_legend():
+      texts.extend(x.get_text() for x in legend.get_texts())
 
   monkeypatch.setattr(summary.curves, "save_figure", draw)
   summary.draw(tmp_path / "x.png", experiment, rows)
-  assert {"1e+15", "1e+16", "$a"} <= set(texts) and not any("mathdefault" in x for x in texts)
+  if len(budgets) == 1:
+    assert texts == ["$a", "b"]
+  else:
+    assert {"1e+15", "1e+16", "$a"} <= set(texts) and not any("mathdefault" in x for x in texts)

@@ -17,6 +17,7 @@ from electra_jax.config import compare, load, registry, schema, validate
 from electra_jax.core.learning_rates import SCHEDULES
 from electra_jax.core.objectives import OBJECTIVES, ObjectiveDef
 from electra_jax.data import build, runners, shards, sources
+from electra_jax.experiments import jobs
 from electra_jax.pretrain import train
 
 pytestmark = pytest.mark.usefixtures("tables")
@@ -138,6 +139,16 @@ def test_only_new_names_of_known_kinds_and_types_are_registered():
     with pytest.raises(error, match=why):
       electra_jax.register(**kinds)
     assert "x" not in OBJECTIVES and "x" not in SCHEDULES
+
+
+def test_the_programs_of_an_experiment_know_the_entries(module, tmp_path):
+  registry.import_module(module)
+  code = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)[1]
+  Path("shuffled.py").write_text(code)
+  assert code.startswith('"""shuffled.py')
+  jobs.run(tmp_path, "flops/x", "electra_jax.flops", ["--config=shuffled.py"], lambda: True)
+  (line,) = jobs.json_lines(tmp_path / "commands.jsonl")
+  assert line["ended"] and line["arguments"] == ["--config=shuffled.py"]
 
 
 READER = """

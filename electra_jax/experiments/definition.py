@@ -234,13 +234,13 @@ def of_configurations(
     match: one of UNITS: what all spend as much of as the first one's whole run.
     fields: set in every arm.
   """
-  arms = {Path(name).stem if "/" in name else name: Arm(name) for name in names}
+  arms = {Path(x).stem if "/" in x or x.endswith(".py") else x: Arm(x) for x in names}
   if len(arms) < len(names):
     raise ValueError(f"two arms have the same name: {', '.join(names)}")
   first = load_config(names[0], fields)
-  return Experiment(
-    arms, (whole_run(first, match),), match, seeds, next(iter(arms)), fields, **measures
-  )
+  budget, control = whole_run(first, match), next(iter(arms))
+  heldout = ("mlm_loss", "unigram_auc")  # the first depends on the generator's size, too
+  return Experiment(arms, (budget,), match, seeds, control, fields, heldout=heldout, **measures)
 
 
 def whole_run(config: ConfigDict, unit: str) -> float:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from electra_jax.config import registry
 from electra_jax.config.fields import load_config
 from electra_jax.config.files import resolve
 from electra_jax.cost import tables
@@ -103,7 +104,8 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
 
 
 def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
-  command = [sys.executable, "-m", module, *arguments]
+  imports = [f"--import={name}" for name in registry.origins()]
+  command = [sys.executable, "-m", module, *imports, *arguments]
   log = out / "logs" / f"{job.replace('/', '-')}.log"
   log.parent.mkdir(parents=True, exist_ok=True)
   print(f"{job}: {shlex.join(command)}", flush=True)

@@ -115,21 +115,26 @@ def report(experiment: Experiment, rows: Sequence[dict]) -> list[str]:
 
 @curves.plain_names()
 def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
-  """Draws each measure against the FLOPs of the runs: a line for an arm, a point for a seed."""
+  """Draws each measure against the FLOPs of the runs: a line for an arm, a point for a seed.
+
+  With one budget the arms are side by side, each with a bar at its mean.
+  """
   if not (names := measures(rows)):
     return
   from matplotlib.ticker import LogFormatter
 
+  one_budget = len(experiment.budgets) == 1
   figure = curves.new_figure(4.2 * len(names), 3.4, layout="constrained")
   for place, name in enumerate(names):
     axis = figure.add_subplot(1, len(names), place + 1)
-    for arm, colour in zip(experiment.arms, curves.COLOURS * len(experiment.arms), strict=False):
+    colours = curves.COLOURS * len(experiment.arms)
+    for at, (arm, colour) in enumerate(zip(experiment.arms, colours, strict=False)):
       means = []
       for budget in experiment.budgets:
         mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget.spend)]
         # Rows older than the command have no "flops", only their budget.
         points = [
-          (row.get("flops", row["budget"]), number(row[name]))
+          (at if one_budget else row.get("flops", row["budget"]), number(row[name]))
           for row in mine
           if isinstance(row.get(name), NUMBERS)
         ]
@@ -137,14 +142,22 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
           axis.plot(*zip(*points, strict=True), "o", color=colour, markersize=4)
           means.append(tuple(map(statistics.fmean, zip(*points, strict=True))))
       if means:
-        axis.plot(*zip(*means, strict=True), color=colour, linewidth=1.4, label=arm)
-    axis.set_xscale("log")
-    for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-      set_formatter(LogFormatter())  # the scale's own writes LaTeX
-    axis.set_xlabel("FLOPs", fontsize=8)
+        mark = "_" if one_budget else None
+        axis.plot(
+          *zip(*means, strict=True), marker=mark, ms=24, color=colour, linewidth=1.4, label=arm
+        )
+    if one_budget:
+      axis.set_xticks(range(len(experiment.arms)), list(experiment.arms), rotation=20)
+      axis.set_xlim(-0.5, len(experiment.arms) - 0.5)
+    else:
+      axis.set_xscale("log")
+      for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        set_formatter(LogFormatter())  # the scale's own writes LaTeX
+      axis.set_xlabel("FLOPs", fontsize=8)
     axis.set_ylabel(quantities.unit(name), fontsize=8)
     axis.set_title(quantities.label(name), fontsize=9)
     axis.grid(alpha=0.25)
     axis.tick_params(labelsize=8)
-  figure.axes[0].legend(fontsize=7, frameon=False)
+  if not one_budget:
+    figure.axes[0].legend(fontsize=7, frameon=False)
   curves.save_figure(path, figure)
