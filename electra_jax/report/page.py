@@ -1,5 +1,6 @@
 """The page of a report, from a template and Bokeh's scripts, all in one file."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,14 @@ def render(
 
   Raises ValueError if a folder is not a run, or holds no results.
   """
-  runs = [saved_run.read(*x) for x in zip(folders, saved_run.names(list(folders)), strict=True)]
+  runs, names = [], saved_run.names(list(folders))
+  for folder, name in zip(folders, names, strict=True):
+    try:
+      runs.append(saved_run.read(folder, name))
+    except saved_run.JustBegunError as error:
+      if not runs and folder == folders[-1]:
+        raise
+      warnings.warn(f"left out: {error}", stacklevel=2)
   arms = saved_run.arms(runs)
   drawn = figures.draw(arms)
   plots = {name: panel.plot for panels in drawn.values() for name, panel in panels.items()}

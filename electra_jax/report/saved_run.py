@@ -22,6 +22,10 @@ from electra_jax.runtime import checkpoint
 from electra_jax.runtime.workdir import read_config, read_run_config
 
 
+class JustBegunError(ValueError):
+  """A run has no line of metrics yet."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
   """A run, read from its folder."""
@@ -135,11 +139,11 @@ def elapsed(history: list[dict]) -> float:
 
 
 def read(folder: Path, name: str) -> SavedRun:
-  """Reads a run; raises ValueError if the folder holds none, or no line of a log yet."""
+  """Reads a run; raises ValueError if the folder holds none, JustBegunError if it has no line."""
   saved = read_run_config(folder)
   history = metrics.read_history(folder / metrics.HISTORY_FILE)
   if not history:
-    raise ValueError(f"{folder / metrics.HISTORY_FILE} has no line yet: the run has just begun")
+    raise JustBegunError(f"{folder / metrics.HISTORY_FILE} has no line yet: the run has just begun")
   config = specs.saved_config(saved)
   manifest = shards.read_manifest(sources.data_folder(folder))
   spec = specs.read_spec(folder, Vocab.from_json(manifest["vocab"]))

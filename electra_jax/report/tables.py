@@ -69,15 +69,13 @@ def fields(arms: Sequence[Arm]) -> Table:
   found = {run.name: compare.changed_from_base(run.config) for arm in arms for run in arm.runs}
   every = {field: old for one in found.values() for field, (old, _) in one.items()}
 
-  def own(field: str, run: SavedRun) -> str:
-    return repr(found[run.name][field][1]) if field in found[run.name] else ""
+  def own(field: str, old: object, arm: Arm) -> str:
+    values = [found[run.name].get(field, (old, old))[1] for run in arm.runs]
+    return "" if all(x == old for x in values) else _joined(map(repr, values))
 
   return [
     ["field", "base.py", *(arm.name for arm in arms)],
-    *(
-      [field, repr(old), *(_joined(own(field, run) for run in arm.runs) for arm in arms)]
-      for field, old in every.items()
-    ),
+    *([field, repr(old), *(own(field, old, arm) for arm in arms)] for field, old in every.items()),
   ]
 
 
