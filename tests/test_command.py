@@ -74,8 +74,8 @@ def test_a_command_works_with_streams_closed(closed):
     (["train"], 2, "--config=FILE and --workdir=DIR are needed"),
     (["build", "--runner=beam", "--", "--help"], 2, "--config=FILE is needed, e.g. --config="),
     (["train", "--workdirr=x"], 2, "unknown option --workdirr; did you mean --workdir?"),
-    (["train", "--config=configs/bas.py"], 1, "did you mean configs/base.py?: configs/bas.py"),
-    (["config", "configs/smal.py"], 1, "did you mean configs/small.py?: configs/smal.py"),
+    (["train", "--config=configs/bas.py"], 1, "did you mean configs/base.py?): configs/bas.py"),
+    (["config", "configs/smal.py"], 1, "did you mean configs/small.py?): configs/smal.py"),
     (["config", "configs/small.py", "--grep=xyz"], 1, "--grep=xyz: no field matches, of "),
     (["config", "configs/small.py", "--grep=["], 1, "--grep=[: unterminated character set"),
     (["config", "--grep=warmup"], 2, "FILE is needed, e.g. configs/small.py"),
@@ -125,12 +125,13 @@ def test_fields_are_found_by_name_and_meaning():
   assert "keep = 'best'  # which seeds' networks are kept" in done.stdout
   assert "[one of best, all, none]\n" in done.stdout
   assert done.stdout.endswith("\n1 of 60 fields differ from configs/finetune/base.py (*)\n")
-  pattern = "^generator.width|^eval.batch|^model.dropout"
+  pattern = "^generator.width|^eval.batch|^model.dropout|^obj.*contrast_weight"
   done = call("config", "configs/bert.py", "--grep", pattern, "--effects")
   facts = re.findall(r"^. ([a-z._]+) = .*\[([^]]*)\]$", done.stdout, re.M)
   assert facts == [
     ("model.dropout", "at least 0 and below 1; defines the run"),
     ("generator.width_multiplier", "above 0; defines the run; no effect here"),
+    ("objective.contrast_weight", "defines the run; no effect here"),
     ("eval.batch_size", "above 0"),
   ]
 

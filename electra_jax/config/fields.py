@@ -122,7 +122,7 @@ def fields_of(config: ConfigDict, *, effects: bool = False) -> list[Field]:
   rows = schema.PRETRAINING if base == BASES[0] else schema.FINE_TUNING
   of = config if effects else None
   return [
-    Field(name, values[name], defaults[name], text, tuple(rows[name].facts(values[name], of)))
+    Field(name, values[name], defaults[name], text, tuple(rows[name].facts(name, values[name], of)))
     for name, text in comments.items()
   ]
 

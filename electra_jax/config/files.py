@@ -48,8 +48,8 @@ def resolve(path: str | Path) -> Path:
   if own := _own(path):
     return own
   close = difflib.get_close_matches(str(path).removeprefix("configs/"), known(), n=1)
-  hint = f"; did you mean configs/{close[0]}?" if close else f"; available: {', '.join(known())}"
-  raise FileNotFoundError(errno.ENOENT, f"no such configuration{hint}", str(path))
+  hint = f"did you mean configs/{close[0]}?" if close else f"available: {', '.join(known())}"
+  raise FileNotFoundError(errno.ENOENT, f"no such configuration ({hint})", str(path))
 
 
 def find_data(path: str | Path) -> Path:

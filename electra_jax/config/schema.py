@@ -57,7 +57,7 @@ class Row:
       return registry.table(self.kind)
     return self.choices() if callable(self.choices) else self.choices
 
-  def facts(self, value: Any, config: ConfigDict | None) -> list[str]:
+  def facts(self, field: str, value: Any, config: ConfigDict | None) -> list[str]:
     """Returns notes on a field: its choices, its range, whether it defines the run.
 
     Args:
@@ -70,7 +70,10 @@ class Row:
     found += ["defines the run"] if self.defines else []
     if config is not None:
       with contextlib.suppress(KeyError):  # an objective that is not registered
-        found += ["no effect here"] if self.has_no_effect(config) else []
+        unread = self.has_no_effect(config) or (
+          "objective" in config and is_of_others(field, config.objective.name)
+        )
+        found += ["no effect here"] if unread else []
     return found
 
 
@@ -88,6 +91,13 @@ def _objective(config: ConfigDict):
 
 def _generator(config: ConfigDict):
   return registry.table("generator")[config.generator.kind]
+
+
+def is_of_others(field: str, objective: str) -> bool:
+  """Returns whether a field is a hyper-parameter of other objectives, which `objective` ignores."""
+  kinds, name = registry.table("objective"), field.removesuffix("_schedule")
+  of = {kind for kind in kinds if name in [f"objective.{x}" for x in kinds[kind].own_fields]}
+  return objective in kinds and bool(of) and objective not in of
 
 
 def _no_weights(config: ConfigDict) -> bool:

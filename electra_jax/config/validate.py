@@ -122,7 +122,10 @@ def check_values(flat: Mapping, rows: Mapping[str, schema.Row]) -> None:
     raise ValueError(f"seeds must be at least 0 and below 2**32, got config.seed up to {last}")
   for field, row in rows.items():
     if (known := row.allowed) is not None and flat[field] not in known:
-      raise ValueError(f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}")
+      hint = "; --import=MODULE adds entries of your own" if row.kind else ""
+      raise ValueError(
+        f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}{hint}"
+      )
 
 
 def check_devices(config: ConfigDict, devices: int | None = None) -> None:
@@ -210,11 +213,9 @@ def warn_of_unread(o: ConfigDict) -> None:
 
   Not an error: a run of an earlier version may have set one, and must resume.
   """
-  base, kinds = load("base.py").objective, objectives.OBJECTIVES
-  others = {name for kind in kinds.values() for name in kind.own_fields}
-  others -= set(kinds[o.name].own_fields)
-  changed = (k for k in o if o[k] != base[k])
-  if unread := [f"objective.{k}" for k in changed if k.removesuffix("_schedule") in others]:
+  base = load("base.py").objective
+  changed = (f"objective.{k}" for k in o if o[k] != base[k])
+  if unread := [field for field in changed if schema.is_of_others(field, o.name)]:
     warnings.warn(f"objective {o.name} does not read {', '.join(unread)}", stacklevel=1)
 
 

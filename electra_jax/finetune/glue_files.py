@@ -82,7 +82,8 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
       return found[0]
   has = ", ".join(sorted(path.name for path in folders[0].iterdir())) or "nothing"
   raise MissingSplit(
-    f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {has:.200})"
+    f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {has:.200}); read are"
+    " TSV with a header and JSON lines"
   )
 
 

@@ -30,9 +30,9 @@ class Model:
   """A fine-tuned network."""
 
   info: TaskInfo
-  cfg: TransformerConfig
-  tokenizer: Tokenizer
-  weights: dict  # {"embeddings", "encoder", "head"}, [1, ...]
+  cfg: TransformerConfig = dataclasses.field(repr=False)
+  tokenizer: Tokenizer = dataclasses.field(repr=False)
+  weights: dict = dataclasses.field(repr=False)  # {"embeddings", "encoder", "head"}, [1, ...]
   batch_size: int = 32  # rows per device
 
   @property
