@@ -45,7 +45,7 @@ def check_notebook(nbformat, nbclient, folder: Path) -> None:
   nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": folder}}).execute()
   cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
   shown = "\n".join(map(text_of, cells))
-  assert "finished=True" in shown and "heldout step 240/240" in shown, shown[-3000:]
+  assert "finished=True" in shown and "heldout step 800/800" in shown, shown[-3000:]
   assert "<Encoder runs/notebook/run: 2 layers of 128, 2,048 tokens" in shown, shown[-3000:]
   images = [o for cell in cells for o in cell.outputs if "image/png" in o.get("data", {})]
   assert len(images) == 1, f"{len(images)} pictures"
