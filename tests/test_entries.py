@@ -32,6 +32,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.evaluate import scorers
 from electra_jax.export import writer
 from electra_jax.finetune import labels, prepare, tasks
+from electra_jax.finetune import metrics as task_metrics
 from electra_jax.finetune import text_task as glue
 from electra_jax.finetune.labels import TextTask
 from electra_jax.interop import electra, huggingface, sources
@@ -106,8 +107,8 @@ def test_a_task_of_a_new_type_of_label_has_its_behaviour_and_its_metrics(monkeyp
   classes = labels.LABEL_TYPES["classification"]
   ordinal = classes._replace(head="ordinal", default_metrics=("distance",))
   monkeypatch.setitem(labels.LABEL_TYPES, "ordinal", ordinal)
-  distance = labels.Metric(lambda rows, classes: np.abs(np.diff(rows)).mean(), ("ordinal",))
-  monkeypatch.setitem(labels.METRICS, "distance", distance)
+  distance = task_metrics.Metric(lambda rows, classes: np.abs(np.diff(rows)).mean(), ("ordinal",))
+  monkeypatch.setitem(task_metrics.METRICS, "distance", distance)
   task = tasks.own("stars", text="a", label="b", kind="ordinal")
   assert task.label_type is ordinal and task.metrics == ("distance",)
   assert TextTask(**dataclasses.asdict(task)).label_type is ordinal  # as saved with the results
@@ -160,7 +161,7 @@ def test_comparisons_with_names_of_entries_are_those_that_are_listed():
   dicts = (
     *(attention.ATTENTION, encoder.BLOCKS, generators.GENERATORS, heads.HEADS, layers.NORMS),
     *(layers.FEED_FORWARDS, networks.TIES, objectives.OBJECTIVES, optimizer.OPTIMIZERS),
-    *(learning_rates.SCHEDULES, scorers.SCORERS, labels.LABEL_TYPES, labels.METRICS),
+    *(learning_rates.SCHEDULES, scorers.SCORERS, labels.LABEL_TYPES, task_metrics.METRICS),
     *(prepare.TASK_KINDS, tasks.TASKS, task_network.HEAD_KINDS, transformer_config.POSITIONS),
   )
   # Also a scope in TF1, a field of the parameters, and a format of files.

@@ -15,7 +15,7 @@ from electra_jax.finetune import tasks
 from electra_jax.finetune import text_task as glue
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.glue_files import Example
-from electra_jax.finetune.labels import METRICS
+from electra_jax.finetune.metrics import METRICS
 from electra_jax.finetune.tasks import TASKS
 
 REVIEWS = tasks.own("reviews", text="body", label="stars")

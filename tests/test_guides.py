@@ -16,7 +16,7 @@ from test_objectives import RATES, SPEC, D, fresh, keys_of, make_batch
 from test_train import lines
 
 from electra_jax.core import masking, objectives
-from electra_jax.finetune import labels
+from electra_jax.finetune import metrics as task_metrics
 from electra_jax.pretrain import train
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
@@ -123,4 +123,4 @@ def test_the_guides_task_is_measured_by_its_metric(tables, source, tmp_path):  #
     assert list(row["metrics"]) == ["balanced", "accuracy"]
     assert row["metrics"]["balanced"] > 60
   rows = np.array([[0.0, 0], [0, 1], [1, 1], [1, 1]])
-  assert labels.METRICS["balanced"].compute(rows, 2) == 0.75
+  assert task_metrics.METRICS["balanced"].compute(rows, 2) == 0.75

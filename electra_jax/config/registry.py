@@ -32,7 +32,7 @@ KINDS = {
   "task": "finetune.tasks.TASKS",
   "task_head": "core.task_network.HEAD_KINDS",
   "head_layers": "core.task_heads.HEAD_LAYERS",
-  "metric": "finetune.labels.METRICS",
+  "metric": "finetune.metrics.METRICS",
 }
 # {(kind, name): the module or file that registered it}
 _origins: dict[tuple[str, str], str] = {}

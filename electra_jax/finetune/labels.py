@@ -5,10 +5,8 @@ All behaviour that depends on the label type is in its entry of LABEL_TYPES (`ta
 
 import collections
 import dataclasses
-import functools
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,7 +28,7 @@ class TextTask:
   labels: tuple[str, ...] | None = ("0", "1")
   # a key of LABEL_TYPES; None: "regression" if `labels` is None, else "classification"
   label_kind: str | None = None
-  metrics: tuple[str, ...] = ("accuracy",)  # keys of METRICS, the main one first
+  metrics: tuple[str, ...] = ("accuracy",)  # keys of metrics.METRICS, the main one first
   folders: tuple[str, ...] = ()  # names of the folder with the files, lower-cased
   scale: float | None = 1.0  # divides the labels of a regression; None until complete
   limits: tuple[float, float] | None = None  # smallest and largest label of a regression
@@ -71,7 +69,7 @@ class LabelType(NamedTuple):
   head: str  # a key of `task_network.HEAD_KINDS`
   output: str  # name of the head's prediction to read
   dtype: type  # of the training target
-  default_metrics: tuple[str, ...]  # keys of METRICS
+  default_metrics: tuple[str, ...]  # keys of metrics.METRICS
   incomplete: dict  # fields of a TextTask with unknown labels or scale
   complete: Callable[[set[str], str], dict]  # -> the fields that replace `incomplete`
   head_arguments: Callable[[TextTask], dict]  # the head's arguments that depend on the labels
@@ -185,56 +183,4 @@ LABEL_TYPES = {
     constant=lambda labels: float(labels.mean()),
     summary=lambda task, labels: f", labels {np.mean(labels):.2f} ± {np.std(labels):.2f}",
   ),
-}
-
-
-def _sklearn(name: str, rows: np.ndarray, classes: int, **options) -> float:
-  """Returns scikit-learn's metric of rows [n, 2] of label and prediction.
-
-  Distinct rows with counts as weights keep thousands of resamplings cheap.
-  """
-  from sklearn import metrics
-
-  counts = np.bincount((rows[:, 0] * classes + rows[:, 1]).astype(np.int64))
-  codes = np.flatnonzero(counts)
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about a resampling of one class
-    return getattr(metrics, name)(*divmod(codes, classes), sample_weight=counts[codes], **options)
-
-
-def _f1(rows: np.ndarray, classes: int) -> float:
-  """Returns the F1 of class 1 of two classes, or the mean over more classes."""
-  average = "binary" if classes == 2 else "macro"
-  return _sklearn("f1_score", rows, classes, average=average, zero_division=0.0)
-
-
-def _correlation(name: str, rows: np.ndarray, classes: int) -> float:
-  from scipy import stats
-
-  if (np.ptp(rows, axis=0) == 0).any():
-    return 0.0
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about nearly constant predictions
-    value = getattr(stats, name)(rows[:, 0], rows[:, 1]).statistic
-  return value if math.isfinite(value) else 0.0
-
-
-class Metric(NamedTuple):
-  """A metric of predictions.
-
-  `compute` takes rows [n, 2] of label and prediction and the number of classes or 0, and returns a
-  number from -1 to 1. MCC and the correlations of constant labels or predictions are 0.
-  """
-
-  compute: Callable[[np.ndarray, int], float]
-  label_types: tuple[str, ...]  # keys of LABEL_TYPES
-
-
-_CLASSES, _NUMBERS = ("classification",), ("regression",)
-METRICS = {
-  "accuracy": Metric(functools.partial(_sklearn, "accuracy_score"), _CLASSES),
-  "f1": Metric(_f1, _CLASSES),
-  "mcc": Metric(functools.partial(_sklearn, "matthews_corrcoef"), _CLASSES),
-  "spearman": Metric(functools.partial(_correlation, "spearmanr"), _NUMBERS),
-  "pearson": Metric(functools.partial(_correlation, "pearsonr"), _NUMBERS),
 }

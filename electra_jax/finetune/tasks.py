@@ -6,7 +6,8 @@ STS-B, otherwise 3).
 """
 
 from electra_jax.finetune.files import TaskError
-from electra_jax.finetune.labels import LABEL_TYPES, METRICS, TextTask
+from electra_jax.finetune.labels import LABEL_TYPES, TextTask
+from electra_jax.finetune.metrics import METRICS
 
 _ENTAILMENT = ("entailment", "not_entailment")
 

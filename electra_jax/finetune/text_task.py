@@ -15,7 +15,8 @@ from electra_jax.finetune import glue_files, task_data, tasks
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import TaskError, write_rows
 from electra_jax.finetune.glue_files import Example
-from electra_jax.finetune.labels import METRICS, TextTask
+from electra_jax.finetune.labels import TextTask
+from electra_jax.finetune.metrics import METRICS
 from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
 

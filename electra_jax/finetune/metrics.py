@@ -1,0 +1,61 @@
+"""The metrics of text tasks, on all rows of a split."""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+def _sklearn(name: str, rows: np.ndarray, classes: int, **options) -> float:
+  """Returns scikit-learn's metric of rows [n, 2] of label and prediction.
+
+  Distinct rows with counts as weights keep thousands of resamplings cheap.
+  """
+  from sklearn import metrics
+
+  counts = np.bincount((rows[:, 0] * classes + rows[:, 1]).astype(np.int64))
+  codes = np.flatnonzero(counts)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about a resampling of one class
+    return getattr(metrics, name)(*divmod(codes, classes), sample_weight=counts[codes], **options)
+
+
+def _f1(rows: np.ndarray, classes: int) -> float:
+  """Returns the F1 of class 1 of two classes, or the mean over more classes."""
+  average = "binary" if classes == 2 else "macro"
+  return _sklearn("f1_score", rows, classes, average=average, zero_division=0.0)
+
+
+def _correlation(name: str, rows: np.ndarray, classes: int) -> float:
+  from scipy import stats
+
+  if (np.ptp(rows, axis=0) == 0).any():
+    return 0.0
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about nearly constant predictions
+    value = getattr(stats, name)(rows[:, 0], rows[:, 1]).statistic
+  return value if math.isfinite(value) else 0.0
+
+
+class Metric(NamedTuple):
+  """A metric of predictions.
+
+  `compute` takes rows [n, 2] of label and prediction and the number of classes or 0, and returns a
+  number from -1 to 1. MCC and the correlations of constant labels or predictions are 0.
+  """
+
+  compute: Callable[[np.ndarray, int], float]
+  label_types: tuple[str, ...]  # keys of labels.LABEL_TYPES
+
+
+_CLASSES, _NUMBERS = ("classification",), ("regression",)
+METRICS = {
+  "accuracy": Metric(functools.partial(_sklearn, "accuracy_score"), _CLASSES),
+  "f1": Metric(_f1, _CLASSES),
+  "mcc": Metric(functools.partial(_sklearn, "matthews_corrcoef"), _CLASSES),
+  "spearman": Metric(functools.partial(_correlation, "spearmanr"), _NUMBERS),
+  "pearson": Metric(functools.partial(_correlation, "pearsonr"), _NUMBERS),
+}
