@@ -61,9 +61,9 @@ def test_generators_keep_heads_of_64_and_at_least_one():
 
 def test_a_generator_whose_heads_do_not_fit_is_refused_by_the_field_that_sets_its_width():
   base = TransformerConfig(100, 8, 768, 2, 12, 8, 8)
-  with pytest.raises(ValueError, match=r"^generator.width_multiplier=0.3: 3 heads .* width 230$"):
+  with pytest.raises(ValueError, match=r"^generator.width_multiplier=0.3: 3 heads .* size 230$"):
     generator_size(base, 0.3, 1.0)
-  with pytest.raises(ValueError, match="^generator.width_multiplier=0.625: RoPE .* width 5 is odd"):
+  with pytest.raises(ValueError, match="^generator.width_multiplier=0.625: RoPE .* size 5 is odd"):
     generator_size(dataclasses.replace(TINY, positions="rope"), 0.625, 1.0)
 
 
