@@ -134,7 +134,7 @@ def test_the_command_warns_of_the_heads_it_assumed_in_a_line(eight_heads, tmp_pa
   code, out, errors = command("export", prefix, tmp_path / "out", "--to", "orbax")
   assert code == 0 and "exported to" in out
   told = [line for line in errors.splitlines() if line.startswith("warning: ")]
-  assert len(told) == 2 and all("of width" in line for line in told)
+  assert len(told) == 2 and all("of size" in line for line in told)
   with pytest.raises(sources.ExchangeError, match="is not a TF1 checkpoint"):
     sources.open_source(tmp_path / "out", [8])
 
