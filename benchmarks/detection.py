@@ -14,9 +14,10 @@ the unigram entropy within hundreds. Each arm says what would be seen if one exp
 - embeddings are pulled two ways: `gdes` and `own embeddings` would be ahead.
 - the generator is too strong to be seen (`generator 1/8` ahead), too weak to learn from (`generator
   1/2`), or moves (`frozen generator`, a masked LM of the main network's size).
-- there is no first-order gradient towards the product of token and context: fixed noise (`unigram`)
-  stays at chance, with more tokens a step too, and is learned at once from a masked LM (`unigram
-  from bert`) or by a head that multiplies them (`slots, product`, against `slots in text`).
+- the gradient has no first-order term in the product of token and context: the discriminator stays
+  at chance on fixed noise (`unigram`), also with more tokens a step, and learns it at once if it
+  starts from a masked LM (`unigram from bert`) or has a head that multiplies them (`slots,
+  product`, against `slots in text`).
 - the optimizer: `AdamW` and `unigram, AdamW`, at its rates, would stay at chance.
 - depth against width: `deep`, `wide`.
 

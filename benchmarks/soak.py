@@ -9,7 +9,7 @@ seconds. What malloc keeps and protobuf has given back at times moves the memory
 slopes since later minutes too. Then a second process starts the same training, and the two run in
 turns of 20 s: machines drift by more than a program slows down, so the old process is also compared
 with the new one. In the end it is told to stop by SIGTERM. Exits with 0 if, after the warm-up,
-memory grows by less than 1 MB a minute, the open files are no more at the end than at first,
+memory grows by less than 1 MB a minute, the process has no more open files than when it began,
 exactly the checkpoints to keep are left, the last five minutes are within 5 % of the first five's
 speed, the old process is within 5 % of the new one's speed, and it ends within 30 s.
 """

@@ -134,7 +134,7 @@ def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Gene
 
 
 def _two_seeds(dropout_seeds):
-  """Returns the seeds of both towers, None each for None (no dropout)."""
+  """Returns the dropout seeds of the left and the right tower, (None, None) without dropout."""
   other = jax.tree.map(lambda s: s ^ jnp.uint32(0x9E3779B9), dropout_seeds)
   return dropout_seeds, other
 

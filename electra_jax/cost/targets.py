@@ -34,7 +34,7 @@ class Target:
 def find(topology: str) -> Target:
   """Returns the devices that a topology names: "here", a TPU slice or GPUs.
 
-  Raises ValueError if there are no such devices, or no compiler for them.
+  Raises ValueError if the topology is unknown, or JAX has no compiler for its devices.
   """
   if topology == HERE:
     return local()
@@ -48,8 +48,9 @@ def find(topology: str) -> Target:
     options = {"target_config": gpus.describe(sheet), "topology": "1x{}x{}".format(*axes)}
     devices = _described(topology, "cuda", options)
   else:
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU's metadata server here
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor a TPU to lock
+    # Only the compiler of libtpu is used: it must not ask a TPU VM's metadata server or lock a TPU.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     options = {"topology_name": topology}
     if sheet.cores == 2:  # training uses both as one device; by default the compiler splits a v4's
       options["chip_config_name"] = "megacore"

@@ -48,7 +48,7 @@ def read(path: Path, most: int | None = None) -> list[Pair]:
   category, may be missing.
 
   Raises:
-    ValueError: a line (it is named) is damaged or lacks a sentence, or there are no lines.
+    ValueError: the file is empty, or a line is damaged or lacks a sentence; the message names it.
   """
   pairs = []
   with opened(path) as raw:

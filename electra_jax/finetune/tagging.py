@@ -53,8 +53,9 @@ def read(
 ) -> list[Sentence]:
   """Reads a CoNLL file: a word per line, columns at spaces or tabs, blank lines between sentences.
 
-  Columns count from 0, or from the end if negative. There are no tags if `tag_column` is None or
-  the word's column, as in a file of one column, or if it does not exist and `tags_optional`.
+  Columns count from 0, or from the end if negative. The sentences have no tags if `tag_column` is
+  None or the word's column, as in a file of one column, or if the file lacks it and `tags_optional`
+  is set.
 
   Raises:
     TaskError: the file is missing, damaged, not UTF-8 or without a sentence, the number of columns
