@@ -6,6 +6,7 @@ import functools
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -82,12 +83,26 @@ def parse_fields(text: str) -> dict:
   return {name: value(x) for name, _, x in (word.partition("=") for word in text.split())}
 
 
-def python(*args, env: dict | None = None, **options) -> subprocess.CompletedProcess:
-  """Runs Python with the package on its path; returns its exit code, output and errors."""
+# A process whose files are limited would cut these short, for later ones to find.
+WITHOUT_CACHES = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+
+
+def python(
+  *args, env: dict | None = None, file_bytes: int | None = None, **options
+) -> subprocess.CompletedProcess:
+  """Runs Python with the package on its path; returns its exit code, output and errors.
+
+  Args:
+    file_bytes: the size that no file may exceed: writes fail as on a full disk.
+  """
+  env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+  if file_bytes:
+    limits = (resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    env |= WITHOUT_CACHES
+    options["preexec_fn"] = functools.partial(resource.setrlimit, *limits)
   return subprocess.run(
-    [sys.executable, *map(str, args)], capture_output=True, text=True,
-    env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **options,
-  )  # fmt: skip
+    [sys.executable, *map(str, args)], capture_output=True, text=True, env=env, **options
+  )
 
 
 @contextlib.contextmanager

@@ -314,11 +314,8 @@ def run_build(config, **options):
 
 
 def test_a_full_disk_ends_with_one_line_and_nothing_that_looks_whole(tmp_path):
-  import resource
-
   config = make_config(tmp_path)
-  limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))  # noqa: E731
-  ended = run_build(config, preexec_fn=limit)
+  ended = run_build(config, file_bytes=9000)
   assert ended.returncode == 1
   assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
   assert str(tmp_path / "shards") in ended.stderr

@@ -298,6 +298,7 @@ run = open_run({folder!r})
 run.save(1, make_state(), {{}})
 run.wait()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True  # a module would be cut short
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
   run.save(2, make_state(seed=2), {{}})

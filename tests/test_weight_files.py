@@ -4,9 +4,7 @@ import dataclasses
 import io
 import json
 import re
-import resource
 import shutil
-import signal
 from pathlib import Path
 
 import jax
@@ -170,19 +168,11 @@ def test_a_rounded_number_goes_out_in_the_unit_of_its_labels(words45, tmp_path):
   assert found == np.ascontiguousarray(kernel).view(np.uint16).reshape(-1)[1::2].tobytes()
 
 
-def test_a_disk_that_fills_amid_the_shards_ends_with_one_line(words45, tmp_path, monkeypatch):
-  monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # it would warn that it is not kept
-
-  def small_files():
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
-
+def test_a_disk_that_fills_amid_the_shards_ends_with_one_line(words45, tmp_path):
   cfg = dataclasses.replace(SIZES["projected"], vocab_size=45, ffn_size=250)  # kernels of 8 kB
   network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
   at = save_hf(tmp_path / "in", sources.Source({"discriminator": network}, words45, {}))
-  code, _, errors = command(
-    "export", at, tmp_path / "out", "--to", "hf", *SMALL, before=small_files
-  )
+  code, _, errors = command("export", at, tmp_path / "out", "--to", "hf", *SMALL, file_bytes=6_000)
   assert code == 1 and errors.count("\n") == 1
   assert re.search(r"model-0000[2-9]-of-\d{5}.safetensors cannot be written: .*File too", errors)
   assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "words"]
