@@ -207,7 +207,7 @@ PRETRAINING = {
   "data.holdout_frac": Row(builds=EXAMPLES),
   "data.max_bad_frac": _FREE,
   "data.examples_per_shard": Row(builds=SHARDS),
-  "data.parts": Row(builds=SHARDS, earlier=0),
+  "data.parts": Row(builds=SHARDS, earlier=1),
   "data.dedup": Row(builds=SHARDS, earlier=""),
   "data.workers": _FREE,
   "optimizer.name": Row(kind="optimizer", defines=SHAPES),

@@ -31,14 +31,14 @@ from electra_jax.runtime.workdir import replacing
 
 PART_BYTES = 256 << 20  # of input files, where the number of parts is not set
 HARVEST = "python-docs.txt"
+_BUILDS = {f.removeprefix("data."): row for f, row in schema.PRETRAINING.items() if row.builds}
 # Fields that earlier versions lacked, with the values that reproduce them; manifests omit them.
-EARLIER = {"parts": 1, "dedup": ""}
+EARLIER = {f: row.earlier for f, row in _BUILDS.items() if row.earlier not in (schema.ALWAYS, None)}
 
 
 def settings(config: ConfigDict) -> dict:
   """Returns the fields that determine the shards, as {name: value}."""
-  names = [name.removeprefix("data.") for name, row in schema.PRETRAINING.items() if row.builds]
-  return {"seed": config.seed} | {name: config.data[name] for name in names}
+  return {"seed": config.seed} | {name: config.data[name] for name in _BUILDS}
 
 
 @dataclasses.dataclass(frozen=True)
