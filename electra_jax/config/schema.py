@@ -107,6 +107,11 @@ def _no_weights(config: ConfigDict) -> bool:
   return not trained or generator.pretrained
 
 
+def decays_to_the_end(config: ConfigDict) -> bool:
+  """Whether the rate decays all the time after warm-up; a schedule of the user's own may not."""
+  return config.optimizer.schedule in ("product", "joined")
+
+
 _FREE, _RUN, _ABOVE_0 = Row(), Row(defines=RUN), Row(ABOVE_0, defines=RUN)
 _SHAPE = Row(ABOVE_0, defines=SHAPES)
 
@@ -215,8 +220,12 @@ PRETRAINING = {
   "optimizer.schedule": Row(kind="schedule", defines=RUN),
   "optimizer.warmup_steps": Row(in_32_bits=True, defines=RUN),
   "optimizer.decay_power": Row(defines=RUN, has_no_effect=lambda c: c.optimizer.schedule == "wsd"),
-  "optimizer.decay_steps": Row(in_32_bits=True, defines=RUN, earlier=0),
-  "optimizer.decay_frac": Row(BELOW_1, defines=RUN, read=UNTIL_DECIDED, earlier=None),
+  "optimizer.decay_steps": Row(
+    in_32_bits=True, defines=RUN, earlier=0, has_no_effect=decays_to_the_end
+  ),
+  "optimizer.decay_frac": Row(
+    BELOW_1, defines=RUN, read=UNTIL_DECIDED, earlier=None, has_no_effect=decays_to_the_end
+  ),
   "optimizer.weight_decay": _RUN,
   "optimizer.b1": Row(BELOW_1, defines=RUN),
   "optimizer.b2": Row(BELOW_1, defines=RUN),

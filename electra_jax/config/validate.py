@@ -21,7 +21,6 @@ from electra_jax.config.specs import (
   reference,
 )
 from electra_jax.core import attention, generators, networks, objectives
-from electra_jax.core.learning_rates import WITHOUT_DECAY_STEPS
 from electra_jax.monitor import tracing, trackers
 from electra_jax.runtime import parallel
 
@@ -80,15 +79,13 @@ def check_fields(config: ConfigDict) -> None:
 
 def check_end(config: ConfigDict) -> None:
   """Raises ValueError if the decay of the rate does not fit the end of the run."""
-  p, steps = config.optimizer, config.train.steps
-  if p.decay_steps and (
-    p.schedule in WITHOUT_DECAY_STEPS or p.decay_steps + p.warmup_steps > steps
-  ):
+  p, steps, to_the_end = config.optimizer, config.train.steps, schema.decays_to_the_end(config)
+  if p.decay_steps and (to_the_end or p.decay_steps + p.warmup_steps > steps):
     raise ValueError(
       f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
       f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
     )
-  if p.decay_frac is not None and (p.schedule in WITHOUT_DECAY_STEPS or p.decay_steps):
+  if p.decay_frac is not None and (to_the_end or p.decay_steps):
     raise ValueError(
       f"optimizer.decay_frac={p.decay_frac:g} needs schedule=wsd and decay_steps=0, got"
       f" {p.schedule} and {p.decay_steps:,}"

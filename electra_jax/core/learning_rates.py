@@ -79,8 +79,6 @@ SCHEDULES: dict[str, Callable[[Any, int], Schedule]] = {
   "joined": lambda c, steps: joined_schedule(c.learning_rate, c.warmup_steps, steps, c.decay_power),
   "wsd": lambda c, steps: wsd_schedule(c.learning_rate, c.warmup_steps, steps, c.decay_steps),
 }
-# Those that decay until the end of the run, whatever decay_steps says; a user's own may read it.
-WITHOUT_DECAY_STEPS = ("product", "joined")
 
 
 def make_schedule(cfg, steps: int) -> Schedule:

@@ -7,7 +7,6 @@ import warnings
 from ml_collections import ConfigDict
 
 from electra_jax.config import compare, schema, specs, validate
-from electra_jax.core.learning_rates import WITHOUT_DECAY_STEPS
 from electra_jax.core.optimizer import OptimizerConfig
 from electra_jax.core.transformer_config import TransformerConfig, take_fields
 from electra_jax.data import tokenizer
@@ -96,7 +95,7 @@ def check(config: ConfigDict) -> None:
   validate.check_values(compare.flatten(config), schema.FINE_TUNING)
   p = config.optimizer
   lacks_share = p.schedule == "wsd" and not p.decay_frac
-  if lacks_share or (p.decay_frac and p.schedule in WITHOUT_DECAY_STEPS):
+  if lacks_share or (p.decay_frac and schema.decays_to_the_end(config)):
     raise ValueError(
       "optimizer.schedule=wsd and optimizer.decay_frac, e.g. 0.2, need each other: got"
       f" {p.schedule} and {p.decay_frac}"
