@@ -15,7 +15,7 @@ from ml_collections.config_dict import placeholder
 def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` (the part after the colon) is not used here."""
   if arg:
-    raise ValueError(f"configs/base.py takes no argument, got {arg!r}")
+    raise ValueError(f"the configuration takes no argument, got {arg!r}")
   c = ConfigDict()
   c.seed = 0  # of everything: initial weights, order of the data, masks, samples, dropout
   # Start from these parameters with a new optimizer: another run's workdir, an orbax export, a

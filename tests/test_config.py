@@ -61,11 +61,12 @@ def test_every_config_field_is_read_somewhere(base):
 
 def test_a_config_is_found_here_else_among_the_projects_own(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  assert files.resolve("configs/small.py") == ROOT / "configs" / "small.py"
+  for name in ("configs/small.py", "configs/small", "small.py", "small"):
+    assert files.resolve(name) == ROOT / "configs" / "small.py"
   (tmp_path / "configs").mkdir()
   mine = tmp_path / "configs" / "small.py"
   mine.write_text("from electra_jax.config import load\n\n\ndef get_config(arg):\n  ...\n")
-  assert files.resolve("configs/small.py") == mine
+  assert files.resolve("configs/small.py") == files.resolve("configs/small") == mine
 
 
 def test_a_delta_anywhere_builds_on_base_and_cannot_invent_fields(tmp_path, monkeypatch):

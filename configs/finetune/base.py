@@ -12,7 +12,7 @@ from ml_collections.config_dict import placeholder
 def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` (the part after the colon) is not used here."""
   if arg:
-    raise ValueError(f"configs/finetune/base.py takes no argument, got {arg!r}")
+    raise ValueError(f"the configuration takes no argument, got {arg!r}")
   c = ConfigDict()
   c.kind = "text"  # text, tagging or qa: which of the groups below holds the task
   c.task = ""  # its name; for GLUE several, separated by commas

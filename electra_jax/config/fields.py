@@ -95,8 +95,7 @@ def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> Co
     FileNotFoundError: no configuration has this name.
     ValueError: the schema lacks a field, or a value has the wrong type.
   """
-  file, colon, arg = str(name).partition(":")
-  config = load_named(f"{file.removesuffix('.py')}.py{colon}{arg}")
+  config = load_named(str(name))
   for field, value in (fields or {}).items():
     check_field(config, field)
     try:

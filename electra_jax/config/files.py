@@ -24,9 +24,11 @@ MISTAKES = (
 
 
 def _own(path: Path) -> Path | None:
-  """Returns the project's own file of that name (`configs/x.py`, `x.py`, `finetune/x.py`)."""
+  """Returns the project's own file of that name: `configs/x.py`, `x.py`, `finetune/x`."""
+  if path.is_absolute():
+    return None
   name = path.relative_to("configs") if path.is_relative_to("configs") else path
-  found = [folder / name for folder in FOLDERS if not path.is_absolute()]
+  found = [folder / f"{name}{end}" for folder in FOLDERS for end in ("", ".py")]
   return next((file for file in found if file.is_file()), None)
 
 
@@ -37,14 +39,15 @@ def known() -> list[str]:
 
 
 def resolve(path: str | Path) -> Path:
-  """Finds a configuration file by path, else among the project's own.
+  """Finds a configuration file by path, else among the project's own; ".py" may be left out.
 
   Raises:
     FileNotFoundError: there is none; the message has the name that is closest.
   """
   path = Path(path)
-  if path.is_file():
-    return path.resolve()
+  for file in (path, Path(f"{path}.py")):
+    if file.is_file():
+      return file.resolve()
   if own := _own(path):
     return own
   close = difflib.get_close_matches(str(path).removeprefix("configs/"), known(), n=1)
@@ -67,7 +70,7 @@ def find_data(path: str | Path) -> Path:
 def load(path: str | Path, arg: str | None = None) -> ConfigDict:
   """Returns the result of a file's `get_config(arg)`, locked: no field can be added.
 
-  "base.py" and "finetune/base.py" are the project's own files, so that a delta in any folder can
+  "base.py" and "finetune/base" are the project's own files, so that a delta in any folder can
   start with them.
 
   Raises:
@@ -100,7 +103,7 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
 
 
 def load_named(name: str) -> ConfigDict:
-  """Returns the configuration FILE or FILE:ARG; raises as `load`."""
+  """Returns the configuration NAME or NAME:ARG, e.g. small, my/config.py, modern:17m; as `load`."""
   file, _, arg = name.partition(":")
   return load(file, arg or None)
 
@@ -114,8 +117,7 @@ def load_size(size: str | None) -> ConfigDict:
   Raises:
     FileNotFoundError, ValueError: as `load`.
   """
-  name, colon, arg = (size or "base").partition(":")
-  return load_named(f"{name}.py{colon}{arg}")
+  return load_named(size or "base")
 
 
 def one_line(error: BaseException) -> str:
