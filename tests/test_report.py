@@ -338,6 +338,17 @@ def test_a_journal_of_an_earlier_version_does_not_say_where_a_start_began(runs):
   assert dataclasses.replace(run, events=[*run.events, begun, resumed]).warnings == []
 
 
+def test_the_next_command_of_a_finished_run_sets_each_field_once(run):
+  given = "electra-jax train --config=x.py -config.train.steps 8 --workdir=w --config.seed=1"
+  given += " --config.allow_config_change=train.steps --config.train.steps=9"
+  done = dataclasses.replace(run, events=[{"event": "start", "command": given}], checkpoints={8: 1})
+  command = tables.commands(done)["continue training, with more train.steps"]
+  assert command == (
+    "electra-jax train --config=x.py --workdir=w --config.seed=1"
+    " --config.train.steps=STEPS --config.allow_config_change=train.steps"
+  )
+
+
 def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):
   for count, interval in ((100, " (65.7 to 82.5)"), (None, "")):  # by hand; earlier versions
     run = saved_run.read(runs[1], "run")

@@ -186,9 +186,11 @@ def _compare(
   folder: Path, network: Network, written: Network, source: Source, unit: float | None, dtype: str
 ) -> str:
   """Checks the logits of a written network, and returns their differences in words."""
-  is_there = all(map(importlib.util.find_spec, ("torch", "transformers")))
+  lacking = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
+  is_there = not lacking
   is_rounded, role, head = dtype != "float32", folder.name, network.head
-  line = "not compared with transformers (needs torch, transformers and a tokenizer)"
+  needed = ["a tokenizer"] if source.tokenizer is None else lacking
+  line = f"not compared with transformers (needs {' and '.join(needed)})"
   if source.tokenizer is None or not (is_there or is_rounded):
     return line
   with doing(f"comparing the {role} with {'transformers' if is_there else 'its float32 weights'}"):

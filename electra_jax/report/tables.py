@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -212,8 +213,9 @@ def commands(run: SavedRun) -> dict[str, str]:
   known = run.start.get("command") or (f"electra-jax train --config=CONFIG --workdir={folder}")
   more = {"continue training": known}
   if run.finished:
+    kept = re.sub(r" --?config\.(train\.steps|allow_config_change)[= ]\S+", "", known)
     changed = "--config.train.steps=STEPS --config.allow_config_change=train.steps"
-    more = {"continue training, with more train.steps": f"{known} {changed}"}
+    more = {"continue training, with more train.steps": f"{kept} {changed}"}
   return {
     **({} if run.finished and run.config.train.minutes else more),
     "export to Hugging Face": f"electra-jax export {folder} {folder}-hf --to hf",
