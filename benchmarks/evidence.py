@@ -38,7 +38,9 @@ ROWS, CONFIG = HERE / "results" / "evidence_rows.jsonl", HERE / "evidence_config
 REFERENCE, FRESH = "bert", "fresh weights"
 SPLITS = {"train": "fitting", "dev": "choices", "test": "test"}
 RATES, CUT = (1.6e-3, 3.2e-3, 6.4e-3), 2_000
-FINETUNING = {"data.max_length": 64, "data.buckets": 2, "optimizer.learning_rate": 5e-4}
+FINETUNING = {
+  "data.max_length": 64, "data.buckets": 2, "optimizer.learning_rate": 5e-4, "model.head": "linear"
+}  # fmt: skip
 CHUNKING = {"train.epochs": 2.0, "optimizer.learning_rate": 2e-3}  # the best of four (LOG.md)
 GLUE = {
   "sst2": {"train.epochs": 1.0, "data.train_examples": 20_000},

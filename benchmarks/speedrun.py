@@ -238,7 +238,7 @@ def glue(work: Work, o: Options, fresh: bool) -> dict:
 
 def chunking(work: Work, o: Options, fresh: bool) -> dict:
   files = {"data.train": Path(o.chunk) / "train.txt", "data.dev": Path(o.chunk) / "test.txt"}
-  fields = files | {"data.max_length": 128}
+  fields = files | {"data.max_length": 128, "model.head": "linear"}
   return {"tasks": tuned(work, o, "chunking", "tagging.py:chunk", fields, fresh)}
 
 

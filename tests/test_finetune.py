@@ -124,6 +124,46 @@ def test_a_task_is_learned_and_every_seed_has_a_row(cola):
   assert submission[0] == "index\tprediction" and len(submission) == 6
 
 
+MODERN = dataclasses.replace(CFG, block="pre_norm")
+
+
+@pytest.mark.parametrize(
+  ("kind", "cfg", "fields", "head", "exported"),
+  [
+    ("own", CFG, {}, "two_layers", "ElectraForSequenceClassification"),
+    ("own", MODERN, {}, "modernbert", "ModernBertForSequenceClassification"),
+    ("own", MODERN, {"model__head": "linear"}, "linear", None),
+    ("tagging", CFG, {}, "linear", "ElectraForTokenClassification"),
+    ("tagging", MODERN, {}, "modernbert", "ModernBertForTokenClassification"),
+    ("squad", CFG, {}, "linear", "ElectraForQuestionAnswering"),
+    ("squad", MODERN, {}, "modernbert", "ModernBertForQuestionAnswering"),
+    ("squad", MODERN, {"model__head": "linear"}, "linear", None),
+    ("squad", MODERN, {"qa__joint": True}, "linear", None),
+    ("squad", CFG, {"qa__answerable_weight": 0.5}, "linear", None),
+  ],
+)
+def test_a_head_is_that_of_transformers_unless_the_papers_is_asked_for(
+  source, tmp_path, kind, cfg, fields, head, exported
+):
+  for split in ("train", "dev"):
+    squad_file(tmp_path / f"{split}.json", 2)
+    (tmp_path / f"{split}.txt").write_text("w2 B-A\nw3 O\n")
+    (tmp_path / f"{split}.tsv").write_text("text\tlabel\nw1 w2\tyes\nw3 w4\tno\n")
+  ending = {"tagging": "txt", "squad": "json", "own": "tsv"}[kind]
+  files = {"data__dir": str(tmp_path)} if kind == "own" else both(tmp_path, ending)
+  config = make_config(kind, "x", source, qa__max_query=8, **files, **fields)
+  task = prepare.prepare(config, "x", tokenizer.load(source / "vocab.txt"), cfg)
+  arguments = task.info.head.arguments
+  assert arguments["layers"] == head
+  noted = f"exported as {exported}" if exported else "exported without it"
+  assert any(noted in note for note in task.notes)
+  if kind == "squad":
+    joint = not exported and "qa__answerable_weight" not in fields
+    assert arguments["joint"] == joint
+    assert arguments["answerable_weight"] == (0.0 if exported else 0.5)
+    assert task.info.options["threshold"] == (0.0 if exported else -2.75)
+
+
 def test_a_task_that_is_named_twice_is_one():
   config = files.load("finetune/glue.py", "rte, cola,rte")
   assert prepare.task_names(config) == ["rte", "cola"]
@@ -136,7 +176,7 @@ def test_the_labels_of_the_examples_that_are_trained_on_are_counted(source, tmp_
     (tmp_path / f"{split}.tsv").write_text("\n".join(rows) + "\n")
   words = tokenizer.load(source / "vocab.txt")
   config = make_config("own", "x", source, data__dir=str(tmp_path), data__train_examples=most)
-  assert note in prepare.prepare(config, "x", words, 32).notes[0]
+  assert note in prepare.prepare(config, "x", words, CFG).notes[0]
 
 
 def test_the_vocabulary_of_the_source_may_be_named_also_if_it_keeps_accents(source, tmp_path):

@@ -21,7 +21,7 @@ from electra_jax.interop.weights import network_shapes
     ("task", "", "the tasks of kind=text are"),
     ("seeds", 0, "config.seeds must be above 0, got 0"),
     ("keep", "some", "config.keep must be one of best, all, none"),
-    ("model.head", "three", "model.head must be one of linear, two_layers, modernbert, mean"),
+    ("model.head", "three", "model.head must be one of auto, linear, two_layers, modernbert"),
     ("optimizer.warmup_frac", 1.0, "at least 0 and below 1"),
     ("train.batch_size", 12, "12 is not divisible by 8 devices"),
     ("data.dir", None, "config.data.dir is not set"),

@@ -96,6 +96,7 @@ def test_where_all_training_questions_have_answers_none_is_withheld(tmp_path, wo
   withheld = changed(answers=[], is_impossible=True)
   for paragraph, impossible in ((PARAGRAPH | {"qas": qas}, False), (withheld, True)):
     config = files.load("finetune/squad.py", "2.0")
+    config.qa.threshold = -2.75
     config.data.train = config.data.dev = str(squad_file(tmp_path, paragraph))
     found = squad_files.read(config.data.dev)
     assert found.form == "SQuAD 2.0" and {type(q.id) for q in found.items} == {str}

@@ -55,17 +55,22 @@ def get_config(arg: str | None = None) -> ConfigDict:
   q.stride = 128  # tokens between the starts of a context's windows (the original's doc_stride)
   q.max_query = 64  # tokens of a question, the rest is cut (the original's)
   q.beam_size = 20  # starts, and ends of each, that are considered (the original's)
-  q.joint = True  # the end depends on the start; False: BERT's head, as Hugging Face has it
-  q.answerable_weight = 0.5  # of the answerability loss; 0 = no such classifier (the original's)
+  # Whether the end depends on the start (the original's); not set = with model.head=linear
+  q.joint = placeholder(bool)
+  # Of the answerability loss, 0 = no such classifier; not set = 0.5 (the original's) if joint, or 0
+  q.answerable_weight = placeholder(float)
   q.hidden = 512  # inner width of the end's predictor and of the classifier (the original's)
   q.n_best = 20  # answers a question in nbest.json (the original's)
   q.max_answer_length = 30  # tokens (the original's)
-  q.threshold = -2.75  # SQuAD 2.0: above this null odds mean no answer (the original's)
+  # SQuAD 2.0: null odds above it mean no answer; not set = -2.75 (the original's) or, without the
+  # classifier, 0
+  q.threshold = placeholder(float)
 
   c.model = m = ConfigDict()
-  # linear: the paper's; two_layers: Hugging Face's ELECTRA, for texts; modernbert: its ModernBERT
-  # mean, modernbert_mean: linear and modernbert on the mean of a text's tokens instead of [CLS]
-  m.head = "linear"
+  # auto: transformers' for the network; linear: the paper's; two_layers: of transformers' ELECTRA,
+  # for texts; modernbert: of its ModernBERT; mean, modernbert_mean: linear and modernbert on the
+  # mean of a text's tokens instead of [CLS]
+  m.head = "auto"
   m.dropout = 0.1  # (Table 7)
   m.embedding_dropout = placeholder(float)  # not set = the source's, or dropout if it has none
   m.ffn_dropout = placeholder(float)  # of the feed-forward output; not set = likewise

@@ -4,7 +4,7 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/squad.py
           --config.init=RUN_OR_EXPORT --config.data.train=train-v2.0.json
           --config.data.dev=dev-v2.0.json --workdir=DIR
 Expected: SQuAD 1.1 and 2.0 dev exact match 75.8 and 70.1 for the released Small, 84.5 and 80.5 for
-          Base (the original's README; Table 4).
+          Base (the original's README; Table 4), with the original's head, model.head=linear.
 
 A name for the results follows a colon (default: squad).
 """

@@ -81,6 +81,10 @@ def _attention() -> Collection[str]:
   return ("auto", *registry.table("attention"))
 
 
+def _head_layers() -> Collection[str]:
+  return ("auto", *registry.table("head_layers"))
+
+
 def _positions(config: ConfigDict):
   return registry.table("positions")[config.model.positions]
 
@@ -315,7 +319,7 @@ FINE_TUNING = {
   "qa.n_best": _NUMBER,
   "qa.max_answer_length": _NUMBER,
   "qa.threshold": Row(SIGNED, infinite=True),
-  "model.head": Row(kind="head_layers"),
+  "model.head": Row(choices=_head_layers),
   "model.dropout": _RATE,
   "model.embedding_dropout": Row(BELOW_1, earlier=None),
   "model.ffn_dropout": Row(BELOW_1, earlier=None),

@@ -5,10 +5,13 @@ from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
+from electra_jax.core import qa_head, task_heads
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import qa_task, tagging_task, text_task
 from electra_jax.finetune.batches import Feature
 from electra_jax.finetune.task_data import TaskData, TaskKind
+from electra_jax.interop import huggingface
 
 TASK_KINDS: dict[str, TaskKind] = {
   "text": text_task.KIND,
@@ -50,23 +53,55 @@ def task_names(config: ConfigDict) -> list[str]:
   return names
 
 
-def prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_positions: int) -> TaskData:
-  """Returns the data of a task; rows have at most `max_positions` tokens.
+def with_head(config: ConfigDict, cfg: TransformerConfig) -> ConfigDict:
+  """Returns a configuration with all fields of its head set, as configs/finetune/base.py says.
+
+  Args:
+    cfg: of the network, whose class in transformers decides where model.head is auto.
+  """
+  config, level = config.copy_and_resolve_references(), TASK_KINDS[config.kind].level
+  q = config.qa
+  if q.joint is None:
+    q.joint = config.model.head == "linear"
+  if q.answerable_weight is None:
+    q.answerable_weight = 0.5 if q.joint else 0.0
+  if q.threshold is None:
+    q.threshold = -2.75 if q.answerable_weight else 0.0
+  if config.model.head == "auto" and level:
+    known = qa_head.HEAD_LAYERS if level == "span" else task_heads.HEAD_LAYERS
+    classes = huggingface.family_of(cfg).classes
+    found = (name for name, layers in known.items() if layers.exports.get(level, "") in classes)
+    config.model.head = "linear" if level == "span" and q.joint else next(found)
+  return config
+
+
+def prepare(
+  config: ConfigDict, name: str, tokenizer: Tokenizer, cfg: TransformerConfig
+) -> TaskData:
+  """Returns the data of a task for a network; rows have at most its positions in tokens.
 
   Raises:
     ValueError: a file is missing or invalid, or `data.max_length` is too small.
   """
   if not 8 <= config.data.max_length:
     raise ValueError(f"config.data.max_length must be at least 8, got {config.data.max_length}")
-  longest = min(config.data.max_length, max_positions)
-  task = TASK_KINDS[config.kind].prepare(config, name, tokenizer, longest)
+  longest = min(config.data.max_length, cfg.max_positions)
+  task = TASK_KINDS[config.kind].prepare(with_head(config, cfg), name, tokenizer, longest)
   if not next(iter(task.splits.values())).labelled:
     raise ValueError(f"config.data.dev: {config.data.dev} has no labels to measure by")
   if longest < config.data.max_length:
     task.notes.insert(0, f"rows are limited to {longest} tokens, the positions of the network")
+  task.notes.append(_describe_head(task, cfg))
   task.notes.append(_count_tokens("train", task.train, tokenizer))
   task.notes.extend(_count_tokens(k, s.features, tokenizer) for k, s in task.splits.items())
   return task
+
+
+def _describe_head(task: TaskData, cfg: TransformerConfig) -> str:
+  layers = task.info.head.arguments.get("layers")
+  if name := huggingface.family_of(cfg).classes.get(task.info.head.make().export or ""):
+    return f"head: {layers}, exported as {name}"
+  return f"head: {layers}, which transformers lacks: exported without it; model.head=auto has one"
 
 
 def _count_tokens(split: str, features: list[Feature], tokenizer: Tokenizer) -> str:

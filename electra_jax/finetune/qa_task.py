@@ -128,5 +128,6 @@ KIND = TaskKind(
   answer=_answer,
   predict_file=_predict_file,
   file_ending="",
+  level="span",
   fields=("qa", *task_data.SPLIT_FILES),
 )

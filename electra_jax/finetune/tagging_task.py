@@ -106,5 +106,6 @@ KIND = TaskKind(
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".txt",
+  level="token",
   fields=("tagging", *task_data.SPLIT_FILES),
 )

@@ -92,6 +92,8 @@ class TaskKind(NamedTuple):
   predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]  # see `Model.predict_file`
   file_ending: str  # default of `out`
   fields: tuple[str, ...]  # of the configuration that not all kinds read; also groups
+  # what its head reads, a key of `Layers.exports`; None: it has no layers to choose
+  level: str | None = None
   main_metric: Callable[[TaskInfo], Metrics] | None = None  # alone, if cheaper to resample
   class_names: Callable[[TaskInfo], tuple[str, ...]] = lambda info: info.labels  # of the head
   # names of tasks; None allows any one name

@@ -278,6 +278,7 @@ KIND = TaskKind(
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".tsv",
+  level="text",
   class_names=lambda info: tuple(info.text.labels or (info.text.label_type.output,)),
   fields=("own", "data.dir", "data.tfds_dir"),
   unit=lambda info: info.text.label_type.unit(info.text),

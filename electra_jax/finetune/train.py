@@ -30,7 +30,7 @@ def run_task(
   """Trains and evaluates a task, fills its folder and returns its rows of results."""
   cfg = pretrained.cfg
   with doing(f"{name}: reading", console):
-    task = prepare.prepare(config, name, pretrained.tokenizer, cfg.max_positions)
+    task = prepare.prepare(config, name, pretrained.tokenizer, cfg)
   for note in task.notes:
     console.print(f"{task.title}: {note}")
   settings = from_config.make_settings(config, pretrained, task.epochs)
