@@ -45,7 +45,7 @@ import jax.numpy as jnp
 from electra_jax.core import networks, objectives
 
 nll, detection = networks.nll, objectives.detection_terms
-networks.nll = lambda logits, labels: nll(logits, jnp.roll(labels, 1, axis=0))
+networks.nll = lambda logits, labels, *unseen: nll(logits, jnp.roll(labels, 1, axis=0), *unseen)
 objectives.detection_terms = lambda name, logits, label, mask, weight: detection(
   name, logits, jnp.roll(label, 1, axis=0), mask, weight
 )

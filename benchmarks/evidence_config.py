@@ -36,6 +36,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     raise ValueError(f"{arg!r} is not one of {', '.join(ARMS)}")
   objective = arg.partition("-")[0]
   c = load(f"{objective}.py", "quickstart")
+  if c.generator.width_multiplier == 1.0:  # the quickstart's, which was narrow for these rows
+    c.generator.width_multiplier, c.generator.depth_multiplier = 5 / 16, 1.0
   if arg in AS_PUBLISHED:
     c.objective.temperature_schedule = ""
     c.optimizer.separate_optimizers = False

@@ -24,8 +24,11 @@ from pathlib import Path
 
 from electra_jax.experiments.definition import Arm, Experiment, Pairs, Task
 
-# What differs from configs/quickstart.py, in every run and the build; AdamW and no windows.
+# What differs from configs/quickstart.py, in every run and the build: AdamW, no windows, a narrow
+# generator.
 RECIPE = {
+  "generator.width_multiplier": 5 / 16,
+  "generator.depth_multiplier": 1.0,
   "data.vocab_size": 8192,
   "data.holdout_frac": 0.01,
   "data.vocab_train_mb": 20.0,
@@ -102,6 +105,7 @@ def get_experiment(arg: str = "data") -> Experiment:
           "data.max_length": 64,
           "data.buckets": 2,
           "optimizer.learning_rate": 5e-4,
+          "model.head": "linear",
         },
       )
     },

@@ -15,5 +15,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size (`load_size`)."""
   c = load_size(arg)
   c.generator.kind = "two_tower"
+  c.generator.depth_multiplier = 1.0
   c.generator.width_multiplier = 1 / 4
   return c

@@ -18,6 +18,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.objective.name = "electric"
   c.objective.temperature_schedule = ""  # the loss uses the probabilities of the samples
   c.generator.kind = "two_tower"
+  c.generator.depth_multiplier = 1.0
   c.generator.width_multiplier = 1 / 4  # each tower: 192 at base size
   if arg in (None, "base"):
     c.optimizer.learning_rate = 5e-4  # (Electric, Table 3)

@@ -225,7 +225,7 @@ def test_the_command_makes_a_band_of_seeds_of_one_recipe(tmp_path, capsys):
     cli.call("report", ["--make-band", *map(str, folders), f"--out={out}"])
 
   command(*runs)
-  assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 2,600\n"
+  assert capsys.readouterr().out == f"band: {out}, 3 runs, steps 0 to 2,000\n"
   found = bands.read(out)
   assert found.fields["optimizer.learning_rate"] == 3.2e-3 and "seed" not in found.fields
   lines = [x for s in (0, 1, 2) for x in RUNS["quickstart"]["", s] if x["step"] == 600]

@@ -11,6 +11,7 @@ from electra_jax.commands import cli
 from electra_jax.config import compare, files, schema, specs, validate
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.finetune import from_config
+from electra_jax.interop import sources
 
 NAMES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
 IDS = 0, 100, 101, 102, 103, (0, 101, 102)
@@ -29,6 +30,17 @@ def test_every_config_loads_and_has_base_fields_only(name):
   small, main = ((c.num_layers, c.hidden_size) for c in (spec.generator, spec.discriminator))
   assert (small < main) == has_generator
   assert specs.make_optimizer_config(config).learning_rate > 0
+  assert sources.without_class(spec) == {}  # transformers has classes for both networks
+
+
+def test_a_generator_that_transformers_lacks_is_known_before_training():
+  config = files.load_named("quickstart")
+  config.generator.width_multiplier = 5 / 16
+  reasons = sources.without_class(specs.make_spec(config, VOCAB))
+  assert (
+    reasons.keys() == {"generator"}
+    and "embedding_size=128 at hidden_size=40" in reasons["generator"]
+  )
 
 
 @pytest.mark.parametrize("name", ["glue", "squad", "tagging", "own"])

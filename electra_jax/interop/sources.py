@@ -300,6 +300,18 @@ def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Net
   return found
 
 
+def without_class(spec: networks.PretrainSpec) -> dict[str, str]:
+  """Returns the networks of a run that transformers has no class for, {role: reason}."""
+  generator, found = objectives.generator_of(spec), {}
+  words = {"generator": spec.generator} if generator and generator.is_masked_lm else {}
+  for role, cfg in {"discriminator": spec.discriminator, **words}.items():
+    try:
+      huggingface.config_json(cfg, "mlm_head" if role in words else None, 0)
+    except ExchangeError as error:
+      found[role] = str(error)
+  return found
+
+
 def _run(path: Path) -> Source:
   saved = read_config(path)
   folder = data_folder(path)

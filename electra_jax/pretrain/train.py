@@ -19,6 +19,7 @@ from electra_jax.config import compare, registry, schema, specs, validate
 from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
+from electra_jax.interop import sources
 from electra_jax.monitor import curves, journal, metrics, quantities, tracing, trackers
 from electra_jax.monitor.display import Activity, Display, doing
 from electra_jax.monitor.goodput import Goodput
@@ -331,6 +332,8 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
     f" held-out unigram entropy {quantities.shown('loss', run.baselines.entropy)} per token",
   }
+  if reasons := sources.without_class(run.spec):
+    lines["not exported"] = "; ".join(f"the {role}: {why}" for role, why in reasons.items())
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
