@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
-from test_hf import needs_torch
+from test_hf import change_config, needs_torch
 
 from electra_jax.config import files
 from electra_jax.core.batch import Batch
@@ -79,7 +80,7 @@ def test_a_generator_that_modernbert_cannot_hold_is_reported_as_left_out(tmp_pat
   }
   source = sources.Source(networks, None, {})
   writer.export_hf(source, tmp_path / "out", Console(width=200))
-  assert [p.name for p in (tmp_path / "out").iterdir()] == ["discriminator"]
+  assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["detector", "discriminator"]
   output = capsys.readouterr().out
   assert "not exported: the generator: Hugging Face's ModernBERT does not support embed" in output
   del networks["discriminator"]
@@ -158,7 +159,7 @@ def test_packed_rows_are_those_of_transformers_with_masks_of_four_dimensions(tmp
       input_ids=torch.tensor(batch.ids).long(),
       attention_mask={k: torch.tensor(v)[:, None] for k, v in masks.items()},
       position_ids=torch.tensor(position)[None].expand(3, -1),
-    ).logits[..., 0]
+    ).logits[..., 1]
   assert_logits(Network(cfg, network, "rtd_head"), batch, theirs)
 
 
@@ -270,12 +271,71 @@ def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):
 
 
 @pytest.fixture
-def exported(tmp_path, words):
+def detector(words):
   cfg = dataclasses.replace(CFG, vocab_size=words.vocab.size)
-  network = Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
-  source = sources.Source({"discriminator": network}, words, {})
+  return Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")
+
+
+@pytest.fixture
+def exported(tmp_path, words, detector):
+  source = sources.Source({"discriminator": detector}, words, {})
   writer.export_hf(source, tmp_path / "out", Console(quiet=True))
   return tmp_path / "out"
+
+
+def the_discriminator(path) -> Network:
+  (network,) = sources.open_source(path).networks.values()
+  return network
+
+
+def same(a: Network, b: Network) -> bool:
+  equal = (a.cfg, a.head) == (b.cfg, b.head) and jax.tree.map(np.array_equal, a.weights, b.weights)
+  return jax.tree.all(equal)
+
+
+def test_a_detector_comes_back_and_its_encoder_alone_has_no_head(exported, detector):
+  for path in (exported, exported / "detector"):
+    assert same(the_discriminator(path), detector)
+  assert same(the_discriminator(exported / "discriminator"), detector.without_head())
+  (exported / "discriminator").rename(exported / "kept")
+  assert same(the_discriminator(exported), detector)
+
+
+def test_a_detector_of_earlier_exports_is_read(exported, detector):
+  shutil.rmtree(exported / "discriminator")
+  folder = (exported / "detector").rename(exported / "discriminator")
+  tensors = load_file(folder / "model.safetensors")
+  last = {name: x[1:] for name, x in tensors.items() if name.startswith("classifier.")}
+  assert last["classifier.weight"].shape == (1, 16)
+  save_file(tensors | last, folder / "model.safetensors")
+  change_config(folder, num_labels=1, id2label={"0": "REPLACED"})
+  assert same(the_discriminator(exported), detector)
+
+
+def test_an_encoder_and_another_ones_detector_are_refused(exported, detector):
+  tensors = load_file(exported / "detector" / "model.safetensors")
+  tensors["model.final_norm.weight"][3] += 1e-7
+  save_file(tensors, exported / "detector" / "model.safetensors")
+  message = "out: discriminator and detector have different encoders; delete the wrong folder$"
+  with pytest.raises(ExchangeError, match=message):
+    sources.open_source(exported)
+  save_file(tensors, exported / "discriminator" / "model.safetensors")
+  change_config(exported / "discriminator", local_attention=4)
+  with pytest.raises(ExchangeError, match=message):
+    sources.open_source(exported)
+
+
+@needs_torch
+def test_fine_tuning_of_transformers_makes_no_detector(exported):
+  """With its default labels of a new head on the encoder."""
+  from transformers import AutoModelForTokenClassification as Tags
+
+  for count in (1, 2):
+    tags = Tags.from_pretrained(exported / "discriminator", num_labels=count)
+    if count == 1:
+      tags.config.id2label = {0: "NN"}
+    tags.save_pretrained(exported / f"tags {count}")
+    assert the_discriminator(exported / f"tags {count}").head is None
 
 
 def test_an_exported_tokenizer_gives_what_the_network_takes(exported, words):

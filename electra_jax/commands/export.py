@@ -5,16 +5,17 @@ recognised by its files. DIR must not exist; it is written completely or not at 
 checkpoint's number of heads comes from a config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
-hf     DIR/discriminator and, if there is one, DIR/generator, each with config.json,
-       model.safetensors, the tokenizer's files and a model card. --dtype=bfloat16 rounds the
-       weights to half the bytes, --max-shard-mb splits what is larger. They load with AutoModel,
-       AutoTokenizer, ElectraForPreTraining and ElectraForMaskedLM. A fine-tuned network keeps its
-       head if Hugging Face has the same one. ELECTRA: tagging; text with model.head=two_layers;
-       questions with qa.joint=False and qa.answerable_weight=0. ModernBERT: the same tasks with
-       model.head=modernbert, and text with modernbert_mean. If torch and transformers are
-       installed, the largest difference of logits on real text is printed, and above 1e-4 (float32)
-       nothing is exported. For bfloat16, both compute in float32 from the rounded weights, and how
-       much the rounding changed the logits is printed too.
+hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/generator, each with
+       config.json, model.safetensors, the tokenizer's files and a model card with the calls that
+       open it. A discriminator of ModernBERT's shape goes out without its head, and once more with
+       it, as DIR/detector. --dtype=bfloat16 rounds the weights to half the bytes, --max-shard-mb
+       splits what is larger. A fine-tuned network keeps its head if Hugging Face has the same one.
+       ELECTRA: tagging; text with model.head=two_layers; questions with qa.joint=False and
+       qa.answerable_weight=0. ModernBERT: the same tasks with model.head=modernbert, and text with
+       modernbert_mean. If torch and transformers are installed, the largest difference of logits on
+       real text is printed, and above 1e-4 (float32) nothing is exported. For bfloat16, both
+       compute in float32 from the rounded weights, and how much the rounding changed the logits is
+       printed too.
 """
 
 import argparse

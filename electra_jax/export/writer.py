@@ -23,11 +23,19 @@ from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface, sources
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.interop.weights import label_fields
 from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel
 from electra_jax.runtime.workdir import new_folder
 
 TOLERANCE = 1e-4  # of float32 logits: the two libraries sum in different orders
+
+# {the end of a class's name: the pipeline of transformers that takes its networks}
+PIPELINES = {
+  "MaskedLM": "fill-mask",
+  "SequenceClassification": "text-classification",
+  "TokenClassification": "token-classification",
+}
 
 
 def logits(network: Network, batch: Batch) -> np.ndarray:
@@ -119,19 +127,26 @@ def check_parity(
 def export_hf(source: Source, out: Path, console: Console, storage: Storage = FLOAT32) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
   networks, reason, left_out = dict(source.networks), None, list(source.left_out)
+  folders: dict[str, Network] = {}
   if {"discriminator", "generator"} <= networks.keys():
     try:
       huggingface.config_json(networks["generator"].cfg, networks["generator"].head, 0)
     except ExchangeError as error:
       reason = error
       del networks["generator"]
-  with new_folder(out, _bytes(networks.values(), storage.dtype)) as folder:
-    for role, network in networks.items():
-      if not source.finetuned and network.head not in huggingface.family_of(network.cfg).classes:
-        left_out.append(f"the {role}'s {network.head}")
-        encoder = {name: network.weights[name] for name in ("embeddings", "encoder")}
-        network = Network(network.cfg, encoder, None)
-      _write_hf(folder / role, network, source, console, storage)
+  for role, network in networks.items():
+    family, head = huggingface.family_of(network.cfg), network.head
+    if source.finetuned or (head in family.classes and not family.is_shared(head)):
+      folders[role] = network
+      continue
+    folders[role] = network.without_head()
+    if head in family.classes:
+      folders[sources.DETECTOR] = network
+    else:
+      left_out.append(f"the {role}'s {head}")
+  with new_folder(out, _bytes(folders.values(), storage.dtype)) as folder:
+    for name, network in folders.items():
+      _write_hf(folder / name, network, source, console, storage)
   if reason:
     console.print(f"not exported: the generator: {reason}")
   for what in left_out:
@@ -147,11 +162,7 @@ def _write_hf(
   if source.finetuned:
     network, labels, unit = with_task_head(source)
   written = network if unit is None else in_unit(network, unit)
-  if labels:
-    others |= {
-      "id2label": dict(enumerate(labels)),
-      "label2id": {x: i for i, x in enumerate(labels)},
-    }
+  others |= label_fields(labels)
   # A generator alone is a masked language model, whatever it served.
   if role != "generator" and (trained := source.training) is not None:
     others[huggingface.TRAINING] = trained
@@ -247,11 +258,12 @@ def model_card(
   for row in source.card.get("metrics", []):
     shown = ", ".join(f"{name} {value:.2f}" for name, value in row["metrics"].items())
     lines.append(f"- {row['task']}, {row['split']}, seed {row['seed']}: {shown}")
-  lines += ["", "```python", f"from transformers import AutoModel, {head}", ""]
-  lines += [f'encoder = AutoModel.from_pretrained("{role}")']
-  if network.head:
-    lines += [f'network = {head}.from_pretrained("{role}")  # with its head']
-  lines += ["```"]
+  lines += [
+    "",
+    "```python",
+    *_calls(role, head, has_tokenizer, source.finetuned is not None),
+    "```",
+  ]
   if heldout:
     lines += ["", f"| held-out documents at step {heldout['step']:,} | |", "|---|---|"]
     lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]
@@ -260,6 +272,20 @@ def model_card(
     kept = {k: v for k, v in config.items() if k in groups}
     lines += ["", "```json", json.dumps(kept, indent=1), "```"]
   return "\n".join(lines) + "\n"
+
+
+def _calls(name: str, kind: str, has_tokenizer: bool, is_finetuned: bool) -> list[str]:
+  """Returns lines of Python that open a folder's network, of a class of transformers."""
+  purpose = kind.partition("For")[2]
+  calls = {"AutoModel": f'encoder = AutoModel.from_pretrained("{name}")'}
+  if purpose:
+    calls[kind] = f'network = {kind}.from_pretrained("{name}")  # with its head'
+  if name == "discriminator" and not is_finetuned:
+    auto = "AutoModelForSequenceClassification"
+    calls[auto] = f'classifier = {auto}.from_pretrained("{name}", num_labels=2)  # a new head'
+  if has_tokenizer and purpose in PIPELINES:
+    calls["pipeline"] = f'predict = pipeline("{PIPELINES[purpose]}", "{name}")'
+  return [f"from transformers import {', '.join(calls)}", "", *calls.values()]
 
 
 def run(

@@ -19,7 +19,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.data.tokenizer import load as load_vocabulary
 from electra_jax.interop.electra import ELECTRA
-from electra_jax.interop.modernbert import MODERNBERT, REPLACED
+from electra_jax.interop.modernbert import LABELS, MODERNBERT
 from electra_jax.interop.vocabularies import difference, engine_of
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_json, to_hf
 
@@ -37,7 +37,8 @@ BERT_RULES = {
 TRAINING = "electra_jax"  # a field of config.json, `sources.Source.training`
 # Another field: {field of the network: value} for EXTRA_FIELDS that the other fields do not give.
 NETWORK = "electra_jax_network"
-DETECTORS = ([REPLACED], ["LABEL_0"])  # the labels of a discriminator: written here, by default
+# The labels of a token classifier that detects: written here, earlier, and by default.
+DETECTORS = ([*LABELS], ["REPLACED"], ["LABEL_0"])
 EXTRA_FIELDS = ("embedding_dropout", "ffn_dropout", "scaled_init")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_BYTES = 128  # at most for a safetensors file, and for each tensor besides its name
@@ -109,10 +110,9 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
     ) from None
   kinds = c.get("architectures") or []
   found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
-  # A class that other heads have too detects replacements if its one label has no task's name.
-  shared = list(family.classes.values()).count(family.classes["rtd_head"]) > 1
-  if found == ["rtd_head"] and shared and list((c.get("id2label") or {}).values()) not in DETECTORS:
-    found = []
+  # A class that other heads have too detects replacements if its labels are no task's.
+  if list((c.get("id2label") or {}).values()) not in DETECTORS:
+    found = [head for head in found if not family.is_shared(head)]
   return family, cfg, found[0] if found else None
 
 
@@ -132,7 +132,9 @@ def save(
   """
   _write_json(folder / "config.json", config_json(cfg, head, pad_id, others, storage.dtype))
   dtype = jnp.dtype(storage.dtype)
-  tensors = to_hf(family_of(cfg), cfg, network)
+  family = family_of(cfg)
+  tensors = to_hf(family, cfg, network)
+  tensors = family.two_labels(tensors) if head == "rtd_head" else tensors
   tensors = {name: x.astype(dtype, copy=False) for name, x in tensors.items()}
   parts, files = shards(tensors, storage.max_bytes), {}
   for i, part in enumerate(parts, 1):
@@ -273,6 +275,7 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
       tensors |= load_file(path)
     except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
       raise ExchangeError(f"{path} is damaged: {error}") from None
+  tensors = family.one_logit(tensors) if head == "rtd_head" else tensors
   try:
     return cfg, head, from_hf(family, cfg, head, tensors)
   except ExchangeError as error:
@@ -320,4 +323,4 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   if hasattr(outputs, "start_logits"):
     return torch.stack([outputs.start_logits, outputs.end_logits], -1).float().numpy()
   found = (outputs.last_hidden_state if head is None else outputs.logits).float().numpy()
-  return found[..., 0] if head == "rtd_head" and found.ndim == 3 else found
+  return found[..., 1] - found[..., 0] if head == "rtd_head" and found.ndim == 3 else found

@@ -1,13 +1,15 @@
-"""Hugging Face's ModernBERT: a discriminator is its token classifier of one label."""
+"""Hugging Face's ModernBERT: a detector is its token classifier of two labels, `LABELS`."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed
+import numpy as np
 
-REPLACED = "REPLACED"  # the label of a discriminator of one output
+from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, label_fields
+
+LABELS = ("ORIGINAL", "REPLACED")  # of a detector
 
 _L, _HF = "encoder/layers", "model.layers.{i}"
 _HEAD = {"dense/kernel": "head.dense.weight", "layer_norm/scale": "head.norm.weight"}
@@ -106,7 +108,23 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
     "global_rope_theta": cfg.rope_theta,
     "local_rope_theta": cfg.local_rope_theta,
     "classifier_pooling": "mean" if head in _OF_MEAN else "cls",
-    **({"num_labels": 1, "id2label": {"0": REPLACED}} if head == "rtd_head" else {}),
+    **label_fields(LABELS if head == "rtd_head" else ()),
+  }
+
+
+def two_labels(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns a detector's tensors with the logits [0, x] of LABELS, whose softmax is sigmoid(x)."""
+  return {
+    name: np.concatenate([np.zeros_like(x), x]) if name.startswith("classifier.") else x
+    for name, x in tensors.items()
+  }
+
+
+def one_logit(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns a detector's tensors with one logit: of two, the second less the first."""
+  return {
+    name: np.diff(x, axis=0) if name.startswith("classifier.") and len(x) == 2 else x
+    for name, x in tensors.items()
   }
 
 
@@ -167,6 +185,8 @@ MODERNBERT = Family(
   to_json=_to_json,
   from_json=_from_json,
   tied="decoder.weight",
+  two_labels=two_labels,
+  one_logit=one_logit,
   head_prefixes=("head.", "classifier.", "decoder."),
   token_types=False,
   token_ids={

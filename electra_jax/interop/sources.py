@@ -33,6 +33,7 @@ from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
 HUB = "; a model of Hugging Face's Hub is fetched first: hf download NAME --local-dir=FOLDER"
+DETECTOR = "detector"  # the folder of a discriminator with its head, where the other is headless
 MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, which predicts words
 
 
@@ -343,7 +344,7 @@ def _run(path: Path) -> Source:
 
 
 def _hf_folders(path: Path) -> list[Path]:
-  return [path, path / "discriminator", path / MASKED_LM, path / "generator"]
+  return [path, *(path / x for x in ("discriminator", DETECTOR, MASKED_LM, "generator"))]
 
 
 def _hugging_face(path: Path) -> Source:
@@ -360,6 +361,8 @@ def _hugging_face(path: Path) -> Source:
         kind = objectives.OBJECTIVES.get((trained or {}).get("objective"))
         is_main = kind is not None and kind.heads[0] == head  # of a run: its folder was renamed
         role = "generator" if network.is_masked_lm and not is_main else "discriminator"
+      if folder == path / DETECTOR and "discriminator" in found:
+        _check_same_encoder(path, found["discriminator"], network)
       found[role] = network
       if folder.name != "generator":  # which is a masked language model, whatever it served
         card = card or {"training": trained}
@@ -368,6 +371,15 @@ def _hugging_face(path: Path) -> Source:
     if text := difference(vocabularies[0], other):
       raise ExchangeError(f"{vocabularies[0].path} and {other.path} differ: {text}")
   return Source(found, next(iter(vocabularies), None), card, tuple(left_out))
+
+
+def _check_same_encoder(path: Path, a: Network, b: Network) -> None:
+  a, b = a.without_head(), b.without_head()
+  same = a.cfg == b.cfg and jax.tree.map(np.array_equal, a.weights, b.weights)
+  if not jax.tree.all(same):
+    raise ExchangeError(
+      f"{path}: discriminator and {DETECTOR} have different encoders; delete the wrong folder"
+    )
 
 
 def _tf1(path: Path, heads: Sequence[int]) -> Source:

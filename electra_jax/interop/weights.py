@@ -7,7 +7,7 @@ A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,11 @@ class Network:
     """True if its head predicts words."""
     return self.head is not None and HEADS[self.head].predicts_words
 
+  def without_head(self) -> "Network":
+    """Returns the encoder and its embeddings."""
+    weights = {name: self.weights[name] for name in ("embeddings", "encoder")}
+    return Network(self.cfg, weights, None)
+
 
 class Row(NamedTuple):
   """The names of one weight. In `hf` and `tf`, {i} is the index of a layer."""
@@ -64,6 +69,9 @@ class Family:
   from_json: Callable[[Path, Mapping], TransformerConfig]
   tied: str  # the word embeddings, once more
   head_prefixes: tuple[str, ...]  # of the tensors of heads that `rows` lack
+  # A detector's tensors as they are written, with two labels if it is a token classifier, and back.
+  two_labels: Callable[[Mapping], Mapping] = lambda tensors: tensors
+  one_logit: Callable[[Mapping], Mapping] = lambda tensors: tensors
   ignored: frozenset[str] = frozenset()  # tensors of older versions that are not weights
   token_types: bool = True  # takes token_type_ids
   # {field of config.json: special token whose id it holds}, but for padding's, which all have
@@ -75,6 +83,10 @@ class Family:
   def pretraining_heads(self) -> tuple[str, ...]:
     """The keys of `heads.HEADS` that it has classes for."""
     return tuple(head for head in self.classes if head in HEADS)
+
+  def is_shared(self, head: str | None) -> bool:
+    """Returns whether other heads have a head's class too."""
+    return list(self.classes.values()).count(self.classes[head]) > 1
 
 
 def read_json(path: Path) -> dict:
@@ -90,6 +102,12 @@ def check_fixed(path: Path, content: Mapping, fixed: Mapping) -> None:
   for field, right in fixed.items():
     if content.get(field, right) != right:
       raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
+
+
+def label_fields(labels: Sequence[str]) -> dict:
+  """Returns the fields of config.json that name a head's classes, {} without names."""
+  ids = {label: i for i, label in enumerate(labels)}
+  return {"id2label": dict(enumerate(labels)), "label2id": ids} if labels else {}
 
 
 def network_shapes(cfg: TransformerConfig, *heads: str | None) -> dict:
