@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
-EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1 weight_files encoder)
+EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1 weight_files encoder calls)
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
@@ -37,7 +37,8 @@ test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine 
 
 test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile transformers==5.23.0
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile transformers==5.23.0 accelerate==1.15.0
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile sentence-transformers==6.2.0
 	$(RUN) -m pytest -m "long or not long" $(EXCHANGE)
 
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU

@@ -1,0 +1,195 @@
+"""What users of transformers call on an exported folder, and what they get."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+import test_hf
+import test_modernbert
+from rich.console import Console
+from safetensors.numpy import load_file
+from test_hf import needs_torch, write_vocab
+
+import electra_jax
+from electra_jax.export import writer
+from electra_jax.interop.sources import Network, Source
+
+pytestmark = needs_torch
+TEXTS = ["the cat is in a bed", "a b c", "that is it, the end"]
+MASKED = "the [MASK] is in a bed"
+PREFIX = {"Electra": "electra.", "ModernBert": "model."}  # of the encoder's tensors
+
+
+def electra_network(cfg, head, seed) -> dict:
+  """Returns a network whose norms have scales near 1, not 0, so that its logits differ."""
+  network = test_hf.random_network(cfg, head, seed)
+  scaled = lambda at, x: x + 1 if at[-1].key == "scale" else x  # noqa: E731
+  return jax.tree_util.tree_map_with_path(scaled, network)
+
+
+NETWORKS = {
+  "Electra": (test_hf.SIZES["projected"], electra_network),
+  "ModernBert": (test_modernbert.CFG, test_modernbert.random_network),
+}
+AUTO = {
+  "two classes": ("SequenceClassification", {"num_labels": 2}),
+  "a number": ("SequenceClassification", {"num_labels": 1}),
+  "tags": ("TokenClassification", {"num_labels": 9}),
+  "answers": ("QuestionAnswering", {}),
+  "choices": ("MultipleChoice", {}),
+}
+
+
+@pytest.fixture(scope="module", params=PREFIX)
+def family(request):
+  return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family, tmp_path_factory):
+  """An export of a discriminator and a generator."""
+  folder, (cfg, make) = tmp_path_factory.mktemp("calls"), NETWORKS[family]
+  cfg = dataclasses.replace(cfg, vocab_size=45)
+  heads = {"discriminator": "rtd_head", "generator": "mlm_head"}
+  networks = {
+    r: Network(cfg, make(cfg, head, seed=i), head) for i, (r, head) in enumerate(heads.items())
+  }
+  source = Source(networks, write_vocab(folder / "vocab.txt"), {})
+  writer.export_hf(source, folder / "out", Console(quiet=True))
+  return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def encoder(folder):
+  return electra_jax.load(folder)
+
+
+@pytest.fixture(scope="module")
+def exported(folder) -> dict[str, dict]:
+  """The tensors of each folder."""
+  return {path.parent.name: load_file(path) for path in folder.glob("*/model.safetensors")}
+
+
+def numpy_of(module) -> dict[str, np.ndarray]:
+  return {name: x.detach().numpy() for name, x in module.state_dict().items()}
+
+
+def assert_on_the_encoder(model, exported, family) -> None:
+  """Its encoder is the exported one, and nothing else in it is exported."""
+  prefix, found = PREFIX[family], numpy_of(model)
+  theirs = {k: x for k, x in exported["discriminator"].items() if k.startswith(prefix)}
+  for name, x in theirs.items():
+    np.testing.assert_array_equal(found[name], x, err_msg=name)
+  head = {name: x for name, x in found.items() if not name.startswith(prefix)}
+  assert head and theirs.keys() == {name for name in found if name.startswith(prefix)}
+  known = [x for tensors in exported.values() for x in tensors.values()]
+  assert not [k for k, x in head.items() if any(np.array_equal(x, y) for y in known)]
+
+
+@pytest.mark.parametrize("call", AUTO)
+def test_an_auto_class_starts_a_new_head_on_the_encoder(call, family, folder, exported):
+  import transformers
+
+  kind, fields = AUTO[call]
+  auto = getattr(transformers, f"AutoModelFor{kind}")
+  model = auto.from_pretrained(folder / "discriminator", **fields)
+  assert type(model).__name__ == f"{family}For{kind}"
+  assert_on_the_encoder(model, exported, family)
+  if "num_labels" in fields:
+    assert model.config.num_labels == fields["num_labels"]
+
+
+def test_auto_model_and_its_pipeline_give_the_states(folder, encoder):
+  import torch
+  from transformers import AutoModel, AutoTokenizer, pipeline
+
+  path = folder / "discriminator"
+  model, tokens = AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+  extract = pipeline("feature-extraction", str(path))
+  for text in TEXTS:
+    ours = encoder.states(text).values
+    with torch.no_grad():
+      states = model(**tokens(text, return_tensors="pt")).last_hidden_state[0].numpy()
+    np.testing.assert_allclose(states, ours, atol=1e-5)
+    np.testing.assert_allclose(extract(text)[0], ours, atol=1e-5)
+
+
+def test_the_generator_fills_in_the_same_words(folder, encoder):
+  from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+  path = folder / "generator"
+  model, tokens = AutoModelForMaskedLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+  for fill in (pipeline("fill-mask", str(path)), pipeline("fill-mask", model, tokenizer=tokens)):
+    theirs, ours = fill(MASKED, top_k=5), encoder.fill_mask(MASKED, k=5)
+    assert [x["token_str"] for x in theirs] == [x.token for x in ours]
+    np.testing.assert_allclose(
+      [x["score"] for x in theirs], [x.probability for x in ours], atol=1e-5
+    )
+
+
+def replaced_by_class(folder) -> list[np.ndarray]:
+  import torch
+  from transformers import AutoTokenizer, ElectraForPreTraining
+
+  path = folder / "discriminator"
+  model, tokens = ElectraForPreTraining.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+  with torch.no_grad():
+    logits = [model(**tokens(text, return_tensors="pt")).logits[0, 1:-1] for text in TEXTS]
+  return [torch.sigmoid(x).numpy() for x in logits]
+
+
+def replaced_by_pipeline(folder) -> list[np.ndarray]:
+  from transformers import pipeline
+
+  found = pipeline("token-classification", str(folder / "detector"))(TEXTS)
+  assert {x["entity"] for row in found for x in row} == {"ORIGINAL", "REPLACED"}
+  return [
+    np.array([x["score"] if x["entity"] == "REPLACED" else 1 - x["score"] for x in row])
+    for row in found
+  ]
+
+
+def test_replaced_tokens_have_the_probabilities_of_detect(family, folder, encoder):
+  theirs = {"Electra": replaced_by_class, "ModernBert": replaced_by_pipeline}[family](folder)
+  ours = [[token.replaced for token in row] for row in encoder.detect(TEXTS)]
+  assert np.ptp(np.concatenate(ours)) > 0.1
+  for a, b in zip(theirs, ours, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_the_calls_of_a_model_card_work(folder, monkeypatch):
+  monkeypatch.chdir(folder)
+  for card in folder.glob("*/README.md"):
+    code, found = re.search(r"```python\n(.*?)```", card.read_text(), re.DOTALL)[1], {}
+    exec(code, found)
+    assert found["encoder"].config.hidden_size == 16
+    if predict := found.get("predict"):
+      assert predict(MASKED)
+
+
+def test_ten_steps_of_a_trainer_fit_the_texts(folder, tmp_path):
+  import transformers
+
+  path = folder / "discriminator"
+  transformers.set_seed(0)
+  tokens = transformers.AutoTokenizer.from_pretrained(path)
+  auto = transformers.AutoModelForSequenceClassification
+  model = auto.from_pretrained(path, num_labels=2)
+  rows = [{**tokens(text), "labels": int(text in TEXTS[1:])} for text in TEXTS * 2]
+  settings = transformers.TrainingArguments(
+    tmp_path, max_steps=10, learning_rate=1e-2, report_to=[], save_strategy="no", use_cpu=True,
+    disable_tqdm=True,
+  )  # fmt: skip
+  trainer = transformers.Trainer(model, settings, train_dataset=rows, processing_class=tokens)
+  before = trainer.evaluate(rows)["eval_loss"]
+  assert trainer.train().global_step == 10
+  assert trainer.evaluate(rows)["eval_loss"] < before - 0.05
+
+
+def test_sentence_transformers_embed_with_the_mean(folder, encoder):
+  from sentence_transformers import SentenceTransformer
+
+  found = SentenceTransformer(str(folder / "discriminator"), device="cpu").encode(TEXTS)
+  np.testing.assert_allclose(found, encoder.embed(TEXTS, pool="mean"), atol=1e-5)
