@@ -19,11 +19,11 @@ from electra_jax.core.transformer_config import Compute
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.evaluate import scorers
 from electra_jax.interop import sources
+from electra_jax.interop.huggingface import POOLINGS
 from electra_jax.interop.sources import ExchangeError, Network
 from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel, terminal
 
-POOLS = ("mean", "cls")
 SHOWN = 2_000  # from this many texts on, progress is shown
 
 
@@ -117,8 +117,8 @@ class Encoder:
     Raises:
       ValueError: an argument has another value.
     """
-    if pool not in POOLS:
-      raise ValueError(f"pool must be {' or '.join(POOLS)}, got {pool!r}")
+    if pool not in POOLINGS:
+      raise ValueError(f"pool must be {' or '.join(POOLINGS)}, got {pool!r}")
     texts, one = self._texts(texts)
     ids, _ = self._encode(texts)
     found = np.zeros((len(texts), self.width), np.float32)
@@ -265,7 +265,7 @@ class Encoder:
 
     Args:
       form: "hf" or "orbax".
-      storage: dtype and max_shard_mb of hf.
+      storage: dtype, max_shard_mb and pooling of hf.
 
     Raises:
       ExchangeError, ValueError: nothing was written.

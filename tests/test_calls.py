@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,8 +14,10 @@ from safetensors.numpy import load_file
 from test_hf import needs_torch, write_vocab
 
 import electra_jax
+from electra_jax.commands import cli
 from electra_jax.export import writer
-from electra_jax.interop.sources import Network, Source
+from electra_jax.interop import huggingface
+from electra_jax.interop.sources import ExchangeError, Network, Source
 
 pytestmark = needs_torch
 TEXTS = ["the cat is in a bed", "a b c", "that is it, the end"]
@@ -50,6 +53,9 @@ def family(request):
 @pytest.fixture(scope="module")
 def folder(family, tmp_path_factory):
   """An export of a discriminator and a generator."""
+  import torch
+
+  torch.set_num_threads(1)  # beside other programs ten steps take 17 s with two threads, else 1
   folder, (cfg, make) = tmp_path_factory.mktemp("calls"), NETWORKS[family]
   cfg = dataclasses.replace(cfg, vocab_size=45)
   heads = {"discriminator": "rtd_head", "generator": "mlm_head"}
@@ -159,11 +165,17 @@ def test_replaced_tokens_have_the_probabilities_of_detect(family, folder, encode
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def run_card(folder) -> dict:
+  """Runs the Python in a folder's model card, and returns what it names."""
+  code, found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL), {}
+  exec(code[1], found)
+  return found
+
+
 def test_the_calls_of_a_model_card_work(folder, monkeypatch):
   monkeypatch.chdir(folder)
-  for card in folder.glob("*/README.md"):
-    code, found = re.search(r"```python\n(.*?)```", card.read_text(), re.DOTALL)[1], {}
-    exec(code, found)
+  for path in folder.iterdir():
+    found = run_card(path)
     assert found["encoder"].config.hidden_size == 16
     if predict := found.get("predict"):
       assert predict(MASKED)
@@ -188,8 +200,33 @@ def test_ten_steps_of_a_trainer_fit_the_texts(folder, tmp_path):
   assert trainer.evaluate(rows)["eval_loss"] < before - 0.05
 
 
-def test_sentence_transformers_embed_with_the_mean(folder, encoder):
+def test_sentence_transformers_embed_any_export_with_the_mean(folder, encoder):
   from sentence_transformers import SentenceTransformer
 
-  found = SentenceTransformer(str(folder / "discriminator"), device="cpu").encode(TEXTS)
+  found = SentenceTransformer(str(folder / "discriminator")).encode(TEXTS)
   np.testing.assert_allclose(found, encoder.embed(TEXTS, pool="mean"), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_an_export_with_pooling_embeds_in_sentence_transformers(
+  pooling, folder, encoder, tmp_path, monkeypatch
+):
+  from sentence_transformers import SentenceTransformer
+
+  cli.call("export", [str(folder), str(tmp_path / "out"), "--to=hf", f"--pooling={pooling}"])
+  monkeypatch.chdir(tmp_path / "out")
+  model, ours = run_card(Path("discriminator"))["embedder"], encoder.embed(TEXTS, pool=pooling)
+  assert model.max_seq_length == encoder.max_length and not list(Path().glob("[!d]*/modules.json"))
+  np.testing.assert_allclose(model.encode(TEXTS), ours, atol=1e-5)
+  huggingface.save_sentence_transformer(Path("discriminator"), 16, pooling, normalize=True)
+  ours /= np.linalg.norm(ours, axis=1, keepdims=True)
+  np.testing.assert_allclose(SentenceTransformer("discriminator").encode(TEXTS), ours, atol=1e-5)
+
+
+def test_a_pooling_that_is_unknown_or_has_no_tokenizer_is_refused(family, encoder, tmp_path):
+  with pytest.raises(ValueError, match="pooling must be mean or cls, got 'max'"):
+    encoder.save(tmp_path / "out", pooling="max")
+  source = dataclasses.replace(encoder._source, tokenizer=None)
+  with pytest.raises(ExchangeError, match="pooling needs a tokenizer"):
+    writer.write(source, tmp_path / "out", "hf", Console(quiet=True), pooling="mean")
+  assert not list(tmp_path.iterdir())

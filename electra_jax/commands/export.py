@@ -9,7 +9,8 @@ hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/ge
        config.json, model.safetensors, the tokenizer's files and a model card with the calls that
        open it. A discriminator of ModernBERT's shape goes out without its head, and once more with
        it, as DIR/detector. --dtype=bfloat16 rounds the weights to half the bytes, --max-shard-mb
-       splits what is larger. A fine-tuned network keeps its head if Hugging Face has the same one.
+       splits what is larger, --pooling=mean or cls makes DIR/discriminator a model of
+       sentence-transformers. A fine-tuned network keeps its head if Hugging Face has the same one.
        ELECTRA: tagging; text with model.head=two_layers; questions with qa.joint=False and
        qa.answerable_weight=0. ModernBERT: the same tasks with model.head=modernbert, and text with
        modernbert_mean. If torch and transformers are installed, the largest difference of logits on
@@ -80,6 +81,11 @@ def add_options(p: cli.ArgumentParser) -> None:
     help="megabytes (10^6 bytes) per file of weights in hf, unless one tensor is larger: more"
     " go to several files, with an index; default: one file",
   )
+  p.add_argument(
+    "--pooling",
+    choices=("mean", "cls"),
+    help="of a text's vector: sentence-transformers then reads the main network's folder in hf",
+  )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -87,7 +93,8 @@ def main(args: argparse.Namespace) -> None:
   named = [x for x in (args.model, *args.paths, args.out) if x]
   if len(named) != 2:
     raise cli.UsageError("--model=SOURCE and --out=DIR are needed")
-  storage = {x: getattr(args, x) for x in ("dtype", "max_shard_mb") if getattr(args, x) is not None}
+  storage = {x: getattr(args, x) for x in ("dtype", "max_shard_mb", "pooling")}
+  storage = {name: value for name, value in storage.items() if value is not None}
   if args.to == "orbax" and storage:
     given = " and ".join(f"--{x.replace('_', '-')}" for x in storage)
     raise cli.UsageError(

@@ -177,11 +177,15 @@ def _write_hf(
     has_tokenizer = tokens is not None and huggingface.save_tokenizer(
       folder, tokens, network.cfg.max_positions, family.token_types
     )
+  if storage.pooling and role == source.main:
+    if not has_tokenizer:
+      raise ExchangeError("pooling needs a tokenizer that AutoTokenizer reads; export without it")
+    huggingface.save_sentence_transformer(folder, network.cfg.hidden_size, storage.pooling)
   if tokens and not has_tokenizer:
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
     console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
-  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer, storage.dtype))
+  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer, storage))
   found = _compare(folder, network, written, source, unit, storage.dtype)
   count = f"{params.count(network.weights) / 1e6:,.2f} M"
   console.print(f"{role}: {family.classes[network.head]}, {count}, {found}")
@@ -223,7 +227,7 @@ def _bytes(networks: Iterable[Network], dtype: str = "float32") -> int:
 
 
 def model_card(
-  role: str, network: Network, source: Source, has_tokenizer: bool, dtype: str = "float32"
+  role: str, network: Network, source: Source, has_tokenizer: bool, storage: Storage = FLOAT32
 ) -> str:
   """Returns the README.md of an exported network."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
@@ -240,8 +244,9 @@ def model_card(
     f"{'Fine-tuned' if source.finetuned else 'Pretrained'} {family.name}, exported by electra_jax;"
     f" loads with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
     "",
-    f"- {params.count(network.weights):,} parameters in {dtype}: {network.cfg.num_layers} layers of"
-    f" hidden size {network.cfg.hidden_size}, {network.cfg.num_heads} heads, embeddings of"
+    f"- {params.count(network.weights):,} parameters in {storage.dtype}:"
+    f" {network.cfg.num_layers} layers of hidden size {network.cfg.hidden_size},"
+    f" {network.cfg.num_heads} heads, embeddings of"
     f" {network.cfg.embedding_size}, {network.cfg.vocab_size:,} tokens",
   ]
   if config:
@@ -258,12 +263,9 @@ def model_card(
   for row in source.card.get("metrics", []):
     shown = ", ".join(f"{name} {value:.2f}" for name, value in row["metrics"].items())
     lines.append(f"- {row['task']}, {row['split']}, seed {row['seed']}: {shown}")
-  lines += [
-    "",
-    "```python",
-    *_calls(role, head, has_tokenizer, source.finetuned is not None),
-    "```",
-  ]
+  is_pooled = storage.pooling is not None and role == source.main
+  calls = _calls(role, head, source.finetuned is not None, has_tokenizer, is_pooled)
+  lines += ["", "```python", *calls, "```"]
   if heldout:
     lines += ["", f"| held-out documents at step {heldout['step']:,} | |", "|---|---|"]
     lines += [f"| {k} | {v:.4f} |" for k, v in heldout.items() if isinstance(v, float)]
@@ -274,7 +276,9 @@ def model_card(
   return "\n".join(lines) + "\n"
 
 
-def _calls(name: str, kind: str, has_tokenizer: bool, is_finetuned: bool) -> list[str]:
+def _calls(
+  name: str, kind: str, is_finetuned: bool, has_tokenizer: bool, is_pooled: bool
+) -> list[str]:
   """Returns lines of Python that open a folder's network, of a class of transformers."""
   purpose = kind.partition("For")[2]
   calls = {"AutoModel": f'encoder = AutoModel.from_pretrained("{name}")'}
@@ -285,7 +289,11 @@ def _calls(name: str, kind: str, has_tokenizer: bool, is_finetuned: bool) -> lis
     calls[auto] = f'classifier = {auto}.from_pretrained("{name}", num_labels=2)  # a new head'
   if has_tokenizer and purpose in PIPELINES:
     calls["pipeline"] = f'predict = pipeline("{PIPELINES[purpose]}", "{name}")'
-  return [f"from transformers import {', '.join(calls)}", "", *calls.values()]
+  lines = [f"from transformers import {', '.join(calls)}", "", *calls.values()]
+  if is_pooled:
+    lines.insert(0, "from sentence_transformers import SentenceTransformer")
+    lines += [f'embedder = SentenceTransformer("{name}")']
+  return lines
 
 
 def run(
@@ -321,6 +329,7 @@ def write(
   *,
   dtype: str = "float32",
   max_shard_mb: float = math.inf,
+  pooling: str | None = None,
 ) -> None:
   """Exports the networks of an opened source.
 
@@ -328,13 +337,15 @@ def write(
     out: a new folder.
     form: hf or orbax.
     dtype, max_shard_mb: for hf: the dtype of the weights, and the size of a file in 10^6 bytes.
+    pooling: for hf: a key of `huggingface.POOLINGS`, sentence-transformers then reads the main
+      network; None: without.
 
   Raises:
     ExchangeError, ValueError: `out` exists, or the format cannot hold the networks.
   """
   with parallel.full_precision():
     if form == "hf":
-      export_hf(source, out, console, Storage(dtype, max_shard_mb * 10**6))
+      export_hf(source, out, console, Storage(dtype, max_shard_mb * 10**6, pooling))
     else:
       export_orbax(source, out, console)
   console.print(f"exported to {out}")

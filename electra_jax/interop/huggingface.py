@@ -44,11 +44,16 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_BYTES = 128  # at most for a safetensors file, and for each tensor besides its name
 
 
+# {how the vector of a text is made of its tokens' states: its name in sentence-transformers}
+POOLINGS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+
+
 class Storage(NamedTuple):
-  """How weights are written."""
+  """How networks are written."""
 
   dtype: str = "float32"  # or bfloat16
   max_bytes: float = math.inf  # of a file, unless one tensor alone is larger
+  pooling: str | None = None  # a key of POOLINGS: sentence-transformers reads the main network
 
 
 FLOAT32 = Storage()
@@ -210,7 +215,38 @@ def save_tokenizer(
   return True
 
 
-def _write_json(path: Path, content: dict) -> None:
+def save_sentence_transformer(
+  folder: Path, width: int, pooling: str, normalize: bool = False
+) -> None:
+  """Writes beside a network and its tokenizer what makes the folder a SentenceTransformer.
+
+  The names are those of sentence-transformers before version 6, which 6 reads too.
+
+  Args:
+    width: of the states.
+    pooling: a key of POOLINGS.
+    normalize: whether the vectors have length 1.
+
+  Raises:
+    ValueError: `pooling` is unknown.
+  """
+  if pooling not in POOLINGS:
+    raise ValueError(f"pooling must be {' or '.join(POOLINGS)}, got {pooling!r}")
+  paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+  modules = [
+    {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for i, (kind, path) in enumerate(paths.items())
+    if normalize or kind != "Normalize"
+  ]
+  for module in modules:
+    (folder / module["path"]).mkdir(exist_ok=True)
+  modes = {theirs: ours == pooling for ours, theirs in POOLINGS.items()}
+  _write_json(folder / "modules.json", modules)
+  _write_json(folder / "sentence_bert_config.json", {"do_lower_case": False})
+  _write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+
+
+def _write_json(path: Path, content: dict | list) -> None:
   path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
