@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
-EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1 weight_files encoder calls)
+EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1 weight_files encoder calls onnx)
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
@@ -39,6 +39,7 @@ test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyT
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile transformers==5.23.0 accelerate==1.15.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile sentence-transformers==6.2.0
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0
 	$(RUN) -m pytest -m "long or not long" $(EXCHANGE)
 
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU

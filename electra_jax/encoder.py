@@ -264,7 +264,7 @@ class Encoder:
     """Writes the networks to a new folder, as `electra-jax export`.
 
     Args:
-      form: "hf" or "orbax".
+      form: "hf", "onnx" or "orbax".
       storage: dtype, max_shard_mb and pooling of hf.
 
     Raises:
@@ -272,10 +272,10 @@ class Encoder:
     """
     from electra_jax.export import writer
 
-    if form not in ("hf", "orbax"):
-      raise ValueError(f"form must be hf or orbax, got {form!r}")
-    if form == "orbax" and storage:
-      raise ValueError(f"{', '.join(storage)}: for form='hf'; an orbax export is float32")
+    if form not in ("hf", "onnx", "orbax"):
+      raise ValueError(f"form must be hf, onnx or orbax, got {form!r}")
+    if form != "hf" and storage:
+      raise ValueError(f"{', '.join(storage)}: for form='hf'; an {form} export is float32")
     writer.write(self._source, Path(out), form, terminal.console(), **storage)
 
   def _texts(self, texts: str | Sequence[str]) -> tuple[list[str], bool]:

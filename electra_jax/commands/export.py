@@ -1,4 +1,4 @@
-"""Exports networks: electra-jax export --model=SOURCE --to=hf|orbax --out=DIR
+"""Exports networks: electra-jax export --model=SOURCE --to=hf|onnx|orbax --out=DIR
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
 recognised by its files. DIR must not exist; it is written completely or not at all. A TF1
@@ -17,6 +17,9 @@ hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/ge
        real text is printed, and above 1e-4 (float32) nothing is exported. For bfloat16, both
        compute in float32 from the rounded weights, and how much the rounding changed the logits is
        printed too.
+onnx   as hf, and beside each network's weights model.onnx, its float32 network for onnxruntime, for
+       any number of texts and tokens. Its logits are compared with ours as above. Needs torch,
+       transformers, onnx, onnxscript and onnxruntime.
 """
 
 import argparse
@@ -60,7 +63,7 @@ def add_options(p: cli.ArgumentParser) -> None:
   p.add_argument("--model", metavar="SOURCE")
   p.add_argument("--out", metavar="DIR", help="a new folder")
   p.add_argument("paths", nargs="*", metavar="SOURCE DIR", help="without --model and --out")
-  p.add_argument("--to", required=True, choices=("hf", "orbax"))
+  p.add_argument("--to", required=True, choices=("hf", "onnx", "orbax"))
   p.add_argument(
     "--heads",
     metavar="N[,M]",
@@ -95,11 +98,9 @@ def main(args: argparse.Namespace) -> None:
     raise cli.UsageError("--model=SOURCE and --out=DIR are needed")
   storage = {x: getattr(args, x) for x in ("dtype", "max_shard_mb", "pooling")}
   storage = {name: value for name, value in storage.items() if value is not None}
-  if args.to == "orbax" and storage:
+  if args.to != "hf" and storage:
     given = " and ".join(f"--{x.replace('_', '-')}" for x in storage)
-    raise cli.UsageError(
-      f"{given}: for --to hf, an orbax export has its float32 weights in one folder"
-    )
+    raise cli.UsageError(f"{given}: for --to hf, an {args.to} export has its float32 weights whole")
   with starting():  # slow, and not needed for --help
     from electra_jax.export import writer
 

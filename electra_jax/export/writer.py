@@ -20,7 +20,7 @@ from electra_jax.core.heads import HEADS
 from electra_jax.core.task_network import EXPORT_FORMS
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, sources
+from electra_jax.interop import huggingface, onnx, sources
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.interop.weights import label_fields
@@ -87,10 +87,10 @@ def rounded(network: Network, dtype: str) -> Network:
   return dataclasses.replace(network, weights=weights)
 
 
-def real_text(source: Source) -> Batch:
-  """Returns eight rows of Python's own documentation, of at most 128 tokens."""
+def real_text(source: Source, most: int = 128) -> Batch:
+  """Returns eight rows of Python's own documentation, of at most `most` tokens."""
   vocab = source.tokenizer.vocab
-  longest = min(128, *(n.cfg.max_positions for n in source.networks.values()))
+  longest = min(most, *(n.cfg.max_positions for n in source.networks.values()))
   topics = sorted(pydoc_data.topics.topics.values(), key=len)[-8:]
   encoded = source.tokenizer.encode_batch([topic[:2000] for topic in topics])
   rows = [
@@ -108,17 +108,26 @@ def largest(logits: np.ndarray, head: str | None, batch: Batch) -> float:
 
 
 def check_parity(
-  folder: Path, head: str | None, batch: Batch, ours: np.ndarray, unit: float = 1.0
+  folder: Path,
+  head: str | None,
+  batch: Batch,
+  ours: np.ndarray,
+  unit: float = 1.0,
+  library: str = "transformers",
 ) -> float:
-  """Returns the largest difference of our logits from transformers', padding excluded.
+  """Returns the largest difference of our logits from a library's, padding excluded.
+
+  Args:
+    library: transformers or onnxruntime.
 
   Raises:
     ExchangeError: it is above TOLERANCE, times `unit`.
   """
-  difference = largest(ours - huggingface.torch_outputs(folder, head, batch), head, batch)
+  compute = onnx.outputs if library == "onnxruntime" else huggingface.torch_outputs
+  difference = largest(ours - compute(folder, head, batch), head, batch)
   if not difference <= TOLERANCE * unit:
     raise ExchangeError(
-      f"logits of {folder.name} differ from transformers' by up to {difference:.2g}, above the"
+      f"logits of {folder.name} differ from {library}'s by up to {difference:.2g}, above the"
       f" tolerance {TOLERANCE * unit:.3g}; nothing was exported"
     )
   return difference
@@ -144,7 +153,8 @@ def export_hf(source: Source, out: Path, console: Console, storage: Storage = FL
       folders[sources.DETECTOR] = network
     else:
       left_out.append(f"the {role}'s {head}")
-  with new_folder(out, _bytes(folders.values(), storage.dtype)) as folder:
+  needed = _bytes(folders.values(), storage.dtype) * (1 + storage.onnx)
+  with new_folder(out, needed) as folder:
     for name, network in folders.items():
       _write_hf(folder / name, network, source, console, storage)
   if reason:
@@ -187,6 +197,8 @@ def _write_hf(
     console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
   (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer, storage))
   found = _compare(folder, network, written, source, unit, storage.dtype)
+  if storage.onnx:
+    found += _write_onnx(folder, written, source, unit or 1.0)
   count = f"{params.count(network.weights) / 1e6:,.2f} M"
   console.print(f"{role}: {family.classes[network.head]}, {count}, {found}")
   if source.finetuned and network.head is None:
@@ -220,6 +232,29 @@ def _compare(
     change, size = largest(ours - exact, head, batch), largest(exact, head, batch)
     line += f"; rounding to {dtype} changed logits of up to {size:.2g} by up to {change:.1e}"
   return line
+
+
+def _write_onnx(folder: Path, network: Network, source: Source, unit: float) -> str:
+  """Writes the model.onnx of a written network, checks it and returns its differences in words.
+
+  Two batches of other sizes show that it takes any; one exceeds what local layers attend to.
+  """
+  head, longest = network.head, max(128, 2 * network.cfg.window)
+  batch = real_text(source, longest)
+  second = np.arange(batch.ids.shape[1]) >= batch.ids.shape[1] // 2
+  batch = batch._replace(token_type_ids=(second & batch.padding_mask).astype(np.int32))
+  fewer = jax.tree.map(lambda x: x[:3], real_text(source, batch.ids.shape[1] // 3))
+  with doing(f"writing the {folder.name}'s {onnx.FILE}"):
+    names = onnx.save(folder, head, batch)
+    difference = max(
+      check_parity(folder, head, some, logits(network, some), unit, "onnxruntime")
+      for some in (batch, fewer)
+    )
+  with (folder / "README.md").open("a") as card:
+    card.write(
+      f"\n`{onnx.FILE}` is the same network for onnxruntime: {names}, any batch and length\n"
+    )
+  return f", against onnxruntime {difference:.1e}"
 
 
 def _bytes(networks: Iterable[Network], dtype: str = "float32") -> int:
@@ -335,19 +370,25 @@ def write(
 
   Args:
     out: a new folder.
-    form: hf or orbax.
+    form: hf, onnx (hf with model.onnx) or orbax.
     dtype, max_shard_mb: for hf: the dtype of the weights, and the size of a file in 10^6 bytes.
     pooling: for hf: a key of `huggingface.POOLINGS`, sentence-transformers then reads the main
       network; None: without.
 
   Raises:
-    ExchangeError, ValueError: `out` exists, or the format cannot hold the networks.
+    ExchangeError, ValueError: `out` exists, the format cannot hold the networks, or onnx lacks a
+      package.
   """
+  if form == "onnx":
+    onnx.check_packages()
+    if source.tokenizer is None:
+      raise ExchangeError("an ONNX export is checked on text: put the tokenizer beside the weights")
   with parallel.full_precision():
-    if form == "hf":
-      export_hf(source, out, console, Storage(dtype, max_shard_mb * 10**6, pooling))
-    else:
+    if form == "orbax":
       export_orbax(source, out, console)
+    else:
+      storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx")
+      export_hf(source, out, console, storage)
   console.print(f"exported to {out}")
 
 

@@ -54,6 +54,7 @@ class Storage(NamedTuple):
   dtype: str = "float32"  # or bfloat16
   max_bytes: float = math.inf  # of a file, unless one tensor alone is larger
   pooling: str | None = None  # a key of POOLINGS: sentence-transformers reads the main network
+  onnx: bool = False  # once more as model.onnx
 
 
 FLOAT32 = Storage()
@@ -338,6 +339,32 @@ def task_tensors(folder: str | Path) -> list[str]:
   return sorted(n for n in names if n.removeprefix(family.prefix).startswith(family.head_prefixes))
 
 
+def torch_network(folder: Path, head: str | None):
+  """Returns the network of a folder as transformers loads it, in float32, for inference."""
+  import transformers
+
+  transformers.utils.logging.set_verbosity_error()
+  transformers.utils.logging.disable_progress_bar()
+  kind = read_config(folder)[0].classes[head]
+  return getattr(transformers, kind).from_pretrained(folder).float().eval()
+
+
+def inputs(folder: Path, batch: Batch) -> dict[str, np.ndarray]:
+  """Returns the int64 inputs [B, L] of the network of a folder, by transformers' names."""
+  found = {"input_ids": batch.ids, "attention_mask": batch.padding_mask}
+  if read_config(folder)[0].token_types:
+    found["token_type_ids"] = batch.token_type_ids
+  return {name: np.asarray(x, np.int64) for name, x in found.items()}
+
+
+def one_array(outputs: Mapping[str, np.ndarray], head: str | None) -> np.ndarray:
+  """Returns a network's outputs, by transformers' names, as `torch_outputs`."""
+  if "start_logits" in outputs:
+    return np.stack([outputs["start_logits"], outputs["end_logits"]], -1)
+  found = outputs["last_hidden_state" if head is None else "logits"]
+  return found[..., 1] - found[..., 0] if head == "rtd_head" and found.ndim == 3 else found
+
+
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   """Returns the logits that transformers computes in float32 with a folder's network.
 
@@ -345,18 +372,8 @@ def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
   a head the states [B, L, D].
   """
   import torch
-  import transformers
 
-  transformers.utils.logging.set_verbosity_error()
-  transformers.utils.logging.disable_progress_bar()
-  family = read_config(folder)[0]
-  network = getattr(transformers, family.classes[head]).from_pretrained(folder).float().eval()
-  inputs = {"input_ids": batch.ids, "attention_mask": batch.padding_mask}
-  if family.token_types:
-    inputs["token_type_ids"] = batch.token_type_ids
   with torch.no_grad():
-    outputs = network(**{name: torch.tensor(x).long() for name, x in inputs.items()})
-  if hasattr(outputs, "start_logits"):
-    return torch.stack([outputs.start_logits, outputs.end_logits], -1).float().numpy()
-  found = (outputs.last_hidden_state if head is None else outputs.logits).float().numpy()
-  return found[..., 1] - found[..., 0] if head == "rtd_head" and found.ndim == 3 else found
+    tensors = {name: torch.tensor(x) for name, x in inputs(folder, batch).items()}
+    outputs = torch_network(folder, head)(**tensors)
+  return one_array({name: x.numpy() for name, x in outputs.items()}, head)
