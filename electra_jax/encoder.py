@@ -276,7 +276,8 @@ class Encoder:
       raise ValueError(f"form must be hf, onnx or orbax, got {form!r}")
     if form != "hf" and storage:
       raise ValueError(f"{', '.join(storage)}: for form='hf'; an {form} export is float32")
-    writer.write(self._source, Path(out), form, terminal.console(), **storage)
+    writer.write(self._source, Path(out), form, console := terminal.console(), **storage)
+    console.print(f"exported to {out}")
 
   def _texts(self, texts: str | Sequence[str]) -> tuple[list[str], bool]:
     """Returns the texts as a list, and whether a single text was given."""

@@ -20,6 +20,10 @@ hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/ge
 onnx   as hf, and beside each network's weights model.onnx, its float32 network for onnxruntime, for
        any number of texts and tokens. Its logits are compared with ours as above. Needs torch,
        transformers, onnx, onnxscript and onnxruntime.
+
+--step=N exports a run's checkpoint of that step, not its newest, and --all-checkpoints all that
+the run has kept, each to a folder as DIR/step-00000650, with a card of its step. Step 0 has no
+checkpoint: its weights are made again, from the seed or from init_from, which must be unchanged.
 """
 
 import argparse
@@ -71,6 +75,8 @@ def add_options(p: cli.ArgumentParser) -> None:
     default=(),
     help="of a TF1 checkpoint's discriminator (and generator), where no config.json beside it says",
   )
+  p.add_argument("--step", type=int, metavar="N", help="of a run, 0 for its start; default: newest")
+  p.add_switch("all-checkpoints", "step 0 and each checkpoint of a run, to DIR/step-00000000 ...")
   p.add_argument("--license", help="of the weights, for the model card")
   p.add_argument(
     "--dtype",
@@ -101,6 +107,8 @@ def main(args: argparse.Namespace) -> None:
   if args.to != "hf" and storage:
     given = " and ".join(f"--{x.replace('_', '-')}" for x in storage)
     raise cli.UsageError(f"{given}: for --to hf, an {args.to} export has its float32 weights whole")
+  if args.all_checkpoints and args.step is not None:
+    raise cli.UsageError("give --step or --all-checkpoints")
   with starting():  # slow, and not needed for --help
     from electra_jax.export import writer
 
@@ -110,6 +118,8 @@ def main(args: argparse.Namespace) -> None:
     args.to,
     terminal.console(),
     heads=args.heads,
+    step=args.step,
+    all_checkpoints=args.all_checkpoints,
     weights_license=args.license,
     **storage,
   )

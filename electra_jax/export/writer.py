@@ -1,6 +1,7 @@
 """Exports of networks: see electra_jax.export. `interop.huggingface` makes their config.json."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
@@ -25,7 +26,9 @@ from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.interop.weights import label_fields
 from electra_jax.monitor.display import doing
+from electra_jax.pretrain import start
 from electra_jax.runtime import parallel
+from electra_jax.runtime.checkpoint import FOLDER, steps_on_disk
 from electra_jax.runtime.workdir import new_folder
 
 TOLERANCE = 1e-4  # of float32 logits: the two libraries sum in different orders
@@ -268,6 +271,7 @@ def model_card(
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
   family = huggingface.family_of(network.cfg)
   head = family.classes[network.head]
+  stage = "Initial" if source.card.get("steps") == 0 else "Pretrained"
   lines = [
     "---",
     "library_name: transformers",
@@ -276,7 +280,7 @@ def model_card(
     "---",
     f"# {family.name} {role}",
     "",
-    f"{'Fine-tuned' if source.finetuned else 'Pretrained'} {family.name}, exported by electra_jax;"
+    f"{'Fine-tuned' if source.finetuned else stage} {family.name}, exported by electra_jax;"
     f" loads with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
     "",
     f"- {params.count(network.weights):,} parameters in {storage.dtype}:"
@@ -339,6 +343,8 @@ def run(
   *,
   heads: tuple[int, ...] = (),
   weights_license: str | None = None,
+  step: int | None = None,
+  all_checkpoints: bool = False,
   **storage,
 ) -> None:
   """Exports the networks of a source to a new folder, as `write`.
@@ -346,14 +352,34 @@ def run(
   Args:
     path, heads: as `sources.open_source` takes them.
     weights_license: for the model card.
+    step: of a run, 0 for its start; None: the newest.
+    all_checkpoints: instead, each step of a run that has a checkpoint, and step 0, to a folder in
+      `out`: step-00000650.
   """
+
+  def export(step: int | None, to: Path) -> None:
+    of_run = start.read_initial if step == 0 else functools.partial(sources.read_run, step=step)
+    with doing("reading"):
+      source = sources.open_source(path, heads, None if step is None else of_run)
+    if weights_license:
+      source.card["license"] = weights_license
+    write(source, to, form, console, **storage)
+
   if out.exists():
     raise ExchangeError(f"{out} exists: nothing is overwritten")
-  with doing("reading"):
-    source = sources.open_source(path, heads)
-  if weights_license:
-    source.card["license"] = weights_license
-  write(source, out, form, console, **storage)
+  if all_checkpoints:
+    with new_folder(out) as folder:
+      for step in (0, *steps_on_disk(Path(path) / FOLDER)):
+        console.print(f"step {step:,}:")
+        try:
+          export(step, folder / f"step-{step:08d}")
+        except ValueError as error:
+          if step or not sources.is_run(path):
+            raise
+          console.print(f"not exported: step 0: {error}")  # what it began with may be gone
+  else:
+    export(step, out)
+  console.print(f"exported to {out}")
 
 
 def write(
@@ -389,7 +415,6 @@ def write(
     else:
       storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx")
       export_hf(source, out, console, storage)
-  console.print(f"exported to {out}")
 
 
 def export_orbax(source: Source, out: Path, console: Console) -> None:

@@ -77,11 +77,14 @@ class Source:
     }
 
 
-def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
+def open_source(
+  path: str | Path, heads: Sequence[int] = (), of_run: Callable[..., "RunParams"] | None = None
+) -> Source:
   """Reads the networks at a path in any of the four formats.
 
   Args:
     heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
+    of_run: (workdir, tokenizer) -> a run's networks at one step; None: any source, its newest.
 
   Raises:
     ExchangeError, ValueError: the format is unknown, a file is damaged, or the vocabulary is not of
@@ -93,7 +96,9 @@ def open_source(path: str | Path, heads: Sequence[int] = ()) -> Source:
   read = _reader(path)
   if heads and read is not _tf1:
     raise ExchangeError(f"{path} is not a TF1 checkpoint, so it says its number of heads")
-  source = _tf1(path, heads) if read is _tf1 else read(path)
+  if of_run and read is not _run:
+    raise ExchangeError(f"{path} is not a run, so it has no steps")
+  source = _tf1(path, heads) if read is _tf1 else _run(path, of_run) if of_run else read(path)
   check_vocab(source.tokenizer, source.networks, path)
   return source
 
@@ -235,13 +240,18 @@ def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) ->
   Raises:
     ValueError: the folder is not a run, its vocabulary differs, or its checkpoint is damaged.
   """
-  spec = specs.read_spec(workdir, tokens.vocab)
-  cfgs = {name: plain(getattr(spec, name)) for name in ("discriminator", "generator")}
-  spec = dataclasses.replace(spec, **cfgs)
-  check_run_vocab(workdir, tokens)
+  spec = run_spec(workdir, tokens)
   sharding = parallel.StateSharding(objectives.param_shapes(spec), sharded=False)
   found, step = restore_from(workdir, {"params": sharding.shapes()}, step)
   return RunParams(spec, parallel.replicate(sharding.to_local(found["params"])), step)
+
+
+def run_spec(workdir: str | Path, tokens: Tokenizer) -> networks.PretrainSpec:
+  """Returns a run's networks, to be computed in float32; for `tokens` and errors see `read_run`."""
+  spec = specs.read_spec(workdir, tokens.vocab)
+  cfgs = {name: plain(getattr(spec, name)) for name in ("discriminator", "generator")}
+  check_run_vocab(workdir, tokens)
+  return dataclasses.replace(spec, **cfgs)
 
 
 def check_run_vocab(workdir: str | Path, tokens: Tokenizer) -> None:
@@ -313,11 +323,11 @@ def without_class(spec: networks.PretrainSpec) -> dict[str, str]:
   return found
 
 
-def _run(path: Path) -> Source:
+def _run(path: Path, read: Callable[..., RunParams] = read_run) -> Source:
   saved = read_config(path)
   folder = data_folder(path)
   tokens = tokenizer.load_from(folder, vocab_of(folder))
-  spec, params, steps = read_run(path, tokens)
+  spec, params, steps = read(path, tokens)
   params = jax.tree.map(np.asarray, params)
   found = main_networks(spec, params)
   others = params["discriminator"].keys() & HEADS.keys() - {n.head for n in found.values()}

@@ -3,6 +3,8 @@
 import functools
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 from rich.console import Console
@@ -14,7 +16,7 @@ from electra_jax.core.transformer_config import TransformerConfig, differences
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import sources
-from electra_jax.pretrain.run import Run
+from electra_jax.pretrain.run import Run, make_train_fns
 from electra_jax.runtime import checksums, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.workdir import read_run_config
@@ -88,6 +90,20 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
     warn([f"seed={run.config.seed} as in {origin}: it reads the same data again"])
   state = restarted(sharding.to_local(state))
   return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
+
+
+def read_initial(workdir: str | Path, tokens: Tokenizer) -> sources.RunParams:
+  """Returns a run's networks at step 0, which no checkpoint holds, as `sources.read_run`.
+
+  They follow from its seed and from what is now at init_from and generator.init_from: bit for bit
+  on the kind of device that it ran on.
+  """
+  config = specs.saved_config(read_run_config(workdir))
+  spec, made = sources.run_spec(workdir, tokens), specs.make_optimizer_config(config)
+  fns = make_train_fns(spec, made, config.train.steps, config.seed, config.train.accumulation)
+  run = SimpleNamespace(config=config, spec=spec, fns=fns)  # what is read of a `Run`
+  weights = _initial_weights(run, tokens, Console(quiet=True), lambda warnings: None)
+  return sources.RunParams(spec, weights, 0)
 
 
 def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) -> dict:

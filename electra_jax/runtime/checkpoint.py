@@ -234,7 +234,7 @@ def restore_from(
     if not steps:
       raise CheckpointError(f"{folder} holds no checkpoint")
     if step not in (None, *steps):
-      raise CheckpointError(f"init_step: {folder} has the steps {steps}, not {step}")
+      raise CheckpointError(f"no checkpoint of step {step}: {folder} has the steps {steps}")
     return steps[-1] if step is None else step
 
   chosen = run_on_all(choose)
