@@ -10,13 +10,11 @@ hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/ge
        open it. A discriminator of ModernBERT's shape goes out without its head, and once more with
        it, as DIR/detector. --dtype=bfloat16 rounds the weights to half the bytes, --max-shard-mb
        splits what is larger, --pooling=mean or cls makes DIR/discriminator a model of
-       sentence-transformers. A fine-tuned network keeps its head if Hugging Face has the same one.
-       ELECTRA: tagging; text with model.head=two_layers; questions with qa.joint=False and
-       qa.answerable_weight=0. ModernBERT: the same tasks with model.head=modernbert, and text with
-       modernbert_mean. If torch and transformers are installed, the largest difference of logits on
-       real text is printed, and above 1e-4 (float32) nothing is exported. For bfloat16, both
-       compute in float32 from the rounded weights, and how much the rounding changed the logits is
-       printed too.
+       sentence-transformers. A fine-tuned network keeps its head if transformers has the same one,
+       as it has by default (model.head=auto). If torch and transformers are installed, the largest
+       difference of logits on real text is printed, and above 1e-4 (float32) nothing is exported.
+       For bfloat16, both compute in float32 from the rounded weights, and how much the rounding
+       changed the logits is printed too.
 onnx   as hf, and beside each network's weights model.onnx, its float32 network for onnxruntime, for
        any number of texts and tokens. Its logits are compared with ours as above. Needs torch,
        transformers, onnx, onnxscript and onnxruntime.
