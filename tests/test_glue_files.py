@@ -254,16 +254,17 @@ def test_damaged_files_are_one_line_errors(tmp_path):
 
 
 def own_files(tmp_path, suffix: str):
-  """The same three splits as TSV or as JSON lines."""
+  """The same three splits as TSV, as CSV or as JSON lines."""
   splits = {
     "train": [("fine", "10"), ("poor", "9"), ("bad", "1")],
     "dev": [("so so", "9")],
     "test": [("who knows", None)],
   }
   for split, rows in splits.items():
-    if suffix.startswith(".tsv"):
-      lines = ["id\tbody\tstars" if split != "test" else "id\tbody"]
-      lines += ["\t".join(filter(None, ("x", body, stars))) for body, stars in rows]
+    if not suffix.startswith(".jsonl"):
+      between = "\t" if suffix.startswith(".tsv") else ","
+      table = [("id", "body", "stars" if split != "test" else None), *(("x", *row) for row in rows)]
+      lines = [between.join(filter(None, row)) for row in table]
     else:
       values = [{"body": body} | ({"stars": int(stars)} if stars else {}) for body, stars in rows]
       lines = [json.dumps(value) for value in values]
@@ -271,7 +272,7 @@ def own_files(tmp_path, suffix: str):
   return tmp_path
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".tsv.zst", ".jsonl", ".jsonl.xz"])
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".csv", ".csv.zst", ".jsonl", ".jsonl.xz"])
 def test_own_labels_are_found_in_the_training_split_and_sorted_as_numbers(tmp_path, suffix):
   source = own_files(tmp_path, suffix)
   task = glue_files.complete(REVIEWS, source)
@@ -280,6 +281,19 @@ def test_own_labels_are_found_in_the_training_split_and_sorted_as_numbers(tmp_pa
   assert glue_files.read(task, source, "test").examples == [Example("who knows", None, None, 0)]
   read, _ = glue_files.read_texts(task, source / f"dev{suffix}")
   assert read == [Example("so so", None, None, 0)]
+
+
+def test_a_csv_is_read_as_pythons_writer_wrote_it(tmp_path):
+  texts = ["a, b", 'said "no"', "two\nlines", "\ttab", "plain"]
+  with open(tmp_path / "in.csv", "w", encoding="utf-8-sig", newline="") as file:
+    csv.writer(file).writerows([["body"], *([text] for text in texts)])
+  assert texts_of(tmp_path / "in.csv") == texts
+  write(tmp_path, "in.csv", ["body,n", '"a', 'b",1', "", "c,1,2"])
+  with pytest.raises(TaskError, match=r"in.csv:5: 3 columns instead of 2$"):
+    texts_of(tmp_path / "in.csv")
+  write(tmp_path, "in.csv", ["body,n", "a,1", '"b"c,1'])
+  with pytest.raises(TaskError, match=r"in.csv:3: not CSV \(.*\): double the quotes in a cell$"):
+    texts_of(tmp_path / "in.csv")
 
 
 def test_1_and_1_point_0_are_not_two_labels(tmp_path):

@@ -1,11 +1,11 @@
-"""A text task of your own: TSV with a header or JSON lines, plain or as .gz, .xz or .zst.
+"""A text task of your own: TSV or CSV with a header, or JSON lines; also as .gz, .xz or .zst.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/own.py:reviews
           --config.init=RUN_OR_EXPORT --config.data.dir=FOLDER --config.own.text=body
           --config.own.label=stars --workdir=DIR
 
-FOLDER holds train.tsv (or .jsonl) and dev.tsv, and test.tsv if there is something to predict. The
-labels come from the training split. A name for the results follows the colon. A row in
+FOLDER holds train.tsv (or .csv, .jsonl) and dev.tsv, and test.tsv if there is something to predict.
+The labels come from the training split. A name for the results follows the colon. A row in
 electra_jax/finetune/tasks.py does the same for good.
 """
 

@@ -1,5 +1,6 @@
 """Reads the text files of tasks: UTF-8, plain or compressed."""
 
+import csv
 import json
 import os
 import re
@@ -65,6 +66,22 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Iterable[str]]) -> None:
     for row in rows:  # csv.writer leaves a lone carriage return without quotes
       quoted = ('"' + x.replace('"', '""') + '"' if _MARKS & set(x) else x for x in row)
       file.write("\t".join(quoted) + "\n")
+
+
+def csv_rows(path: str | os.PathLike, lines: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+  """Yields the line number and the cells of each row of a CSV, without empty lines.
+
+  Raises:
+    TaskError: a quote is where CSV has none, or is missing.
+  """
+  reader, number = csv.reader((f"{line}\n" for line in lines), strict=True), 1
+  try:
+    for cells in reader:
+      if cells:
+        yield number, cells
+      number = reader.line_num + 1
+  except csv.Error as error:
+    raise TaskError(f"{path}:{number}: not CSV ({error}): double the quotes in a cell") from None
 
 
 def split_rows(lines: Sequence[str], *, quoting: bool) -> Iterator[tuple[int, list[str]]]:

@@ -2,7 +2,7 @@
 
 GLUE's files are tab-separated, without quoting. The first line names the columns, except in CoLA's
 training and dev splits. A custom task (`tasks.own`) and a file to predict may be quoted as CSV is
-(`files.split_rows`), or JSON lines. All may be .gz, .xz or .zst.
+(`files.split_rows`), or CSV, or JSON lines. All may be .gz, .xz or .zst.
 """
 
 import dataclasses
@@ -19,7 +19,9 @@ from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
-TABLES, LINES = ([form + end for end in ("", *compressed.NEW)] for form in (".tsv", ".jsonl"))
+TABLES, COMMAS, LINES = (
+  tuple(form + end for end in ("", *compressed.NEW)) for form in (".tsv", ".csv", ".jsonl")
+)
 # Releases of GLUE use either name for the split and the folder of its diagnostic set.
 _DIAGNOSTIC = ("diagnostic", "ax")
 
@@ -73,7 +75,7 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   other = _DIAGNOSTIC if split == "diagnostic" else ()
   inside = sorted(path for path in root.iterdir() if path.is_dir())
   folders = [path for path in inside if path.name.lower() in (*task.folders, *other)] or [root]
-  names = {name + suffix for name in other or (split,) for suffix in TABLES + LINES}
+  names = {name + suffix for name in other or (split,) for suffix in TABLES + COMMAS + LINES}
   for folder in folders:
     found = sorted(path for path in folder.iterdir() if path.name.lower() in names)
     if len(found) > 1:
@@ -83,7 +85,7 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   has = ", ".join(sorted(path.name for path in folders[0].iterdir())) or "nothing"
   raise MissingSplit(
     f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {has:.200}); read are"
-    " TSV with a header and JSON lines"
+    " TSV and CSV with a header and JSON lines"
   )
 
 
@@ -139,13 +141,14 @@ def read_texts(
 ) -> tuple[list[Example], list[dict]]:
   """Returns the rows of a file to predict, and for each {column: cell} of the columns `copied`.
 
-  A TSV (.tsv, also compressed) has a header; any other file is JSON lines. Labels are ignored.
+  A TSV or CSV (.tsv, .csv, also compressed) has a header; any other file is JSON lines. Labels are
+  ignored.
 
   Raises:
     TaskError: the file cannot be read, lacks a column, or has an invalid row.
   """
   task = dataclasses.replace(task, submission={"file": ""})
-  rows = list(_cells(task, _file_rows(path, (), quoting=True), "file", copied))
+  rows = list(_cells(task, file_rows(path), "file", copied))
   for row in rows:
     if row.fault:
       raise TaskError(f"{row.where}: {row.fault}")
@@ -178,7 +181,7 @@ def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) 
   path = find_split(task, source, split)
   unheaded = () if split in task.submission else task.unheaded
   of_glue = task.name in TASKS and split in TASKS[task.name].splits
-  return _file_rows(path, unheaded, quoting=not of_glue)
+  return file_rows(path, unheaded, quoting=not of_glue)
 
 
 def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) -> Iterator[_Cells]:
@@ -191,10 +194,7 @@ def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) 
   hidden, wanted = split in task.submission, [task.text, task.pair, task.label]
   if hidden and (task.name in TASKS or task.label not in columns):
     wanted[2] = None  # GLUE hides them; a custom test split may have them
-  for column in (*filter(None, wanted), *copied):
-    if columns.count(column) != 1:
-      count = "two columns" if column in columns else "no column"
-      raise TaskError(f"{where} has {count} {column!r} (columns: {', '.join(columns):.200})")
+  check_columns(where, columns, (*filter(None, wanted), *copied))
   for where, row in rows:
     if isinstance(row, str):
       yield _Cells(where, row)
@@ -213,16 +213,31 @@ def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) 
     yield _Cells(where, fault, text, pair, label, {column: row.get(column) for column in copied})
 
 
-def _file_rows(path: Path, unheaded: Sequence[str], *, quoting: bool) -> _Rows:
-  """Yields the rows of a TSV or of JSON lines."""
+def check_columns(where: str, columns: Sequence[str], wanted: Sequence[str]) -> None:
+  """Raises TaskError if one of the wanted columns of a file is missing or there twice."""
+  for column in wanted:
+    if columns.count(column) != 1:
+      count = "two columns" if column in columns else "no column"
+      raise TaskError(f"{where} has {count} {column!r} (columns: {', '.join(columns):.200})")
+
+
+def file_rows(path: Path, unheaded: Sequence[str] = (), *, quoting: bool = True) -> _Rows:
+  """Yields the place and the columns of a TSV, a CSV or JSON lines, then its rows.
+
+  A row is its place, and {column: cell} or why it cannot be read. `unheaded` are the columns of a
+  TSV without a header.
+
+  Raises:
+    TaskError: the file cannot be read, is empty, or holds no row.
+  """
   lines = files.read_lines(path)
   if not any(lines):
     raise TaskError(f"{path}: the file is empty")
-  is_table = path.name.lower().endswith(tuple(TABLES))
+  is_table, is_csv = (path.name.lower().endswith(names) for names in (TABLES, COMMAS))
   # In a table with a single column, an empty line is a text.
   while not lines[-1] and not (is_table and "\t" not in lines[0]):
     lines.pop()
-  if not is_table:
+  if not is_table and not is_csv:
     rows = [(f"{path}:{number}", files.parse_json(line)) for number, line in enumerate(lines, 1)]
     objects = [(place, row) for place, row in rows if isinstance(row, dict)]
     if not objects:
@@ -230,7 +245,7 @@ def _file_rows(path: Path, unheaded: Sequence[str], *, quoting: bool) -> _Rows:
     yield objects[0][0], list(objects[0][1])
     yield from ((place, x if isinstance(x, dict) else "not a JSON object") for place, x in rows)
     return
-  rows = files.split_rows(lines, quoting=quoting)
+  rows = files.csv_rows(path, lines) if is_csv else files.split_rows(lines, quoting=quoting)
   columns = unheaded or next(rows)[1]
   yield str(path) if unheaded else f"{path}:1", columns
   for number, cells in rows:

@@ -231,7 +231,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
-  """Reads a TSV with a header or JSON lines with the task's text columns.
+  """Reads a TSV or CSV with a header or JSON lines, with the task's text columns.
 
   Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
   copied columns, prediction and, for a class, probability.
