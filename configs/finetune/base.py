@@ -1,4 +1,4 @@
-"""Every field of fine-tuning; glue.py, squad.py, tagging.py and own.py are deltas to this one.
+"""Every field of fine-tuning; glue.py, squad.py, tagging.py, pairs.py and own.py change some.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/glue.py:mrpc
           --config.init=RUN_OR_EXPORT --config.data.dir=GLUE --workdir=DIR
@@ -14,7 +14,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   if arg:
     raise ValueError(f"the configuration takes no argument, got {arg!r}")
   c = ConfigDict()
-  c.kind = "text"  # text, tagging or qa: which of the groups below holds the task
+  c.kind = "text"  # text, tagging, qa or pairs: which of the groups below holds the task
   c.task = ""  # its name; for GLUE several, separated by commas
   # What to start from: a run, an orbax export, a folder of Hugging Face or a TF1 checkpoint; or
   # "random": the control, fresh weights in the shape of `like`
@@ -27,9 +27,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # text: folder with the tasks' folders or the task's files, or tfds:NAME
   d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets
-  d.train = placeholder(str)  # tagging, qa: file to train on
-  d.dev = placeholder(str)  # tagging, qa: file with labels to measure on
-  d.test = placeholder(str)  # tagging, qa: file to predict, labels or not
+  d.train = placeholder(str)  # tagging, qa, pairs: file to train on
+  d.dev = placeholder(str)  # tagging, qa, pairs: file with labels to measure on
+  d.test = placeholder(str)  # tagging, qa: file to predict, labels or not; pairs: likewise dev
   d.vocab = placeholder(str)  # vocabulary file where the source has none (TF1 checkpoints)
   d.lowercase = True  # of that file, if it is a vocab.txt
   d.max_length = 128  # tokens at most, special ones included (the original's)
@@ -65,6 +65,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # SQuAD 2.0: null odds above it mean no answer; not set = -2.75 (the original's) or, without the
   # classifier, 0
   q.threshold = placeholder(float)
+
+  c.pairs = r = ConfigDict()  # text embeddings, see pairs.py
+  # Comma-separated; not set = all columns of the file, in their order
+  r.train_columns = placeholder(str)  # anchor, positive and, if there are, hard negatives
+  r.dev_columns = placeholder(str)  # two texts and their score; a query and its answer
+  r.pooling = "mean"  # of the last states of a text's tokens, or cls: the state of [CLS]
+  r.temperature = 0.05  # that divides cosines in the loss (1 / scale in sentence-transformers)
 
   c.model = m = ConfigDict()
   # auto: transformers' for the network; linear: the paper's; two_layers: of transformers' ELECTRA,

@@ -33,7 +33,7 @@ def add_options(p: cli.ArgumentParser) -> None:
     action="extend",
     default=[],
     type=lambda names: [name for name in names.split(",") if name],
-    help="columns of FILE to copy to the predictions: id,text",
+    help="columns of FILE to copy to the predictions: id,text; of pairs: the one to embed",
   )
 
 

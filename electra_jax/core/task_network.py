@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 
-from electra_jax.core import layers, networks, qa_head, task_heads
+from electra_jax.core import embedding_head, layers, networks, qa_head, task_heads
 from electra_jax.core.batch import Batch
 from electra_jax.core.task_heads import Head
 from electra_jax.core.transformer_config import TransformerConfig
@@ -19,6 +19,7 @@ HEAD_KINDS: dict[str, Callable[..., Head]] = {
   "regression": task_heads.regression,
   "tagging": task_heads.tagging,
   "qa": lambda **settings: qa_head.make_head(qa_head.QASettings(**settings)),
+  "embedding": embedding_head.make_head,
 }
 EXPORT_FORMS = {
   name: task_heads.ExportForm(kind, is_pooled=level == "text")

@@ -21,7 +21,8 @@ class Feature(NamedTuple):
 
   ids: np.ndarray  # [n] int32, with [CLS] and [SEP]
   second: int  # start of the second segment; n if there is only one
-  target: dict[str, np.ndarray]  # a number for the row or [n] for its tokens; {} to predict
+  # A number for the row or [n] for its tokens; {} to predict. "document_ids" are the batch's
+  target: dict[str, np.ndarray]
 
 
 class Plan(NamedTuple):
@@ -42,7 +43,8 @@ def bucket_lengths(
 ) -> tuple[int, ...]:
   """Returns at most `most` lengths with the least padding for `lengths` [n]; 0: `max_length` alone.
 
-  They are multiples of ROUND, or `max_positions` of the network where a multiple is above it.
+  They are multiples of ROUND, or `max_positions` of the network where a multiple is above it; only
+  rows of several documents are longer.
 
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 2, max_positions=62)
   (8, 62)
@@ -51,7 +53,8 @@ def bucket_lengths(
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 0, max_length=128)
   (128,)
   """
-  lengths, most = (lengths, most) if most else ([max_length], 1)
+  longest = np.max(lengths, initial=0)
+  lengths, most = (lengths, most) if most else ([max(max_length, longest)], 1)
   steps, counts = np.unique(-(-np.asarray(lengths) // ROUND), return_counts=True)
   below = np.concatenate([[0], np.cumsum(counts)])
   # options[j]: the tokens if the buckets so far hold the first j distinct lengths, and their ends.
@@ -66,7 +69,7 @@ def bucket_lengths(
       for j in range(len(steps))
     ]
     best = min(best, options[-1])
-  return tuple(min(int(steps[j]) * ROUND, max_positions) for j in best[1])
+  return tuple(min(int(steps[j]) * ROUND, max(max_positions, longest)) for j in best[1])
 
 
 def plan_epoch(
@@ -114,7 +117,8 @@ def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) 
       if name not in target:
         target[name] = np.zeros((B, L) if value.ndim else B, value.dtype)
       target[name][(place, slice(n)) if value.ndim else place] = value
-  return Batch(ids, token_type_ids, padding_mask, np.arange(B, dtype=np.int32), target=target)
+  row, documents = np.arange(B, dtype=np.int32), target.pop("document_ids", None)
+  return Batch(ids, token_type_ids, padding_mask, row, documents, target)
 
 
 def batches(

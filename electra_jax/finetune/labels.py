@@ -86,7 +86,7 @@ class LabelType(NamedTuple):
   summary: Callable[[TextTask, Sequence], str]  # frequencies or distribution of the labels
 
 
-def _number(text: str) -> float | None:
+def number(text: str) -> float | None:
   try:
     value = float(text)
   except ValueError:
@@ -98,7 +98,7 @@ def _complete_classes(labels: set[str], where: str) -> dict:
   if len(labels) < 2:
     has = ", ".join(map(repr, labels)) or "none"
     raise TaskError(f"{where}: the training split has fewer than 2 labels: {has}")
-  if any(_number(label) is None for label in labels):
+  if any(number(label) is None for label in labels):
     return {"labels": tuple(sorted(labels))}
   ordered = sorted(labels, key=lambda label: (float(label), label))
   for one, other in itertools.pairwise(ordered):
@@ -125,7 +125,7 @@ def shares(labels: Sequence[str]) -> str:
 
 
 def _complete_scale(labels: set[str], where: str) -> dict:
-  numbers = [abs(value) for value in map(_number, labels) if value is not None]
+  numbers = [abs(value) for value in map(number, labels) if value is not None]
   scale = max(numbers, default=0.0)
   if not scale:
     raise TaskError(f"{where}: no label of the training split is a number above 0")
@@ -133,7 +133,7 @@ def _complete_scale(labels: set[str], where: str) -> dict:
 
 
 def _parse_number(task: TextTask, text: str) -> float | None:
-  value, (low, high) = _number(text), task.limits or (-math.inf, math.inf)
+  value, (low, high) = number(text), task.limits or (-math.inf, math.inf)
   return value if value is not None and low <= value <= high else None
 
 

@@ -1,4 +1,4 @@
-"""The metrics of text tasks, on all rows of a split."""
+"""The metrics of text tasks, on all rows of a split, and of a query's retrieval."""
 
 import functools
 import math
@@ -59,3 +59,22 @@ METRICS = {
   "spearman": Metric(functools.partial(_correlation, "spearmanr"), _NUMBERS),
   "pearson": Metric(functools.partial(_correlation, "pearsonr"), _NUMBERS),
 }
+RETRIEVAL = ("ndcg@10", "mrr@10", "accuracy@1")
+
+
+def retrieval(scores: np.ndarray, is_relevant: np.ndarray) -> tuple[float, float, float]:
+  """Returns the RETRIEVAL metrics of a query, 0 to 1, from the scores [n] of all candidates.
+
+  nDCG@10 with gains of 0 and 1 (Järvelin & Kekäläinen 2002). Of equal scores the irrelevant ones
+  come first, so that constant scores find nothing.
+
+  >>> retrieval(np.array([0.9, 0.7, 0.5]), np.array([False, True, False]))
+  (0.63..., 0.5, 0.0)
+  """
+  own = -np.sort(-scores[is_relevant])
+  others = scores[~is_relevant]
+  ranks = 1 + np.arange(len(own)) + (others >= own[:, None]).sum(1)
+  gains = np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0)
+  ideal = (1 / np.log2(2 + np.arange(min(10, len(own))))).sum()
+  first = ranks[0]
+  return float(gains.sum() / ideal), 1 / int(first) if first <= 10 else 0.0, float(first == 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
@@ -56,13 +57,14 @@ class Model:
     outputs = self._outputs(self.weights, features)[0] if features else {}
     return self.kind.decode(self.info, examples, windows, outputs)
 
-  def __call__(self, items: Iterable) -> list[dict]:
+  def __call__(self, items: Iterable) -> list[dict] | np.ndarray:
     """Returns the prediction for each item; a single text is a list of one.
 
     - Text: a text or a pair -> {"label", "probability"} or {"score"}.
     - Tagging: a sequence of words -> {"tags"}.
     - Question answering: (question, context) -> {"answer", "start", "end", "probability",
       "null_odds"}, start and end in characters of the context (None without an answer).
+    - Pairs: texts -> their embeddings, [n, D] float32 of length 1: the products are the cosines.
 
     Raises:
       ValueError: an item does not have the form of the task.
@@ -78,7 +80,7 @@ class Model:
     Args:
       file: as the task's files; labels are ignored.
       out: a new file, or for question answering a folder.
-      columns: of a text task's file, to copy to each prediction.
+      columns: of a text task's file, to copy to each prediction; of pairs, the one to embed.
 
     Raises:
       ValueError, OSError: `out` exists or cannot be made, or the file is invalid or lacks a column.

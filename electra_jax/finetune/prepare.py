@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from electra_jax.core import qa_head, task_heads
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import qa_task, tagging_task, text_task
+from electra_jax.finetune import qa_task, sentence_pairs, tagging_task, text_task
 from electra_jax.finetune.batches import Feature
 from electra_jax.finetune.task_data import TaskData, TaskKind
 from electra_jax.interop import huggingface
@@ -17,6 +17,7 @@ TASK_KINDS: dict[str, TaskKind] = {
   "text": text_task.KIND,
   "tagging": tagging_task.KIND,
   "qa": qa_task.KIND,
+  "pairs": sentence_pairs.KIND,
 }
 
 

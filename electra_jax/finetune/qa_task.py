@@ -129,5 +129,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending="",
   level="span",
-  fields=("qa", *task_data.SPLIT_FILES),
+  fields=("qa", "model.head", *task_data.SPLIT_FILES),
 )

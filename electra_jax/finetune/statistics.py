@@ -26,6 +26,8 @@ TITLES = {
   "pearson": "Pearson",
   "exact": "EM",
   "exact_match": "EM",
+  "ndcg@10": "nDCG@10",
+  "mrr@10": "MRR@10",
 }
 
 

@@ -107,5 +107,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending=".txt",
   level="token",
-  fields=("tagging", *task_data.SPLIT_FILES),
+  fields=("tagging", "model.head", *task_data.SPLIT_FILES),
 )

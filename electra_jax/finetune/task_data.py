@@ -88,7 +88,8 @@ class TaskKind(NamedTuple):
   write: Callable[[TaskInfo, Path, Any, Any], None]  # predictions in the task's file format
   metrics: Callable[[TaskInfo], Metrics]
   collapsed: Callable[[TaskInfo, np.ndarray], bool]  # example scores -> whether training failed
-  answer: Callable[[Predictor, Sequence], list[dict]]  # a dict per item; see `model.Model`
+  # a dict or a vector per item; see `model.Model`
+  answer: Callable[[Predictor, Sequence], list[dict] | np.ndarray]
   predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]  # see `Model.predict_file`
   file_ending: str  # default of `out`
   fields: tuple[str, ...]  # of the configuration that not all kinds read; also groups

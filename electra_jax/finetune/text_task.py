@@ -280,7 +280,7 @@ KIND = TaskKind(
   file_ending=".tsv",
   level="text",
   class_names=lambda info: tuple(info.text.labels or (info.text.label_type.output,)),
-  fields=("own", "data.dir", "data.tfds_dir"),
+  fields=("own", "data.dir", "data.tfds_dir", "model.head"),
   unit=lambda info: info.text.label_type.unit(info.text),
   majority=lambda info, scores: majority(info.text, scores),
 )

@@ -1,0 +1,25 @@
+"""Text embeddings from pairs that belong together: a question and its answer, two paraphrases.
+
+Command:  python -m electra_jax.finetune --config=configs/finetune/pairs.py
+          --config.init=RUN_OR_EXPORT --config.data.train=train.csv --config.data.dev=dev.csv
+          --workdir=DIR
+
+Files are CSV or TSV with a header, or JSON lines, also as .gz, .xz or .zst. A row to train on is an
+anchor, its positive and, if there are, hard negatives; the other rows' texts in the batch are
+negatives too. The dev file has two texts and their score (measured: Spearman), or queries and
+answers (measured: how well a query finds its answer among those of the file). A name for the
+results follows a colon (default: pairs).
+"""
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import load
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+  """Returns the configuration; `arg` is the task's name in the results."""
+  c = load("finetune/base.py")
+  c.kind = "pairs"
+  c.task = arg or "pairs"
+  c.train.batch_size = 128
+  return c

@@ -1,0 +1,58 @@
+"""The head of text embeddings: pooled states of length 1, without weights of its own.
+
+Training is multiple negatives ranking (Henderson et al. 2017) on cosines over a temperature, as in
+sentence-transformers (Reimers & Gurevych 2019). Letters as in `encoder`; T is the texts of a row.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from electra_jax.core.params import AXIS
+from electra_jax.core.task_heads import Head, mean_of_tokens
+from electra_jax.core.terms import Term
+
+
+def _first_of(states: jax.Array, mask: jax.Array) -> jax.Array:
+  """Returns the states [B, D] of the first token in the mask [B, L]."""
+  return jnp.take_along_axis(states, mask.argmax(1)[:, None, None], 1)[:, 0]
+
+
+# (states [B, L, D], mask [B, L] of a text's tokens) -> [B, D]
+POOLINGS = {"mean": mean_of_tokens, "cls": _first_of}
+
+
+def make_head(pooling: str, temperature: float, texts: int) -> Head:
+  """Embeds a text; predicts "embedding" [B, D] float32, of length 1.
+
+  A row to train on holds at most `texts` documents: an anchor, its positive and hard negatives. The
+  loss is the cross-entropy of the positive among all positives and negatives of the global batch,
+  but those equal to the row's anchor or positive. Target "text" [B, L] int32: for each token the
+  number of its text, above 0 and the same for equal texts.
+  """
+  pool = POOLINGS[pooling]
+
+  def embed(states, mask):
+    pooled = pool(states, mask).astype(jnp.float32)
+    # The mean of a text that a row lacks is 0, where a norm has no gradient.
+    return pooled * jax.lax.rsqrt(jnp.maximum(jnp.square(pooled).sum(-1, keepdims=True), 1e-24))
+
+  def loss(cfg, weights, states, batch, keys):
+    of_text = batch.document_ids[:, None] == 1 + jnp.arange(texts)[:, None]  # [B, T, L]
+    numbers = (of_text * batch.target["text"][:, None]).max(-1)  # [B, T], 0 where there is none
+    vectors = jax.vmap(embed, (None, 1), 1)(states, of_text)  # [B, T, D]
+    found, others = (
+      jax.lax.all_gather(x[:, 1:], AXIS, tiled=True).reshape(-1, *x.shape[2:])
+      for x in (numbers, vectors)
+    )
+    left_out = (found == numbers[:, :1]) | (found == numbers[:, 1:2]) | (found == 0)
+    anchors, positives = vectors[:, 0], vectors[:, 1]
+    cosines = jnp.matmul(anchors, others.T, precision="highest")
+    own = (anchors * positives).sum(-1, keepdims=True)
+    logits = jnp.concatenate([own, jnp.where(left_out, -jnp.inf, cosines)], 1) / temperature
+    rows = (numbers[:, 0] > 0).astype(jnp.float32)
+    return {"loss": Term((-jax.nn.log_softmax(logits)[:, 0] * rows).sum(), rows.sum(), 1.0)}
+
+  def predict(cfg, weights, states, batch):
+    return {"embedding": embed(states, batch.padding_mask)}
+
+  return Head(lambda cfg, key: {}, loss, predict)
