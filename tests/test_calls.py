@@ -15,9 +15,11 @@ from test_hf import needs_torch, write_vocab
 
 import electra_jax
 from electra_jax.commands import cli
+from electra_jax.core.task_network import HeadSpec
 from electra_jax.export import writer
+from electra_jax.finetune.task_data import TaskInfo
 from electra_jax.interop import huggingface
-from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.interop.sources import ExchangeError, Finetuned, Network, Source, save_orbax
 
 pytestmark = needs_torch
 TEXTS = ["the cat is in a bed", "a b c", "that is it, the end"]
@@ -221,6 +223,26 @@ def test_an_export_with_pooling_embeds_in_sentence_transformers(
   huggingface.save_sentence_transformer(Path("discriminator"), 16, pooling, normalize=True)
   ours /= np.linalg.norm(ours, axis=1, keepdims=True)
   np.testing.assert_allclose(SentenceTransformer("discriminator").encode(TEXTS), ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_network_trained_on_pairs_embeds_as_it_was_trained(pooling, encoder, tmp_path):
+  from sentence_transformers import SentenceTransformer
+
+  head = HeadSpec("embedding", {"pooling": pooling, "temperature": 0.05, "texts": 2})
+  info = dataclasses.asdict(TaskInfo("pairs", "mine", head, encoder.max_length))
+  networks = {"discriminator": encoder._source.networks["discriminator"].without_head()}
+  source = Source(networks, encoder.tokenizer, {}, finetuned=Finetuned(info, {}))
+  (tmp_path / "model").mkdir()
+  save_orbax(tmp_path / "model", source)
+  cli.call("export", [str(tmp_path / "model"), str(tmp_path / "out"), "--to=hf"])
+  found = SentenceTransformer(str(tmp_path / "out" / "discriminator")).encode(TEXTS)
+  np.testing.assert_allclose(found, electra_jax.load_task(tmp_path / "model")(TEXTS), atol=1e-5)
+  wrong = {"mean": "cls", "cls": "mean"}[pooling]
+  with pytest.raises(
+    ExchangeError, match=f"pooling={wrong}: the network was trained with {pooling}"
+  ):
+    writer.write(source, tmp_path / "other", "hf", Console(quiet=True), pooling=wrong)
 
 
 def test_a_pooling_that_is_unknown_or_has_no_tokenizer_is_refused(family, encoder, tmp_path):

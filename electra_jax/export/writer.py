@@ -74,6 +74,12 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
   return network, kind.class_names(info), kind.unit(info)
 
 
+def trained_pooling(source: Source) -> str | None:
+  """Returns how a network that was fine-tuned on pairs embeds a text; None for others."""
+  head = source.finetuned.info["head"] if source.finetuned else {}
+  return head["arguments"]["pooling"] if head.get("kind") == "embedding" else None
+
+
 def in_unit(network: Network, unit: float) -> Network:
   """Returns a network with a task's head, whose last layer is multiplied by `unit`."""
   head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
@@ -139,6 +145,10 @@ def check_parity(
 def export_hf(source: Source, out: Path, console: Console, storage: Storage = FLOAT32) -> None:
   """Writes a folder for each network, checks its logits and prints a summary."""
   networks, reason, left_out = dict(source.networks), None, list(source.left_out)
+  if trained := trained_pooling(source):
+    if storage.pooling not in (None, trained):
+      raise ExchangeError(f"pooling={storage.pooling}: the network was trained with {trained}")
+    storage = storage._replace(pooling=trained)
   folders: dict[str, Network] = {}
   if {"discriminator", "generator"} <= networks.keys():
     try:
@@ -190,10 +200,12 @@ def _write_hf(
     has_tokenizer = tokens is not None and huggingface.save_tokenizer(
       folder, tokens, network.cfg.max_positions, family.token_types
     )
+  embeds = trained_pooling(source) is not None
   if storage.pooling and role == source.main:
     if not has_tokenizer:
       raise ExchangeError("pooling needs a tokenizer that AutoTokenizer reads; export without it")
-    huggingface.save_sentence_transformer(folder, network.cfg.hidden_size, storage.pooling)
+    width = network.cfg.hidden_size
+    huggingface.save_sentence_transformer(folder, width, storage.pooling, normalize=embeds)
   if tokens and not has_tokenizer:
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
@@ -204,7 +216,7 @@ def _write_hf(
     found += _write_onnx(folder, written, source, unit or 1.0)
   count = f"{params.count(network.weights) / 1e6:,.2f} M"
   console.print(f"{role}: {family.classes[network.head]}, {count}, {found}")
-  if source.finetuned and network.head is None:
+  if source.finetuned and network.head is None and not embeds:
     task = source.finetuned.info
     console.print(
       f"{role}: Hugging Face has no such head for {task['kind']} ({task['head']['arguments']}):"

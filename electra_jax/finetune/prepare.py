@@ -92,14 +92,15 @@ def prepare(
     raise ValueError(f"config.data.dev: {config.data.dev} has no labels to measure by")
   if longest < config.data.max_length:
     task.notes.insert(0, f"rows are limited to {longest} tokens, the positions of the network")
-  task.notes.append(_describe_head(task, cfg))
+  if "layers" in task.info.head.arguments:
+    task.notes.append(_describe_head(task, cfg))
   task.notes.append(_count_tokens("train", task.train, tokenizer))
   task.notes.extend(_count_tokens(k, s.features, tokenizer) for k, s in task.splits.items())
   return task
 
 
 def _describe_head(task: TaskData, cfg: TransformerConfig) -> str:
-  layers = task.info.head.arguments.get("layers")
+  layers = task.info.head.arguments["layers"]
   if name := huggingface.family_of(cfg).classes.get(task.info.head.make().export or ""):
     return f"head: {layers}, exported as {name}"
   return f"head: {layers}, which transformers lacks: exported without it; model.head=auto has one"
