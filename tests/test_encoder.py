@@ -153,7 +153,7 @@ def test_saved_networks_embed_as_before(encoder, form, tmp_path, capsys):
     (lambda e: e.fill_mask(A), ValueError, r"no \[MASK\] in"),
     (lambda e: e.fill_mask("[MASK]", k=0), ValueError, "from 1 to 45, got 0"),
     (lambda e: e.fill_mask("[MASK] " * 20), ValueError, "22 tokens are more than 12"),
-    (lambda e: e.save("/nowhere", "h5"), ValueError, "hf or orbax, got 'h5'"),
+    (lambda e: e.save("/nowhere", "h5"), ValueError, "hf, onnx or orbax, got 'h5'"),
     (lambda e: e.save("/nowhere", "orbax", dtype="bfloat16"), ValueError, "dtype: for form='hf'"),
     (lambda e: e.score(A, "nothing"), ValueError, "got 'nothing'"),
     (lambda e: electra_jax.load("/nowhere/at/all"), ExchangeError, "does not exist"),

@@ -373,6 +373,8 @@ def run(
     of_run = start.read_initial if step == 0 else functools.partial(sources.read_run, step=step)
     with doing("reading"):
       source = sources.open_source(path, heads, None if step is None else of_run)
+    if all_checkpoints:
+      console.print(f"step {step:,}:")
     if weights_license:
       source.card["license"] = weights_license
     write(source, to, form, console, **storage)
@@ -382,7 +384,6 @@ def run(
   if all_checkpoints:
     with new_folder(out) as folder:
       for step in (0, *steps_on_disk(Path(path) / FOLDER)):
-        console.print(f"step {step:,}:")
         try:
           export(step, folder / f"step-{step:08d}")
         except ValueError as error:
