@@ -140,7 +140,7 @@ def test_how_much_rounding_changes_the_logits_is_printed(words45, tmp_path):
     console = Console(file=out, soft_wrap=True)
     writer.run(str(at), tmp_path / name, "hf", console, dtype="bfloat16")
     lines.append(out.getvalue().splitlines()[0])
-  batch = writer.real_text(source)
+  batch = writer.real_text(words45, 12)
   exact, there = (
     writer.logits(x.networks["discriminator"], batch)[batch.padding_mask]
     for x in (source, sources.open_source(tmp_path / "out"))
@@ -209,7 +209,7 @@ def test_transformers_loads_rounded_shards(family, head, tmp_path):
   huggingface.save(tmp_path, cfg, weights, head, 0, storage=Storage("bfloat16", MAX_BYTES))
   assert len(list(tmp_path.glob("*.safetensors"))) > 1
   ours = writer.logits(Network(cfg, jax.tree.map(nearest, weights), head), batch)
-  assert writer.check_parity(tmp_path, head, batch, ours) < writer.TOLERANCE
+  writer.check_parity(tmp_path, head, batch, ours)
 
   name = huggingface.family_of(cfg).classes[head]
   inputs = {"input_ids": batch.ids, "attention_mask": batch.padding_mask}
@@ -226,7 +226,8 @@ def test_transformers_loads_rounded_shards(family, head, tmp_path):
     with torch.no_grad():
       outputs = network.eval()(**inputs)
     there = outputs.last_hidden_state if head is None else outputs.logits
-    there = there.float().numpy().reshape(ours.shape)
+    there = there.float().numpy()
+    there = there if there.shape == ours.shape else there[..., 1]  # of two labels
     assert writer.largest(ours - there, head, batch) < of_largest * np.abs(ours).max()
   body = transformers.AutoModel.from_pretrained(tmp_path)
   assert body.dtype == torch.bfloat16  # what config.json says

@@ -12,9 +12,9 @@ hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/ge
        splits what is larger, --pooling=mean or cls makes DIR/discriminator a model of
        sentence-transformers. A fine-tuned network keeps its head if transformers has the same one,
        as it has by default (model.head=auto). If torch and transformers are installed, the largest
-       difference of logits on real text is printed, and above 1e-4 (float32) nothing is exported.
-       For bfloat16, both compute in float32 from the rounded weights, and how much the rounding
-       changed the logits is printed too.
+       difference of logits on real text is printed, and above 5e-5 of their standard deviation
+       nothing is exported. For bfloat16, both compute in float32 from the rounded weights, and how
+       much the rounding changed the logits is printed too.
 onnx   as hf, and beside each network's weights model.onnx, its float32 network for onnxruntime, for
        any number of texts and tokens. Its logits are compared with ours as above. Needs torch,
        transformers, onnx, onnxscript and onnxruntime.
