@@ -153,7 +153,7 @@ def check_parity(
   tolerance = max(TOLERANCE * spread, ROUNDING * largest(ours, head, batch))
   if not difference <= tolerance:
     raise ExchangeError(
-      f"logits of {folder.name} differ from {library}'s by up to {difference:.2g} on"
+      f"logits of {folder.name} here and in {library} differ by up to {difference:.2g} on"
       f" {batch.ids.shape[1]} tokens, above the tolerance {tolerance:.2g}, as they have a standard"
       f" deviation of {spread:.2g}; nothing was exported"
     )
