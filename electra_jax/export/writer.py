@@ -179,6 +179,7 @@ def export_hf(source: Source, out: Path, console: Console, storage: Storage = FL
     if source.finetuned or (head in family.classes and not family.is_shared(head)):
       folders[role] = network
       continue
+    # A head whose class fine-tuned networks have too would stay in the way of theirs.
     folders[role] = network.without_head()
     if head in family.classes:
       folders[sources.DETECTOR] = network
