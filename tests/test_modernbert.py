@@ -301,6 +301,15 @@ def test_a_detector_comes_back_and_its_encoder_alone_has_no_head(exported, detec
   assert same(the_discriminator(exported), detector)
 
 
+def test_a_detector_that_was_trained_on_is_the_difference_of_its_logits(exported, detector):
+  path = exported / "detector" / "model.safetensors"
+  tensors = load_file(path)
+  tensors["classifier.bias"] += np.float32([0.5, 0.75])
+  save_file(tensors, path)
+  bias = the_discriminator(exported).weights["rtd_head"]["logit"]["bias"]
+  np.testing.assert_allclose(bias, detector.weights["rtd_head"]["logit"]["bias"] + 0.25, atol=1e-6)
+
+
 def test_a_detector_of_earlier_exports_is_read(exported, detector):
   shutil.rmtree(exported / "discriminator")
   folder = (exported / "detector").rename(exported / "discriminator")
