@@ -92,6 +92,22 @@ def test_the_loss_and_its_gradient_are_those_of_numpy(pooling):
   assert not np.asarray(gradient)[documents == 0].any()
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_wide_texts_in_a_row_are_pooled_as_by_numpy_for_any_number_of_seeds(seeds):
+  """64 rows of 512: XLA compiled wrong code for a mapped masked sum of this size."""
+  states = np.random.default_rng(0).normal(2, 1, (seeds, 64, 10, 512)).astype(np.float32)
+  masks = np.tile(np.repeat(np.eye(2, dtype=bool), 5, 1), (64, 1, 1))
+  expected = states.astype(np.float64).reshape(seeds, 64, 2, 5, 512).mean(3)
+
+  def of_seed(states):
+    pooled = embedding_head.POOLINGS["mean"](states, masks)
+    return pooled, pooled[:, 0] @ pooled[:, 1].T
+
+  for mapped in (jax.vmap(of_seed), lambda x: jax.lax.map(of_seed, x)):
+    # Means of five numbers near 2 in float32.
+    np.testing.assert_allclose(jax.jit(mapped)(states)[0], expected, atol=5e-6)
+
+
 MODERN = dataclasses.replace(
   CFG, block="pre_norm", norm="layer_norm", feed_forward="geglu", positions="rope",
   token_types=False, global_every=2, window=8,
