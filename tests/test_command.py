@@ -12,7 +12,7 @@ from conftest import ROOT, python
 
 from electra_jax import __version__
 from electra_jax.commands import COMMANDS, cli
-from electra_jax.config import compare, fields, files
+from electra_jax.config import compare, fields, files, schema
 from electra_jax.runtime import terminal
 
 SLOW = {"jax", "flax", "optax", "orbax", "tensorflow", "tokenizers", "matplotlib", "pyarrow"}
@@ -124,7 +124,8 @@ def test_fields_are_found_by_name_and_meaning():
   assert found == ["keep", "optimizer.schedule", "optimizer.warmup_frac"]
   assert "keep = 'best'  # which seeds' networks are kept" in done.stdout
   assert "[one of best, all, none]\n" in done.stdout
-  assert done.stdout.endswith("\n1 of 60 fields differ from configs/finetune/base.py (*)\n")
+  count = len(schema.FINE_TUNING)
+  assert done.stdout.endswith(f"\n1 of {count} fields differ from configs/finetune/base.py (*)\n")
   pattern = "^generator.width|^eval.batch|^model.dropout|^obj.*contrast_weight"
   done = call("config", "configs/bert.py", "--grep", pattern, "--effects")
   facts = re.findall(r"^. ([a-z._]+) = .*\[([^]]*)\]$", done.stdout, re.M)
