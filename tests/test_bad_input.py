@@ -105,7 +105,7 @@ ROWS = [
   (f"{TRAIN} --config.init_step=4", 1, "init_step needs config.init_from, a run"),
   (f"{TRAIN} --config.init_step=0", 1, "init_step needs config.init_from, a run"),
   (f"{TRAIN} --config.init_from=finetuned --config.init_optimizer=true", 1, "is not a run, so"),
-  (f"{WAS} --workdir=new --config.init_from=run --config.init_step=5", 1, "the steps [4], not 5"),
+  (f"{WAS} --workdir=new --config.init_from=run --config.init_step=5", 1, "checkpoint of step 5"),
   (f"{TRAIN} --config.init_from=nowhere", 1, "nowhere does not exist"),
   (f"{TRAIN} --config.init_from=notes", 1, "is neither a run, an orbax export"),
   # Resuming.

@@ -23,6 +23,7 @@ from electra_jax.experiments.definition import Arm, Experiment
 FIELDS = {{
   "data.dir": {data!r}, "data.seq_length": 16, "data.vocab_size": 45, "model.max_positions": 16,
   "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2, "model.ffn_size": 32,
+  "generator.depth_multiplier": 1.0,
   "model.embedding_size": 16, "model.global_every": 1, "train.batch_size": 16,
   "eval.batch_size": 16, "eval.max_examples": 16, "eval.every_steps": 0, "log.trackers": "",
   "objective.temperature_schedule": "", "generator.width_multiplier": 0.5,
