@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
-EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert spm exchange tf1 weight_files encoder calls onnx)
+EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exchange tf1 weight_files encoder calls onnx)
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 

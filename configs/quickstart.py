@@ -42,9 +42,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.model.attention_dropout = 0.0
   c.model.init_stddev = 0.05  # 0.02 at the paper's widths: about 0.5 to 1 / sqrt(width)
   c.model.unroll = 4
-  c.generator.width_multiplier = (
-    1.0  # as wide as the embeddings: transformers has such a ModernBERT
-  )
+  c.generator.width_multiplier = 1.0  # the embeddings' width, so that transformers can load it
   c.generator.depth_multiplier = 0.5
   c.objective.mask_prob = 0.25  # more to learn from in each step
   c.objective.discriminator_weight = 5.0  # 50 pulls the shared embeddings away from the words here

@@ -116,7 +116,7 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
     ) from None
   kinds = c.get("architectures") or []
   found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
-  # A class that other heads have too detects replacements if its labels are no task's.
+  # Transformers' token classifier also tags for tasks: only a detector's labels make it a detector.
   if list((c.get("id2label") or {}).values()) not in DETECTORS:
     found = [head for head in found if not family.is_shared(head)]
   return family, cfg, found[0] if found else None
