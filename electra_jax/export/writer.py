@@ -73,9 +73,11 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
 
 
 def trained_pooling(source: Source) -> str | None:
-  """Returns how a network that was fine-tuned on pairs embeds a text; None for others."""
-  head = source.finetuned.info["head"] if source.finetuned else {}
-  return head["arguments"]["pooling"] if head.get("kind") == "embedding" else None
+  """Returns the pooling of a network that was fine-tuned to embed texts, None for others."""
+  if not source.finetuned:
+    return None
+  info = TaskInfo.from_json(source.finetuned.info)
+  return TASK_KINDS[info.kind].pooling(info)
 
 
 def in_unit(network: Network, unit: float) -> Network:

@@ -69,9 +69,9 @@ def with_head(config: ConfigDict, cfg: TransformerConfig) -> ConfigDict:
   if q.threshold is None:
     q.threshold = -2.75 if q.answerable_weight else 0.0
   if config.model.head == "auto" and level:
-    known = qa_head.HEAD_LAYERS if level == "span" else task_heads.HEAD_LAYERS
+    known = [*task_heads.HEAD_LAYERS.items(), *qa_head.HEAD_LAYERS.items()]
     classes = huggingface.family_of(cfg).classes
-    found = (name for name, layers in known.items() if layers.exports.get(level, "") in classes)
+    found = (name for name, layers in known if layers.exports.get(level, "") in classes)
     config.model.head = "linear" if level == "span" and q.joint else next(found)
   return config
 

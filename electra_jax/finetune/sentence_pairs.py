@@ -231,4 +231,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending=".npy",
   fields=("pairs", *task_data.SPLIT_FILES),
+  pooling=lambda info: info.head.arguments["pooling"],
 )

@@ -96,6 +96,8 @@ class TaskKind(NamedTuple):
   # what its head reads, a key of `Layers.exports`; None: it has no layers to choose
   level: str | None = None
   main_metric: Callable[[TaskInfo], Metrics] | None = None  # alone, if cheaper to resample
+  # how its network embeds a text, a key of `embedding_head.POOLINGS`; None for other predictions
+  pooling: Callable[[TaskInfo], str | None] = lambda info: None
   class_names: Callable[[TaskInfo], tuple[str, ...]] = lambda info: info.labels  # of the head
   # names of tasks; None allows any one name
   known_names: Callable[[ConfigDict], tuple[str, ...] | None] = lambda config: None
