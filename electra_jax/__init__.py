@@ -21,7 +21,7 @@ _HOMES = {
   "Encoder": "encoder.Encoder",
   "load_task": "finetune.model.load",
   "load_config": "config.fields.load_config",
-  "build": "data.build.build",
+  "build": "commands.build.build",
   "train": "pretrain.train.train",
   "fine_tune": "finetune.train.fine_tune",
   "evaluate_pairs": "evaluate.measures.evaluate_pairs",

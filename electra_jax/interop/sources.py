@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, task_network
@@ -147,34 +146,6 @@ def _reader(path: Path) -> Callable[..., Source]:
   )
 
 
-def read_params(
-  path: str | Path, tokens: Tokenizer, step: int | None = None
-) -> tuple[dict, TransformerConfig, tuple[str, ...]]:
-  """Returns initial parameters from a source, named as in `networks`, and the main config.
-
-  Third, descriptions of the parts that were not read. For `tokens` and errors see `open_for`.
-
-  Args:
-    step: of a run's checkpoint; None: the newest.
-  """
-  if is_run(path):
-    found = read_run(path, tokens, step)
-    return found.params, found.spec.discriminator, ()
-  if step is not None:
-    raise ValueError(f"init_step={step}: only a run has steps, and {path} is not a run")
-  source = open_for(path, tokens)
-  found, main = source.networks, source.networks[source.main]
-  tables = main.weights["embeddings"]
-  params = {"embeddings": tables}
-  for role, network in found.items():
-    role = "discriminator" if role == MASKED_LM else role
-    weights = {k: v for k, v in network.weights.items() if k != "embeddings"}
-    params[role] = params.get(role, {}) | weights
-    if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
-      params[role]["embeddings"] = network.weights["embeddings"]
-  return params, main.cfg, source.left_out
-
-
 def open_for(path: str | Path, tokens: Tokenizer) -> Source:
   """Opens a source whose vocabulary, if it has one, must be the shards' `tokens`.
 
@@ -196,30 +167,6 @@ def masked_lm(source: Source, path: str | Path) -> Network:
     if network and network.is_masked_lm:
       return network
   raise ExchangeError(f"{path} has no masked language model")
-
-
-def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
-  """Returns a source's masked language model, of the vocabulary `tokens`.
-
-  Raises:
-    ExchangeError, ValueError: as `open_for`, or there is no such model.
-  """
-  if is_run(path):
-    run = read_run(path, tokens)
-    return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
-  network = masked_lm(open_for(path, tokens), path)
-  check_vocab(tokens, {"masked language model": network}, path)
-  return network
-
-
-def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
-  """Returns the network of the masked language model in generator.init_from, if it is set."""
-  path = config.generator.init_from
-  if path is None:
-    return None
-  if is_run(path):
-    return specs.masked_lm_config(path, vocab_of(data_folder(path)))
-  return masked_lm(open_source(path), path).cfg
 
 
 class RunParams(NamedTuple):
