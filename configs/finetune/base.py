@@ -111,9 +111,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.train.batch_size = 32  # examples in a step, over all devices (Table 7)
   c.train.epochs = placeholder(float)  # not set = the paper's: RTE, STS-B 10, SQuAD 2, others 3
   c.train.accumulation = 1  # microbatches a device splits its share into: less memory
+  # Evaluations of the first dev split without a better main metric after which a seed stops, with
+  # the best one's network; the rate decays over all epochs. Not set = the network after them
+  c.train.patience = placeholder(int)
 
   c.eval = ConfigDict()
   c.eval.batch_size = 32  # examples
+  c.eval.every_steps = placeholder(int)  # steps between those of patience; not set = an epoch's
 
   c.log = ConfigDict()
   c.log.every_steps = 100  # steps between lines

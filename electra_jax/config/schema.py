@@ -348,7 +348,9 @@ FINE_TUNING = {
   "train.batch_size": _NUMBER,
   "train.epochs": _NUMBER,
   "train.accumulation": _NUMBER,
+  "train.patience": Row(ABOVE_0, earlier=None),
   "eval.batch_size": _NUMBER,
+  "eval.every_steps": Row(ABOVE_0, earlier=None),
   "log.every_steps": _NUMBER,
 }
 

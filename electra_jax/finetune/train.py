@@ -4,6 +4,7 @@ import dataclasses
 import json
 import operator
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ from electra_jax.config import compare, schema
 from electra_jax.finetune import from_config, loop, model, prepare, results, statistics
 from electra_jax.finetune.from_config import PretrainedEncoder
 from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULTS
-from electra_jax.finetune.task_data import TaskData
+from electra_jax.finetune.task_data import EvalSplit, TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.monitor.display import doing
@@ -35,28 +36,21 @@ def run_task(
     console.print(f"{task.title}: {note}")
   settings = from_config.make_settings(config, pretrained, task.epochs)
   info, kind, head = task.info, prepare.TASK_KINDS[task.info.kind], task.info.head.make()
-  started = time.perf_counter()
-
-  def log(done: int, steps: int, losses: list[float], rate: float) -> None:
-    shown = " ".join(f"{loss:.3f}" for loss in losses)
-    line = f"{task.title}: step {done}/{steps} | loss {shown} | {rate:,.1f} examples/s"
-    display.print_line(line, style="dim")
-
-  with doing(f"{task.title}: training", console) as display:
-    weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
-  trained = time.perf_counter()
   lengths = {name: getattr(settings, name) for name in ("buckets", "pad", "max_length")}
-  predict = loop.make_predictor(cfg, head, batch_size=settings.eval_batch_size, **lengths)
+  outputs = loop.make_predictor(cfg, head, batch_size=settings.eval_batch_size, **lengths)
+
+  def predict(weights: dict, split: EvalSplit) -> list:
+    of_seeds = outputs(weights, split.features)
+    return [kind.decode(info, split.examples, split.windows, found) for found in of_seeds]
+
+  started = time.perf_counter()
+  weights, steps = train_seeds(task, pretrained, settings, predict, console)
+  trained = time.perf_counter()
   with doing(f"{task.title}: predicting", console):
-    predictions = {
-      name: [
-        kind.decode(info, split.examples, split.windows, outputs)
-        for outputs in predict(weights, split.features)
-      ]
-      for name, split in task.splits.items()
-    }
+    predictions = {name: predict(weights, split) for name, split in task.splits.items()}
   with doing(f"{task.title}: writing", console):
     rows, scores = score_seeds(task, settings.seeds, predictions)
+    rows = [row | steps[row["seed"]] for row in rows]
     best = choose(rows)
     content = {
       "config": config.to_dict(),
@@ -84,6 +78,41 @@ def run_task(
   spent = f"training {took[0]}, prediction {took[1]}"
   console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
   return rows
+
+
+def train_seeds(
+  task: TaskData,
+  pretrained: PretrainedEncoder,
+  settings: loop.Settings,
+  predict: Callable[[dict, EvalSplit], list],
+  console: Console,
+) -> tuple[dict, dict[int, dict]]:
+  """Returns the weights [S, ...] and, for the rows of each seed, with patience their {"step"}."""
+  info, kind = task.info, prepare.TASK_KINDS[task.info.kind]
+
+  def log(done: int, steps: int, losses: list[float], rate: float) -> None:
+    shown = " ".join(f"{loss:.3f}" for loss in losses)
+    line = f"{task.title}: step {done}/{steps} | loss {shown} | {rate:,.1f} examples/s"
+    display.print_line(line, style="dim")
+
+  def evaluate(done: int, weights: dict) -> list[float]:
+    name, split = next(iter(task.splits.items()))
+    metrics = (kind.main_metric or kind.metrics)(info)
+    found = [metrics(kind.scores(info, split.examples, x)) for x in predict(weights, split)]
+    metric, values = next(iter(found[0])), [next(iter(x.values())) for x in found]
+    shown = " ".join(f"{value:.2f}" for value in values)
+    display.print_line(f"{task.title}: step {done} | {name} {metric} {shown}", style="dim")
+    return values
+
+  best = loop.Best(evaluate, settings.patience) if settings.patience else None
+  with doing(f"{task.title}: training", console) as display:
+    weights = loop.train(
+      pretrained.cfg, task.info.head.make(), pretrained.weights, task.train, settings, log, best
+    )
+  if best is None:
+    return weights, {seed: {} for seed in settings.seeds}
+  steps = zip(settings.seeds, best.steps.tolist(), strict=True)
+  return best.weights, {seed: {"step": step} for seed, step in steps}
 
 
 def score_seeds(task: TaskData, seeds: tuple[int, ...], predictions: dict) -> tuple[list, dict]:
