@@ -3,6 +3,7 @@
 import bz2
 import csv
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -11,17 +12,22 @@ import re
 import numpy as np
 import pytest
 import zstandard
+from conftest import parse_fields
 from rich.console import Console
 from test_finetune import CFG, both, make_config, refused, run, sentence, source  # noqa: F401
 
+from electra_jax.data import tokenizer
 from electra_jax.finetune import (
   files,
   glue_files,
   loop,
   model,
+  prepare,
   results,
   squad_files,
+  statistics,
   tagging,
+  task_data,
   tasks,
 )
 from electra_jax.finetune import train as program
@@ -90,6 +96,23 @@ def test_a_text_above_the_limit_of_pythons_reader_is_read(tmp_path):
   assert len([*files.read_rows(path)][1][1]["text"]) == 199_998
 
 
+@pytest.mark.parametrize(
+  ("name", "content", "why"),
+  [
+    ("a.csv", "Text,label\nx,a\n", r"a.csv:1 has no column 'text' .*; did you mean 'Text'\?$"),
+    ("a.csv", "body,label\nx,a\n", r"a.csv:1 has no column 'text' \(columns: body, label\)$"),
+    ("a.parquet", "PAR1", "a.parquet: cannot be read as parquet"),
+    ("a.csv.bz2", "text,label\n", "a.csv.bz2: cannot be read"),
+    ("a.txt", "one\n", r"a.txt has no column 'label' \(columns: text\)"),
+  ],
+)
+def test_a_file_that_lacks_what_a_task_needs_is_refused(source, tmp_path, name, content, why):  # noqa: F811
+  (tmp_path / name).write_text(content)
+  config = make_config("own", "x", source, data__train=str(tmp_path / name), own__split=0.5)
+  refused(config, tmp_path / "results", why)
+  assert not list((tmp_path / "results").glob("*/*"))
+
+
 # Where the dev split is.
 
 
@@ -106,10 +129,94 @@ def test_the_dev_split_has_any_of_its_names_and_only_one(tmp_path, name):
   assert found.name == "validation_matched.tsv"
 
 
+def config_of(kind: str, **fields):
+  own = {name.replace("__", "."): value for name, value in fields.items()}
+  config = make_config(kind, "x", "nowhere")
+  config.update_from_flattened_dict(own)
+  return config
+
+
+def test_the_parts_of_a_file_depend_on_each_text_alone_and_are_as_large_as_asked():
+  texts = [f"text {i}" for i in range(4000)]
+  parts = task_data.find_parts(config_of("own", data__train="a.csv", own__split=0.1))
+  held = {text for text in texts if parts["dev"].holds(text)}
+  assert held == {text for text in texts if not parts["train"].holds(text)}
+  # 4000 draws of a tenth have a standard deviation of 19.
+  assert abs(len(held) - 400) < 4 * 19
+  assert all(parts["dev"].holds(f" {text}\n") for text in held)  # as it is tokenized
+  hashed = {text: int(hashlib.sha256(text.encode()).hexdigest(), 16) for text in texts}
+  assert held == {text for text in texts if hashed[text] / 2**256 < 0.1}  # on every machine
+  folds = [
+    task_data.find_parts(config_of("own", data__train="a.csv", own__folds=3, own__fold=i))
+    for i in range(3)
+  ]
+  for text in texts:
+    assert sum(fold["dev"].holds(text) for fold in folds) == 1
+    assert sum(fold["train"].holds(text) for fold in folds) == 2
+
+
+@pytest.mark.parametrize(
+  ("fields", "why"),
+  [
+    ("own.folds=1", "config.own.folds must be at least 2"),
+    ("own.folds=3 own.fold=3", "above own.fold.*: got 3, 3 and 0.0"),
+    ("own.folds=3 own.split=0.1", "own.split not be set with it"),
+    ("own.split=1.0", "own.split must be at least 0 and below 1"),
+    ("own.split=0.1 data.dev=a.csv", "config.data.dev=a.csv, but own.split and own.folds take"),
+    ("own.split=1e-9", "the split 'dev' in .* has no rows"),
+    ("data.train=None own.split=0.1", r"hold one file for .*\(found: a.csv, b.csv"),
+    ("eval.every_steps=3", "eval.every_steps needs config.train.patience"),
+    ("train.patience=0", "train.patience must be above 0"),
+  ],
+)
+def test_what_does_not_divide_a_file_is_refused(source, tmp_path, fields, why):  # noqa: F811
+  for name in "ab":
+    write(tmp_path / f"{name}.csv", ROWS)
+  where = {"data__train": str(tmp_path / "a.csv"), "data__dir": str(tmp_path)}
+  config = make_config("own", "x", source, **where)
+  config.update_from_flattened_dict(parse_fields(fields))
+  refused(config, tmp_path / "results", why)
+
+
+def test_a_task_of_glue_has_its_own_files(source, tmp_path):  # noqa: F811
+  config = make_config("glue", "cola", source, data__dir=str(tmp_path), own__split=0.1)
+  refused(config, tmp_path / "results", "own.split and own.folds are for a task of your own")
+
+
 def labelled(n: int) -> list[dict]:
   """Rows whose label is their first word; every fourth text is there twice."""
   rows = [{"text": " ".join([f"w{i % 2}", *sentence()]), "label": f"is{i % 2}"} for i in range(n)]
   return [*rows, *rows[::4]]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["own", "pairs", "tagging", "squad"])
+def test_every_kind_of_task_divides_its_one_file(source, tmp_path, kind, form):  # noqa: F811
+  rows = [row | {"n": f"{i}"} for i, row in enumerate(labelled(40))]
+  path, key = write(tmp_path / f"all.{form}", rows), "text"
+  if kind == "tagging":
+    key, path = "words", tmp_path / f"all.{'jsonl' if form == 'csv' else form}"
+    rows = [{"id": i, "words": r["text"].split(), "tags": ["B-A"] * 7} for i, r in enumerate(rows)]
+    rows[0]["tags"] = ["O"] * 7
+  elif kind == "squad":
+    key, path = "context", tmp_path / f"all.{'jsonl' if form == 'csv' else form}"
+    answers = {"text": ["w1"], "answer_start": [0]}
+    rows = [{"context": f"w1 {r['text']}", "question": "w0", "answers": answers} for r in rows]
+  write(path, rows)
+  fields = {"own__split": 0.3, "pairs__train_columns": "text,n", "pairs__dev_columns": "text,n"}
+  config = make_config(kind, "x", source, data__train=str(path), qa__max_query=8, **fields)
+  task = prepare.prepare(config, "x", tokenizer.load(source / "vocab.txt"), CFG)
+  texts = [" ".join(x) if isinstance(x := row[key], list) else x for row in rows]
+  held = [text for text in texts if task_data.share(text) < 0.3]
+  dev = task.splits["dev"].examples
+  found = {
+    "own": lambda: [example.text for example in dev],
+    "pairs": lambda: [dev.texts[first] for first, _ in dev.rows],
+    "tagging": lambda: [" ".join(s.words) for s in dev],
+    "squad": lambda: [question.context for question in dev.items],
+  }[kind]()
+  assert found == held and 0 < len(held) < 25
+  assert len(task.train) == len(rows) - len(held)
 
 
 def test_words_and_questions_of_rows_are_those_of_the_published_formats(tmp_path):
@@ -149,6 +256,80 @@ def test_words_and_questions_of_rows_are_those_of_the_published_formats(tmp_path
     squad_files.read(write(tmp_path / "odd.jsonl", flat))
 
 
+# Folds.
+
+
+@pytest.fixture(scope="module")
+def folds(source, tmp_path_factory):  # noqa: F811
+  folder = tmp_path_factory.mktemp("folds")
+  rows = labelled(60)
+  path = write(folder / "all.csv", rows)
+  fields = {"data__train": str(path), "own__folds": 3, "train__epochs": 2.0}
+  config = make_config("own", "x", source, **fields)
+  return config, folder, rows, run(config, folder / "results")
+
+
+def test_each_row_is_measured_once_by_networks_that_have_not_seen_it(folds, tmp_path):
+  config, folder, rows, found = folds
+  assert [(r["fold"], r["seed"]) for r in found] == [(i, j) for i in range(3) for j in range(2)]
+  content, scores = results.read_task(folder / "results" / "x")
+  golds = np.concatenate(
+    [
+      [int(r["label"][2:]) for r in rows if int(3 * task_data.share(r["text"])) == i]
+      for i in range(3)
+    ]
+  )
+  assert scores["dev"].shape == (2, len(rows), 2)
+  np.testing.assert_array_equal(scores["dev"][:, :, 0], [golds, golds])
+  assert content["config"]["own"]["fold"] is None
+  asked = model.load(folder / "results" / "x" / "fold1")
+  dev = [r for r in rows if int(3 * task_data.share(r["text"])) == 1]
+  right = [
+    a["label"] == r["label"] for a, r in zip(asked([r["text"] for r in dev]), dev, strict=True)
+  ]
+  best = max(r["metrics"]["accuracy"] for r in found if r["fold"] == 1)
+  assert 100 * np.mean(right) == pytest.approx(best)
+  with pytest.raises(ValueError, match="holds 3 fine-tuned networks: name one of .*fold0/model"):
+    model.load(folder / "results")
+  assert run(config, folder / "results") == found  # finished
+  results.compare(folder / "results", folder / "results", Console(quiet=True), samples=10)
+
+
+def test_texts_of_any_format_are_predicted_alike(folds, tmp_path):
+  _, folder, rows, _ = folds
+  asked, found = model.load(folder / "results" / "x" / "fold0"), set()
+  for name in ("new.csv", "new.tsv.bz2", "new.jsonl", "new.parquet", "new.txt"):
+    out = tmp_path / f"{name}.tsv"
+    asked.predict_file(write(tmp_path / name, rows), out)
+    found.add(out.read_text())
+  (text,) = found
+  assert text.count("\n") == len(rows) + 1 and {"is0", "is1"} <= set(text.split())
+
+
+def test_a_fold_alone_is_what_it_is_among_all(folds, tmp_path):
+  config, _, _, found = folds
+  one = config.copy_and_resolve_references()
+  one.own.fold = 2
+  assert run(one, tmp_path / "one") == [row for row in found if row["fold"] == 2]
+
+
+def test_the_deviation_is_over_folds_of_means_over_seeds():
+  values = {(0, 0): 60.0, (0, 1): 70.0, (1, 0): 80.0, (1, 1): 90.0}
+  rows = [
+    {"task": "x", "split": "dev", "fold": fold, "seed": seed, "metrics": {"f1": value},
+     "collapsed": value == 60.0}
+    for (fold, seed), value in values.items()
+  ]  # fmt: skip
+  (group,) = statistics.grouped(rows).values()
+  assert {fold: row["metrics"]["f1"] for fold, row in group.items()} == {0: 65.0, 1: 85.0}
+  assert [row["collapsed"] for row in group.values()] == [True, False]
+  console = Console(record=True, width=120, file=io.StringIO())
+  console.print(statistics.table(rows))
+  text = console.export_text()
+  assert "fold 0 1" in text
+  assert "75.00 │ 14.14 │ 65.00* 85.00" in text  # 20 / sqrt(2)
+
+
 # Stopping.
 
 
@@ -174,7 +355,6 @@ def stopped(source, tmp_path_factory):  # noqa: F811
     row["label"] = "is0"
   write(folder / "dev.csv", rows)
   fields = {**both(folder, "csv"), "train__epochs": 30.0, "eval__every_steps": 2, "keep": "all"}
-  fields["data__dir"] = str(folder)
   config = make_config("own", "x", source, train__patience=3, **fields)
   console = Console(record=True, width=200, file=io.StringIO())
   program.fine_tune(config, folder / "results", console)

@@ -101,6 +101,12 @@ def check(config: ConfigDict) -> None:
       "optimizer.schedule=wsd and optimizer.decay_frac, e.g. 0.2, need each other: got"
       f" {p.schedule} and {p.decay_frac}"
     )
+  o = config.own
+  if o.folds == 1 or (o.folds and o.split) or (o.fold is not None and o.fold >= o.folds):
+    raise ValueError(
+      "config.own.folds must be at least 2 and above own.fold, and own.split not be set with it:"
+      f" got {o.folds}, {o.fold} and {o.split}"
+    )
   if config.eval.every_steps and not config.train.patience:
     raise ValueError("config.eval.every_steps needs config.train.patience, e.g. 3")
   validate.check_attention(config.model)

@@ -83,6 +83,24 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   )
 
 
+def find_whole(task: TextTask, source: str | Path) -> Path:
+  """Returns the file that is divided into a training and a dev split: train.* or the only one.
+
+  Raises:
+    TaskError: there is a dev file, or there is no such file.
+  """
+  folder = _folders(task, source)[0]
+  paths = [path for path in sorted(folder.iterdir()) if path.name.lower().endswith(tuple(ENDS))]
+  stems = [path.name.lower().partition(".")[0] for path in paths]
+  whole = [path for path, stem in zip(paths, stems, strict=True) if stem == "train"] or paths
+  if len(whole) != 1 or set(stems) & set(DEV):
+    raise TaskError(
+      f"{task.title}: {folder} has to hold one file for config.own.split or own.folds to divide,"
+      f" and no dev file (found: {_listed(folder)})"
+    )
+  return whole[0]
+
+
 def _folders(task: TextTask, source: str | Path, other: Sequence[str] = ()) -> list[Path]:
   """Returns the folders of a task's files, `source` if it has none of the task's or `other`."""
   root = Path(source)

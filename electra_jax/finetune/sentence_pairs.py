@@ -131,9 +131,12 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       " each other: set it to 1, and model.remat or a smaller train.batch_size if memory is short"
     )
   p, d = config.pairs, config.data
-  paths = task_data.read_splits(config, str)
-  train = read(paths.pop("train"), "train", p.train_columns, d.train_examples)
-  splits = {split: read(path, "dev", p.dev_columns) for split, path in paths.items()}
+  parts = task_data.find_parts(config)
+  file, holds = parts.pop("train")
+  train = read(file, "train", p.train_columns, d.train_examples, holds)
+  splits = {
+    split: read(part.file, "dev", p.dev_columns, holds=part.holds) for split, part in parts.items()
+  }
   arguments = {"pooling": p.pooling, "temperature": p.temperature}
   head = HeadSpec("embedding", {**arguments, "texts": max(map(len, train.rows))})
   info = TaskInfo("pairs", name, head, max_length)
@@ -237,6 +240,6 @@ KIND = TaskKind(
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".npy",
-  fields=("pairs", *task_data.SPLIT_FILES),
+  fields=("pairs", *task_data.SPLIT_FIELDS),
   pooling=lambda info: info.head.arguments["pooling"],
 )

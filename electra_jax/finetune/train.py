@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import compare, schema
-from electra_jax.finetune import from_config, loop, model, prepare, results, statistics
+from electra_jax.finetune import from_config, loop, model, prepare, results, statistics, task_data
 from electra_jax.finetune.from_config import PretrainedEncoder
 from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULTS
 from electra_jax.finetune.task_data import EvalSplit, TaskData
@@ -50,7 +50,8 @@ def run_task(
     predictions = {name: predict(weights, split) for name, split in task.splits.items()}
   with doing(f"{task.title}: writing", console):
     rows, scores = score_seeds(task, settings.seeds, predictions)
-    rows = [row | steps[row["seed"]] for row in rows]
+    fold = {} if config.own.fold is None else {"fold": config.own.fold}
+    rows = [row | fold | steps[row["seed"]] for row in rows]
     best = choose(rows)
     content = {
       "config": config.to_dict(),
@@ -77,6 +78,39 @@ def run_task(
   took = duration(trained - started), duration(time.perf_counter() - trained)
   spent = f"training {took[0]}, prediction {took[1]}"
   console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
+  return rows
+
+
+def run_folds(
+  config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
+) -> list[dict]:
+  """Runs a task as `run_task`; with own.folds once for each, in a folder of its own.
+
+  The example scores of the dev splits are put together: each row is in one of them.
+  """
+  if not config.own.folds or config.own.fold is not None:
+    return run_task(config, name, pretrained, folder, console)
+  rows, saved = [], []
+  for fold in range(config.own.folds):
+    place, of_fold = folder / f"fold{fold}", config.copy_and_resolve_references()
+    place.mkdir()
+    of_fold.own.fold = fold
+    console.print(f"{name}: fold {fold}, of {config.own.folds}")
+    rows += run_task(of_fold, name, pretrained, place, console)
+    saved.append(results.read_task(place))
+  first, examples = saved[0][0], [content["examples"] for content, _ in saved]
+  content = {
+    "config": config.to_dict(),
+    "facts": first["facts"],
+    "examples": first["examples"] | {"dev": task_data.digest(x["dev"] for x in examples)},
+  }
+  scores = {  # of the same test split, a fold is as another seed
+    split: np.concatenate([found[split] for _, found in saved], 1 if split == "dev" else 0)
+    for split in saved[0][1]
+  }
+  (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+  results.write_results(folder, rows)
+  np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
   return rows
 
 
@@ -221,7 +255,7 @@ def fine_tune(
           for part in pretrained.left_out:
             console.print(f"not used: {part}")
         with new_folder(root / name) as folder:
-          done = run_task(config, name, pretrained, folder, console)
+          done = run_folds(config, name, pretrained, folder, console)
       else:
         console.print(f"{name}: already finished, see {root / name}")
       rows += done
