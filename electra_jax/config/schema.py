@@ -315,6 +315,9 @@ FINE_TUNING = {
   "own.label": _FREE,
   "own.kind": _FREE,
   "own.metrics": _FREE,
+  "own.split": Row(BELOW_1, earlier=0.0),
+  "own.folds": Row(earlier=0),
+  "own.fold": Row(earlier=None),
   "tagging.word_column": Row(SIGNED),
   "tagging.tag_column": Row(SIGNED),
   "qa.stride": _NUMBER,
@@ -355,7 +358,9 @@ FINE_TUNING = {
   "train.batch_size": _NUMBER,
   "train.epochs": _NUMBER,
   "train.accumulation": _NUMBER,
+  "train.patience": Row(ABOVE_0, earlier=None),
   "eval.batch_size": _NUMBER,
+  "eval.every_steps": Row(ABOVE_0, earlier=None),
   "log.every_steps": _NUMBER,
 }
 

@@ -85,6 +85,7 @@ def make_settings(
     layer_decay=p.layer_decay or (0.9 if width > 768 else 0.8),
     epochs=epochs if config.train.epochs is None else config.train.epochs,
     eval_batch_size=config.eval.batch_size,
+    eval_every=config.eval.every_steps,
     log_every=config.log.every_steps,
     pad=pretrained.tokenizer.vocab.pad,
   )
@@ -100,5 +101,13 @@ def check(config: ConfigDict) -> None:
       "optimizer.schedule=wsd and optimizer.decay_frac, e.g. 0.2, need each other: got"
       f" {p.schedule} and {p.decay_frac}"
     )
+  o = config.own
+  if o.folds == 1 or (o.folds and o.split) or (o.fold is not None and o.fold >= o.folds):
+    raise ValueError(
+      "config.own.folds must be at least 2 and above own.fold, and own.split not be set with it:"
+      f" got {o.folds}, {o.fold} and {o.split}"
+    )
+  if config.eval.every_steps and not config.train.patience:
+    raise ValueError("config.eval.every_steps needs config.train.patience, e.g. 3")
   validate.check_attention(config.model)
   validate.check_devices(config)

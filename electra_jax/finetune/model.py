@@ -78,7 +78,7 @@ class Model:
     """Writes the predictions for a file in the format of the task; returns the number of rows.
 
     Args:
-      file: as the task's files; labels are ignored.
+      file: as the task's files, or .txt with a text on each line; labels are ignored.
       out: a new file, or for question answering a folder.
       columns: of a text task's file, to copy to each prediction; of pairs, the one to embed.
 
@@ -98,9 +98,7 @@ def find(path: str | Path) -> Path:
   path = Path(path)
   if (path / EXPORT_FILE).is_file():
     return path
-  found = sorted(
-    p.parent for pattern in ("[!.]*", "[!.]*/[!.]*") for p in path.glob(f"{pattern}/{EXPORT_FILE}")
-  )
+  found = sorted(p.parent for n in (1, 2, 3) for p in path.glob(f"{'[!.]*/' * n}{EXPORT_FILE}"))
   if len(found) != 1:
     named = f": name one of {', '.join(map(str, found))}" if found else ""
     raise ExchangeError(f"{path} holds {len(found) or 'no'} fine-tuned networks{named}")
