@@ -1,8 +1,9 @@
 """Exports networks: electra-jax export --model=SOURCE --to=hf|onnx|orbax --out=DIR
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
-recognised by its files. DIR must not exist; it is written completely or not at all. A TF1
-checkpoint's number of heads comes from a config.json beside it, or --heads.
+recognised by its files, or a name on Hugging Face's Hub: hf://ORG/NAME[@REVISION]. DIR must not
+exist; it is written completely or not at all. A TF1 checkpoint's number of heads comes from a
+config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
 hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/generator, each with

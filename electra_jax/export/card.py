@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from electra_jax.core import params
-from electra_jax.interop import huggingface
+from electra_jax.interop import hub, huggingface
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import Network, Source
 
@@ -27,8 +27,9 @@ def model_card(
   lines = [
     "---",
     "library_name: transformers",
-    "tags: [electra, electra_jax]",
+    f"tags: [{family.model_type}, electra_jax]",
     f"license: {source.card.get('license', 'unknown')}",
+    *([f"base_model: {hub.split(origin)[0]}"] if (origin := hub.origin(source.card)) else []),
     "---",
     f"# {family.name} {role}",
     "",
@@ -40,6 +41,8 @@ def model_card(
     f" {network.cfg.num_heads} heads, embeddings of"
     f" {network.cfg.embedding_size}, {network.cfg.vocab_size:,} tokens",
   ]
+  if origin:
+    lines += [f"- from `{origin}`"]
   if config:
     lines += [
       f"- objective `{config['objective']['name']}`, {source.card['steps']:,} steps of"

@@ -23,7 +23,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.export.card import model_card
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, onnx, sources
+from electra_jax.interop import hub, huggingface, onnx, sources
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.interop.weights import label_fields
@@ -322,6 +322,8 @@ def run(
     of_run = start.read_initial if step == 0 else functools.partial(sources.read_run, step=step)
     with doing("reading"):
       source = sources.open_source(path, heads, None if step is None else of_run)
+    if hub.is_name(path):
+      source.card["origin"] = path
     if all_checkpoints:
       console.print(f"step {step:,}:")
     if weights_license:
@@ -330,6 +332,7 @@ def run(
 
   if out.exists():
     raise ExchangeError(f"{out} exists: nothing is overwritten")
+  path = hub.pinned(path)
   if all_checkpoints:
     with new_folder(out) as folder:
       for step in (0, *steps_on_disk(Path(path) / FOLDER)):

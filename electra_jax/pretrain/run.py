@@ -1,11 +1,12 @@
 """Builds a run: its functions, its data and the record that identifies it."""
 
+import copy
 import dataclasses
 import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import jax
 import optax
 from ml_collections import ConfigDict
 
-from electra_jax.config import compare, specs
+from electra_jax.config import compare, schema, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.core.learning_rates import make_schedule
 from electra_jax.core.params import tree_norm
@@ -22,11 +23,13 @@ from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer, vocabulary
 from electra_jax.data.shards import copy_vocab
 from electra_jax.evaluate import pairs, scorers
-from electra_jax.interop import sources
+from electra_jax.interop import hub, sources
 from electra_jax.monitor import metrics
 from electra_jax.monitor.baselines import Baselines
 from electra_jax.runtime import checkpoint, parallel, version
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
+
+HUB_NAMES = "hub_names"  # in a run's configuration: {field: name on the Hub as it was given}
 
 
 class TrainFns(NamedTuple):
@@ -131,6 +134,8 @@ class Run:
   baselines: Baselines  # the trivial baselines on the held-out text
   pairs: pairs.Suite | None  # of eval.pairs
   reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
+  # {field: name on the Hub}; `config` has their commits
+  hub_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def eval_batch_size(self) -> int:
@@ -160,6 +165,8 @@ class Run:
     nested["data"] |= {"dir": folder, **hashes}
     if found := specs.registered(self.config):
       nested[specs.REGISTERED] = found
+    if self.hub_names:
+      nested[HUB_NAMES] = dict(self.hub_names)
     return nested | {specs.FROZEN_GENERATOR: self.frozen and self.frozen.to_json()}
 
   @property
@@ -211,8 +218,9 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     ValueError: the data, the frozen generator, the pairs or the reference cannot be used, or there
       are fewer sequences than a batch takes.
   """
-  d, t = config.data, config.train
   saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
+  config, hub_names = _pinned(config, saved or {})
+  d, t = config.data, config.train
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
@@ -247,7 +255,21 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     baselines=Baselines.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
     reference=specs.reference(config, shards.vocab),
+    hub_names=hub_names,
   )
+
+
+def _pinned(config: ConfigDict, saved: Mapping) -> tuple[ConfigDict, dict[str, str]]:
+  """Returns the configuration with commits for names on the Hub, and these names by field.
+
+  A run that resumes keeps its commits, without asking the Hub: a branch may have moved.
+  """
+  flat, before, old = compare.flatten(config), saved.get(HUB_NAMES, {}), compare.flatten(saved)
+  names = {x: flat[x] for x in schema.names(is_path=True) if hub.is_name(flat[x])}
+  same = {x: old[x] for x, name in names.items() if name in (before.get(x), old.get(x))}
+  config = copy.deepcopy(config) if names else config
+  config.update_from_flattened_dict({x: same.get(x) or hub.pinned(names[x]) for x in names})
+  return config, names | {x: before[x] for x in same if x in before}
 
 
 def _pairs(config: ConfigDict, spec: networks.PretrainSpec, shards) -> pairs.Suite:
