@@ -206,6 +206,10 @@ class _Handler(BaseHTTPRequestHandler):
     ]
     self.answer(200, {"transfer": "basic", "objects": objects})
 
+  def may_write(self, name: str) -> None:
+    if self.writable(name):
+      self.answer(200)
+
   def writable(self, name: str) -> Repo | None:
     found = self.open(name)
     if found and name.split("/")[0] not in self.owned:
@@ -230,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 ROUTES = {
   "GET /api/models/([^/]+/[^/]+)": "model",
+  "GET /api/models/([^/]+/[^/]+)/auth-check/write": "may_write",
   "GET /api/models/([^/]+/[^/]+)/revision/(.+)": "model",
   "GET /api/models/([^/]+/[^/]+)/tree/([^/]+)": "tree",
   "(?:GET|HEAD) /([^/]+/[^/]+)/resolve/([^/]+)/(.+)": "resolve",

@@ -1,7 +1,8 @@
-"""Names of the Hugging Face Hub, against a small server of real HTTP."""
+"""Names of the Hugging Face Hub, in and out, against a small server of real HTTP."""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_tiny_config, python
+from conftest import make_tiny_config, python, without_activities
 from hub_server import Hub
 from rich.console import Console
+from test_calls import run_card
 from test_finetune import make_config, write_glue
 from test_finetune import run as fine_tune
 from test_hf import needs_torch, random_network, same
@@ -76,6 +78,12 @@ def server(tmp_path, monkeypatch):
     huggingface_hub.close_session()
     yield found
     found.shutdown()
+
+
+@pytest.fixture
+def me(monkeypatch):
+  """Logs in the owner of me/ and lab/."""
+  monkeypatch.setenv("HF_TOKEN", "hf_me")
 
 
 def stop(server: Hub) -> None:
@@ -194,7 +202,7 @@ def command(server: Hub, *words, **env) -> tuple[int, str, str]:
   """Runs a command as a user does: in a process of its own, with the Hub's variables."""
   home = {"HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1", **env}
   done = python("-m", "electra_jax", *words, env=home, input=f"{TEXT}\n", timeout=120)
-  return done.returncode, done.stdout, done.stderr
+  return done.returncode, done.stdout, without_activities(done.stderr)
 
 
 @pytest.mark.slow
@@ -249,7 +257,7 @@ def test_a_run_keeps_the_commit_that_it_began_with(server, folder, tiny_shards, 
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_a_name_and_predicts_from_one(server, folder, tmp_path, capsys):
+def test_fine_tuning_starts_from_a_name_and_predicts_from_one(server, folder, tmp_path):
   commit = server.put("me/tiny", folder)
   write_glue(tmp_path / "glue")
   fields = {"data__dir": str(tmp_path / "glue"), "data__max_length": 16, "train__epochs": 1.0}
@@ -267,6 +275,116 @@ def test_fine_tuning_starts_from_a_name_and_predicts_from_one(server, folder, tm
   writer.run(str(model), tmp_path / "own", "hf", Console(quiet=True))
   card = (tmp_path / "own" / "discriminator" / "README.md").read_text()
   assert "\nbase_model: me/tiny\n" in card and f"\n- from `{NAME}@{commit}`\n" in card
+
+
+def push(model, out, *options: str) -> None:
+  cli.call("export", [str(model), str(out), "--to=hf", "--push=me/new", *options])
+
+
+def test_a_pushed_export_comes_back_with_equal_weights(server, me, folder, tmp_path, capsys):
+  begun = server.put("me/tiny", folder, private=True)
+  push(NAME, tmp_path / "out", "--license=mit", "--max-shard-mb=0.01")
+  repo, new = server.repos["me/new"], "hf://me/new"
+  assert (
+    repo.private and len(repo.commits) == 2
+  )  # the Hub's own, which has .gitattributes, and ours
+  assert repo.files.keys() > {".gitattributes", "discriminator/config.json", "generator/vocab.txt"}
+  assert f"pushed to {new}@{repo.refs['main']}" in capsys.readouterr().out.replace("\n", "")
+  assert same(weights(new), weights(folder))
+  card = repo.files["README.md"].decode()
+  matter, text = card.split("---\n")[1:]
+  assert matter.splitlines() == [
+    "library_name: transformers", "tags: [electra, electra_jax]", "license: mit",
+    "base_model: me/tiny",
+  ]  # fmt: skip
+  assert text.startswith("# me/new\n") and f"- from `{NAME}@{begun}`" in text
+  assert f'electra_jax.load("{new}")' in text and 'snapshot_download("me/new")' in text
+  assert (tmp_path / "out" / "README.md").read_text() == card
+
+
+@needs_torch
+def test_the_calls_of_a_pushed_card_work(server, me, folder, tmp_path):
+  import torch
+
+  push(folder, tmp_path / "out")
+  found = run_card(tmp_path / "out")
+  tokens = found["networks"].tokenizer.vocab
+  ids = np.array([[tokens.cls, *found["networks"].tokenizer.encode_batch([TEXT])[0], tokens.sep]])
+  theirs = found["encoder"](torch.tensor(ids)).last_hidden_state[0].detach().numpy()
+  ours = found["networks"].states(TEXT).values
+  np.testing.assert_allclose(ours, theirs, atol=1e-5)  # as in test_encoder.py
+
+
+def test_a_push_replaces_files_only_when_told(server, me, folder, tmp_path):
+  server.put("me/tiny", folder)
+  push(folder, tmp_path / "first")
+  repo = server.repos["me/new"]
+  repo.commit(repo.files | {"notes.md": b"", "masked_lm/config.json": b"{}"})
+  before = len(repo.commits)
+  with pytest.raises(ExchangeError, match=r"me/new has files \(README.md, .*give --overwrite to"):
+    push(folder, tmp_path / "second")
+  assert len(repo.commits) == before and not (tmp_path / "second").exists()
+  push(folder / "discriminator", tmp_path / "second", "--overwrite")
+  assert len(repo.commits) == before + 1
+  files = {str(x.relative_to(tmp_path / "second")) for x in (tmp_path / "second").rglob("*.*")}
+  assert repo.files.keys() == {".gitattributes", *files}
+  assert weights("hf://me/new").keys() == {"discriminator"}
+
+
+@pytest.mark.parametrize(
+  ("token", "repo", "why"),
+  [
+    (None, "me/new", "to push to me/new, log in to the Hub: hf auth login"),
+    ("hf_of_nobody", "me/new", "log in: hf auth login"),
+    (
+      "hf_me",
+      "other/new",
+      "hf://other/new is somebody else's: name one of yours, or log in as its",
+    ),
+    ("hf_me", "other/public", "hf://other/public is somebody else's: name one of yours"),
+    ("hf_me", "new", "a network on the Hub is named hf://ORG/NAME"),
+    ("hf_me", "me/new@v1", "name the repository to push to as ORG/NAME"),
+  ],
+)
+def test_a_push_that_may_not_be_is_refused_before_the_export(
+  token, repo, why, server, folder, tmp_path, monkeypatch
+):
+  server.put("other/public", folder)
+  if token:
+    monkeypatch.setenv("HF_TOKEN", token)
+  with pytest.raises(ExchangeError, match=why):
+    push(folder, tmp_path / "out", f"--push={repo}")
+  assert not (tmp_path / "out").exists() and server.repos.keys() == {"other/public"}
+
+
+def test_a_commit_that_fails_is_tried_again(server, me, folder, tmp_path):
+  failed = []
+
+  def fault(number: int, request: str) -> int | None:
+    if "/commit/" in request and len(failed) < 3:
+      return failed.append(request) or (503, 0, 429)[len(failed) - 1]
+    return None
+
+  server.fault = fault
+  push(folder, tmp_path / "out")
+  assert len(failed) == 3 and len(server.repos["me/new"].commits) == 2
+  assert same(weights("hf://me/new"), weights(folder))
+
+
+@pytest.mark.slow
+def test_a_push_that_fails_keeps_the_export_and_says_how_to_push_it(server, me, folder, tmp_path):
+  server.fault = lambda number, request: 403 if "/commit/" in request else None
+  with pytest.raises(
+    ExchangeError, match="somebody else's.* is complete, to push it again: hf "
+  ) as e:
+    push(folder, tmp_path / "out")
+  assert same(weights(tmp_path / "out"), weights(folder))
+  server.fault = lambda number, request: None
+  again = shlex.split(str(e.value).partition("again: ")[2])
+  home = {"HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+  tool = Path(sys.executable).with_name(again[0])
+  subprocess.run([tool, *again[1:]], env={**os.environ, **home}, check=True, capture_output=True)
+  assert same(weights("hf://me/new"), weights(folder))
 
 
 @pytest.mark.slow

@@ -224,7 +224,10 @@ def _write_hf(
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
     console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
-  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer, storage))
+  card = functools.partial(model_card, role, network, source, has_tokenizer, storage)
+  (folder / "README.md").write_text(card())
+  if storage.repo and role == source.main:
+    (folder.parent / "README.md").write_text(card(repo=storage.repo))
   found = _compare(folder, network, written, source, unit, storage.dtype)
   if storage.onnx:
     found += _write_onnx(folder, written, source)
@@ -306,6 +309,8 @@ def run(
   weights_license: str | None = None,
   step: int | None = None,
   all_checkpoints: bool = False,
+  push: str | None = None,
+  overwrite: bool = False,
   **storage,
 ) -> None:
   """Exports the networks of a source to a new folder, as `write`.
@@ -316,6 +321,8 @@ def run(
     step: of a run, 0 for its start; None: the newest.
     all_checkpoints: instead, each step of a run that has a checkpoint, and step 0, to a folder in
       `out`: step-00000650.
+    push: ORG/NAME of a repository on the Hub, to which `out` goes in one commit.
+    overwrite: whether that replaces the repository's files.
   """
 
   def export(step: int | None, to: Path) -> None:
@@ -328,10 +335,12 @@ def run(
       console.print(f"step {step:,}:")
     if weights_license:
       source.card["license"] = weights_license
-    write(source, to, form, console, **storage)
+    write(source, to, form, console, repo=push, **storage)
 
   if out.exists():
     raise ExchangeError(f"{out} exists: nothing is overwritten")
+  if push:
+    hub.claim(push, overwrite)
   path = hub.pinned(path)
   if all_checkpoints:
     with new_folder(out) as folder:
@@ -345,6 +354,10 @@ def run(
   else:
     export(step, out)
   console.print(f"exported to {out}")
+  if push:
+    with doing("pushing"):
+      pushed = hub.push(out, push)
+    console.print(f"pushed to {pushed}, private unless you made it public")
 
 
 def write(
@@ -356,6 +369,7 @@ def write(
   dtype: str = "float32",
   max_shard_mb: float = math.inf,
   pooling: str | None = None,
+  repo: str | None = None,
 ) -> None:
   """Exports the networks of an opened source.
 
@@ -365,6 +379,7 @@ def write(
     dtype, max_shard_mb: for hf: the dtype of the weights, and the size of a file in 10^6 bytes.
     pooling: for hf: a key of `huggingface.POOLINGS`, sentence-transformers then reads the main
       network; None: without.
+    repo: for hf: ORG/NAME on the Hub, whose model card is written.
 
   Raises:
     ExchangeError, ValueError: `out` exists, the format cannot hold the networks, or onnx lacks a
@@ -378,7 +393,7 @@ def write(
     if form == "orbax":
       export_orbax(source, out, console)
     else:
-      storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx")
+      storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx", repo)
       export_hf(source, out, console, storage)
 
 

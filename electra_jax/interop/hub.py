@@ -1,6 +1,6 @@
-"""Networks on Hugging Face's Hub: a name as a local folder.
+"""Networks on Hugging Face's Hub: a name as a local folder, and an export as a commit.
 
-huggingface_hub fetches it, with its cache, its login and its variables (HF_HUB_OFFLINE, HF_TOKEN).
+huggingface_hub does both, with its cache, its login and its variables (HF_HUB_OFFLINE, HF_TOKEN).
 """
 
 import re
@@ -26,6 +26,7 @@ PATTERNS = [
   f"{place}{x}" for place in ("", *(f"{x}/" for x in huggingface.FOLDERS)) for x in _FILES
 ]
 PATTERNS += [EXPORT_FILE, "params/*"]
+GIT_FILE = ".gitattributes"  # which the Hub makes in every repository
 LISTED = 8  # files in an error message
 
 
@@ -95,6 +96,57 @@ def origin(card: Mapping) -> str | None:
   """Returns the name on the Hub, with its commit, that a source's networks began from."""
   found = card.get("origin") or (card.get("config") or {}).get("init_from")
   return found if is_name(found) else None
+
+
+def claim(repo: str, overwrite: bool) -> None:
+  """Makes a private repository to push to, if it is not there.
+
+  Raises:
+    ExchangeError: nobody is logged in, it is somebody else's, or it has files that a push may not
+      overwrite.
+  """
+  from huggingface_hub import HfApi, errors, get_token
+
+  if split(f"{PREFIX}{repo}")[1]:
+    raise ExchangeError(f"{repo}: name the repository to push to as ORG/NAME")
+  if get_token() is None:
+    raise ExchangeError(f"to push to {repo}, log in to the Hub: hf auth login")
+
+  def make() -> list[str]:
+    try:  # a token may write to what is there, and not create
+      HfApi().auth_check(repo, write=True)
+    except errors.RepositoryNotFoundError:
+      HfApi().create_repo(repo, private=True)
+    return HfApi().list_repo_files(repo)
+
+  files = [x for x in _ask(repo, make) if x != GIT_FILE]
+  if files and not overwrite:
+    raise ExchangeError(
+      f"{PREFIX}{repo} has files ({_listed(files)}): give --overwrite to replace them all"
+    )
+
+
+def push(folder: Path, repo: str) -> str:
+  """Replaces the files of a repository by a folder's in one commit; returns its name with that.
+
+  Raises:
+    ExchangeError: the Hub refuses, or cannot be reached; the folder is as it was.
+  """
+  from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+  new = {str(x.relative_to(folder)): x for x in sorted(folder.rglob("*")) if x.is_file()}
+
+  def commit() -> str:
+    old = [x for x in HfApi().list_repo_files(repo) if x not in (*new, GIT_FILE)]
+    operations = [CommitOperationAdd(name, path) for name, path in new.items()]
+    operations += [CommitOperationDelete(name) for name in old]
+    return HfApi().create_commit(repo, operations, commit_message="Export by electra_jax").oid
+
+  try:
+    return f"{PREFIX}{repo}@{_ask(repo, commit)}"
+  except ExchangeError as error:
+    again = f"hf upload {repo} {folder} . --delete='*'"
+    raise ExchangeError(f"{error}; {folder} is complete, to push it again: {again}") from None
 
 
 def _listed(files: list[str]) -> str:

@@ -58,6 +58,7 @@ class Storage(NamedTuple):
   max_bytes: float = math.inf  # of a file, unless one tensor alone is larger
   pooling: str | None = None  # a key of POOLINGS: sentence-transformers reads the main network
   onnx: bool = False  # once more as model.onnx
+  repo: str | None = None  # on the Hub, for whose root a model card is written
 
 
 FLOAT32 = Storage()
