@@ -19,8 +19,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c = ConfigDict()
   c.seed = 0  # of everything: initial weights, order of the data, masks, samples, dropout
   # Start from these parameters with a new optimizer: another run's workdir, an orbax export, a
-  # folder of Hugging Face or a TF1 checkpoint of the original. Its networks decide the fields of
-  # model and generator that are not set
+  # folder of Hugging Face, hf://ORG/NAME[@REVISION] or a TF1 checkpoint of the original. Its
+  # networks decide the fields of model and generator that are not set
   c.init_from = placeholder(str)
   c.init_step = placeholder(int)  # which of that run's checkpoints; None: the newest
   # Take the moments of its optimizer too: another phase of the same networks, with other lengths,

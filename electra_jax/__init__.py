@@ -2,7 +2,7 @@
 
 import electra_jax
 
-encoder = electra_jax.load("runs/quickstart")  # or an export, a Hugging Face folder, TF1
+encoder = electra_jax.load("runs/quickstart")  # or an export, hf://ORG/NAME, a folder, TF1
 vectors = encoder.embed(["A sentence.", "Another one."])  # float32 [2, D]
 encoder.fill_mask("The capital of France is [MASK].")
 encoder.detect("The chef ate the meal the next brick.")

@@ -16,8 +16,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c = ConfigDict()
   c.kind = "text"  # text, tagging, qa or pairs: which of the groups below holds the task
   c.task = ""  # its name; for GLUE several, separated by commas
-  # What to start from: a run, an orbax export, a folder of Hugging Face or a TF1 checkpoint; or
-  # "random": the control, fresh weights in the shape of `like`
+  # What to start from: a run, an orbax export, a folder of Hugging Face, hf://ORG/NAME[@REVISION]
+  # or a TF1 checkpoint; or "random": the control, fresh weights in the shape of `like`
   c.init = placeholder(str)
   c.like = placeholder(str)  # with init=random: the source whose shape and vocabulary to take
   c.seed = 0  # the first of the seeds: of the head, the order of the examples, dropout

@@ -21,7 +21,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo, TaskKind
-from electra_jax.interop import sources
+from electra_jax.interop import hub, sources
 from electra_jax.interop.sources import EXPORT_FILE, ExchangeError, Source
 from electra_jax.runtime.workdir import check_new
 
@@ -95,7 +95,7 @@ def find(path: str | Path) -> Path:
   Raises:
     ExchangeError: there is none, or there are several.
   """
-  path = Path(path)
+  path = hub.local(path)
   if (path / EXPORT_FILE).is_file():
     return path
   found = sorted(p.parent for n in (1, 2, 3) for p in path.glob(f"{'[!.]*/' * n}{EXPORT_FILE}"))

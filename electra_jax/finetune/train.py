@@ -58,6 +58,7 @@ def run_task(
       "facts": dataclasses.asdict(info),
       "examples": {name: split.examples_hash for name, split in task.splits.items()},
       "best_seed": settings.seeds[best],
+      "origin": pretrained.origin,
     }
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
     results.write_results(folder, rows)
@@ -74,6 +75,7 @@ def run_task(
     for place, model_name in kept[config.keep].items():
       of_seed = jax.device_get(jax.tree.map(operator.itemgetter(place), weights))
       card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
+      card |= {"origin": pretrained.origin} if pretrained.origin else {}
       save(folder / model_name, pretrained, content["facts"], of_seed, card)
   took = duration(trained - started), duration(time.perf_counter() - trained)
   spent = f"training {took[0]}, prediction {took[1]}"

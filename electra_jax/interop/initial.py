@@ -17,12 +17,13 @@ from electra_jax.core.networks import TIES, generator_size
 from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
 from electra_jax.data import vocabulary
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.interop import sources
-from electra_jax.interop.sources import MASKED_LM
+from electra_jax.interop import hub, sources
+from electra_jax.interop.huggingface import MASKED_LM
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, Network
 from electra_jax.runtime.workdir import read_run_config
 
+HUB_NAMES = "hub_names"  # in a run's configuration: {field: name on the Hub as it was given}
 # Fields of a TransformerConfig that its weights do not decide.
 _FREE = (
   "vocab_size direction compute init_stddev scaled_init"
@@ -92,6 +93,19 @@ def with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDi
       f"config.data.vocab={data.vocab} is not the vocabulary of {config.init_from}: {found}"
     )
   return config
+
+
+def pinned(config: ConfigDict, saved: Mapping) -> tuple[ConfigDict, dict[str, str]]:
+  """Returns the configuration with commits for names on the Hub, and these names by field.
+
+  A run that resumes keeps its commits, without asking the Hub: a branch may have moved.
+  """
+  flat, before, old = compare.flatten(config), saved.get(HUB_NAMES, {}), compare.flatten(saved)
+  names = {x: flat[x] for x in schema.names(is_path=True) if hub.is_name(flat[x])}
+  same = {x: old[x] for x, name in names.items() if name in (before.get(x), old.get(x))}
+  config = copy.deepcopy(config) if names else config
+  config.update_from_flattened_dict({x: same.get(x) or hub.pinned(names[x]) for x in names})
+  return config, names | {x: before[x] for x in same if x in before}
 
 
 def _is_shape(field: str, found: Mapping[str, Any]) -> bool:

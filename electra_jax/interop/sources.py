@@ -1,6 +1,6 @@
 """Reads networks from a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
 
-The format is recognised by the files.
+The format is recognised by the files. A name on Hugging Face's Hub stands for a folder (`hub`).
 """
 
 import contextlib
@@ -22,7 +22,9 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import Compute, TransformerConfig
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
-from electra_jax.interop import huggingface, tf1
+from electra_jax.interop import hub, huggingface, tf1
+from electra_jax.interop.hub import EXPORT_FILE
+from electra_jax.interop.huggingface import DETECTOR, MASKED_LM
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, Network, network_shapes, read_json
 from electra_jax.monitor import metrics
@@ -30,10 +32,7 @@ from electra_jax.runtime import parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
-EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
-HUB = "; a model of Hugging Face's Hub is fetched first: hf download NAME --local-dir=FOLDER"
-DETECTOR = "detector"  # the folder of a discriminator with its head, where the other is headless
-MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, which predicts words
+HUB = f"; a network on Hugging Face's Hub is named {hub.FORM}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,7 @@ def open_source(
   """
   if not str(path):
     raise ExchangeError("the path of the networks is empty")
-  path = Path(path).resolve()
+  path = hub.local(path).resolve()
   read = _reader(path)
   if heads and read is not _tf1:
     raise ExchangeError(f"{path} is not a TF1 checkpoint, so it says its number of heads")
@@ -135,8 +134,7 @@ def _reader(path: Path) -> Callable[..., Source]:
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face
   if not path.exists():
-    hub = "" if path.parent.exists() else HUB
-    raise ExchangeError(f"{path} does not exist{hub}")
+    raise ExchangeError(f"{path} does not exist{'' if path.parent.exists() else HUB}")
   if any(path.glob("pytorch_model*.bin*")):
     raise ExchangeError(f"{path / 'config.json'} is missing beside pytorch_model.bin")
   if run := next(filter(is_run, path.parents), None):
@@ -301,7 +299,7 @@ def _run(path: Path, read: Callable[..., RunParams] = read_run) -> Source:
 
 
 def _hf_folders(path: Path) -> list[Path]:
-  return [path, *(path / x for x in ("discriminator", DETECTOR, MASKED_LM, "generator"))]
+  return [path, *(path / x for x in huggingface.FOLDERS)]
 
 
 def _hugging_face(path: Path) -> Source:

@@ -131,9 +131,9 @@ class Run:
   baselines: Baselines  # the trivial baselines on the held-out text
   pairs: pairs.Suite | None  # of eval.pairs
   reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
-  taken: Mapping[str, Any] = dataclasses.field(
-    default_factory=dict
-  )  # the fields that init_from decided
+  # {field: value taken from init_from}, and {field: name on the Hub} whose commits `config` has
+  taken: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  hub_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def eval_batch_size(self) -> int:
@@ -163,6 +163,8 @@ class Run:
     nested["data"] |= {"dir": folder, **hashes}
     if found := specs.registered(self.config):
       nested[specs.REGISTERED] = found
+    if self.hub_names:
+      nested[initial.HUB_NAMES] = dict(self.hub_names)
     return nested | {specs.FROZEN_GENERATOR: self.frozen and self.frozen.to_json()}
 
   @property
@@ -214,8 +216,8 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     ValueError: the data, the frozen generator, the pairs or the reference cannot be used, or there
       are fewer sequences than a batch takes.
   """
-  d, t = config.data, config.train
   saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
+  d, t = config.data, config.train
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:

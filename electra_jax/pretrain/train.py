@@ -303,15 +303,15 @@ def begin(
   if jax.process_index() == 0:  # which says it to the others
     registry.check((read_config(workdir) or {}).get(specs.REGISTERED, {}), workdir)
   resumes = checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) and read_config(workdir)
+  config, names = initial.pinned(config, resumes or {})
   saved = compare.upgrade(compare.flatten(resumes)) if resumes else None
   config, taken = initial.resolve(config, given, saved)
   validate.check(config)
   validate.check_devices(config)
-  if jax.process_index() > 0:
-    return prepare(config, workdir, verify), []
-  stack.enter_context(claim(workdir))
-  run = dataclasses.replace(prepare(config, workdir, verify), taken=taken)
-  return run, start_or_continue(run)
+  if jax.process_index() == 0:
+    stack.enter_context(claim(workdir))
+  run = dataclasses.replace(prepare(config, workdir, verify), taken=taken, hub_names=names)
+  return run, start_or_continue(run) if jax.process_index() == 0 else []
 
 
 def shared_or_not(workdir: Path) -> str:
