@@ -14,7 +14,7 @@ from electra_jax.config import compare, schema, specs, validate
 from electra_jax.config.files import load
 from electra_jax.core import generators
 from electra_jax.core.networks import TIES, generator_size
-from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
+from electra_jax.core.transformer_config import POSITIONS, TransformerConfig, differences
 from electra_jax.data import vocabulary
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import hub, sources
@@ -175,14 +175,23 @@ def _generator_fields(
     found["generator.embedding_size"] = g.embedding_size if is_own else cfg.embedding_size
   w, depth = found["generator.width_multiplier"], found["generator.depth_multiplier"]
   made = generator_size(main.cfg, w, depth)
-  for name in _MODEL:
-    here, there = getattr(made, name), getattr(cfg, name)
-    if name not in ("embedding_size", "max_positions", "head_norm") and here != there:
-      raise ExchangeError(
-        f"the generator of {path} has {name}={there}, and no generator.width_multiplier gives that"
-        f" (here {here}): name the folder of the discriminator alone in config.init_from"
-      )
+  if _is_global(made) == _is_global(cfg):  # in fewer layers, other fields say the same
+    cfg = dataclasses.replace(cfg, global_every=made.global_every)
+  shapes = set(_MODEL) & {x.partition(".")[2] for x in schema.names(defines=schema.SHAPES)}
+  shapes -= {"embedding_size", "max_positions", "head_norm"}
+  wrong = [
+    f"{x} is {getattr(cfg, x)}" for x in sorted(shapes) if getattr(made, x) != getattr(cfg, x)
+  ]
+  if wrong := wrong or differences(cfg, made):
+    raise ExchangeError(
+      f"{path}: no generator.width_multiplier makes its generator ({wrong[0]}):"
+      " name the folder of the discriminator alone in config.init_from"
+    )
   return found
+
+
+def _is_global(cfg: TransformerConfig) -> list[bool]:
+  return [layer % cfg.global_every == 0 for layer in range(cfg.num_layers)]
 
 
 def _equal(one, other) -> bool:
