@@ -34,7 +34,9 @@ DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
 # The packages of an extra.
 EXTRAS = {
-  "data": "pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers zstandard",
+  "buckets": "s3fs gcsfs",
+  "data": "huggingface_hub pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers"
+  " zstandard",
   "finetune": "sklearn scipy seqeval",
   "report": "bokeh jinja2 markupsafe",
 }
