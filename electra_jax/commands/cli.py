@@ -34,6 +34,7 @@ DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
 # The packages of an extra.
 EXTRAS = {
+  "buckets": "s3fs gcsfs",
   "data": "huggingface_hub pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers"
   " zstandard",
   "finetune": "sklearn scipy seqeval",

@@ -1,0 +1,419 @@
+"""Objects in buckets and on web servers: s3://, gs://, hf:// and https://.
+
+The only module that imports fsspec. A URL is one object's name, or a pattern of several (but for
+https). Broken connections and busy servers are waited for; an object that is replaced while it is
+read is noticed by its tag.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import glob
+import http.client
+import importlib
+import io
+import os
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from electra_jax.runtime.workdir import replacing
+
+RANGE_BYTES = 8 << 20
+WAITS = 0.5, 1, 2, 4, 8  # seconds between tries; the libraries have tries of their own within each
+TIMEOUT_SECS = 60
+TRY_AGAIN = 408, 429
+# Modules whose errors mean that a request failed, where they are not OSErrors.
+LIBRARIES = (
+  "aiohttp aiobotocore botocore fsspec gcsfs google httpcore httpx httpx2 requests".split()
+)
+# Names in the query of a signed URL.
+SECRETS = re.compile(r"[?&][^=&]*(signature|credential|token|secret|sig|key)=", re.IGNORECASE)
+LOG_IN = {
+  "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or run aws configure; for a public bucket"
+  " set FSSPEC_S3_ANON=true",
+  "gs": "run gcloud auth application-default login",
+  "hf": "run hf auth login, or set HF_TOKEN",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Object:
+  """An object as it was when it was looked at."""
+
+  url: str
+  size: int  # bytes
+  tag: str  # differs between its versions: ETag, generation, commit; "" if a web server names none
+  ranged: bool = dataclasses.field(default=True, compare=False)  # a part of it can be asked for
+
+
+def is_remote(text: str) -> bool:
+  """Returns whether a text is a URL, not a path."""
+  return "://" in text
+
+
+def find(pattern: str) -> list[Object]:
+  """Returns the objects that a URL or a pattern of URLs (*, **, ?, [...]) names, in order.
+
+  A pattern may name none. The URLs of datasets on the Hub get the commit that their revision is at:
+  hf://datasets/OWNER/NAME@COMMIT/PATH.
+
+  Raises:
+    ValueError: the URL has credentials or a scheme that is not known, or a web server is asked for
+      a pattern.
+    OSError: there is no such bucket or object, or it cannot be read; the message is one line.
+    ModuleNotFoundError: a package of the extra `buckets` is missing.
+  """
+  return _tried(pattern, lambda store: store.find(pattern))
+
+
+def look(url: str) -> Object:
+  """Returns an object as it is now. Raises as `find`."""
+  return _tried(url, lambda store: store.look(url))
+
+
+@contextlib.contextmanager
+def opened(found: Object) -> Iterator[BinaryIO]:
+  """Opens an object for reading; what cannot be read in ranges cannot seek.
+
+  Raises as `find`, and OSError if the object is not the one that was found: when it is opened, at
+  the end, and instead of another error of reading it.
+  """
+  _check_same(found)
+  try:
+    with io.BufferedReader((_Ranges if found.ranged else _Stream)(found), 1 << 16) as stream:
+      yield stream
+  except (OSError, EOFError, ValueError):
+    _check_same(found)
+    raise
+  _check_same(found)
+
+
+def read(url: str) -> bytes:
+  """Returns an object's bytes. Raises as `opened`."""
+  with opened(look(url)) as stream:
+    return stream.read()
+
+
+def fetch(url: str | Object, path: str | os.PathLike) -> None:
+  """Copies an object to a file, which it replaces whole or not at all. Raises as `opened`."""
+  found = url if isinstance(url, Object) else look(url)
+  with opened(found) as stream, replacing(Path(path)) as temporary, temporary.open("wb") as file:
+    shutil.copyfileobj(stream, file, RANGE_BYTES)
+
+
+def put(url: str, data: bytes, create: bool = False) -> None:
+  """Writes an object whole.
+
+  With `create`, of several writers of different bytes one succeeds. The one that wrote may do so
+  again: it may not have got the answer.
+
+  Raises:
+    FileExistsError: with `create`, if the object exists with other bytes.
+    ValueError, OSError, ModuleNotFoundError: as `find`.
+  """
+  try:
+    _tried(url, lambda store: store.put(url, data, create))
+  except FileExistsError:
+    if not create or read(url) != data:
+      raise FileExistsError(f"{url}: exists already") from None
+
+
+def upload(path: str | os.PathLike, url: str) -> None:
+  """Writes a file as an object, and compares the size. Raises as `find`."""
+  here = os.path.getsize(path)
+  _tried(url, lambda store: store.upload(os.fspath(path), url))
+  if (there := look(url).size) != here:
+    raise OSError(f"{url}: {there:,} bytes arrived of the {here:,} of {path}: write it again")
+
+
+def remove(url: str) -> None:
+  """Removes an object if it exists. Raises as `find`."""
+  with contextlib.suppress(FileNotFoundError):
+    _tried(url, lambda store: store.remove(url))
+
+
+def _check_same(found: Object) -> None:
+  if (now := look(found.url)) != found:
+    was, is_now = (f"{x.size:,} bytes, {x.tag or 'no tag'}" for x in (found, now))
+    raise OSError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
+
+
+class _Ranges(io.RawIOBase):
+  """An object, read in ranges; where one follows another, the next is asked for ahead."""
+
+  def __init__(self, found: Object):
+    self._found, self._at = found, 0
+    self._start, self._data = 0, b""  # the range that is held
+    self._ahead, self._pool = (0, None), ThreadPoolExecutor(1)
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    self._at = offset + (0, self._at, self._found.size)[whence]
+    return self._at
+
+  def readinto(self, buffer) -> int:
+    if self._at >= self._found.size:
+      return 0
+    if not 0 <= self._at - self._start < len(self._data):
+      follows = self._at == self._start + len(self._data)
+      self._start, self._data = self._at, self._next()
+      end = self._start + len(self._data)
+      if follows and end < self._found.size:
+        self._ahead = end, self._pool.submit(self._range, end)
+    part = memoryview(self._data)[self._at - self._start :][: len(buffer)]
+    buffer[: len(part)] = part
+    self._at += len(part)
+    return len(part)
+
+  def _next(self) -> bytes:
+    (at, asked), self._ahead = self._ahead, (0, None)
+    return asked.result() if asked and at == self._at else self._range(self._at)
+
+  def _range(self, start: int) -> bytes:
+    end = min(start + RANGE_BYTES, self._found.size)
+
+    def get(store: Any) -> bytes:
+      if len(data := store.get(self._found.url, start, end)) != end - start:
+        raise EOFError(f"{len(data):,} bytes came of {end - start:,}")
+      return data
+
+    return _tried(self._found.url, get)
+
+  def close(self) -> None:
+    self._pool.shutdown(wait=False, cancel_futures=True)
+    self._data = b""
+    super().close()
+
+
+class _Stream(io.RawIOBase):
+  """An object of a web server without ranges; after a break it is read again up to there."""
+
+  def __init__(self, found: Object):
+    self._found, self._at, self._answer = found, 0, None
+
+  def readable(self) -> bool:
+    return True
+
+  def tell(self) -> int:
+    return self._at
+
+  def readinto(self, buffer) -> int:
+    wanted = min(len(buffer), self._found.size - self._at)
+    data = _tried(self._found.url, lambda store: self._read(wanted)) if wanted else b""
+    buffer[: len(data)] = data
+    self._at += len(data)
+    return len(data)
+
+  def _read(self, size: int) -> bytes:
+    try:
+      if not self._answer:
+        self._answer, left = _request(self._found.url), self._at
+        while left:
+          left -= len(self._some(min(left, RANGE_BYTES)))
+      return self._some(size)
+    except Exception:
+      self._answer = None
+      raise
+
+  def _some(self, size: int) -> bytes:
+    if not (data := self._answer.read(size)):
+      raise EOFError("the connection ended")
+    return data
+
+  def close(self) -> None:
+    if self._answer:
+      self._answer.close()
+    super().close()
+
+
+class _Bucket:
+  """A store of fsspec."""
+
+  ROOT = 1  # names in the path of a bucket
+
+  def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
+    self._scheme, self._tag = scheme, tag
+    self._files = getattr(importlib.import_module(module), name)(**options)
+
+  def find(self, pattern: str) -> list[Object]:
+    path = _path(pattern)
+    if not glob.has_magic(path):
+      return [self.look(pattern)]
+    if not (found := self._files.glob(path, detail=True)):
+      self._files.info("/".join(path.split("/")[: self.ROOT]))  # raises if the bucket is missing
+    return [self._object(found[name]) for name in sorted(found) if found[name]["type"] == "file"]
+
+  def look(self, url: str) -> Object:
+    info = self._files.info(_path(url))
+    if info["type"] != "file":
+      raise FileNotFoundError
+    return self._object(info)
+
+  def _object(self, info: dict) -> Object:
+    return Object(f"{self._scheme}://{info['name']}", info["size"], str(info[self._tag]).strip('"'))
+
+  def get(self, url: str, start: int, end: int) -> bytes:
+    return self._files.cat_file(_path(url), start=start, end=end)
+
+  def put(self, url: str, data: bytes, create: bool) -> None:
+    self._files.pipe_file(_path(url), data, mode="create" if create else "overwrite")
+
+  def upload(self, path: str, url: str) -> None:
+    self._files.put_file(path, _path(url))
+
+  def remove(self, url: str) -> None:
+    self._files.rm_file(_path(url))
+
+
+def _path(url: str) -> str:
+  return url.partition("://")[2]
+
+
+class _ReadOnly:
+  def put(self, url: str, *_) -> None:
+    raise ValueError(f"{url}: cannot be written: write to s3:// or gs://")
+
+  remove = put
+
+  def upload(self, path: str, url: str) -> None:
+    self.put(url)
+
+
+class _Hub(_ReadOnly, _Bucket):
+  """Datasets of the Hugging Face Hub."""
+
+  ROOT = 3
+
+  def find(self, pattern: str) -> list[Object]:
+    from huggingface_hub import HfApi
+
+    # A branch that is converted to parquet has a name with slashes.
+    place = re.fullmatch(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/\w+/[^/]+|[^/]+))?/(.+)", pattern)
+    if not place:
+      raise ValueError(f"{pattern}: expected hf://datasets/OWNER/NAME/PATH, or NAME@REVISION")
+    name, revision, rest = place.groups()
+    commit = HfApi().dataset_info(name, revision=revision).sha
+    return super().find(f"hf://datasets/{name}@{commit}/{rest}")
+
+  def _object(self, info: dict) -> Object:
+    commit = re.search(r"@([^/]+)", info["name"])  # whose files never change
+    return Object(f"hf://{info['name']}", info["size"], commit[1] if commit else "")
+
+  def get(self, url: str, start: int, end: int) -> bytes:
+    return self._files.cat_file(_path(url), start=start, end=end, cache_type="none")
+
+
+class _Web(_ReadOnly):
+  """Web servers."""
+
+  def find(self, url: str) -> list[Object]:
+    if re.search(r"[*[]", url):
+      raise ValueError(f"{url}: a web server has no list of files: name each, separated by commas")
+    return [self.look(url)]
+
+  def look(self, url: str) -> Object:
+    try:
+      with _request(url, "bytes=0-0") as answer:
+        size, headers = answer.headers["Content-Length"], answer.headers
+        ranged = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+    except urllib.error.HTTPError as error:
+      if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        raise
+      headers, ranged = error.headers, True  # it is empty
+    if ranged:
+      size = headers["Content-Range"].rpartition("/")[2]
+    if not (size or "").isdigit():
+      raise ValueError(f"{url}: the server does not say its size: download it and read the file")
+    tag = headers["ETag"] or headers["Last-Modified"] or ""
+    return Object(url, int(size), tag.strip('"'), ranged)
+
+  def get(self, url: str, start: int, end: int) -> bytes:
+    with _request(url, f"bytes={start}-{end - 1}") as answer:
+      return answer.read()
+
+
+def _request(url: str, ranges: str | None = None) -> http.client.HTTPResponse:
+  headers = {"Range": ranges} if ranges else {}
+  request = urllib.request.Request(url, headers=headers | {"User-Agent": "electra_jax"})
+  return urllib.request.urlopen(request, timeout=TIMEOUT_SECS)
+
+
+# {scheme: makes its store}. Listings are not kept: they would hide changes.
+STORES: dict[str, Callable] = {
+  "s3": functools.partial(_Bucket, "s3", "s3fs", "S3FileSystem", "ETag", use_listings_cache=False),
+  "gs": functools.partial(
+    _Bucket, "gs", "gcsfs", "GCSFileSystem", "generation", use_listings_cache=False
+  ),
+  "hf": functools.partial(_Hub, "hf", "huggingface_hub", "HfFileSystem"),
+  "http": _Web,
+  "https": _Web,
+}
+
+
+@functools.cache
+def _store(scheme: str) -> Any:
+  return STORES[scheme]()
+
+
+def _tried(url: str, call: Callable[[Any], Any]) -> Any:
+  """Returns what `call` returns for the URL's store; waits and tries again where that may help."""
+  scheme, _, rest = url.partition("://")
+  if scheme not in STORES:
+    raise ValueError(f"{url}: the scheme is none of {', '.join(f'{x}://' for x in STORES)}")
+  if "@" in rest.partition("/")[0] or SECRETS.search(rest):
+    shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    raise ValueError(f"{shown}: credentials in a URL would be recorded: leave them out")
+  store = _store(scheme)
+  for wait in (*WAITS, None):
+    try:
+      return call(store)
+    except Exception as error:
+      if not isinstance(error, OSError | EOFError | http.client.HTTPException) and (
+        type(error).__module__.partition(".")[0] not in LIBRARIES
+      ):
+        raise
+      reason = _explained(url, scheme, error)
+      if wait is None or not isinstance(reason, ConnectionError):
+        raise reason from None
+    time.sleep(wait)
+
+
+def _explained(url: str, scheme: str, error: Exception) -> OSError:
+  """Returns an error with one line that names the URL; a ConnectionError is worth another try."""
+  status = _status(error)
+  text = " ".join(str(error).split())[:300] or type(error).__name__
+  if isinstance(error, FileNotFoundError) or status == 404:
+    return FileNotFoundError(f"{url}: no such object or bucket")
+  if isinstance(error, FileExistsError) or status == 412:
+    return FileExistsError(f"{url}: exists already")
+  denied = isinstance(error, PermissionError) or status in (401, 403) or "Forbidden" in text
+  if denied or "Credentials" in type(error).__name__:
+    return PermissionError(f"{url}: access is denied ({text}): {LOG_IN.get(scheme, 'log in')}")
+  wrong = status and 400 <= status < 500 and status not in TRY_AGAIN
+  if wrong or "Validation" in type(error).__name__:
+    return OSError(f"{url}: cannot be read or written ({text})")
+  return ConnectionError(f"{url}: the server fails, also when asked again ({text})")
+
+
+def _status(error: BaseException) -> int | None:
+  """Returns the HTTP status of a library's error, or of the error that it was made from."""
+  for found in filter(None, (error, error.__cause__)):
+    response = getattr(found, "response", None)
+    if isinstance(response, dict):  # botocore's
+      return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    status = getattr(found, "code", None) or getattr(response, "status_code", None)
+    if str(status).isdigit():
+      return int(status)
+  return None
