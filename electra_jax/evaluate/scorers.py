@@ -20,6 +20,7 @@ import numpy as np
 
 from electra_jax.core import networks, scoring
 from electra_jax.core.batch import Batch, from_rows
+from electra_jax.core.heads import HEADS
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
@@ -114,7 +115,7 @@ def network_for(scorer: str, found: dict[str, Network], path: str | Path) -> Net
     if network.head == head:
       return network
   beside = Path(path).resolve().parent / DETECTOR
-  hint = f"; {beside} has one" if head == "rtd_head" and beside.is_dir() else ""
+  hint = f"; {beside} has one" if not HEADS[head].predicts_words and beside.is_dir() else ""
   raise ExchangeError(f"{path} has no {head}, which scorer {scorer} needs{hint}")
 
 

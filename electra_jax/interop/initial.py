@@ -133,7 +133,7 @@ def _fields(config: ConfigDict) -> dict[str, Any]:
       return {}
     no_generator = True
   found = {f"model.{name}": getattr(main.cfg, name) for name in _MODEL}
-  if main.head != "rtd_head":
+  if main.head is None or main.is_masked_lm:  # the norm is a detector's
     del found["model.head_norm"]
   if no_generator or generator is None:
     return found
@@ -165,10 +165,19 @@ def _generator_fields(
   found = _multipliers(config, main.cfg, cfg)[0]
   tables, own = main.weights["embeddings"], generator.weights["embeddings"]
   differ = {k for k in tables if not _equal(tables[k], own[k])}
-  possible = ["gdes"] if cfg.embedding_size == main.cfg.embedding_size else []
-  possible += ["none", *([] if "word" in differ else ["tokens"])]
-  possible += [] if differ else ["embeddings", "all"]
-  tie = g.tie if g.tie in possible else "tokens" if "tokens" in possible else "none"
+  same_width = cfg.embedding_size == main.cfg.embedding_size
+  # {tie: the tables in which the networks may differ}
+  apart = {
+    name: tables
+    if same_width and tying.split(tables)[1].get("embedding_delta")
+    else tying.own(tables)
+    for name, tying in TIES.items()
+  }
+  possible = [name for name in TIES if differ <= apart[name].keys()]
+  fewest = sorted(
+    filter(lambda name: TIES[name].own(tables), possible), key=lambda x: len(apart[x])
+  )
+  tie = g.tie if g.tie in possible else fewest[0]
   found["generator.tie"] = tie
   if TIES[tie].own_width:
     is_own = (g.embedding_size or cfg.hidden_size) == cfg.embedding_size
@@ -223,7 +232,7 @@ def read_params(
     weights = {k: v for k, v in network.weights.items() if k != "embeddings"}
     params[role] = params.get(role, {}) | weights
   generator = source.networks.get("generator")
-  if generator is not main and (generator or "mlm_head" not in params["discriminator"]):
+  if generator is not main and (generator or not main.is_masked_lm):
     _share(params, generator.weights["embeddings"] if generator else params["embeddings"], tying)
   return params, main.cfg, source.left_out
 
