@@ -42,7 +42,7 @@ def add_options(p: cli.ArgumentParser) -> None:
     return command
 
   command = add("pairs")
-  command.add_argument("--data", required=True, type=Path, metavar="FILE")
+  command.add_argument("--data", required=True, metavar="FILE")
   command.add_argument("--scorer", metavar="NAME", help="default: the objective's")
   command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
   command = add("detect")
@@ -97,7 +97,7 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   console.print(table)
   if args.out:
     content = {
-      "model": args.model, "data": str(args.data), "scorer": found.scorer, "secs": round(secs, 1),
+      "model": args.model, "data": args.data, "scorer": found.scorer, "secs": round(secs, 1),
       "all": every._asdict(),
       "categories": {name: a._asdict() for name, a in categories.items()},
       "paradigms": {name: a._asdict() for name, a in paradigms.items()},

@@ -172,15 +172,21 @@ def dump(manifest: dict) -> str:
 
 def read_manifest(folder: str | os.PathLike) -> dict:
   """Returns the manifest of a folder; DataError if missing, damaged or of another version."""
-  if "://" in str(folder):
-    raise DataError(f"{folder}: shards are mapped into memory from mounted paths only")
   path = Path(folder) / MANIFEST
   try:
-    manifest = json.loads(path.read_bytes())
+    return parse_manifest(path.read_bytes(), path)
   except FileNotFoundError:
     state = "a build is not finished" if (Path(folder) / BUILDING).exists() else "nothing is built"
     raise DataError(f"{path} is missing: {state} here") from None
-  except (OSError, ValueError) as error:
+  except OSError as error:
+    raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
+  """Returns a manifest from its JSON; DataError, naming the path, if damaged or another version."""
+  try:
+    manifest = json.loads(content)
+  except ValueError as error:
     raise DataError(f"{path} cannot be read: {error}") from None
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     raise DataError(f"{path} is not a manifest of shards")

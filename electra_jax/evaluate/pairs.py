@@ -41,7 +41,7 @@ class Accuracy(NamedTuple):
   high: float
 
 
-def read(path: Path, most: int | None = None) -> list[Pair]:
+def read(path: str | Path, most: int | None = None) -> list[Pair]:
   """Reads `most` pairs at most, evenly spaced, from JSON lines, plain, .gz, .xz or .zst.
 
   A line has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the
