@@ -6,11 +6,12 @@ A file has its name when its SHA-256 was right; the manifest comes last. Nothing
 """
 
 import errno
+import functools
 import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -50,15 +51,15 @@ def local(
     return Path(place)
   url, root = str(place).rstrip("/"), cache_folder(cache)
   try:
-    content = storage.read(f"{url}/{MANIFEST}")
-  except FileNotFoundError:
-    raise DataError(f"{url}/{MANIFEST} is missing: nothing is built there") from None
+    content = shards.manifest_content(url)
   except OSError as error:
     folder = root / str(wanted)[:16]
     if not _is_whole(folder, splits):
       raise
     print_line(f"{error}: going on with the copy in {folder}")
     return folder
+  if content is None:
+    raise DataError(f"{url}/{MANIFEST} is missing: nothing is built there, or not published yet")
   digest = hashlib.sha256(content).hexdigest()
   if wanted not in (None, digest):
     raise DataError(
@@ -67,7 +68,7 @@ def local(
     )
   folder = root / digest[:16]
   folder.mkdir(parents=True, exist_ok=True)
-  files = needed_files(shards.parse_manifest(content, f"{url}/{MANIFEST}"), splits)
+  files = files_of(shards.parse_manifest(content, f"{url}/{MANIFEST}"), splits)
   if not _is_whole(folder, splits):
     with (folder / LOCK_FILE).open("w") as lock:
       _wait_for(lock, f"another process of this host, which copies {url}")
@@ -83,8 +84,8 @@ def cache_folder(cache: str | None) -> Path:
   return Path(cache or default).expanduser()
 
 
-def needed_files(manifest: dict, splits: Sequence[str]) -> list[dict]:
-  """Returns "file", "sha256" and "bytes", None where it is not known, of a build's files."""
+def files_of(manifest: dict, splits: Sequence[str] = SPLITS) -> list[dict]:
+  """Returns "file", "sha256" and "bytes", None of the vocabulary, of the files of a build."""
   vocab = {"file": manifest["vocab"]["file"], "sha256": manifest["vocab"]["hash"], "bytes": None}
   found = [vocab, *(shard for split in splits for shard in manifest["splits"][split]["shards"])]
   if wrong := [entry["file"] for entry in found if entry["file"] != Path(entry["file"]).name]:
@@ -94,7 +95,7 @@ def needed_files(manifest: dict, splits: Sequence[str]) -> list[dict]:
 
 def _is_whole(folder: Path, splits: Sequence[str]) -> bool:
   there = (folder / MANIFEST).exists()
-  return there and not _missing(folder, needed_files(shards.read_manifest(folder), splits))
+  return there and not _missing(folder, files_of(shards.read_manifest(folder), splits))
 
 
 def _missing(folder: Path, files: Iterable[dict]) -> list[dict]:
@@ -122,7 +123,20 @@ def _copy(url: str, folder: Path, files: Sequence[dict]) -> None:
     sizes = f"{needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB free"
     reason = f"No space left to copy {url} ({sizes}): set config.data.cache to another disk"
     raise OSError(errno.ENOSPC, reason, str(folder))
-  done, lock, stop = [0], threading.Lock(), threading.Event()
+  copy = functools.partial(_copy_file, url, folder)
+  at_once(f"copying {url} to {folder}", copy, files)
+
+
+def at_once(label: str, action: Callable[[dict, Callable[[int], None]], None], files) -> None:
+  """Calls action(file, count) for files, several at once, or raises at the first that fails.
+
+  Args:
+    label: what is done, for lines of progress.
+    action: calls `count` with each number of bytes that it has moved.
+    files: as `files_of` returns them.
+  """
+  total, done = sum(entry["bytes"] or 0 for entry in files), [0]
+  lock, stop = threading.Lock(), threading.Event()
 
   def count(size: int) -> None:
     if stop.is_set():
@@ -131,19 +145,21 @@ def _copy(url: str, folder: Path, files: Sequence[dict]) -> None:
       done[0] += size
       status.update(size)
 
-  label, share = f"copying {url} to {folder}", lambda: done[0] / max(needed, 1)
-  with Status(label, share, "MB", bar=False) as status, ThreadPoolExecutor(AT_ONCE) as pool:
-    copies = [pool.submit(_copy_file, url, folder, entry, count) for entry in files]
+  with (
+    Status(label, lambda: done[0] / max(total, 1), "MB", bar=False) as status,
+    ThreadPoolExecutor(AT_ONCE) as pool,
+  ):
+    ends = [pool.submit(action, entry, count) for entry in files]
     try:
-      for copy in as_completed(copies):
-        copy.result()
+      for end in as_completed(ends):
+        end.result()
     except BaseException:
       stop.set()
       pool.shutdown(wait=False, cancel_futures=True)
       raise
 
 
-def _copy_file(url: str, folder: Path, entry: dict, count) -> None:
+def _copy_file(url: str, folder: Path, entry: dict, count: Callable[[int], None]) -> None:
   source, path = f"{url}/{entry['file']}", folder / entry["file"]
   found, sums = storage.look(source), hashlib.sha256()
   if entry["bytes"] not in (None, found.size):

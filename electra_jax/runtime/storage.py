@@ -53,6 +53,10 @@ class Object:
   ranged: bool = True  # whether a part of it can be asked for
 
 
+class ChangedError(OSError):
+  """An object is not the one that was found."""
+
+
 def is_remote(text: str) -> bool:
   """Returns whether a text is a URL, not a path."""
   return "://" in text
@@ -96,9 +100,10 @@ def opened(found: Object) -> Iterator[BinaryIO]:
 
 
 def read(url: str) -> bytes:
-  """Returns an object's bytes. Raises as `opened`."""
-  with opened(look(url)) as stream:
-    return stream.read()
+  """Returns an object's bytes, again if it is replaced meanwhile. Raises as `find`."""
+  while True:
+    with contextlib.suppress(ChangedError), opened(look(url)) as stream:
+      return stream.read()
 
 
 def fetch(url: str | Object, path: str | os.PathLike) -> None:
@@ -141,7 +146,7 @@ def remove(url: str) -> None:
 def _check_same(found: Object) -> None:
   if (now := look(found.url)) != found:
     was, is_now = (f"{x.size:,} bytes, {x.tag or 'no tag'}" for x in (found, now))
-    raise OSError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
+    raise ChangedError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
 
 
 class _Ranges(io.RawIOBase):

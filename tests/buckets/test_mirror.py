@@ -28,7 +28,7 @@ from electra_jax.evaluate import likelihoods, measures
 from electra_jax.pretrain import train
 from electra_jax.runtime import storage
 
-pytest.importorskip("moto")
+pytestmark = pytest.mark.buckets
 SCHEMES = "s3", "gs", "http", "hf"
 COPY = "import sys; from electra_jax.data import mirror; print(mirror.local(*sys.argv[1:]))"
 
@@ -47,7 +47,7 @@ def contents(folder: str | Path) -> dict[str, bytes]:
 
 def publish(stores: dict, scheme: str, folder: str | Path, name: str) -> str:
   """Puts a folder into a store, and returns its URL."""
-  url, files = f"{scheme}://bucket/{name}", contents(folder)
+  url, files = f"{scheme}://corpus/{name}", contents(folder)
   if scheme == "http":
     stores["web"].files |= {f"/{name}/{file}": data for file, data in files.items()}
     return f"{stores['http'].url}/{name}"
@@ -230,12 +230,12 @@ def test_a_run_from_a_bucket_is_the_local_one_and_resumes_without_the_bucket(
     assert train.train(config, tmp_path / "run").step == 5
   saved = json.loads((tmp_path / "run/config.json").read_text())["data"]
   digest = hashlib.sha256((Path(tiny_shards) / MANIFEST).read_bytes()).hexdigest()
-  assert (saved["dir"], saved["manifest"]) == ("gs://bucket/tiny", digest)
+  assert (saved["dir"], saved["manifest"]) == ("gs://corpus/tiny", digest)
   unreachable()
   assert train.train(config, tmp_path / "run").step == 12
   assert f"going on with the copy in {tmp_path / 'cache' / digest[:16]}" in capsys.readouterr().out
   assert_same_run(tmp_path / "run", tmp_path / "local")
-  with pytest.raises(OSError, match="gs://bucket/tiny/manifest.json: the server fails"):
+  with pytest.raises(OSError, match="gs://corpus/tiny/manifest.json: the server fails"):
     train.train(config, tmp_path / "another")  # it does not know which shards
 
 
