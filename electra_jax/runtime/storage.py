@@ -50,7 +50,7 @@ class Object:
   url: str
   size: int  # bytes
   tag: str  # differs between its versions: ETag, generation, commit; "" if a web server names none
-  ranged: bool = True  # whether a part of it can be asked for
+  ranged: bool = dataclasses.field(default=True, compare=False)  # a part of it can be asked for
 
 
 class ChangedError(OSError):

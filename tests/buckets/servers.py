@@ -78,7 +78,8 @@ class Proxy(_Server):
   """Passes requests on; with a `fault` spoils every third response.
 
   Attributes:
-    fault: None, "cut" (half of the body, then the connection ends) or "503".
+    fault: None, "cut" (half of the body, then the connection ends), "whole" (the object instead of
+      a range) or "503".
     delay: seconds before each response.
     spoiled: how many responses were.
     requests: [(method, path)] since it was cleared.
@@ -101,31 +102,29 @@ class _Forward(_Handler):
         body += self.rfile.read(size)
         self.rfile.readline()
       self.rfile.readline()
+    proxy.requests.append((self.command, self.path))
+    time.sleep(proxy.delay)
+    fault = proxy.fault if len(proxy.requests) % EVERY == 0 else None
+    proxy.spoiled += bool(fault)
+    if fault == "503":
+      self.answer(503)
+      return
+    left_out = (*HOP, "range") if fault == "whole" else HOP
+    headers = {k: v for k, v in self.headers.items() if k.lower() not in left_out}
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
-    headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
     connection.request(self.command, self.path, body or None, headers)
     answer = connection.getresponse()
     data = answer.read()
-    proxy.requests.append((self.command, self.path))
-    time.sleep(proxy.delay)
-    spoil = proxy.fault and len(proxy.requests) % EVERY == 0
-    proxy.spoiled += bool(spoil)
-    if spoil and proxy.fault == "503":
-      self.answer(503)
-      return
     self.send_response(answer.status)
     for name, value in answer.getheaders():
       if name.lower() not in HOP:
         self.send_header(name, value)
-    if self.command != "HEAD":
-      self.send_header("Content-Length", str(len(data)))
-    else:
-      self.send_header("Content-Length", answer.getheader("Content-Length") or "0")
+    size = answer.getheader("Content-Length") or "0" if self.command == "HEAD" else str(len(data))
+    self.send_header("Content-Length", size)
     self.end_headers()
     if self.command != "HEAD":
-      self.wfile.write(data[: len(data) // 2] if spoil else data)
-    if spoil:
-      self.close_connection = True
+      self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+    self.close_connection = fault == "cut"
 
   do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _forward
 
