@@ -14,8 +14,8 @@ pairs   which sentence of a minimal pair is acceptable: lines of JSON with sente
         all_tokens_mlm, electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are
         original, one pass; energy, Electric's. Default: the objective's, if a run or an export
         names it. Writes DIR/pairs.json and .png.
-detect  AUC of detecting replacements drawn by token frequency in held-out shards: it does not
-        depend on the run's generator.
+detect  AUC of detecting replacements drawn by token frequency in held-out shards, a folder or a
+        URL: it does not depend on the run's generator.
 probe   F1 or accuracy of a linear classifier of the words' frozen states, on CoNLL files.
 """
 

@@ -72,7 +72,8 @@ def local(
   if not _is_whole(folder, splits):
     with (folder / LOCK_FILE).open("w") as lock:
       _wait_for(lock, f"another process of this host, which copies {url}")
-      _copy(url, folder, _missing(folder, files))
+      if missing := _missing(folder, files):  # the other may have copied all
+        _copy(url, folder, missing)
       with replacing(folder / MANIFEST) as temporary:
         temporary.write_bytes(content)
   return folder
@@ -146,7 +147,7 @@ def at_once(label: str, action: Callable[[dict, Callable[[int], None]], None], f
       status.update(size)
 
   with (
-    Status(label, lambda: done[0] / max(total, 1), "MB", bar=False) as status,
+    Status(label, lambda: min(1.0, done[0] / max(total, 1)), "MB", bar=False) as status,
     ThreadPoolExecutor(AT_ONCE) as pool,
   ):
     ends = [pool.submit(action, entry, count) for entry in files]

@@ -9,7 +9,7 @@ import numpy as np
 from electra_jax.core import objectives, step
 from electra_jax.core.masking import Masking
 from electra_jax.core.networks import PretrainSpec, TokenCounts
-from electra_jax.data import mirror, pretrain_batches, tokenizer
+from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import pairs, probe, scorers
 from electra_jax.evaluate.pairs import Accuracy, Pair
@@ -71,7 +71,7 @@ def evaluate_detection(
   Raises:
     ValueError, OSError: the shards or the network cannot be used, or not together.
   """
-  heldout = Shards.open(mirror.local(data, splits=("heldout",)), "heldout")
+  heldout = Shards.open(data, "heldout")
   tokens = tokenizer.load_from(heldout.folder, heldout.vocab)
   source = sources.open_for(model, tokens)
   network = scorers.network_for("rtd", source.networks, model)

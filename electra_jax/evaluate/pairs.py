@@ -17,6 +17,7 @@ from electra_jax.evaluate.scorers import SentenceScorer
 from electra_jax.finetune.batches import subset
 from electra_jax.monitor import curves
 from electra_jax.monitor.metrics import NotFiniteError
+from electra_jax.runtime.storage import is_remote, look
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 NAMES = ("UID", "linguistics_term")  # of a paradigm and a category
@@ -42,7 +43,7 @@ class Accuracy(NamedTuple):
 
 
 def read(path: str | Path, most: int | None = None) -> list[Pair]:
-  """Reads `most` pairs at most, evenly spaced, from JSON lines, plain, .gz, .xz or .zst.
+  """Reads `most` pairs at most, evenly spaced, from JSON lines, plain or compressed, or a URL.
 
   A line has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the
   category, may be missing.
@@ -51,7 +52,7 @@ def read(path: str | Path, most: int | None = None) -> list[Pair]:
     ValueError: the file is empty, or a line is damaged or lacks a sentence; the message names it.
   """
   pairs = []
-  with opened(path) as raw:
+  with opened(look(str(path)) if is_remote(str(path)) else path) as raw:
     for number, line in enumerate(decompressed(raw, str(path)), 1):
       if not line.strip():
         continue

@@ -12,6 +12,7 @@ import glob
 import http.client
 import importlib
 import io
+import logging
 import os
 import re
 import shutil
@@ -246,6 +247,7 @@ class _Bucket:
 
   def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
     self._scheme, self._tag = scheme, tag
+    logging.getLogger(module).setLevel(logging.CRITICAL)  # tracebacks of what is tried again
     self._files = getattr(importlib.import_module(module), name)(**options)
 
   def find(self, pattern: str) -> list[Object]:

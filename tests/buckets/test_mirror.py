@@ -24,7 +24,7 @@ from electra_jax.data import build, mirror, shards
 from electra_jax.data.index_shuffle import index_shuffle
 from electra_jax.data.pretrain_batches import Shards, train_batches
 from electra_jax.data.shards import MANIFEST, DataError
-from electra_jax.evaluate import likelihoods, measures
+from electra_jax.evaluate import likelihoods, measures, pairs
 from electra_jax.pretrain import train
 from electra_jax.runtime import storage
 
@@ -167,7 +167,7 @@ def test_a_manifest_cannot_name_a_file_outside_of_the_folder(stores, folder, tmp
 def test_what_is_not_built_is_said(stores, folder, tmp_path):
   unfinished = shutil.copytree(folder, tmp_path / "unfinished")
   (unfinished / MANIFEST).unlink()
-  for scheme in ("s3", "gs", "http"):
+  for scheme in SCHEMES:
     url = publish(stores, scheme, unfinished, "unfinished")
     with pytest.raises(DataError, match=f"{url}/{MANIFEST} is missing: nothing is built there"):
       mirror.local(url, str(tmp_path / "cache"))
@@ -203,6 +203,7 @@ def test_of_two_processes_of_a_host_one_copies_and_the_other_says_that_it_waits(
   waiting = f"waiting for another process of this host, which copies {url}"
   assert all(line[20:].strip() == waiting for line in said)
   assert all(text.splitlines()[-1] == str(copied) for text in ended)
+  assert sum("copying" in text for text in ended) == 1
   assert read(proxy) == sorted(name for name in contents(folder) if name.endswith(".bin"))
   assert contents(copied) == contents(folder)
 
@@ -270,3 +271,7 @@ def test_measures_copy_what_they_need(stores, tiny_shards, tmp_path, monkeypatch
   found = measures.evaluate_detection(run, url, batch_size=8, examples=16)
   assert found == measures.evaluate_detection(run, tiny_shards, batch_size=8, examples=16)
   assert [p.name[:7] for p in copied.glob("*/*.bin")] == ["heldout"]
+  lines = tmp_path / "pairs.jsonl"
+  lines.write_text('{"sentence_good": "a b", "sentence_bad": "b a"}\n')
+  stores["web"].files["/pairs.jsonl.txt"] = lines.read_bytes()
+  assert pairs.read(f"{stores['http'].url}/pairs.jsonl.txt") == pairs.read(lines)

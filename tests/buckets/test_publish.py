@@ -114,9 +114,20 @@ def test_a_publication_that_is_killed_is_seen_by_nobody_and_goes_on_without_buil
   with pytest.raises(DataError, match="nothing is built there, or not published yet"):
     mirror.local(url, str(tmp_path / "copied"))
   capsys.readouterr()
-  build.build(config)
+  build.build(config, overwrite=True)
   said = capsys.readouterr().out
   assert "is built already" in said and " building: " not in said
+  assert without_paths(objects(url)) == without_paths(local)
+
+
+def test_a_build_of_another_configuration_that_was_not_published_is_replaced(
+  stores, local, tmp_path
+):
+  url = f"s3://corpus/{stores['prefix']}"
+  config = config_at(url, tmp_path)
+  folder = publish.work_folder(url, config.data.cache)
+  build.build(config_at(str(folder), tmp_path, examples_per_shard=50))
+  build.build(config)
   assert without_paths(objects(url)) == without_paths(local)
 
 

@@ -59,7 +59,7 @@ def build(
 def _build_at_url(config: ConfigDict, overwrite: bool, runner: str, options: Sequence[str]) -> dict:
   """Builds on this host, unless that is done, and publishes; as `build`."""
   check(config)
-  url, finished = config.data.dir.rstrip("/"), None
+  url, manifest = config.data.dir.rstrip("/"), None
   if not overwrite and (found := _finished(config, url)):
     return found
   if runner != "local" and not config.data.cache:
@@ -75,10 +75,10 @@ def _build_at_url(config: ConfigDict, overwrite: bool, runner: str, options: Seq
     if not overwrite and not folder.exists():
       shards.refuse_files(url, publish.sizes(url))
     try:
-      finished = _finished(local, folder)  # by a process that was killed while it published
+      manifest = _finished(local, folder)  # by a process that was killed while it published
     except DataError:
       overwrite = True
-    manifest = finished or build(local, overwrite=overwrite, runner=runner, options=options)
+    manifest = manifest or build(local, overwrite=overwrite, runner=runner, options=options)
     publish.publish(folder, url, check_claim)
   shutil.rmtree(folder)
   return manifest
