@@ -240,7 +240,7 @@ def _input(
     files = [Object(harvest.name, os.path.getsize(harvest), "")]
   if before and tags and source.target.startswith("hf://"):  # the branch may have moved since
     for text, _, paths, sizes in json.loads(before)["files"]:
-      if text == source.text:
+      if text == source.text and tags.keys() >= {*paths}:
         files = [Object(x, size, tags[x]) for x, size in zip(paths, sizes, strict=True)]
   return Input(source, tuple(files))
 

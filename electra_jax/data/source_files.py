@@ -124,6 +124,8 @@ def opened(file: str | os.PathLike | Object) -> Iterator[BinaryIO]:
   found = file if isinstance(file, Object) else Object(os.fspath(file), 0, "")
   is_remote = storage.is_remote(found.url)
   try:
+    if is_remote and found is not file:
+      found = storage.look(found.url)
     with storage.opened(found) if is_remote else open(found.url, "rb") as raw:
       if not is_remote and found.tag and found.tag != tag(raw):
         raise OSError("it has changed since the build began")

@@ -23,7 +23,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.export.card import model_card
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, onnx, sources
+from electra_jax.interop import hub, huggingface, onnx, sources
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.interop.weights import label_fields
@@ -224,7 +224,10 @@ def _write_hf(
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
     console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
-  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer, storage))
+  card = functools.partial(model_card, role, network, source, has_tokenizer, storage)
+  (folder / "README.md").write_text(card())
+  if storage.repo and role == source.main:
+    (folder.parent / "README.md").write_text(card(repo=storage.repo))
   found = _compare(folder, network, written, source, unit, storage.dtype)
   if storage.onnx:
     found += _write_onnx(folder, written, source)
@@ -306,6 +309,8 @@ def run(
   weights_license: str | None = None,
   step: int | None = None,
   all_checkpoints: bool = False,
+  push: str | None = None,
+  overwrite: bool = False,
   **storage,
 ) -> None:
   """Exports the networks of a source to a new folder, as `write`.
@@ -316,20 +321,27 @@ def run(
     step: of a run, 0 for its start; None: the newest.
     all_checkpoints: instead, each step of a run that has a checkpoint, and step 0, to a folder in
       `out`: step-00000650.
+    push: ORG/NAME of a repository on the Hub, to which `out` goes in one commit.
+    overwrite: whether that replaces the repository's files.
   """
 
   def export(step: int | None, to: Path) -> None:
     of_run = start.read_initial if step == 0 else functools.partial(sources.read_run, step=step)
     with doing("reading"):
       source = sources.open_source(path, heads, None if step is None else of_run)
+    if hub.is_name(path):
+      source.card["origin"] = path
     if all_checkpoints:
       console.print(f"step {step:,}:")
     if weights_license:
       source.card["license"] = weights_license
-    write(source, to, form, console, **storage)
+    write(source, to, form, console, repo=push, **storage)
 
   if out.exists():
     raise ExchangeError(f"{out} exists: nothing is overwritten")
+  if push:
+    hub.claim(push, overwrite)
+  path = hub.pinned(path)
   if all_checkpoints:
     with new_folder(out) as folder:
       for step in (0, *steps_on_disk(Path(path) / FOLDER)):
@@ -342,6 +354,10 @@ def run(
   else:
     export(step, out)
   console.print(f"exported to {out}")
+  if push:
+    with doing("pushing"):
+      pushed = hub.push(out, push)
+    console.print(f"pushed to {pushed}, private unless you made it public")
 
 
 def write(
@@ -353,6 +369,7 @@ def write(
   dtype: str = "float32",
   max_shard_mb: float = math.inf,
   pooling: str | None = None,
+  repo: str | None = None,
 ) -> None:
   """Exports the networks of an opened source.
 
@@ -362,6 +379,7 @@ def write(
     dtype, max_shard_mb: for hf: the dtype of the weights, and the size of a file in 10^6 bytes.
     pooling: for hf: a key of `huggingface.POOLINGS`, sentence-transformers then reads the main
       network; None: without.
+    repo: for hf: ORG/NAME on the Hub, whose model card is written.
 
   Raises:
     ExchangeError, ValueError: `out` exists, the format cannot hold the networks, or onnx lacks a
@@ -375,7 +393,7 @@ def write(
     if form == "orbax":
       export_orbax(source, out, console)
     else:
-      storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx")
+      storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx", repo)
       export_hf(source, out, console, storage)
 
 

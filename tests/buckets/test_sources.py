@@ -17,7 +17,7 @@ from conftest import ROOT
 from pyarrow import parquet
 from test_build import contents, make_config
 
-from electra_jax.data import build, plan, shards
+from electra_jax.data import build, plan, shards, sources
 from electra_jax.data.sources import SourceError
 from electra_jax.runtime import storage
 
@@ -136,6 +136,13 @@ def test_an_object_that_is_replaced_after_the_plan_is_refused(stores, tmp_path, 
       next(texts)
     replace(stores, scheme, last.url)
     list(texts)
+
+
+def test_a_url_alone_is_opened_as_it_is_now(stores):
+  for data in (b"first", b"second"):
+    url = servers.store(stores, "http", "alone.txt", data)
+    with sources.opened(url) as raw:
+      assert raw.read() == data
 
 
 def start(config) -> subprocess.Popen:
