@@ -273,5 +273,5 @@ def test_measures_copy_what_they_need(stores, tiny_shards, tmp_path, monkeypatch
   assert [p.name[:7] for p in copied.glob("*/*.bin")] == ["heldout"]
   lines = tmp_path / "pairs.jsonl"
   lines.write_text('{"sentence_good": "a b", "sentence_bad": "b a"}\n')
-  stores["web"].files["/pairs.jsonl.txt"] = lines.read_bytes()
-  assert pairs.read(f"{stores['http'].url}/pairs.jsonl.txt") == pairs.read(lines)
+  stores["web"].files["/pairs.jsonl"] = lines.read_bytes()
+  assert pairs.read(f"{stores['http'].url}/pairs.jsonl") == pairs.read(lines)

@@ -131,7 +131,8 @@ def test_a_build_of_another_configuration_that_was_not_published_is_replaced(
   assert without_paths(objects(url)) == without_paths(local)
 
 
-def test_one_process_at_a_time_builds_for_a_url(stores, tmp_path):
+def test_one_process_at_a_time_builds_for_a_url(stores, tmp_path, monkeypatch):
+  monkeypatch.setattr(claims, "STALE_SECS", 20)  # the holder lives, however slow its writes
   url = f"gs://corpus/{stores['prefix']}"
   with claims.claim(url), pytest.raises(ValueError, match=f"{url} is in use by process"):
     build.build(config_at(url, tmp_path))
