@@ -23,19 +23,23 @@ BEATS = 10  # writes of the holder in STALE_SECS
 ENDED = "ended"
 
 
+class ClaimError(ValueError):
+  """Another process has claimed the folder; the message is one line that names it."""
+
+
 @contextlib.contextmanager
 def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], None]]:
   """Claims a folder of a bucket until the block ends; yields a function that checks the claim.
 
   Beside a claim that has not ended this waits until that changes or is stale. The function raises
-  ValueError if another process has claimed the folder since.
+  ClaimError if another process has claimed the folder since.
 
   Args:
     stale_secs: after how long without a change a holder is taken for dead; None: STALE_SECS. The
       same in all processes.
 
   Raises:
-    ValueError: a live process holds the folder, with its name.
+    ClaimError: a live process holds the folder, with its name.
     OSError: the bucket cannot be read or written, in one line.
   """
   stale_secs = stale_secs or STALE_SECS
@@ -43,12 +47,21 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
   earlier = _free(url, stale_secs)
   own = f"{url}/{FOLDER}/{_number(earlier[-1].url) + 1 if earlier else 1:06}"
 
+  is_lost = False  # whether the bucket could not be reached the last time
+
   def write(state: object, create: bool = False) -> None:
+    nonlocal is_lost
+    is_lost = True
     storage.put(own, f"{holder}\n{state}".encode(), create)
+    is_lost = False
 
   def check() -> None:
-    if (newest := _found(url)[-1]).url != own:
-      raise ValueError(f"{url} has been taken over by {_read(newest)[0]}")
+    nonlocal is_lost
+    is_lost = True
+    newest = _found(url)[-1]
+    is_lost = False
+    if newest.url != own:
+      raise ClaimError(f"{url} has been taken over by {_read(newest)[0]}")
 
   try:
     write("begun", create=True)
@@ -71,9 +84,10 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
     yield check
   finally:
     over.set()
-    thread.join()
-    with contextlib.suppress(OSError):  # it becomes stale
-      write(ENDED)
+    if not is_lost:  # else it becomes stale
+      thread.join()
+      with contextlib.suppress(OSError):
+        write(ENDED)
 
 
 def _free(url: str, stale_secs: float) -> list[storage.Object]:
@@ -100,5 +114,5 @@ def _read(claimed: storage.Object) -> list[str]:
   return storage.read(claimed.url).decode().split("\n")
 
 
-def _in_use(url: str) -> ValueError:
-  return ValueError(f"{url} is in use by {_read(_found(url)[-1])[0]}")
+def _in_use(url: str) -> ClaimError:
+  return ClaimError(f"{url} is in use by {_read(_found(url)[-1])[0]}")
