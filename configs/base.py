@@ -101,7 +101,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.replace_mlm_weight_schedule = ""
 
   c.data = d = ConfigDict()
-  d.dir = placeholder(str)  # folder of shards and manifest.json: build writes it, train reads it
+  # Folder of shards and manifest.json: build writes it, train reads it. s3:// and gs:// (to read,
+  # also https:// and hf://datasets/) are copied to data.cache before the first step
+  d.dir = placeholder(str)
+  d.cache = placeholder(str)  # of shards at URLs, on every host; ~/.cache/electra_jax/shards
   # What to build from, e.g. "text:/corpus/*.txt.zst@2,parquet:/c4/*.parquet#text"; @ gives a weight
   d.sources = "python-docs"
   d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets for sources "tfds:..."

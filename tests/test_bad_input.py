@@ -82,7 +82,7 @@ ROWS = [
   (f"{TRAIN} --config.model.attention=cudnn", 1, "cudnn needs a GPU"),
   # Data and folders.
   (f"{TRAIN} --config.data.dir=nowhere", 1, "nowhere/manifest.json is missing: nothing is built h"),
-  (f"{TRAIN} --config.data.dir=gs://bucket/x", 1, "memory from mounted paths only"),
+  (f"{TRAIN} --config.data.dir=ftp://host/x", 1, "the scheme is none of s3://, gs://, hf://, ht"),
   (f"{TRAIN} --config.data.dir=short", 1, "bytes, the manifest says"),
   (f"{TRAIN} --config.data.dir=reworded", 1, "but the vocabulary of the shards has"),
   (f"{TRAIN} --config.data.dir=notes", 1, "is not a manifest of shards"),

@@ -373,7 +373,7 @@ def test_text_without_any_example_is_refused(tmp_path):
     ({"vocab_train_mb": 0.0}, "vocab_train_mb=0.0 is not between 0.001"),
     ({"vocab_train_mb": -1.0}, "vocab_train_mb=-1.0"),
     ({"vocab_train_mb": float("nan")}, "vocab_train_mb=nan"),
-    ({"dir": "gs://bucket/shards"}, "mounted paths only"),
+    ({"dir": "https://host/x"}, "shards are written to a folder, s3:// or gs://"),
   ],
 )
 def test_fields_that_make_no_sense_are_refused_first(tmp_path, fields, message):

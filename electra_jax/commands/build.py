@@ -7,7 +7,8 @@ Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length 
 cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). A finished build of
 the same configuration is reused; one that differs is replaced only with --overwrite. A build that
 was killed resumes with the finished parts (`config.data.parts`). The same input and configuration
-give the same bytes for any number of cores and machines.
+give the same bytes for any number of cores and machines. Shards for s3:// and gs:// are built in
+`config.data.cache` and then uploaded, the manifest last.
 """
 
 import argparse

@@ -15,8 +15,8 @@ pairs   which sentence of a minimal pair is acceptable: lines of JSON with sente
         all_tokens_mlm, electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are
         original, one pass; energy, Electric's. Default: the objective's, if a run or an export
         names it. Writes DIR/pairs.json and .png.
-detect  AUC of detecting replacements drawn by token frequency in held-out shards: it does not
-        depend on the run's generator.
+detect  AUC of detecting replacements drawn by token frequency in held-out shards, a folder or a
+        URL: it does not depend on the run's generator.
 probe   F1 or accuracy of a linear classifier of the words' frozen states, on CoNLL files.
 """
 
@@ -43,7 +43,7 @@ def add_options(p: cli.ArgumentParser) -> None:
     return command
 
   command = add("pairs")
-  command.add_argument("--data", required=True, type=Path, metavar="FILE")
+  command.add_argument("--data", required=True, metavar="FILE")
   command.add_argument("--scorer", metavar="NAME", help="default: the objective's")
   command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
   command = add("detect")
@@ -98,7 +98,7 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   console.print(table)
   if args.out:
     content = {
-      "model": args.model, "data": str(args.data), "scorer": found.scorer, "secs": round(secs, 1),
+      "model": args.model, "data": args.data, "scorer": found.scorer, "secs": round(secs, 1),
       "all": every._asdict(),
       "categories": {name: a._asdict() for name, a in categories.items()},
       "paradigms": {name: a._asdict() for name, a in paradigms.items()},

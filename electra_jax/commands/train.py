@@ -1,11 +1,11 @@
 """Pretrains: electra-jax train --config=configs/base.py --workdir=DIR
 
 A run (1) checks the configuration; (2) locks the workdir, so that no other process writes there;
-(3) opens the shards and compares them with the shards of the saved run; (4) prints its description;
-(5) restores the state, or initialises it from the seed or another run's parameters; (6) trains,
-with log lines, evaluations and checkpoints. The same command resumes from the newest checkpoint,
-bit for bit. Ctrl-C, SIGTERM and SIGUSR1 end the step or leave the evaluation, save and exit with
-code 143.
+(3) opens the shards, which it copies to this host if `config.data.dir` is a URL, and compares them
+with the shards of the saved run; (4) prints its description; (5) restores the state, or initialises
+it from the seed or another run's parameters; (6) trains, with log lines, evaluations and
+checkpoints. The same command resumes from the newest checkpoint, bit for bit. Ctrl-C, SIGTERM and
+SIGUSR1 end the step or leave the evaluation, save and exit with code 143.
 """
 
 import argparse

@@ -106,6 +106,19 @@ def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
   return f"unknown field {prefix}{field}; did you mean {prefix}{close[0]}?"
 
 
+def _names(allowed: str) -> list[str]:
+  return [name.strip() for name in allowed.split(",") if name.strip()]
+
+
+def allows(allowed: str, field: str) -> bool:
+  """Returns whether a field may differ in a run that resumes, by config.allow_config_change.
+
+  >>> allows("train.steps, data", "data.manifest"), allows("", "data.manifest")
+  (True, False)
+  """
+  return any(field == name or field.startswith(f"{name}.") for name in _names(allowed))
+
+
 def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Path) -> list[str]:
   """Raises ValueError if a defining field of a run has changed; returns the allowed changes.
 
@@ -115,16 +128,13 @@ def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Pa
     saved, current: flat configurations with `schema.HASHES`.
     allowed: comma-separated fields, or groups of fields, that may differ.
   """
-  names = [name.strip() for name in allowed.split(",") if name.strip()]
-  for name in names:
+  for name in _names(allowed):
     groups = {field.rsplit(".", 1)[0] for field in current}
     if name not in current and name not in groups:
       raise ValueError(f"allow_config_change: {unknown_field(name, [*current, *groups])}")
   found = differences(upgrade(saved), current)
   fixed = {field for field in found if _defines(field) == schema.SHAPES or field not in current}
-  refused = [
-    f for f in found if f in fixed or not any(f == n or f.startswith(f"{n}.") for n in names)
-  ]
+  refused = [field for field in found if field in fixed or not allows(allowed, field)]
   if refused:
     listed = ", ".join(f"{f} was {found[f][0]!r}, is {found[f][1]!r}" for f in refused[:LISTED])
     if len(refused) > LISTED:

@@ -205,6 +205,7 @@ PRETRAINING = {
   "objective.discriminator_weight_schedule": _RUN,
   "objective.replace_mlm_weight_schedule": Row(defines=RUN, earlier=""),
   "data.dir": _FREE,
+  "data.cache": Row(earlier=None),
   "data.sources": Row(builds=SHARDS),
   "data.tfds_dir": _FREE,
   "data.vocab": Row(builds=SHARDS),

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.batch import Batch
-from electra_jax.data import examples, pool, shards
+from electra_jax.data import examples, mirror, pool, shards
 from electra_jax.data.index_shuffle import index_shuffle
 from electra_jax.data.shards import DataError
 from electra_jax.data.tfds import import_tensorflow
@@ -54,15 +54,17 @@ class Shards:
     """Opens a split after checking its files against the manifest.
 
     Args:
+      folder: or a URL, whose split is copied to the default cache.
       seq_length: the expected sequence length, or None for any.
       verify: check the SHA-256 sum of every file, not only the sizes.
 
     Raises:
       DataError: there is no finished build, a file is missing, damaged or not the manifest's, the
         vocabulary or the length differs, or the split is empty.
+      ValueError, OSError, ModuleNotFoundError: of a URL, as `mirror.local`.
     """
+    folder = mirror.local(folder, splits=(split,))
     manifest = shards.read_manifest(folder)
-    folder = Path(folder)
     path = folder / shards.MANIFEST
     vocab = Vocab.from_json(manifest["vocab"])
     length, count = manifest["seq_length"], manifest["splits"][split]["examples"]

@@ -17,13 +17,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from electra_jax.data import examples
 from electra_jax.data.tokenizer import FILES, SPECIAL_NAMES, Vocab
+from electra_jax.runtime import storage
 from electra_jax.runtime.workdir import flock, replacing
 
 FORMAT = "electra_jax shards"
@@ -125,13 +126,22 @@ def check_unused(folder: Path, vocab: str) -> None:
   """
   if (folder / MANIFEST).exists() or (folder / BUILDING).exists():
     return
-  for path in sorted(folder.iterdir()):
-    replaced = path.name in FILES.values() or _SHARD.fullmatch(path.name)
-    if replaced and path.resolve() != Path(vocab).resolve():
-      raise DataError(
-        f"{folder} holds {path.name} but no {MANIFEST}: choose another config.data.dir, or replace"
-        " it with --overwrite"
-      )
+  paths = (path for path in folder.iterdir() if path.resolve() != Path(vocab).resolve())
+  refuse_files(folder, (path.name for path in paths))
+
+
+def refuse_files(place: str | os.PathLike, names: Iterable[str]) -> None:
+  """Raises DataError, naming the place, if one of its files would be replaced by a build."""
+  if found := [name for name in sorted(names) if name in FILES.values() or is_shard(name)]:
+    raise DataError(
+      f"{place} holds {found[0]} but no {MANIFEST}: choose another config.data.dir, or replace it"
+      " with --overwrite"
+    )
+
+
+def is_shard(name: str) -> bool:
+  """Returns whether a file's name is that of a shard."""
+  return bool(_SHARD.fullmatch(name))
 
 
 def publish(temporary: Path, folder: Path, manifest: dict) -> None:
@@ -140,7 +150,7 @@ def publish(temporary: Path, folder: Path, manifest: dict) -> None:
   Several processes may publish the same files: what one has published, the others do not delete.
   """
   new, content, last = sorted(temporary.iterdir()), dump(manifest).encode(), folder / MANIFEST
-  stale = [path for path in folder.iterdir() if _SHARD.fullmatch(path.name)]
+  stale = [path for path in folder.iterdir() if is_shard(path.name)]
   if last.exists() and last.read_bytes() != content:
     with contextlib.suppress(DataError, KeyError, TypeError):
       stale.append(folder / read_manifest(folder)["vocab"]["file"])
@@ -172,15 +182,28 @@ def dump(manifest: dict) -> str:
 
 def read_manifest(folder: str | os.PathLike) -> dict:
   """Returns the manifest of a folder; DataError if missing, damaged or of another version."""
-  if "://" in str(folder):
-    raise DataError(f"{folder}: shards are mapped into memory from mounted paths only")
   path = Path(folder) / MANIFEST
   try:
-    manifest = json.loads(path.read_bytes())
-  except FileNotFoundError:
-    state = "a build is not finished" if (Path(folder) / BUILDING).exists() else "nothing is built"
-    raise DataError(f"{path} is missing: {state} here") from None
-  except (OSError, ValueError) as error:
+    if (content := manifest_content(folder)) is not None:
+      return parse_manifest(content, path)
+  except OSError as error:
+    raise DataError(f"{path} cannot be read: {error}") from None
+  state = "a build is not finished" if (Path(folder) / BUILDING).exists() else "nothing is built"
+  raise DataError(f"{path} is missing: {state} here")
+
+
+def manifest_content(folder: str | os.PathLike) -> bytes | None:
+  """Returns the bytes of the manifest of a folder or a URL, None without one; OSErrors pass."""
+  path = f"{folder}/{MANIFEST}"
+  with contextlib.suppress(FileNotFoundError):
+    return storage.read(path) if storage.is_remote(path) else Path(path).read_bytes()
+
+
+def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
+  """Returns a manifest from its JSON; DataError, naming the path, if damaged or another version."""
+  try:
+    manifest = json.loads(content)
+  except ValueError as error:
     raise DataError(f"{path} cannot be read: {error}") from None
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     raise DataError(f"{path} is not a manifest of shards")

@@ -13,16 +13,21 @@ BAR_SECS = 0.2  # between two updates of the bar
 
 
 class Status:
-  """Shows MB of text, MB/s, tokens and ETA; a context manager that ends with one line."""
+  """Shows MB, MB/s, tokens and ETA; a context manager that ends with one line."""
 
-  def __init__(self, label: str, done: Callable[[], float]):
-    """Starts the clock; `done` returns the finished fraction, 0 to 1; 0 while it is unknown."""
-    self._label, self._done = label, done
+  def __init__(
+    self, label: str, done: Callable[[], float], unit: str = "MB of text", bar: bool = True
+  ):
+    """Starts the clock; `done` returns the finished fraction, 0 to 1; 0 while it is unknown.
+
+    Without a `bar` it prints lines on a terminal, too, which a `Display` may be on.
+    """
+    self._label, self._done, self._unit = label, done, unit
     self._bytes, self._tokens = 0, 0
     self._start = self._last = time.monotonic()
     self._bar = None
     console = terminal.console(stderr=True)
-    if console.is_interactive:
+    if bar and console.is_interactive:
       columns = ("{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[text]}")
       self._bar = Progress(*columns, console=console, transient=True)
       self._task = self._bar.add_task(label, total=None, text="")
@@ -56,9 +61,12 @@ class Status:
   def _text(self) -> str:
     rate = self._bytes / 1e6 / max(time.monotonic() - self._start, 1e-9)
     tokens = f", {self._tokens / 1e6:.2f} M tokens" if self._tokens else ""
-    return f"{self._bytes / 1e6:.1f} MB of text at {rate:.1f} MB/s{tokens}"
+    return f"{self._bytes / 1e6:.1f} {self._unit} at {rate:.1f} MB/s{tokens}"
 
 
 def print_line(line: str) -> None:
   """Prints a line, with the time where there is no terminal."""
-  log_console().print(line)
+  if (console := log_console()).is_interactive:
+    print(line)  # above a display on the terminal, which is another console's
+  else:
+    console.print(line)

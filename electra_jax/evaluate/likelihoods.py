@@ -12,7 +12,7 @@ from electra_jax.core import objectives, scoring
 from electra_jax.core.batch import from_rows
 from electra_jax.core.masking import Masking
 from electra_jax.core.networks import PretrainSpec
-from electra_jax.data import tokenizer
+from electra_jax.data import mirror, tokenizer
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.interop import sources
 from electra_jax.interop.sources import ExchangeError, RunParams, Source
@@ -35,7 +35,8 @@ class Scorer:
 
   def __init__(self, path: str | Path, data_dir: str | None = None, batch_size: int = 32):
     is_run = sources.is_run(path)
-    folder = data_dir or (sources.data_folder(path) if is_run else None)
+    own = sources.data_folder(path) if is_run else None
+    folder = mirror.local(data_dir, splits=()) if data_dir else own
     tokens = folder and tokenizer.load_from(folder, sources.vocab_of(folder))
     if is_run:
       self.tokenizer = tokens

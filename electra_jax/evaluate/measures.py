@@ -44,7 +44,7 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
   Raises:
     ValueError, OSError: the file, the network or the scorer cannot be used.
   """
-  found, source = pairs.read(Path(data)), _open(model)
+  found, source = pairs.read(data), _open(model)
   scorer, network = scorers.choose(scorer, source, model)
   sentence_scorer = scorers.SentenceScorer(scorer, network.cfg, source.tokenizer)
   found, left_out = pairs.fitting(sentence_scorer, found)
@@ -64,7 +64,7 @@ def evaluate_detection(
 
   Args:
     model: as in `evaluate_pairs`, with a head that detects.
-    data: a folder of shards.
+    data: a folder or a URL of shards; of a URL, the held-out ones are copied.
     batch_size: sequences on all devices.
     examples: how many at most, evenly spaced.
 
@@ -80,7 +80,7 @@ def evaluate_detection(
     raise ValueError(
       f"{data} has {heldout.seq_length} tokens a row, the network takes {network.cfg.max_positions}"
     )
-  frequencies = Shards.open(data, "train").frequencies
+  frequencies = np.array(heldout.manifest["splits"]["train"]["frequencies"], np.int64)
   with doing("detecting"):
     return detection_auc(network, heldout, frequencies, batch_size, examples)
 

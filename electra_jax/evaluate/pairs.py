@@ -39,7 +39,7 @@ class Accuracy(NamedTuple):
   high: float
 
 
-def read(path: Path, most: int | None = None) -> list[Pair]:
+def read(path: str | Path, most: int | None = None) -> list[Pair]:
   """Reads `most` pairs at most, evenly spaced, from a file in one of `files.FORMS`.
 
   A row has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the

@@ -21,6 +21,7 @@ from electra_jax.experiments.definition import TRAINING, Budget, Experiment, Pai
 from electra_jax.experiments.plan import Place, Plan, search_key
 from electra_jax.monitor import journal
 from electra_jax.monitor.metrics import read_history
+from electra_jax.runtime.storage import is_remote
 
 ROWS = "rows.jsonl"
 
@@ -77,9 +78,9 @@ class Runner:
     for name in self.experiment.needed(only):
       arm = self.experiment.arms[self.experiment.arms[name].untrained or name]
       config = self.experiment.configuration(name)
-      folder = Path(config.data.dir or "")
-      if config.data.dir and not (folder / "manifest.json").is_file():
-        jobs.build(self.out, folder, arm.config, {**self.experiment.fields, **arm.fields})
+      folder = config.data.dir  # at a URL it is built already
+      if folder and not is_remote(folder) and not (Path(folder) / "manifest.json").is_file():
+        jobs.build(self.out, Path(folder), arm.config, {**self.experiment.fields, **arm.fields})
 
   def _search(self, arm: str, budget: Budget, rate: float) -> dict:
     e, place = self.experiment, Place(arm, budget.spend, 0, rate)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from electra_jax.data import compressed
+from electra_jax.runtime import storage
 
 # A cell, in quotes or not, and what follows it.
 _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^"\t\n]*))(\t|\n|\Z)')
@@ -27,7 +28,7 @@ class TaskError(ValueError):
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-  """Returns what is in a file, decompressed if its name ends in one of COMPRESSED.
+  """Returns what is in a file or at a URL, decompressed if its name ends in one of COMPRESSED.
 
   gzip is seen by its first bytes, too.
 
@@ -36,7 +37,9 @@ def read_bytes(path: str | os.PathLike) -> bytes:
   """
   name = os.fspath(path).lower()
   try:
-    with (bz2.open if name.endswith(".bz2") else open)(path, "rb") as raw:
+    is_remote = storage.is_remote(name)
+    with io.BytesIO(storage.read(os.fspath(path))) if is_remote else open(path, "rb") as file:
+      raw = bz2.open(file) if name.endswith(".bz2") else io.BufferedReader(file)
       name = ".gz" if raw.peek(2)[:2] == b"\x1f\x8b" else name
       return compressed.decompressed(raw, name).read()
   except FileNotFoundError:

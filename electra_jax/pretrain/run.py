@@ -19,13 +19,14 @@ from electra_jax.core import flops, generators, networks, objectives, optimizer,
 from electra_jax.core.learning_rates import make_schedule
 from electra_jax.core.params import tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import pretrain_batches, tokenizer, vocabulary
+from electra_jax.data import mirror, pretrain_batches, tokenizer, vocabulary
 from electra_jax.data.shards import copy_vocab
 from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import initial
 from electra_jax.monitor import metrics
 from electra_jax.monitor.baselines import Baselines
 from electra_jax.runtime import checkpoint, parallel, version
+from electra_jax.runtime.storage import is_remote
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
 
 
@@ -159,7 +160,8 @@ class Run:
     """The saved description: configuration, hashes of the data, network of a frozen generator."""
     hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
-    folder = str(Path(nested["data"]["dir"]).absolute())
+    if not is_remote(folder := nested["data"]["dir"]):
+      folder = str(Path(folder).absolute())
     nested["data"] |= {"dir": folder, **hashes}
     if found := specs.registered(self.config):
       nested[specs.REGISTERED] = found
@@ -171,7 +173,7 @@ class Run:
   def fingerprint(self) -> dict[str, str]:
     """Descriptions that must be the same in all processes of a run; they contain no paths."""
     fields = compare.flatten(self.record)
-    fields.pop("data.dir")
+    fields = {k: v for k, v in fields.items() if k not in ("data.dir", "data.cache")}
     text = json.dumps(fields, sort_keys=True, default=str)
     return {
       "code": f"SHA-256 {version.code_digest()[:12]}, jax {jax.__version__}",
@@ -218,10 +220,15 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   """
   saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
   d, t = config.data, config.train
-  shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
+  allowed = compare.allows(config.allow_config_change, "data.manifest")
+  wanted = None if allowed else saved.get("data", {}).get("manifest")
+  folder = mirror.local(d.dir, d.cache, wanted=wanted)
+  shards = pretrain_batches.Shards.open(folder, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
-    heldout = pretrain_batches.Shards.open(d.dir, "heldout", seq_length=d.seq_length, verify=verify)
+    heldout = pretrain_batches.Shards.open(
+      folder, "heldout", seq_length=d.seq_length, verify=verify
+    )
   elif config.eval.pairs and not saved:  # earlier versions started, and left the pairs out
     raise ValueError(
       f"{d.dir} has no held-out documents, and eval.pairs is scored at their evaluations: build"

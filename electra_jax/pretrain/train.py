@@ -336,7 +336,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     f" attention {run.spec.discriminator.compute.attention}",
     "FLOPs": f"{run.flops_per_step:.3g} per step in matrix products,"
     f" {run.flops_per_step * c.train.steps:.3g} in total",
-    "data": f"{run.shards.folder.absolute()}: {run.shards.num_examples:,} sequences of"
+    "data": f"{run.record['data']['dir']}: {run.shards.num_examples:,} sequences of"
     f" {run.shards.seq_length} tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
     "training": f"{limit}{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
     f" {sequences * run.shards.seq_length:,} tokens ="

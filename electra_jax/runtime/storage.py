@@ -12,6 +12,7 @@ import glob
 import http.client
 import importlib
 import io
+import logging
 import os
 import re
 import shutil
@@ -51,6 +52,10 @@ class Object:
   size: int  # bytes
   tag: str  # differs between its versions: ETag, generation, commit; "" if a web server names none
   ranged: bool = dataclasses.field(default=True, compare=False)  # a part of it can be asked for
+
+
+class ChangedError(OSError):
+  """An object is not the one that was found."""
 
 
 def is_remote(text: str) -> bool:
@@ -96,9 +101,10 @@ def opened(found: Object) -> Iterator[BinaryIO]:
 
 
 def read(url: str) -> bytes:
-  """Returns an object's bytes. Raises as `opened`."""
-  with opened(look(url)) as stream:
-    return stream.read()
+  """Returns an object's bytes, again if it is replaced meanwhile. Raises as `find`."""
+  while True:
+    with contextlib.suppress(ChangedError), opened(look(url)) as stream:
+      return stream.read()
 
 
 def fetch(url: str | Object, path: str | os.PathLike) -> None:
@@ -142,7 +148,7 @@ def remove(url: str) -> None:
 def _check_same(found: Object) -> None:
   if (now := look(found.url)) != found:
     was, is_now = (f"{x.size:,} bytes, {x.tag or 'no tag'}" for x in (found, now))
-    raise OSError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
+    raise ChangedError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
 
 
 class _Ranges(io.RawIOBase):
@@ -245,6 +251,7 @@ class _Bucket:
 
   def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
     self._scheme, self._tag = scheme, tag
+    logging.getLogger(module).setLevel(logging.CRITICAL)  # tracebacks of what is tried again
     self._files = getattr(importlib.import_module(module), name)(**options)
 
   def find(self, pattern: str) -> list[Object]:

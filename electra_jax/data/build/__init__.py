@@ -13,12 +13,13 @@ from ml_collections import ConfigDict
 from rich.table import Table
 
 from electra_jax.config import schema
-from electra_jax.data import parts, pool, shards, sources, tokenizer, vocabulary
+from electra_jax.data import parts, pool, publish, shards, sources, tokenizer, vocabulary
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan, settings
 from electra_jax.data.runners import RUNNERS, PartWork
 from electra_jax.data.shards import DataError
 from electra_jax.data.status import print_line
+from electra_jax.runtime import storage
 from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import LOCK_FILE, remove_unused
 
@@ -42,6 +43,8 @@ def build(
       build, or the text gave no example. The message is one line.
     OSError: the folder cannot be written.
   """
+  if storage.is_remote(config.data.dir or ""):
+    return _build_at_url(config, overwrite, runner, options)
   with _opened(config, overwrite=overwrite) as (found, plan, work):
     if found:
       return found
@@ -51,6 +54,34 @@ def build(
       if plan.parts == 1:  # of several parts, the finished ones are kept
         shutil.rmtree(work, ignore_errors=True)
       raise
+
+
+def _build_at_url(config: ConfigDict, overwrite: bool, runner: str, options: Sequence[str]) -> dict:
+  """Builds on this host, unless that is done, and publishes; as `build`."""
+  check(config)
+  url, manifest = config.data.dir.rstrip("/"), None
+  if not overwrite and (found := _finished(config, url)):
+    return found
+  if runner != "local" and not config.data.cache:
+    raise ValueError(
+      f"--runner={runner}: set config.data.cache to a folder that all machines share"
+    )
+  local = config.copy_and_resolve_references()
+  folder = publish.work_folder(url, config.data.cache)
+  local.data.dir = str(folder)
+  with publish.claimed(url) as check_claim:
+    if not overwrite and (found := _finished(config, url)):
+      return found
+    if not overwrite and not folder.exists():
+      shards.refuse_files(url, publish.sizes(url))
+    try:
+      manifest = _finished(local, folder)  # by a process that was killed while it published
+    except DataError:
+      overwrite = True
+    manifest = manifest or build(local, overwrite=overwrite, runner=runner, options=options)
+    publish.publish(folder, url, check_claim)
+  shutil.rmtree(folder)
+  return manifest
 
 
 def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> dict:
@@ -87,6 +118,11 @@ def build_part(config: ConfigDict, part: int, count: int) -> None:
     ValueError: there is no such part, `data.parts` is another number, or as `build`.
     OSError: the folder cannot be written.
   """
+  if storage.is_remote(config.data.dir or ""):
+    raise ValueError(
+      f"--part={part}/{count}: the machines share a folder: set config.data.dir to one that all of"
+      f" them mount, and copy it to {config.data.dir} when it is built, {shards.MANIFEST} last"
+    )
   if config.data.parts not in (0, count):
     raise ValueError(f"--part={part}/{count}, but config.data.parts={config.data.parts}")
   if not 0 <= part < count:
@@ -168,8 +204,8 @@ def check(config: ConfigDict) -> None:
     )
   if not data.dir:
     raise ValueError("config.data.dir is not set: the folder to write shards to")
-  if "://" in data.dir:
-    raise ValueError(f"config.data.dir={data.dir}: shards are written to mounted paths only")
+  if storage.is_remote(data.dir) and not data.dir.startswith(publish.SCHEMES):
+    raise ValueError(f"config.data.dir={data.dir}: shards are written to a folder, s3:// or gs://")
   vocabulary.check_accents(data.vocab, data.strip_accents)
   if data.dedup not in ("", "exact"):
     raise ValueError(f"config.data.dedup={data.dedup!r} is not exact (or empty: keep all)")
@@ -193,11 +229,11 @@ def check(config: ConfigDict) -> None:
       raise ValueError(f"config.data.{field}={data[field]} is not between {low} and {high}")
 
 
-def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dict | None:
+def _finished(config: ConfigDict, folder: Path | str, count: int | None = None) -> dict | None:
   """Returns the manifest of a finished build, if any; DataError if another build is there."""
-  if not (folder / shards.MANIFEST).exists():
+  if (content := shards.manifest_content(folder)) is None:
     return None
-  manifest = shards.read_manifest(folder)
+  manifest = shards.parse_manifest(content, f"{folder}/{shards.MANIFEST}")
   wanted = settings(config) | ({"parts": count} if count else {})
   if not wanted["parts"]:
     del wanted["parts"]  # as many as there are
@@ -217,7 +253,7 @@ def _finished(config: ConfigDict, folder: Path, count: int | None = None) -> dic
       f"{folder} holds another build ({'; '.join(differing)}): choose another config.data.dir, or "
       + ("delete it" if count else "replace it with --overwrite")
     )
-  shards.check_files(folder, manifest)
+  (publish if storage.is_remote(str(folder)) else shards).check_files(folder, manifest)
   print_line(f"{folder} is built already: {manifest['splits']['train']['examples']:,} examples")
   return manifest
 
