@@ -17,14 +17,18 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
 
 from electra_jax.core.params import named
-from electra_jax.runtime import checksums, processes
+from electra_jax.runtime import checksums, processes, storage
 from electra_jax.runtime.save_barrier import SaveBarrier, started
 from electra_jax.runtime.workdir import delete_unfinished, free_name
 
 FOLDER = "checkpoints"  # in the run's folder
+BUCKET_FILE = ".bucket"  # in a local folder: the URL of the folder that holds its FOLDER
+COMMITTED = "commit_success.txt"  # what a step in a bucket has when it is whole
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
 GRACE_SECS = 20  # to wait for other processes after a failure
 # tensorstore's errors for a file that cannot be read now but may be intact.
@@ -63,7 +67,8 @@ class Checkpoints:
     keep_every_steps: int,
     to_global: Callable = lambda tree: tree,
   ):
-    self.folder = Path(workdir).resolve() / FOLDER
+    self.folder = folder_of(workdir)
+    self._in_bucket = storage.is_remote(str(self.folder))
     self._to_global = to_global
     always = [policies.EveryNSteps(keep_every_steps)] if keep_every_steps else []
     self._kept = policies.AnyPreservationPolicy([policies.LatestN(keep), *always])
@@ -76,6 +81,11 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         save_decision_policy=policies.FixedIntervalPolicy(1),  # the caller of `save` decides
         preservation_policy=self._kept,
+        # Else orbax may choose by what a folder is mounted from, and earlier runs have no files of
+        # a commit.
+        atomicity_options=AtomicityOptions(
+          AtomicityMode.COMMIT_FILE if self._in_bucket else AtomicityMode.ATOMIC_RENAME
+        ),
         todelete_subdir=DELETING,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
@@ -87,8 +97,8 @@ class Checkpoints:
 
   def _delete(self, what: str) -> None:
     # Checkpoints are moved to DELETING first, so that a run killed while deleting leaves no
-    # partial one among the others. Failed deletions are retried later.
-    if jax.process_index() == 0:
+    # partial one among the others. Failed deletions are retried later. In a bucket orbax deletes.
+    if jax.process_index() == 0 and not self._in_bucket:
       for path in self.folder.glob(what):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -123,6 +133,8 @@ class Checkpoints:
 
   def _refuse_full_disk(self, state) -> None:
     # Checked first: a disk that fills up halfway fails many writes, with an error each.
+    if self._in_bucket:
+      return
     needed = sum(x.nbytes for x in jax.tree.leaves(state))
     free = shutil.disk_usage(self.folder).free
     if free < needed:
@@ -168,8 +180,11 @@ class Checkpoints:
     place = self.folder.parent / "damaged" / str(step)
     if jax.process_index() == 0:
       place = free_name(place)  # earlier ones are kept: they may be the better
-      place.parent.mkdir(exist_ok=True)
-      shutil.move(self.folder / str(step), place)  # the folder may be a link to another disk
+      if self._in_bucket:
+        storage.move(str(self.folder / str(step)), str(place))
+      else:
+        place.parent.mkdir(exist_ok=True)
+        shutil.move(self.folder / str(step), place)  # the folder may be a link to another disk
     return place
 
   def reopen(self) -> None:
@@ -189,7 +204,7 @@ class Checkpoints:
     try:
       action()
     except Exception as error:
-      for unfinished in self.folder.glob("*.orbax-checkpoint-tmp"):
+      for unfinished in () if self._in_bucket else self.folder.glob("*.orbax-checkpoint-tmp"):
         delete_unfinished(unfinished)
       if isinstance(error, CheckpointError):
         raise
@@ -227,7 +242,7 @@ def restore_from(
   Raises:
     CheckpointError: no checkpoint, damage, or missing or differently shaped arrays (listed).
   """
-  folder = Path(workdir).resolve() / FOLDER
+  folder = folder_of(workdir)
 
   def choose() -> int:
     steps = steps_on_disk(folder)
@@ -337,8 +352,22 @@ class _CheckedSave(ocp.args.CheckpointArgs):
   describe: Callable[[], dict[str, Any]]
 
 
+def folder_of(workdir: str | Path) -> Path:
+  """Returns the folder of a run's checkpoints, an `epath.Path` if it is in a bucket."""
+  here = Path(workdir).resolve()
+  if not (link := here / BUCKET_FILE).exists():
+    return here / FOLDER
+  storage.forget_listings()
+  return epath.Path(link.read_text()) / FOLDER
+
+
 def steps_on_disk(folder: Path) -> list[int]:
-  """Returns the saved steps in order; unfinished saves have non-numeric names."""
+  """Returns the saved steps in order.
+
+  On a disk, unfinished saves have non-numeric names; in a bucket they have no file of a commit.
+  """
+  if storage.is_remote(str(folder)):
+    return sorted(ocp.utils.checkpoint_steps(folder))
   if not folder.is_dir():
     return []
   return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())

@@ -53,6 +53,10 @@ class Object:
   ranged: bool = True  # whether a part of it can be asked for
 
 
+class ChangedError(OSError):
+  """An object is not the one that was found."""
+
+
 def is_remote(text: str) -> bool:
   """Returns whether a text is a URL, not a path."""
   return "://" in text
@@ -96,9 +100,10 @@ def opened(found: Object) -> Iterator[BinaryIO]:
 
 
 def read(url: str) -> bytes:
-  """Returns an object's bytes. Raises as `opened`."""
-  with opened(look(url)) as stream:
-    return stream.read()
+  """Returns an object's bytes, again if it is replaced meanwhile. Raises as `find`."""
+  while True:
+    with contextlib.suppress(ChangedError), opened(look(url)) as stream:
+      return stream.read()
 
 
 def fetch(url: str | Object, path: str | os.PathLike) -> None:
@@ -138,10 +143,15 @@ def remove(url: str) -> None:
     _tried(url, lambda store: store.remove(url))
 
 
+def move(url: str, to: str) -> None:
+  """Moves the objects below a URL to another in the same bucket. Raises as `find`."""
+  _tried(url, lambda store: store.move(url, to))
+
+
 def _check_same(found: Object) -> None:
   if (now := look(found.url)) != found:
     was, is_now = (f"{x.size:,} bytes, {x.tag or 'no tag'}" for x in (found, now))
-    raise OSError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
+    raise ChangedError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
 
 
 class _Ranges(io.RawIOBase):
@@ -269,6 +279,9 @@ class _Bucket:
   def upload(self, path: str, url: str) -> None:
     self._files.put_file(path, _path(url))
 
+  def move(self, url: str, to: str) -> None:
+    self._files.mv(_path(url), _path(to), recursive=True)
+
   def remove(self, url: str) -> None:
     self._files.rm_file(_path(url))
 
@@ -356,6 +369,11 @@ STORES: dict[str, Callable] = {
   "http": _Web,
   "https": _Web,
 }
+
+
+def forget_listings() -> None:
+  """Makes orbax, which writes to gs:// by two libraries, see there what either has written."""
+  importlib.import_module("fsspec").config.conf["gs"] = {"use_listings_cache": False}
 
 
 @functools.cache
