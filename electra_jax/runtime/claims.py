@@ -1,0 +1,104 @@
+"""Claims of folders in buckets, s3:// and gs://: one process at a time writes there.
+
+A claim is an object that only one process can create, URL/.claims/000001 and so on. Its holder has
+the highest number, and writes its object again and again as long as it lives. Who sees that object
+unchanged for STALE_SECS, by a clock of its own, creates the next number; a holder that was only
+suspended finds it there and ends.
+"""
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+from electra_jax.runtime import storage
+
+FOLDER = ".claims"
+STALE_SECS = 300
+BEATS = 10  # writes of the holder in STALE_SECS
+ENDED = "ended"
+
+
+@contextlib.contextmanager
+def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], None]]:
+  """Claims a folder of a bucket until the block ends; yields a function that checks the claim.
+
+  Beside a claim that has not ended this waits until that changes or is stale. The function raises
+  ValueError if another process has claimed the folder since.
+
+  Args:
+    stale_secs: after how long without a change a holder is taken for dead; None: STALE_SECS. The
+      same in all processes.
+
+  Raises:
+    ValueError: a live process holds the folder, with its name.
+    OSError: the bucket cannot be read or written, in one line.
+  """
+  stale_secs = stale_secs or STALE_SECS
+  holder = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex[:8]})"
+  earlier = _free(url, stale_secs)
+  own = f"{url}/{FOLDER}/{_number(earlier[-1].url) + 1 if earlier else 1:06}"
+
+  def write(state: object, create: bool = False) -> None:
+    storage.put(own, f"{holder}\n{state}".encode(), create)
+
+  def check() -> None:
+    if (newest := _found(url)[-1]).url != own:
+      raise ValueError(f"{url} has been taken over by {_read(newest)[0]}")
+
+  try:
+    write("begun", create=True)
+  except FileExistsError:
+    raise _in_use(url) from None
+  for old in earlier:
+    storage.remove(old.url)
+  over = threading.Event()
+
+  def beat() -> None:
+    for count in itertools.count():
+      if over.wait(stale_secs / BEATS):
+        return
+      with contextlib.suppress(OSError):  # the next may arrive
+        write(count)
+
+  thread = threading.Thread(target=beat, daemon=True)
+  thread.start()
+  try:
+    yield check
+  finally:
+    over.set()
+    thread.join()
+    with contextlib.suppress(OSError):  # it becomes stale
+      write(ENDED)
+
+
+def _free(url: str, stale_secs: float) -> list[storage.Object]:
+  """Returns the claims so far, the last of which has ended or is stale; raises if it is not."""
+  found, since = _found(url), time.monotonic()
+  while found and _read(found[-1])[1] != ENDED and time.monotonic() - since < stale_secs:
+    time.sleep(stale_secs / BEATS / 5)
+    if (now := _found(url))[-1] != found[-1] and _read(now[-1])[1] != ENDED:
+      raise _in_use(url)
+    found = now
+  return found
+
+
+def _found(url: str) -> list[storage.Object]:
+  return sorted(storage.find(f"{url}/{FOLDER}/*"), key=lambda x: _number(x.url))
+
+
+def _number(url: str) -> int:
+  return int(url.rpartition("/")[2])
+
+
+def _read(claimed: storage.Object) -> list[str]:
+  """Returns the holder of a claim, and its state."""
+  return storage.read(claimed.url).decode().split("\n")
+
+
+def _in_use(url: str) -> ValueError:
+  return ValueError(f"{url} is in use by {_read(_found(url)[-1])[0]}")
