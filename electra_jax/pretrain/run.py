@@ -212,7 +212,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
       are fewer sequences than a batch takes.
   """
   d, t = config.data, config.train
-  saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
+  saved = read_config(workdir) if checkpoint.steps_on_disk(checkpoint.folder_of(workdir)) else {}
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
@@ -285,7 +285,8 @@ def start_or_continue(run: Run) -> list[str]:
       f"{checkpoints} is missing, but {history.name} has lines: restore the folder to resume, or"
       " start over in another --workdir"
     )
-  done, steps = checkpoint.steps_on_disk(checkpoints), run.config.train.steps
+  done = checkpoint.steps_on_disk(checkpoint.folder_of(run.workdir))
+  steps = run.config.train.steps
   if done and done[-1] > steps:
     raise ValueError(
       f"{run.workdir} is at step {done[-1]:,}, beyond config.train.steps={steps:,}: raise it, or"

@@ -23,12 +23,12 @@ from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
 
 from electra_jax.core.params import named
 from electra_jax.runtime import checksums, processes, storage
+from electra_jax.runtime.bucket import Bucket
+from electra_jax.runtime.claims import ClaimError
 from electra_jax.runtime.save_barrier import SaveBarrier, started
-from electra_jax.runtime.workdir import delete_unfinished, free_name
+from electra_jax.runtime.workdir import BUCKET_FILE, delete_unfinished, free_name
+from electra_jax.runtime.workdir import CHECKPOINTS as FOLDER
 
-FOLDER = "checkpoints"  # in the run's folder
-BUCKET_FILE = ".bucket"  # in a local folder: the URL of the folder that holds its FOLDER
-COMMITTED = "commit_success.txt"  # what a step in a bucket has when it is whole
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
 GRACE_SECS = 20  # to wait for other processes after a failure
 # tensorstore's errors for a file that cannot be read now but may be intact.
@@ -57,6 +57,7 @@ class Checkpoints:
     keep: how many of the newest are kept.
     keep_every_steps: multiples of this are never deleted; 0 for none.
     to_global: turns a process-local state into one over all processes, of unsharded shapes.
+    bucket: on process 0, where the workdir's files are uploaded before each save.
   """
 
   def __init__(
@@ -66,10 +67,12 @@ class Checkpoints:
     keep: int,
     keep_every_steps: int,
     to_global: Callable = lambda tree: tree,
+    bucket: Bucket | None = None,
   ):
     self.folder = folder_of(workdir)
     self._in_bucket = storage.is_remote(str(self.folder))
-    self._to_global = to_global
+    self._to_global, self._bucket, self._uploading = to_global, bucket, None
+    self._keep, self._keep_every = keep, keep_every_steps
     always = [policies.EveryNSteps(keep_every_steps)] if keep_every_steps else []
     self._kept = policies.AnyPreservationPolicy([policies.LatestN(keep), *always])
     self._open()
@@ -116,6 +119,7 @@ class Checkpoints:
     if step == self.latest_step():
       return
     processes.run_on_all(lambda: self._guarded(self._wait_for_save))
+    processes.run_on_all(lambda: self._bucket and self._guarded(self._bucket.upload))
     state, meta = self._to_global(state), json.loads(json.dumps({**meta, "step": step}))
     self._delete(f"{DELETING}/*")  # not the folder itself, which a running save may use
     processes.run_on_all(lambda: self._refuse_full_disk(state))
@@ -130,6 +134,12 @@ class Checkpoints:
     self._barrier.begin()
     items = ocp.args.Composite(state=_CheckedSave(state, describe))
     self._guarded(lambda: self._manager.save(step, args=items))
+    if self._bucket and not self._in_bucket:
+      self._uploading = started(self._upload)
+
+  def _upload(self) -> None:
+    self._manager.wait_until_finished()
+    self._bucket.upload_steps(self._keep, self._keep_every)
 
   def _refuse_full_disk(self, state) -> None:
     # Checked first: a disk that fills up halfway fails many writes, with an error each.
@@ -149,6 +159,11 @@ class Checkpoints:
     self._delete(DELETING)
 
   def _wait_for_save(self) -> None:
+    if self._uploading:
+      (thread, failures), self._uploading = self._uploading, None
+      thread.join()
+      if failures:
+        raise failures[0]
     self._barrier.wait(self._manager.wait_until_finished, GRACE_SECS)
 
   def __enter__(self):
@@ -185,6 +200,8 @@ class Checkpoints:
       else:
         place.parent.mkdir(exist_ok=True)
         shutil.move(self.folder / str(step), place)  # the folder may be a link to another disk
+        if self._bucket:
+          self._bucket.set_aside(step)
     return place
 
   def reopen(self) -> None:
@@ -206,13 +223,15 @@ class Checkpoints:
     except Exception as error:
       for unfinished in () if self._in_bucket else self.folder.glob("*.orbax-checkpoint-tmp"):
         delete_unfinished(unfinished)
-      if isinstance(error, CheckpointError):
+      if isinstance(error, CheckpointError | ClaimError):
         raise
       raise WriteError(
         f"could not write a checkpoint to {self.folder} ({cause(error)}); {self._what_is_left()}"
       ) from error
 
   def _what_is_left(self) -> str:
+    if self._bucket:  # which may be what fails
+      return "earlier checkpoints are intact"
     steps = steps_on_disk(self.folder)
     return f"the checkpoint of step {steps[-1]} is intact" if steps else "no earlier checkpoint"
 
@@ -355,10 +374,11 @@ class _CheckedSave(ocp.args.CheckpointArgs):
 def folder_of(workdir: str | Path) -> Path:
   """Returns the folder of a run's checkpoints, an `epath.Path` if it is in a bucket."""
   here = Path(workdir).resolve()
-  if not (link := here / BUCKET_FILE).exists():
+  link = here / BUCKET_FILE
+  if not (link.exists() and (url := link.read_text()).startswith("gs://")):
     return here / FOLDER
   storage.forget_listings()
-  return epath.Path(link.read_text()) / FOLDER
+  return epath.Path(url) / FOLDER
 
 
 def steps_on_disk(folder: Path) -> list[int]:

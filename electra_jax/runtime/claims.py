@@ -23,19 +23,23 @@ BEATS = 10  # writes of the holder in STALE_SECS
 ENDED = "ended"
 
 
+class ClaimError(ValueError):
+  """Another process has claimed the folder; the message is one line that names it."""
+
+
 @contextlib.contextmanager
 def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], None]]:
   """Claims a folder of a bucket until the block ends; yields a function that checks the claim.
 
   Beside a claim that has not ended this waits until that changes or is stale. The function raises
-  ValueError if another process has claimed the folder since.
+  ClaimError if another process has claimed the folder since.
 
   Args:
     stale_secs: after how long without a change a holder is taken for dead; None: STALE_SECS. The
       same in all processes.
 
   Raises:
-    ValueError: a live process holds the folder, with its name.
+    ClaimError: a live process holds the folder, with its name.
     OSError: the bucket cannot be read or written, in one line.
   """
   stale_secs = stale_secs or STALE_SECS
@@ -48,7 +52,7 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
 
   def check() -> None:
     if (newest := _found(url)[-1]).url != own:
-      raise ValueError(f"{url} has been taken over by {_read(newest)[0]}")
+      raise ClaimError(f"{url} has been taken over by {_read(newest)[0]}")
 
   try:
     write("begun", create=True)
@@ -100,5 +104,5 @@ def _read(claimed: storage.Object) -> list[str]:
   return storage.read(claimed.url).decode().split("\n")
 
 
-def _in_use(url: str) -> ValueError:
-  return ValueError(f"{url} is in use by {_read(_found(url)[-1])[0]}")
+def _in_use(url: str) -> ClaimError:
+  return ClaimError(f"{url} is in use by {_read(_found(url)[-1])[0]}")

@@ -5,7 +5,9 @@ from etils import epath
 from test_checkpoint import assert_same, make_state, open_run, shapes_of
 
 from electra_jax.runtime import checkpoint
-from electra_jax.runtime.checkpoint import COMMITTED, steps_on_disk
+from electra_jax.runtime.bucket import COMMITTED
+from electra_jax.runtime.checkpoint import steps_on_disk
+from electra_jax.runtime.workdir import BUCKET_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def run_folder(stores, tmp_path):
   """A run's local folder, whose checkpoints are in a bucket of its own."""
-  (tmp_path / checkpoint.BUCKET_FILE).write_text(f"gs://bucket/{tmp_path.name}")
+  (tmp_path / BUCKET_FILE).write_text(f"gs://bucket/{tmp_path.name}")
   return tmp_path
 
 
@@ -25,7 +27,7 @@ def test_a_step_without_its_commit_file_is_not_one(run_folder):
       run.wait()
     assert steps_on_disk(run.folder) == [2, 4, 5]
     assert run.folder == checkpoint.folder_of(run_folder) and str(run.folder).startswith("gs://")
-  assert sorted(p.name for p in run_folder.iterdir()) == [checkpoint.BUCKET_FILE]
+  assert sorted(p.name for p in run_folder.iterdir()) == [BUCKET_FILE]
   # As a process leaves it that dies in a save.
   (run.folder / "5" / COMMITTED).unlink()
   assert steps_on_disk(run.folder) == [2, 4]
