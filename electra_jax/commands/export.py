@@ -1,8 +1,10 @@
 """Exports networks: electra-jax export --model=SOURCE --to=hf|onnx|orbax --out=DIR
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
-recognised by its files. DIR must not exist; it is written completely or not at all. A TF1
-checkpoint's number of heads comes from a config.json beside it, or --heads.
+recognised by its files. DIR must not exist; it is written completely or not at all. SOURCE and DIR
+may be URLs of gs:// or s3://: what is read is copied to ~/.cache/electra_jax first, and DIR is
+uploaded when it is complete. A TF1 checkpoint's number of heads comes from a config.json beside it,
+or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
 hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/generator, each with
@@ -27,7 +29,6 @@ checkpoint: its weights are made again, from the seed or from init_from, which m
 import argparse
 import math
 import re
-from pathlib import Path
 
 from electra_jax.commands import cli
 from electra_jax.monitor.display import starting
@@ -112,7 +113,7 @@ def main(args: argparse.Namespace) -> None:
 
   writer.run(
     named[0],
-    Path(named[1]),
+    named[1],
     args.to,
     terminal.console(),
     heads=args.heads,

@@ -9,9 +9,11 @@ uploaded, the file that says that it is whole last.
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,38 +22,48 @@ from pathlib import Path
 import jax
 
 from electra_jax.runtime import claims, processes, storage
-from electra_jax.runtime.workdir import BUCKET_FILE, CHECKPOINTS, CONFIG_FILE, VOCAB_FOLDER
+from electra_jax.runtime.workdir import (
+  BUCKET_FILE,
+  CHECKPOINTS,
+  CONFIG_FILE,
+  LOCK_FILE,
+  VOCAB_FOLDER,
+  flock,
+  replacing,
+)
 
 COMMITTED = "commit_success.txt"  # what a step in a bucket has when it is whole
 UPLOAD_SECS = 60
 TRANSFERS = 8  # of files, at a time
 SCHEMES = "gs", "s3"
+DAMAGED = "damaged"  # beside CHECKPOINTS: steps that are set aside
+NOT_COPIED = CHECKPOINTS, DAMAGED, claims.FOLDER
 
 
 class Bucket:
   """Process 0's view of the folder at a URL.
 
   Args:
-    folder: the local one.
+    folder: the local one, which has the files that are there.
     check: raises if another process has claimed the URL since.
   """
 
   def __init__(self, url: str, folder: Path, check: Callable[[], None]):
     self.url, self.folder, self._check = url, folder, check
-    self._uploaded: dict[Path, tuple[int, int]] = {}
-    self._lock = threading.Lock()
+    self._uploaded = {path: _stamp(path) for path in _files(folder)}
+    self._lock, self._is_lost = threading.Lock(), False
 
   def upload(self) -> None:
     """Uploads the files that have changed; raises ClaimError, or OSError in one line."""
     with self._lock:
+      self._is_lost = True
       self._check()
       # The first, so that what is at the URL is a run's.
       for path in sorted(_files(self.folder), key=lambda path: path.name != CONFIG_FILE):
-        facts = path.stat()
-        stamp = facts.st_mtime_ns, facts.st_size
-        if self._uploaded.get(path) != stamp:
+        if self._uploaded.get(path) != (stamp := _stamp(path)):
           storage.put(f"{self.url}/{path.relative_to(self.folder)}", path.read_bytes())
           self._uploaded[path] = stamp
+      self._is_lost = False
 
   def upload_steps(self, keep: int, keep_every: int) -> None:
     """Uploads the steps that are whole here and not there, and removes there what is not kept.
@@ -77,8 +89,8 @@ class Bucket:
     storage.upload(path, f"{self.url}/{path.relative_to(self.folder)}")
 
   def set_aside(self, step: int) -> None:
-    """Moves a step to damaged/, and downloads the one before it."""
-    storage.move(f"{self.url}/{CHECKPOINTS}/{step}", f"{self.url}/damaged/{step}")
+    """Moves a step to DAMAGED, and downloads the one before it."""
+    storage.move(f"{self.url}/{CHECKPOINTS}/{step}", f"{self.url}/{DAMAGED}/{step}")
     _download_newest(self.url, self.folder)
 
   @contextlib.contextmanager
@@ -100,8 +112,9 @@ class Bucket:
       yield
     finally:
       over.set()
-      thread.join()
-      upload()
+      if not self._is_lost:  # else each try would take minutes
+        thread.join()
+        upload()
 
 
 @contextlib.contextmanager
@@ -144,6 +157,66 @@ def opened(workdir: str | Path) -> Iterator[tuple[Path, Bucket | None]]:
       raise
 
 
+def local(path: str | Path, step: int | None = None, every: bool = False) -> Path:
+  """Returns a path, or for a URL of gs:// or s3:// a local copy of the run or networks there.
+
+  Of a run's checkpoints the copy has that of a step, the newest (None), none (0), or `every` one.
+  What is unchanged is not copied again. Not for the workdir of a run that trains here.
+
+  Raises:
+    ValueError: the URL has no such step, or nothing is there.
+    OSError: the bucket cannot be read, in one line.
+  """
+  url = str(path).rstrip("/")
+  if url.partition("://")[0] not in SCHEMES:
+    return Path(path)
+  whole, steps = _list_steps(url)
+  if step and step not in whole:
+    raise ValueError(f"{url} has no checkpoint of step {step}, but of the steps {whole}")
+  chosen = whole if every else [step or whole[-1]] if whole and step != 0 else []
+  found = {x.url[len(url) + 1 :]: x for x in storage.find(f"{url}/**")}
+  found = {k: x for k, x in found.items() if k.partition("/")[0] not in NOT_COPIED}
+  found |= {x.url[len(url) + 1 :]: x for one in chosen for x in steps[one]}
+  if not found:
+    raise ValueError(f"{url}: nothing is there")
+  folder = local_folder("copies", url, url)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  with (folder.parent / LOCK_FILE).open("a") as lock:
+    flock(lock, wait=True)
+    record, tags = folder.parent / "tags.json", {k: x.tag for k, x in found.items()}
+    known = json.loads(record.read_text()) if record.exists() else {}
+    if known.keys() - tags.keys():  # also another step's folder
+      record.unlink()
+      shutil.rmtree(folder, ignore_errors=True)
+      known = {}
+    (folder / CHECKPOINTS if whole else folder).mkdir(parents=True, exist_ok=True)
+    fetch(url, folder, [x for k, x in found.items() if known.get(k) != x.tag])
+    with replacing(record) as temporary:
+      temporary.write_text(json.dumps(tags))
+  return folder
+
+
+@contextlib.contextmanager
+def uploaded(out: str | Path) -> Iterator[Path]:
+  """Yields a path to write a new folder to, which is uploaded at the end if `out` is a URL.
+
+  Raises ValueError if something is at the URL, OSError if it cannot be written, in one line.
+  """
+  url = str(out).rstrip("/")
+  if not storage.is_remote(url):
+    yield Path(out)
+    return
+  if storage.find(f"{url}/**"):
+    raise ValueError(f"{url} exists: nothing is overwritten")
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = Path(temporary) / url.rpartition("/")[2]
+    yield folder
+    # Last, what tells the format of the folder: without it a part is not read.
+    files = sorted(folder.rglob("*"), key=lambda path: path.suffix == ".json")
+    for path in (path for path in files if path.is_file()):
+      storage.upload(path, f"{url}/{path.relative_to(folder)}")
+
+
 def fetch(url: str, folder: Path, found: Iterable[storage.Object]) -> None:
   """Copies objects below a URL to a folder, under their names."""
 
@@ -168,6 +241,11 @@ def _files(folder: Path) -> list[Path]:
   found = [*folder.glob("*"), *(folder / VOCAB_FOLDER).glob("*")]
   hidden = re.compile(r"\.|.*\.tmp$")
   return [path for path in found if path.is_file() and not hidden.match(path.name)]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+  facts = path.stat()
+  return facts.st_mtime_ns, facts.st_size
 
 
 def _list_files(url: str) -> list[storage.Object]:

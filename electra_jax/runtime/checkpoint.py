@@ -23,7 +23,7 @@ from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
 
 from electra_jax.core.params import named
 from electra_jax.runtime import checksums, processes, storage
-from electra_jax.runtime.bucket import Bucket
+from electra_jax.runtime.bucket import DAMAGED, Bucket
 from electra_jax.runtime.claims import ClaimError
 from electra_jax.runtime.save_barrier import SaveBarrier, started
 from electra_jax.runtime.workdir import BUCKET_FILE, delete_unfinished, free_name
@@ -191,8 +191,8 @@ class Checkpoints:
     return not thread.is_alive()
 
   def set_aside(self, step: int) -> Path:
-    """Moves a checkpoint to damaged/, on process 0, and returns its new path."""
-    place = self.folder.parent / "damaged" / str(step)
+    """Moves a checkpoint to DAMAGED, on process 0, and returns its new path."""
+    place = self.folder.parent / DAMAGED / str(step)
     if jax.process_index() == 0:
       place = free_name(place)  # earlier ones are kept: they may be the better
       if self._in_bucket:

@@ -47,11 +47,20 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
   earlier = _free(url, stale_secs)
   own = f"{url}/{FOLDER}/{_number(earlier[-1].url) + 1 if earlier else 1:06}"
 
+  is_lost = False  # whether the bucket could not be reached the last time
+
   def write(state: object, create: bool = False) -> None:
+    nonlocal is_lost
+    is_lost = True
     storage.put(own, f"{holder}\n{state}".encode(), create)
+    is_lost = False
 
   def check() -> None:
-    if (newest := _found(url)[-1]).url != own:
+    nonlocal is_lost
+    is_lost = True
+    newest = _found(url)[-1]
+    is_lost = False
+    if newest.url != own:
       raise ClaimError(f"{url} has been taken over by {_read(newest)[0]}")
 
   try:
@@ -75,9 +84,10 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
     yield check
   finally:
     over.set()
-    thread.join()
-    with contextlib.suppress(OSError):  # it becomes stale
-      write(ENDED)
+    if not is_lost:  # else it becomes stale
+      thread.join()
+      with contextlib.suppress(OSError):
+        write(ENDED)
 
 
 def _free(url: str, stale_secs: float) -> list[storage.Object]:

@@ -12,6 +12,7 @@ import glob
 import http.client
 import importlib
 import io
+import logging
 import os
 import re
 import shutil
@@ -251,6 +252,7 @@ class _Bucket:
 
   def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
     self._scheme, self._tag = scheme, tag
+    logging.getLogger(module).setLevel(logging.CRITICAL)  # what it logs is raised, too
     self._files = getattr(importlib.import_module(module), name)(**options)
 
   def find(self, pattern: str) -> list[Object]:
@@ -280,7 +282,9 @@ class _Bucket:
     self._files.put_file(path, _path(url))
 
   def move(self, url: str, to: str) -> None:
-    self._files.mv(_path(url), _path(to), recursive=True)
+    for path in self._files.find(_path(url)):
+      self._files.cp_file(path, _path(to) + path[len(_path(url)) :])
+      self._files.rm_file(path)
 
   def remove(self, url: str) -> None:
     self._files.rm_file(_path(url))

@@ -58,7 +58,7 @@ class Place:
 
   def run(self, data: Path, *args: str, code: str = "", arguments: tuple = (), **kwargs):
     head = harness.program(SOON + code, *arguments)
-    return harness.Run(data, self.local, STEPS, f"--workdir={self.url}", *args, head=head, **kwargs)
+    return harness.Run(data, self.local, STEPS, *args, head=head, url=self.url, **kwargs)
 
   def read(self, name: str) -> bytes:
     from electra_jax.runtime import storage
@@ -126,3 +126,48 @@ def test_kills_in_a_step_a_save_and_an_upload_end_in_the_same_bits(
   assert place.outcome(tmp_path / "copy") == harness.outcome(alone, STEPS)
   steps = {name.split("/")[1] for name in place.names() if name.startswith("checkpoints/")}
   assert {"40", "44"} == steps == set(map(str, place.whole()))
+
+
+def test_two_processes_share_a_workdir_at_a_url(data, two_alone, stores, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  place = Place(f"gs://bucket/{tmp_path.name}/run", tmp_path / "cache")
+
+  def start() -> list[harness.Run]:
+    return harness.pair(data, place.local, STEPS, head=harness.program(SOON), url=place.url)
+
+  runs = start()
+  runs[0].when(lambda: place.whole() and harness.last_line(place.local) >= 12)
+  for run in runs:
+    run.kill()
+  newest = place.whole()[-1]
+  outputs = harness.finish(start())
+  assert f"resuming from step {newest}" in outputs[0]
+  assert place.outcome(tmp_path / "copy") == harness.outcome(two_alone, STEPS)
+
+
+def test_two_processes_on_s3_are_refused(data, stores, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  place = Place(f"s3://bucket/{tmp_path.name}/run", tmp_path / "cache")
+  for run in harness.pair(data, place.local, STEPS, url=place.url):
+    assert "s3:// takes the run of one process only: use gs://" in run.error()
+  assert place.names() == []
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_store_that_cannot_be_reached_ends_a_run_in_one_line(
+  data, alone, stores, tmp_path, monkeypatch, scheme
+):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  place = Place(f"{scheme}://bucket/{tmp_path.name}/run", tmp_path / "cache")
+  front = servers.Proxy(stores[scheme].port)
+  with monkeypatch.context() as patch:
+    for name in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
+      patch.setenv(name, front.url)
+    run = place.run(data)
+    run.when(lambda: place.whole())
+    front.port = servers.free_port()  # where nobody is
+    error = run.error()
+  assert "could not write a checkpoint to " in error and "earlier checkpoints are intact" in error
+  newest = place.whole()[-1]
+  assert f"resuming from step {newest}" in place.run(data).finish()
+  assert place.outcome(tmp_path / "copy") == harness.outcome(alone, STEPS)
