@@ -8,7 +8,7 @@ EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exch
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
-.PHONY: test-engines test-trackers test-notebook test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
+.PHONY: test-engines test-buckets test-trackers test-notebook test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: six to eight minutes on two cores
@@ -50,6 +50,9 @@ test-gpu-compile: .venv/ready  ## preflight with the GPU compiler (700 MB), like
 
 test-engines: .venv/ready  ## builds of shards on Apache Beam and Ray, installed where only this finds them
 	$(RUN) tests/engines.py
+
+test-buckets: .venv/ready  ## text in S3, Google's storage, a web server and a Hub, on loopback (250 MB), through faults
+	$(RUN) tests/buckets/run.py
 
 gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX for it; if interrupted, it continues
 	$(PYTHON) benchmarks/gpu.py $(ARGS)

@@ -19,7 +19,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c = ConfigDict()
   c.seed = 0  # of everything: initial weights, order of the data, masks, samples, dropout
   # Start from these parameters with a new optimizer: another run's workdir, an orbax export, a
-  # folder of Hugging Face or a TF1 checkpoint of the original
+  # folder of Hugging Face, hf://ORG/NAME[@REVISION] or a TF1 checkpoint of the original. Its
+  # networks decide the fields of model and generator that are not set
   c.init_from = placeholder(str)
   c.init_step = placeholder(int)  # which of that run's checkpoints; None: the newest
   # Take the moments of its optimizer too: another phase of the same networks, with other lengths,
@@ -70,6 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # What both networks share: none, tokens, embeddings (Section 3.2), all (same size), or gdes: the
   # discriminator adds its own change to embeddings that the generator alone trains (DeBERTaV3)
   g.tie = "embeddings"
+  g.embedding_size = placeholder(int)  # tie=none: of its own tables; not set = its width
   g.init_from = placeholder(str)  # frozen: a run, or any source, that has the masked LM
   g.sampling_dropout = True  # False: samples from a second pass without dropout
   g.width_multiplier = 1 / 3  # of D, heads of 64, ffn 4 x width (Table 6: 1/3, small and large 1/4)

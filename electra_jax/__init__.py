@@ -2,7 +2,7 @@
 
 import electra_jax
 
-encoder = electra_jax.load("runs/quickstart")  # or an export, a Hugging Face folder, TF1
+encoder = electra_jax.load("runs/quickstart")  # or an export, hf://ORG/NAME, a folder, TF1
 vectors = encoder.embed(["A sentence.", "Another one."])  # float32 [2, D]
 encoder.fill_mask("The capital of France is [MASK].")
 encoder.detect("The chef ate the meal the next brick.")
@@ -21,7 +21,7 @@ _HOMES = {
   "Encoder": "encoder.Encoder",
   "load_task": "finetune.model.load",
   "load_config": "config.fields.load_config",
-  "build": "data.build.build",
+  "build": "commands.build.build",
   "train": "pretrain.train.train",
   "fine_tune": "finetune.train.fine_tune",
   "evaluate_pairs": "evaluate.measures.evaluate_pairs",

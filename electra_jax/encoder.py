@@ -57,7 +57,8 @@ def load(
   """Opens the networks at a path.
 
   Args:
-    path: of a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
+    path: of a run, an orbax export, a Hugging Face folder or a TF1 checkpoint; or a name on the
+      Hub, hf://ORG/NAME[@REVISION].
     network: the one that embeds: "discriminator", "masked_lm", "generator", or "auto" for the main
       one, which is kept for fine-tuning.
     dtype: of activations, float32 or bfloat16.

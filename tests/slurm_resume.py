@@ -170,14 +170,15 @@ def finish(job: str, log: Path) -> None:
 
 def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:
   """Sends a job back into the queue once it has done some steps; returns the step it had saved."""
-  restarts = fields(job)["Restarts"]
+  restarts, log = fields(job)["Restarts"], workdir.with_suffix(".log")
   wait_for(f"step {after} of job {job}", lambda: last_line(workdir) >= after)
-  ask(*command, job)
+  subprocess.run([*command, job], check=True)
 
   def queued_again() -> bool:
     found = fields(job)
     if found["JobState"] in ENDED:
-      raise SystemExit(f"job {job}: {found['JobState']}, and not in the queue again")
+      state = f"{found['JobState']}, and not in the queue again"
+      raise SystemExit(f"{log.read_text()[-3000:]}\njob {job}: {state}")
     return found["Restarts"] != restarts
 
   wait_for(f"job {job} in the queue again", queued_again)

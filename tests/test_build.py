@@ -261,7 +261,7 @@ def kill_at(function, at):
 test_build.build.build(test_build.make_config(Path({folder!r})), overwrite=True)
 """
 WRITING = ("shards.ShardWriter.append", 9)
-NAMING = ("os.replace", 2)  # while files get their final names
+NAMING = ("os.replace", 3)  # while files get their final names
 
 
 def build_killed(folder: Path, function: str, at: int) -> None:

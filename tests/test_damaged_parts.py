@@ -1,13 +1,14 @@
 """Pieces of an unfinished build that are damaged or of another build are named; nothing is lost."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from test_parts import make_parts
 
-from electra_jax.data import build, parts, plan, shards
+from electra_jax.data import build, parts, plan, shards, source_files
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
 
@@ -122,3 +123,49 @@ def test_another_number_of_parts_of_a_finished_build_is_refused(tmp_path):
   build.build_part(config, 0, 3)
   with pytest.raises(DataError, match="parts is 3 there, 4 in this configuration.*or delete it"):
     build.build_part(config, 0, 4)
+
+
+def rewrite(path: Path) -> None:
+  """Replaces a file by another text of the same length."""
+  path.write_text(path.read_text().translate({ord("a"): "b", ord("b"): "a"}))
+
+
+def test_a_file_rewritten_at_equal_length_is_not_mixed_into_a_build(tmp_path):
+  config = make_parts(tmp_path)
+  build.build_part(config, 0, 3)
+  rewrite(tmp_path / "many" / "4.txt")
+  with pytest.raises(ValueError, match=r"many/4.txt: cannot be read \(it has changed since"):
+    build.build_part(config, 2, 3)
+  config.data.parts = 3
+  with pytest.raises(DataError, match=r"parts of another build \(.*many/4.txt has changed\)"):
+    build.build(config)
+  rewrite(tmp_path / "many" / "4.txt")
+  assert build.build(config)["splits"]["train"]["examples"] > 100
+
+
+def test_a_build_goes_on_with_a_copy_of_its_text_and_without_tags(tmp_path):
+  config = make_parts(tmp_path, count=3)
+  build.build_part(config, 0, 3)
+  work = Path(config.data.dir) / shards.BUILDING
+  done = (work / "part-00000" / parts.DONE).stat().st_ino
+  for path in (tmp_path / "many").iterdir():
+    os.utime(path, (1, 1))
+  build.build_part(config, 1, 3)
+  (work / plan.TAGS).unlink()  # as of a build that an earlier version began
+  made = plan.make(config, work, 1)
+  assert (work / "part-00000" / parts.DONE).stat().st_ino == done
+  assert parts.missing(work, made, parts.PART, range(3)) == [2]
+  assert build.build(config)["splits"]["train"]["examples"] > 100
+
+
+def test_the_ends_and_the_middle_of_a_large_file_tell_its_versions_apart(tmp_path):
+  path, size = tmp_path / "large", 3 * source_files.WHOLE_BYTES
+  found = set()
+  for at in (None, 0, size // 2, size - 1):
+    data = bytearray(size)
+    if at is not None:
+      data[at] = 1
+    path.write_bytes(data)
+    with path.open("rb") as file:
+      found.add(source_files.tag(file))
+  assert len(found) == 4

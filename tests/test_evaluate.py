@@ -1,5 +1,6 @@
 """Minimal pairs, fixed-noise detection and probes, against NumPy, other paths and other formats."""
 
+import csv
 import dataclasses
 import gzip
 import json
@@ -250,6 +251,11 @@ def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
   path, found = files
   (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(b"\n" + path.read_bytes()))
   assert pairs.read(tmp_path / "p.jsonl.gz") == pairs.read(path) == found
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  columns = list(rows[0])
+  with open(tmp_path / "p.csv", "w", newline="") as file:
+    csv.writer(file).writerows([columns, *([row.get(c) for c in columns] for row in rows)])
+  assert pairs.read(tmp_path / "p.csv") == found
   assert [p.good for p in subset(found, 2)] == [found[0].good, found[11].good]
 
 
@@ -259,13 +265,13 @@ LINE = b'{"sentence_good": "a", "sentence_bad": "b"}\n' + random.Random(0).randb
 @pytest.mark.parametrize(
   ("content", "why"),
   [
-    ("\n{}\n", ":2: a pair needs sentence_good and sentence_bad"),
+    ("\n{}\n", ":2 has no column 'sentence_good'"),
     ('{"sentence_good": "a", "sentence_bad": 3}', ":1: .* must be texts"),
     ('{"sentence_good": "a", "sentence_bad": "b", "UID": [1]}', ":1: UID and .* texts or numbers"),
     ('{"sentence_good": " ", "sentence_bad": "a"}', ":1: .* must be texts, and not empty"),
-    ("[1]", ":1: a pair needs"),
-    ("{", ":1: not JSON"),
-    ('{"sentence_good": "\\ud800", "sentence_bad": "a"}', ":1: not JSON .*surrogates not allowed"),
+    ("[1]", ":1: not a JSON object"),
+    ("{", ":1: not a JSON object"),
+    ('{"sentence_good": "\\ud800", "sentence_bad": "a"}', ":1: not UTF-8"),
     (gzip.compress(LINE)[:-4999], "p.jsonl.gz: cannot be read"),
     (lzma.compress(LINE)[:-4999], "p.jsonl.xz: cannot be read"),
   ],

@@ -22,7 +22,7 @@ from electra_jax.commands import cli
 from electra_jax.data import tokenizer, vocabulary
 from electra_jax.export import writer
 from electra_jax.finetune import model
-from electra_jax.interop import huggingface, sources
+from electra_jax.interop import huggingface, initial, sources
 from electra_jax.interop.sources import ExchangeError, Network
 from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import workdir
@@ -103,7 +103,7 @@ def test_a_lone_masked_language_model_starts_the_main_network(words45, tmp_path)
   weights = random_network(cfg, "mlm_head")
   (tmp_path / "masked_lm").mkdir()
   huggingface.save(tmp_path / "masked_lm", cfg, weights, "mlm_head", 0)
-  params, main, _ = sources.read_params(tmp_path, words45)
+  params, main, _ = initial.read_params(tmp_path, words45, "embeddings")
   assert main.hidden_size == cfg.hidden_size and set(params) == {"embeddings", "discriminator"}
   assert same(params["discriminator"]["encoder"], weights["encoder"])
 
@@ -345,7 +345,10 @@ def test_a_vocabulary_that_was_saved_again_is_the_same(words45, tmp_path):
   folder = tmp_path / "orbax"
   folder.mkdir()
   sources.save_orbax(folder, source)
-  assert sources.read_params(folder, words45)[0].keys() == {"embeddings", "discriminator"}
+  assert initial.read_params(folder, words45, "embeddings")[0].keys() == {
+    "embeddings",
+    "discriminator",
+  }
   text = [f"the cat number {i} sat on mat {i * 7} and ate fish" for i in range(300)]
   for kind in ("unigram", "bpe"):
     (tmp_path / kind).mkdir()
@@ -371,7 +374,7 @@ def test_a_vocabulary_with_other_rules_or_entries_is_another(words45, tmp_path):
   (tmp_path / "source").mkdir()
   sources.save_orbax(tmp_path / "source", a_source("discriminator", vocab=with_accents))
   with pytest.raises(ExchangeError, match="with --config.data.strip_accents=false$"):
-    sources.read_params(tmp_path / "source", words45)
+    initial.read_params(tmp_path / "source", words45, "embeddings")
   lower = changed(tmp_path / "2", words45, "normalizer", strip_accents=True)
   assert difference(lower, words45) is None  # BERT's default, spelled out
   assert difference(write_vocab(tmp_path / "50.txt", 50), words45) == "50 entries, not 45"
@@ -390,7 +393,7 @@ def test_training_from_a_source_of_other_rules_is_refused(words45, tmp_path):
   sources.save_orbax(tmp_path / "orbax", a_source("discriminator", vocab=words45))
   cased = tokenizer.load(words45.path, lowercase=False)
   with pytest.raises(ExchangeError, match="than the shards: normalizer.lowercase is True"):
-    sources.read_params(tmp_path / "orbax", cased)
+    initial.read_params(tmp_path / "orbax", cased, "embeddings")
 
 
 @needs_torch
@@ -401,4 +404,7 @@ def test_a_folder_that_transformers_saved_again_is_read(words45, tmp_path):
   ElectraForPreTraining.from_pretrained(old).save_pretrained(tmp_path / "new")
   AutoTokenizer.from_pretrained(old).save_pretrained(tmp_path / "new")
   assert not (tmp_path / "new" / "vocab.txt").exists()
-  assert sources.read_params(tmp_path / "new", words45)[0].keys() == {"embeddings", "discriminator"}
+  assert initial.read_params(tmp_path / "new", words45, "embeddings")[0].keys() == {
+    "embeddings",
+    "discriminator",
+  }

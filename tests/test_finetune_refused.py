@@ -115,8 +115,9 @@ def test_overrides_of_another_kind_of_task_are_a_warning():
   config = files.load("finetune/glue.py", "mrpc")
   with no_warnings():
     prepare.warn_of_unread_overrides(config, ["data.dir", "data.train_examples", "own.text"])
-  with pytest.warns(UserWarning, match="kind=text does not read qa.stride, data.train$"):
-    prepare.warn_of_unread_overrides(config, ["qa.stride", "data.dir", "data.train"])
+  with pytest.warns(UserWarning, match="kind=text does not read qa.stride, pairs.pooling$"):
+    prepare.warn_of_unread_overrides(config, ["qa.stride", "data.dir", "pairs.pooling"])
   config.kind = "qa"
-  with pytest.warns(UserWarning, match="kind=qa does not read data.dir$"):
-    prepare.warn_of_unread_overrides(config, ["qa.stride", "data.dir", "data.train"])
+  fields = ["qa.stride", "data.dir", "data.train", "own.split", "own.text"]
+  with pytest.warns(UserWarning, match="kind=qa does not read data.dir, own.text$"):
+    prepare.warn_of_unread_overrides(config, fields)

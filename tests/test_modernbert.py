@@ -326,9 +326,9 @@ def test_a_released_modernbert_goes_on_with_a_fresh_shallow_generator(tmp_path, 
   assert ours.keys() == theirs.keys()
   assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
 
-  c.model.rope_theta = 10_000.0
+  c.model.rope_theta = 20_000.0
   train.train(c, tmp_path / "other")
-  assert "warning: model.rope_theta is 10000.0, was 160000.0" in capsys.readouterr().out
+  assert "warning: model.rope_theta is 20000.0, was 160000.0" in capsys.readouterr().out
 
   # Frozen, the generator is the whole released network.
   c.model.rope_theta, c.generator.kind, c.generator.tie = 160_000.0, "frozen", "none"

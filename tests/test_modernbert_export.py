@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from test_hf import change_config, needs_torch
 from test_modernbert import CFG, random_network
 
+import electra_jax
 from electra_jax.config import files
 from electra_jax.export import writer
 from electra_jax.finetune import from_config
@@ -47,6 +48,8 @@ def test_a_detector_comes_back_and_its_encoder_alone_has_no_head(exported, detec
   for path in (exported, exported / "detector"):
     assert same(the_discriminator(path), detector)
   assert same(the_discriminator(exported / "discriminator"), detector.without_head())
+  with pytest.raises(ExchangeError, match=f"needs; {exported / 'detector'} has one$"):
+    electra_jax.load(exported / "discriminator").detect("a word")
   (exported / "discriminator").rename(exported / "kept")
   assert same(the_discriminator(exported), detector)
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import re
 import sys
 import tracemalloc
 
@@ -124,9 +125,43 @@ def test_a_wrong_specification_is_refused(spec, message):
     parse(spec)
 
 
-def test_buckets_that_are_not_mounted_are_refused_with_the_way_out():
-  with pytest.raises(SourceError, match="mount the bucket"):
+def test_a_bucket_without_its_package_names_the_extra(monkeypatch):
+  monkeypatch.setitem(sys.modules, "gcsfs", None)
+  with pytest.raises(ModuleNotFoundError) as caught:
     read("text:gs://bucket/*.txt")
+  assert cli.explain(caught.value).endswith("pip install 'electra_jax[buckets]'")
+
+
+@pytest.mark.parametrize(
+  "spec, wanted",
+  [
+    ("hf://datasets/x/y/*.parquet#text", "parquet:hf://datasets/x/y/*.parquet#text"),
+    ("hf:hf://datasets/x/y/*.parquet#body", "parquet:hf://datasets/x/y/*.parquet#text"),
+    ("hf://datasets/x/y/*.jsonl.gz", "jsonl:hf://datasets/x/y/*.jsonl.gz#text"),
+    ("s3://b/*.txt.zst", "text:s3://b/*.txt.zst"),
+    ("https://host/a.jsonl#body", "jsonl:https://host/a.jsonl#text"),
+  ],
+)
+def test_a_url_without_its_kind_is_refused_with_one(spec, wanted):
+  with pytest.raises(SourceError) as caught:
+    read(spec)
+  assert str(caught.value).endswith(wanted)
+
+
+@pytest.mark.parametrize(
+  "url, message",
+  [
+    ("https://me:word@host/a.txt", "https://host/a.txt: credentials in a URL would be recorded"),
+    ("https://host/a.txt?X-Amz-Signature=word", "https://host/a.txt: credentials in a URL"),
+    ("https://host/*.txt", "a web server has no list of files"),
+    ("hf://x/y", "expected hf://datasets/OWNER/NAME/PATH"),
+    ("abfs://box/a.txt", "abfs://box/a.txt: the scheme is none of s3://, gs://, hf://"),
+  ],
+)
+def test_urls_that_cannot_be_read_are_refused_without_asking_for_them(url, message):
+  with pytest.raises(SourceError, match=re.escape(message)) as caught:
+    read(f"text:{url}")
+  assert "word" not in str(caught.value)
 
 
 def test_specifications_are_read_as_documented():

@@ -18,7 +18,7 @@ from test_hf import SIZES, export, needs_torch, random_network, same, some_batch
 
 from electra_jax.core import params
 from electra_jax.export import writer
-from electra_jax.interop import huggingface, sources
+from electra_jax.interop import huggingface, initial, sources
 from electra_jax.interop.huggingface import Storage
 from electra_jax.interop.sources import Network
 
@@ -128,7 +128,7 @@ def test_a_rounded_export_is_read_as_float32_and_written_again_with_the_same_byt
   assert len(written) > 4
   assert all((first / p).read_bytes() == (again / p).read_bytes() for p in written)
   # As `init_from` and `finetune --config.init` take them.
-  start, _, _ = sources.read_params(first, words45)
+  start, _, _ = initial.read_params(first, words45, "embeddings")
   assert same(start["discriminator"]["encoder"], expected["discriminator"]["encoder"])
 
 

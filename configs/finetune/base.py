@@ -16,8 +16,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c = ConfigDict()
   c.kind = "text"  # text, tagging, qa or pairs: which of the groups below holds the task
   c.task = ""  # its name; for GLUE several, separated by commas
-  # What to start from: a run, an orbax export, a folder of Hugging Face or a TF1 checkpoint; or
-  # "random": the control, fresh weights in the shape of `like`
+  # What to start from: a run, an orbax export, a folder of Hugging Face, hf://ORG/NAME[@REVISION]
+  # or a TF1 checkpoint; or "random": the control, fresh weights in the shape of `like`
   c.init = placeholder(str)
   c.like = placeholder(str)  # with init=random: the source whose shape and vocabulary to take
   c.seed = 0  # the first of the seeds: of the head, the order of the examples, dropout
@@ -27,9 +27,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.data = d = ConfigDict()
   d.dir = placeholder(str)  # text: folder with the tasks' folders or the task's files, or tfds:NAME
   d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets
-  d.train = placeholder(str)  # tagging, qa, pairs: file to train on
-  d.dev = placeholder(str)  # tagging, qa, pairs: file with labels to measure on
-  d.test = placeholder(str)  # tagging, qa: file to predict, labels or not; pairs: likewise dev
+  d.train = placeholder(str)  # tagging, qa, pairs, a text task of your own: file to train on
+  d.dev = placeholder(str)  # likewise: file with labels to measure on
+  d.test = placeholder(str)  # likewise: file to predict, labels or not; pairs: likewise dev
   d.vocab = placeholder(str)  # vocabulary file where the source has none (TF1 checkpoints)
   d.lowercase = True  # of that file, if it is a vocab.txt
   d.max_length = 128  # tokens at most, special ones included (the original's)
@@ -46,6 +46,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # Comma-separated, the main one first: accuracy, f1 (of the second of two classes in sorted order;
   # for more classes the mean), mcc; spearman, pearson
   o.metrics = ""
+  # For every kind of task: this share of data.train, or of the one file in data.dir, is the dev
+  # split, by a hash of the (first) text, words or context: equal texts stay together; 0: none
+  o.split = 0.0
+  o.folds = 0  # likewise, cross-validation: each of so many parts is the dev split once; 0: none
+  o.fold = placeholder(int)  # the one of the folds to train, from 0; not set = all
 
   c.tagging = t = ConfigDict()
   t.word_column = 0
@@ -111,9 +116,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.train.batch_size = 32  # examples in a step, over all devices (Table 7)
   c.train.epochs = placeholder(float)  # not set = the paper's: RTE, STS-B 10, SQuAD 2, others 3
   c.train.accumulation = 1  # microbatches a device splits its share into: less memory
+  # Evaluations of the first dev split without a better main metric after which a seed stops, with
+  # the best one's network; the rate decays over all epochs. Not set = the network after them
+  c.train.patience = placeholder(int)
 
   c.eval = ConfigDict()
   c.eval.batch_size = 32  # examples
+  c.eval.every_steps = placeholder(int)  # steps between those of patience; not set = an epoch's
 
   c.log = ConfigDict()
   c.log.every_steps = 100  # steps between lines

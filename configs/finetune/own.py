@@ -1,12 +1,13 @@
-"""A text task of your own: TSV or CSV with a header, or JSON lines; also as .gz, .xz or .zst.
+"""A text task of your own: CSV, TSV, JSON lines or parquet; also as .gz, .xz, .zst or .bz2.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/own.py:reviews
-          --config.init=RUN_OR_EXPORT --config.data.dir=FOLDER --config.own.text=body
-          --config.own.label=stars --workdir=DIR
+          --config.init=RUN_OR_EXPORT --config.data.train=reviews.csv --config.own.split=0.1
+          --config.own.text=body --config.own.label=stars --workdir=DIR
 
-FOLDER holds train.tsv (or .csv, .jsonl) and dev.tsv, and test.tsv if there is something to predict.
-The labels come from the training split. A name for the results follows the colon. A row in
-electra_jax/finetune/tasks.py does the same for good.
+Instead of own.split there may be data.dev, or data.dir: a folder with train.csv and dev.csv (or
+validation, val), and test.csv if there is something to predict. The labels come from the training
+file. A name for the results follows the colon. A row in electra_jax/finetune/tasks.py does the same
+for good.
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,7 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/pairs.py
           --config.init=RUN_OR_EXPORT --config.data.train=train.csv --config.data.dev=dev.csv
           --workdir=DIR
 
-Files are CSV or TSV with a header, or JSON lines, also as .gz, .xz or .zst. A row to train on is an
+Files are CSV, TSV, JSON lines or parquet, also as .gz, .xz, .zst or .bz2. A row to train on is an
 anchor, its positive and, if there are, hard negatives; the other rows' texts in the batch are
 negatives too. The dev file has two texts and their score (measured: Spearman), or queries and
 answers (measured: how well a query finds its answer among those of the file). A name for the

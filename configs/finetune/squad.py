@@ -1,5 +1,7 @@
 """Question answering: SQuAD 1.1 and 2.0, and MRQA's JSON lines, recognised by what is in the file.
 
+Rows with the columns of SQuAD in `datasets` are read from JSON lines and parquet.
+
 Command:  python -m electra_jax.finetune --config=configs/finetune/squad.py
           --config.init=RUN_OR_EXPORT --config.data.train=train-v2.0.json
           --config.data.dev=dev-v2.0.json --workdir=DIR

@@ -5,7 +5,8 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/tagging.py:ch
           --workdir=DIR
 Expected: CoNLL-2000 F1 96.5 for the released Small, 97.1 for Base (the original's README).
 
-A name for the results follows a colon (default: tagging).
+In JSON lines and parquet a row is a sentence, and its lists of words and tags are the columns. A
+name for the results follows a colon (default: tagging).
 """
 
 from ml_collections import ConfigDict

@@ -12,10 +12,30 @@ give the same bytes for any number of cores and machines.
 
 import argparse
 import re
+from collections.abc import Collection
+
+from ml_collections import ConfigDict
 
 from electra_jax.commands import cli
-from electra_jax.data.build import build, build_part
+from electra_jax.data import build as data_build
 from electra_jax.data.runners import RUNNERS
+
+
+def build(config: ConfigDict, **options) -> dict:
+  """Builds `config.data.dir` as `electra_jax.data.build.build`, with the vocabulary of init_from.
+
+  Raises:
+    ValueError, OSError: as there; or config.data sets another vocabulary than init_from has.
+  """
+  return data_build.build(_with_vocabulary(config), **options)
+
+
+def _with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDict:
+  if config.get("init_from") is None:
+    return config
+  from electra_jax.interop import initial  # slow, for JAX
+
+  return initial.with_vocabulary(config, given)
 
 
 def add_options(p: cli.ArgumentParser) -> None:
@@ -40,11 +60,12 @@ def main(args: argparse.Namespace) -> None:
   """Builds the shards, or a part of them."""
   if args.config is None:
     raise cli.UsageError("--config=FILE is needed, e.g. --config=configs/base.py")
+  config = _with_vocabulary(args.config, args.config_fields)
   if args.part is None:
-    build(args.config, overwrite=args.overwrite, runner=args.runner, options=args.rest)
+    data_build.build(config, overwrite=args.overwrite, runner=args.runner, options=args.rest)
     return
   if not (asked := re.fullmatch(r"(\d+)/(\d+)", args.part)):
     raise ValueError(f"--part={args.part} is not i/n, such as 0/16")
   if args.overwrite or args.runner != "local" or args.rest:
     raise cli.UsageError("--part cannot be combined with --overwrite, --runner or options after --")
-  build_part(args.config, *map(int, asked.groups()))
+  data_build.build_part(config, *map(int, asked.groups()))

@@ -4,7 +4,8 @@
   electra-jax evaluate detect --model=SOURCE --data=SHARDS [--out=FILE.json]
   electra-jax evaluate probe --model=SOURCE --train=FILE --test=FILE [--out=FILE.json]
 
-SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
+SOURCE is a run, an orbax export, a Hugging Face folder, hf://ORG/NAME[@REVISION] on its Hub, or a
+TF1 checkpoint.
 
 pairs   which sentence of a minimal pair is acceptable: lines of JSON with sentence_good and
         sentence_bad, and UID (paradigm) and linguistics_term (category) if known, as in BLiMP.

@@ -1,10 +1,10 @@
 """Exports networks: electra-jax export --model=SOURCE --to=hf|onnx|orbax --out=DIR
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
-recognised by its files. DIR must not exist; it is written completely or not at all. SOURCE and DIR
-may be URLs of gs:// or s3://: what is read is copied to ~/.cache/electra_jax first, and DIR is
-uploaded when it is complete. A TF1 checkpoint's number of heads comes from a config.json beside it,
-or --heads.
+recognised by its files, or a name on Hugging Face's Hub: hf://ORG/NAME[@REVISION]. DIR must not
+exist; it is written completely or not at all. SOURCE and DIR may be URLs of gs:// or s3://: what is
+read is copied to ~/.cache/electra_jax first, and DIR is uploaded when it is complete. A TF1
+checkpoint's number of heads comes from a config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
 hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/generator, each with
@@ -24,6 +24,10 @@ onnx   as hf, and beside each network's weights model.onnx, its float32 network 
 --step=N exports a run's checkpoint of that step, not its newest, and --all-checkpoints all that
 the run has kept, each to a folder as DIR/step-00000650, with a card of its step. Step 0 has no
 checkpoint: its weights are made again, from the seed or from init_from, which must be unchanged.
+
+--push=ORG/NAME makes that repository on the Hub, private, and after the export puts DIR there in
+one commit, with a model card. Log in before: hf auth login. A repository that has files is refused
+without --overwrite, which replaces all of them; its history keeps them.
 """
 
 import argparse
@@ -95,6 +99,11 @@ def add_options(p: cli.ArgumentParser) -> None:
     help="of a text's vector: sentence-transformers then reads the main network's folder in hf",
   )
 
+  p.add_argument(
+    "--push", metavar="ORG/NAME", help="a repository on the Hub for DIR; private if new"
+  )
+  p.add_switch("overwrite", "with --push: replace the repository's files")
+
 
 def main(args: argparse.Namespace) -> None:
   """Exports the networks of a source."""
@@ -108,6 +117,10 @@ def main(args: argparse.Namespace) -> None:
     raise cli.UsageError(f"{given}: for --to hf, an {args.to} export has its float32 weights whole")
   if args.all_checkpoints and args.step is not None:
     raise cli.UsageError("give --step or --all-checkpoints")
+  if args.push and (args.all_checkpoints or args.to == "orbax"):
+    raise cli.UsageError("--push: for one step's networks in hf or onnx, which have a model card")
+  if args.overwrite and not args.push:
+    raise cli.UsageError("--overwrite is for the repository of --push; DIR must be new")
   with starting():  # slow, and not needed for --help
     from electra_jax.export import writer
 
@@ -120,5 +133,7 @@ def main(args: argparse.Namespace) -> None:
     step=args.step,
     all_checkpoints=args.all_checkpoints,
     weights_license=args.license,
+    push=args.push,
+    overwrite=args.overwrite,
     **storage,
   )

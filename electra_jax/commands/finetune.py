@@ -7,7 +7,9 @@
 
 The first trains several seeds and writes to DIR: results.jsonl, results.png, and for each task a
 folder with the kept networks, their predictions and the files for --compare. A finished task is not
-trained again. --model is --config.init.
+trained again. --model is --config.init: a run, an export, a Hugging Face folder, a TF1 checkpoint,
+or hf://ORG/NAME[@REVISION] on Hugging Face's Hub. FILE is as the task's files, or a .txt with a
+text on each line.
 """
 
 import argparse

@@ -38,5 +38,7 @@ def main(args: argparse.Namespace) -> None:
     raise cli.UsageError("--topology=here cannot be combined with others")
   with starting():  # slow, and not needed for --help
     from electra_jax.cost import preflight
+    from electra_jax.interop import initial
 
-  preflight.run(args.config, args.topology, args.json, terminal.console())
+  config, _ = initial.resolve(args.config, args.config_fields)
+  preflight.run(config, args.topology, args.json, terminal.console())

@@ -1,9 +1,10 @@
 """Scores sentences: electra-jax score --model=SOURCE < sentences.txt
 
-SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original.
-Prints for each line its pseudo-log-likelihood in nats (the sum over its tokens of log p of each
-given all others), its number of tokens, and the line. Electric and ELECTRA with a two-tower
-generator need one pass per sentence, a masked language model one per token.
+SOURCE is a run, an orbax export, a Hugging Face folder, hf://ORG/NAME[@REVISION] on its Hub, or a
+TF1 checkpoint of the original. Prints for each line its pseudo-log-likelihood in nats (the sum over
+its tokens of log p of each given all others), its number of tokens, and the line. Electric and
+ELECTRA with a two-tower generator need one pass per sentence, a masked language model one per
+token.
 
 With --nbest the lines are ID, score and hypothesis, separated by tabs. For each ID, the hypothesis
 with the highest score + weight x likelihood is printed in the same form (Clark et al. 2020b,

@@ -48,4 +48,5 @@ def main(args: argparse.Namespace) -> int:
     process_id=args.process_id,
     started=_STARTED,
     resume=f"with: {terminal.command_line()}",
+    given=args.config_fields,
   )

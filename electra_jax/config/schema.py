@@ -97,6 +97,10 @@ def _generator(config: ConfigDict):
   return registry.table("generator")[config.generator.kind]
 
 
+def _tying(config: ConfigDict):
+  return registry.table("tie")[config.generator.tie]
+
+
 def is_of_others(field: str, objective: str) -> bool:
   """Returns whether a field is a hyper-parameter of other objectives, which `objective` ignores."""
   kinds, name = registry.table("objective"), field.removesuffix("_schedule")
@@ -104,8 +108,8 @@ def is_of_others(field: str, objective: str) -> bool:
   return objective in kinds and bool(of) and objective not in of
 
 
-def _no_weights(config: ConfigDict) -> bool:
-  """Whether the generator has no weights that a field could set the size of."""
+def trains_no_generator(config: ConfigDict) -> bool:
+  """Returns whether no field sets the size of a generator: it has no weights, or is frozen."""
   generator = _generator(config)
   trained = _objective(config).uses_generator and generator.encoders
   return not trained or generator.pretrained
@@ -171,8 +175,11 @@ PRETRAINING = {
   "generator.tie": Row(kind="tie", defines=SHAPES),
   "generator.init_from": Row(defines=RUN, is_path=True, read=AT_START),
   "generator.sampling_dropout": _RUN,
-  "generator.width_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=_no_weights),
-  "generator.depth_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=_no_weights),
+  "generator.embedding_size": Row(
+    ABOVE_0, defines=SHAPES, earlier=None, has_no_effect=lambda c: not _tying(c).own_width
+  ),
+  "generator.width_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=trains_no_generator),
+  "generator.depth_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=trains_no_generator),
   "objective.name": Row(kind="objective", defines=SHAPES),
   "objective.mask_prob": Row(defines=RUN, has_schedule=True),
   "objective.mask_token_prob": Row(
@@ -308,6 +315,9 @@ FINE_TUNING = {
   "own.label": _FREE,
   "own.kind": _FREE,
   "own.metrics": _FREE,
+  "own.split": Row(BELOW_1, earlier=0.0),
+  "own.folds": Row(earlier=0),
+  "own.fold": Row(earlier=None),
   "tagging.word_column": Row(SIGNED),
   "tagging.tag_column": Row(SIGNED),
   "qa.stride": _NUMBER,
@@ -348,7 +358,9 @@ FINE_TUNING = {
   "train.batch_size": _NUMBER,
   "train.epochs": _NUMBER,
   "train.accumulation": _NUMBER,
+  "train.patience": Row(ABOVE_0, earlier=None),
   "eval.batch_size": _NUMBER,
+  "eval.every_steps": Row(ABOVE_0, earlier=None),
   "log.every_steps": _NUMBER,
 }
 

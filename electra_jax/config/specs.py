@@ -111,8 +111,8 @@ def _generator(
   if tying.shares_encoder or not has_generator_weights(config):
     return discriminator
   cfg = generator_size(discriminator, g.width_multiplier, g.depth_multiplier)
-  if tying.own_width:  # as in the original
-    cfg = dataclasses.replace(cfg, embedding_size=cfg.hidden_size)
+  if tying.own_width:  # the width of its layers, as in the original
+    cfg = dataclasses.replace(cfg, embedding_size=g.embedding_size or cfg.hidden_size)
   kind = ATTENTION[cfg.compute.attention]
   fits = kind.takes_head(cfg.head_size) and (kind.one_direction or not definition.predicts_all)
   return cfg if fits else cfg.computed(attention="xla")

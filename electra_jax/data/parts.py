@@ -4,6 +4,7 @@ The folder of an unfinished build, DIR/.building, has a folder for each piece of
 A piece is written under another name and renamed, so that one without `done.json` does not exist:
 
 plan.json         what is built
+tags.json         which versions of the input files
 sample-00003/     text for the vocabulary, and digests of the documents, of part 3
 vocabulary/       the vocabulary, and which documents are duplicates
 part-00003/       the records of part 3
@@ -26,14 +27,14 @@ import numpy as np
 from electra_jax.core.transformer_config import take_fields
 from electra_jax.data import chunks, duplicates, examples, pool, shards, vocabulary
 from electra_jax.data.examples import ExampleSpec
-from electra_jax.data.plan import EARLIER, PartReader, Plan, versions
+from electra_jax.data.plan import EARLIER, PLAN, TAGS, PartReader, Plan, begun, versions
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
 from electra_jax.data.status import Status, print_line
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.runtime.workdir import own_temporary, replacing
 
-DONE, PLAN, TEXTS, DIGESTS = "done.json", "plan.json", "texts.json", "digests.npz"
+DONE, TEXTS, DIGESTS = "done.json", "texts.json", "digests.npz"
 FREQUENCIES = "frequencies.npz"
 SAMPLE, PART, DUPLICATES, VOCABULARY = "sample", "part", "duplicates", "vocabulary"
 COUNTS = ("documents", "undecodable", "text_bytes")
@@ -47,23 +48,25 @@ def name_of(kind: str, part: int) -> str:
 def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = False) -> None:
   """Prepares the folder of an unfinished build; a build of the same plan goes on.
 
-  A build of another plan is deleted with `start_over`, or where little is done; else, or if other
-  processes share it, DataError is raised.
+  A build of another plan, or of other versions of its files, is deleted with `start_over`, or where
+  little is done; else, or if other processes share it, DataError is raised.
   """
-  path = work / PLAN
-  found = path.read_text("utf-8") if path.exists() else plan.text
-  if found != plan.text:
+  found, tags = begun(work)
+  changed = [url for url, tag in plan.tags.items() if (tags or {}).get(url, tag) != tag]
+  if found not in (None, plan.text) or changed:
     written, read = (list(work.glob(f"{kind}-*/{DONE}")) for kind in (PART, SAMPLE))
     if shared or (not start_over and (written or len(read) > 1)):
+      reason = f"{changed[0]} has changed" if found == plan.text else _difference(found, plan)
       raise DataError(
-        f"{work} holds parts of another build ({_difference(found, plan)}): go on with its"
-        " configuration, or delete the folder"
+        f"{work} holds parts of another build ({reason}): go on with its configuration, or delete"
+        " the folder"
       )
     for old in [*work.glob(f"{PART}-*"), *work.glob(f"{SAMPLE}-*"), work / VOCABULARY]:
       shutil.rmtree(old, ignore_errors=True)
   work.mkdir(parents=True, exist_ok=True)
-  with replacing(path) as temporary:
-    temporary.write_text(plan.text, "utf-8")
+  for name, text in ((TAGS, json.dumps(plan.tags)), (PLAN, plan.text)):
+    with replacing(work / name) as temporary:
+      temporary.write_text(text, "utf-8")
 
 
 def check_plan(work: Path, plan: Plan) -> None:
@@ -376,6 +379,7 @@ def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:
     counts.append(
       {"source": entry.source.text, "weight": entry.source.weight}
       | {"files": len(entry.sizes), "file_bytes": sum(entry.sizes)}
+      | ({"commit": entry.files[0].tag} if entry.source.target.startswith("hf://") else {})
       | totals
     )
   return counts

@@ -16,6 +16,7 @@ import os
 import platform
 from bisect import bisect_right
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +24,17 @@ from ml_collections import ConfigDict
 
 from electra_jax import __version__
 from electra_jax.config import schema
-from electra_jax.data import python_docs, sources, vocabulary
+from electra_jax.data import python_docs, source_files, sources, vocabulary
 from electra_jax.data.sources import SourceStats, TextChunk, TextSource
 from electra_jax.data.status import Status
 from electra_jax.data.tokenizer import VocabError
+from electra_jax.runtime import storage
+from electra_jax.runtime.storage import Object
 from electra_jax.runtime.workdir import replacing
 
 PART_BYTES = 256 << 20  # of input files, where the number of parts is not set
-HARVEST = "python-docs.txt"
+PLAN, TAGS, HARVEST = "plan.json", "tags.json", "python-docs.txt"
+TAG_THREADS = 16  # a read takes milliseconds on a mounted bucket
 _BUILDS = {f.removeprefix("data."): row for f, row in schema.PRETRAINING.items() if row.builds}
 # Fields that earlier versions lacked, with the values that reproduce them; manifests omit them.
 EARLIER = {f: row.earlier for f, row in _BUILDS.items() if row.earlier not in (schema.ALWAYS, None)}
@@ -46,12 +50,16 @@ class Input:
   """The files of one source, in order; a TFDS dataset has none and is read whole."""
 
   source: TextSource
-  paths: tuple[str, ...]
-  sizes: tuple[int, ...]  # bytes
+  files: tuple[Object, ...]
+
+  @property
+  def sizes(self) -> list[int]:
+    """The bytes of each file."""
+    return [file.size for file in self.files]
 
   def units(self) -> list[int]:
     """Returns the bytes of each file; parts consist of whole files."""
-    return list(self.sizes) or [0]
+    return self.sizes or [0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +90,33 @@ class Plan:
 
   @functools.cached_property
   def text(self) -> str:
-    """The plan as JSON."""
-    files = [[x.source.text, x.source.weight, x.paths, x.sizes] for x in self.inputs]
+    """The plan as JSON; the tags of its files are apart, as earlier versions had none."""
+    files = [
+      [x.source.text, x.source.weight, [file.url for file in x.files], x.sizes] for x in self.inputs
+    ]
     vocab = None if self.trains_vocab else hashlib.sha256(Path(self.config.data.vocab).read_bytes())
     content = {"settings": self.settings, "files": files, "versions": versions()}
     return json.dumps(content | {"vocab": vocab and vocab.hexdigest()}, sort_keys=True)
+
+  @property
+  def tags(self) -> dict[str, str]:
+    """The tag of each file."""
+    return {file.url: file.tag for x in self.inputs for file in x.files}
+
+  def tagged(self, known: dict[str, str]) -> "Plan":
+    """Returns the plan with the known tags, and those of other local files as they are now."""
+
+    def add(file: Object) -> Object:
+      if found := known.get(file.url):
+        return dataclasses.replace(file, tag=found)
+      if storage.is_remote(file.url) or file.url == HARVEST:
+        return file
+      with sources.opened(file) as raw:
+        return dataclasses.replace(file, tag=source_files.tag(raw))
+
+    with ThreadPoolExecutor(TAG_THREADS) as pool:
+      inputs = [dataclasses.replace(x, files=tuple(pool.map(add, x.files))) for x in self.inputs]
+    return dataclasses.replace(self, inputs=tuple(inputs))
 
   @functools.cached_property
   def digest(self) -> str:
@@ -144,7 +174,7 @@ def cuts(sizes: list[int], parts: int) -> list[int]:
   return [*bounds, len(sizes)]
 
 
-def check(config: ConfigDict, parts: int | None = None) -> list[tuple[TextSource, list[str]]]:
+def check(config: ConfigDict, parts: int | None = None) -> list[tuple[TextSource, list[Object]]]:
   """Returns the sources of a configuration with their files; `parts` is as for `make`.
 
   Raises:
@@ -158,18 +188,24 @@ def check(config: ConfigDict, parts: int | None = None) -> list[tuple[TextSource
     (source, sources.files(source) if source.kind in sources.READERS else [])
     for source in sources.parse(config.data.sources)
   ]
-  units = sum(len(paths) or 1 for _, paths in found)
+  units = sum(len(files) or 1 for _, files in found)
   if (parts := config.data.parts or parts or 1) > units:
     raise ValueError(f"{parts} parts: a part is a file or more, and there are {units}")
   return found
 
 
-def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None) -> Plan:
+def make(
+  config: ConfigDict, work: Path, workers: int, parts: int | None = None, start_over: bool = False
+) -> Plan:
   """Returns the plan of a configuration.
+
+  A build that has begun goes on with the commits of the Hub that it began with.
 
   Args:
     work: the folder of the unfinished build, which keeps the text of python-docs.
-    parts: replaces a `data.parts` that is 0.
+    parts: replaces a `data.parts` that is 0. If given, processes share the build, and the tags of
+      its files are the ones that it began with.
+    start_over: whether a build that has begun counts for nothing.
 
   Raises:
     ValueError: as `check`, before the documentation is collected, which takes a while.
@@ -178,17 +214,35 @@ def make(config: ConfigDict, work: Path, workers: int, parts: int | None = None)
   harvest = work / HARVEST
   if any(source.kind == "python-docs" for source, _ in found) and not harvest.exists():
     _write_harvest(harvest, workers)
-  inputs = tuple(_input(*entry, harvest) for entry in found)
+  before, tags = (None, None) if start_over else begun(work)
+  inputs = tuple(_input(*entry, harvest, before, tags) for entry in found)
   units = sum(len(entry.units()) for entry in inputs)
   total = sum(sum(entry.sizes) for entry in inputs)
-  parts = config.data.parts or parts or min(units, max(1, math.ceil(total / PART_BYTES)))
-  return Plan(config, inputs, settings(config) | {"parts": parts}, str(harvest))
+  count = config.data.parts or parts or min(units, max(1, math.ceil(total / PART_BYTES)))
+  made = Plan(config, inputs, settings(config) | {"parts": count}, str(harvest))
+  return made.tagged(tags or {} if parts and before == made.text else {})
 
 
-def _input(source: TextSource, paths: list[str], harvest: Path) -> Input:
+def begun(work: Path) -> tuple[str | None, dict[str, str] | None]:
+  """Returns the plan, as text, and the tags of a build that has begun; None for what is missing."""
+  text = tags = None
+  with contextlib.suppress(FileNotFoundError):
+    text = (work / PLAN).read_text("utf-8")
+    with contextlib.suppress(ValueError):
+      tags = json.loads((work / TAGS).read_bytes())
+  return text, tags
+
+
+def _input(
+  source: TextSource, files: list[Object], harvest: Path, before: str | None, tags: dict | None
+) -> Input:
   if source.kind == "python-docs":
-    return Input(source, (harvest.name,), (os.path.getsize(harvest),))
-  return Input(source, tuple(paths), tuple(map(os.path.getsize, paths)))
+    files = [Object(harvest.name, os.path.getsize(harvest), "")]
+  if before and tags and source.target.startswith("hf://"):  # the branch may have moved since
+    for text, _, paths, sizes in json.loads(before)["files"]:
+      if text == source.text and tags.keys() >= {*paths}:
+        files = [Object(x, size, tags[x]) for x, size in zip(paths, sizes, strict=True)]
+  return Input(source, tuple(files))
 
 
 def _write_harvest(path: Path, workers: int) -> None:
@@ -220,13 +274,14 @@ class PartReader:
     """Yields the chunks of text of the part without its `duplicates`, bool [documents]."""
     data = self._plan.config.data
     for place, stats in self.stats.items():
-      source, paths = stats.source, self._plan.inputs[place].paths[self._ranges[place]]
+      source, found = stats.source, self._plan.inputs[place].files[self._ranges[place]]
       if source.kind == "python-docs":
-        source, paths = dataclasses.replace(source, kind="text"), (self._plan.harvest,)
+        source = dataclasses.replace(source, kind="text")
+        found = [Object(self._plan.harvest, found[0].size, "")]
       yield from sources.documents(
         source,
         stats,
-        paths=paths,
+        found=found,
         tfds_dir=data.tfds_dir,
         max_bad_frac=data.max_bad_frac,
         duplicates=duplicates,

@@ -9,6 +9,9 @@ A specification is a comma-separated list; each entry may end in `@weight`:
   tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; default 'train' and 'text'
   python-docs           docstrings of the standard library and of every installed package
 
+A GLOB may be a URL: s3://BUCKET/GLOB, gs://BUCKET/GLOB, hf://datasets/OWNER/NAME[@REVISION]/GLOB,
+or https://HOST/PATH, which names one file.
+
 With weight w every document appears floor(w) times, and a fraction w - floor(w) of the documents,
 chosen by hash, once more. Each repetition is a pass over the whole source.
 
@@ -18,22 +21,22 @@ lines.
 """
 
 import codecs
-import contextlib
 import dataclasses
 import functools
-import glob
 import hashlib
 import io
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from electra_jax.data import tfds
 from electra_jax.data.compressed import decompressed
+from electra_jax.data.source_files import SourceError, TextSource, files, opened, with_kind
 from electra_jax.data.tokenizer import first_line
+from electra_jax.runtime import storage
+from electra_jax.runtime.storage import Object
 
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
@@ -42,22 +45,6 @@ NOT_UTF8 = b"\xff"  # the line of a document that has no text, so that it counts
 EARLY_STOP_DOCUMENTS = 10_000  # with fewer, the share of undecodable documents is unreliable
 
 _TFDS = re.compile(r"(?P<name>[^:#]+(:\d+\.\d+\.\d+)?)(:(?P<split>[^#]+))?(#(?P<field>.+))?")
-
-
-class SourceError(ValueError):
-  """A source cannot be read; the message is one line that names it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TextSource:
-  """One entry of a specification; `text` is the entry as written, without its weight."""
-
-  text: str
-  kind: str
-  target: str = ""
-  split: str = ""
-  field: str = ""
-  weight: float = 1.0
 
 
 class TextChunk(NamedTuple):
@@ -107,6 +94,8 @@ def _parse_entry(entry: str) -> TextSource:
     raise SourceError(f"source {entry!r}: the weight must be above 0, got {weight}")
   kind, _, target = text.partition(":")
   pattern, _, field = target.rpartition("#")
+  if f"{kind}://" == text[: len(kind) + 3] and kind in storage.STORES:
+    raise SourceError(f"source {text!r}: say how to read it, e.g. {with_kind(text)}")
   if text == "python-docs":
     return TextSource(text, text, weight=value)
   if kind in READERS and pattern and field and kind != "text":
@@ -126,58 +115,6 @@ def _parse_entry(entry: str) -> TextSource:
   )
 
 
-def files(source: TextSource) -> list[str]:
-  """Returns the files of a source of READERS in order. Raises SourceError if there are none."""
-  if "://" in source.target:
-    raise SourceError(
-      f"source {source.text!r}: files are read from mounted paths only; mount the bucket (gcsfuse)"
-    )
-  if source.kind == "hf":
-    return _dataset_files(source)
-  real, found = functools.cache(os.path.realpath), {}
-  paths = glob.glob(source.target, recursive=True)
-  for path in sorted(paths, key=lambda path: (len(path), path)):
-    folder, name = os.path.split(path)
-    found.setdefault((real(folder), name), path)  # once, though ** follows a link in a circle
-  paths = sorted(filter(os.path.isfile, found.values()))
-  for path in sorted({*found.values()}.difference(paths)):
-    if not os.path.exists(path):
-      raise SourceError(f"source {source.text!r}: {path} is a link to a file that is missing")
-  if not paths:
-    raise SourceError(f"source {source.text!r} matches no file")
-  return paths
-
-
-def _dataset_files(source: TextSource) -> list[str]:
-  """Returns the Arrow files of a saved dataset in the order of its rows."""
-  state, splits = (os.path.join(source.target, x) for x in ("state.json", "dataset_dict.json"))
-  path = splits if os.path.isfile(splits) else state
-  try:
-    with open(path, encoding="utf-8") as file:
-      content = json.load(file)
-    if path == splits:
-      names, first = ", ".join(content["splits"]), content["splits"][0]
-    else:
-      found = [os.path.join(source.target, entry["filename"]) for entry in content["_data_files"]]
-  except FileNotFoundError:
-    raise SourceError(
-      f"source {source.text!r}: {state} is missing: not written by datasets' save_to_disk"
-    ) from None
-  except (ValueError, LookupError, TypeError) as error:
-    raise SourceError(f"{path} is damaged ({type(error).__name__}: {error})") from None
-  if path == splits:
-    raise SourceError(
-      f"source {source.text!r} has the splits {names}: name one, e.g."
-      f" hf:{os.path.join(source.target, first)}#{source.field}"
-    )
-  if content.get("_indices_data_files"):
-    raise SourceError(f"{state} selects rows by an index: call flatten_indices() before saving")
-  for path in found:
-    if not os.path.isfile(path):
-      raise SourceError(f"{path} is missing, {state} names it")
-  return found
-
-
 def fraction(key: bytes, purpose: str) -> float:
   """Returns a hash in [0, 1) of a document's key and the purpose."""
   digest = hashlib.blake2b(key, digest_size=8, person=purpose.encode()).digest()
@@ -188,7 +125,7 @@ def documents(
   source: TextSource,
   stats: SourceStats,
   *,
-  paths: Sequence[str] | None = None,
+  found: Sequence[Object] | None = None,
   tfds_dir: str | None = None,
   max_bad_frac: float = 0.0,
   duplicates: Sequence[bool] | None = None,
@@ -198,7 +135,7 @@ def documents(
   `undecodable` documents (not UTF-8, not JSON, or null) are skipped.
 
   Args:
-    paths: the files to read; None means all of the source's.
+    found: the files to read; None means all of the source's.
     tfds_dir: data_dir of tensorflow_datasets.
     max_bad_frac: reading stops where more of at least `EARLY_STOP_DOCUMENTS` are undecodable; at
       the end `check_undecodable` says whether there were too many.
@@ -212,7 +149,7 @@ def documents(
     if source.kind == "tfds":
       lines = _tfds_lines(source, stats, tfds_dir)
     else:
-      lines = _file_lines(source, stats, files(source) if paths is None else paths)
+      lines = _file_lines(source, stats, files(source) if found is None else found)
     for text in _assemble(lines, stats, repeat):
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
       kept = share == 1.0 or fraction(text.key, "weight") < share
@@ -268,19 +205,19 @@ def _assemble(
 
 
 def _file_lines(
-  source: TextSource, stats: SourceStats, paths: Sequence[str]
+  source: TextSource, stats: SourceStats, found: Sequence[Object]
 ) -> Iterator[bytes | None]:
   """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
-  stats.file_bytes = sum(map(os.path.getsize, paths))
-  for path in paths:
+  stats.file_bytes = sum(file.size for file in found)
+  for file in found:
     before = stats.done_bytes
-    with opened(path) as raw:
-      for line in READERS[source.kind](decompressed(raw, path), path, source.field):
+    with opened(file) as raw:
+      for line in READERS[source.kind](decompressed(raw, file.url), file.url, source.field):
         if line is None:
           stats.done_bytes = before + raw.tell()
         yield line
     yield None  # a document never crosses files
-    stats.done_bytes = before + os.path.getsize(path)
+    stats.done_bytes = before + file.size
 
 
 def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
@@ -397,14 +334,3 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
     yield line
   if rest:
     yield rest
-
-
-@contextlib.contextmanager
-def opened(path: str | os.PathLike) -> Iterator[BinaryIO]:
-  """Opens a file. Raises SourceError if it cannot be opened, read or decompressed."""
-  try:
-    with open(path, "rb") as raw:
-      yield raw
-  except (OSError, EOFError) as error:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    raise SourceError(f"{path}: cannot be read ({reason})") from None

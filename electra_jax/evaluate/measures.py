@@ -37,7 +37,7 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
   """Scores the minimal pairs of a file.
 
   Args:
-    model: a run, an export, a Hugging Face folder or a TF1 checkpoint.
+    model: a run, an export, a Hugging Face folder, hf://ORG/NAME[@REVISION] or a TF1 checkpoint.
     data: JSON lines, like BLiMP's.
     scorer: a key of `scorers.SCORERS`; None: the objective's.
 

@@ -4,16 +4,14 @@ Warstadt et al. 2020 (BLiMP): 67 paradigms of 1,000 pairs.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.compressed import decompressed
-from electra_jax.data.sources import opened
 from electra_jax.evaluate.scorers import SentenceScorer
+from electra_jax.finetune import files
 from electra_jax.finetune.batches import subset
 from electra_jax.monitor import curves
 from electra_jax.monitor.metrics import NotFiniteError
@@ -42,34 +40,30 @@ class Accuracy(NamedTuple):
 
 
 def read(path: Path, most: int | None = None) -> list[Pair]:
-  """Reads `most` pairs at most, evenly spaced, from JSON lines, plain, .gz, .xz or .zst.
+  """Reads `most` pairs at most, evenly spaced, from a file in one of `files.FORMS`.
 
-  A line has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the
+  A row has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the
   category, may be missing.
 
   Raises:
-    ValueError: the file is empty, or a line is damaged or lacks a sentence; the message names it.
+    ValueError: the file is empty, or a row is damaged or lacks a sentence; the message names it.
   """
+  rows = files.read_rows(path)
+  files.check_columns(*next(rows), (GOOD, BAD))
   pairs = []
-  with opened(path) as raw:
-    for number, line in enumerate(decompressed(raw, str(path)), 1):
-      if not line.strip():
-        continue
-      try:
-        row = json.loads(line)
-        good, bad = row[GOOD], row[BAD]
-        names = [row.get(field) for field in NAMES]
-        names = [UNNAMED if name in (None, "") else name for name in names]
-        f"{good}{bad}{names[0]}{names[1]}".encode()  # raises at half of a surrogate pair
-      except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}:{number}: not JSON ({error})") from None
-      except (LookupError, TypeError, AttributeError):
-        raise ValueError(f"{path}:{number}: a pair needs {GOOD} and {BAD}") from None
-      if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
-        raise ValueError(f"{path}:{number}: {GOOD} and {BAD} must be texts, and not empty")
-      if not all(isinstance(name, str | int | float) for name in names):
-        raise ValueError(f"{path}:{number}: {' and '.join(NAMES)} must be texts or numbers")
-      pairs.append(Pair(good, bad, *map(str, names)))
+  for where, row in rows:
+    if isinstance(row, str):
+      raise ValueError(f"{where}: {row}")
+    good, bad = (row.get(field) for field in (GOOD, BAD))
+    names = [UNNAMED if (x := row.get(field)) in (None, "") else x for field in NAMES]
+    if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
+      raise ValueError(f"{where}: {GOOD} and {BAD} must be texts, and not empty")
+    if not all(isinstance(name, str | int | float) for name in names):
+      raise ValueError(f"{where}: {' and '.join(NAMES)} must be texts or numbers")
+    pair = Pair(good, bad, *map(str, names))
+    if any(map(files.LONE_SURROGATE.search, pair)):
+      raise ValueError(f"{where}: not UTF-8")
+    pairs.append(pair)
   if not pairs:
     raise ValueError(f"{path} has no pairs")
   return subset(pairs, most)

@@ -23,7 +23,7 @@ from electra_jax.core.batch import Batch, from_rows
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.interop.sources import ExchangeError, Network, Source
+from electra_jax.interop.sources import DETECTOR, ExchangeError, Network, Source
 from electra_jax.runtime import parallel
 
 # Tokens of a batch, with padding. On a CPU its activations stay in the caches: 1.5 times as fast.
@@ -113,7 +113,9 @@ def network_for(scorer: str, found: dict[str, Network], path: str | Path) -> Net
   for network in found.values():
     if network.head == head:
       return network
-  raise ExchangeError(f"{path} has no {head}, which scorer {scorer} needs")
+  beside = Path(path).resolve().parent / DETECTOR
+  hint = f"; {beside} has one" if head == "rtd_head" and beside.is_dir() else ""
+  raise ExchangeError(f"{path} has no {head}, which scorer {scorer} needs{hint}")
 
 
 def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:

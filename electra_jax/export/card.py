@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from electra_jax.core import params
-from electra_jax.interop import huggingface
+from electra_jax.interop import hub, huggingface
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import Network, Source
 
@@ -17,9 +17,15 @@ PIPELINES = {
 
 
 def model_card(
-  role: str, network: Network, source: Source, has_tokenizer: bool, storage: Storage = FLOAT32
+  role: str,
+  network: Network,
+  source: Source,
+  has_tokenizer: bool,
+  storage: Storage = FLOAT32,
+  *,
+  repo: str | None = None,
 ) -> str:
-  """Returns the README.md of an exported network."""
+  """Returns the README.md of an exported network, or of the Hub's `repo` with it in a folder."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
   family = huggingface.family_of(network.cfg)
   head = family.classes[network.head]
@@ -27,10 +33,11 @@ def model_card(
   lines = [
     "---",
     "library_name: transformers",
-    "tags: [electra, electra_jax]",
+    f"tags: [{family.model_type}, electra_jax]",
     f"license: {source.card.get('license', 'unknown')}",
+    *([f"base_model: {hub.split(origin)[0]}"] if (origin := hub.origin(source.card)) else []),
     "---",
-    f"# {family.name} {role}",
+    f"# {repo or f'{family.name} {role}'}",
     "",
     f"{'Fine-tuned' if source.finetuned else stage} {family.name}, exported by electra_jax;"
     f" loads with `{head}` and `AutoModel`{' and `AutoTokenizer`' if has_tokenizer else ''}.",
@@ -40,6 +47,8 @@ def model_card(
     f" {network.cfg.num_heads} heads, embeddings of"
     f" {network.cfg.embedding_size}, {network.cfg.vocab_size:,} tokens",
   ]
+  if origin:
+    lines += [f"- from `{origin}`"]
   if config:
     lines += [
       f"- objective `{config['objective']['name']}`, {source.card['steps']:,} steps of"
@@ -55,7 +64,7 @@ def model_card(
     shown = ", ".join(f"{name} {value:.2f}" for name, value in row["metrics"].items())
     lines.append(f"- {row['task']}, {row['split']}, seed {row['seed']}: {shown}")
   is_pooled = storage.pooling is not None and role == source.main
-  calls = _calls(role, head, source.finetuned is not None, has_tokenizer, is_pooled)
+  calls = _calls(role, head, source.finetuned is not None, has_tokenizer, is_pooled, repo)
   lines += ["", "```python", *calls, "```"]
   if heldout:
     lines += ["", f"| held-out documents at step {heldout['step']:,} | |", "|---|---|"]
@@ -68,20 +77,25 @@ def model_card(
 
 
 def _calls(
-  name: str, kind: str, is_finetuned: bool, has_tokenizer: bool, is_pooled: bool
+  role: str, kind: str, is_finetuned: bool, has_tokenizer: bool, is_pooled: bool, repo: str | None
 ) -> list[str]:
   """Returns lines of Python that open a folder's network, of a class of transformers."""
   purpose = kind.partition("For")[2]
-  calls = {"AutoModel": f'encoder = AutoModel.from_pretrained("{name}")'}
+  name = f'f"{{folder}}/{role}"' if repo else f'"{role}"'
+  calls = {"AutoModel": f"encoder = AutoModel.from_pretrained({name})"}
   if purpose:
-    calls[kind] = f'network = {kind}.from_pretrained("{name}")  # with its head'
-  if name == "discriminator" and not is_finetuned:
+    calls[kind] = f"network = {kind}.from_pretrained({name})  # with its head"
+  if role == "discriminator" and not is_finetuned:
     auto = "AutoModelForSequenceClassification"
-    calls[auto] = f'classifier = {auto}.from_pretrained("{name}", num_labels=2)  # a new head'
+    calls[auto] = f"classifier = {auto}.from_pretrained({name}, num_labels=2)  # a new head"
   if has_tokenizer and purpose in PIPELINES:
-    calls["pipeline"] = f'predict = pipeline("{PIPELINES[purpose]}", "{name}")'
-  lines = [f"from transformers import {', '.join(calls)}", "", *calls.values()]
+    calls["pipeline"] = f'predict = pipeline("{PIPELINES[purpose]}", {name})'
+  fetch = [f'folder = snapshot_download("{repo}")'] if repo else []
+  lines = [f"from transformers import {', '.join(calls)}", "", *fetch, *calls.values()]
   if is_pooled:
     lines.insert(0, "from sentence_transformers import SentenceTransformer")
-    lines += [f'embedder = SentenceTransformer("{name}")']
+    lines += [f"embedder = SentenceTransformer({name})"]
+  if repo:
+    lines.insert(0, "from huggingface_hub import snapshot_download")
+    lines += ["", "import electra_jax", "", f'networks = electra_jax.load("{hub.PREFIX}{repo}")']
   return lines

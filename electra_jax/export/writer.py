@@ -23,7 +23,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.export.card import model_card
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo
-from electra_jax.interop import huggingface, onnx, sources
+from electra_jax.interop import hub, huggingface, onnx, sources
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.interop.weights import label_fields
@@ -224,7 +224,10 @@ def _write_hf(
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
     console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
-  (folder / "README.md").write_text(model_card(role, network, source, has_tokenizer, storage))
+  card = functools.partial(model_card, role, network, source, has_tokenizer, storage)
+  (folder / "README.md").write_text(card())
+  if storage.repo and role == source.main:
+    (folder.parent / "README.md").write_text(card(repo=storage.repo))
   found = _compare(folder, network, written, source, unit, storage.dtype)
   if storage.onnx:
     found += _write_onnx(folder, written, source)
@@ -306,6 +309,8 @@ def run(
   weights_license: str | None = None,
   step: int | None = None,
   all_checkpoints: bool = False,
+  push: str | None = None,
+  overwrite: bool = False,
   **storage,
 ) -> None:
   """Exports the networks of a source to a new folder, as `write`.
@@ -317,22 +322,28 @@ def run(
     step: of a run, 0 for its start; None: the newest.
     all_checkpoints: instead, each step of a run that has a checkpoint, and step 0, to a folder in
       `out`: step-00000650.
+    push: ORG/NAME of a repository on the Hub, to which `out` goes in one commit.
+    overwrite: whether that replaces the repository's files.
   """
 
   def export(step: int | None, to: Path) -> None:
     of_run = start.read_initial if step == 0 else functools.partial(sources.read_run, step=step)
     with doing("reading"):
       source = sources.open_source(path, heads, None if step is None else of_run)
+    if hub.is_name(path):
+      source.card["origin"] = path
     if all_checkpoints:
       console.print(f"step {step:,}:")
     if weights_license:
       source.card["license"] = weights_license
-    write(source, to, form, console, **storage)
+    write(source, to, form, console, repo=push, **storage)
 
   with bucket.uploaded(out) as place:
     if place.exists():
       raise ExchangeError(f"{out} exists: nothing is overwritten")
-    path = bucket.local(path, step, all_checkpoints)
+    if push:
+      hub.claim(push, overwrite)
+    path = bucket.local(hub.pinned(path), step, all_checkpoints)
     if all_checkpoints:
       with new_folder(place) as folder:
         for step in (0, *steps_on_disk(path / FOLDER)):
@@ -344,7 +355,12 @@ def run(
             console.print(f"not exported: step 0: {error}")  # what it began with may be gone
     else:
       export(step, place)
+    if push:
+      with doing("pushing"):
+        pushed = hub.push(place, push)
   console.print(f"exported to {out}")
+  if push:
+    console.print(f"pushed to {pushed}, private unless you made it public")
 
 
 def write(
@@ -356,6 +372,7 @@ def write(
   dtype: str = "float32",
   max_shard_mb: float = math.inf,
   pooling: str | None = None,
+  repo: str | None = None,
 ) -> None:
   """Exports the networks of an opened source.
 
@@ -365,6 +382,7 @@ def write(
     dtype, max_shard_mb: for hf: the dtype of the weights, and the size of a file in 10^6 bytes.
     pooling: for hf: a key of `huggingface.POOLINGS`, sentence-transformers then reads the main
       network; None: without.
+    repo: for hf: ORG/NAME on the Hub, whose model card is written.
 
   Raises:
     ExchangeError, ValueError: `out` exists, the format cannot hold the networks, or onnx lacks a
@@ -378,7 +396,7 @@ def write(
     if form == "orbax":
       export_orbax(source, out, console)
     else:
-      storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx")
+      storage = Storage(dtype, max_shard_mb * 10**6, pooling, form == "onnx", repo)
       export_hf(source, out, console, storage)
 
 

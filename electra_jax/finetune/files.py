@@ -1,46 +1,59 @@
-"""Reads the text files of tasks: UTF-8, plain or compressed."""
+"""Reads the files of tasks: tables, JSON lines, parquet and lines of text, plain or compressed."""
 
+import bz2
 import csv
+import difflib
+import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from electra_jax.data.compressed import decompressed
+from electra_jax.data import compressed
 
 # A cell, in quotes or not, and what follows it.
 _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^"\t\n]*))(\t|\n|\Z)')
 _MARKS = set('"\t\n\r')  # a cell with one of these is quoted
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 cannot
 MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
+COMPRESSED = (*compressed.NEW, ".bz2")
+# The place and the columns, then for each row its place, and {column: value} or its fault.
+Rows = Iterator[tuple[str, Any]]
 
 
 class TaskError(ValueError):
   """A task or its data cannot be used; the message is one line that names the place."""
 
 
-def read_text(path: str | os.PathLike) -> str:
-  """Returns a file's text without a byte order mark.
+def read_bytes(path: str | os.PathLike) -> bytes:
+  """Returns what is in a file, decompressed if its name ends in one of COMPRESSED.
 
-  A name ending in .gz, .xz or .zst says how it is compressed, and gzip is seen by its first bytes.
+  gzip is seen by its first bytes, too.
 
   Raises:
-    TaskError: the file is missing, damaged or not UTF-8.
+    TaskError: the file is missing or damaged.
   """
+  name = os.fspath(path).lower()
   try:
-    with open(path, "rb") as raw:
-      name = ".gz" if raw.peek(2)[:2] == b"\x1f\x8b" else os.fspath(path).lower()
-      return decompressed(raw, name).read().decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    line = error.object.count(b"\n", 0, error.start) + 1
-    byte = error.object[error.start]
-    raise TaskError(f"{path}:{line}: not UTF-8 (byte 0x{byte:02x})") from None
+    with (bz2.open if name.endswith(".bz2") else open)(path, "rb") as raw:
+      name = ".gz" if raw.peek(2)[:2] == b"\x1f\x8b" else name
+      return compressed.decompressed(raw, name).read()
   except FileNotFoundError:
     raise TaskError(f"{path}: no such file") from None
   except (OSError, EOFError) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise TaskError(f"{path}: cannot be read ({reason})") from None
+
+
+def read_text(path: str | os.PathLike) -> str:
+  """Returns a file's text without a byte order mark; raises as `read_bytes`, or if not UTF-8."""
+  try:
+    return read_bytes(path).decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    line = error.object.count(b"\n", 0, error.start) + 1
+    byte = error.object[error.start]
+    raise TaskError(f"{path}:{line}: not UTF-8 (byte 0x{byte:02x})") from None
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:
@@ -68,13 +81,86 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Iterable[str]]) -> None:
       file.write("\t".join(quoted) + "\n")
 
 
-def csv_rows(path: str | os.PathLike, lines: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-  """Yields the line number and the cells of each row of a CSV, without empty lines.
+def form_of(path: str | os.PathLike) -> str:
+  """Returns the end of a file's name, a key of FORMS, without that of its compression.
+
+  >>> form_of("reviews.CSV.gz")
+  '.csv'
+  """
+  name = os.fspath(path).lower()
+  name = next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
+  return os.path.splitext(name)[1]
+
+
+def read_rows(
+  path: str | os.PathLike, *, unheaded: Sequence[str] = (), quoting: bool = True, text: str = "text"
+) -> Rows:
+  """Yields the place and the columns of a file in one of FORMS or else JSON lines, then its rows.
+
+  Args:
+    unheaded: the columns of a TSV without a header.
+    quoting: see `split_rows`.
+    text: the column of a file that has a text on each line.
 
   Raises:
-    TaskError: a quote is where CSV has none, or is missing.
+    TaskError: the file cannot be read, is empty, or holds no row.
   """
-  reader, number = csv.reader((f"{line}\n" for line in lines), strict=True), 1
+  read = FORMS.get(form_of(path), _json_lines)
+  return read(path, unheaded=unheaded, quoting=quoting, text=text)
+
+
+def check_columns(where: str, columns: Sequence[str], wanted: Sequence[str]) -> None:
+  """Raises TaskError if one of the wanted columns of a file is missing or there twice."""
+  for column in wanted:
+    if columns.count(column) != 1:
+      count = "two columns" if column in columns else "no column"
+      close = difflib.get_close_matches(column, columns, n=1) if count == "no column" else []
+      hint = f"; did you mean {close[0]!r}?" if close else ""
+      has = ", ".join(columns)
+      raise TaskError(f"{where} has {count} {column!r} (columns: {has:.200}){hint}")
+
+
+def _filled(path: str | os.PathLike) -> list[str]:
+  lines = read_lines(path)
+  if not any(lines):
+    raise TaskError(f"{path}: the file is empty")
+  return lines
+
+
+def _table(
+  path: str | os.PathLike, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str] = ()
+) -> Rows:
+  """Yields the rows of a table, whose header is the first of them unless `columns` are given."""
+  where, columns = (path, columns) if columns else (f"{path}:1", next(rows)[1])
+  yield str(where), columns
+  for number, cells in rows:
+    same = len(cells) == len(columns)
+    fault = f"{len(cells)} columns instead of {len(columns)}"
+    yield f"{path}:{number}", dict(zip(columns, cells, strict=True)) if same else fault
+
+
+def _tsv(path: str | os.PathLike, unheaded: Sequence[str], quoting: bool, **_) -> Rows:
+  lines = _filled(path)
+  # In a table with a single column, an empty line is a text.
+  while not lines[-1] and "\t" in lines[0]:
+    lines.pop()
+  yield from _table(path, split_rows(lines, quoting=quoting), unheaded)
+
+
+def _csv(path: str | os.PathLike, **_) -> Rows:
+  """The header shows what is between the cells: a comma or, where it has none, ; or a tab."""
+  lines = _filled(path)
+  between = next((mark for mark in ",;\t" if mark in lines[0]), ",")
+  yield from _table(path, _csv_rows(path, lines, between))
+
+
+def _csv_rows(
+  path: str | os.PathLike, lines: Sequence[str], between: str
+) -> Iterator[tuple[int, list[str]]]:
+  """Yields the line number and the cells of each row of a CSV, without empty lines."""
+  csv.field_size_limit(2**31 - 1)  # of a text; by default 131,072 characters
+  reader = csv.reader((f"{line}\n" for line in lines), delimiter=between, strict=True)
+  number = 1
   try:
     for cells in reader:
       if cells:
@@ -82,6 +168,45 @@ def csv_rows(path: str | os.PathLike, lines: Sequence[str]) -> Iterator[tuple[in
       number = reader.line_num + 1
   except csv.Error as error:
     raise TaskError(f"{path}:{number}: not CSV ({error}): double the quotes in a cell") from None
+
+
+def _json_lines(path: str | os.PathLike, **_) -> Rows:
+  lines = enumerate(_filled(path), 1)
+  rows = [(f"{path}:{number}", parse_json(line)) for number, line in lines if line.strip()]
+  columns = next(((place, list(row)) for place, row in rows if isinstance(row, dict)), None)
+  if columns is None:
+    raise TaskError(f"{rows[0][0]}: not a JSON object ({len(rows)} of {len(rows)} rows)")
+  yield columns
+  yield from ((place, x if isinstance(x, dict) else "not a JSON object") for place, x in rows)
+
+
+def _parquet(path: str | os.PathLike, **_) -> Rows:
+  """The places are numbers of rows, from 1."""
+  import pyarrow
+  from pyarrow import parquet
+
+  try:
+    table = parquet.read_table(io.BytesIO(read_bytes(path)))
+  except pyarrow.ArrowException as error:
+    reason = str(error).split("\n")[0]
+    raise TaskError(f"{path}: cannot be read as parquet ({reason:.200})") from None
+  yield str(path), table.column_names
+  yield from ((f"{path}:{number}", row) for number, row in enumerate(table.to_pylist(), 1))
+
+
+def _texts(path: str | os.PathLike, text: str, **_) -> Rows:
+  yield str(path), [text]
+  yield from ((f"{path}:{number}", {text: x}) for number, x in enumerate(_filled(path), 1))
+
+
+# {end of a file's name, before that of its compression: reads it, as `read_rows`}
+FORMS: dict[str, Callable[..., Rows]] = {
+  ".tsv": _tsv,
+  ".csv": _csv,
+  ".jsonl": _json_lines,
+  ".parquet": _parquet,
+  ".txt": _texts,
+}
 
 
 def split_rows(lines: Sequence[str], *, quoting: bool) -> Iterator[tuple[int, list[str]]]:

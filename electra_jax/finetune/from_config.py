@@ -12,7 +12,7 @@ from electra_jax.core.transformer_config import TransformerConfig, take_fields
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
-from electra_jax.interop import sources
+from electra_jax.interop import hub, sources
 from electra_jax.interop.vocabularies import difference
 
 RANDOM = "random"
@@ -29,6 +29,7 @@ class PretrainedEncoder:
   weights: dict | None  # {"embeddings", "encoder"}; None: initialised for each seed
   tokenizer: Tokenizer
   left_out: tuple[str, ...]  # descriptions of the unused parts of the source
+  origin: str | None = None  # its name on the Hub, with the commit
 
 
 def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
@@ -39,11 +40,12 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
     raise ValueError(
       "config.init=random needs config.like: a run or export that defines the sizes and vocabulary"
       if fresh
-      else "config.init is not set: a run, an export, a Hugging Face folder, a TF1 checkpoint,"
-      " or random with config.like"
+      else "config.init is not set: a run, an export, a Hugging Face folder, hf://ORG/NAME,"
+      " a TF1 checkpoint, or random with config.like"
     )
   if config.like is not None and not fresh:
     raise ValueError("config.like is only for config.init=random")
+  path = hub.pinned(path)
   source = sources.open_source(path)
   network, found = source.networks[source.main], source.tokenizer
   if source.main != "discriminator" and not fresh:
@@ -67,7 +69,10 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
   cfg = dataclasses.replace(
     network.cfg, **rates, compute=specs.make_compute(m, network.cfg.head_size)
   )
-  return PretrainedEncoder(cfg, None if fresh else weights, found, source.left_out)
+  if fresh:
+    return PretrainedEncoder(cfg, None, found, source.left_out)
+  origin = path if hub.is_name(path) else hub.origin(source.card)
+  return PretrainedEncoder(cfg, weights, found, source.left_out, origin)
 
 
 def make_settings(
@@ -85,6 +90,7 @@ def make_settings(
     layer_decay=p.layer_decay or (0.9 if width > 768 else 0.8),
     epochs=epochs if config.train.epochs is None else config.train.epochs,
     eval_batch_size=config.eval.batch_size,
+    eval_every=config.eval.every_steps,
     log_every=config.log.every_steps,
     pad=pretrained.tokenizer.vocab.pad,
   )
@@ -100,5 +106,13 @@ def check(config: ConfigDict) -> None:
       "optimizer.schedule=wsd and optimizer.decay_frac, e.g. 0.2, need each other: got"
       f" {p.schedule} and {p.decay_frac}"
     )
+  o = config.own
+  if o.folds == 1 or (o.folds and o.split) or (o.fold is not None and o.fold >= o.folds):
+    raise ValueError(
+      "config.own.folds must be at least 2 and above own.fold, and own.split not be set with it:"
+      f" got {o.folds}, {o.fold} and {o.split}"
+    )
+  if config.eval.every_steps and not config.train.patience:
+    raise ValueError("config.eval.every_steps needs config.train.patience, e.g. 3")
   validate.check_attention(config.model)
   validate.check_devices(config)

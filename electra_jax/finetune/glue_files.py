@@ -1,29 +1,29 @@
 """Reads the files of text tasks: GLUE's and custom ones.
 
 GLUE's files are tab-separated, without quoting. The first line names the columns, except in CoLA's
-training and dev splits. A custom task (`tasks.own`) and a file to predict may be quoted as CSV is
-(`files.split_rows`), or CSV, or JSON lines. All may be .gz, .xz or .zst.
+training and dev splits. The files of a custom task (`tasks.own`) and those to predict have any of
+`files.FORMS`; their TSV may be quoted as CSV is (`files.split_rows`).
 """
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from electra_jax.data import compressed, tfds
+from electra_jax.data import tfds
 from electra_jax.finetune import files
-from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
+from electra_jax.finetune.files import MAX_BAD_FRAC, Rows, TaskError
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
-TABLES, COMMAS, LINES = (
-  tuple(form + end for end in ("", *compressed.NEW)) for form in (".tsv", ".csv", ".jsonl")
-)
+# Ends of the names of splits in a folder. A line of .txt has no label.
+ENDS = [f + end for f in files.FORMS if f != ".txt" for end in ("", *files.COMPRESSED)]
 # Releases of GLUE use either name for the split and the folder of its diagnostic set.
 _DIAGNOSTIC = ("diagnostic", "ax")
+DEV = ("dev", "validation", "val")  # names of the split to measure on
 
 
 class MissingSplit(TaskError):
@@ -57,40 +57,70 @@ class _Cells(NamedTuple):
   copied: dict[str, Any] = {}  # the columns to copy to a prediction
 
 
-# The place and the columns, then for each row its place, and {column: value} or its fault.
-_Rows = Iterator[tuple[str, Any]]
-
-
 def find_split(task: TextTask, source: str | Path, split: str) -> Path:
-  """Returns the file of a split; `source` is the task's folder or its parent.
+  """Returns the file of a split; `source` is that file, the task's folder or its parent.
 
   Raises:
     TaskError: there is no such split, or not exactly one file of it.
   """
   if split not in task.splits:
     raise TaskError(f"{task.title} has no split {split!r}; it has {', '.join(task.splits)}")
-  root = Path(source)
-  if not root.is_dir():
-    raise TaskError(f"{task.title}: {source} is not a folder")
+  if Path(source).is_file():
+    return Path(source)
   other = _DIAGNOSTIC if split == "diagnostic" else ()
-  inside = sorted(path for path in root.iterdir() if path.is_dir())
-  folders = [path for path in inside if path.name.lower() in (*task.folders, *other)] or [root]
-  names = {name + suffix for name in other or (split,) for suffix in TABLES + COMMAS + LINES}
+  folders = _folders(task, source, other)
+  stems = other or [split.replace("dev", name) for name in DEV]
+  names = {stem + end for stem in stems for end in ENDS}
   for folder in folders:
     found = sorted(path for path in folder.iterdir() if path.name.lower() in names)
     if len(found) > 1:
       raise TaskError(f"{task.title}: {found[0]} and {found[1].name} are both the split {split!r}")
     if found:
       return found[0]
-  has = ", ".join(sorted(path.name for path in folders[0].iterdir())) or "nothing"
   raise MissingSplit(
-    f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {has:.200}); read are"
-    " TSV and CSV with a header and JSON lines"
+    f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {_listed(folders[0])})"
+    f"; read are {split}.csv, .tsv, .jsonl and .parquet"
   )
 
 
+def find_whole(task: TextTask, source: str | Path) -> Path:
+  """Returns the file that is divided into a training and a dev split: train.* or the only one.
+
+  Raises:
+    TaskError: there is a dev file, or there is no such file.
+  """
+  folder = _folders(task, source)[0]
+  paths = [path for path in sorted(folder.iterdir()) if path.name.lower().endswith(tuple(ENDS))]
+  stems = [path.name.lower().partition(".")[0] for path in paths]
+  whole = [path for path, stem in zip(paths, stems, strict=True) if stem == "train"] or paths
+  if len(whole) != 1 or set(stems) & set(DEV):
+    raise TaskError(
+      f"{task.title}: {folder} has to hold one file for config.own.split or own.folds to divide,"
+      f" and no dev file (found: {_listed(folder)})"
+    )
+  return whole[0]
+
+
+def _folders(task: TextTask, source: str | Path, other: Sequence[str] = ()) -> list[Path]:
+  """Returns the folders of a task's files, `source` if it has none of the task's or `other`."""
+  root = Path(source)
+  if not root.is_dir():
+    raise TaskError(f"{task.title}: {source} is not a folder or a file")
+  inside = sorted(path for path in root.iterdir() if path.is_dir())
+  return [path for path in inside if path.name.lower() in (*task.folders, *other)] or [root]
+
+
+def _listed(folder: Path) -> str:
+  return f"{', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing':.200}"
+
+
 def read(
-  task: TextTask, source: str | Path, split: str, *, data_dir: str | None = None
+  task: TextTask,
+  source: str | Path,
+  split: str,
+  *,
+  data_dir: str | None = None,
+  holds: Callable[[str], bool] = lambda text: True,
 ) -> SplitExamples:
   """Returns the examples of a split, in the order of its rows.
 
@@ -100,6 +130,7 @@ def read(
   Args:
     source: as for `find_split`, or "tfds:NAME" for tensorflow_datasets ("tfds:glue" for GLUE).
     data_dir: the folder of tensorflow_datasets; None for its default.
+    holds: whether a row with this (first) text is in the split.
 
   Raises:
     TaskError: a file is missing, unreadable, not UTF-8 or lacks a column; more than 1 % of its rows
@@ -116,10 +147,10 @@ def read(
       if label is None:
         fault = f"the label is {row.label!r}, not {task.label_type.expected(task)}"
         unknown.setdefault(row.label, row.where)
-    if fault is None:
-      examples.append(Example(row.text, row.pair, label, place))
-    else:
+    if fault is not None:
       bad.append(f"{row.where}: {fault}")
+    elif holds(row.text):
+      examples.append(Example(row.text, row.pair, label, place))
   count = place + 1
   if unknown and task.labels and task.name not in TASKS:
     named = ", ".join(f"{label!r} ({where})" for label, where in list(unknown.items())[:5])
@@ -141,14 +172,13 @@ def read_texts(
 ) -> tuple[list[Example], list[dict]]:
   """Returns the rows of a file to predict, and for each {column: cell} of the columns `copied`.
 
-  A TSV or CSV (.tsv, .csv, also compressed) has a header; any other file is JSON lines. Labels are
-  ignored.
+  The file has any of `files.FORMS`; labels are ignored.
 
   Raises:
     TaskError: the file cannot be read, lacks a column, or has an invalid row.
   """
   task = dataclasses.replace(task, submission={"file": ""})
-  rows = list(_cells(task, file_rows(path), "file", copied))
+  rows = list(_cells(task, files.read_rows(path, text=task.text), "file", copied))
   for row in rows:
     if row.fault:
       raise TaskError(f"{row.where}: {row.fault}")
@@ -175,16 +205,16 @@ def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None)
   return dataclasses.replace(task, **found)
 
 
-def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) -> _Rows:
+def _rows(task: TextTask, source: str | Path, split: str, data_dir: str | None) -> Rows:
   if str(source).startswith("tfds:"):
     return _tfds_rows(task, str(source), split, data_dir)
   path = find_split(task, source, split)
   unheaded = () if split in task.submission else task.unheaded
   of_glue = task.name in TASKS and split in TASKS[task.name].splits
-  return file_rows(path, unheaded, quoting=not of_glue)
+  return files.read_rows(path, unheaded=unheaded, quoting=not of_glue)
 
 
-def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) -> Iterator[_Cells]:
+def _cells(task: TextTask, rows: Rows, split: str, copied: Sequence[str] = ()) -> Iterator[_Cells]:
   """Yields the cells of each row.
 
   Raises:
@@ -194,7 +224,7 @@ def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) 
   hidden, wanted = split in task.submission, [task.text, task.pair, task.label]
   if hidden and (task.name in TASKS or task.label not in columns):
     wanted[2] = None  # GLUE hides them; a custom test split may have them
-  check_columns(where, columns, (*filter(None, wanted), *copied))
+  files.check_columns(where, columns, (*filter(None, wanted), *copied))
   for where, row in rows:
     if isinstance(row, str):
       yield _Cells(where, row)
@@ -213,48 +243,7 @@ def _cells(task: TextTask, rows: _Rows, split: str, copied: Sequence[str] = ()) 
     yield _Cells(where, fault, text, pair, label, {column: row.get(column) for column in copied})
 
 
-def check_columns(where: str, columns: Sequence[str], wanted: Sequence[str]) -> None:
-  """Raises TaskError if one of the wanted columns of a file is missing or there twice."""
-  for column in wanted:
-    if columns.count(column) != 1:
-      count = "two columns" if column in columns else "no column"
-      raise TaskError(f"{where} has {count} {column!r} (columns: {', '.join(columns):.200})")
-
-
-def file_rows(path: Path, unheaded: Sequence[str] = (), *, quoting: bool = True) -> _Rows:
-  """Yields the place and the columns of a TSV, a CSV or JSON lines, then its rows.
-
-  A row is its place, and {column: cell} or why it cannot be read. `unheaded` are the columns of a
-  TSV without a header.
-
-  Raises:
-    TaskError: the file cannot be read, is empty, or holds no row.
-  """
-  lines = files.read_lines(path)
-  if not any(lines):
-    raise TaskError(f"{path}: the file is empty")
-  is_table, is_csv = (path.name.lower().endswith(names) for names in (TABLES, COMMAS))
-  # In a table with a single column, an empty line is a text.
-  while not lines[-1] and not (is_table and "\t" not in lines[0]):
-    lines.pop()
-  if not is_table and not is_csv:
-    rows = [(f"{path}:{number}", files.parse_json(line)) for number, line in enumerate(lines, 1)]
-    objects = [(place, row) for place, row in rows if isinstance(row, dict)]
-    if not objects:
-      raise TaskError(f"{rows[0][0]}: not a JSON object ({len(rows)} of {len(rows)} rows)")
-    yield objects[0][0], list(objects[0][1])
-    yield from ((place, x if isinstance(x, dict) else "not a JSON object") for place, x in rows)
-    return
-  rows = files.csv_rows(path, lines) if is_csv else files.split_rows(lines, quoting=quoting)
-  columns = unheaded or next(rows)[1]
-  yield str(path) if unheaded else f"{path}:1", columns
-  for number, cells in rows:
-    fault = f"{len(cells)} columns instead of {len(columns)}"
-    same = len(cells) == len(columns)
-    yield f"{path}:{number}", dict(zip(columns, cells, strict=True)) if same else fault
-
-
-def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> _Rows:
+def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Rows:
   """Yields the rows of a TFDS dataset; a GLUE task's rows by their index."""
   name = source.removeprefix("tfds:")
   name = f"glue/{task.name}" if name == "glue" else name

@@ -43,6 +43,8 @@ class Settings:
   accumulation: int
   epochs: float
   eval_batch_size: int
+  patience: int | None  # evaluations, see `Best`; None: no evaluation
+  eval_every: int | None  # steps; None: an epoch's
   buckets: int
   log_every: int
   pad: int  # id of [PAD]
@@ -145,12 +147,14 @@ def train(
   features: Sequence[Feature],
   settings: Settings,
   log: Callable[[int, int, list[float], float], None] = lambda *line: None,
+  stop: Callable[[int, dict], bool] | None = None,
 ) -> dict:
   """Returns the weights after training, [S, ...].
 
   Args:
     log: (steps done, total steps, mean loss of each seed, examples per second), since the last
       call; every `log_every` steps and after the last step.
+    stop: (steps done, weights) -> whether to end; every `eval_every` steps and after the last step.
 
   Raises:
     ValueError: the devices do not divide the batch, or there are no steps.
@@ -170,6 +174,7 @@ def train(
     seeds=settings.seeds,
     pad=settings.pad,
   )
+  eval_every = settings.eval_every or data.steps_of(len(features), settings.batch_size, 1)
   window, since = None, time.perf_counter()
   in_flight = collections.deque()
   for done, batch in enumerate(parallel.prefetch(batches), 1):
@@ -194,7 +199,39 @@ def train(
       rate = count * settings.batch_size * len(settings.seeds) / (now - since)
       log(done, num_steps, losses, rate)
       window, since = None, now
+    if stop and (done % eval_every == 0 or done == num_steps) and stop(done, state.train.params):
+      break
   return state.train.params
+
+
+class Best:
+  """The best weights of each seed, for `stop` of `train`.
+
+  After `patience` evaluations that are not above its best a seed has ended: no later one counts, so
+  that its weights do not depend on the other seeds.
+  """
+
+  def __init__(self, evaluate: Callable[[int, dict], Sequence[float]], patience: int):
+    """`evaluate` takes the steps done and weights [S, ...], and returns the score of each seed."""
+    self._evaluate, self._patience = evaluate, patience
+    self.weights, self.steps = None, None  # [S, ...] and [S], after the first evaluation
+
+  def __call__(self, step: int, weights: dict) -> bool:
+    """Evaluates weights [S, ...]; returns True if all seeds have ended."""
+    scores = np.array(self._evaluate(step, weights), np.float64)
+    if self.weights is None:
+      self.weights, self.steps = weights, np.zeros(len(scores), int)
+      self._scores, self._since = np.full(len(scores), -np.inf), np.zeros(len(scores), int)
+    is_better = (scores > self._scores) & (self._since < self._patience)
+
+    def better(old, new):  # a copy, as the next step overwrites `new`
+      return jnp.where(is_better.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    self.weights = jax.tree.map(better, self.weights, weights)
+    self.steps = np.where(is_better, step, self.steps)
+    self._scores = np.where(is_better, scores, self._scores)
+    self._since = np.where(is_better, 0, self._since + 1)
+    return bool((self._since >= self._patience).all())
 
 
 @_REUSED

@@ -21,7 +21,7 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.finetune import loop
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo, TaskKind
-from electra_jax.interop import sources
+from electra_jax.interop import hub, sources
 from electra_jax.interop.sources import EXPORT_FILE, ExchangeError, Source
 from electra_jax.runtime.workdir import check_new
 
@@ -78,7 +78,7 @@ class Model:
     """Writes the predictions for a file in the format of the task; returns the number of rows.
 
     Args:
-      file: as the task's files; labels are ignored.
+      file: as the task's files, or .txt with a text on each line; labels are ignored.
       out: a new file, or for question answering a folder.
       columns: of a text task's file, to copy to each prediction; of pairs, the one to embed.
 
@@ -95,12 +95,10 @@ def find(path: str | Path) -> Path:
   Raises:
     ExchangeError: there is none, or there are several.
   """
-  path = Path(path)
+  path = hub.local(path)
   if (path / EXPORT_FILE).is_file():
     return path
-  found = sorted(
-    p.parent for pattern in ("[!.]*", "[!.]*/[!.]*") for p in path.glob(f"{pattern}/{EXPORT_FILE}")
-  )
+  found = sorted(p.parent for n in (1, 2, 3) for p in path.glob(f"{'[!.]*/' * n}{EXPORT_FILE}"))
   if len(found) != 1:
     named = f": name one of {', '.join(map(str, found))}" if found else ""
     raise ExchangeError(f"{path} holds {len(found) or 'no'} fine-tuned networks{named}")

@@ -25,9 +25,10 @@ def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
   """Warns of fields set on the command line that the configuration's kind of task does not read."""
   if config.kind not in TASK_KINDS:
     return
-  others = {field for kind in TASK_KINDS.values() for field in kind.fields}
-  others -= set(TASK_KINDS[config.kind].fields)
-  if found := [field for field in fields if {field, field.partition(".")[0]} & others]:
+  mine = set(TASK_KINDS[config.kind].fields)
+  others = {field for kind in TASK_KINDS.values() for field in kind.fields} - mine
+  near = {field: {field, field.partition(".")[0]} for field in fields}
+  if found := [field for field, x in near.items() if x & others and not x & mine]:
     warnings.warn(f"kind={config.kind} does not read {', '.join(found)}", stacklevel=1)
 
 
@@ -90,12 +91,14 @@ def prepare(
   task = TASK_KINDS[config.kind].prepare(with_head(config, cfg), name, tokenizer, longest)
   if not next(iter(task.splits.values())).labelled:
     raise ValueError(f"config.data.dev: {config.data.dev} has no labels to measure by")
+  rows = {"train": task.train, **{split: x.features for split, x in task.splits.items()}}
+  if empty := [split for split, features in rows.items() if not features]:
+    raise ValueError(f"{task.title}: no row is in the split {empty[0]!r}: change config.own.split")
   if longest < config.data.max_length:
     task.notes.insert(0, f"rows are limited to {longest} tokens, the positions of the network")
   if "layers" in task.info.head.arguments:
     task.notes.append(_describe_head(task, cfg))
-  task.notes.append(_count_tokens("train", task.train, tokenizer))
-  task.notes.extend(_count_tokens(k, s.features, tokenizer) for k, s in task.splits.items())
+  task.notes.extend(_count_tokens(split, features, tokenizer) for split, features in rows.items())
   return task
 
 

@@ -23,7 +23,10 @@ HEAD_ARGUMENTS = ("beam_size", "joint", "answerable_weight", "hidden", "max_answ
 
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
   q = config.qa
-  read = task_data.read_splits(config, squad_files.read)
+  read = {
+    split: squad_files.read(part.file, part.holds)
+    for split, part in task_data.find_parts(config).items()
+  }
   notes = [questions.summary() for questions in read.values()]
   for split, questions in read.items():
     encoded = tokenizer.encode_batch([x.question for x in questions.items])
@@ -129,5 +132,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending="",
   level="span",
-  fields=("qa", "model.head", *task_data.SPLIT_FILES),
+  fields=("qa", "model.head", *task_data.SPLIT_FIELDS),
 )

@@ -1,6 +1,6 @@
 """Defines the task kind of text embeddings, trained on pairs of texts that belong together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from electra_jax.core.batch import TOKENS_PER_DOCUMENT
 from electra_jax.core.task_network import HeadSpec
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import files, glue_files, metrics, task_data
+from electra_jax.finetune import files, metrics, task_data
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.labels import number
@@ -31,44 +31,51 @@ class Pairs(NamedTuple):
   notes: list[str]  # what they are, and which were left out
 
 
-def read(path: str, role: str, named: str | None = None, most: int | None = None) -> Pairs:
-  """Reads a CSV or TSV with a header, or JSON lines; a row without a first and second text is bad.
+def read(
+  path: str,
+  role: str,
+  named: str | None = None,
+  most: int | None = None,
+  holds: Callable[[str], bool] = lambda text: True,
+) -> Pairs:
+  """Reads a file in one of `files.FORMS`; a row without a first and second text is bad.
 
   Args:
     role: "train": the texts are an anchor, a positive and negatives, which may be empty; "dev": two
       texts to compare, and their score if there is a third column.
     named: the columns, separated by commas; None for all columns of the file, in their order.
     most: this many rows at most.
+    holds: whether a row with this first text is read.
 
   Raises:
     TaskError: the file cannot be read or lacks a column, or more than 1 % of its rows are bad.
   """
-  lines = glue_files.file_rows(Path(path))
+  lines = files.read_rows(path)
   where, found = next(lines)
   columns = [name.strip() for name in named.split(",")] if named else found
-  glue_files.check_columns(where, found, columns)
+  files.check_columns(where, found, columns)
   if len(columns) < 2 or (columns[3:] if role == "dev" else {"score", "label"} & set(columns)):
     raise TaskError(
       f"{where} has the columns {', '.join(found)}: name {_WANTED[role]} with"
       f" config.pairs.{role}_columns"
     )
   scored = role == "dev" and len(columns) == 3
-  rows, gold, bad = [], [], []
+  rows, gold, bad, count = [], [], [], 0
   for where, row in lines:
+    count += 1
     cells, fault = _cells(row, columns[:2] if scored else columns)
     if scored and not fault and (score := number(str(row.get(columns[2])))) is None:
       fault = f"{columns[2]!r} is not a number"
     if fault:
       bad.append(f"{where}: {fault}")
-    else:
+    elif holds(cells[0]):
       rows.append(cells)
       gold += [score] if scored else []
-  count = len(rows) + len(bad)
   if len(bad) > files.MAX_BAD_FRAC * count:
     share = f"{len(bad)} of {count} rows are bad, above {files.MAX_BAD_FRAC:.0%}"
     raise TaskError(f"{bad[0]} ({share}): correct or delete them")
   if not rows:
-    raise TaskError(f"{path}: the file has no rows")
+    raise TaskError(f"{path}: the file has no rows for the {role} split")
   kept, numbers = subset(rows, most), {}
   indexed = [[numbers.setdefault(text, len(numbers)) for text in row] for row in kept]
   amount = f"{len(kept):,} of {len(rows):,}" if len(kept) < len(rows) else f"{len(rows):,}"
@@ -124,9 +131,12 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
       " each other: set it to 1, and model.remat or a smaller train.batch_size if memory is short"
     )
   p, d = config.pairs, config.data
-  paths = task_data.read_splits(config, str)
-  train = read(paths.pop("train"), "train", p.train_columns, d.train_examples)
-  splits = {split: read(path, "dev", p.dev_columns) for split, path in paths.items()}
+  parts = task_data.find_parts(config)
+  file, holds = parts.pop("train")
+  train = read(file, "train", p.train_columns, d.train_examples, holds)
+  splits = {
+    split: read(part.file, "dev", p.dev_columns, holds=part.holds) for split, part in parts.items()
+  }
   arguments = {"pooling": p.pooling, "temperature": p.temperature}
   head = HeadSpec("embedding", {**arguments, "texts": max(map(len, train.rows))})
   info = TaskInfo("pairs", name, head, max_length)
@@ -198,15 +208,15 @@ def _answer(predictor: Predictor, items: Sequence) -> np.ndarray:
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
-  """Writes the embeddings [n, D] of a column of a CSV, TSV or JSON lines, by default the first."""
+  """Writes the embeddings [n, D] of a column of a file, by default the first."""
   if out.suffix != ".npy":
     raise ValueError(f"{out}: its name must end in .npy, NumPy's format for the embeddings")
-  rows = glue_files.file_rows(file)
+  rows = files.read_rows(file)
   where, found = next(rows)
   names = list(columns) or found[:1]
   if len(names) > 1:
     raise ValueError(f"--columns={','.join(columns)}: name the one column to embed")
-  glue_files.check_columns(where, found, names)
+  files.check_columns(where, found, names)
   texts = []
   for where, row in rows:
     cells, fault = _cells(row, names)
@@ -230,6 +240,6 @@ KIND = TaskKind(
   answer=_answer,
   predict_file=_predict_file,
   file_ending=".npy",
-  fields=("pairs", *task_data.SPLIT_FILES),
+  fields=("pairs", *task_data.SPLIT_FIELDS),
   pooling=lambda info: info.head.arguments["pooling"],
 )

@@ -1,12 +1,13 @@
-"""Reads question answering files: SQuAD 1.1 and 2.0 (JSON) and MRQA (JSON lines)."""
+"""Reads question answering files: SQuAD (JSON, or rows as in `datasets`) and MRQA (JSON lines)."""
 
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from electra_jax.finetune import files
@@ -70,31 +71,49 @@ def normalize(text: str) -> str:
 _Row = tuple[Question, bool]
 
 
-def read(path: str | os.PathLike) -> Questions:
-  """Reads a file of SQuAD 1.1, SQuAD 2.0 or MRQA, with or without labels.
+def read(path: str | os.PathLike, holds: Callable[[str], bool] = lambda context: True) -> Questions:
+  """Reads the questions of a file whose contexts `holds` accepts, with or without labels.
 
-  An answer at a wrong position is moved to its nearest occurrence.
+  The file is SQuAD 1.1 or 2.0, MRQA, or rows with the columns of SQuAD in `datasets` (JSON lines,
+  parquet). An answer at a wrong position is moved to its nearest occurrence.
 
   Raises:
     TaskError: the file is missing, damaged or of another format, or has no question.
   """
-  path = str(path)
+  form, rows = _open(str(path))
+  return _collect(str(path), form, (row for row in rows if holds(row[0].context)))
+
+
+def _open(path: str) -> tuple[str, Iterable[_Row]]:
+  """Returns the form of a file's questions, and these."""
+  if files.form_of(path) == ".parquet":
+    return _form(rows := list(_flat(path))), rows
   text = files.read_text(path)
   if not text.strip():
     raise TaskError(f"{path}: the file is empty")
   line, _, rest = text.partition("\n")
   first = files.parse_json(line)  # None: an object over several lines
   if isinstance(first, dict) and ("header" in first or "qas" in first):
-    return _collect(path, "MRQA", _mrqa(path, text))
+    return "MRQA", _mrqa(path, text)
+  if isinstance(first, dict) and {"question", "context"} <= first.keys():
+    return _form(rows := list(_flat(path))), rows
   whole = first if first is not None and not rest.strip() else _parse(text, path)
   if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
-    raise TaskError(f"{path} is neither SQuAD (an object with 'data') nor MRQA (JSON lines)")
+    raise TaskError(
+      f"{path} is neither SQuAD (an object with 'data', or rows with 'question' and 'context') nor"
+      " MRQA (JSON lines)"
+    )
   rows = list(_squad(path, whole["data"]))
   paragraphs = (p for article in whole["data"] for p in article["paragraphs"])
   is_version_2 = str(whole.get("version", "")).startswith("v2") or any(
     "is_impossible" in qa for paragraph in paragraphs for qa in paragraph["qas"]
   )
-  return _collect(path, f"SQuAD {'2.0' if is_version_2 else '1.1'}", rows)
+  return ("SQuAD 2.0" if is_version_2 else _form(rows)), rows
+
+
+def _form(rows: Iterable[_Row]) -> str:
+  """Returns the version of SQuAD that has such questions."""
+  return f"SQuAD {'2.0' if any(question.impossible for question, _ in rows) else '1.1'}"
 
 
 def _parse(text: str, where: str) -> Any:
@@ -120,20 +139,39 @@ def _squad(path: str, data: list) -> Iterator[_Row]:
       at = f"{path}: article {a}, paragraph {p}"
       context = _field(paragraph, "context", str, at)
       for q, qa in enumerate(_field(paragraph, "qas", list, at), 1):
-        where = f"{at}, question {q}"
-        text = _field(qa, "question", str, where)
-        number = isinstance(qa.get("id"), int)  # as in GermanQuAD
-        name = str(qa["id"]) if number else _field(qa, "id", str, where)
-        impossible = _field(qa, "is_impossible", bool, where, False)
-        answers = [
-          (_field(x, "text", str, where), _field(x, "answer_start", int, where))
-          for x in _field(qa, "answers", list, where, [])
-        ]
-        # Files without labels have no answer lists, or empty ones.
-        is_labelled = answers or impossible or {"is_impossible", "answers"} <= qa.keys()
-        golds = tuple(answer for answer, _ in answers)
-        impossible = impossible or bool(is_labelled and not answers)
-        yield Question(name, text, context, tuple(answers), golds, impossible), bool(is_labelled)
+        yield _question(qa, context, f"{at}, question {q}")
+
+
+def _question(qa: Any, context: str, where: str) -> _Row:
+  """Returns a question from its object in SQuAD."""
+  text = _field(qa, "question", str, where)
+  number = isinstance(qa.get("id"), int)  # as in GermanQuAD
+  name = str(qa["id"]) if number else _field(qa, "id", str, where)
+  impossible = _field(qa, "is_impossible", bool, where, False)
+  answers = [
+    (_field(x, "text", str, where), _field(x, "answer_start", int, where))
+    for x in _field(qa, "answers", list, where, [])
+  ]
+  # Files without labels have no answer lists, or empty ones.
+  is_labelled = answers or impossible or {"is_impossible", "answers"} <= qa.keys()
+  golds = tuple(answer for answer, _ in answers)
+  impossible = impossible or bool(is_labelled and not answers)
+  return Question(name, text, context, tuple(answers), golds, impossible), bool(is_labelled)
+
+
+def _flat(path: str) -> Iterator[_Row]:
+  """Yields the questions of rows whose answers are {"text": [...], "answer_start": [...]}."""
+  for where, row in itertools.islice(files.read_rows(path), 1, None):
+    context, qa = _field(row, "context", str, where), {"id": where, **row}
+    found = qa.pop("answers", None)
+    if found is not None:
+      lists = [_field(found, name, list, where) for name in ("text", "answer_start")]
+      if len(lists[0]) != len(lists[1]):
+        raise TaskError(f"{where}: {len(lists[0])} answers at {len(lists[1])} places")
+      pairs = zip(*lists, strict=True)
+      qa["answers"] = [{"text": text, "answer_start": start} for text, start in pairs]
+      qa["is_impossible"] = not qa["answers"]
+    yield _question(qa, context, where)
 
 
 def _mrqa(path: str, text: str) -> Iterator[_Row]:

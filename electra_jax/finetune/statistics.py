@@ -4,7 +4,8 @@ The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
 {"accuracy": 87.3}, "collapsed": False, "majority": {"accuracy": 68.4}}; metrics are percent, the
 main one first. "majority", the metrics of the most frequent class or the mean number, may be None;
-rows of earlier versions lack it.
+rows of earlier versions lack it. With own.folds a row has its "fold", with train.patience the
+"step" of the best evaluation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -115,29 +116,50 @@ def paired_bootstrap(
 
 
 def grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping]]:
-  """Returns {(task, split): {seed: row}}, tasks in the order of the rows, seeds sorted."""
+  """Returns {(task, split): {seed: row}}, tasks in the order of the rows, seeds sorted.
+
+  Rows with a "fold" are instead {fold: the row with the means of its seeds}.
+  """
   groups = {(row["task"], row["split"]): {} for row in rows}
-  for row in sorted(rows, key=lambda row: row["seed"]):
-    groups[row["task"], row["split"]][row["seed"]] = row
-  return groups
+  for row in sorted(rows, key=_place):
+    groups[row["task"], row["split"]].setdefault(_place(row), []).append(row)
+  return {
+    group: {place: _mean(same) if "fold" in same[0] else same[-1] for place, same in found.items()}
+    for group, found in groups.items()
+  }
+
+
+def _place(row: Mapping) -> int:
+  return row.get("fold", row["seed"])
+
+
+def _mean(rows: Sequence[Mapping]) -> Mapping:
+  metrics = {x: float(np.mean([row["metrics"][x] for row in rows])) for x in rows[0]["metrics"]}
+  return rows[0] | {"metrics": metrics, "collapsed": any(row["collapsed"] for row in rows)}
+
+
+def _places(rows: Sequence[Mapping]) -> str:
+  """Returns what the rows of `grouped` are of: "fold", "seed" or "fold or seed"."""
+  return " or ".join(sorted({"fold" if "fold" in row else "seed" for row in rows}))
 
 
 def table(rows: Sequence[Mapping]) -> Table:
-  """Returns a table of results: a line per metric, with statistics over seeds and all values.
+  """Returns a table of results: a line per metric, with statistics over seeds or folds.
 
   A collapsed seed is marked but counts, as in the paper's median.
   """
   groups = grouped(rows)
   seeds = sorted({seed for group in groups.values() for seed in group})
   # One column for all seeds wraps in a narrow terminal, so that no value is cut off.
-  few = "seed " + " ".join(map(str, seeds))
+  of = _places(rows)
+  few = f"{of} {' '.join(map(str, seeds))}"
   collapsed = any(row["collapsed"] for row in rows)
   found = Table(
     "task",
     "split",
     Column("metric, %", no_wrap=True),
     *(Column(name, justify="right", no_wrap=True) for name in ("median", "mean", "σ")),
-    few if len(seeds) < 5 else f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}",
+    few if len(seeds) < 5 else f"{len(seeds)} {of}s, {seeds[0]} to {seeds[-1]}",
     caption="* collapsed: the same prediction everywhere" if collapsed else None,
     caption_justify="left",
   )
@@ -188,7 +210,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
     rows = list(group.values())
     metric = next(iter(rows[0]["metrics"]))
     _column(axis, x, rows, metric)
-    plural = "seed" if len(rows) == 1 else "seeds"
+    plural = _places(rows) + ("s" if len(rows) > 1 else "")
     title = TITLES.get(metric, metric)
     names.append(f"{_title(task)}\n{split}\n{title}\n{len(rows)} {plural}")
   axis.set_xticks(range(len(names)), names, fontsize=8)
@@ -196,7 +218,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
   axis.margins(y=0.08)
   axis.set_ylabel("metric of the task, %", fontsize=9)
   dashed = "; dashed: the most frequent class" if any(r.get("majority") for r in results) else ""
-  title = f"a dot: one seed; line and number: the median{dashed}"
+  title = f"a dot: one {_places(results)}; line and number: the median{dashed}"
   axis.set_title(title, fontsize=9 - len(dashed) / 20, loc="left")
   axis.tick_params(axis="y", labelsize=8)
   axis.tick_params(axis="x", length=0)

@@ -9,14 +9,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.finetune import files
 from electra_jax.finetune.batches import Feature
-from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError, read_lines
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
 _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
@@ -53,18 +53,15 @@ def read(
 ) -> list[Sentence]:
   """Reads a CoNLL file: a word per line, columns at spaces or tabs, blank lines between sentences.
 
-  Columns count from 0, or from the end if negative. The sentences have no tags if `tag_column` is
-  None or the word's column, as in a file of one column, or if the file lacks it and `tags_optional`
-  is set.
+  A row of .jsonl or .parquet is a sentence, and its lists are the columns. Columns count from 0, or
+  from the end if negative. The sentences have no tags if `tag_column` is None or the word's column,
+  as in a file of one column, or if the file lacks it and `tags_optional` is set.
 
   Raises:
     TaskError: the file is missing, damaged, not UTF-8 or without a sentence, the number of columns
       varies, or a column does not exist.
   """
-  path = Path(path)
-  lines = enumerate((re.findall(r"[^ \t]+", line) for line in read_lines(path)), 1)
-  groups = itertools.groupby(lines, lambda row: bool(row[1]) and DOCUMENT_START not in row[1])
-  sentences = [list(rows) for has_words, rows in groups if has_words]
+  sentences = list(_sentences(path))
   if not sentences:
     raise TaskError(f"{path}: the file has no sentences")
   first, columns = sentences[0][0]
@@ -73,15 +70,37 @@ def read(
     tag_column = word_column
   for column in (word_column, tag_column):
     if not -width <= column < width:
-      raise TaskError(f"{path}:{first}: {width} columns, so there is no column {column}")
-  for number, columns in itertools.chain(*sentences):
+      raise TaskError(f"{first}: {width} columns, so there is no column {column}")
+  for place, columns in itertools.chain(*sentences):
     if len(columns) != width:
-      raise TaskError(f"{path}:{number}: {len(columns)} columns, line {first} has {width}")
+      line = first.rpartition(":")[2]
+      raise TaskError(f"{place}: {len(columns)} columns, line {line} has {width}")
   is_tagged, found = (tag_column - word_column) % width != 0, []
   for rows in sentences:
     words, tags = (tuple(columns[i] for _, columns in rows) for i in (word_column, tag_column))
-    found.append(Sentence(words, tags if is_tagged else None, f"{path}:{rows[0][0]}"))
+    found.append(Sentence(words, tags if is_tagged else None, rows[0][0]))
   return found
+
+
+def _sentences(path: str | os.PathLike) -> Iterator[list[tuple[str, Sequence[str]]]]:
+  """Yields the place and the columns of each word, a list a sentence."""
+  if files.form_of(path) in (".jsonl", ".parquet"):
+    for place, row in itertools.islice(files.read_rows(path), 1, None):
+      if isinstance(row, str):
+        raise TaskError(f"{place}: {row}")
+      lists = [value for value in row.values() if isinstance(value, list)]
+      if len({len(values) for values in lists}) > 1:
+        raise TaskError(f"{place}: lists of {' and '.join(str(len(x)) for x in lists)} elements")
+      if words := [(place, tuple(map(str, columns))) for columns in zip(*lists, strict=True)]:
+        yield words
+    return
+  split = (re.findall(r"[^ \t]+", line) for line in files.read_lines(path))
+  lines = ((f"{path}:{number}", columns) for number, columns in enumerate(split, 1))
+  for has_words, rows in itertools.groupby(
+    lines, lambda row: bool(row[1]) and DOCUMENT_START not in row[1]
+  ):
+    if has_words:
+      yield list(rows)
 
 
 def is_entities(tags: Iterable[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Defines the task kind of sequence tagging, on files of words and tags in columns."""
+"""Defines the task kind of sequence tagging, on files of words and tags."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,10 @@ from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskI
 
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
   options, notes = config.tagging.to_dict(), []
-  read = task_data.read_splits(config, lambda file: tagging.read(file, **options))
+  read = {
+    split: [s for s in tagging.read(part.file, **options) if part.holds(" ".join(s.words))]
+    for split, part in task_data.find_parts(config).items()
+  }
   train = subset(read.pop("train"), config.data.train_examples)
   labels = tagging.labels(train)
   if len(labels) == 1:
@@ -107,5 +110,5 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending=".txt",
   level="token",
-  fields=("tagging", "model.head", *task_data.SPLIT_FILES),
+  fields=("tagging", "model.head", *task_data.SPLIT_FIELDS),
 )

@@ -108,7 +108,14 @@ class TaskKind(NamedTuple):
   majority: Callable[[TaskInfo, np.ndarray], dict[str, float] | None] = lambda info, scores: None
 
 
-SPLIT_FILES = ("data.train", "data.dev", "data.test")
+SPLIT_FIELDS = ("data.train", "data.dev", "data.test", "own.split", "own.folds", "own.fold")
+
+
+class Part(NamedTuple):
+  """The rows of a split: those of a file whose text `holds` accepts."""
+
+  file: str  # or for a text task a folder, or tfds:NAME
+  holds: Callable[[str], bool] = lambda text: True
 
 
 def digest(examples: Iterable) -> str:
@@ -116,10 +123,44 @@ def digest(examples: Iterable) -> str:
   return hashlib.sha256("\0".join(map(repr, examples)).encode()).hexdigest()
 
 
-def read_splits(config: ConfigDict, read: Callable[[str], Any]) -> dict[str, Any]:
-  """Returns {split: what its file holds}; raises ValueError if data.train or dev is not set."""
-  files = {"train": config.data.train, "dev": config.data.dev, "test": config.data.test}
-  for split in ("train", "dev"):
+def share(text: str) -> float:
+  """Returns a number from 0 to below 1 by the text's hash, uniform over texts.
+
+  >>> share("He left."), share(" He left.")
+  (0.487..., 0.487...)
+  """
+  hashed = hashlib.sha256(text.strip().encode("utf-8", "replace"))
+  return int.from_bytes(hashed.digest()[:4], "big") / 2**32
+
+
+def dev_shares(config: ConfigDict) -> tuple[float, float] | None:
+  """Returns the range of `share` that own.split or own.fold makes the dev split; None: a file."""
+  o = config.own
+  if o.fold is not None:
+    return o.fold / o.folds, (o.fold + 1) / o.folds
+  return (0.0, o.split) if o.split else None
+
+
+def find_parts(config: ConfigDict, whole: str | None = None) -> dict[str, Part]:
+  """Returns where each split is; raises ValueError if data.train or dev is not set, or too many.
+
+  Args:
+    whole: the file to divide; None for data.train.
+  """
+  d, shares = config.data, dev_shares(config)
+  files = {"train": whole or d.train, "dev": d.dev, "test": d.test}
+  if shares and d.dev is not None:
+    raise ValueError(
+      f"config.data.dev={d.dev}, but own.split and own.folds take the dev split from data.train:"
+      " unset one"
+    )
+  for split in ("train",) if shares else ("train", "dev"):
     if files[split] is None:
-      raise ValueError(f"config.data.{split} is not set: the file of that split")
-  return {split: read(file) for split, file in files.items() if file is not None}
+      hint = ", or config.own.split=0.1 to take it from data.train" if split == "dev" else ""
+      raise ValueError(f"config.data.{split} is not set: the file of that split{hint}")
+  parts = {split: Part(file) for split, file in files.items() if file is not None}
+  if shares:
+    low, high = shares
+    parts["train"] = Part(files["train"], lambda text: not low <= share(text) < high)
+    parts["dev"] = Part(files["train"], lambda text: low <= share(text) < high)
+  return parts

@@ -94,7 +94,7 @@ def own(
 
   Args:
     name: its key and the name of its folder.
-    text, label, pair: columns of a TSV or CSV with a header, or fields of JSON lines.
+    text, label, pair: columns of its files.
     kind: a key of LABEL_TYPES; numeric labels do not imply a regression.
     metrics: the main one first; () for the defaults of the kind.
 

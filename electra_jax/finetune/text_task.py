@@ -17,7 +17,7 @@ from electra_jax.finetune.files import TaskError, write_rows
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.metrics import METRICS
-from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
+from electra_jax.finetune.task_data import EvalSplit, Part, Predictor, TaskData, TaskInfo, TaskKind
 
 
 def doubled(examples: Sequence[Example]) -> list[Example]:
@@ -156,15 +156,36 @@ def _configured_task(config: ConfigDict, name: str) -> TextTask:
   )
 
 
-def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
-  d = config.data
+def _parts(config: ConfigDict, task: TextTask) -> dict[str, Part]:
+  """Returns where each split is: in config.data.dir, or a file of its own."""
+  d, is_divided = config.data, task_data.dev_shares(config) is not None
+  if config.own.text is None and (is_divided or d.train is not None):
+    raise ValueError(
+      "config.data.train, own.split and own.folds are for a task of your own, by own.text:"
+      f" {task.title} has its files in config.data.dir"
+    )
+  if d.train is not None:
+    return task_data.find_parts(config)
   if d.dir is None:
-    raise ValueError("config.data.dir is not set: the folder with the task's files, or tfds:glue")
-  task = glue_files.complete(_configured_task(config, name), d.dir, data_dir=d.tfds_dir)
+    raise ValueError(
+      "config.data.dir is not set: the folder with the task's files, or tfds:glue; data.train is"
+      " the file of a task of your own"
+    )
+  if not is_divided:
+    return {split: Part(d.dir) for split in task.splits}
+  whole = glue_files.find_whole(task, d.dir)
+  return {"test": Part(d.dir), **task_data.find_parts(config, str(whole))}
+
+
+def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
+  d, task = config.data, _configured_task(config, name)
+  parts = _parts(config, task)
+  task = glue_files.complete(task, parts["train"].file, data_dir=d.tfds_dir)
   notes: list[str] = []
 
   def read(split: str, most: int | None = None) -> list[Example]:
-    every, bad = glue_files.read(task, d.dir, split, data_dir=d.tfds_dir)
+    file, holds = parts[split]
+    every, bad = glue_files.read(task, file, split, data_dir=d.tfds_dir, holds=holds)
     examples = subset(every, most)
     labels = [e.label for e in examples if e.label is not None]
     summary = task.label_type.summary(task, labels) if labels else ", no labels"
@@ -196,7 +217,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   train = read("train", config.data.train_examples)
   train = rows("train", doubled(train) if task.doubled else train)
   splits = {split: eval_split(split) for split in task.dev_splits}
-  for split in task.submission:
+  for split in filter(parts.__contains__, task.submission):
     try:
       splits[split] = eval_split(split)
     except glue_files.MissingSplit as error:
@@ -231,7 +252,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
-  """Reads a TSV or CSV with a header or JSON lines, with the task's text columns.
+  """Reads a file with the task's text columns, or of one text a line.
 
   Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
   copied columns, prediction and, for a class, probability.
@@ -280,7 +301,7 @@ KIND = TaskKind(
   file_ending=".tsv",
   level="text",
   class_names=lambda info: tuple(info.text.labels or (info.text.label_type.output,)),
-  fields=("own", "data.dir", "data.tfds_dir", "model.head"),
+  fields=("own", "data.dir", "data.tfds_dir", "model.head", *task_data.SPLIT_FIELDS),
   unit=lambda info: info.text.label_type.unit(info.text),
   majority=lambda info, scores: majority(info.text, scores),
 )

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import operator
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -12,10 +13,10 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import compare, schema
-from electra_jax.finetune import from_config, loop, model, prepare, results, statistics
+from electra_jax.finetune import from_config, loop, model, prepare, results, statistics, task_data
 from electra_jax.finetune.from_config import PretrainedEncoder
 from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULTS
-from electra_jax.finetune.task_data import TaskData
+from electra_jax.finetune.task_data import EvalSplit, TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.monitor.display import doing
@@ -35,34 +36,29 @@ def run_task(
     console.print(f"{task.title}: {note}")
   settings = from_config.make_settings(config, pretrained, task.epochs)
   info, kind, head = task.info, prepare.TASK_KINDS[task.info.kind], task.info.head.make()
-  started = time.perf_counter()
-
-  def log(done: int, steps: int, losses: list[float], rate: float) -> None:
-    shown = " ".join(f"{loss:.3f}" for loss in losses)
-    line = f"{task.title}: step {done}/{steps} | loss {shown} | {rate:,.1f} examples/s"
-    display.print_line(line, style="dim")
-
-  with doing(f"{task.title}: training", console) as display:
-    weights = loop.train(cfg, head, pretrained.weights, task.train, settings, log)
-  trained = time.perf_counter()
   lengths = {name: getattr(settings, name) for name in ("buckets", "pad", "max_length")}
-  predict = loop.make_predictor(cfg, head, batch_size=settings.eval_batch_size, **lengths)
+  outputs = loop.make_predictor(cfg, head, batch_size=settings.eval_batch_size, **lengths)
+
+  def predict(weights: dict, split: EvalSplit) -> list:
+    of_seeds = outputs(weights, split.features)
+    return [kind.decode(info, split.examples, split.windows, found) for found in of_seeds]
+
+  started = time.perf_counter()
+  weights, steps = train_seeds(task, pretrained, settings, predict, console)
+  trained = time.perf_counter()
   with doing(f"{task.title}: predicting", console):
-    predictions = {
-      name: [
-        kind.decode(info, split.examples, split.windows, outputs)
-        for outputs in predict(weights, split.features)
-      ]
-      for name, split in task.splits.items()
-    }
+    predictions = {name: predict(weights, split) for name, split in task.splits.items()}
   with doing(f"{task.title}: writing", console):
     rows, scores = score_seeds(task, settings.seeds, predictions)
+    fold = {} if config.own.fold is None else {"fold": config.own.fold}
+    rows = [row | fold | steps[row["seed"]] for row in rows]
     best = choose(rows)
     content = {
       "config": config.to_dict(),
       "facts": dataclasses.asdict(info),
       "examples": {name: split.examples_hash for name, split in task.splits.items()},
       "best_seed": settings.seeds[best],
+      "origin": pretrained.origin,
     }
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
     results.write_results(folder, rows)
@@ -79,11 +75,80 @@ def run_task(
     for place, model_name in kept[config.keep].items():
       of_seed = jax.device_get(jax.tree.map(operator.itemgetter(place), weights))
       card = {"metrics": [row for row in rows if row["seed"] == settings.seeds[place]]}
+      card |= {"origin": pretrained.origin} if pretrained.origin else {}
       save(folder / model_name, pretrained, content["facts"], of_seed, card)
   took = duration(trained - started), duration(time.perf_counter() - trained)
   spent = f"training {took[0]}, prediction {took[1]}"
   console.print(f"{task.title}: {len(settings.seeds)} seeds, {spent}")
   return rows
+
+
+def run_folds(
+  config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
+) -> list[dict]:
+  """Runs a task as `run_task`; with own.folds once for each, in a folder of its own.
+
+  The example scores of the dev splits are put together: each row is in one of them.
+  """
+  if not config.own.folds or config.own.fold is not None:
+    return run_task(config, name, pretrained, folder, console)
+  rows, saved = [], []
+  for fold in range(config.own.folds):
+    place, of_fold = folder / f"fold{fold}", config.copy_and_resolve_references()
+    place.mkdir()
+    of_fold.own.fold = fold
+    console.print(f"{name}: fold {fold}, of {config.own.folds}")
+    rows += run_task(of_fold, name, pretrained, place, console)
+    saved.append(results.read_task(place))
+  first, examples = saved[0][0], [content["examples"] for content, _ in saved]
+  content = {
+    "config": config.to_dict(),
+    "facts": first["facts"],
+    "examples": first["examples"] | {"dev": task_data.digest(x["dev"] for x in examples)},
+  }
+  scores = {  # of the same test split, a fold is as another seed
+    split: np.concatenate([found[split] for _, found in saved], 1 if split == "dev" else 0)
+    for split in saved[0][1]
+  }
+  (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+  results.write_results(folder, rows)
+  np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
+  return rows
+
+
+def train_seeds(
+  task: TaskData,
+  pretrained: PretrainedEncoder,
+  settings: loop.Settings,
+  predict: Callable[[dict, EvalSplit], list],
+  console: Console,
+) -> tuple[dict, dict[int, dict]]:
+  """Returns the weights [S, ...] and, for the rows of each seed, with patience their {"step"}."""
+  info, kind = task.info, prepare.TASK_KINDS[task.info.kind]
+
+  def log(done: int, steps: int, losses: list[float], rate: float) -> None:
+    shown = " ".join(f"{loss:.3f}" for loss in losses)
+    line = f"{task.title}: step {done}/{steps} | loss {shown} | {rate:,.1f} examples/s"
+    display.print_line(line, style="dim")
+
+  def evaluate(done: int, weights: dict) -> list[float]:
+    name, split = next(iter(task.splits.items()))
+    metrics = (kind.main_metric or kind.metrics)(info)
+    found = [metrics(kind.scores(info, split.examples, x)) for x in predict(weights, split)]
+    metric, values = next(iter(found[0])), [next(iter(x.values())) for x in found]
+    shown = " ".join(f"{value:.2f}" for value in values)
+    display.print_line(f"{task.title}: step {done} | {name} {metric} {shown}", style="dim")
+    return values
+
+  best = loop.Best(evaluate, settings.patience) if settings.patience else None
+  with doing(f"{task.title}: training", console) as display:
+    weights = loop.train(
+      pretrained.cfg, task.info.head.make(), pretrained.weights, task.train, settings, log, best
+    )
+  if best is None:
+    return weights, {seed: {} for seed in settings.seeds}
+  steps = zip(settings.seeds, best.steps.tolist(), strict=True)
+  return best.weights, {seed: {"step": step} for seed, step in steps}
 
 
 def score_seeds(task: TaskData, seeds: tuple[int, ...], predictions: dict) -> tuple[list, dict]:
@@ -192,7 +257,7 @@ def fine_tune(
           for part in pretrained.left_out:
             console.print(f"not used: {part}")
         with new_folder(root / name) as folder:
-          done = run_task(config, name, pretrained, folder, console)
+          done = run_folds(config, name, pretrained, folder, console)
       else:
         console.print(f"{name}: already finished, see {root / name}")
       rows += done

@@ -41,6 +41,9 @@ NETWORK = "electra_jax_network"
 DETECTORS = ([*LABELS], ["REPLACED"], ["LABEL_0"])
 EXTRA_FIELDS = ("embedding_dropout", "ffn_dropout", "scaled_init")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DETECTOR = "detector"  # the folder of a discriminator with its head, where the other is headless
+MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, which predicts words
+FOLDERS = ("discriminator", DETECTOR, MASKED_LM, "generator")  # of an export's networks
 HEADER_BYTES = 128  # at most for a safetensors file, and for each tensor besides its name
 
 
@@ -55,6 +58,7 @@ class Storage(NamedTuple):
   max_bytes: float = math.inf  # of a file, unless one tensor alone is larger
   pooling: str | None = None  # a key of POOLINGS: sentence-transformers reads the main network
   onnx: bool = False  # once more as model.onnx
+  repo: str | None = None  # on the Hub, for whose root a model card is written
 
 
 FLOAT32 = Storage()
@@ -323,10 +327,19 @@ def _no_weights(folder: Path) -> str:
   missing = f"{folder / WEIGHTS} is missing"
   if not any(folder.glob("pytorch_model*.bin*")):
     return missing
-  kind = (read_json(folder / "config.json").get("architectures") or ["AutoModel"])[0]
+  return f"{missing}, there is only pytorch_model.bin; to convert it: {conversion(folder, folder)}"
+
+
+def conversion(described: Path, folder: str | Path) -> str:
+  """Returns the command that turns a folder's pytorch_model.bin into safetensors.
+
+  Args:
+    described: the folder with its config.json.
+  """
+  kind = (read_json(described / "config.json").get("architectures") or ["AutoModel"])[0]
   return (
-    f'{missing}, there is only pytorch_model.bin; to convert it: python -c "from transformers'
-    f" import {kind} as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+    f'python -c "from transformers import {kind} as M;'
+    f" M.from_pretrained('{folder}').save_pretrained('{folder}')\""
   )
 
 

@@ -1,6 +1,6 @@
 """Reads networks from a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
 
-The format is recognised by the files.
+The format is recognised by the files. A name on Hugging Face's Hub stands for a folder (`hub`).
 """
 
 import contextlib
@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from ml_collections import ConfigDict
 
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, task_network
@@ -23,7 +22,9 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import Compute, TransformerConfig
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
-from electra_jax.interop import huggingface, tf1
+from electra_jax.interop import hub, huggingface, tf1
+from electra_jax.interop.hub import EXPORT_FILE
+from electra_jax.interop.huggingface import DETECTOR, MASKED_LM
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, Network, network_shapes, read_json
 from electra_jax.monitor import metrics
@@ -31,10 +32,7 @@ from electra_jax.runtime import bucket, parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
-EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
-HUB = "; a model of Hugging Face's Hub is fetched first: hf download NAME --local-dir=FOLDER"
-DETECTOR = "detector"  # the folder of a discriminator with its head, where the other is headless
-MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, which predicts words
+HUB = f"; a network on Hugging Face's Hub is named {hub.FORM}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +90,7 @@ def open_source(
   """
   if not str(path):
     raise ExchangeError("the path of the networks is empty")
-  path = bucket.local(path).resolve()
+  path = hub.local(bucket.local(path)).resolve()
   read = _reader(path)
   if heads and read is not _tf1:
     raise ExchangeError(f"{path} is not a TF1 checkpoint, so it says its number of heads")
@@ -136,8 +134,7 @@ def _reader(path: Path) -> Callable[..., Source]:
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face
   if not path.exists():
-    hub = "" if path.parent.exists() else HUB
-    raise ExchangeError(f"{path} does not exist{hub}")
+    raise ExchangeError(f"{path} does not exist{'' if path.parent.exists() else HUB}")
   if any(path.glob("pytorch_model*.bin*")):
     raise ExchangeError(f"{path / 'config.json'} is missing beside pytorch_model.bin")
   if run := next(filter(is_run, path.parents), None):
@@ -145,34 +142,6 @@ def _reader(path: Path) -> Callable[..., Source]:
   raise ExchangeError(
     f"{path} is neither a run, an orbax export, a Hugging Face folder nor a TF1 checkpoint"
   )
-
-
-def read_params(
-  path: str | Path, tokens: Tokenizer, step: int | None = None
-) -> tuple[dict, TransformerConfig, tuple[str, ...]]:
-  """Returns initial parameters from a source, named as in `networks`, and the main config.
-
-  Third, descriptions of the parts that were not read. For `tokens` and errors see `open_for`.
-
-  Args:
-    step: of a run's checkpoint; None: the newest.
-  """
-  if is_run(path):
-    found = read_run(path, tokens, step)
-    return found.params, found.spec.discriminator, ()
-  if step is not None:
-    raise ValueError(f"init_step={step}: only a run has steps, and {path} is not a run")
-  source = open_for(path, tokens)
-  found, main = source.networks, source.networks[source.main]
-  tables = main.weights["embeddings"]
-  params = {"embeddings": tables}
-  for role, network in found.items():
-    role = "discriminator" if role == MASKED_LM else role
-    weights = {k: v for k, v in network.weights.items() if k != "embeddings"}
-    params[role] = params.get(role, {}) | weights
-    if not jax.tree.all(jax.tree.map(np.array_equal, network.weights["embeddings"], tables)):
-      params[role]["embeddings"] = network.weights["embeddings"]
-  return params, main.cfg, source.left_out
 
 
 def open_for(path: str | Path, tokens: Tokenizer) -> Source:
@@ -196,30 +165,6 @@ def masked_lm(source: Source, path: str | Path) -> Network:
     if network and network.is_masked_lm:
       return network
   raise ExchangeError(f"{path} has no masked language model")
-
-
-def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
-  """Returns a source's masked language model, of the vocabulary `tokens`.
-
-  Raises:
-    ExchangeError, ValueError: as `open_for`, or there is no such model.
-  """
-  if is_run(path):
-    run = read_run(path, tokens)
-    return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
-  network = masked_lm(open_for(path, tokens), path)
-  check_vocab(tokens, {"masked language model": network}, path)
-  return network
-
-
-def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
-  """Returns the network of the masked language model in generator.init_from, if it is set."""
-  if config.generator.init_from is None:
-    return None
-  path = bucket.local(config.generator.init_from)
-  if is_run(path):
-    return specs.masked_lm_config(path, vocab_of(data_folder(path)))
-  return masked_lm(open_source(path), path).cfg
 
 
 class RunParams(NamedTuple):
@@ -354,7 +299,7 @@ def _run(path: Path, read: Callable[..., RunParams] = read_run) -> Source:
 
 
 def _hf_folders(path: Path) -> list[Path]:
-  return [path, *(path / x for x in ("discriminator", DETECTOR, MASKED_LM, "generator"))]
+  return [path, *(path / x for x in huggingface.FOLDERS)]
 
 
 def _hugging_face(path: Path) -> Source:

@@ -5,10 +5,10 @@ import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -22,7 +22,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import pretrain_batches, tokenizer, vocabulary
 from electra_jax.data.shards import copy_vocab
 from electra_jax.evaluate import pairs, scorers
-from electra_jax.interop import sources
+from electra_jax.interop import initial
 from electra_jax.monitor import metrics
 from electra_jax.monitor.baselines import Baselines
 from electra_jax.runtime import checkpoint, parallel, version
@@ -131,6 +131,9 @@ class Run:
   baselines: Baselines  # the trivial baselines on the held-out text
   pairs: pairs.Suite | None  # of eval.pairs
   reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
+  # {field: value taken from init_from}, and {field: name on the Hub} whose commits `config` has
+  taken: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  hub_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def eval_batch_size(self) -> int:
@@ -160,6 +163,8 @@ class Run:
     nested["data"] |= {"dir": folder, **hashes}
     if found := specs.registered(self.config):
       nested[specs.REGISTERED] = found
+    if self.hub_names:
+      nested[initial.HUB_NAMES] = dict(self.hub_names)
     return nested | {specs.FROZEN_GENERATOR: self.frozen and self.frozen.to_json()}
 
   @property
@@ -198,7 +203,7 @@ def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
         " entries",
         stacklevel=1,
       )
-  return specs.make_spec(config, vocab, (1,) * vocab.size, sources.frozen_generator(config))
+  return specs.make_spec(config, vocab, (1,) * vocab.size, initial.frozen_generator(config))
 
 
 def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
@@ -211,8 +216,8 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     ValueError: the data, the frozen generator, the pairs or the reference cannot be used, or there
       are fewer sequences than a batch takes.
   """
-  d, t = config.data, config.train
   saved = read_config(workdir) if checkpoint.steps_on_disk(checkpoint.folder_of(workdir)) else {}
+  d, t = config.data, config.train
   shards = pretrain_batches.Shards.open(d.dir, "train", seq_length=d.seq_length, verify=verify)
   heldout = None
   if shards.manifest["splits"]["heldout"]["examples"]:
@@ -229,7 +234,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   if specs.FROZEN_GENERATOR in saved:  # its source may have been deleted since
     frozen = specs.saved_generator(saved, shards.vocab)
   else:
-    frozen = sources.frozen_generator(config)
+    frozen = initial.frozen_generator(config)
   spec = specs.make_spec(config, shards.vocab, shards.frequencies, frozen)
   fns = make_train_fns(
     spec, specs.make_optimizer_config(config), t.steps, config.seed, t.accumulation

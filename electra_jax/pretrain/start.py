@@ -15,7 +15,7 @@ from electra_jax.core.step import restarted
 from electra_jax.core.transformer_config import TransformerConfig, differences
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.interop import sources
+from electra_jax.interop import initial, sources
 from electra_jax.pretrain.run import Run, make_train_fns
 from electra_jax.runtime import bucket, checksums, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
@@ -73,13 +73,7 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
   """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
   init, sharding = run.config.init_from, run.fns.sharding
   origin = processes.run_on_all(lambda: bucket.local(init, run.config.init_step))
-
-  def check() -> None:
-    if not sources.is_run(origin):
-      raise ValueError(f"init_optimizer: {init} is not a run, so it has no optimizer")
-    sources.check_run_vocab(origin, tokens)
-
-  processes.run_on_all(check)
+  processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
   shapes = sharding.shapes()
   state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
   processes.assert_same({"init_step": str(first)})
@@ -113,7 +107,7 @@ def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) 
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
     found, cfg, left_out = processes.run_on_all(
-      lambda: sources.read_params(bucket.local(origin, step), tokens, step)
+      lambda: initial.read_params(origin, tokens, run.spec.tying, step)
     )
     found = params.match_roles(weights, found)
     if _is_frozen(run):  # its generator comes from generator.init_from
@@ -139,7 +133,7 @@ def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: 
   if not _is_frozen(run):
     return weights
   source = run.config.generator.init_from
-  found = processes.run_on_all(lambda: sources.masked_language_model(bucket.local(source), tokens))
+  found = processes.run_on_all(lambda: initial.masked_language_model(source, tokens))
   console.print(f"frozen generator: the masked language model of {source}")
   return {**weights, "generator": parallel.replicate(found.weights)}
 

@@ -1,10 +1,11 @@
 """Pretraining, from the configuration to the last checkpoint: see commands/train.py."""
 
 import contextlib
+import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from electra_jax.config import compare, registry, schema, specs, validate
 from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
-from electra_jax.interop import sources
+from electra_jax.interop import initial, sources
 from electra_jax.monitor import curves, journal, metrics, quantities, tracing, trackers
 from electra_jax.monitor.display import Activity, Display, doing
 from electra_jax.monitor.goodput import Goodput
@@ -75,6 +76,7 @@ def run(
   process_id: int = -1,
   started: float | None = None,
   resume: str = AGAIN,
+  given: Collection[str] = (),
 ) -> int:
   """Joins the other processes, if there are any, and trains; returns the exit code.
 
@@ -83,13 +85,14 @@ def run(
     verify: check the checksum of every shard first.
     coordinator, num_processes, process_id: as `processes.initialize` takes them.
     resume: how a stopped run is resumed, for its last line.
+    given: fields set on the command line, which init_from must not decide otherwise.
   """
   started = time.monotonic() if started is None else started
   with doing("joining the other processes", terminal.log_console()):
     processes.initialize(coordinator, num_processes, process_id, config.hosts.timeout_secs)
   parallel.keep_freed_memory()
   signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore requests for a trace before the first step
-  trained = _train(config, workdir, verify, started, (), resume)
+  trained = _train(config, workdir, verify, started, (), resume, given)
   return 0 if trained.finished else STOPPED
 
 
@@ -118,12 +121,13 @@ def _train(
   begun: float,
   hooks: Sequence[Hook],
   resume: str,
+  given: Collection[str] = (),
 ) -> Trained:
   with contextlib.ExitStack() as stack:
     with doing(f"opening {workdir}", terminal.log_console()):
       folder, uploads = stack.enter_context(bucket.opened(workdir))
     stack.enter_context(_naming_the_checkpoint(folder))
-    return _train_in(config, folder, uploads, verify, begun, hooks, resume)
+    return _train_in(config, folder, uploads, verify, begun, hooks, resume, given)
 
 
 def _train_in(
@@ -134,6 +138,7 @@ def _train_in(
   begun: float,
   hooks: Sequence[Hook],
   resume: str,
+  given: Collection[str],
 ) -> Trained:
   goodput = Goodput()
   console, last_secs = terminal.log_console(), journal.first_step_seconds(journal.read(workdir))
@@ -152,7 +157,7 @@ def _train_in(
       with goodput.doing("start"):  # of the devices
         console.quiet = jax.process_index() > 0
       with goodput.doing("data"):
-        run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack))
+        run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack, given))
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
       events, warned = journal.Journal(workdir, jax.process_index() == 0), []
 
@@ -193,8 +198,7 @@ def _train_in(
       if not finished:
         saved = f", saved: {checkpoint.folder_of(workdir) / str(done)}" if done else ""
         of = "" if clock.is_open else f" of {clock.horizon.steps:,}"
-        console.print(f"stopped after step {done:,}{of}{saved}")
-        console.print(f"resume {resume}")
+        console.print(f"stopped after step {done:,}{of}{saved}\nresume {resume}")
     return Trained(workdir, done, finished)
 
 
@@ -303,20 +307,29 @@ def _compilation_cache(workdir: Path) -> Iterator[None]:
     compilation_cache.reset_cache()
 
 
-def begin(config: ConfigDict, workdir: Path, verify: bool, stack: contextlib.ExitStack):
+def begin(
+  config: ConfigDict,
+  workdir: Path,
+  verify: bool,
+  stack: contextlib.ExitStack,
+  given: Collection[str] = (),
+) -> tuple[Run, list[str]]:
   """Checks the configuration and locks the workdir until the stack is closed.
 
   Returns the run and the allowed changes of fields.
   """
   if jax.process_index() == 0:  # which says it to the others
     registry.check((read_config(workdir) or {}).get(specs.REGISTERED, {}), workdir)
+  resumes = checkpoint.steps_on_disk(checkpoint.folder_of(workdir)) and read_config(workdir)
+  config, names = initial.pinned(config, resumes or {})
+  saved = compare.upgrade(compare.flatten(resumes)) if resumes else None
+  config, taken = initial.resolve(config, given, saved)
   validate.check(config)
   validate.check_devices(config)
-  if jax.process_index() > 0:
-    return prepare(config, workdir, verify), []
-  stack.enter_context(claim(workdir))
-  run = prepare(config, workdir, verify)
-  return run, start_or_continue(run)
+  if jax.process_index() == 0:
+    stack.enter_context(claim(workdir))
+  run = dataclasses.replace(prepare(config, workdir, verify), taken=taken, hub_names=names)
+  return run, start_or_continue(run) if jax.process_index() == 0 else []
 
 
 def shared_or_not(workdir: Path) -> str:
@@ -353,6 +366,8 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   }
   if reasons := sources.without_class(run.spec):
     lines["not exported"] = "; ".join(f"the {role}: {why}" for role, why in reasons.items())
+  if run.taken:
+    lines["as in init_from"] = ", ".join(f"{name} = {x!r}" for name, x in run.taken.items())
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():

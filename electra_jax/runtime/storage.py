@@ -35,7 +35,7 @@ LIBRARIES = (
   "aiohttp aiobotocore botocore fsspec gcsfs google httpcore httpx httpx2 requests".split()
 )
 # Names in the query of a signed URL.
-SECRETS = re.compile(r"[?&][^=&]*(signature|credential|token|secret|sig|key)[^=&]*=", re.IGNORECASE)
+SECRETS = re.compile(r"[?&][^=&]*(signature|credential|token|secret|sig|key)=", re.IGNORECASE)
 LOG_IN = {
   "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or run aws configure; for a public bucket"
   " set FSSPEC_S3_ANON=true",
@@ -51,7 +51,7 @@ class Object:
   url: str
   size: int  # bytes
   tag: str  # differs between its versions: ETag, generation, commit; "" if a web server names none
-  ranged: bool = True  # whether a part of it can be asked for
+  ranged: bool = dataclasses.field(default=True, compare=False)  # a part of it can be asked for
 
 
 class ChangedError(OSError):
@@ -133,8 +133,9 @@ def put(url: str, data: bytes, create: bool = False) -> None:
 
 def upload(path: str | os.PathLike, url: str) -> None:
   """Writes a file as an object, and compares the size. Raises as `find`."""
+  here = os.path.getsize(path)
   _tried(url, lambda store: store.upload(os.fspath(path), url))
-  if (there := look(url).size) != (here := os.path.getsize(path)):
+  if (there := look(url).size) != here:
     raise OSError(f"{url}: {there:,} bytes arrived of the {here:,} of {path}: write it again")
 
 
@@ -170,9 +171,7 @@ class _Ranges(io.RawIOBase):
     return True
 
   def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-    self._at = (
-      offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found.size}[whence]
-    )
+    self._at = offset + (0, self._at, self._found.size)[whence]
     return self._at
 
   def readinto(self, buffer) -> int:
@@ -243,6 +242,11 @@ class _Stream(io.RawIOBase):
     if not (data := self._answer.read(size)):
       raise EOFError("the connection ended")
     return data
+
+  def close(self) -> None:
+    if self._answer:
+      self._answer.close()
+    super().close()
 
 
 class _Bucket:

@@ -24,11 +24,12 @@ EVERY = 3  # one of so many responses is spoiled
 START_SECS = 60
 ENVIRONMENT = {
   "AWS_ACCESS_KEY_ID": "test",
-  "AWS_SECRET_ACCESS_KEY": "test",
+  "AWS_SECRET_ACCESS_KEY": "a-secret-of-s3",
   "AWS_DEFAULT_REGION": "us-east-1",
   "EPATH_USE_TF": "false",
   "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else a minute of failing gRPC
   "NO_GCE_CHECK": "true",
+  "HF_TOKEN": "a-secret-of-the-hub",
   "HF_HUB_DISABLE_TELEMETRY": "1",
   "HF_HUB_DISABLE_XET": "1",
 }
@@ -77,13 +78,16 @@ class Proxy(_Server):
   """Passes requests on; with a `fault` spoils every third response.
 
   Attributes:
-    fault: None, "cut" (half of the body, then the connection ends) or "503".
+    fault: None, "cut" (half of the body, then the connection ends), "whole" (the object instead of
+      a range) or "503".
+    delay: seconds before each response.
     spoiled: how many responses were.
     requests: [(method, path)] since it was cleared.
   """
 
   def __init__(self, port: int):
-    self.port, self.fault, self.spoiled, self.requests = port, None, 0, []
+    self.port, self.fault, self.delay = port, None, 0
+    self.spoiled, self.requests = 0, []
     super().__init__(_Forward)
 
 
@@ -98,30 +102,29 @@ class _Forward(_Handler):
         body += self.rfile.read(size)
         self.rfile.readline()
       self.rfile.readline()
+    proxy.requests.append((self.command, self.path))
+    time.sleep(proxy.delay)
+    fault = proxy.fault if len(proxy.requests) % EVERY == 0 else None
+    proxy.spoiled += bool(fault)
+    if fault == "503":
+      self.answer(503)
+      return
+    left_out = (*HOP, "range") if fault == "whole" else HOP
+    headers = {k: v for k, v in self.headers.items() if k.lower() not in left_out}
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
-    headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
     connection.request(self.command, self.path, body or None, headers)
     answer = connection.getresponse()
     data = answer.read()
-    proxy.requests.append((self.command, self.path))
-    spoil = proxy.fault and len(proxy.requests) % EVERY == 0
-    proxy.spoiled += bool(spoil)
-    if spoil and proxy.fault == "503":
-      self.answer(503)
-      return
     self.send_response(answer.status)
     for name, value in answer.getheaders():
       if name.lower() not in HOP:
         self.send_header(name, value)
-    if self.command != "HEAD":
-      self.send_header("Content-Length", str(len(data)))
-    else:
-      self.send_header("Content-Length", answer.getheader("Content-Length") or "0")
+    size = answer.getheader("Content-Length") or "0" if self.command == "HEAD" else str(len(data))
+    self.send_header("Content-Length", size)
     self.end_headers()
     if self.command != "HEAD":
-      self.wfile.write(data[: len(data) // 2] if spoil else data)
-    if spoil:
-      self.close_connection = True
+      self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+    self.close_connection = fault == "cut"
 
   do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _forward
 
@@ -265,6 +268,26 @@ def make_bucket(stores: dict, name: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", stores[scheme].port)
     connection.request(method, path, body, {"Content-Type": "application/json"})
     assert connection.getresponse().status == 200, (scheme, name)
+
+
+def store(stores: dict, scheme: str, name: str, data: bytes) -> str:
+  """Puts an object without faults and returns its URL: a commit on the Hub, else in `corpus`."""
+  if scheme == "http":
+    stores["web"].files[f"/{name}"] = data
+    return f"{stores['http'].url}/{name}"
+  if scheme == "hf":
+    hub = stores["hub"]
+    hub.commit({**next(reversed(hub.commits.values()), {}), name: data})
+    return f"hf://datasets/me/corpus/{name}"
+  path = f"/corpus/{name}"
+  if scheme == "gs":
+    path = f"/upload/storage/v1/b/corpus/o?uploadType=media&name={urllib.parse.quote(name, '')}"
+  connection = http.client.HTTPConnection("127.0.0.1", stores[scheme].port)
+  # moto lets nobody replace an object without a name.
+  headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"}
+  connection.request("POST" if scheme == "gs" else "PUT", path, data, headers)
+  assert connection.getresponse().status == 200, name
+  return f"{scheme}://corpus/{name}"
 
 
 @contextlib.contextmanager

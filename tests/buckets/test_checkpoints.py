@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def run_folder(stores, tmp_path):
   """A run's local folder, whose checkpoints are in a bucket of its own."""
-  (tmp_path / BUCKET_FILE).write_text(f"gs://bucket/{tmp_path.name}")
+  (tmp_path / BUCKET_FILE).write_text(f"gs://corpus/{tmp_path.name}")
   return tmp_path
 
 
@@ -49,9 +49,9 @@ def test_a_damaged_step_is_moved_aside(run_folder):
       run.save(step, state, {})
       run.wait()
     next(epath.Path(run.folder / "2" / "state" / "d").iterdir()).write_bytes(b"damaged")
-    with pytest.raises(checkpoint.DamagedError, match="gs://bucket/.*/2 is damaged"):
+    with pytest.raises(checkpoint.DamagedError, match="gs://corpus/.*/2 is damaged"):
       run.restore(2, shapes_of(state))
     place = run.set_aside(2)
     run.reopen()
     assert run.latest_step() == 1 and (place / "meta" / "metadata").exists()
-    assert str(place) == f"gs://bucket/{run_folder.name}/damaged/2"
+    assert str(place) == f"gs://corpus/{run_folder.name}/damaged/2"

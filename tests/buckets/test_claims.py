@@ -31,7 +31,7 @@ except ValueError as error:
 
 @pytest.fixture(params=["s3", "gs"])
 def url(request, stores, tmp_path):
-  return f"{request.param}://bucket/{tmp_path.name}"
+  return f"{request.param}://corpus/{tmp_path.name}"
 
 
 def start(url: str) -> subprocess.Popen:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def url(request, stores, tmp_path, monkeypatch) -> str:
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-  return f"{getattr(request, 'param', 'gs')}://bucket/{tmp_path.name}/run"
+  return f"{getattr(request, 'param', 'gs')}://corpus/{tmp_path.name}/run"
 
 
 both = pytest.mark.parametrize("url", ["gs", "s3"], indirect=True)

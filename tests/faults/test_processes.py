@@ -36,6 +36,31 @@ def test_after_a_signal_two_processes_save_the_same_step(data, two_alone, workdi
   assert harness.outcome(workdir, STEPS) == harness.outcome(two_alone, STEPS)
 
 
+# Runs the program with a pause of three seconds after a save has begun: JAX passes a signal on
+# within one.
+SAVING = """
+import time
+from electra_jax.runtime.checkpoint import Checkpoints
+
+save = Checkpoints.save
+
+def saved(*args):
+  save(*args)
+  time.sleep(3)
+
+Checkpoints.save = saved
+"""
+
+
+def test_a_signal_in_a_save_stops_two_processes(data, workdir):
+  runs = harness.pair(data, workdir, STEPS, head=harness.program(SAVING))
+  runs[0].when(harness.saves(workdir))
+  for run in runs:
+    run.send(signal.SIGTERM)
+  assert [run.wait(60) for run in runs] == [harness.STOPPED] * 2
+  assert harness.newest(workdir) < STEPS
+
+
 # Runs the program with evaluations of ten seconds.
 SLOW_EVALUATION = harness.PACED.replace("train_step", "eval_step").replace("0.3", "0.6")
 

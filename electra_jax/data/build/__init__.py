@@ -146,7 +146,7 @@ def _opened(
         if not found:
           if not overwrite:
             shards.check_unused(folder, config.data.vocab)
-          made = plans.make(config, work, config.data.workers or pool.cores(), count)
+          made = plans.make(config, work, config.data.workers or pool.cores(), count, overwrite)
           parts.open_work(work, made, start_over=overwrite, shared=shared)
     yield found, made, work
 
@@ -258,10 +258,10 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
     if source.kind not in sources.READERS:
       continue
     try:
-      paths = sources.files(source)
+      files = sources.files(source)
     except sources.SourceError:
       continue  # the text may have been deleted after the build
-    found = (len(paths), sum(map(os.path.getsize, paths)))
+    found = (len(files), sum(file.size for file in files))
     if found != (built["files"], built["file_bytes"]):
       yield (
         f"{source.text} was {built['files']} files of {built['file_bytes']} bytes, "

@@ -1,0 +1,264 @@
+"""What a run takes from init_from and generator.init_from: shapes, sharing and weights."""
+
+import copy
+import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from electra_jax.config import compare, schema, specs, validate
+from electra_jax.config.files import load
+from electra_jax.core import generators
+from electra_jax.core.networks import TIES, generator_size
+from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
+from electra_jax.data import vocabulary
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.interop import hub, sources
+from electra_jax.interop.huggingface import MASKED_LM
+from electra_jax.interop.vocabularies import difference
+from electra_jax.interop.weights import ExchangeError, Network
+from electra_jax.runtime import bucket
+from electra_jax.runtime.workdir import read_run_config
+
+HUB_NAMES = "hub_names"  # in a run's configuration: {field: name on the Hub as it was given}
+# Fields of a TransformerConfig that its weights do not decide.
+_FREE = (
+  "vocab_size direction compute init_stddev scaled_init"
+  " dropout attention_dropout embedding_dropout ffn_dropout"
+).split()
+_MODEL = [x.name for x in dataclasses.fields(TransformerConfig) if x.name not in _FREE]
+_GENERATOR = "tie embedding_size width_multiplier depth_multiplier".split()
+_FIELDS = [f"model.{x}" for x in _MODEL] + [f"generator.{x}" for x in _GENERATOR]
+
+
+def resolve(
+  config: ConfigDict, given: Collection[str] = (), saved: Mapping[str, Any] | None = None
+) -> tuple[ConfigDict, dict[str, Any]]:
+  """Returns a configuration with the networks' shapes in init_from, and {field: value taken}.
+
+  A field is taken unless the user has set it: it differs from base.py, or is one of `given`.
+
+  Args:
+    given: fields set on the command line.
+    saved: the flat configuration of the run that resumes, which takes the place of init_from.
+
+  Raises:
+    ExchangeError: a field is set, and the weights have another shape or are shared otherwise.
+    ValueError: as `sources.open_source`; or the row of a field does not allow its value.
+  """
+  if config.init_from is None:
+    return config, {}
+  flat, base = compare.flatten(config), compare.flatten(load("base.py"))
+  validate.check_values(flat, schema.PRETRAINING)
+  found = _fields(config) if saved is None else {k: saved[k] for k in _FIELDS if k in saved}
+  other = {k: v for k, v in found.items() if v != flat[k]}
+  taken = {k: v for k, v in other.items() if k not in given and flat[k] == base[k]}
+  if saved is None and (wrong := [k for k in other if k not in taken and _is_shape(k, found)]):
+    listed = ", ".join(f"{k}={found[k]!r} (here {flat[k]!r})" for k in wrong)
+    raise ExchangeError(
+      f"config.init_from={config.init_from} has {listed}: leave these fields unset, and the run"
+      " takes them from there"
+    )
+  resolved = copy.deepcopy(config)
+  resolved.update_from_flattened_dict(taken)
+  return resolved, taken
+
+
+def with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDict:
+  """Returns the configuration of a build for networks that start from init_from: its vocabulary.
+
+  Raises:
+    ExchangeError: config.data sets another vocabulary; or as `resolve`.
+  """
+  config, _ = resolve(config, given)
+  tokens = sources.open_source(config.init_from).tokenizer if config.init_from else None
+  if tokens is None:
+    return config
+  data, vocab = config.data, tokens.vocab
+  if data.vocab == load("base.py").data.vocab and "data.vocab" not in given:
+    data.vocab = str(tokens.path)
+    if vocab.lowercase is not None:
+      same = vocab.strip_accents == vocab.lowercase
+      data.lowercase, data.strip_accents = vocab.lowercase, None if same else vocab.strip_accents
+  elif data.vocab in vocabulary.KINDS:
+    raise ExchangeError(
+      f"config.data.vocab={data.vocab} trains another vocabulary than {config.init_from} has:"
+      " leave it unset, and the shards get that one"
+    )
+  elif found := difference(tokens, vocabulary.load_given(config)):
+    raise ExchangeError(
+      f"config.data.vocab={data.vocab} is not the vocabulary of {config.init_from}: {found}"
+    )
+  return config
+
+
+def pinned(config: ConfigDict, saved: Mapping) -> tuple[ConfigDict, dict[str, str]]:
+  """Returns the configuration with commits for names on the Hub, and these names by field.
+
+  A run that resumes keeps its commits, without asking the Hub: a branch may have moved.
+  """
+  flat, before, old = compare.flatten(config), saved.get(HUB_NAMES, {}), compare.flatten(saved)
+  names = {x: flat[x] for x in schema.names(is_path=True) if hub.is_name(flat[x])}
+  same = {x: old[x] for x, name in names.items() if name in (before.get(x), old.get(x))}
+  config = copy.deepcopy(config) if names else config
+  config.update_from_flattened_dict({x: same.get(x) or hub.pinned(names[x]) for x in names})
+  return config, names | {x: before[x] for x in same if x in before}
+
+
+def _is_shape(field: str, found: Mapping[str, Any]) -> bool:
+  """Returns whether weights do not fit another value of a field; else it changes the outputs."""
+  if field == "model.max_positions":
+    return POSITIONS[found["model.positions"]].embedded
+  return schema.PRETRAINING[field].defines == schema.SHAPES
+
+
+def _fields(config: ConfigDict) -> dict[str, Any]:
+  """Returns the fields of the networks in init_from, as far as the run has these networks."""
+  path = bucket.local(config.init_from, config.init_step)
+  no_generator = schema.trains_no_generator(config)
+  if sources.is_run(path):
+    other = specs.saved_config(read_run_config(path))
+    no_generator |= other.generator.kind != config.generator.kind
+    no_generator |= schema.trains_no_generator(other)
+    flat = compare.flatten(other)
+    return {k: flat[k] for k in _FIELDS if not (no_generator and k.startswith("generator."))}
+  if config.init_optimizer:
+    raise ExchangeError(f"init_optimizer: {path} is not a run, so it has no optimizer")
+  source = sources.open_source(path)
+  main, generator = source.networks[source.main], source.networks.get("generator")
+  if main is generator:  # a masked language model for any network of its size
+    if not no_generator and _multipliers(config, config.model, main.cfg)[1]:
+      return {}
+    no_generator = True
+  found = {f"model.{name}": getattr(main.cfg, name) for name in _MODEL}
+  if main.head != "rtd_head":
+    del found["model.head_norm"]
+  if no_generator or generator is None:
+    return found
+  return found | _generator_fields(config, path, main, generator)
+
+
+def _multipliers(config: ConfigDict, model: Any, cfg: TransformerConfig) -> tuple[dict, bool]:
+  """Returns the multipliers of a generator of cfg's size, and whether they are the config's."""
+  g, found, equal = config.generator, {}, True
+  for name, of, size in (
+    ("width_multiplier", model.hidden_size, cfg.hidden_size),
+    ("depth_multiplier", model.num_layers, cfg.num_layers),
+  ):
+    is_own = round(of * g[name]) == size
+    found[f"generator.{name}"] = g[name] if is_own else size / of
+    equal = equal and is_own
+  return found, equal
+
+
+def _generator_fields(
+  config: ConfigDict, path: str, main: Network, generator: Network
+) -> dict[str, Any]:
+  """Returns the fields of config.generator that make a source's generator.
+
+  Raises:
+    ExchangeError: the generator's shape does not follow from the main network's.
+  """
+  g, cfg = config.generator, generator.cfg
+  found = _multipliers(config, main.cfg, cfg)[0]
+  tables, own = main.weights["embeddings"], generator.weights["embeddings"]
+  differ = {k for k in tables if not _equal(tables[k], own[k])}
+  possible = ["gdes"] if cfg.embedding_size == main.cfg.embedding_size else []
+  possible += ["none", *([] if "word" in differ else ["tokens"])]
+  possible += [] if differ else ["embeddings", "all"]
+  tie = g.tie if g.tie in possible else "tokens" if "tokens" in possible else "none"
+  found["generator.tie"] = tie
+  if TIES[tie].own_width:
+    is_own = (g.embedding_size or cfg.hidden_size) == cfg.embedding_size
+    found["generator.embedding_size"] = g.embedding_size if is_own else cfg.embedding_size
+  w, depth = found["generator.width_multiplier"], found["generator.depth_multiplier"]
+  made = generator_size(main.cfg, w, depth)
+  for name in _MODEL:
+    here, there = getattr(made, name), getattr(cfg, name)
+    if name not in ("embedding_size", "max_positions", "head_norm") and here != there:
+      raise ExchangeError(
+        f"the generator of {path} has {name}={there}, and no generator.width_multiplier gives that"
+        f" (here {here}): name the folder of the discriminator alone in config.init_from"
+      )
+  return found
+
+
+def _equal(one, other) -> bool:
+  return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+def read_params(
+  path: str | Path, tokens: Tokenizer, tying: str, step: int | None = None
+) -> tuple[dict, TransformerConfig, tuple[str, ...]]:
+  """Returns initial parameters from a source, named as in `networks`, and the main config.
+
+  Third, descriptions of the parts that were not read. For `tokens` and errors see
+  `sources.open_for`.
+
+  Args:
+    tying: a key of TIES, how the run shares embeddings; a run in `path` shares them likewise.
+    step: of a run's checkpoint; None: the newest.
+  """
+  path = bucket.local(path, step)
+  if sources.is_run(path):
+    found = sources.read_run(path, tokens, step)
+    return found.params, found.spec.discriminator, ()
+  if step is not None:
+    raise ValueError(f"init_step={step}: only a run has steps, and {path} is not a run")
+  source = sources.open_for(path, tokens)
+  main = source.networks[source.main]
+  params = {"embeddings": main.weights["embeddings"]}
+  for role, network in source.networks.items():
+    role = "discriminator" if role == MASKED_LM else role
+    weights = {k: v for k, v in network.weights.items() if k != "embeddings"}
+    params[role] = params.get(role, {}) | weights
+  generator = source.networks.get("generator")
+  if generator is not main and (generator or "mlm_head" not in params["discriminator"]):
+    _share(params, generator.weights["embeddings"] if generator else params["embeddings"], tying)
+  return params, main.cfg, source.left_out
+
+
+def _share(params: dict, own: dict, tying: str) -> None:
+  """Moves the tables of the discriminator, in params["embeddings"], and the generator's to places.
+
+  Args:
+    own: the generator's, the discriminator's without a generator.
+  """
+  tables = params["embeddings"]
+  params["embeddings"], others = TIES[tying].split(tables)
+  if "embedding_delta" in others:
+    params["embeddings"] = own
+    others = {"embedding_delta": jax.tree.map(np.subtract, tables, own)}
+  params["discriminator"] |= others
+  if "generator" in params and (kept := TIES[tying].own(own)):
+    params["generator"]["embeddings"] = kept
+
+
+def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
+  """Returns a source's masked language model, of the vocabulary `tokens`.
+
+  Raises:
+    ExchangeError, ValueError: as `open_for`, or there is no such model.
+  """
+  path = bucket.local(path)
+  if sources.is_run(path):
+    run = sources.read_run(path, tokens)
+    return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
+  network = sources.masked_lm(sources.open_for(path, tokens), path)
+  sources.check_vocab(tokens, {"masked language model": network}, path)
+  return network
+
+
+def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
+  """Returns the network of the masked language model in generator.init_from, if it is set."""
+  if config.generator.init_from is None:
+    return None
+  path = bucket.local(config.generator.init_from)
+  if sources.is_run(path):
+    vocab = sources.vocab_of(sources.data_folder(path))
+    return specs.masked_lm_config(path, vocab)
+  return sources.masked_lm(sources.open_source(path), path).cfg
