@@ -68,9 +68,12 @@ class Bucket:
   def upload_steps(self, keep: int, keep_every: int) -> None:
     """Uploads the steps that are whole here and not there, and removes there what is not kept.
 
+    Raises as `upload`.
+
     Args:
       keep, keep_every: as `Checkpoints` takes them.
     """
+    self._check()
     whole, _ = _list_steps(self.url)
     for path in (self.folder / CHECKPOINTS).iterdir():
       if path.name.isdigit() and int(path.name) not in whole:

@@ -9,7 +9,7 @@ from electra_jax.runtime.bucket import COMMITTED
 from electra_jax.runtime.checkpoint import steps_on_disk
 from electra_jax.runtime.workdir import BUCKET_FILE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.buckets
 
 
 @pytest.fixture

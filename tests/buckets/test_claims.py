@@ -11,7 +11,7 @@ import pytest
 
 from electra_jax.runtime import claims, storage
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.buckets
 STALE_SECS = 2
 
 # Holds a claim until it is taken over, and says what it sees.

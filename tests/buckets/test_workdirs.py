@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from electra_jax.core.params import named
 from electra_jax.interop import sources
 from electra_jax.runtime import bucket, claims, storage
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.buckets
 
 
 @pytest.fixture
@@ -119,3 +120,19 @@ def test_a_damaged_checkpoint_at_a_url_is_set_aside(url, tiny_config):
   journal = storage.read(f"{url}/journal.jsonl").decode().splitlines()
   starts = [x["step"] for x in map(json.loads, journal) if x["event"] == "start"]
   assert starts[-1] == 8
+
+
+def test_files_are_uploaded_meanwhile_and_not_by_who_was_overtaken(url, monkeypatch):
+  monkeypatch.setattr(bucket, "UPLOAD_SECS", 0.1)
+  with bucket.opened(url) as (folder, uploads):
+    (folder / "config.json").write_text("first")
+    deadline = time.monotonic() + 60
+    while not storage.find(f"{url}/*.json") and time.monotonic() < deadline:
+      time.sleep(0.1)
+    assert storage.read(f"{url}/config.json") == b"first"
+    storage.put(f"{url}/{claims.FOLDER}/000002", b"somebody else\n0")
+    with pytest.raises(claims.ClaimError, match=f"^{url} has been taken over by somebody else$"):
+      uploads.upload()
+    (folder / "config.json").write_text("second")
+    time.sleep(1)
+  assert storage.read(f"{url}/config.json") == b"first"

@@ -10,7 +10,7 @@ import pytest
 from buckets import servers
 from harness import STEPS
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.buckets
 
 # A holder that was killed is waited for, for this long.
 SOON = """
