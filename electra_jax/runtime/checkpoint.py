@@ -79,6 +79,7 @@ class Checkpoints:
     self._in_bucket = storage.is_remote(str(self.folder))
     self._to_global, self._bucket, self._uploading = to_global, bucket, None
     self._keep, self._keep_every = keep, keep_every_steps
+    self._is_lost = False  # whether the bucket could not be reached, before orbax began
     always = [policies.EveryNSteps(keep_every_steps)] if keep_every_steps else []
     self._kept = policies.AnyPreservationPolicy([policies.LatestN(keep), *always])
     self._open()
@@ -125,7 +126,9 @@ class Checkpoints:
     if step == self.latest_step():
       return
     processes.run_on_all(lambda: self._guarded(self._wait_for_save))
+    self._is_lost = True
     processes.run_on_all(lambda: self._bucket and self._guarded(self._bucket.upload))
+    self._is_lost = False
     state, meta = self._to_global(state), json.loads(json.dumps({**meta, "step": step}))
     self._delete(f"{DELETING}/*")  # not the folder itself, which a running save may use
     processes.run_on_all(lambda: self._refuse_full_disk(state))
@@ -220,8 +223,10 @@ class Checkpoints:
       if not self.abandon():
         raise WriteError("not all processes finished the previous save")
 
+    if self._is_lost:
+      return
     processes.run_on_all(let_go)
-    self._open()
+    self._guarded(self._open)
 
   def _guarded(self, action: Callable[[], Any]) -> None:
     try:

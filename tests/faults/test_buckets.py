@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import harness
@@ -153,21 +154,32 @@ def test_two_processes_on_s3_are_refused(data, stores, tmp_path, monkeypatch):
   assert place.names() == []
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_store_that_cannot_be_reached_ends_a_run_in_one_line(
-  data, alone, stores, tmp_path, monkeypatch, scheme
-):
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  place = Place(f"{scheme}://bucket/{tmp_path.name}/run", tmp_path / "cache")
-  front = servers.Proxy(stores[scheme].port)
+@pytest.fixture
+def front(place, stores, monkeypatch) -> Iterator[servers.Proxy]:
+  """What the run takes for the store of its place."""
+  proxy = servers.Proxy(stores[place.url.partition(":")[0]].port)
   with monkeypatch.context() as patch:
     for name in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
-      patch.setenv(name, front.url)
-    run = place.run(data)
-    run.when(lambda: place.whole())
-    front.port = servers.free_port()  # where nobody is
-    error = run.error()
+      patch.setenv(name, proxy.url)
+    yield proxy
+
+
+def test_a_store_that_cannot_be_reached_ends_a_run_in_one_line(data, alone, place, front, tmp_path):
+  run, port = place.run(data), front.port
+  run.when(lambda: place.whole())
+  front.port = servers.free_port()  # where nobody is
+  error = run.error()
   assert "could not write a checkpoint to " in error and "earlier checkpoints are intact" in error
-  newest = place.whole()[-1]
+  front.port, newest = port, place.whole()[-1]
   assert f"resuming from step {newest}" in place.run(data).finish()
+  assert place.outcome(tmp_path / "copy") == harness.outcome(alone, STEPS)
+
+
+def test_a_run_may_go_on_while_the_store_cannot_be_reached(data, alone, place, front, tmp_path):
+  run, port = place.run(data, checkpoint__on_error="continue"), front.port
+  run.when(lambda: place.whole())
+  front.port = servers.free_port()
+  run.when(lambda: "earlier checkpoints are intact; training continues" in run.output)
+  front.port = port
+  run.finish()
   assert place.outcome(tmp_path / "copy") == harness.outcome(alone, STEPS)
