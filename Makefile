@@ -51,7 +51,7 @@ test-gpu-compile: .venv/ready  ## preflight with the GPU compiler (700 MB), like
 test-engines: .venv/ready  ## builds of shards on Apache Beam and Ray, installed where only this finds them
 	$(RUN) tests/engines.py
 
-test-buckets: .venv/ready  ## text in S3, Google's storage, a web server and a Hub, on loopback (250 MB), through faults
+test-buckets: .venv/ready  ## text and runs in S3, Google's storage, a web server and a Hub, on loopback (250 MB), through faults
 	$(RUN) tests/buckets/run.py
 
 gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX for it; if interrupted, it continues

@@ -5,8 +5,8 @@
 #     launch/tpu_pod.sh [--dry-run] --config=configs/large.py --config.train.accumulation=8
 #
 # gs://BUCKET/shards holds the shards, gs://BUCKET/runs/NAME is the workdir: a new slice goes on from
-# its checkpoints, which a hierarchical namespace renames at once. SPOT= (empty): not preempted. Ctrl-C
-# ends the watching alone, the same command takes it up again. Log of worker 0: runs/NAME.log.
+# its checkpoints. SPOT= (empty): not preempted. Ctrl-C ends the watching alone, the same command
+# takes it up again. Log of worker 0: runs/NAME.log.
 # shellcheck disable=SC2016  # some quotes are for the workers' shells
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,12 +29,12 @@ on() { run gcloud compute tpus tpu-vm ssh "$NAME" --zone="$ZONE" --worker="$1" -
 install="BUCKET=$BUCKET"$'\n'"$(cat launch/tpu_install.sh)"
 # Survives the ssh: a session of its own. A run that is still going is left alone.
 begin='cd electra_jax; if [ -f pid ] && kill -0 "$(cat pid)" 2> /dev/null; then exit; fi; rm -f exit
-nohup setsid sh -c '\''.venv/bin/python -m electra_jax.train --workdir=$HOME/bucket/runs/'"$NAME"' \
+nohup setsid sh -c '\''.venv/bin/python -m electra_jax.train --workdir=gs://'"$BUCKET/runs/$NAME"' \
 --config.data.dir=$HOME/shards "$@"; echo $? > exit.new; mv exit.new exit'\'' sh'"$([ $# = 0 ] || printf ' %q' "$@")"' > train.log 2>&1 < /dev/null &
 echo $! > pid'
 watch='cd electra_jax; tail -n +1 -F train.log 2> /dev/null & until [ -f exit ]; do sleep 5; done
-sleep 2; kill $!; echo "exited with $(cat exit) '"\$(find \$HOME/bucket/runs/$NAME/checkpoints/ \
--regex '.*/[0-9]+' -prune 2> /dev/null | sort -V | tail -n 1)\""
+sleep 2; kill $!; echo "exited with $(cat exit) '"\$(gcloud storage ls \
+'gs://$BUCKET/runs/$NAME/checkpoints/*/commit_success.txt' 2> /dev/null | sort -V | tail -n 1)\""
 
 start() {
   [ -z "$(git status --porcelain 2> /dev/null)" ] || echo "note: the slice gets HEAD, without the changes that are not committed" >&2

@@ -19,7 +19,7 @@ from conftest import ROOT, python
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from electra_jax.core import step
-from electra_jax.runtime import checkpoint, checksums, workdir
+from electra_jax.runtime import bucket, checkpoint, checksums, workdir
 from electra_jax.runtime.checkpoint import (
   CheckpointError,
   Checkpoints,
@@ -136,6 +136,16 @@ def test_checksums_are_computed_while_training_goes_on(tmp_path, monkeypatch):
   restored, meta = open_run(tmp_path).restore(1, shapes)
   assert_same(restored, expected)
   assert meta["window"] == {"sum": 1}
+
+
+def test_a_step_of_an_earlier_run_counts_without_a_file_of_its_commit(tmp_path):
+  expected, shapes = save_all(tmp_path, [1, 2]), shapes_of(make_state())
+  for number in "12":
+    (tmp_path / "checkpoints" / number / bucket.COMMITTED).unlink()
+  assert steps_on_disk(tmp_path / "checkpoints") == [1, 2]
+  with open_run(tmp_path) as run:
+    assert run.latest_step() == 2
+    assert_same(run.restore(2, shapes)[0], expected)
 
 
 @pytest.mark.parametrize("told_by", [Checkpoints.wait, Checkpoints.close, save_again])

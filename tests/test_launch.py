@@ -262,7 +262,7 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
   ]  # fmt: skip
   install, begin = (c[-1].removeprefix("--command=") for c in commands[6:8])
   assert "--constraint requirements.lock" in install and install.startswith("BUCKET=ours\n")
-  assert "--workdir=$HOME/bucket/runs/large" in begin
+  assert "--workdir=gs://ours/runs/large" in begin
   assert "--config.data.sources=text:a\\ b" in begin
   for text in (install, begin, commands[8][-1].removeprefix("--command=")):
     subprocess.run(["bash", "-n", "-c", text], check=True)
@@ -330,7 +330,7 @@ def test_a_slice_that_cannot_be_created_or_deleted_is_an_error(launch, tmp_path)
 
 
 def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, tmp_path):
-  place = "/home/me/bucket/runs/large/checkpoints"
+  place = "gs://ours/runs/large/checkpoints"
   ends = [f"exited with {x}" for x in ("134", f"134 {place}/9", f"134 {place}/10")]
   ends += ["", *4 * [ends[-1]]]  # lost once, which does not count
   done, asked = on_a_slice(launch, tmp_path, 20 * ["ACTIVE"], ends)
@@ -340,17 +340,16 @@ def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, 
 
 def test_the_end_of_a_run_on_a_slice_is_reported_with_its_newest_checkpoint(launch, tmp_path):
   watch = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU)[8][-1].removeprefix("--command=")
-  (tmp_path / "bucket" / "runs").mkdir(parents=True)
-  link_checkpoints(tmp_path, tmp_path / "bucket" / "runs" / "large")
-  for name in ("9", "10", "11.orbax-checkpoint-tmp"):
-    (tmp_path / "scratch" / name).mkdir()
+  place = "gs://ours/runs/large/checkpoints"
+  lists = f'[ "$*" = "storage ls {place}/*/commit_success.txt" ] && printf "%s\\n" '
+  lists += " ".join(f"{place}/{step}/commit_success.txt" for step in (10, 9))
   (tmp_path / "electra_jax").mkdir()
   (tmp_path / "electra_jax" / "exit").write_text("134\n")
-  home = {**os.environ, "HOME": str(tmp_path)}
+  home = {**os.environ, "HOME": str(tmp_path), **programs(tmp_path, gcloud=lists)}
   done = subprocess.run(
     ["bash", "-c", watch], capture_output=True, text=True, env=home, cwd=tmp_path, check=True
   )
-  assert done.stdout == f"exited with 134 {tmp_path}/bucket/runs/large/checkpoints/10\n"
+  assert done.stdout == f"exited with 134 {place}/10/commit_success.txt\n"
 
 
 def test_a_worker_gets_every_argument_as_it_was_given(launch, tmp_path):
@@ -363,10 +362,7 @@ def test_a_worker_gets_every_argument_as_it_was_given(launch, tmp_path):
     home = {**os.environ, "HOME": str(folder.parent)}
     subprocess.run(["bash", "-c", f"{begin}; wait"], env=home, cwd=folder.parent, check=True)
     got = (folder / "train.log").read_text().split("\0")[:-1]
-    places = (
-      f"--workdir={folder.parent}/bucket/runs/large",
-      f"--config.data.dir={folder.parent}/shards",
-    )
+    places = ("--workdir=gs://ours/runs/large", f"--config.data.dir={folder.parent}/shards")
     assert got == ["-m", "electra_jax.train", *places, *given]
     assert (folder / "exit").read_text() == "3\n"
 

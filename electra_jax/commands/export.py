@@ -2,8 +2,9 @@
 
 SOURCE is a run, an orbax export, a Hugging Face folder or a TF1 checkpoint of the original,
 recognised by its files, or a name on Hugging Face's Hub: hf://ORG/NAME[@REVISION]. DIR must not
-exist; it is written completely or not at all. A TF1 checkpoint's number of heads comes from a
-config.json beside it, or --heads.
+exist; it is written completely or not at all. SOURCE and DIR may be URLs of gs:// or s3://: what is
+read is copied to ~/.cache/electra_jax first, and DIR is uploaded when it is complete. A TF1
+checkpoint's number of heads comes from a config.json beside it, or --heads.
 
 orbax  the discriminator's weights, its config and the tokenizer, as read by fine-tuning.
 hf     DIR/discriminator, the network to fine-tune, and, if there is one, DIR/generator, each with
@@ -32,7 +33,6 @@ without --overwrite, which replaces all of them; its history keeps them.
 import argparse
 import math
 import re
-from pathlib import Path
 
 from electra_jax.commands import cli
 from electra_jax.monitor.display import starting
@@ -126,7 +126,7 @@ def main(args: argparse.Namespace) -> None:
 
   writer.run(
     named[0],
-    Path(named[1]),
+    named[1],
     args.to,
     terminal.console(),
     heads=args.heads,

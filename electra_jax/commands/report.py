@@ -4,9 +4,9 @@
                      [--finetune DIR...]
   electra-jax report --make-band RUN RUN RUN [RUN...] --out=band.json
 
-RUN is a workdir of training, running or finished; runs that differ only in their seed are shown
-together, with mean and spread. --price is the price of a device-hour; --pairs are folders of
-`electra-jax evaluate pairs --out`, --finetune workdirs of `electra-jax finetune`.
+RUN is a workdir of training, also gs:// or s3://, running or finished; runs that differ only in
+their seed are shown together, with mean and spread. --price is the price of a device-hour; --pairs
+are folders of `electra-jax evaluate pairs --out`, --finetune workdirs of `electra-jax finetune`.
 --make-band writes what seeds of one configuration reach, with a tolerance, for
 `config.health.reference`.
 """
@@ -29,7 +29,7 @@ def price(text: str) -> float:
 
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
-  p.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+  p.add_argument("runs", nargs="+", metavar="RUN")
   p.add_argument("--out", type=Path, required=True, metavar="FILE")
   p.add_switch("make-band", "of three runs or more")
   p.add_argument("--price", type=price, help="of a device for an hour, in any currency")
@@ -43,16 +43,18 @@ def main(args: argparse.Namespace) -> None:
     raise cli.UsageError("--make-band cannot be combined with --price, --pairs or --finetune")
   with starting():  # slow, and not needed for --help
     from electra_jax.report import band
+    from electra_jax.runtime import bucket
     from electra_jax.runtime.workdir import replacing
 
   console = terminal.console()
+  runs = [bucket.local(run, step=0) for run in args.runs]
   if args.make_band:
-    band.write(args.runs, args.out, console)
+    band.write(runs, args.out, console)
     return
   from electra_jax.report import page  # needs the extra `report`
 
   with doing("drawing"):
-    text = page.render(args.runs, price=args.price, pairs=args.pairs, finetune=args.finetune)
+    text = page.render(runs, price=args.price, pairs=args.pairs, finetune=args.finetune)
   with replacing(args.out) as temporary:
     temporary.write_text(text, encoding="utf-8")
   console.print(f"report: {args.out} ({len(text.encode()) / 1e6:.1f} MB)")

@@ -17,7 +17,7 @@ from electra_jax.data.tokenizer import Vocab
 from electra_jax.interop import sources
 from electra_jax.interop.sources import ExchangeError, RunParams, Source
 from electra_jax.monitor.display import doing
-from electra_jax.runtime import parallel
+from electra_jax.runtime import bucket, parallel
 
 # The original's Small and Base, assumed where a source does not say how it was trained.
 ORIGINAL = {
@@ -34,6 +34,7 @@ class Scorer:
   """Scores sentences with a run's newest checkpoint or the networks of another source."""
 
   def __init__(self, path: str | Path, data_dir: str | None = None, batch_size: int = 32):
+    path = bucket.local(path)
     is_run = sources.is_run(path)
     own = sources.data_folder(path) if is_run else None
     folder = mirror.local(data_dir, splits=()) if data_dir else own

@@ -29,7 +29,7 @@ from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.interop.weights import label_fields
 from electra_jax.monitor.display import doing
 from electra_jax.pretrain import start
-from electra_jax.runtime import parallel
+from electra_jax.runtime import bucket, parallel
 from electra_jax.runtime.checkpoint import FOLDER, steps_on_disk
 from electra_jax.runtime.workdir import new_folder
 
@@ -301,7 +301,7 @@ def _bytes(networks: Iterable[Network], dtype: str = "float32") -> int:
 
 def run(
   path: str,
-  out: Path,
+  out: str | Path,
   form: str,
   console: Console,
   *,
@@ -316,6 +316,7 @@ def run(
   """Exports the networks of a source to a new folder, as `write`.
 
   Args:
+    out: the folder, or a URL of gs:// or s3://, to which it is uploaded when it is complete.
     path, heads: as `sources.open_source` takes them.
     weights_license: for the model card.
     step: of a run, 0 for its start; None: the newest.
@@ -337,26 +338,28 @@ def run(
       source.card["license"] = weights_license
     write(source, to, form, console, repo=push, **storage)
 
-  if out.exists():
-    raise ExchangeError(f"{out} exists: nothing is overwritten")
-  if push:
-    hub.claim(push, overwrite)
-  path = hub.pinned(path)
-  if all_checkpoints:
-    with new_folder(out) as folder:
-      for step in (0, *steps_on_disk(Path(path) / FOLDER)):
-        try:
-          export(step, folder / f"step-{step:08d}")
-        except ValueError as error:
-          if step or not sources.is_run(path):
-            raise
-          console.print(f"not exported: step 0: {error}")  # what it began with may be gone
-  else:
-    export(step, out)
+  with bucket.uploaded(out) as place:
+    if place.exists():
+      raise ExchangeError(f"{out} exists: nothing is overwritten")
+    if push:
+      hub.claim(push, overwrite)
+    path = bucket.local(hub.pinned(path), step, all_checkpoints)
+    if all_checkpoints:
+      with new_folder(place) as folder:
+        for step in (0, *steps_on_disk(path / FOLDER)):
+          try:
+            export(step, folder / f"step-{step:08d}")
+          except ValueError as error:
+            if step or not sources.is_run(path):
+              raise
+            console.print(f"not exported: step 0: {error}")  # what it began with may be gone
+    else:
+      export(step, place)
+    if push:
+      with doing("pushing"):
+        pushed = hub.push(place, push)
   console.print(f"exported to {out}")
   if push:
-    with doing("pushing"):
-      pushed = hub.push(out, push)
     console.print(f"pushed to {pushed}, private unless you made it public")
 
 

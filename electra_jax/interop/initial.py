@@ -21,6 +21,7 @@ from electra_jax.interop import hub, sources
 from electra_jax.interop.huggingface import MASKED_LM
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, Network
+from electra_jax.runtime import bucket
 from electra_jax.runtime.workdir import read_run_config
 
 HUB_NAMES = "hub_names"  # in a run's configuration: {field: name on the Hub as it was given}
@@ -117,7 +118,8 @@ def _is_shape(field: str, found: Mapping[str, Any]) -> bool:
 
 def _fields(config: ConfigDict) -> dict[str, Any]:
   """Returns the fields of the networks in init_from, as far as the run has these networks."""
-  path, no_generator = config.init_from, schema.trains_no_generator(config)
+  path = bucket.local(config.init_from, config.init_step)
+  no_generator = schema.trains_no_generator(config)
   if sources.is_run(path):
     other = specs.saved_config(read_run_config(path))
     no_generator |= other.generator.kind != config.generator.kind
@@ -219,6 +221,7 @@ def read_params(
     tying: a key of TIES, how the run shares embeddings; a run in `path` shares them likewise.
     step: of a run's checkpoint; None: the newest.
   """
+  path = bucket.local(path, step)
   if sources.is_run(path):
     found = sources.read_run(path, tokens, step)
     return found.params, found.spec.discriminator, ()
@@ -259,6 +262,7 @@ def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
   Raises:
     ExchangeError, ValueError: as `open_for`, or there is no such model.
   """
+  path = bucket.local(path)
   if sources.is_run(path):
     run = sources.read_run(path, tokens)
     return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
@@ -269,9 +273,9 @@ def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
 
 def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
   """Returns the network of the masked language model in generator.init_from, if it is set."""
-  path = config.generator.init_from
-  if path is None:
+  if config.generator.init_from is None:
     return None
+  path = bucket.local(config.generator.init_from)
   if sources.is_run(path):
     vocab = sources.vocab_of(sources.data_folder(path))
     return specs.masked_lm_config(path, vocab)

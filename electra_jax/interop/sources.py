@@ -28,7 +28,7 @@ from electra_jax.interop.huggingface import DETECTOR, MASKED_LM
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, Network, network_shapes, read_json
 from electra_jax.monitor import metrics
-from electra_jax.runtime import parallel
+from electra_jax.runtime import bucket, parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
@@ -78,7 +78,7 @@ class Source:
 def open_source(
   path: str | Path, heads: Sequence[int] = (), of_run: Callable[..., "RunParams"] | None = None
 ) -> Source:
-  """Reads the networks at a path in any of the four formats.
+  """Reads the networks at a path, or at a URL of gs:// or s3://, in any of the four formats.
 
   Args:
     heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
@@ -90,7 +90,7 @@ def open_source(
   """
   if not str(path):
     raise ExchangeError("the path of the networks is empty")
-  path = hub.local(path).resolve()
+  path = hub.local(bucket.local(path)).resolve()
   read = _reader(path)
   if heads and read is not _tf1:
     raise ExchangeError(f"{path} is not a TF1 checkpoint, so it says its number of heads")

@@ -218,7 +218,7 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     ValueError: the data, the frozen generator, the pairs or the reference cannot be used, or there
       are fewer sequences than a batch takes.
   """
-  saved = read_config(workdir) if checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) else {}
+  saved = read_config(workdir) if checkpoint.steps_on_disk(checkpoint.folder_of(workdir)) else {}
   d, t = config.data, config.train
   allowed = compare.allows(config.allow_config_change, "data.manifest")
   wanted = None if allowed else saved.get("data", {}).get("manifest")
@@ -297,7 +297,8 @@ def start_or_continue(run: Run) -> list[str]:
       f"{checkpoints} is missing, but {history.name} has lines: restore the folder to resume, or"
       " start over in another --workdir"
     )
-  done, steps = checkpoint.steps_on_disk(checkpoints), run.config.train.steps
+  done = checkpoint.steps_on_disk(checkpoint.folder_of(run.workdir))
+  steps = run.config.train.steps
   if done and done[-1] > steps:
     raise ValueError(
       f"{run.workdir} is at step {done[-1]:,}, beyond config.train.steps={steps:,}: raise it, or"

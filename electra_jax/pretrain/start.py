@@ -17,7 +17,7 @@ from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import initial, sources
 from electra_jax.pretrain.run import Run, make_train_fns
-from electra_jax.runtime import checksums, parallel, processes
+from electra_jax.runtime import bucket, checksums, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.workdir import read_run_config
 
@@ -71,17 +71,18 @@ def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console, warn: 
 
 def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: Warn):
   """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
-  origin, sharding = run.config.init_from, run.fns.sharding
+  init, sharding = run.config.init_from, run.fns.sharding
+  origin = processes.run_on_all(lambda: bucket.local(init, run.config.init_step))
   processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
   shapes = sharding.shapes()
   state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
   processes.assert_same({"init_step": str(first)})
-  console.print(f"starting from the parameters and the optimizer of {origin}, step {first:,}")
+  console.print(f"starting from the parameters and the optimizer of {init}, step {first:,}")
   _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, warn)
   saved = read_run_config(origin)
   same_data = saved["data"].get("manifest") == run.shards.digest
   if same_data and saved["seed"] == run.config.seed:
-    warn([f"seed={run.config.seed} as in {origin}: it reads the same data again"])
+    warn([f"seed={run.config.seed} as in {init}: it reads the same data again"])
   state = restarted(sharding.to_local(state))
   return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
 

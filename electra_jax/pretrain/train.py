@@ -31,10 +31,11 @@ from electra_jax.pretrain.clock import Clock
 from electra_jax.pretrain.loop import Loop, Services
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
 from electra_jax.pretrain.start import make_state
-from electra_jax.runtime import checkpoint, memory, parallel, processes, terminal, version
+from electra_jax.runtime import bucket, checkpoint, memory, parallel, processes, terminal, version
+from electra_jax.runtime.bucket import Bucket
 from electra_jax.runtime.checkpoint import Checkpoints
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
-from electra_jax.runtime.workdir import CONFIG_FILE, claim, read_config
+from electra_jax.runtime.workdir import BUCKET_FILE, CONFIG_FILE, claim, read_config
 
 CURVES_FILE = "curves.png"
 AGAIN = "by training in the same workdir again"
@@ -55,7 +56,7 @@ Hook = Callable[[int, str, Mapping[str, float | None]], None]
 class Trained(NamedTuple):
   """What a training leaves."""
 
-  workdir: Path
+  workdir: Path  # of a URL: the local folder
   step: int  # steps done
   finished: bool  # these are all, with the last evaluation; if not, training again resumes
 
@@ -122,7 +123,24 @@ def _train(
   resume: str,
   given: Collection[str] = (),
 ) -> Trained:
-  workdir, goodput = Path(workdir), Goodput()
+  with contextlib.ExitStack() as stack:
+    with doing(f"opening {workdir}", terminal.log_console()):
+      folder, uploads = stack.enter_context(bucket.opened(workdir))
+    stack.enter_context(_naming_the_checkpoint(folder))
+    return _train_in(config, folder, uploads, verify, begun, hooks, resume, given)
+
+
+def _train_in(
+  config: ConfigDict,
+  workdir: Path,
+  uploads: Bucket | None,
+  verify: bool,
+  begun: float,
+  hooks: Sequence[Hook],
+  resume: str,
+  given: Collection[str],
+) -> Trained:
+  goodput = Goodput()
   console, last_secs = terminal.log_console(), journal.first_step_seconds(journal.read(workdir))
 
   def now() -> Activity:
@@ -134,8 +152,7 @@ def _train(
     last_secs.clear()
     events.write("first step", secs=goodput.secs())
 
-  with _naming_the_checkpoint(workdir), contextlib.ExitStack() as stack:
-    stack.enter_context(_compilation_cache(workdir))
+  with _compilation_cache(workdir), contextlib.ExitStack() as stack:
     with Display(console, now) as display:
       with goodput.doing("start"):  # of the devices
         console.quiet = jax.process_index() > 0
@@ -151,7 +168,7 @@ def _train(
 
       describe(run, console, allowed)
       warn(contradictions(run, allowed))
-      checkpoints = stack.enter_context(_open_checkpoints(run))
+      checkpoints = stack.enter_context(_open_checkpoints(run, uploads))
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
         state, meta = make_state(run, checkpoints, console, warn)
@@ -179,19 +196,20 @@ def _train(
         finish(run, done, console)
       console.print(f"time:       {goodput.summary()}")
       if not finished:
-        saved = f", saved: {workdir / checkpoint.FOLDER / str(done)}" if done else ""
+        saved = f", saved: {checkpoint.folder_of(workdir) / str(done)}" if done else ""
         of = "" if clock.is_open else f" of {clock.horizon.steps:,}"
         console.print(f"stopped after step {done:,}{of}{saved}\nresume {resume}")
     return Trained(workdir, done, finished)
 
 
-def _open_checkpoints(run: Run) -> Checkpoints:
+def _open_checkpoints(run: Run, uploads: Bucket | None) -> Checkpoints:
   with processes.abort_if_peer_lost():  # orbax synchronises the processes here
     return Checkpoints(
       run.workdir,
       keep=run.config.checkpoint.keep,
       keep_every_steps=run.config.checkpoint.keep_every_steps,
       to_global=run.fns.sharding.to_global,
+      bucket=uploads,
     )
 
 
@@ -201,7 +219,7 @@ def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
   try:
     yield
   except KeyboardInterrupt:
-    folder = workdir / checkpoint.FOLDER
+    folder = checkpoint.folder_of(workdir)
     steps = checkpoint.steps_on_disk(folder)
     saved = f"the newest checkpoint: {folder / str(steps[-1])}" if steps else "nothing is saved yet"
     raise KeyboardInterrupt(f"interrupted; {saved}") from None
@@ -302,7 +320,7 @@ def begin(
   """
   if jax.process_index() == 0:  # which says it to the others
     registry.check((read_config(workdir) or {}).get(specs.REGISTERED, {}), workdir)
-  resumes = checkpoint.steps_on_disk(workdir / checkpoint.FOLDER) and read_config(workdir)
+  resumes = checkpoint.steps_on_disk(checkpoint.folder_of(workdir)) and read_config(workdir)
   config, names = initial.pinned(config, resumes or {})
   saved = compare.upgrade(compare.flatten(resumes)) if resumes else None
   config, taken = initial.resolve(config, given, saved)
@@ -316,6 +334,8 @@ def begin(
 
 def shared_or_not(workdir: Path) -> str:
   """Describes whether this process sees the configuration that process 0 has just written."""
+  if (workdir / BUCKET_FILE).exists():
+    return (workdir / BUCKET_FILE).read_text()
   return "a shared folder" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
 
 
@@ -424,6 +444,6 @@ def finish(run: Run, done: int, console: Console) -> None:
     entropy = quantities.shown("loss", run.baselines.entropy)
     table.add_row("unigram entropy", *len(ends) * [entropy], style="dim")
     console.print(table)
-  console.print(f"checkpoint: {run.workdir / checkpoint.FOLDER / str(done)}")
+  console.print(f"checkpoint: {checkpoint.folder_of(run.workdir) / str(done)}")
   console.print(f"curves:     {run.workdir / CURVES_FILE}")
   console.print(f"metrics:    {run.workdir / metrics.HISTORY_FILE}")

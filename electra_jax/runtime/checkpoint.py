@@ -17,14 +17,18 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
 
 from electra_jax.core.params import named
-from electra_jax.runtime import checksums, processes
+from electra_jax.runtime import checksums, processes, storage
+from electra_jax.runtime.bucket import DAMAGED, Bucket
+from electra_jax.runtime.claims import ClaimError
 from electra_jax.runtime.save_barrier import SaveBarrier, started
-from electra_jax.runtime.workdir import delete_unfinished, free_name
+from electra_jax.runtime.workdir import BUCKET_FILE, delete_unfinished, free_name
+from electra_jax.runtime.workdir import CHECKPOINTS as FOLDER
 
-FOLDER = "checkpoints"  # in the run's folder
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
 GRACE_SECS = 20  # to wait for other processes after a failure
 # tensorstore's errors for a file that cannot be read now but may be intact.
@@ -59,6 +63,7 @@ class Checkpoints:
     keep: how many of the newest are kept.
     keep_every_steps: multiples of this are never deleted; 0 for none.
     to_global: turns a process-local state into one over all processes, of unsharded shapes.
+    bucket: on process 0, where the workdir's files are uploaded before each save.
   """
 
   def __init__(
@@ -68,9 +73,13 @@ class Checkpoints:
     keep: int,
     keep_every_steps: int,
     to_global: Callable = lambda tree: tree,
+    bucket: Bucket | None = None,
   ):
-    self.folder = Path(workdir).resolve() / FOLDER
-    self._to_global = to_global
+    self.folder = folder_of(workdir)
+    self._in_bucket = storage.is_remote(str(self.folder))
+    self._to_global, self._bucket, self._uploading = to_global, bucket, None
+    self._keep, self._keep_every = keep, keep_every_steps
+    self._is_lost = False  # whether the bucket could not be reached, before orbax began
     always = [policies.EveryNSteps(keep_every_steps)] if keep_every_steps else []
     self._kept = policies.AnyPreservationPolicy([policies.LatestN(keep), *always])
     self._open()
@@ -82,6 +91,11 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         save_decision_policy=policies.FixedIntervalPolicy(1),  # the caller of `save` decides
         preservation_policy=self._kept,
+        # Else orbax may choose by what a folder is mounted from, and earlier runs have no files of
+        # a commit.
+        atomicity_options=AtomicityOptions(
+          AtomicityMode.COMMIT_FILE if self._in_bucket else AtomicityMode.ATOMIC_RENAME
+        ),
         todelete_subdir=DELETING,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
@@ -93,8 +107,8 @@ class Checkpoints:
 
   def _delete(self, what: str) -> None:
     # Checkpoints are moved to DELETING first, so that a run killed while deleting leaves no
-    # partial one among the others. Failed deletions are retried later.
-    if jax.process_index() == 0:
+    # partial one among the others. Failed deletions are retried later. In a bucket orbax deletes.
+    if jax.process_index() == 0 and not self._in_bucket:
       for path in self.folder.glob(what):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -112,6 +126,9 @@ class Checkpoints:
     if step == self.latest_step():
       return
     processes.run_on_all(lambda: self._guarded(self._wait_for_save))
+    self._is_lost = True
+    processes.run_on_all(lambda: self._bucket and self._guarded(self._bucket.upload))
+    self._is_lost = False
     state, meta = self._to_global(state), json.loads(json.dumps({**meta, "step": step}))
     self._delete(f"{DELETING}/*")  # not the folder itself, which a running save may use
     processes.run_on_all(lambda: self._refuse_full_disk(state))
@@ -126,9 +143,17 @@ class Checkpoints:
     self._barrier.begin()
     items = ocp.args.Composite(state=_CheckedSave(state, describe))
     self._guarded(lambda: self._manager.save(step, args=items))
+    if self._bucket and not self._in_bucket:
+      self._uploading = started(self._upload)
+
+  def _upload(self) -> None:
+    self._manager.wait_until_finished()
+    self._bucket.upload_steps(self._keep, self._keep_every)
 
   def _refuse_full_disk(self, state) -> None:
     # Checked first: a disk that fills up halfway fails many writes, with an error each.
+    if self._in_bucket:
+      return
     needed = sum(x.nbytes for x in jax.tree.leaves(state))
     free = shutil.disk_usage(self.folder).free
     if free < needed:
@@ -143,6 +168,11 @@ class Checkpoints:
     self._delete(DELETING)
 
   def _wait_for_save(self) -> None:
+    if self._uploading:
+      (thread, failures), self._uploading = self._uploading, None
+      thread.join()
+      if failures:
+        raise failures[0]
     self._barrier.wait(self._manager.wait_until_finished, GRACE_SECS)
 
   def __enter__(self):
@@ -170,12 +200,17 @@ class Checkpoints:
     return not thread.is_alive()
 
   def set_aside(self, step: int) -> Path:
-    """Moves a checkpoint to damaged/, on process 0, and returns its new path."""
-    place = self.folder.parent / "damaged" / str(step)
+    """Moves a checkpoint to DAMAGED, on process 0, and returns its new path."""
+    place = self.folder.parent / DAMAGED / str(step)
     if jax.process_index() == 0:
       place = free_name(place)  # earlier ones are kept: they may be the better
-      place.parent.mkdir(exist_ok=True)
-      shutil.move(self.folder / str(step), place)  # the folder may be a link to another disk
+      if self._in_bucket:
+        storage.move(str(self.folder / str(step)), str(place))
+      else:
+        place.parent.mkdir(exist_ok=True)
+        shutil.move(self.folder / str(step), place)  # the folder may be a link to another disk
+        if self._bucket:
+          self._bucket.set_aside(step)
     return place
 
   def reopen(self) -> None:
@@ -188,22 +223,26 @@ class Checkpoints:
       if not self.abandon():
         raise WriteError("not all processes finished the previous save")
 
+    if self._is_lost:
+      return
     processes.run_on_all(let_go)
-    self._open()
+    self._guarded(self._open)
 
   def _guarded(self, action: Callable[[], Any]) -> None:
     try:
       action()
     except Exception as error:
-      for unfinished in self.folder.glob("*.orbax-checkpoint-tmp"):
+      for unfinished in () if self._in_bucket else self.folder.glob("*.orbax-checkpoint-tmp"):
         delete_unfinished(unfinished)
-      if isinstance(error, CheckpointError):
+      if isinstance(error, CheckpointError | ClaimError):
         raise
       raise WriteError(
         f"could not write a checkpoint to {self.folder} ({cause(error)}); {self._what_is_left()}"
       ) from error
 
   def _what_is_left(self) -> str:
+    if self._bucket:  # which may be what fails
+      return "earlier checkpoints are intact"
     steps = steps_on_disk(self.folder)
     return f"the checkpoint of step {steps[-1]} is intact" if steps else "no earlier checkpoint"
 
@@ -233,7 +272,7 @@ def restore_from(
   Raises:
     CheckpointError: no checkpoint, damage, or missing or differently shaped arrays (listed).
   """
-  folder = Path(workdir).resolve() / FOLDER
+  folder = folder_of(workdir)
 
   def choose() -> int:
     steps = steps_on_disk(folder)
@@ -343,8 +382,23 @@ class _CheckedSave(ocp.args.CheckpointArgs):
   describe: Callable[[], dict[str, Any]]
 
 
+def folder_of(workdir: str | Path) -> Path:
+  """Returns the folder of a run's checkpoints, an `epath.Path` if it is in a bucket."""
+  here = Path(workdir).resolve()
+  link = here / BUCKET_FILE
+  if not (link.exists() and (url := link.read_text()).startswith("gs://")):
+    return here / FOLDER
+  storage.forget_listings()
+  return epath.Path(url) / FOLDER
+
+
 def steps_on_disk(folder: Path) -> list[int]:
-  """Returns the saved steps in order; unfinished saves have non-numeric names."""
+  """Returns the saved steps in order.
+
+  On a disk, unfinished saves have non-numeric names; in a bucket they have no file of a commit.
+  """
+  if storage.is_remote(str(folder)):
+    return sorted(ocp.utils.checkpoint_steps(folder))
   if not folder.is_dir():
     return []
   return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())

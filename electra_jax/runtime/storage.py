@@ -145,6 +145,11 @@ def remove(url: str) -> None:
     _tried(url, lambda store: store.remove(url))
 
 
+def move(url: str, to: str) -> None:
+  """Moves the objects below a URL to another in the same bucket. Raises as `find`."""
+  _tried(url, lambda store: store.move(url, to))
+
+
 def _check_same(found: Object) -> None:
   if (now := look(found.url)) != found:
     was, is_now = (f"{x.size:,} bytes, {x.tag or 'no tag'}" for x in (found, now))
@@ -251,7 +256,7 @@ class _Bucket:
 
   def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
     self._scheme, self._tag = scheme, tag
-    logging.getLogger(module).setLevel(logging.CRITICAL)  # tracebacks of what is tried again
+    logging.getLogger(module).setLevel(logging.CRITICAL)  # what it logs is raised, too
     self._files = getattr(importlib.import_module(module), name)(**options)
 
   def find(self, pattern: str) -> list[Object]:
@@ -279,6 +284,11 @@ class _Bucket:
 
   def upload(self, path: str, url: str) -> None:
     self._files.put_file(path, _path(url))
+
+  def move(self, url: str, to: str) -> None:
+    for path in self._files.find(_path(url)):
+      self._files.cp_file(path, _path(to) + path[len(_path(url)) :])
+      self._files.rm_file(path)
 
   def remove(self, url: str) -> None:
     self._files.rm_file(_path(url))
@@ -367,6 +377,11 @@ STORES: dict[str, Callable] = {
   "http": _Web,
   "https": _Web,
 }
+
+
+def forget_listings() -> None:
+  """Makes orbax, which writes to gs:// by two libraries, see there what either has written."""
+  importlib.import_module("fsspec").config.conf["gs"] = {"use_listings_cache": False}
 
 
 @functools.cache

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
+BUCKET_FILE = ".bucket"  # in the local folder of a workdir at a URL: the URL
+CHECKPOINTS = "checkpoints"  # a folder for each step
 VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
 GROUPS = {"model", "data", "train"}  # every version's run configuration has these
 # Identifies this process: in a container, its number and host may be the same as in an earlier pod.
@@ -133,7 +135,7 @@ def claim(workdir: Path) -> Iterator[None]:
   other hosts see; `check_claim` covers these. Raises ValueError if a live process holds it.
   """
   if re.match(r"\w+:/", str(workdir)):  # a Path makes one slash of two
-    raise ValueError(f"--workdir={workdir}: mount the bucket, e.g. with gcsfuse, and give the path")
+    raise ValueError(f"--workdir={workdir}: give a URL as text, not as a Path")
   is_new = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
   with (workdir / LOCK_FILE).open("a+") as lock:
@@ -193,9 +195,10 @@ def read_config(workdir: Path) -> dict | None:
       )
     return config
   # Other folders are allowed: they may hold shards or the compilation cache.
-  own = "checkpoints", VOCAB_FOLDER
+  own = CHECKPOINTS, VOCAB_FOLDER
   files = (p.name for p in workdir.iterdir() if p.is_file() or p.name in own)
-  if found := sorted(x for x in files if x != LOCK_FILE and not x.endswith(".tmp")):
+  hidden = LOCK_FILE, BUCKET_FILE
+  if found := sorted(x for x in files if x not in hidden and not x.endswith(".tmp")):
     raise ValueError(f"{workdir} holds {found[0]} but no {CONFIG_FILE}: it is not a run")
   return None
 

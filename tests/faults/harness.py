@@ -167,6 +167,7 @@ class Run:
     data: the folder with data/.
     workdir: the run's; its output goes to a file of that name beside it.
     head: Python to run instead of `python -m electra_jax.train`, and its first arguments.
+    url: of the workdir; `workdir` is then the local folder of process 0.
   """
 
   def __init__(
@@ -178,12 +179,15 @@ class Run:
     devices: int = 1,
     head: list[str] = (),
     log: str = "log",
+    url: str = "",
     **fields,
   ):
     self.workdir, self.history = workdir, inode(workdir / "metrics.jsonl")
     place = workdir.parent  # not on a disk that is to be full
     self.log = (place.parent if place.is_mount() else place) / f"{workdir.name}.{log}"
-    arguments = command("electra_jax.train", data, steps, f"--workdir={workdir}", *args, **fields)
+    arguments = command(
+      "electra_jax.train", data, steps, f"--workdir={url or workdir}", *args, **fields
+    )
     code, *first = head or [PROGRAM]
     with self.log.open("a") as log:
       self.begin = log.tell()
