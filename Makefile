@@ -52,7 +52,7 @@ test-engines: .venv/ready  ## builds of shards on Apache Beam and Ray, installed
 	$(RUN) tests/engines.py
 
 test-buckets: .venv/ready  ## text and runs in S3, Google's storage, a web server and a Hub, on loopback (250 MB), through faults
-	$(RUN) tests/buckets/run.py
+	$(RUN) tests/buckets/run.py $(ARGS)
 
 gpu:  ## checks and measures a machine with a GPU in 40 minutes; PYTHON has JAX for it; if interrupted, it continues
 	$(PYTHON) benchmarks/gpu.py $(ARGS)

@@ -330,8 +330,8 @@ def run(
     of_run = start.read_initial if step == 0 else functools.partial(sources.read_run, step=step)
     with doing("reading"):
       source = sources.open_source(path, heads, None if step is None else of_run)
-    if hub.is_name(path):
-      source.card["origin"] = path
+    if hub.is_name(name):
+      source.card["origin"] = name
     if all_checkpoints:
       console.print(f"step {step:,}:")
     if weights_license:
@@ -343,7 +343,8 @@ def run(
       raise ExchangeError(f"{out} exists: nothing is overwritten")
     if push:
       hub.claim(push, overwrite)
-    path = bucket.local(hub.pinned(path), step, all_checkpoints)
+    name = hub.pinned(path)
+    path = bucket.local(name, step, all_checkpoints)
     if all_checkpoints:
       with new_folder(place) as folder:
         for step in (0, *steps_on_disk(path / FOLDER)):

@@ -224,7 +224,10 @@ def fetch(url: str, folder: Path, found: Iterable[storage.Object]) -> None:
   """Copies objects below a URL to a folder, under their names."""
 
   def copy(item: storage.Object) -> None:
-    path = folder / item.url[len(url) + 1 :]
+    name = item.url[len(url) + 1 :]
+    if ".." in name.split("/"):
+      raise ValueError(f"{item.url}: the name leads out of the folder {url}")
+    path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.fetch(item, path)
 

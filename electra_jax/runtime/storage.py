@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from electra_jax.runtime.workdir import replacing
 
 RANGE_BYTES = 8 << 20
-WAITS = 0.5, 1, 2, 4, 8  # seconds between tries; the libraries have tries of their own within each
+WAITS = 0.5, 1, 2, 4, 8  # seconds between tries
 TIMEOUT_SECS = 60
 TRY_AGAIN = 408, 429
 # Modules whose errors mean that a request failed, where they are not OSErrors.
@@ -253,6 +253,7 @@ class _Bucket:
   """A store of fsspec."""
 
   ROOT = 1  # names in the path of a bucket
+  waits = WAITS[:2]  # s3fs and gcsfs try five times and more within each try
 
   def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
     self._scheme, self._tag = scheme, tag
@@ -311,6 +312,8 @@ class _ReadOnly:
 class _Hub(_ReadOnly, _Bucket):
   """Datasets of the Hugging Face Hub."""
 
+  waits = WAITS
+
   ROOT = 3
 
   def find(self, pattern: str) -> list[Object]:
@@ -334,6 +337,8 @@ class _Hub(_ReadOnly, _Bucket):
 
 class _Web(_ReadOnly):
   """Web servers."""
+
+  waits = WAITS
 
   def find(self, url: str) -> list[Object]:
     if re.search(r"[*[]", url):
@@ -398,7 +403,7 @@ def _tried(url: str, call: Callable[[Any], Any]) -> Any:
     shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
     raise ValueError(f"{shown}: credentials in a URL would be recorded: leave them out")
   store = _store(scheme)
-  for wait in (*WAITS, None):
+  for wait in (*store.waits, None):
     try:
       return call(store)
     except Exception as error:
