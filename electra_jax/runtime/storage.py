@@ -253,7 +253,7 @@ class _Bucket:
   """A store of fsspec."""
 
   ROOT = 1  # names in the path of a bucket
-  waits = WAITS[:2]  # s3fs and gcsfs try five times and more within each try
+  RETRIES = 2  # at most: s3fs and gcsfs try five times and more within each try
 
   def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
     self._scheme, self._tag = scheme, tag
@@ -312,7 +312,7 @@ class _ReadOnly:
 class _Hub(_ReadOnly, _Bucket):
   """Datasets of the Hugging Face Hub."""
 
-  waits = WAITS
+  RETRIES = None
 
   ROOT = 3
 
@@ -338,7 +338,7 @@ class _Hub(_ReadOnly, _Bucket):
 class _Web(_ReadOnly):
   """Web servers."""
 
-  waits = WAITS
+  RETRIES = None
 
   def find(self, url: str) -> list[Object]:
     if re.search(r"[*[]", url):
@@ -403,7 +403,7 @@ def _tried(url: str, call: Callable[[Any], Any]) -> Any:
     shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
     raise ValueError(f"{shown}: credentials in a URL would be recorded: leave them out")
   store = _store(scheme)
-  for wait in (*store.waits, None):
+  for wait in (*WAITS[: store.RETRIES], None):
     try:
       return call(store)
     except Exception as error:
