@@ -120,7 +120,8 @@ def test_fields_that_are_set_and_differ_are_refused_by_name(tiny_shards, tmp_pat
       train.train(config, tmp_path / "new")
     assert str(refused.value) == (
       f"config.init_from={source} has model.num_heads=4 (here 2), generator.width_multiplier=1.5"
-      " (here 0.5): leave these fields unset, and the run takes them from there"
+      " (here 0.5): leave these fields unset, as configs/base.py does, and the run takes them from"
+      " there"
     )
     assert not (tmp_path / "new" / "config.json").exists()
     # On the command line, a field is set though its value is base.py's.

@@ -60,8 +60,8 @@ def resolve(
   if saved is None and (wrong := [k for k in other if k not in taken and _is_shape(k, found)]):
     listed = ", ".join(f"{k}={found[k]!r} (here {flat[k]!r})" for k in wrong)
     raise ExchangeError(
-      f"config.init_from={config.init_from} has {listed}: leave these fields unset, and the run"
-      " takes them from there"
+      f"config.init_from={config.init_from} has {listed}: leave these fields unset, as"
+      " configs/base.py does, and the run takes them from there"
     )
   resolved = copy.deepcopy(config)
   resolved.update_from_flattened_dict(taken)
@@ -127,7 +127,7 @@ def _fields(config: ConfigDict) -> dict[str, Any]:
     flat = compare.flatten(other)
     return {k: flat[k] for k in _FIELDS if not (no_generator and k.startswith("generator."))}
   if config.init_optimizer:
-    raise ExchangeError(f"init_optimizer: {path} is not a run, so it has no optimizer")
+    raise ExchangeError(f"init_optimizer: {config.init_from} is not a run, so it has no optimizer")
   source = sources.open_source(path)
   main, generator = source.networks[source.main], source.networks.get("generator")
   if main is generator:  # a masked language model for any network of its size
