@@ -39,7 +39,9 @@ def make_config(folder: Path, text: str | None = None, **fields):
 
 
 def contents(folder) -> dict[str, bytes]:
-  return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.is_file()}
+  """Returns the files of a build but .tags.json, which names the text by its paths."""
+  files = (p for p in Path(folder).iterdir() if p.is_file() and p.name != ".tags.json")
+  return {p.name: p.read_bytes() for p in files}
 
 
 def all_records(folder, split: str) -> np.ndarray:

@@ -39,6 +39,20 @@ def test_a_finished_build_is_reused_whatever_the_spelling_and_fields_of_no_effec
     build.build(config)
 
 
+def test_text_that_was_rewritten_at_equal_length_is_noticed(tmp_path):
+  config = make_config(tmp_path)
+  manifest, text = build.build(config), tmp_path / "text.txt"
+  before = text.read_bytes()
+  text.write_bytes(before.swapcase())
+  with pytest.raises(DataError, match=f"holds another build .{text} has changed.: choose"):
+    build.build(config)
+  text.write_bytes(before)  # a copy, of another time
+  assert build.build(config) == manifest
+  text.write_bytes(before.swapcase())
+  (Path(config.data.dir) / ".tags.json").unlink()  # as of an earlier version
+  assert build.build(config) == manifest
+
+
 def test_a_packed_build_is_reused_whatever_is_set_for_segments(tmp_path):
   config = make_config(tmp_path)
   config.data.examples = "packed"

@@ -36,6 +36,7 @@ from electra_jax.runtime.workdir import own_temporary, replacing
 
 DONE, TEXTS, DIGESTS = "done.json", "texts.json", "digests.npz"
 FREQUENCIES = "frequencies.npz"
+FINAL_TAGS = f".{TAGS}"  # in the folder of the shards, where `plan.begun` does not look
 SAMPLE, PART, DUPLICATES, VOCABULARY = "sample", "part", "duplicates", "vocabulary"
 COUNTS = ("documents", "undecodable", "text_bytes")
 
@@ -358,6 +359,8 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
   }
   shards.publish(final, folder, manifest)
   shards.check_files(folder, manifest)
+  with replacing(folder / FINAL_TAGS) as temporary:
+    shutil.copyfile(work / TAGS, temporary)
   _delete(work)
   return manifest
 

@@ -28,7 +28,6 @@ from electra_jax.data import python_docs, source_files, sources, vocabulary
 from electra_jax.data.sources import SourceStats, TextChunk, TextSource
 from electra_jax.data.status import Status
 from electra_jax.data.tokenizer import VocabError
-from electra_jax.runtime import storage
 from electra_jax.runtime.storage import Object
 from electra_jax.runtime.workdir import replacing
 
@@ -109,10 +108,9 @@ class Plan:
     def add(file: Object) -> Object:
       if found := known.get(file.url):
         return dataclasses.replace(file, tag=found)
-      if storage.is_remote(file.url) or file.url == HARVEST:
+      if file.url == HARVEST:
         return file
-      with sources.opened(file) as raw:
-        return dataclasses.replace(file, tag=source_files.tag(raw))
+      return dataclasses.replace(file, tag=source_files.tag_of(file))
 
     with ThreadPoolExecutor(TAG_THREADS) as pool:
       inputs = [dataclasses.replace(x, files=tuple(pool.map(add, x.files))) for x in self.inputs]

@@ -136,6 +136,14 @@ def opened(file: str | os.PathLike | Object) -> Iterator[BinaryIO]:
     raise SourceError(reason if named else f"{found.url}: cannot be read ({reason})") from None
 
 
+def tag_of(file: Object) -> str:
+  """Returns the tag of a file as it is now, of a remote one as it was found; raises as `opened`."""
+  if storage.is_remote(file.url):
+    return file.tag
+  with opened(file) as raw:
+    return tag(raw)
+
+
 def tag(file: BinaryIO) -> str:
   """Returns a hash of an open file's size and content, of a large one of its two ends and middle.
 

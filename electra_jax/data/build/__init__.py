@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import json
 import math
 import os
 import shutil
@@ -13,7 +14,16 @@ from ml_collections import ConfigDict
 from rich.table import Table
 
 from electra_jax.config import schema
-from electra_jax.data import parts, pool, publish, shards, sources, tokenizer, vocabulary
+from electra_jax.data import (
+  parts,
+  pool,
+  publish,
+  shards,
+  source_files,
+  sources,
+  tokenizer,
+  vocabulary,
+)
 from electra_jax.data import plan as plans
 from electra_jax.data.plan import Plan, settings
 from electra_jax.data.runners import RUNNERS, PartWork
@@ -248,7 +258,7 @@ def _finished(config: ConfigDict, folder: Path | str, count: int | None = None) 
     found = hashlib.sha256(Path(config.data.vocab).read_bytes()).hexdigest()
     if found != manifest["vocab"]["hash"]:
       differing.append(f"{config.data.vocab} has changed")
-  if differing := differing or list(_changed_files(manifest, config.data.sources)):
+  if differing := differing or list(_changed_files(manifest, config.data.sources, folder)):
     raise DataError(
       f"{folder} holds another build ({'; '.join(differing)}): choose another config.data.dir, or "
       + ("delete it" if count else "replace it with --overwrite")
@@ -288,8 +298,11 @@ def _settings_of(manifest: dict, wanted: dict) -> dict:
   return built
 
 
-def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
-  """Yields a line for each source whose files still exist but changed in number or size."""
+def _changed_files(manifest: dict, spec: str, folder: Path | str) -> Iterator[str]:
+  """Yields a line for each source whose files still exist but changed in number, size or tag."""
+  tags = {}  # none at a URL, or of an earlier version
+  with contextlib.suppress(OSError, ValueError):
+    tags = json.loads((Path(folder) / parts.FINAL_TAGS).read_bytes())
   for source, built in zip(sources.parse(spec), manifest["sources"], strict=True):
     if source.kind not in sources.READERS:
       continue
@@ -303,6 +316,8 @@ def _changed_files(manifest: dict, spec: str) -> Iterator[str]:
         f"{source.text} was {built['files']} files of {built['file_bytes']} bytes, "
         f"is now {found[0]} of {found[1]}"
       )
+    elif changed := [x for x in files if tags.get(x.url, "") not in ("", source_files.tag_of(x))]:
+      yield f"{changed[0].url} has changed"
 
 
 def _say_counts(manifest: dict, data: ConfigDict) -> None:
