@@ -164,7 +164,6 @@ def front(place, stores, monkeypatch) -> Iterator[servers.Proxy]:
     yield proxy
 
 
-@pytest.mark.long  # minutes, until the clients give up
 def test_a_store_that_cannot_be_reached_ends_a_run_in_one_line(data, alone, place, front, tmp_path):
   run, port = place.run(data), front.port
   run.when(lambda: place.whole())
@@ -176,7 +175,6 @@ def test_a_store_that_cannot_be_reached_ends_a_run_in_one_line(data, alone, plac
   assert place.outcome(tmp_path / "copy") == harness.outcome(alone, STEPS)
 
 
-@pytest.mark.long  # minutes, until the clients give up
 def test_a_run_may_go_on_while_the_store_cannot_be_reached(data, alone, place, front, tmp_path):
   run, port = place.run(data, checkpoint__on_error="continue"), front.port
   run.when(lambda: place.whole())
