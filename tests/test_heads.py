@@ -20,7 +20,7 @@ from electra_jax.runtime import parallel
 CFG = TransformerConfig(30, 8, 16, 2, 2, 32, 32, dropout=0.0, attention_dropout=0.0)
 OPTIMIZER = optimizer.OptimizerConfig("adamw", 1e-2, "product", 0, 1.0, 0.0, 0.9, 0.999, 1e-6, 1.0)
 LINEAR = task_heads.classification(2, "linear")
-SETTINGS = loop.Settings((0,), OPTIMIZER, 0.1, 0.8, False, 8, 1, 1.0, 8, None, None, 1, 5, 0, 32)
+SETTINGS = loop.Settings((0,), OPTIMIZER, 0.1, 0.8, False, 8, 1, 1.0, 8, 1, 5, 0, 32)
 
 
 def states_and_batch(target: dict, B=3, L=5):

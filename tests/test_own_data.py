@@ -303,7 +303,8 @@ def test_texts_of_any_format_are_predicted_alike(folds, tmp_path):
     asked.predict_file(write(tmp_path / name, rows), out)
     found.add(out.read_text())
   (text,) = found
-  assert text.count("\n") == len(rows) + 1 and {"is0", "is1"} <= set(text.split())
+  probabilities = [line.split("\t")[2] for line in text.splitlines()[1:]]
+  assert len(probabilities) == len(rows) and len(set(probabilities)) > len(rows) // 2
 
 
 def test_a_fold_alone_is_what_it_is_among_all(folds, tmp_path):

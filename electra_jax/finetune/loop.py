@@ -43,13 +43,13 @@ class Settings:
   accumulation: int
   epochs: float
   eval_batch_size: int
-  patience: int | None  # evaluations, see `Best`; None: no evaluation
-  eval_every: int | None  # steps; None: an epoch's
   buckets: int
   log_every: int
   pad: int  # id of [PAD]
   max_length: int  # tokens of a row at most; all are padded to it if `buckets` is 0
   decay_frac: float = 0.0  # of the schedule wsd
+  patience: int | None = None  # evaluations, see `Best`; None: no evaluation
+  eval_every: int | None = None  # steps; None: an epoch's
 
 
 class SeedState(NamedTuple):
