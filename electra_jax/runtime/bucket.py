@@ -56,14 +56,17 @@ class Bucket:
   def upload(self) -> None:
     """Uploads the files that have changed; raises ClaimError, or OSError in one line."""
     with self._lock:
-      self._is_lost = True
-      self._check()
-      # The first, so that what is at the URL is a run's.
-      for path in sorted(_files(self.folder), key=lambda path: path.name != CONFIG_FILE):
-        if self._uploaded.get(path) != (stamp := _stamp(path)):
-          storage.put(f"{self.url}/{path.relative_to(self.folder)}", path.read_bytes())
-          self._uploaded[path] = stamp
-      self._is_lost = False
+      try:
+        self._check()
+        # The first, so that what is at the URL is a run's.
+        for path in sorted(_files(self.folder), key=lambda path: path.name != CONFIG_FILE):
+          if self._uploaded.get(path) != (stamp := _stamp(path)):
+            storage.put(f"{self.url}/{path.relative_to(self.folder)}", path.read_bytes())
+            self._uploaded[path] = stamp
+        self._is_lost = False
+      except OSError:
+        self._is_lost = True
+        raise
 
   def upload_steps(self, keep: int, keep_every: int) -> None:
     """Uploads the steps that are whole here and not there, and removes there what is not kept.

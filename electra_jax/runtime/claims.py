@@ -49,17 +49,23 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
 
   is_lost = False  # whether the bucket could not be reached the last time
 
-  def write(state: object, create: bool = False) -> None:
+  @contextlib.contextmanager
+  def noticing() -> Iterator[None]:
     nonlocal is_lost
-    is_lost = True
-    storage.put(own, f"{holder}\n{state}".encode(), create)
-    is_lost = False
+    try:
+      yield
+      is_lost = False
+    except OSError:
+      is_lost = True
+      raise
+
+  def write(state: object, create: bool = False) -> None:
+    with noticing():
+      storage.put(own, f"{holder}\n{state}".encode(), create)
 
   def check() -> None:
-    nonlocal is_lost
-    is_lost = True
-    newest = _found(url)[-1]
-    is_lost = False
+    with noticing():
+      newest = _found(url)[-1]
     if newest.url != own:
       raise ClaimError(f"{url} has been taken over by {_read(newest)[0]}")
 

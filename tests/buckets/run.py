@@ -37,8 +37,12 @@ def main() -> int:
     return 0
   environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (packages.ROOT, *folders)))}
   places = "tests/buckets", "tests/faults/test_buckets.py"
-  command = [sys.executable, "-m", "pytest", "-m", "buckets", "-k", SHORT, *places, *options]
-  return subprocess.run(command, cwd=packages.ROOT, env=environment).returncode
+  command = [sys.executable, "-m", "pytest", "-m", "buckets", "-k", SHORT]
+  codes = []
+  for place in places:  # each has servers of its own, which the clients do not forget
+    run = subprocess.run([*command, place, *options], cwd=packages.ROOT, env=environment)
+    codes.append(run.returncode)
+  return max(codes)
 
 
 if __name__ == "__main__":
