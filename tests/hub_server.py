@@ -40,6 +40,24 @@ class Repo:
     return self.commits[self.refs["main"]]
 
 
+class Answers(BaseHTTPRequestHandler):
+  """Answers with bytes, or with what is made JSON; keeps connections open."""
+
+  protocol_version = "HTTP/1.1"
+
+  def log_message(self, *args) -> None:
+    pass
+
+  def answer(self, status: int, body=b"", **headers: str) -> None:
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    self.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+      self.send_header(name.replace("_", "-"), value)
+    self.end_headers()
+    if self.command != "HEAD":
+      self.wfile.write(body)
+
+
 class Hub(ThreadingHTTPServer):
   """The server; `requests` lists "METHOD path" of what it was asked."""
 
@@ -66,21 +84,8 @@ class Hub(ThreadingHTTPServer):
     return repo.commit(ATTRIBUTES | found)
 
 
-class _Handler(BaseHTTPRequestHandler):
-  protocol_version = "HTTP/1.1"
+class _Handler(Answers):
   server: Hub
-
-  def log_message(self, *args) -> None:
-    pass
-
-  def answer(self, status: int, body=b"", **headers: str) -> None:
-    body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    self.send_response(status)
-    for name, value in {"Content-Length": str(len(body)), **headers}.items():
-      self.send_header(name.replace("_", "-"), value)
-    self.end_headers()
-    if self.command != "HEAD":
-      self.wfile.write(body)
 
   def refuse(self, status: int, message: str, code: str = "") -> None:
     self.answer(status, {"error": message}, X_Error_Message=message, X_Error_Code=code)

@@ -83,9 +83,9 @@ def test_a_file_to_predict_needs_no_column_of_tags(tmp_path):
   (tmp_path / "a.txt").write_text("a x\nb y\n")
   assert tagging.read(tmp_path / "a.txt", tag_column=1, tags_optional=True)[0].tags == ("x", "y")
   assert tagging.read(tmp_path / "a.txt", tag_column=3, tags_optional=True)[0].tags is None
-  with pytest.raises(TaskError, match="2 columns, so there is no column 3"):
+  with pytest.raises(TaskError, match="2 columns, and column 3 is asked for"):
     tagging.read(tmp_path / "a.txt", tag_column=3)
-  with pytest.raises(TaskError, match="2 columns, so there is no column 4"):
+  with pytest.raises(TaskError, match="2 columns, and column 4 is asked for"):
     tagging.read(tmp_path / "a.txt", word_column=4, tags_optional=True)
 
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_table_of_words_is_refused_in_one_line(data, message, 
 def test_files_and_columns_that_are_not_there_are_named(tmp_path):
   (tmp_path / "a.txt").write_text("\na O\n")
   for column in (2, -3):
-    with pytest.raises(TaskError, match=f"a.txt:2: 2 columns, so there is no column {column}"):
+    with pytest.raises(TaskError, match=f"a.txt:2: 2 columns, and column {column} is asked for"):
       tagging.read(tmp_path / "a.txt", tag_column=column)
   with pytest.raises(TaskError, match="b.txt: no such file"):
     tagging.read(tmp_path / "b.txt")

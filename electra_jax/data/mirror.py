@@ -44,7 +44,7 @@ def local(
     splits: what is copied besides the vocabulary and the manifest.
 
   Raises:
-    DataError: there is no finished build at the URL, it is not the `wanted` one, or it is damaged.
+    DataError: the URL holds no finished build, another one than `wanted`, or a damaged one.
     ValueError, OSError, ModuleNotFoundError: as `storage.find`, or the disk is full.
   """
   if not storage.is_remote(str(place)):

@@ -61,7 +61,7 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   """Returns the file of a split; `source` is that file, the task's folder or its parent.
 
   Raises:
-    TaskError: there is no such split, or not exactly one file of it.
+    TaskError: the source lacks the split, or several files hold it.
   """
   if split not in task.splits:
     raise TaskError(f"{task.title} has no split {split!r}; it has {', '.join(task.splits)}")
@@ -87,7 +87,7 @@ def find_whole(task: TextTask, source: str | Path) -> Path:
   """Returns the file that is divided into a training and a dev split: train.* or the only one.
 
   Raises:
-    TaskError: there is a dev file, or there is no such file.
+    TaskError: a dev file exists besides, or the file is missing.
   """
   folder = _folders(task, source)[0]
   paths = [path for path in sorted(folder.iterdir()) if path.name.lower().endswith(tuple(ENDS))]

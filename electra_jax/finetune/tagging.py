@@ -70,7 +70,7 @@ def read(
     tag_column = word_column
   for column in (word_column, tag_column):
     if not -width <= column < width:
-      raise TaskError(f"{first}: {width} columns, so there is no column {column}")
+      raise TaskError(f"{first}: {width} columns, and column {column} is asked for")
   for place, columns in itertools.chain(*sentences):
     if len(columns) != width:
       line = first.rpartition(":")[2]

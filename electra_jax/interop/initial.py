@@ -260,7 +260,7 @@ def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
   """Returns a source's masked language model, of the vocabulary `tokens`.
 
   Raises:
-    ExchangeError, ValueError: as `open_for`, or there is no such model.
+    ExchangeError, ValueError: as `sources.open_for`, or the source has no masked language model.
   """
   path = bucket.local(path)
   if sources.is_run(path):

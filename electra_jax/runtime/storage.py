@@ -72,7 +72,7 @@ def find(pattern: str) -> list[Object]:
   Raises:
     ValueError: the URL has credentials or a scheme that is not known, or a web server is asked for
       a pattern.
-    OSError: there is no such bucket or object, or it cannot be read; the message is one line.
+    OSError: the bucket or object is missing or cannot be read; the message is one line.
     ModuleNotFoundError: a package of the extra `buckets` is missing.
   """
   return _tried(pattern, lambda store: store.find(pattern))

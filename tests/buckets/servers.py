@@ -20,6 +20,8 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 
+from hub_server import Answers
+
 EVERY = 3  # one of so many responses is spoiled
 START_SECS = 60
 ENVIRONMENT = {
@@ -48,20 +50,7 @@ class _Server(http.server.ThreadingHTTPServer):
     """Says nothing: clients hang up."""
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-  protocol_version = "HTTP/1.1"
-
-  def log_message(self, *_):
-    pass
-
-  def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-    self.send_response(status)
-    for name, value in {"Content-Length": str(len(body)), **headers}.items():
-      self.send_header(name.replace("_", "-"), value)
-    self.end_headers()
-    if self.command != "HEAD":
-      self.wfile.write(body)
-
+class _Handler(Answers):
   def answer_file(self, data: bytes, ranged: bool = True, **headers: str) -> None:
     headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
     if not (asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")) or not ranged:
