@@ -44,7 +44,8 @@ def split(name: str | Path) -> tuple[str, str | None]:
   Raises:
     ExchangeError: it is not of the form `FORM`.
   """
-  found = re.fullmatch(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@(.+))?", str(name))
+  name = re.sub(r"^hf:/+", PREFIX, str(name))
+  found = re.fullmatch(rf"{PREFIX}([\w.-]+/[\w.-]+)(?:@(.+))?", name)
   if not found:
     raise ExchangeError(f"{name}: a network on the Hub is named {FORM}")
   return found[1], found[2]
