@@ -1,4 +1,4 @@
-"""The code of docs/guides/extend.md is run as it stands there, and trains."""
+"""The code of docs/guides/research.md is run as it stands there, and trains."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from electra_jax.core import masking, objectives
 from electra_jax.finetune import metrics as task_metrics
 from electra_jax.pretrain import train
 
-GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "research.md"
 
 
 @functools.cache
@@ -50,7 +50,26 @@ LOSSES = dict(zip(SPECS, ("shuffled_loss", "rtd_loss", "mlm_loss"), strict=True)
 
 def test_every_block_of_the_guide_is_run_here():
   expected = {"An objective": 2, "A generator": 2, "An encoder block": 2, "A task": 1}
+  expected |= {"From Python": 1, "An experiment": 1}
   assert {heading: len(blocks) for heading, blocks in sections().items()} == expected
+
+
+def test_the_guides_training_from_python_keeps_its_losses(tiny_shards, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (code,) = sections()["From Python"]
+  code = re.sub(r"^config = .*\n.*build.*\n", "", code, flags=re.M)
+  assert "load_config" not in code
+  names = {"__name__": "guide", "config": make_tiny_config(tiny_shards)}
+  exec(compile(code, str(GUIDE), "exec"), names)
+  heldout = [loss for _, split, loss in names["losses"] if split == "heldout"]
+  assert heldout == [line["mlm_loss"] for line in names["trained"].history("heldout")]
+  assert len(heldout) == 3 and len(names["encoder"].embed("w1 w2")) == 16
+
+
+def test_the_guides_experiment_is_one():
+  (code,) = sections()["An experiment"]
+  experiment = execute(code)["get_experiment"]()
+  assert experiment.control in experiment.arms and len(experiment.arms) == 4
 
 
 @pytest.mark.parametrize("heading", long_except(1, of=SPECS))

@@ -21,13 +21,13 @@ from electra_jax.experiments import jobs
 from electra_jax.pretrain import train
 
 pytestmark = pytest.mark.usefixtures("tables")
-GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "extend.md"
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "research.md"
 
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
   """The guide's first objective as a module of the current folder."""
-  code = re.search(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)[1]
+  code = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)[1]
   (tmp_path / "my_objectives.py").write_text(code)
   monkeypatch.chdir(tmp_path)
   yield "my_objectives"
@@ -143,7 +143,7 @@ def test_only_new_names_of_known_kinds_and_types_are_registered():
 
 def test_the_programs_of_an_experiment_know_the_entries(module, tmp_path):
   registry.import_module(module)
-  code = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)[1]
+  code = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)[2]
   Path("shuffled.py").write_text(code)
   assert code.startswith('"""shuffled.py')
   jobs.run(tmp_path, "flops/x", "electra_jax.flops", ["--config=shuffled.py"], lambda: True)
