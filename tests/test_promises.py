@@ -1,4 +1,4 @@
-"""The promises of docs/promises.md, in this process; `tests/faults` keeps them in real runs."""
+"""The promises of docs/status.md, in this process; `tests/faults` keeps them in real runs."""
 
 import json
 import os
