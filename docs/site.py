@@ -51,7 +51,7 @@ def copy(path: Path) -> None:
 def copy_pages() -> None:
   """Copies the pages, and the files that they link to."""
   pages = [ROOT / f"{name}.md" for name in ("README", *PROJECT)]
-  pages += [path for path in (ROOT / "docs").rglob("*.md")]
+  pages += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")]
   for page in pages:
     copy(page)
     for link in LINK.findall(page.read_text()):
