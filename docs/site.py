@@ -27,7 +27,6 @@ GUIDES = (
     "own-corpus",
     "continue",
     "language",
-    "healthy",
     "small-budget",
     "finetune",
     "compare",
@@ -36,8 +35,8 @@ GUIDES = (
   "extend",
 )
 REFERENCE = (
-  "objectives evidence speedrun data run weights evaluate speed preflight scale promises entries"
-  " design".split()
+  "objectives evidence speedrun data run healthy weights evaluate speed preflight scale promises"
+  " entries".split()
 )
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "LOG")
 
