@@ -2,7 +2,7 @@
 
   electra-jax experiment benchmarks/evidence.py:DATA[,FIELD=VALUE...] --out=DIR --at-once=2
       --rows=benchmarks/results/evidence_rows.jsonl [--only=ARM,...]
-  python benchmarks/evidence.py [--rows FILE] [--write]     # tables and picture; --write: docs
+  python benchmarks/evidence.py [--rows FILE] [--write]     # tables and picture
 
 DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000, pairs.jsonl
 (BLiMP's) and glue/ with GLUE's folders. FIELD=VALUE makes a trial: every arm gets the field, and
@@ -33,8 +33,15 @@ from electra_jax.experiments import jobs, plan
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task, number
 from electra_jax.monitor import curves
 
-HERE, DOCS = Path(__file__).resolve().parent, machine.ROOT / "docs"
+HERE = Path(__file__).resolve().parent
+PAGE, PICTURE = HERE / "results" / "evidence.md", machine.ROOT / "docs" / "evidence.png"
 ROWS, CONFIG = HERE / "results" / "evidence_rows.jsonl", HERE / "evidence_config.py"
+HEAD = (
+  "# The evidence: every arm",
+  "",
+  "Means over seeds ± their standard deviation, differences from `bert` ± their standard error, and"
+  " the scorer of the pairs. [Method and conclusions](../../docs/evidence.md).",
+)
 REFERENCE, FRESH = "bert", "fresh weights"
 SPLITS = {"train": "fitting", "dev": "choices", "test": "test"}
 RATES, CUT = (1.6e-3, 3.2e-3, 6.4e-3), 2_000
@@ -213,7 +220,7 @@ def report(path: Path) -> tuple[str, list[Mapping], list[float]]:
   control = [row for row in rows if row["arm"] == FRESH]
   best = [row for row in rows if row["arm"] != FRESH]
   fresh = [number(row["chunk"]) for row in control]
-  lines = []
+  lines = [*HEAD, ""]
   for budget in sorted({row["budget"] for row in best}):
     lines += [f"## {budget:.0e} FLOPs", "", *table(best, budget), ""]
   if fresh:
@@ -223,13 +230,13 @@ def report(path: Path) -> tuple[str, list[Mapping], list[float]]:
 
 def main(rows: Path = ROWS, write: bool = False) -> None:
   """
-  --write  into docs/evidence.md
+  --write  benchmarks/results/evidence.md and docs/evidence.png
   """
   text, best, fresh = report(rows)
   print(text, end="")
   if write:
-    machine.write_between(DOCS / "evidence.md", "evidence", text)
-    draw(best, fresh, DOCS / "evidence.png")
+    PAGE.write_text(text)
+    draw(best, fresh, PICTURE)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ pretraining   ELECTRA-Small for --pretraining_mins (20), or what the others leav
 Needs no TensorFlow; without PyTorch the peers are left out. Each step is a program that leaves a
 JSON in the folder; started again, with the same arguments, it goes on with what is not done. It
 ends before --budget_mins are over and says what is left. On a GPU it writes
-benchmarks/results/gpu.json, the table of docs/speed.md and docs/gpu.png. Exit codes: 0 all done,
-143 start it again, 1 something failed or is wrong.
+benchmarks/results/gpu.json, gpu.md and gpu.png. Exit codes: 0 all done, 143 start it again, 1
+something failed or is wrong.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from resumable import (
   say,
 )
 
-RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "gpu.json", ROOT / "docs" / "gpu.png"
+RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 TOTAL_MINS = 40
 REPORT_SECS = 10  # that writing the results may take
 NEEDED = (
@@ -265,8 +265,8 @@ def main(
   if platform == "gpu" and not smoke:
     machine.save(str(RESULTS), content)
     if (work.folder / "curves.png").exists():
-      shutil.copyfile(work.folder / "curves.png", PICTURE)
-    machine.write_between(ROOT / "docs" / "speed.md", "gpu", report)
+      shutil.copyfile(work.folder / "curves.png", RESULTS.with_suffix(".png"))
+    RESULTS.with_suffix(".md").write_text(report)
   return 1 if content["failed"] or content["wrong"] else exit_code(found)
 
 

@@ -1,4 +1,4 @@
-"""The report of benchmarks/gpu.py, for docs/speed.md: a table of speeds, a line for each step."""
+"""The report of benchmarks/gpu.py, results/gpu.md: a table of speeds, a line for each step."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,10 @@ def markdown(content: dict) -> str:
   speeds = {k.partition(" ")[2]: x for k, x in done.items() if k.startswith("speed ")}
   types = sorted({x["dtype"] for x in speeds.values()})
   lines = [
+    "# What `make gpu` measured",
+    "",
     f"{', '.join([content['device'], *types])}, in {content['minutes']:.0f} minutes"
-    " ([JSON](../benchmarks/results/gpu.json)). PyTorch is transformers under torch.compile, with"
+    " ([JSON](gpu.json)). PyTorch is transformers under torch.compile, with"
     " PyTorch's fused attention:",
     "",
   ]

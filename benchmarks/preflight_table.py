@@ -5,7 +5,7 @@
 Runs `electra_jax.preflight` at each configuration's batch size, a process for each slice, and
 prints the table. What is in the JSON already is not compiled again, so it can be stopped and taken
 up again; what lacks its compiler (the extras `tpu` and `gpu-compile`) is left out. With --write the
-table goes into docs/preflight.md. All slices take over three hours of one core.
+table goes into preflight_table.md beside it. All slices take over three hours of one core.
 """
 
 import concurrent.futures
@@ -42,6 +42,10 @@ SLICES = (
   ("small", "h100x1 a100x1 b200x1 l4x1"),
   ("base", "h100x8 a100x8 b200x8 l4x8"),
   ("large", "h200x64 h100x64 a100x64 b200x64"),
+)
+HEAD = (
+  "# Preflight of every model\n\nAt each configuration's batch size, in the fewest microbatches"
+  " that fit ([JSON](preflight_table.json), [columns](../../docs/preflight.md))."
 )
 SHEETS = [*chips.CHIPS.values(), *gpus.GPUS.values()]
 PLAN = [(name, topology) for name, several in SLICES for topology in several.split()]
@@ -100,7 +104,7 @@ def markdown(results: list[dict]) -> str:
 
 def main(write: bool = False, minutes: float = math.inf, jobs: int = 1) -> None:
   """
-  --write    put the table into docs/preflight.md
+  --write    write benchmarks/results/preflight_table.md
   --minutes  start none after that
   --jobs     compile as many at a time, a core each
   """
@@ -124,7 +128,7 @@ def main(write: bool = False, minutes: float = math.inf, jobs: int = 1) -> None:
       machine.save(str(RESULTS), {"results": results})
   print(table := markdown(results))
   if write:
-    machine.write_between(machine.ROOT / "docs" / "preflight.md", "preflight table", table)
+    RESULTS.with_suffix(".md").write_text(f"{HEAD}\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ GUIDES = (
     "own-corpus",
     "continue",
     "language",
-    "healthy",
     "small-budget",
     "finetune",
     "compare",
@@ -36,8 +35,8 @@ GUIDES = (
   "extend",
 )
 REFERENCE = (
-  "objectives evidence speedrun data run weights evaluate speed preflight scale promises entries"
-  " design".split()
+  "objectives evidence speedrun data run healthy weights evaluate speed preflight scale promises"
+  " entries".split()
 )
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "LOG")
 
@@ -51,7 +50,7 @@ def copy(path: Path) -> None:
 def copy_pages() -> None:
   """Copies the pages, and the files that they link to."""
   pages = [ROOT / f"{name}.md" for name in ("README", *PROJECT)]
-  pages += [path for path in (ROOT / "docs").rglob("*.md")]
+  pages += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")]
   for page in pages:
     copy(page)
     for link in LINK.findall(page.read_text()):

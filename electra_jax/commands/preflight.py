@@ -6,7 +6,7 @@
 
 A TPU slice needs only the TPU compiler (the extra `tpu`), GPUs only theirs (`gpu-compile`, without
 CUDA's libraries). Memory and communicated bytes are the compiler's, for this version of XLA; the
-memory was 0.7 and 1.1 % below the real peak of an H200 (docs/speed.md). Times are lower bounds:
+memory was 0.7 and 1.1 % below the real peak of an H200 (docs/preflight.md). Times are lower bounds:
 products at the data sheet's peak, memory and links at their full rate. `here` means the devices of
 this machine.
 """
