@@ -23,8 +23,8 @@ SOURCE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
 PACKAGES = sorted(path.parent.name for path in (ROOT / "electra_jax").glob("*/__init__.py"))
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?")
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
-FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
-GUIDES = [f"docs/guides/{name}.md" for name in "pretrain continue finetune research".split()]
+ROW = re.compile(r"^\| (.+) \| \[(.+)\]\((docs/guides/\w+\.md)\) \|\n", re.M)
+GUIDES = "pretrain continue finetune research notebook"
 REFERENCE = {
   "Using": "python run data weights evaluate",
   "Looking": "healthy objectives evidence speed speedrun",
@@ -36,10 +36,11 @@ PROJECT = ["ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 
 def navigation(api: list[dict]) -> list[dict]:
   """Returns the tabs, with the pages of each."""
+  guides = [f"docs/guides/{name}.md" for name in GUIDES.split()]
   reference = [{k: [f"docs/{name}.md" for name in v.split()]} for k, v in REFERENCE.items()]
   return [
     {"Home": "README.md"},
-    {"Guides": [*GUIDES, "docs/guides/notebook.md"]},
+    {"Guides": guides},
     {"Reference": reference},
     {"API": api},
     {"Project": PROJECT},
@@ -107,17 +108,15 @@ def from_notebook(path: Path) -> str:
 
 
 def home(readme: str) -> str:
-  """Returns README with its first code beside its first words, and a card for each guide."""
-  words, code, rest = FENCE.split(readme, maxsplit=1)
-  cards = ""
-  for guide in GUIDES:
-    title, *blocks = FENCE.sub("", (ROOT / guide).read_text()).strip().split("\n\n")
-    text = next(block for block in blocks if re.match(r"\s*[\w[*`]", block))  # a paragraph
-    text = re.split(r"[.:;]\s", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text.strip() + " "))[0]
-    cards += f"[**{title[2:]}** {text}]({guide}){{ .card }}\n"
+  """Returns README with its first code beside its first words, and its rows on guides as cards."""
+  words, code, rest = re.split(r"(^```.*?^```$)", readme, maxsplit=1, flags=re.M | re.S)
+  cards = "".join(
+    f"[**{name[0].upper()}{name[1:]}** {task[0].upper()}{task[1:]}]({guide}){{ .card }}\n"
+    for task, name, guide in ROW.findall(rest)
+  )
   top = f'<div class="hero" markdown>\n<div markdown>\n{words}\n</div>\n{code}\n</div>\n'
   cards = f'<div class="cards" markdown>\n{cards}</div>\n'
-  return f"---\nhide: [navigation, toc]\n---\n{top}{cards}{rest}"
+  return f"---\nhide: [navigation, toc]\n---\n{top}{cards}{ROW.sub('', rest)}"
 
 
 def has_code(path: Path) -> bool:

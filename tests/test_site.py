@@ -22,11 +22,16 @@ code
 
 ![curve](docs/curve.png) [run](docs/run.md#now) [log](LOG.md#2026-01-02-a-run-one-two)
 [rows](results/rows.json) [table](results/table.md) [notebook](docs/n.ipynb) [web](https://x.org/a)
+
+| to | read |
+|---|---|
+| pretrain | [your text](docs/guides/text.md) |
+| look | [run](docs/run.md) |
 """
 FILES = {
   "LOG.md": "# Log\n\n## 2026-01-02 A `run`: one, two\n",
   "docs/run.md": "# Run\n\n[a row](../results/rows.json)\n",
-  "docs/guide.md": "# Train\n\n```\none\n\ntwo\n```\n\nFrom [text](run.md) to `weights`. More.\n",
+  "docs/guides/text.md": "# Text\n",
   "docs/n.ipynb": json.dumps({"cells": [{"cell_type": "code", "source": ["a = 1\n", "a"]}]}),
   "docs/curve.png": "",
   "results/rows.json": "{}",
@@ -37,11 +42,10 @@ FILES = {
 @pytest.fixture
 def project(tmp_path, monkeypatch):
   for name, text in {"README.md": README, **FILES}.items():
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
-  for name, value in {"ROOT": tmp_path, "PROJECT": [], "GUIDES": ["docs/guide.md"]}.items():
+  for name, value in {"ROOT": tmp_path, "SOURCE": tmp_path / "build", "PROJECT": []}.items():
     monkeypatch.setattr(site, name, value)
-  monkeypatch.setattr(site, "SOURCE", tmp_path / "build")
   return tmp_path / "build"
 
 
@@ -53,13 +57,13 @@ def copies(project: Path) -> set[str]:
   return {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()}
 
 
-PAGES = {"README.md", "docs/run.md", "docs/guide.md", "docs/n.md", "results/table.md"}
+PAGES = {"README.md", "docs/run.md", "docs/guides/text.md", "docs/n.md", "results/table.md"}
 
 
 def test_without_a_repository_files_lie_beside_the_pages(project):
   site.copy_pages("")
   log = "LOG.txt#:~:text=%23%23%202026%2D01%2D02%20A%20%60run%60%3A%20one%2C%20two"
-  assert links(project / "README.md")[-6:] == [
+  assert links(project / "README.md")[3:9] == [
     *("docs/run.md#now", log, "results/rows.json"),
     *("results/table.md", "docs/n.md", "https://x.org/a"),
   ]
@@ -74,7 +78,7 @@ def test_without_a_repository_files_lie_beside_the_pages(project):
 def test_with_a_repository_files_are_there_and_pages_and_pictures_here(project):
   site.copy_pages("https://host/me/it")
   place = "https://host/me/it/blob/HEAD/"
-  assert links(project / "README.md")[-6:] == [
+  assert links(project / "README.md")[3:9] == [
     *("docs/run.md#now", f"{place}LOG.md#2026-01-02-a-run-one-two", f"{place}results/rows.json"),
     *("results/table.md", "docs/n.md", "https://x.org/a"),
   ]
@@ -82,12 +86,13 @@ def test_with_a_repository_files_are_there_and_pages_and_pictures_here(project):
   assert copies(project) == PAGES | {"docs/curve.png"}
 
 
-def test_the_home_page_has_a_card_for_each_guide_and_pictures_open(project):
+def test_rows_on_guides_are_cards_of_the_home_page_and_pictures_open(project):
   site.copy_pages("")
   text = (project / "README.md").read_text()
-  assert "[**Train** From text to `weights`](docs/guide.md){ .card }" in text
+  card = "[**Your text** Pretrain](docs/guides/text.md){ .card }"
+  assert text.index("Words.") < text.index("```\ncode\n```") < text.index(card)
+  assert "[your text]" not in text and "| look | [run](docs/run.md) |" in text
   assert "[![curve](docs/curve.png)](docs/curve.png)" in text
-  assert text.index("Words.") < text.index("```\ncode\n```") < text.index("**Train**")
 
 
 @pytest.mark.parametrize(
@@ -111,3 +116,5 @@ def test_every_page_has_its_place_in_the_navigation():
   there = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
   notebooks = ["docs/guides/notebook.md"]  # written from the notebook
   assert sorted(pages) == sorted(["README.md", *site.PROJECT, *there, *notebooks])
+  cards = [guide for _, _, guide in site.ROW.findall((ROOT / "README.md").read_text())]
+  assert cards == [page for page in pages if "/guides/" in page and page not in notebooks]
