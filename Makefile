@@ -8,7 +8,7 @@ EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exch
 test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
-.PHONY: test-engines test-buckets test-trackers test-notebook test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
+.PHONY: test-engines test-buckets test-trackers test-notebook test-docs test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
 
 quickstart: export JAX_NUM_CPU_DEVICES ?= 2
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, evaluation: six to eight minutes on two cores
@@ -73,6 +73,9 @@ test-trackers: .venv/ready  ## runs that log to wandb and MLflow, offline, insta
 
 test-notebook: .venv/ready  ## docs/guides/notebook.ipynb in a kernel, installed where only this finds it
 	$(RUN) tests/notebook.py
+
+test-docs: docs  ## the site in a headless Chromium (apt-get install chromium chromium-driver)
+	$(RUN) tests/site_browser.py
 
 test-report: .venv/ready  ## a report in a headless Chromium (apt-get install chromium chromium-driver)
 	$(RUN) tests/report_browser.py

@@ -1,6 +1,8 @@
 """Reads docstrings as Markdown: examples and commands become code, brackets stay brackets."""
 
+import ast
 import re
+import textwrap
 
 import griffe
 
@@ -28,10 +30,19 @@ def to_markdown(text: str) -> str:
   return "\n".join(lines[:-1])
 
 
+def fields(node: ast.ClassDef, code: str) -> str:
+  """Returns the fields of a class as they stand in its source, with the comments about shapes."""
+  ends = [child.end_lineno for child in node.body if isinstance(child, ast.AnnAssign)]
+  lines = code.splitlines()[node.body[0].end_lineno : max(ends, default=0)]
+  return "\n\n```python\n" + textwrap.dedent("\n".join(lines)).strip() + "\n```" if lines else ""
+
+
 class Docstrings(griffe.Extension):
   """Changes every docstring before it is parsed."""
 
-  def on_instance(self, *, obj: griffe.Object, **kwargs) -> None:
+  def on_instance(self, *, node, obj: griffe.Object, agent, **kwargs) -> None:
     """Called for each module, class, function and attribute."""
     if obj.docstring:
       obj.docstring.value = to_markdown(obj.docstring.value)
+      if isinstance(node, ast.ClassDef):
+        obj.docstring.value += fields(node, agent.code)
