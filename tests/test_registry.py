@@ -91,7 +91,7 @@ def test_an_objectives_own_field_is_a_field_like_others(module, tiny_shards, tmp
   capsys.readouterr()
   cli.call("config", ["small.py", "--grep=shuffle", "--config.objective.shuffle_distance=3"])
   assert capsys.readouterr().out == (
-    "* objective.shuffle_distance = 3 (default 1)  # chosen places that a token moves by"
+    "* objective.shuffle_distance = 3 (default 1)  # chosen positions to shift by"
     " [defines the run]\n"
     f"{len(compare.changed_from_base(load('small.py'))) + 1} of"
     f" {len(schema.PRETRAINING)} fields differ from configs/base.py (*)\n"
