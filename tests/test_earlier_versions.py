@@ -1,7 +1,7 @@
 """Runs of earlier versions: they resume, are exported, scored and fine-tuned as they were then.
 
-tests/golden/version_*: what that version wrote, by these commands in one folder (version_0_1: CPU,
-one device; `text.txt` were 60 documents of random words):
+tests/golden/version_*: what that version wrote, by these commands in one folder, on one CPU device
+(`text.txt` were 60 documents of random words; version_0_2 has modern blocks, windows and Muon):
 
   build --config=configs/quickstart.py --config.data.dir=data --config.data.sources=text:text.txt
   train --config=configs/quickstart.py --config.data.dir=data --workdir=run, width 32, 8 steps
