@@ -13,8 +13,9 @@ trained = electra_jax.train(config, "runs/short")
 """
 
 import importlib
+import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 # {name: where it is defined}, imported when it is asked for.
 _HOMES = {
   "load": "encoder.load",
@@ -30,6 +31,24 @@ _HOMES = {
   "register": "config.registry.register",
 }
 __all__ = [*_HOMES, "__version__"]
+# {module of version 0.1: where it is now}
+_MOVED = {
+  "config.cli": "commands.cli",
+  "data.build_vocab": "data.vocabulary",
+  "data.finetune_batches": "finetune.batches",
+  "evaluate.detect": "evaluate.measures",
+  "finetune.glue": "finetune.text_task",
+  "finetune.probe": "evaluate.probe",
+  "interop.likelihood": "evaluate.likelihoods",
+  "programs": "commands",
+  "runtime.chance": "monitor.baselines",
+  "runtime.targets": "cost.targets",
+}
+_MOVED |= {
+  f"runtime.{name}": f"monitor.{name}"
+  for name in "bands curves display goodput health journal log metrics stragglers tracing"
+  " trackers".split()
+}
 
 
 def __getattr__(name: str):
@@ -41,3 +60,15 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
   return __all__
+
+
+class _MovedModules:
+  """A finder of modules, the last to be asked, that says where a module of version 0.1 is now."""
+
+  @staticmethod
+  def find_spec(name: str, path=None, target=None) -> None:
+    if place := _MOVED.get(name.removeprefix(f"{__name__}.")):
+      raise ImportError(f"{name} is now {__name__}.{place}")
+
+
+sys.meta_path.append(_MovedModules)

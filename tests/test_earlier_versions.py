@@ -1,32 +1,44 @@
 """Runs of earlier versions: they resume, are exported, scored and fine-tuned as they were then.
 
-tests/golden/version_*: what that version wrote, by these commands in one folder (version_0_1: CPU,
-one device; `text.txt` were 60 documents of random words):
+tests/golden/version_*: what that version wrote, by these commands in one folder, on one CPU device
+(`text.txt` were 60 documents of random words; version_0_2 has modern blocks, windows and Muon):
 
   build --config=configs/quickstart.py --config.data.dir=data --config.data.sources=text:text.txt
   train --config=configs/quickstart.py --config.data.dir=data --workdir=run, width 32, 8 steps
   score --checkpoint=run (of step 4); finetune on two columns of random words; finetune --predict
 
 Of the run the checkpoint of step 4 is kept, and all lines of its log as `expected_metrics.jsonl`.
-The folders are never made again: a later version adds its own.
+The folders are never made again: a later version adds its own. `commands_0_1.txt` and
+`plug_in_0_1.py` hold the command lines and the Python that the pages of that version show.
 """
 
+import dataclasses
+import importlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_objectives import SPEC, D, fresh, keys_of, make_batch
 
-from electra_jax.config import compare, files
+import electra_jax
+from electra_jax.commands import cli
+from electra_jax.config import compare, files, registry
+from electra_jax.core import objectives
 from electra_jax.evaluate import likelihoods
 from electra_jax.export import writer
 from electra_jax.finetune import model
+from electra_jax.finetune.metrics import METRICS
+from electra_jax.finetune.tasks import TASKS
 from electra_jax.interop import sources
 from electra_jax.pretrain import train
 from electra_jax.runtime import workdir
 
-VERSIONS = sorted((Path(__file__).parent / "golden").glob("version_*"))
+GOLDEN = Path(__file__).parent / "golden"
+VERSIONS = sorted(GOLDEN.glob("version_*"))
 TIMING = ("sequences_per_sec", "tokens_per_sec", "mfu", "eta_secs", "elapsed_secs")
 
 
@@ -115,3 +127,34 @@ def test_a_network_that_an_earlier_version_fine_tuned_predicts_as_it_did_then(ea
   assert [x["label"] for x in found] == [label for _, label, _ in expected]
   for a, (_, _, probability) in zip(found, expected, strict=True):
     assert a["probability"] == pytest.approx(probability, abs=2e-6)  # printed with six digits
+
+
+@pytest.mark.parametrize("line", (GOLDEN / "commands_0_1.txt").read_text().splitlines())
+def test_a_command_line_of_version_0_1_is_understood(line):
+  name, *words = shlex.split(line)
+  assert cli.parser(name.removeprefix("data."), words).parse(words)
+
+
+def test_a_plug_in_of_version_0_1_adds_its_entries_which_compute(tables):
+  registry.import_module(str(GOLDEN / "plug_in_0_1.py"))
+  assert METRICS["balanced"].compute(np.array([[0, 0], [0, 1], [1, 1]]), 2) == 0.75
+  assert TASKS["docstrings"].metrics == ("balanced", "accuracy")
+  parallel = dataclasses.replace(D, block="parallel")
+  for change in (
+    {"objective": "shuffled"},
+    {"generator_kind": "similar"},
+    {"discriminator": parallel},
+  ):
+    spec, batch = dataclasses.replace(SPEC, **change), make_batch()
+    terms = objectives.make(spec)(fresh(spec), batch, keys_of(batch), jnp.int32(0)).values()
+    assert all(np.isfinite(term.total / term.count) for term in terms if term.in_loss)
+
+
+@pytest.mark.parametrize(("old", "new"), electra_jax._MOVED.items())
+def test_a_module_of_version_0_1_that_moved_says_where_it_is(old, new):
+  importlib.import_module(f"electra_jax.{new}")
+  with pytest.raises(ImportError, match=f"electra_jax.{old} is now electra_jax.{new}$"):
+    importlib.import_module(f"electra_jax.{old}")
+  package, _, name = f"electra_jax.{old}".rpartition(".")
+  with pytest.raises(ImportError, match=f"is now electra_jax.{new}$"):
+    exec(f"from {package} import {name}")

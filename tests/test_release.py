@@ -5,6 +5,7 @@ The libraries are those of the environment that runs the tests, found through a 
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,10 +73,19 @@ def call(script, tmp_path):
   return run
 
 
+def test_every_page_names_this_version():
+  released = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.M).groups()
+  citation = (ROOT / "CITATION.cff").read_text()
+  assert re.findall(r"^(?:version|date-released): (\S+)$", citation, re.M) == list(released)
+  assert released[0] == __version__
+  for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "launch").iterdir()]:
+    assert set(re.findall(r"electra_jax-(\d[\d.]*\d)", page.read_text())) <= {__version__}, page
+
+
 @pytest.mark.long
 def test_the_sdist_has_what_a_user_needs_and_no_tests(release):
   source = release / f"electra_jax-{__version__}"
-  for name in ("README.md", "LICENSE", "CHANGELOG.md", "requirements.lock", "launch/gpu.sh"):
+  for name in ("README.md", "LICENSE", "LOG.md", "requirements.lock", "launch/gpu.sh"):
     assert (source / name).is_file(), name
   assert (source / "docs" / "scale.md").is_file() and not (source / "tests").exists()
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.metrics import METRICS, Metric  # noqa: F401 (here in version 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
