@@ -150,7 +150,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   p.clip_norm = 1.0  # maximum norm of the gradient of both networks (the original's code)
   # ZeRO-1: shard the optimizer state over the devices. Communication and checkpoints do not change
   p.sharded = False
-  # Give each network an optimizer with a gradient norm and the next settings of its own
+  # Optimize the two networks separately: each is clipped by its norm, and the next fields apply
   p.separate_optimizers = False
   p.generator_learning_rate = placeholder(float)  # not set: learning_rate
   p.generator_weight_decay = placeholder(float)  # not set: weight_decay
