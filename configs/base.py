@@ -19,8 +19,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c = ConfigDict()
   c.seed = 0  # of the initial weights, the order of the data, masks, samples and dropout
   # Load the weights from a run's workdir, an orbax export, a Hugging Face folder,
-  # hf://ORG/NAME[@REVISION] or a TF1 checkpoint of the original, and start a new optimizer. The
-  # fields of model and generator that you do not set are taken from that source
+  # hf://ORG/NAME[@REVISION] or a TF1 checkpoint of the original, and start a new optimizer. Unset
+  # fields of model and generator are taken from it
   c.init_from = placeholder(str)
   c.init_step = placeholder(int)  # step of that run's checkpoint; not set: the newest
   # Also load that run's optimizer state, for another phase with a new sequence length, batch size
@@ -28,18 +28,19 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.init_optimizer = False
   c.allow_config_change = ""  # fields (comma-separated) that may differ from the run being resumed
 
-  c.model = m = ConfigDict()  # the main network: the discriminator, or BERT
+  # The main network: the discriminator, or BERT. Its kinds of layers are BERT's; modern.py has
+  # ModernBERT's
+  c.model = m = ConfigDict()
   m.hidden_size = 768  # width D (Table 6)
   m.num_layers = 12  # blocks N (Table 6)
   m.num_heads = 12  # heads H; D / H = 64 in every model of the paper
   m.ffn_size = 3072  # inner width of the feed-forward layer, 4 D (Table 6)
   m.embedding_size = 768  # width E of the embedding tables; projected to D if different (Table 6)
-  m.max_positions = 512  # rows of the position table; the longest sequence
+  m.max_positions = 512  # longest sequence; rows of the position table
   m.dropout = 0.1  # rate on the embeddings and on both sublayer outputs of a block (Table 6)
   m.attention_dropout = 0.1  # rate on attention probabilities (Table 6)
   m.init_stddev = 0.02  # standard deviation of the truncated normal initialisation (BERT)
   m.layer_norm_eps = 1e-12  # added to the variance (BERT)
-  # This field and the next ones select BERT's layers; modern.py selects ModernBERT's
   m.block = "post_norm"  # post_norm, or pre_norm with a final norm
   m.norm = "layer_norm"  # layer_norm, layer_norm_no_bias or rms_norm
   m.feed_forward = "gelu"  # gelu, or the gated geglu and swiglu
@@ -54,7 +55,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.embedding_norm = True  # normalise the sum of the embeddings
   m.first_norm = True  # pre_norm: normalise the input of the first block
   m.scaled_init = False  # init_stddev / sqrt(2 N) for a block's two output layers (Megatron)
-  m.embedding_dropout = placeholder(float)  # not set: dropout
+  m.embedding_dropout = placeholder(float)  # rate on the embeddings; not set: dropout
   m.ffn_dropout = placeholder(float)  # rate on the feed-forward output; not set: dropout
   m.head_norm = False  # normalise the hidden layer of the replaced-token detection head
   m.dtype = "auto"  # compute: float32, bfloat16, or auto (float32 on CPUs, else bfloat16)
@@ -101,14 +102,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # Folder of shards and manifest.json, written by build and read by train; may be s3:// or gs://,
   # for train also https:// or hf://datasets/. Train copies a URL's shards to data.cache first
   d.dir = placeholder(str)
-  d.cache = placeholder(str)  # each host's folder of copied shards; ~/.cache/electra_jax/shards
+  d.cache = placeholder(str)  # host's folder for copies; not set: ~/.cache/electra_jax/shards
   # Text to build from, e.g. "text:/corpus/*.txt.zst@2,parquet:/c4/*.parquet#text"; @ sets a weight
   d.sources = "python-docs"
   d.tfds_dir = placeholder(str)  # data_dir of tensorflow_datasets for sources "tfds:..."
   d.vocab = "wordpiece"  # wordpiece, unigram or bpe to train one; or a .txt, .json or .model file
   d.vocab_size = 30522  # size of a trained vocabulary (BERT's)
   d.vocab_train_mb = 200.0  # MB of text, spread over the corpus, to train the vocabulary on
-  d.lowercase = True  # for a trained vocabulary or a vocab.txt; other files have their own setting
+  d.lowercase = True  # lower-case text for a trained vocabulary or a vocab.txt; others decide it
   # Strip accents, which also strips vowels of Hindi and tones of Vietnamese. Not set: False for a
   # trained vocabulary; for a vocab.txt the value of lowercase, as in BERT
   d.strip_accents = placeholder(bool)
@@ -118,14 +119,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.examples = "segments"
   d.split_lines = True  # segments: split lines into sentences; else long paragraphs lose tokens
   d.short_prob = 0.05  # probability that an example gets a random, shorter target length
-  d.short_min_tokens = 5  # shortest such target, without special tokens
+  d.short_min_tokens = 5  # minimum of a short target length, without special tokens
   d.single_segment_prob = 0.1  # probability that an example has one segment instead of two
   d.boundary_prob = 0.5  # probability that a sentence that overflows segment A still goes to it
   d.holdout_frac = 0.005  # fraction of the documents, chosen by hash, held out for evaluation
   d.max_bad_frac = 0.001  # fraction of null or undecodable documents to tolerate; they are skipped
   d.examples_per_shard = 100_000  # records in a shard file
-  # Parts of a build (ranges of its input files), the units of resuming and of sharing it between
-  # processes. 0: one per 256 MiB. Another number gives other shards
+  # Number of parts (ranges of the input files), which a build can resume from and processes can
+  # share; 0: one per 256 MiB. Another number gives other shards
   d.parts = 0
   d.dedup = ""  # exact: drop documents equal to an earlier one but for case and white space
   d.workers = 0  # processes that tokenize; 0: one per core. Never changes the result
@@ -139,7 +140,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # then 1 - sqrt decay
   p.schedule = "product"
   p.warmup_steps = 10_000  # steps of linear warm-up (Table 6)
-  p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
+  p.decay_power = 1.0  # power of the polynomial decay to 0 at the last step
   p.decay_steps = 0  # length of wsd's decay; the rate before it does not depend on train.steps
   # Alternative to decay_steps: length of wsd's decay as a fraction of train.steps or train.minutes
   p.decay_frac = placeholder(float)
@@ -172,7 +173,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   e.max_examples = 4096  # maximum number of held-out sequences
   e.pairs = placeholder(str)  # file of minimal pairs (`electra_jax.evaluate pairs`); not set: none
   e.max_pairs = 2000  # maximum number of pairs, evenly spaced
-  # Also report unigram_auc: detection of replacements drawn by token frequency, equal for all runs
+  # Also report unigram_auc, for replacements drawn by token frequency, which are equal for all runs
   e.fixed_noise = True
 
   c.checkpoint = k = ConfigDict()
@@ -187,14 +188,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
   h.on_nan = "stop"  # or rollback: load the newest checkpoint and skip the batch that gave the NaN
   h.max_rollbacks = 3  # per run; the next NaN stops it
   h.on_warning = "warn"  # or stop: save and end the run at a warning
-  # Log lines that a collapse must last, and of the median that a loss is compared with (at least 5)
+  # Log lines that a collapse must last, and that the median for loss_spike covers (at least 5)
   h.window = 20
   # Warn of a loss above this times the median, beyond its noise and, for a discriminator, above
   # log 2; 0 turns this check and each of the next three off
   h.loss_spike = 1.1
   h.auc_margin = 0.02  # warn of a discriminator AUC within this of 0.5: it guesses
   h.recall = 0.001  # warn of a discriminator that finds less than this fraction of replaced tokens
-  h.entropy_ratio = 0.5  # warn of a generator entropy below this times its loss; calibrated: 1
+  h.entropy_ratio = 0.5  # warn of a generator entropy below this times its loss (1 if calibrated)
   # Warn outside of this band of healthy runs (configs/bands/*.json, `report --make-band`)
   h.reference = placeholder(str)
   # Steps before collapses are checked (twice the warm-up), counted again from the step where a
@@ -202,7 +203,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   h.after_step = 20_000
 
   c.hosts = ConfigDict()
-  c.hosts.timeout_secs = 300  # how long the processes of a run wait for a missing one
+  c.hosts.timeout_secs = 300  # how long processes of a run wait for a missing one
   c.hosts.slow_ratio = 1.3  # warn of a process whose step takes this times as long as the others'
 
   c.profile = ConfigDict()

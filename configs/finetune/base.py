@@ -31,7 +31,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   d.dev = placeholder(str)  # all tasks but GLUE: file with labels to evaluate on
   d.test = placeholder(str)  # all tasks but GLUE: file to predict, with or without labels
   d.vocab = placeholder(str)  # vocabulary file of a network without one (TF1 checkpoints)
-  d.lowercase = True  # whether that file, if a vocab.txt, is lower-case
+  d.lowercase = True  # lower-case text for that file, if it is a vocab.txt
   d.max_length = 128  # maximum number of tokens, including special ones (the original's)
   # Number of compiled lengths. 1: pad a task's rows to its longest; 0: pad all rows to max_length,
   # so that tasks of one kind and number of classes share compiled programs
@@ -79,8 +79,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   r.temperature = 0.05  # divides cosines in the loss (1 / scale in sentence-transformers)
 
   c.model = m = ConfigDict()
-  # auto: that of transformers for the network; linear: the paper's; two_layers: transformers'
-  # ELECTRA, for texts; modernbert: its ModernBERT; mean, modernbert_mean: linear and modernbert on
+  # auto: transformers' head for the network; linear: the paper's; two_layers: transformers' ELECTRA
+  # head for texts; modernbert: its ModernBERT head; mean, modernbert_mean: linear and modernbert on
   # the mean of a text's tokens instead of [CLS]
   m.head = "auto"
   m.dropout = 0.1  # (Table 7)
@@ -105,7 +105,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # then 1 - sqrt decay
   p.schedule = "product"
   p.warmup_frac = 0.1  # fraction of the steps (Table 7)
-  p.decay_power = 1.0  # of the polynomial decay to 0 at the last step
+  p.decay_power = 1.0  # power of the polynomial decay to 0 at the last step
   p.decay_frac = placeholder(float)  # length of wsd's decay as a fraction of the steps
   p.weight_decay = 0.0  # (Table 7; the original's code has 0.01)
   p.b1 = 0.9  # decay of the gradient's mean (Table 7)
