@@ -15,7 +15,7 @@ trained = electra_jax.train(config, "runs/short")
 import importlib
 
 __version__ = "0.1.0"
-# {name: where it is defined}, imported when it is asked for.
+# {name: its definition}, imported at first use.
 _HOMES = {
   "load": "encoder.load",
   "Encoder": "encoder.Encoder",

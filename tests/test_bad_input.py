@@ -198,7 +198,7 @@ ROWS = [
   ("evaluate pairs --model=run --data=own/half.jsonl", 1, "half.jsonl:1 has no column 'sentence_"),
   ("evaluate pairs --model=run --data=own/odd.jsonl", 1, "own/odd.jsonl:1: not UTF-8"),
   ("evaluate pairs --model=run --data=own/deep.jsonl", 1, "own/deep.jsonl:1: not a JSON object"),
-  ("evaluate pairs --model=finetuned --data=own/pairs.jsonl", 1, "can only be scored by a network"),
+  ("evaluate pairs --model=finetuned --data=own/pairs.jsonl", 1, "scoring sentences needs"),
   ("evaluate pairs --model=run --data=own/pairs.jsonl --scorer=best", 2, "invalid choice: 'best'"),
   ("evaluate pairs --model=run --data=own/pairs.jsonl --out=data", 1, "data exists: nothing is"),
   ("evaluate detect --model=run --data=run", 1, "manifest.json is missing"),

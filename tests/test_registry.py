@@ -69,7 +69,7 @@ def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
   encoder.save(tmp_path / "out", "orbax")
   forget()
   assert electra_jax.load(tmp_path / "out").embed(["abc"]).shape == (1, 16)
-  with pytest.raises(ValueError, match="objective 'shuffled': name the module"):
+  with pytest.raises(ValueError, match="objective 'shuffled': add --import=MODULE"):
     from electra_jax.evaluate.likelihoods import Scorer
 
     Scorer(str(tmp_path / "out"))

@@ -281,7 +281,7 @@ def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   path.write_text(json.dumps(config))
   # A generator is a masked language model, in whatever folder.
   assert "electra_jax" not in json.loads((hf / "generator" / "config.json").read_text())
-  with pytest.warns(UserWarning, match="does not say its mask rate: 0.15 assumed"):
+  with pytest.warns(UserWarning, match="does not say its mask rate: assuming 0.15"):
     scorer = likelihoods.Scorer(hf)
   assert scorer.spec.masking.mask_prob.at(None) == 0.15
   from test_exchange import save_tf1
@@ -290,7 +290,7 @@ def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   heads = source.networks["discriminator"].cfg.num_heads
   prefix = save_tf1(tmp_path / "tf1" / "model.ckpt-2", source)
   prefix.with_name("config.json").write_text(json.dumps({"num_attention_heads": heads}))
-  with pytest.warns(UserWarning, match="assumed"):
+  with pytest.warns(UserWarning, match="assuming 0.15"):
     found = likelihoods.Scorer(prefix)(SENTENCES)
   np.testing.assert_allclose(found, scorer(SENTENCES), rtol=1e-4)
   prefix.with_name("vocab.txt").unlink()

@@ -42,7 +42,7 @@ def resolve(path: str | Path) -> Path:
   """Finds a configuration file by path or else among the built-in ones; ".py" may be omitted.
 
   Raises:
-    FileNotFoundError: there is none; the message has the closest name.
+    FileNotFoundError: no file is found; the message has the closest name.
   """
   path = Path(path)
   for file in (path, Path(f"{path}.py")):
@@ -59,7 +59,7 @@ def find_data(path: str | Path) -> Path:
   """Finds a file by path or else among the built-in ones (`configs/bands/quickstart.json`).
 
   Raises:
-    FileNotFoundError: there is none.
+    FileNotFoundError: no file is found.
   """
   path = Path(path)
   if found := path if path.is_file() else _built_in(path):
