@@ -154,7 +154,7 @@ ROWS = [
   (f"{OWN} --config.own.text=sentence", 1, "has no column 'sentence' (columns: text, label)"),
   (f"{OWN} --config.data.split=test", 1, "unknown field config.data.split"),
   (f"{TAGS} --config.data.train=own/same.tags", 1, "own/same.tags: all words have the tag X"),
-  ("finetune --compare words notes", 1, "words has no results of electra-jax finetune"),
+  ("finetune --compare words notes", 1, "words holds no results of electra-jax finetune"),
   ("finetune --predict own/dev.tsv --split test", 2, "unknown option --split; "),
   ("finetune --predict own/dev.tsv", 1, "--predict needs --model"),
   ("finetune --predict own/dev.tsv --model=run", 1, "run"),

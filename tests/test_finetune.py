@@ -313,7 +313,7 @@ def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp
   assert scores[0].shape == scores[1].shape == (2, 25, 2)
   results.compare(folder / "cola", tmp_path / "control" / "cola", console, samples=100)
   assert console.export_text().count("mcc") == 1
-  with pytest.raises(ValueError, match="has no results of electra-jax finetune"):
+  with pytest.raises(ValueError, match="holds no results of electra-jax finetune"):
     results.compare(folder, glue, console)
 
 

@@ -321,7 +321,7 @@ def test_pairs_and_fine_tuning_have_intervals(tmp_path):
   assert row[1:] == ["mrpc", "dev", "accuracy", "63.00", "62.67", "58.87 to 66.46", "3", "68.38"]
   with pytest.raises(ValueError, match="is not a result of electra-jax evaluate pairs"):
     tables.minimal_pairs([tmp_path / "none"])
-  with pytest.raises(ValueError, match="has no results of electra-jax finetune"):
+  with pytest.raises(ValueError, match="holds no results of electra-jax finetune"):
     tables.finetuning([tmp_path / "none"])
   for damage in (b'{"task"', b"[]", b'{"task": "mrpc"}', b"\xff"):
     (tmp_path / "results.jsonl").write_bytes(json.dumps(rows[0]).encode() + b"\n" + damage)

@@ -59,7 +59,7 @@ def register(**kinds: Mapping[str, Any]) -> None:
       if name in built_in:
         raise ValueError(f"{kind} {name!r} is built in: choose another name")
       if kind == "field" and not name.startswith("objective."):
-        raise ValueError(f"field {name!r} must be objective.NAME, with NAME in its own_fields")
+        raise ValueError(f"field {name!r} must be objective.NAME, for an objective's own_fields")
       if not (callable(entry) if callable(example) else isinstance(entry, type(example))):
         wanted = "a function" if callable(example) else type(example).__name__
         raise TypeError(f"{kind} {name!r} must be {wanted}, got {type(entry).__name__}")

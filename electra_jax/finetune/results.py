@@ -69,7 +69,7 @@ def find_tasks(root: Path) -> dict[str, Path]:
   files = [*root.glob(EXAMPLE_SCORES), *sorted(root.glob(f"[!.]*/{EXAMPLE_SCORES}"))]
   found = {p.parent.name: p.parent for p in files}
   if not found:
-    raise ValueError(f"{root} has no results of electra-jax finetune")
+    raise ValueError(f"{root} holds no results of electra-jax finetune")
   return found
 
 
