@@ -2,7 +2,7 @@
 
 Command:  python -m electra_jax.train --config=configs/adversarial.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
+Hardware: as the size after the colon.
 Expected: between BERT and ELECTRA; the generator's masked-LM accuracy stays behind, 58 %
           against 65 % (paper, Section 3.2 and Appendix F).
 """

@@ -2,8 +2,8 @@
 
 Command:  python -m electra_jax.train --config=configs/all_tokens_mlm.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon. The vocabulary
-          layer covers all tokens: 1.37 times a step of ELECTRA.
+Hardware: as the size after the colon. A step takes 1.37 times ELECTRA's, because the vocabulary
+          layer covers all tokens.
 Expected: GLUE dev average 84.3 at base size, where ELECTRA has 85.0 (paper, Table 5).
 """
 
@@ -16,5 +16,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size (`load_size`)."""
   c = load_size(arg)
   c.objective.name = "all_tokens_mlm"
-  c.objective.discriminator_weight = 1.0  # here the weight of the main network's loss
+  c.objective.discriminator_weight = 1.0  # of the main network's token loss
   return c

@@ -2,7 +2,7 @@
 
 Command:  python -m electra_jax.train --config=configs/bert.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
+Hardware: as the size after the colon.
 Expected: GLUE dev average 82.2 at base size (paper, Table 5).
 """
 

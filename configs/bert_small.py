@@ -5,7 +5,7 @@ Command:  python -m electra_jax.train --config=configs/bert_small.py --workdir=D
 Hardware: one accelerator. The paper: four days on a V100.
 Expected: GLUE dev average 75.1, where ELECTRA-Small has 79.9 (paper, Table 1).
 
-It trains for as many steps as cost what ELECTRA-Small costs, by the paper's accounting:
+Its steps cost as many FLOPs as ELECTRA-Small's, by the paper's accounting:
 python -m electra_jax.flops --config=configs/bert_small.py --match=configs/small.py
 """
 
@@ -18,5 +18,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is not used."""
   c = load("small.py", arg)
   c.objective.name = "bert"
-  c.train.steps = 1_322_250  # costs what small.py costs (the paper has 1.45 M, 10 % more)
+  c.train.steps = 1_322_250  # the FLOPs of small.py (the paper has 1.45 M, 10 % more)
   return c

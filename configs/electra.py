@@ -2,7 +2,7 @@
 
 Command:  python -m electra_jax.train --config=configs/electra.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
+Hardware: as the size after the colon.
 Expected: GLUE dev average 85.1 at base size, 79.9 at small size (paper, Table 1).
 """
 

@@ -2,7 +2,7 @@
 
 Command:  python -m electra_jax.train --config=configs/electra_15.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
+Hardware: as the size after the colon.
 Expected: GLUE dev average 82.4 at base size, where ELECTRA has 85.0 (paper, Table 5).
 """
 

@@ -2,10 +2,9 @@
 
 Command:  python -m electra_jax.train --config=configs/electra_mlm.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
-Expected: not published, and not measured here at these sizes; docs/evidence.md has four layers
-          of 128. The words weigh a fifth of detection: with the paper's 50 : 1 they would hardly
-          count.
+Hardware: as the size after the colon.
+Expected: docs/evidence.md has four layers of 128. Detection has 5 times the weight of masked LM;
+          at the paper's 50 the masked LM would hardly count.
 """
 
 from ml_collections import ConfigDict

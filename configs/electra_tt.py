@@ -2,8 +2,8 @@
 
 Command:  python -m electra_jax.train --config=configs/electra_tt.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
-Expected: word error rate 5.22 and 17.01 when it rescores LibriSpeech (Electric, Table 4).
+Hardware: as the size after the colon.
+Expected: word error rates 5.22 and 17.01 in rescoring LibriSpeech (Electric, Table 4).
 """
 
 from ml_collections import ConfigDict

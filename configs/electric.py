@@ -2,7 +2,7 @@
 
 Command:  python -m electra_jax.train --config=configs/electric.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size; at base the paper used 16 TPUv2 for three days.
+Hardware: as the size after the colon; the paper's base took 16 TPUv2 three days.
 Expected: GLUE dev average 84.1 at base size, where ELECTRA has 85.1 (Electric, Section 4).
           python -m electra_jax.score gives pseudo-log-likelihoods.
 """

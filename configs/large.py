@@ -2,7 +2,7 @@
 
 Command:  python -m electra_jax.train --config=configs/large.py --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: a TPU pod or several GPU nodes. 1,750,000 steps make the paper's ELECTRA-1.75M.
+Hardware: a TPU pod or several GPU nodes. 1,750,000 steps give the paper's ELECTRA-1.75M.
 Expected: GLUE dev average 89.0 after fine-tuning, on XLNet's 33 B tokens (paper, Table 2).
 """
 

@@ -2,10 +2,9 @@
 
 Command:  python -m electra_jax.train --config=configs/metro.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
-Expected: not measured here at these sizes; docs/evidence.md has four layers of 128. The paper's
-          networks are deeper and trained on more text than ELECTRA's: their scores do not compare
-          with the table in README.
+Hardware: as the size after the colon.
+Expected: docs/evidence.md has four layers of 128. The paper's networks are deeper than ELECTRA's
+          and trained on more text: do not compare their scores with ELECTRA's.
 """
 
 from ml_collections import ConfigDict

@@ -1,14 +1,13 @@
-"""ModernBERT's body with a generator of its width: modern.py:17m, :32m, :68m, :150m or :400m.
+"""ModernBERT's encoder with a generator of its width: modern.py:17m, :32m, :68m, :150m or :400m.
 
 Command:  python -m electra_jax.train --config=configs/modern.py:17m --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: one H200 for 17m, and for 32m with train.accumulation=2 (docs/preflight.md).
-          Before it, in minutes: configs/modern_short.py, which has a band of healthy runs.
-Expected: no published encoder of this shape was trained by replaced-token detection. The Ettin
-          family took 1.7 T tokens, this run takes 52 G.
+Hardware: one H200 for 17m, and for 32m with train.accumulation=2 (docs/preflight.md). First run
+          configs/modern_short.py, which takes minutes and has a band of healthy runs.
+Expected: no published number. The Ettin family was trained on 1.7 T tokens, this run takes 52 G.
 
-The optimizer is AdamW, as published. Muon (--config.optimizer.name=muon) was 0.23 nats ahead with
-four layers of 128 at 2e13 FLOPs (LOG.md, "Blocks at equal FLOPs"); at these sizes it is unmeasured.
+The optimizer is AdamW, as published. With four layers of 128 at 2e13 FLOPs, Muon
+(--config.optimizer.name=muon) was 0.23 nats better (LOG.md, "Blocks at equal FLOPs").
 
 Sources: Warner et al. 2024 (ModernBERT, Section 2 and Appendix A); Weller et al. 2025 (Ettin: the
 shapes and settings of 17m to 150m, and its training configurations); He et al. 2021 (DeBERTaV3: the
@@ -24,7 +23,7 @@ from electra_jax.config import load
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """The shape of a discriminator, its peak learning rate, and the depth of its generator."""
+  """The shape of a discriminator, its peak learning rate and its generator's depth."""
 
   num_layers: int
   hidden_size: int
@@ -43,7 +42,7 @@ SHAPES = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-  """Returns the configuration of a size, 17m if `arg` names none."""
+  """Returns the configuration of the size `arg`, by default 17m."""
   if (arg or "17m") not in SHAPES:
     raise ValueError(f"configs/modern.py takes {', '.join(SHAPES)}, got {arg!r}")
   shape = SHAPES[arg or "17m"]
@@ -68,17 +67,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.model.first_norm = False
   c.model.head_norm = True  # as the hidden layer of ModernBertForTokenClassification
   c.model.scaled_init = True  # Megatron's (ModernBERT, Appendix A)
-  c.model.dropout = 0.1  # of the attention's output only (Ettin)
+  c.model.dropout = 0.1  # of the attention output only (Ettin)
   c.model.embedding_dropout = 0.0
   c.model.ffn_dropout = 0.0
   c.model.attention_dropout = 0.0
   c.generator.tie = "gdes"  # (DeBERTaV3, Section 3.3)
-  c.generator.width_multiplier = 1.0  # of the same width and shallow (DeBERTaV3, Section 5.1)
+  c.generator.width_multiplier = 1.0  # equally wide but shallow (DeBERTaV3, Section 5.1)
   c.generator.depth_multiplier = shape.generator_layers / shape.num_layers  # a third to a half
   # 0.3 until the learning rate decays, then 0.15 (Ettin); evaluations at 0.15
   c.objective.mask_prob_schedule = "0%=0.3,90%=0.3,90%=0.15"
   c.data.vocab_size = 50_368  # (ModernBERT, Appendix A)
-  c.data.seq_length = 1024  # of the first phase (Ettin)
+  c.data.seq_length = 1024  # first phase (Ettin)
   c.data.examples = "packed"
   c.optimizer.name = "adamw"  # both families: StableAdamW
   c.optimizer.learning_rate = shape.learning_rate

@@ -1,16 +1,16 @@
-"""A short run of modern.py:17m on little text, to compare a machine or a change with its band.
+"""A short run of modern.py:17m on little text, to test a machine or a change against its band.
 
 Command:  python -m electra_jax.data.build --config=configs/modern_short.py
           export JAX_NUM_CPU_DEVICES=2
           python -m electra_jax.train --config=configs/modern_short.py --workdir=runs/modern_short
           --config.health.reference=configs/bands/modern_short.json
-Hardware: two CPU cores, eight minutes; on a GPU also --config.train.accumulation=1.
-Expected: four seeds ended at a held-out masked-LM loss of 5.15 to 5.43 nats, the unigram entropy
-          being 6.11, and at a discriminator AUC of 0.546 to 0.548.
+Hardware: two CPU cores, eight minutes; on a GPU add --config.train.accumulation=1.
+Expected: held-out masked-LM loss 5.15 to 5.43 nats (unigram entropy 6.11), discriminator AUC 0.546
+          to 0.548, over four seeds.
 
-The network, generator, objective and optimizer of modern.py:17m, 300 steps of which would take two
-CPU cores half a day. Here: short sequences, a small batch, a short warm-up and decay, a lower rate,
-and the text of the quickstart. The generator learns to use context, the discriminator hardly yet.
+The network, generator, objective and optimizer are those of modern.py:17m; sequences, batch,
+warm-up and decay are shorter, the rate is lower and the text is the quickstart's. In 300 steps the
+generator learns to use context, the discriminator hardly.
 """
 
 from ml_collections import ConfigDict

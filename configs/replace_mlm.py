@@ -2,7 +2,7 @@
 
 Command:  python -m electra_jax.train --config=configs/replace_mlm.py:small --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: as the size that is named after the colon.
+Hardware: as the size after the colon.
 Expected: GLUE dev average 82.4 at base size, where BERT has 82.2 (paper, Table 5).
 """
 
@@ -15,5 +15,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration; `arg` is the size (`load_size`)."""
   c = load_size(arg)
   c.objective.name = "replace_mlm"
-  c.objective.discriminator_weight = 1.0  # here the weight of the main network's masked-LM loss
+  c.objective.discriminator_weight = 1.0  # of the main network's masked-LM loss
   return c

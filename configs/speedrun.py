@@ -1,15 +1,15 @@
-"""Ten minutes of one GPU: speedrun.py:electra, and a BERT in the same time, speedrun.py:bert.
+"""Ten minutes on one GPU: speedrun.py:electra, or a BERT in the same time, speedrun.py:bert.
 
 Command:  make speedrun   (benchmarks/speedrun.py: shards, training, exports, tasks, one row)
      or:  python -m electra_jax.train --config=configs/speedrun.py:electra --workdir=DIR
           --config.data.dir=SHARDS
-Hardware: one H100 or H200. On others set train.minutes.
-Expected: docs/speedrun.md, which has a row for each run and says what has not run yet.
+Hardware: one H100 or H200; set train.minutes for others.
+Expected: docs/speedrun.md.
 
-One network, batch and optimizer for both. electra is detection and words (electra_mlm), the best
-of the family in docs/evidence.md. Its generator has the main network's width and a quarter of its
-depth, so that both export; bert spends these seconds on more steps. No dropout: attention is
-cuDNN's. Width, depth, vocabulary and batch: LOG.md, "What a second of an H200 teaches".
+Both have the same network, batch and optimizer. electra is electra_mlm (detection and masked LM),
+the best objective in docs/evidence.md. Its generator has the main network's width and a quarter of
+its depth, so that both can be exported. Without dropout, attention runs in cuDNN. Width, depth,
+vocabulary and batch: LOG.md, "What a second of an H200 teaches".
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +20,7 @@ OBJECTIVES = {"electra": "electra_mlm", "bert": "bert"}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-  """Returns the configuration of an arm, electra if `arg` names none."""
+  """Returns the configuration of the arm `arg`, by default electra."""
   if (arg or "electra") not in OBJECTIVES:
     raise ValueError(f"configs/speedrun.py takes {' or '.join(OBJECTIVES)}, got {arg!r}")
   c = load("modern.py", "17m")  # ModernBERT's blocks and gdes
@@ -35,7 +35,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.objective.mask_prob = 0.25
   c.objective.mask_prob_schedule = ""
   if c.objective.name == "bert":
-    c.generator = load("base.py").generator  # none
+    c.generator = load("base.py").generator  # not used
   else:
     c.generator.depth_multiplier = 1 / 4
     c.objective.discriminator_weight = 5.0

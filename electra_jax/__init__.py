@@ -16,7 +16,7 @@ import importlib
 import sys
 
 __version__ = "0.2.0"
-# {name: where it is defined}, imported when it is asked for.
+# {name: its definition}, imported at first use.
 _HOMES = {
   "load": "encoder.load",
   "Encoder": "encoder.Encoder",

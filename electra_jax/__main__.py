@@ -1,4 +1,4 @@
-"""The command `electra-jax`: starts the commands by name."""
+"""The command `electra-jax`, which starts the commands by name."""
 
 import difflib
 import importlib.metadata
@@ -13,18 +13,18 @@ Pretrains and fine-tunes text encoders by replaced-token detection (ELECTRA).
 
 usage: electra-jax COMMAND [OPTION ...], or python -m electra_jax COMMAND [OPTION ...]
 """
-HELP = "\nelectra-jax COMMAND --help lists its options, electra-jax --version the versions."
+HELP = "\nelectra-jax COMMAND --help lists a command's options, electra-jax --version the versions."
 
 
 def listing() -> str:
-  """Returns the commands, a line each."""
+  """Returns the list of commands."""
   width = max(map(len, COMMANDS))
   lines = (f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items())
   return "\n".join([USAGE, *lines, HELP])
 
 
 def versions() -> str:
-  """Returns the versions that a bug report needs."""
+  """Returns the versions, for bug reports."""
   jax = importlib.metadata.version("jax")
   return f"electra_jax {version.code_version()}, jax {jax}, Python {platform.python_version()}"
 

@@ -1,4 +1,4 @@
-"""Pretrained networks from Python: embeddings, replaced tokens, words for [MASK], scores."""
+"""Pretrained networks in Python: embeddings, replaced tokens, fill-mask, scores."""
 
 import contextlib
 import dataclasses
@@ -24,20 +24,20 @@ from electra_jax.interop.sources import ExchangeError, Network
 from electra_jax.monitor.display import doing
 from electra_jax.runtime import parallel, terminal
 
-SHOWN = 2_000  # from this many texts on, progress is shown
+SHOWN = 2_000  # number of texts from which progress is shown
 
 
 class Token(NamedTuple):
-  """A token of a text, and the probability that it replaced another."""
+  """A token of a text and the probability that it is a replacement."""
 
   text: str
-  start: int  # of its characters in the text
+  start: int  # first character in the text
   end: int
   replaced: float
 
 
 class Fill(NamedTuple):
-  """A token for a mask, its probability, and the text with it."""
+  """A token for a mask, its probability, and the filled-in text."""
 
   token: str
   probability: float
@@ -45,7 +45,7 @@ class Fill(NamedTuple):
 
 
 class States(NamedTuple):
-  """The states of a text's n tokens, [CLS] and [SEP] among them."""
+  """The states of a text's n tokens, including [CLS] and [SEP]."""
 
   values: np.ndarray  # float32 [n, D]
   spans: list[tuple[int, int]]  # characters [start, end) of each token; (0, 0) for [CLS] and [SEP]
@@ -57,10 +57,10 @@ def load(
   """Opens the networks at a path.
 
   Args:
-    path: of a run, an orbax export, a Hugging Face folder or a TF1 checkpoint; or a name on the
-      Hub, hf://ORG/NAME[@REVISION].
-    network: the one that embeds: "discriminator", "masked_lm", "generator", or "auto" for the main
-      one, which is kept for fine-tuning.
+    path: a run, an orbax export, a Hugging Face folder, hf://ORG/NAME[@REVISION] on the Hub, or a
+      TF1 checkpoint.
+    network: the network for embeddings: "discriminator", "masked_lm", "generator", or "auto" for
+      the main network, which is also the one to fine-tune.
     dtype: of activations, float32 or bfloat16.
     heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
 
@@ -72,15 +72,16 @@ def load(
 
 
 class Encoder:
-  """The networks of a source; a text or a list of texts goes in, NumPy or a list comes out.
+  """The networks of a source.
 
-  A single text gives the result of a list of one, without the list. Texts are grouped by length,
-  and each padded length compiles once. Texts above `max_length` tokens are cut, with a warning.
+  Methods take a text or a list of texts, and return one result or an array or list of results.
+  Texts are grouped by length, and each padded length is compiled once. Texts above `max_length`
+  tokens are truncated with a warning.
 
   Fields:
-    tokenizer: None for a TF1 checkpoint without vocab.txt, which takes `ids` only.
-    width: D, of the states.
-    max_length: tokens of a text at most, with [CLS] and [SEP].
+    tokenizer: None for a TF1 checkpoint without vocab.txt, which takes only `ids`.
+    width: D, the width of the states.
+    max_length: maximum number of tokens of a text, with [CLS] and [SEP].
   """
 
   def __init__(self, source: sources.Source, path: str, network: str, dtype: str):
@@ -109,14 +110,14 @@ class Encoder:
   def embed(
     self, texts: str | Sequence[str], *, pool: str = "mean", batch_size: int | None = None
   ) -> np.ndarray:
-    """Returns an embedding of each text, float32 [n, D], or [D] for a single text.
+    """Returns the embedding of each text, float32 [n, D], or [D] for a single text.
 
     Args:
-      pool: "mean", of the states of all tokens with [CLS] and [SEP], or "cls", the state of [CLS].
-      batch_size: rows that are computed together; None: as many as suit the device.
+      pool: "mean" of the states of all tokens, with [CLS] and [SEP], or "cls", the state of [CLS].
+      batch_size: rows of a batch; None: a number that suits the device.
 
     Raises:
-      ValueError: an argument has another value.
+      ValueError: an argument is invalid.
     """
     if pool not in POOLINGS:
       raise ValueError(f"pool must be {' or '.join(POOLINGS)}, got {pool!r}")
@@ -139,13 +140,13 @@ class Encoder:
 
     Args:
       ids: token ids [n, L], with [CLS] and [SEP], instead of texts.
-      mask: [n, L], true on tokens, the padding at the end; None: all are tokens.
+      mask: [n, L], True on tokens, with padding at the end; None: all are tokens.
 
     Raises:
-      ValueError: both texts and ids or neither are given, or their shapes are wrong.
+      ValueError: texts and ids are both given or both missing, or have a wrong shape.
     """
     if (texts is None) == (ids is None):
-      raise ValueError("give texts or ids")
+      raise ValueError("give either texts or ids")
     if ids is not None:
       return self._states_of_ids(np.asarray(ids), mask, batch_size)
     texts, one = self._texts(texts)
@@ -164,7 +165,7 @@ class Encoder:
       )
     lengths = mask.sum(1)
     if not (mask == (np.arange(ids.shape[1]) < lengths[:, None])).all():
-      raise ValueError("mask must be true on a row's tokens and then false: padding at the end")
+      raise ValueError("mask must be True on a row's tokens, then False on padding")
     if not ((ids[mask] >= 0) & (ids[mask] < self._main.cfg.vocab_size)).all():
       raise ValueError(f"ids must be at least 0 and below {self._main.cfg.vocab_size:,}")
     if lengths.max(initial=0) > self.max_length:
@@ -178,10 +179,10 @@ class Encoder:
   def detect(
     self, texts: str | Sequence[str], *, batch_size: int | None = None
   ) -> list[Token] | list[list[Token]]:
-    """Returns the tokens of each text, and for each the probability that it replaced another.
+    """Returns the tokens of each text with the probability that each is a replacement.
 
     Raises:
-      ExchangeError: no network detects.
+      ExchangeError: no network has a detection head.
     """
     network = scorers.network_for("rtd", self._source.networks, self._path)
     texts, one = self._texts(texts)
@@ -197,14 +198,14 @@ class Encoder:
   def fill_mask(
     self, texts: str | Sequence[str], k: int = 5, *, batch_size: int | None = None
   ) -> list:
-    """Returns the k likeliest tokens for each [MASK] of each text.
+    """Returns the k most probable tokens for each [MASK] of each text.
 
     Returns:
-      [Fill] * k for a single text with one mask; a list of these for several masks, and a list
-      again for several texts.
+      [Fill] * k for a single text with one mask; a list of these for several masks, and a list of
+      results for several texts.
 
     Raises:
-      ExchangeError: no network predicts words.
+      ExchangeError: no network predicts tokens.
       ValueError: a text has no mask or exceeds the network's length, or `k` exceeds the vocabulary.
     """
     network = sources.masked_lm(self._source, self._path)
@@ -212,7 +213,7 @@ class Encoder:
       raise ValueError(f"k must be from 1 to {network.cfg.vocab_size:,}, got {k}")
     texts, one = self._texts(texts)
     vocab, name = self.tokenizer.vocab, self.tokenizer.decode([self.tokenizer.vocab.mask])
-    rows, places = [], []  # of each mask: the ids and its position; the parts and its number
+    rows, places = [], []  # (ids, position) of each mask; the parts of each text between masks
     for text in texts:
       parts = text.split(name)
       if len(parts) == 1:
@@ -246,13 +247,13 @@ class Encoder:
     return fills
 
   def score(self, texts: str | Sequence[str], scorer: str | None = None) -> float | np.ndarray:
-    """Returns how acceptable each text is, in nats, float64 [n]; NaN if it is too long.
+    """Returns the acceptability of each text in nats, float64 [n]; NaN if it is too long.
 
     Args:
       scorer: a key of `evaluate.scorers.SCORERS`; None: the objective's.
 
     Raises:
-      ExchangeError, ValueError: no network has the head that the scorer needs; it is unknown.
+      ExchangeError, ValueError: no network has the scorer's head, or the scorer is unknown.
     """
     texts, one = self._texts(texts)
     scorer, network = scorers.choose(scorer, self._source, self._path)
@@ -266,7 +267,7 @@ class Encoder:
 
     Args:
       form: "hf", "onnx" or "orbax".
-      storage: dtype, max_shard_mb and pooling of hf.
+      storage: dtype, max_shard_mb and pooling, for "hf" only.
 
     Raises:
       ExchangeError, ValueError: nothing was written.
@@ -276,31 +277,30 @@ class Encoder:
     if form not in ("hf", "onnx", "orbax"):
       raise ValueError(f"form must be hf, onnx or orbax, got {form!r}")
     if form != "hf" and storage:
-      raise ValueError(f"{', '.join(storage)}: for form='hf'; an {form} export is float32")
+      raise ValueError(f"{', '.join(storage)} need form='hf', got {form!r}")
     writer.write(self._source, Path(out), form, console := terminal.console(), **storage)
     console.print(f"exported to {out}")
 
   def _texts(self, texts: str | Sequence[str]) -> tuple[list[str], bool]:
     """Returns the texts as a list, and whether a single text was given."""
     if self.tokenizer is None:
-      raise ExchangeError(f"{self._path} has no vocabulary: put its vocab.txt beside it")
+      raise ExchangeError(f"{self._path} has no vocabulary: add its vocab.txt to the folder")
     one = isinstance(texts, str)
     if not (one or isinstance(texts, Iterable)):
       raise TypeError(f"give a text or a list of texts, got {type(texts).__name__}")
     texts = [texts] if one else list(texts)
     for i, text in enumerate(texts):
       if not isinstance(text, str):
-        raise TypeError(f"texts must be strings, number {i} is of type {type(text).__name__}")
+        raise TypeError(f"texts must be strings, but texts[{i}] is {type(text).__name__}")
     return texts, one
 
   def _encode(self, texts: list[str]) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-    """Returns the ids of each text with [CLS] and [SEP], and the characters of the others."""
+    """Returns the ids of each text with [CLS] and [SEP], and the spans of the other tokens."""
     vocab, most = self.tokenizer.vocab, self.max_length - 2
     encoded = self.tokenizer.encode_offsets(texts)
     if long := sum(len(ids) > most for ids, _ in encoded):
       warnings.warn(
-        f"{long:,} of {len(texts):,} texts are longer than {self.max_length} tokens and are cut",
-        stacklevel=3,
+        f"{long:,} of {len(texts):,} texts are truncated to {self.max_length} tokens", stacklevel=3
       )
     ids = [[vocab.cls, *ids[:most], vocab.sep] for ids, _ in encoded]
     return ids, [spans[:most] for _, spans in encoded]
@@ -314,7 +314,7 @@ class Encoder:
     batch_size: int | None,
     positions: Sequence[int] | None = None,
   ) -> Iterator[tuple[int, Any]]:
-    """Yields the index of each row of ids, and what a function gives for it; the shortest first.
+    """Yields the index of each row of ids and its result of a function, the shortest rows first.
 
     Args:
       function: (cfg, *settings, weights, batch[, positions [B]]) -> arrays [B, ...].
@@ -337,7 +337,7 @@ class Encoder:
 
 @contextlib.contextmanager
 def _progress(rows: list) -> Iterator[Iterable]:
-  """Yields the rows of some texts: with a bar on a terminal, elsewhere with a line at times."""
+  """Yields the rows, showing progress for many: a bar on a terminal, elsewhere lines."""
   console, title = terminal.console(stderr=True), f"{len(rows):,} texts"
   if len(rows) < SHOWN:
     yield rows

@@ -188,7 +188,7 @@ def test_a_budget_that_the_start_uses_up_is_refused_with_the_number(tiny_config,
 
 def test_a_budget_that_cannot_be_kept_is_refused_before_a_folder_is_made(tiny_config, tmp_path):
   tiny_config.train.minutes = 1.0
-  with pytest.raises(ValueError, match="train.minutes=1 needs a decay"):
+  with pytest.raises(ValueError, match="train.minutes=1 needs optimizer.schedule=wsd"):
     train.train(tiny_config, tmp_path / "run")
   assert not (tmp_path / "run").exists()
 

@@ -99,7 +99,7 @@ def test_the_fields_of_a_configuration_are_printed_with_their_meaning_and_change
   assert sorted(re.match(r"[* ] ([\w.]+) = ", line)[1] for line in lines) == sorted(known)
   for line in (
     "* train.steps = 5 (default 766000)  # optimizer steps; the schedule ends here (Table",
-    "\n  train.accumulation = 1  # Microbatches a device splits its share into: the",
+    "\n  train.accumulation = 1  # Microbatches of a device: the same update with",
   ):
     assert line in done.stdout
   changed = compare.changed_from_base(files.load("small.py"))
@@ -119,10 +119,10 @@ def test_a_field_that_may_have_no_value_is_unset_by_none():
 
 
 def test_fields_are_found_by_name_and_meaning():
-  done = call("config", "configs/finetune/glue.py:mrpc", "--grep", "WARM|which seeds")
+  done = call("config", "configs/finetune/glue.py:mrpc", "--grep", "WARM|networks to keep")
   found = re.findall("^  ([a-z._]+) = ", done.stdout, re.M)
   assert found == ["keep", "optimizer.schedule", "optimizer.warmup_frac"]
-  assert "keep = 'best'  # which seeds' networks are kept" in done.stdout
+  assert "keep = 'best'  # networks to keep: best (on the first" in done.stdout
   assert "[one of best, all, none]\n" in done.stdout
   count = len(schema.FINE_TUNING)
   assert done.stdout.endswith(f"\n1 of {count} fields differ from configs/finetune/base.py (*)\n")

@@ -117,7 +117,7 @@ def test_a_score_depends_on_its_text_and_the_scorer_alone(encoder):
 
 def test_a_long_text_is_cut_with_a_warning(encoder):
   long = " ".join([A, B] * 20)
-  with pytest.warns(UserWarning, match="1 of 2 texts are longer than 12 tokens and are cut"):
+  with pytest.warns(UserWarning, match="1 of 2 texts are truncated to 12 tokens"):
     found = encoder.embed([long, A])
   with no_warnings():
     fits = encoder.embed(" ".join([A, B] * 5))
@@ -140,21 +140,21 @@ def test_saved_networks_embed_as_before(encoder, form, tmp_path, capsys):
 @pytest.mark.parametrize(
   ("call", "kind", "text"),
   [
-    (lambda e: e.embed([A, 1]), TypeError, "number 1 is of type int"),
+    (lambda e: e.embed([A, 1]), TypeError, r"texts\[1\] is int"),
     (lambda e: e.embed(None), TypeError, "got NoneType"),
     (lambda e: e.embed(A, pool="max"), ValueError, "mean or cls, got 'max'"),
     (lambda e: e.embed(A, batch_size=0), ValueError, "at least 1, got 0"),
-    (lambda e: e.states(), ValueError, "give texts or ids"),
-    (lambda e: e.states(A, ids=np.ones((1, 2), int)), ValueError, "give texts or ids"),
+    (lambda e: e.states(), ValueError, "give either texts or ids"),
+    (lambda e: e.states(A, ids=np.ones((1, 2), int)), ValueError, "give either texts or ids"),
     (lambda e: e.states(ids=np.ones(2, int)), ValueError, r"\[n, L\]"),
     (lambda e: e.states(ids=np.full((1, 2), 45)), ValueError, "below 45"),
     (lambda e: e.states(ids=np.ones((1, 13), int)), ValueError, "13 tokens are more"),
-    (lambda e: e.states(ids=np.ones((1, 2), int), mask=[[0, 1]]), ValueError, "at the end"),
+    (lambda e: e.states(ids=np.ones((1, 2), int), mask=[[0, 1]]), ValueError, "then False"),
     (lambda e: e.fill_mask(A), ValueError, r"no \[MASK\] in"),
     (lambda e: e.fill_mask("[MASK]", k=0), ValueError, "from 1 to 45, got 0"),
     (lambda e: e.fill_mask("[MASK] " * 20), ValueError, "22 tokens are more than 12"),
     (lambda e: e.save("/nowhere", "h5"), ValueError, "hf, onnx or orbax, got 'h5'"),
-    (lambda e: e.save("/nowhere", "orbax", dtype="bfloat16"), ValueError, "dtype: for form='hf'"),
+    (lambda e: e.save("/nowhere", "orbax", dtype="bfloat16"), ValueError, "dtype need form='hf'"),
     (lambda e: e.score(A, "nothing"), ValueError, "got 'nothing'"),
     (lambda e: electra_jax.load("/nowhere/at/all"), ExchangeError, "does not exist"),
     (lambda e: Encoder(e._source, "x", "masked_lm", "float32"), ExchangeError, "no masked_lm"),

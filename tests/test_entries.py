@@ -83,7 +83,9 @@ def test_an_objective_with_a_head_of_its_own_keeps_its_encoder(
 
 
 def test_a_head_without_a_scorer_is_refused_and_with_one_is_scored(monkeypatch):
-  with pytest.raises(ExchangeError, match="only be scored by a network with rtd_head or mlm_head"):
+  with pytest.raises(
+    ExchangeError, match="scoring sentences needs a network with rtd_head or mlm_head"
+  ):
     scorers.default("electra", ("mine_head",))
   definition = dataclasses.replace(scorers.SCORERS["rtd"], head="mine_head")
   monkeypatch.setitem(scorers.SCORERS, "mine", definition)

@@ -284,21 +284,30 @@ def test_the_table_has_spread_and_paired_difference():
     ({"unit": "hours"}, "unit must be one of flops, steps, minutes, got 'hours'"),
     ({"arms": {}}, "needs an arm"),
     ({"budgets": (0,)}, "budgets above 0"),
-    ({"budgets": (1, Budget(1))}, "two budgets are equal"),
+    ({"budgets": (1, Budget(1))}, "budgets must be different"),
     ({"budgets": (Budget(1, best=2),)}, "it has no previous one"),
     ({"budgets": (1, Budget(2, seeds=0))}, "and a seed"),
     ({"arms": {"a": Arm("small", seeds=0)}}, "and a seed"),
-    ({"budgets": (1, Budget(2, best=1), Budget(3)), "control": "a"}, "needs best, too"),
-    ({"choose": "x", "tasks": {"x": Task("", first_seed=True)}}, "='x': some networks are not"),
-    ({"arms": {"a": A, "b": Arm("small", rates=(1,), rate_of="a")}}, "arm 'b': rate_of replaces"),
-    ({"arms": {"a": A, "b": Arm(untrained="a"), "c": Arm("small", after="b")}}, "'c' refers to an"),
-    ({"arms": {"a": Arm(untrained="b"), "b": Arm(untrained="a")}}, "'b', which is not trained"),
+    ({"budgets": (1, Budget(2, best=1), Budget(3)), "control": "a"}, "must also set best"),
+    (
+      {"choose": "x", "tasks": {"x": Task("", first_seed=True)}},
+      "choose='x' must be measured on all",
+    ),
+    (
+      {"arms": {"a": A, "b": Arm("small", rates=(1,), rate_of="a")}},
+      "arm 'b': rate_of needs rates",
+    ),
+    (
+      {"arms": {"a": A, "b": Arm(untrained="a"), "c": Arm("small", after="b")}},
+      "'c': rate_of and after must name trained",
+    ),
+    ({"arms": {"a": Arm(untrained="b"), "b": Arm(untrained="a")}}, "'b', which must be trained"),
     ({"control": "c"}, "unknown control 'c'; arms: a, b"),
     ({"arms": {"a": Arm("small", after="x")}}, "arm 'a' refers to 'x'; the other arms: none"),
     ({"arms": {"a": Arm("small", rate_of="a")}}, "arm 'a' refers to 'a'; the other arms: none"),
-    ({"arms": {x: Arm("small", after=y) for x, y in ("ab", "ba")}}, "'b', which starts from"),
+    ({"arms": {x: Arm("small", after=y) for x, y in ("ab", "ba")}}, "'b', which must not have"),
     ({"arms": {"a": Arm("small", share=1.0)}}, "share must be between 0 and 1"),
-    ({"arms": {"a": Arm("small", rates=(1,))}, "unit": "minutes"}, "at equal flops or steps"),
+    ({"arms": {"a": Arm("small", rates=(1,))}, "unit": "minutes"}, "needs unit flops or steps"),
   ],
 )
 def test_a_definition_that_makes_no_sense_is_refused(fields, message):
@@ -309,8 +318,8 @@ def test_a_definition_that_makes_no_sense_is_refused(fields, message):
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("def get_experiment(:\n", "mine.py defines no experiment: SyntaxError"),
-    ("x = 1\n", "mine.py defines no experiment: AttributeError"),
+    ("def get_experiment(:\n", "mine.py is not an experiment: SyntaxError"),
+    ("x = 1\n", "mine.py is not an experiment: AttributeError"),
     ("def get_experiment():\n  return 3\n", "must return an Experiment, got 3"),
     (
       "from electra_jax.experiments.definition import Arm, Experiment\n"
@@ -342,9 +351,9 @@ def test_configurations_are_compared_at_the_first_ones_flops():
   config = found.configuration("small")
   step = step_flops(spec_without_data(config), config.train.batch_size, config.data.seq_length)
   assert found.budgets == (Budget(100 * step),) and found.control == "small" and found.seeds == 2
-  with pytest.raises(ValueError, match="two arms have the same name"):
+  with pytest.raises(ValueError, match="arms must have different names"):
     definition.of_configurations(["small", "small"], "flops", fields, 2)
-  with pytest.raises(ValueError, match="no train.minutes"):
+  with pytest.raises(ValueError, match="set train.minutes in the first"):
     definition.of_configurations(["small", "bert:small"], "minutes", fields, 2)
 
 

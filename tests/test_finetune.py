@@ -155,7 +155,7 @@ def test_a_head_is_that_of_transformers_unless_the_papers_is_asked_for(
   task = prepare.prepare(config, "x", tokenizer.load(source / "vocab.txt"), cfg)
   arguments = task.info.head.arguments
   assert arguments["layers"] == head
-  noted = f"exported as {exported}" if exported else "exported without it"
+  noted = f"exported as {exported}" if exported else "not exported: transformers lacks it"
   assert any(noted in note for note in task.notes)
   if kind == "squad":
     joint = not exported and "qa__answerable_weight" not in fields
@@ -313,7 +313,7 @@ def test_several_tasks_the_random_control_and_their_comparison(cola, source, tmp
   assert scores[0].shape == scores[1].shape == (2, 25, 2)
   results.compare(folder / "cola", tmp_path / "control" / "cola", console, samples=100)
   assert console.export_text().count("mcc") == 1
-  with pytest.raises(ValueError, match="holds no results"):
+  with pytest.raises(ValueError, match="holds no results of electra-jax finetune"):
     results.compare(folder, glue, console)
 
 
@@ -419,7 +419,7 @@ def test_a_network_of_an_unknown_task_is_refused(cola, tmp_path, old, new):
   content = (tmp_path / "model" / "export.json").read_text()
   assert content.count(old) == 1
   (tmp_path / "model" / "export.json").write_text(content.replace(old, new))
-  with pytest.raises(ValueError, match="model: this version does not know its task"):
+  with pytest.raises(ValueError, match="model has a task unknown to this version"):
     model.load(tmp_path / "model")
 
 

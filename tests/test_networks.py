@@ -195,7 +195,7 @@ def test_a_table_that_only_one_of_two_models_has_is_refused_by_name(tie, has, al
     del other["discriminator"]
   without, with_it = "layer_norm, position, word", "layer_norm, position, token_type, word"
   found, wanted = (without, with_it) if has else (with_it, without)
-  message = f"^init_from: the source's embeddings are {found}, the model's are {wanted}: set "
+  message = f"^init_from: the source has the embeddings {found}, the model has {wanted}: set "
   with pytest.raises(ValueError, match=message):
     params.inherit(mine, params.match_roles(mine, other))
 
@@ -208,7 +208,7 @@ def test_no_table_of_a_source_is_left_out_in_silence():
   released = {k: v for k, v in shared.items() if k != "generator"}  # a discriminator alone
   mine = made(tying="tokens")
   for other in (shared, released, made(tying="all")):
-    with pytest.raises(ValueError, match="this model has no embeddings/layer_norm, .*position"):
+    with pytest.raises(ValueError, match="the model has no embeddings/layer_norm, .*position"):
       params.inherit(mine, params.match_roles(mine, other))
   for alone in ({"objective": "bert"}, {"generator_kind": "uniform"}):  # no tables of a generator
     mine, other = made(**alone), made(tying="none")
@@ -219,9 +219,9 @@ def test_no_table_of_a_source_is_left_out_in_silence():
 def test_a_part_with_an_array_more_or_less_than_the_models_is_not_inherited():
   full = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
   less = {"discriminator": {"rtd_head": {"kernel": np.ones((2, 3))}}}
-  with pytest.raises(ValueError, match=r"rtd_head/bias is None, the model's is \(3,\)"):
+  with pytest.raises(ValueError, match=r"rtd_head/bias is None in the source, \(3,\) in the model"):
     params.inherit(full, less)
-  with pytest.raises(ValueError, match=r"rtd_head/bias is \(3,\), the model's is None"):
+  with pytest.raises(ValueError, match=r"rtd_head/bias is \(3,\) in the source, None in the model"):
     params.inherit(less, full)
 
 

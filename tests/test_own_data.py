@@ -122,7 +122,7 @@ def test_the_dev_split_has_any_of_its_names_and_only_one(tmp_path, name):
   path = write(tmp_path / name, ROWS)
   assert glue_files.find_split(task, tmp_path, "dev") == path
   write(tmp_path / "dev.tsv", ROWS)
-  with pytest.raises(TaskError, match="are both the split 'dev'"):
+  with pytest.raises(TaskError, match="keep .* or .* for the split 'dev'"):
     glue_files.find_split(task, tmp_path, "dev")
   write(tmp_path / "validation_matched.tsv", ROWS)
   found = glue_files.find_split(tasks.TASKS["mnli"], tmp_path, "dev_matched")
@@ -160,11 +160,11 @@ def test_the_parts_of_a_file_depend_on_each_text_alone_and_are_as_large_as_asked
   [
     ("own.folds=1", "config.own.folds must be at least 2"),
     ("own.folds=3 own.fold=3", "above own.fold.*: got 3, 3 and 0.0"),
-    ("own.folds=3 own.split=0.1", "own.split not be set with it"),
+    ("own.folds=3 own.split=0.1", "not combined with own.split"),
     ("own.split=1.0", "own.split must be at least 0 and below 1"),
-    ("own.split=0.1 data.dev=a.csv", "config.data.dev=a.csv, but own.split and own.folds take"),
+    ("own.split=0.1 data.dev=a.csv", "config.data.dev=a.csv cannot be combined with own.split"),
     ("own.split=1e-9", "the split 'dev' in .* has no rows"),
-    ("data.train=None own.split=0.1", r"hold one file for .*\(found: a.csv, b.csv"),
+    ("data.train=None own.split=0.1", "one training file and no dev file, .* has a.csv, b.csv"),
     ("eval.every_steps=3", "eval.every_steps needs config.train.patience"),
     ("train.patience=0", "train.patience must be above 0"),
   ],
@@ -180,7 +180,7 @@ def test_what_does_not_divide_a_file_is_refused(source, tmp_path, fields, why): 
 
 def test_a_task_of_glue_has_its_own_files(source, tmp_path):  # noqa: F811
   config = make_config("glue", "cola", source, data__dir=str(tmp_path), own__split=0.1)
-  refused(config, tmp_path / "results", "own.split and own.folds are for a task of your own")
+  refused(config, tmp_path / "results", "own.split and own.folds need own.text")
 
 
 def labelled(n: int) -> list[dict]:
@@ -252,7 +252,7 @@ def test_words_and_questions_of_rows_are_those_of_the_published_formats(tmp_path
   without = [{key: row[key] for key in ("question", "context")} for row in flat]
   assert not squad_files.read(write(tmp_path / "new.jsonl", without)).labelled
   flat[0]["answers"]["text"] = []
-  with pytest.raises(TaskError, match="odd.jsonl:1: 0 answers at 1 places"):
+  with pytest.raises(TaskError, match="odd.jsonl:1: 0 texts but 1 answer starts"):
     squad_files.read(write(tmp_path / "odd.jsonl", flat))
 
 

@@ -159,7 +159,7 @@ def test_documents_are_masked_where_cudnn_cannot_pack_them(monkeypatch):
   batch = packed_batch()
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 24, 2, 8))
   inputs = Inputs(q, k, v, batch.padding_mask, jnp.asarray(batch.document_ids), None)
-  with pytest.warns(UserWarning, match="on Hopper GPUs and later: they are masked"):
+  with pytest.warns(UserWarning, match="only on Hopper GPUs and later: masking them"):
     found = attention.attend(BERT.computed(attention="cudnn"), inputs)
   np.testing.assert_array_equal(found, attention.attend(BERT, inputs))
 

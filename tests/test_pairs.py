@@ -270,7 +270,7 @@ def test_a_kept_network_embeds_and_says_how(trained):
   np.testing.assert_allclose(embed("w1"), vectors[1:2], atol=1e-6)  # other padding
   info = sources.open_source(folder / "results" / "words" / "model").finetuned.info
   assert info["head"]["arguments"]["pooling"] == "mean" and info["max_length"] == 32
-  with pytest.raises(ValueError, match=r"words embeds single texts: \('a', 'b'\)"):
+  with pytest.raises(ValueError, match=r"words embeds single texts, got \('a', 'b'\)"):
     embed([("a", "b")])
 
 
@@ -282,8 +282,8 @@ def test_a_column_of_a_file_is_embedded(trained, tmp_path):
     texts = [row[name] for row in csv.DictReader(file.open())]
     np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), embed(texts))
   for out, columns, why in (
-    ("x.tsv", (), "its name must end in .npy"),
-    ("x.npy", ("query", "answer"), "--columns=query,answer: name the one column"),
+    ("x.tsv", (), "file of embeddings must end in .npy"),
+    ("x.npy", ("query", "answer"), "--columns must be one column to embed, got query,answer"),
     ("x.npy", ("text",), "dev.csv:1 has no column 'text'"),
   ):
     with pytest.raises(ValueError, match=why):
@@ -305,7 +305,7 @@ def test_a_finished_task_is_kept_also_by_a_version_without_its_fields(trained):
 
 def test_microbatches_are_refused_because_they_would_not_see_each_other(source, tmp_path):  # noqa: F811
   config = make_config("pairs", None, source, train__accumulation=2, train__batch_size=16)
-  refused(config, tmp_path / "results", "config.train.accumulation=2 would hide the texts")
+  refused(config, tmp_path / "results", "config.train.accumulation must be 1 for pairs, got 2")
 
 
 def test_a_head_that_embeddings_do_not_read_is_named():

@@ -24,12 +24,12 @@ def test_task_info_survives_json():
 @pytest.mark.parametrize(
   ("kind", "items", "why"),
   [
-    ("tagging", "He left", "x expects sequences of words: 'He left'"),
-    ("tagging", ["He left"], "x expects sequences of words: 'He left'"),
-    ("tagging", iter(["He left"]), "x expects sequences of words: 'He left'"),
-    ("tagging", 5, "a sequence of items is needed, got 5"),
-    ("qa", "who?", r"x expects pairs of a question and a context: 'who\?'"),
-    ("qa", ("who?", "He left."), r"x expects pairs of a question and a context: 'who\?'"),
+    ("tagging", "He left", "x expects sequences of words, got 'He left'"),
+    ("tagging", ["He left"], "x expects sequences of words, got 'He left'"),
+    ("tagging", iter(["He left"]), "x expects sequences of words, got 'He left'"),
+    ("tagging", 5, "give a list of items, got 5"),
+    ("qa", "who?", r"x expects pairs of a question and a context, got 'who\?'"),
+    ("qa", ("who?", "He left."), r"x expects pairs of a question and a context, got 'who\?'"),
   ],
 )
 def test_a_text_is_never_read_as_its_characters(kind, items, why):

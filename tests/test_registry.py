@@ -53,7 +53,7 @@ def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
   registry.import_module(module)
   assert train.train(shuffled(tiny_shards), tmp_path / "run").step == 2
   forget()
-  wanted = f"^{tmp_path / 'run'} needs the objective 'shuffled': give --import=my_objectives$"
+  wanted = f"^{tmp_path / 'run'} needs the objective 'shuffled': add --import=my_objectives$"
   for use in (
     lambda: train.train(shuffled(tiny_shards), tmp_path / "run"),
     lambda: electra_jax.load(tmp_path / "run"),
@@ -69,7 +69,7 @@ def test_a_run_names_the_module_that_it_needs(module, tiny_shards, tmp_path):
   encoder.save(tmp_path / "out", "orbax")
   forget()
   assert electra_jax.load(tmp_path / "out").embed(["abc"]).shape == (1, 16)
-  with pytest.raises(ValueError, match="objective 'shuffled': name the module"):
+  with pytest.raises(ValueError, match="objective 'shuffled': add --import=MODULE"):
     from electra_jax.evaluate.likelihoods import Scorer
 
     Scorer(str(tmp_path / "out"))
@@ -129,7 +129,7 @@ def test_only_new_names_of_known_kinds_and_types_are_registered():
   electra_jax.register(objective={"mine": entry})  # a cell that is run again
   assert OBJECTIVES["mine"] is entry and "flat" in SCHEDULES
   for kinds, error, why in (
-    ({"objective": {"bert": entry}}, ValueError, "'bert' is the project's own"),
+    ({"objective": {"bert": entry}}, ValueError, "'bert' is built in"),
     ({"objectiv": {"x": entry}}, ValueError, "did you mean 'objective'"),
     ({"objective": {"x": len}}, TypeError, "'x' must be ObjectiveDef, got builtin"),
     ({"field": {"model.x": schema.own_field(1, "x")}}, ValueError, "must be objective.NAME"),

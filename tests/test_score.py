@@ -98,8 +98,8 @@ def test_electra_15s_discriminator_is_the_likelihood_itself(kind):
   ("changes", "message"),
   [
     ({"unigram_share": 0.1}, "unigram_share 0"),
-    ({"temperature": 2.0}, "scoring needs temperature 1"),
-    ({"disallow_correct": True}, "scoring needs temperature 1"),
+    ({"temperature": 2.0}, "scoring needs a run with temperature 1"),
+    ({"disallow_correct": True}, "scoring needs a run with temperature 1"),
   ],
 )
 def test_samples_that_are_not_the_generators_own_give_no_likelihood(changes, message):
@@ -193,7 +193,7 @@ def test_the_command_prints_scores(electra_run):
   assert [text for _, _, text in rows] == ["abc def", "gh"]
 
   for wrong in ("u1 -1 abc", "u1\tnan\tabc", "u1\t-inf\tabc"):
-    message = "^line 2 is not ID, TAB, finite score, TAB, hypothesis: 'u"
+    message = "^line 2 must be ID, TAB, finite score, TAB, hypothesis, got 'u"
     with pytest.raises(ValueError, match=message):
       likelihoods.read_nbest(["u1\t-1\tabc", wrong])
 
@@ -266,7 +266,7 @@ def test_both_networks_score_as_their_run_and_one_alone_where_it_can(tiny_config
   hf, orbax = exported(scheduled_run, tmp_path)
   np.testing.assert_allclose(likelihoods.Scorer(hf)(SENTENCES), expected, rtol=1e-4)
   for alone in (orbax, hf / "discriminator"):
-    with pytest.raises(ValueError, match="only the discriminator, a likelihood needs its gener"):
+    with pytest.raises(ValueError, match="has no generator, which likelihoods need"):
       likelihoods.Scorer(alone)
   # The generator alone: a masked language model's pseudo-log-likelihood.
   found = likelihoods.Scorer(hf / "generator")(SENTENCES)
@@ -281,7 +281,7 @@ def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   path.write_text(json.dumps(config))
   # A generator is a masked language model, in whatever folder.
   assert "electra_jax" not in json.loads((hf / "generator" / "config.json").read_text())
-  with pytest.warns(UserWarning, match="does not say its mask rate: 0.15 assumed"):
+  with pytest.warns(UserWarning, match="does not say its mask rate: assuming 0.15"):
     scorer = likelihoods.Scorer(hf)
   assert scorer.spec.masking.mask_prob.at(None) == 0.15
   from test_exchange import save_tf1
@@ -290,11 +290,11 @@ def test_an_unknown_mask_rate_is_assumed_with_a_warning(electra_run, tmp_path):
   heads = source.networks["discriminator"].cfg.num_heads
   prefix = save_tf1(tmp_path / "tf1" / "model.ckpt-2", source)
   prefix.with_name("config.json").write_text(json.dumps({"num_attention_heads": heads}))
-  with pytest.warns(UserWarning, match="assumed"):
+  with pytest.warns(UserWarning, match="assuming 0.15"):
     found = likelihoods.Scorer(prefix)(SENTENCES)
   np.testing.assert_allclose(found, scorer(SENTENCES), rtol=1e-4)
   prefix.with_name("vocab.txt").unlink()
-  with pytest.warns(UserWarning), pytest.raises(ValueError, match="has no vocabulary: put its"):
+  with pytest.warns(UserWarning), pytest.raises(ValueError, match="has no vocabulary: add its"):
     likelihoods.Scorer(prefix)
   data = read_config(electra_run)["data"]["dir"]
   with pytest.warns(UserWarning):
@@ -314,6 +314,6 @@ def test_likelihoods_take_the_mask_rate_of_the_checkpoints_step():
 def test_samples_at_another_temperature_by_schedule_give_no_likelihood():
   falling = schedules.Schedule(1.0, schedules.parse("0=2,10=1", 10))
   spec, weights = make("electra", masking=dataclasses.replace(RATES, temperature=falling))
-  with pytest.raises(ValueError, match="scoring needs temperature 1"):
+  with pytest.raises(ValueError, match="scoring needs a run with temperature 1"):
     objectives.token_scores(spec, weights, make_batch(), 5)
   assert np.isfinite(objectives.token_scores(spec, weights, make_batch(), 10)).all()

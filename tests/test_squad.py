@@ -215,7 +215,9 @@ def test_each_context_is_tokenized_once(words, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"max_length": 67}, {"stride": 0}, {"max_query": 0}])
 def test_lengths_that_leave_no_room_are_refused(words, wrong):
-  with pytest.raises(TaskError, match=r"data.max_length.* are too short for qa.max_query=\d"):
+  with pytest.raises(
+    TaskError, match=r"data.max_length.* leave no room for a context: lower qa.max_query=\d"
+  ):
     make_windows(questions_of(("a", "b", ["a"])), words, train=True, **wrong)
 
 
@@ -304,7 +306,7 @@ def test_the_best_window_answers_and_the_smallest_null_odds_count(words):
   decoded = decode(found, made, outputs)
   assert [a.text for a in decoded.nbest["q0"]] == ["h", "j", "b"]
   assert decoded.null_odds == {"q0": -1.5}
-  with pytest.raises(ValueError, match="2 windows, but outputs of 3"):
+  with pytest.raises(ValueError, match="got 3 rows of outputs for 2 windows"):
     decode(found, made[:2], outputs)
 
 

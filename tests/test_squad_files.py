@@ -87,7 +87,7 @@ def test_the_threshold_of_a_classifier_that_there_is_not_is_warned_of(
   paragraph = changed(is_impossible=True, answers=[]) if impossible else PARAGRAPH
   config.data.train = config.data.dev = str(squad_file(tmp_path, paragraph))
   task = qa_task.KIND.prepare(config, "squad", words, 100)
-  assert any("qa.threshold=-2.75 is compared with BERT's" in note for note in task.notes) == warned
+  assert any("qa.threshold=-2.75 applies to BERT's null" in note for note in task.notes) == warned
 
 
 def test_where_all_training_questions_have_answers_none_is_withheld(tmp_path, words):
@@ -126,9 +126,9 @@ def test_questions_without_answers_are_read_but_neither_trained_on_nor_scored(tm
   assert not found.labelled and not found.items[0].impossible
   made = squad.windows(found, words, **LENGTHS, train=False)
   assert len(made) == 1 and list(made[0].feature.target) == ["allowed"]
-  with pytest.raises(TaskError, match="cannot be used for training"):
+  with pytest.raises(TaskError, match="unlabelled questions: train on a labelled file"):
     squad.windows(found, words, **LENGTHS, train=True)
-  with pytest.raises(TaskError, match="cannot be scored"):
+  with pytest.raises(TaskError, match="unlabelled questions: score a labelled file"):
     squad.example_scores(found, squad.Decoded({"a": "Berlin"}, {}, {}))
 
 

@@ -83,9 +83,9 @@ def test_a_file_to_predict_needs_no_column_of_tags(tmp_path):
   (tmp_path / "a.txt").write_text("a x\nb y\n")
   assert tagging.read(tmp_path / "a.txt", tag_column=1, tags_optional=True)[0].tags == ("x", "y")
   assert tagging.read(tmp_path / "a.txt", tag_column=3, tags_optional=True)[0].tags is None
-  with pytest.raises(TaskError, match="2 columns, and column 3 is asked for"):
+  with pytest.raises(TaskError, match="no column 3, the line has 2 columns"):
     tagging.read(tmp_path / "a.txt", tag_column=3)
-  with pytest.raises(TaskError, match="2 columns, and column 4 is asked for"):
+  with pytest.raises(TaskError, match="no column 4, the line has 2 columns"):
     tagging.read(tmp_path / "a.txt", word_column=4, tags_optional=True)
 
 
@@ -95,7 +95,7 @@ def test_a_file_of_one_column_has_words_and_no_tags(tmp_path):
   assert [s[:2] for s in tagging.read(path)] == [(("a", "b"), None), (("c",), None)]
   path.write_text("a NN\n")
   for untagged in (tagging.read(path, tag_column=0), tagging.read(path, word_column=-1)):
-    with pytest.raises(TaskError, match=r"a.txt:1: there is no column of tags .*tag_column"):
+    with pytest.raises(TaskError, match=r"a.txt:1: no column of tags .*tag_column"):
       tagging.labels(untagged)
 
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_table_of_words_is_refused_in_one_line(data, message, 
 def test_files_and_columns_that_are_not_there_are_named(tmp_path):
   (tmp_path / "a.txt").write_text("\na O\n")
   for column in (2, -3):
-    with pytest.raises(TaskError, match=f"a.txt:2: 2 columns, and column {column} is asked for"):
+    with pytest.raises(TaskError, match=f"a.txt:2: no column {column}, the line has 2 columns"):
       tagging.read(tmp_path / "a.txt", tag_column=column)
   with pytest.raises(TaskError, match="b.txt: no such file"):
     tagging.read(tmp_path / "b.txt")
@@ -173,7 +173,7 @@ def test_labels_are_sorted_and_know_every_position_of_a_type():
 
 def test_an_odd_tag_among_entities_is_refused_by_its_line():
   odd = Sentence(("c",), ("b-x",), "file:7")
-  with pytest.raises(TaskError, match="file:7: the tag 'b-x' is not BIO, but other tags are"):
+  with pytest.raises(TaskError, match="file:7: the tag 'b-x' is not BIO, but the other tags are"):
     tagging.labels([sentence("a b", "B-X O"), odd])
   bilou = [sentence("a b c d", "B-X L-X U-Y O")]  # another scheme: labels as any others
   assert tagging.labels(bilou) == ("B-X", "L-X", "O", "U-Y")

@@ -140,7 +140,7 @@ def test_bfloat16_stays_near_float32(changes):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"num_heads": 8, "positions": "rope"}, "head size 1 is odd"),
+    ({"num_heads": 8, "positions": "rope"}, "even head size, got 1"),
     ({"window": 1}, "window must be at least 2, got 1"),
     ({"first_norm": False}, "first_norm=False needs block=pre_norm"),
     (

@@ -1,9 +1,8 @@
 """GLUE: python -m electra_jax.finetune --config=configs/finetune/glue.py:mrpc ...
 
 Tasks follow the colon, separated by commas (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli), or
-`all`. --config.data.dir is the folder with GLUE's folders (MRPC/train.tsv, ...), or tfds:glue. A
-task is trained for the paper's epochs; test splits that are there are predicted in the format of a
-submission.
+`all`. --config.data.dir is the folder that contains GLUE's folders (MRPC/train.tsv, ...), or
+tfds:glue. Predictions of the test splits present are written in GLUE's submission format.
 
 Expected: dev medians of ELECTRA-Small (1M steps) average 79.9, of Base 85.1 (paper, Table 1).
 """

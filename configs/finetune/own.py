@@ -4,10 +4,9 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/own.py:review
           --config.init=RUN_OR_EXPORT --config.data.train=reviews.csv --config.own.split=0.1
           --config.own.text=body --config.own.label=stars --workdir=DIR
 
-Instead of own.split there may be data.dev, or data.dir: a folder with train.csv and dev.csv (or
-validation, val), and test.csv if there is something to predict. The labels come from the training
-file. A name for the results follows the colon. A row in electra_jax/finetune/tasks.py does the same
-for good.
+Instead of own.split, set data.dev, or set data.dir to a folder with train.csv, dev.csv (or
+validation, val) and optionally test.csv to predict. The labels are read from the training file. The
+task's name follows the colon. A row in electra_jax/finetune/tasks.py defines a task for good.
 """
 
 from ml_collections import ConfigDict

@@ -4,11 +4,10 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/pairs.py
           --config.init=RUN_OR_EXPORT --config.data.train=train.csv --config.data.dev=dev.csv
           --workdir=DIR
 
-Files are CSV, TSV, JSON lines or parquet, also as .gz, .xz, .zst or .bz2. A row to train on is an
-anchor, its positive and, if there are, hard negatives; the other rows' texts in the batch are
-negatives too. The dev file has two texts and their score (measured: Spearman), or queries and
-answers (measured: how well a query finds its answer among those of the file). A name for the
-results follows a colon (default: pairs).
+Files are CSV, TSV, JSON lines or parquet, also as .gz, .xz, .zst or .bz2. A training row is an
+anchor, its positive and optional hard negatives; the other rows of the batch are negatives too. The
+dev file has two texts and their score (metric: Spearman), or queries and answers (metrics of
+retrieving the answer among all of the file). The task's name may follow a colon (default: pairs).
 """
 
 from ml_collections import ConfigDict

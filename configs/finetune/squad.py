@@ -1,6 +1,6 @@
-"""Question answering: SQuAD 1.1 and 2.0, and MRQA's JSON lines, recognised by what is in the file.
+"""Question answering: SQuAD 1.1 and 2.0, and MRQA's JSON lines, recognised by the file's content.
 
-Rows with the columns of SQuAD in `datasets` are read from JSON lines and parquet.
+JSON lines and parquet with the columns of `datasets`' SQuAD are read too.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/squad.py
           --config.init=RUN_OR_EXPORT --config.data.train=train-v2.0.json
@@ -8,7 +8,7 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/squad.py
 Expected: SQuAD 1.1 and 2.0 dev exact match 75.8 and 70.1 for the released Small, 84.5 and 80.5 for
           Base (the original's README; Table 4), with the original's head, model.head=linear.
 
-A name for the results follows a colon (default: squad).
+The task's name may follow a colon (default: squad).
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
-"""Tagging: CoNLL-2000 chunking, CoNLL-style entities, any labels; words and tags in columns.
+"""Tagging with any labels, e.g. CoNLL's chunks or entities; words and tags in columns.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/tagging.py:chunk
           --config.init=RUN_OR_EXPORT --config.data.train=train.txt --config.data.dev=test.txt
           --workdir=DIR
 Expected: CoNLL-2000 F1 96.5 for the released Small, 97.1 for Base (the original's README).
 
-In JSON lines and parquet a row is a sentence, and its lists of words and tags are the columns. A
-name for the results follows a colon (default: tagging).
+In JSON lines and parquet a row is a sentence; the columns are lists of words and tags. The task's
+name may follow a colon (default: tagging).
 """
 
 from ml_collections import ConfigDict

@@ -1,5 +1,5 @@
 """Finds, reads, compares and checks configurations, and builds the objects of `core` from them."""
 
-# Used by configuration files.
+# For configuration files.
 from electra_jax.config.files import load as load
 from electra_jax.config.files import load_size as load_size

@@ -11,14 +11,14 @@ from electra_jax.config import schema
 from electra_jax.config.files import load
 from electra_jax.config.schema import RENAMED, REVALUED
 
-# Fields in which runs of a recipe agree, besides the defining ones: another text gives another
-# trained vocabulary.
+# Fields that runs of a recipe share besides the defining ones: a vocabulary trained on other text
+# has another hash.
 OF_DATA = ("data.seq_length", "data.vocab_hash")
 LISTED = 8  # differing fields in an error message
 
 
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:
-  """Returns {"group.field": value} in the order of the file.
+  """Returns {"group.field": value} in the order of the configuration.
 
   >>> flatten({"seed": 0, "train": {"steps": 10}})
   {'seed': 0, 'train.steps': 10}
@@ -57,7 +57,7 @@ def changed_from_base(config: ConfigDict) -> dict[str, tuple[Any, Any]]:
 
 
 def recipe(flat: dict[str, Any]) -> dict[str, Any]:
-  """Returns the fields of a flat configuration in which seeds of one recipe are equal.
+  """Returns the fields of a flat configuration that are equal for all seeds of a recipe.
 
   >>> recipe({"seed": 1, "data.seq_length": 128, "train.steps": 10, "model.unroll": 4})
   {'data.seq_length': 128, 'train.steps': 10}
@@ -70,7 +70,7 @@ def recipe(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _defines(field: str) -> str | None:
-  """Returns how a field defines a run; a field unknown to this version counts as its group's."""
+  """Returns `Row.defines` of a field; RUN for an unknown field of a group with defining fields."""
   row = (schema.PRETRAINING | schema.HASHES).get(field)
   if row is not None:
     return row.defines
@@ -95,7 +95,7 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tup
 
 
 def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:
-  """Returns the message for an unknown field, with its new or the nearest name."""
+  """Returns the message for an unknown field, with its new name or the closest one."""
   if field in RENAMED:
     return f"{prefix}{field} was renamed to {prefix}{RENAMED[field]}"
   last = field.rsplit(".", 1)[-1]
@@ -111,7 +111,7 @@ def _names(allowed: str) -> list[str]:
 
 
 def allows(allowed: str, field: str) -> bool:
-  """Returns whether a field may differ in a run that resumes, by config.allow_config_change.
+  """Returns whether config.allow_config_change allows a field to differ in a resumed run.
 
   >>> allows("train.steps, data", "data.manifest"), allows("", "data.manifest")
   (True, False)
@@ -122,11 +122,11 @@ def allows(allowed: str, field: str) -> bool:
 def refuse_other_run(saved: dict, current: dict, allowed: str, workdir: str | Path) -> list[str]:
   """Raises ValueError if a defining field of a run has changed; returns the allowed changes.
 
-  A change of the names and shapes of arrays cannot be allowed, nor can a field of a later version.
+  Changes of array names or shapes and fields of a later version are never allowed.
 
   Args:
     saved, current: flat configurations with `schema.HASHES`.
-    allowed: comma-separated fields, or groups of fields, that may differ.
+    allowed: comma-separated fields or groups of fields that may differ.
   """
   for name in _names(allowed):
     groups = {field.rsplit(".", 1)[0] for field in current}

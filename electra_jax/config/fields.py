@@ -1,4 +1,4 @@
-"""The fields of a configuration with their defaults and the comments of the base configuration."""
+"""The fields of a configuration with the defaults and comments of its base configuration."""
 
 import ast
 import io
@@ -22,8 +22,8 @@ class Field(NamedTuple):
   name: str  # group.field
   value: Any
   default: Any  # in the base configuration
-  comment: str  # there, "" if it has none
-  facts: tuple[str, ...] = ()  # of the schema: choices, range, whether it defines the run
+  comment: str  # in the base configuration, or ""
+  facts: tuple[str, ...] = ()  # from the schema: choices, range, whether it defines the run
 
   @property
   def is_changed(self) -> bool:
@@ -41,20 +41,16 @@ class Field(NamedTuple):
 
 
 def base_of(config: ConfigDict) -> str:
-  """Returns the base configuration that has the same fields.
-
-  Raises:
-    ValueError: neither has.
-  """
+  """Returns the base configuration with the same fields; raises ValueError if there is none."""
   names = flatten(config).keys()
   for base in BASES:
     if flatten(load(base)).keys() == names:
       return base
-  raise ValueError(f"it has the fields of neither {' nor '.join(BASES)}: start with load(...)")
+  raise ValueError(f"its fields differ from those of {' and '.join(BASES)}: start with load(...)")
 
 
 def check_field(config: ConfigDict, field: str) -> None:
-  """Raises ValueError for an unknown field, naming the nearest one."""
+  """Raises ValueError for an unknown field; the message names the closest one."""
   known = flatten(config)
   if field in known:
     return
@@ -66,20 +62,19 @@ def check_field(config: ConfigDict, field: str) -> None:
 
 
 def check_set(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Raises ValueError if a field that always has a value is None."""
+  """Raises ValueError if a field is None although its default is not."""
   now = flatten(config)
   unset = [field for field in fields if now[field] is None]
   always = flatten(load(base_of(config))) if unset else {}
   if wrong := [field for field in unset if always[field] is not None]:
-    raise ValueError(f"config.{wrong[0]}=None: the field always has a value")
+    raise ValueError(f"config.{wrong[0]}=None: the field needs a value")
 
 
 def check_base(config: ConfigDict, name: str, base: str) -> None:
   """Raises ValueError if a configuration has fields or groups that `base` lacks."""
   if others := set(config) - set(load(base)):
     raise ValueError(
-      f"{name} is for another program: it sets config.{min(others)}, and this program takes the"
-      f" fields of configs/{base}"
+      f"{name} is for another program: it sets config.{min(others)}, which configs/{base} lacks"
     )
 
 
@@ -87,8 +82,8 @@ def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> Co
   """Returns a configuration: load_config("quickstart", {"train.steps": 100}).
 
   Args:
-    name: one of the project's ("quickstart", "modern:17m", "finetune/glue:mrpc") or the path of
-      a file; what follows a colon is the argument of its get_config.
+    name: a built-in configuration ("quickstart", "modern:17m", "finetune/glue:mrpc") or a file's
+      path; the text after a colon is the argument of get_config.
     fields: values to set; `electra-jax config NAME` lists all fields.
 
   Raises:
@@ -110,7 +105,7 @@ def fields_of(config: ConfigDict, *, effects: bool = False) -> list[Field]:
   """Returns all fields, in the order of the base configuration.
 
   Args:
-    effects: also list registered names and mark fields that have no effect; loads JAX.
+    effects: also list registered names and mark fields without effect; imports JAX.
   """
   base = base_of(config)
   values, defaults = flatten(config), flatten(load(base))
@@ -127,7 +122,7 @@ def fields_of(config: ConfigDict, *, effects: bool = False) -> list[Field]:
 
 
 def comments_in(path: Path) -> dict[str, str]:
-  """Returns {field: comment}, from above or after its assignment; "" without one."""
+  """Returns {field: comment} with the comments above and after its assignment, or ""."""
   text = path.read_text(encoding="utf-8")
   above, behind = {}, {}  # {line: comment}
   for token in tokenize.generate_tokens(io.StringIO(text).readline):

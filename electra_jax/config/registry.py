@@ -1,6 +1,6 @@
 """A user's entries in the tables of objectives, heads, tasks and so on.
 
-A module registers them, and is named with --import=MODULE, or is the configuration file itself.
+The configuration file registers them, or a module that is imported with --import=MODULE.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NOTEBOOK = "__main__"
-# {kind: the table of its entries}
+# {kind: table of its entries}
 KINDS = {
   "field": "config.schema.PRETRAINING",
   "objective": "core.objectives.OBJECTIVES",
@@ -41,25 +41,25 @@ _origins: dict[tuple[str, str], str] = {}
 def register(**kinds: Mapping[str, Any]) -> None:
   """Adds entries: register(objective={"shuffled": ObjectiveDef(...)}, schedule={...}).
 
-  Your entry is replaced if you register it again, as in a notebook's cell.
+  Registering a name again replaces your entry, e.g. in a notebook.
 
   Args:
-    kinds: {name: entry} for each of KINDS; docs/guides/extend.md has examples.
+    kinds: {name: entry} for any of KINDS; docs/guides/research.md has examples.
 
   Raises:
-    ValueError: a kind is unknown, or a name is the project's own.
-    TypeError: an entry has another type than the project's.
+    ValueError: a kind is unknown, or a name is built in.
+    TypeError: an entry has another type than the built-in ones.
   """
   place = _place(sys._getframe(1).f_globals)
   for kind, entries in kinds.items():
     known = table(kind)
-    own = {name: entry for name, entry in known.items() if (kind, name) not in _origins}
-    example = next(iter(own.values()))
+    built_in = {name: entry for name, entry in known.items() if (kind, name) not in _origins}
+    example = next(iter(built_in.values()))
     for name, entry in entries.items():
-      if name in own:
-        raise ValueError(f"{kind} {name!r} is the project's own: take another name")
+      if name in built_in:
+        raise ValueError(f"{kind} {name!r} is built in: choose another name")
       if kind == "field" and not name.startswith("objective."):
-        raise ValueError(f"field {name!r} must be objective.NAME, of an objective's own_fields")
+        raise ValueError(f"field {name!r} must be objective.NAME, for an objective's own_fields")
       if not (callable(entry) if callable(example) else isinstance(entry, type(example))):
         wanted = "a function" if callable(example) else type(example).__name__
         raise TypeError(f"{kind} {name!r} must be {wanted}, got {type(entry).__name__}")
@@ -77,7 +77,7 @@ def table(kind: str) -> dict[str, Any]:
 
 
 def _place(names: Mapping[str, Any]) -> str:
-  """Returns the name of the module with these globals, or its file if it has no name to import."""
+  """Returns the name of the module with these globals, or its file if it cannot be imported."""
   name = names.get("__name__", NOTEBOOK)
   if name != NOTEBOOK and name in sys.modules:
     return name
@@ -86,7 +86,7 @@ def _place(names: Mapping[str, Any]) -> str:
 
 
 def import_module(name: str) -> None:
-  """Imports a module, also of the current folder, or executes a file FILE.py.
+  """Imports a module, also from the current folder, or executes a file FILE.py.
 
   Raises:
     ValueError: it cannot be imported; the message is one line.
@@ -118,7 +118,7 @@ def _current_folder() -> Iterator[None]:
 
 
 def origins() -> list[str]:
-  """Returns the modules and files with entries, for `import_module` in another process."""
+  """Returns the modules and files that registered entries, for `import_module` elsewhere."""
   return sorted({place for place in _origins.values() if place != NOTEBOOK})
 
 
@@ -128,19 +128,19 @@ def names(kind: str) -> list[str]:
 
 
 def origin(kind: str, name: str) -> str | None:
-  """Returns the module or file that registered an entry, None for one of the project's own."""
+  """Returns the module or file that registered an entry, None for a built-in one."""
   return _origins.get((kind, name))
 
 
 def check(saved: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
-  """Checks that entries, {kind: {name: module or file}}, are there.
+  """Checks that the entries {kind: {name: module or file}} are registered.
 
   Raises:
-    ValueError: one is missing; the message names its module and `path`, which needs it.
+    ValueError: an entry that `path` needs is missing; the message names its module.
   """
   for kind, entries in saved.items():
     for name, place in entries.items():
       if name not in table(kind):
-        of_file = f"give --import={place}"
-        hint = "it was a notebook's, register it again" if place == NOTEBOOK else of_file
+        of_file = f"add --import={place}"
+        hint = "register it again, as in its notebook" if place == NOTEBOOK else of_file
         raise ValueError(f"{path} needs the {kind} {name!r}: {hint}")

@@ -1,9 +1,8 @@
 """The schema: one row for each field of a configuration.
 
-Its default and its meaning are in configs/base.py and configs/finetune/base.py, which a user
-reads; here are the values that it may have, whether it defines a run, what runs of earlier
-versions had, and who reads it. Checks, comparison, resuming and notes about fields without effect
-read these rows.
+A row says which values are valid, whether the field defines a run, its value in runs of earlier
+versions, and what reads it. Checks, comparisons, resuming and notes on fields without effect use
+the rows. Defaults and meanings are in configs/base.py and configs/finetune/base.py.
 """
 
 import contextlib
@@ -16,43 +15,43 @@ from ml_collections import ConfigDict
 from electra_jax.config import registry
 
 ALWAYS = object()  # `earlier` of a field that all versions have
-# Whether a field defines a run, which then resumes with the same value only.
+# Whether a field defines a run, which then resumes only with the same value.
 RUN = "run"
-SHAPES = "shapes"  # it also sets names and shapes of arrays: no checkpoint fits another value
+SHAPES = "shapes"  # it also sets names and shapes of arrays, so checkpoints need the same value
 # When a run stops reading a field.
-AT_START = "at the start"  # once there is a checkpoint
-UNTIL_DECIDED = "until decided"  # a run by the clock, once it has decided where it ends
+AT_START = "at the start"  # at its first checkpoint
+UNTIL_DECIDED = "until decided"  # when a run with train.minutes has decided where it ends
 # What a field of `data` determines.
 SHARDS = "shards"  # the bytes of the shards
-EXAMPLES = "examples"  # also what an example is: training reads it as it was built
-SEGMENTS = "segments"  # likewise, for two-segment examples only
+EXAMPLES = "examples"  # also the form of the examples; training takes the value from the build
+SEGMENTS = "segments"  # as EXAMPLES, for two-segment examples only
 
 ABOVE_0, BELOW_1, SIGNED = "above 0", "at least 0 and below 1", "signed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What is known about a field besides its default and its meaning."""
+  """The properties of a field besides its default and its meaning."""
 
-  range: str = "at least 0"  # of a number; None is allowed where the default is None
-  infinite: bool = False  # infinity is allowed, and means no limit
-  in_32_bits: bool = False  # counted so by the optimizer
+  range: str = "at least 0"  # of a number; None is allowed if the default is None
+  infinite: bool = False  # infinity is allowed and means no limit
+  in_32_bits: bool = False  # the optimizer counts it in int32
   choices: Collection[str] | Callable[[], Collection[str]] | None = None
-  kind: str | None = None  # its choices are the entries of this kind in `registry.KINDS`
+  kind: str | None = None  # a key of `registry.KINDS`: the choices are the entries of that kind
   defines: str | None = None  # RUN, SHAPES or None
-  is_path: bool = False  # of another run or export: two spellings of one path are equal
-  earlier: Any = ALWAYS  # the value of runs from before the field existed
-  read: str | None = None  # AT_START, UNTIL_DECIDED or None: always
+  is_path: bool = False  # of another run or export: spellings of the same path are equal
+  earlier: Any = ALWAYS  # its value in runs made before the field existed
+  read: str | None = None  # AT_START, UNTIL_DECIDED or None (always)
   builds: str | None = None  # SHARDS, EXAMPLES, SEGMENTS or None
   has_schedule: bool = False  # objective.NAME_schedule is its schedule
   has_no_effect: Callable[[ConfigDict], bool] = lambda config: False
-  # For a field that a user registers, which is in no file.
+  # Of a field that a user registers.
   default: Any = None
   comment: str = ""
 
   @property
   def allowed(self) -> Collection[str] | None:
-    """The choices, None where any value is allowed."""
+    """The choices, None if any value is allowed."""
     if self.kind:
       return registry.table(self.kind)
     return self.choices() if callable(self.choices) else self.choices
@@ -61,7 +60,7 @@ class Row:
     """Returns notes on a field: its choices, its range, whether it defines the run.
 
     Args:
-      config: if given, also registered names and whether the field has no effect; loads JAX.
+      config: if given, also note registered names and a missing effect; imports JAX.
     """
     known = self.choices if config is None else self.allowed
     found = [f"one of {', '.join(known)}"] if known and not callable(known) else []
@@ -102,21 +101,21 @@ def _tying(config: ConfigDict):
 
 
 def is_of_others(field: str, objective: str) -> bool:
-  """Returns whether a field is a hyper-parameter of other objectives, which `objective` ignores."""
+  """Returns whether a field is a hyper-parameter of other objectives than `objective`."""
   kinds, name = registry.table("objective"), field.removesuffix("_schedule")
   of = {kind for kind in kinds if name in [f"objective.{x}" for x in kinds[kind].own_fields]}
   return objective in kinds and bool(of) and objective not in of
 
 
 def trains_no_generator(config: ConfigDict) -> bool:
-  """Returns whether no field sets the size of a generator: it has no weights, or is frozen."""
+  """Returns whether the run trains no generator, so that no field sets the size of one."""
   generator = _generator(config)
   trained = _objective(config).uses_generator and generator.encoders
   return not trained or generator.pretrained
 
 
 def decays_to_the_end(config: ConfigDict) -> bool:
-  """Whether the rate decays all the time after warm-up; a schedule of the user's own may not."""
+  """Returns whether the learning rate decays from the end of warm-up to the last step."""
   return config.optimizer.schedule in ("product", "joined")
 
 
@@ -212,7 +211,7 @@ PRETRAINING = {
   "data.vocab_size": Row(ABOVE_0, builds=SHARDS),
   "data.vocab_train_mb": Row(builds=SHARDS),
   "data.lowercase": Row(builds=SHARDS),
-  # A manifest without it: where the vocabulary lower-cases (`Vocab.from_json`).
+  # A manifest without this field strips accents if the vocabulary lower-cases (`Vocab.from_json`).
   "data.strip_accents": Row(builds=SHARDS, earlier=None),
   "data.seq_length": Row(ABOVE_0, builds=SHARDS),
   "data.examples": Row(choices=("segments", "packed"), builds=EXAMPLES),
@@ -280,16 +279,16 @@ PRETRAINING = {
   "log.every_steps": Row(ABOVE_0),
   "log.trackers": _FREE,
 }
-# Hashes of a run's shards and vocabulary, saved with its configuration and compared like fields.
+# Hashes of a run's shards and vocabulary, saved and compared with its configuration.
 HASHES = {"data.manifest": Row(defines=RUN), "data.vocab_hash": Row(defines=SHAPES)}
-# {name in earlier versions: name of the field}.
+# {name in earlier versions: current name}
 RENAMED = {
   "objective.rtd_weight": "objective.discriminator_weight",
   "objective.rtd_weight_schedule": "objective.discriminator_weight_schedule",
   "optimizer.decoupled": "optimizer.separate_optimizers",
   "log.tensorboard": "log.trackers",
 }
-# {field: {value in earlier versions: value}}
+# {field: {value in earlier versions: current value}}
 REVALUED = {"log.trackers": {True: "tensorboard", False: ""}}
 
 _NUMBER, _RATE = Row(ABOVE_0), Row(BELOW_1)
@@ -367,27 +366,27 @@ FINE_TUNING = {
 
 
 def own_field(default: Any, comment: str, **facts) -> Row:
-  """Returns the row of an objective's own hyper-parameter, for `registry.register(field=...)`.
+  """Returns the row of a new objective's hyper-parameter, for `registry.register(field=...)`.
 
-  It defines the runs that set it; runs that began without it have the default.
+  The field defines the run; runs that were started without it have the default.
 
   Args:
-    default: its value in base.py.
-    comment: what `electra-jax config` says of it.
+    default: value in base.py.
+    comment: its description in `electra-jax config`.
     facts: other fields of Row.
   """
   return Row(**{"defines": RUN, "earlier": default, **facts}, default=default, comment=comment)
 
 
 def add_registered(config: ConfigDict) -> None:
-  """Adds the fields that a user registered to the configuration of base.py."""
+  """Adds the registered fields to the configuration of base.py."""
   for name in registry.names("field"):
     group, _, field = name.partition(".")
     config[group][field] = PRETRAINING[name].default
 
 
 def names(rows: dict[str, Row] = PRETRAINING, **wanted) -> list[str]:
-  """Returns the fields with these values of a row: names(read=AT_START)."""
+  """Returns the fields whose rows have these values, e.g. names(read=AT_START)."""
   return [
     name for name, row in rows.items() if all(getattr(row, k) == v for k, v in wanted.items())
   ]

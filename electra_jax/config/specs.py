@@ -1,7 +1,6 @@
-"""Builds the plain objects of `core` and `runtime` from a checked configuration.
+"""Builds the objects of `core` and `monitor` from a checked configuration.
 
-They never see a ConfigDict. The objects refuse inconsistent values with a ValueError of one line,
-before compilation.
+Their constructors raise ValueError for inconsistent values, before compilation.
 """
 
 import dataclasses
@@ -23,9 +22,9 @@ from electra_jax.core.transformer_config import Compute, TransformerConfig, take
 from electra_jax.monitor import bands, health
 from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 
-# A field of the configuration that a run saves: the network of its frozen generator, or None.
-FROZEN_GENERATOR = "frozen_generator"
-REGISTERED = "registered"  # another such field: `registered`, if there are any
+# Additional fields of a run's saved configuration: the config of its frozen generator, or None,
+# and the result of `registered`, if it is not empty.
+FROZEN_GENERATOR, REGISTERED = "frozen_generator", "registered"
 FIELDS = dataclasses.fields(PretrainSpec)
 ALL_LAYERS = 1000  # more than any network has
 
@@ -37,9 +36,9 @@ def make_spec(
 
   Args:
     vocab: has `size` and the ids `mask` and `special_ids`.
-    frequencies: [V] token counts of the training text: the unigram generator samples from them, and
-      evaluations measure detection of such replacements.
-    frozen: config of the masked language model in generator.init_from, if there is one.
+    frequencies: [V] token counts of the training text, to draw replacements from in the unigram
+      generator and in evaluations.
+    frozen: config of the masked language model in generator.init_from, if any.
   """
   g, o = config.generator, config.objective
   compute = make_compute(config.model, config.model.hidden_size // config.model.num_heads)
@@ -69,7 +68,7 @@ def make_spec(
 
 
 def make_schedules(config: ConfigDict) -> dict[str, schedules.Schedule]:
-  """Returns {NAME: its value with its schedule} for each config.objective.NAME that has one.
+  """Returns {NAME: Schedule} for each config.objective.NAME with a NAME_schedule.
 
   Raises:
     ValueError: a schedule cannot be parsed; the message names the field.
@@ -80,8 +79,8 @@ def make_schedules(config: ConfigDict) -> dict[str, schedules.Schedule]:
     try:
       if config.train.minutes and "%" in o[field]:
         raise ValueError(
-          f"{o[field]!r} has positions in % of a run whose steps train.minutes leaves open: give"
-          " them in steps"
+          f"{o[field]!r} has positions in %, but train.minutes leaves the number of steps open: use"
+          " steps"
         )
       found[name] = schedules.Schedule(o[name], schedules.parse(o[field], config.train.steps))
     except ValueError as error:
@@ -90,7 +89,7 @@ def make_schedules(config: ConfigDict) -> dict[str, schedules.Schedule]:
 
 
 def has_generator_weights(config: ConfigDict) -> bool:
-  """True if there is a generator with weights."""
+  """Returns whether there is a generator with weights."""
   uses_generator = objectives.OBJECTIVES[config.objective.name].uses_generator
   return uses_generator and bool(GENERATORS[config.generator.kind].encoders)
 
@@ -98,14 +97,14 @@ def has_generator_weights(config: ConfigDict) -> bool:
 def _generator(
   config: ConfigDict, discriminator: TransformerConfig, frozen: TransformerConfig | None
 ) -> TransformerConfig:
-  """Returns the generator's config, or the discriminator's if it has no weights of its own."""
+  """Returns the generator's config; the discriminator's if they share an encoder or it has none."""
   g = config.generator
   tying, definition = TIES[g.tie], GENERATORS[g.kind]
   if definition.pretrained:
     if frozen.max_positions < config.data.seq_length:
       raise ValueError(
-        f"the frozen generator takes at most {frozen.max_positions} tokens, but data.seq_length is"
-        f" {config.data.seq_length}"
+        f"data.seq_length {config.data.seq_length} exceeds the {frozen.max_positions} positions of"
+        " the frozen generator"
       )
     return dataclasses.replace(frozen, compute=discriminator.compute).computed(attention="xla")
   if tying.shares_encoder or not has_generator_weights(config):
@@ -122,7 +121,7 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
   """Returns the spec of another run, from its saved configuration and its vocabulary.
 
   Raises:
-    ValueError: the folder holds no run, or one with entries that are not registered here.
+    ValueError: the folder holds no run, or the run has entries that are not registered.
   """
   saved = read_run_config(workdir)
   registry.check(saved.get(REGISTERED, {}), workdir)
@@ -132,7 +131,7 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
 
 
 def registered(config: ConfigDict) -> dict[str, dict[str, str]]:
-  """Returns {kind: {name: module or file}} of the user's entries that a configuration names."""
+  """Returns {kind: {name: module or file}} of a configuration's registered entries."""
   found: dict[str, dict[str, str]] = {}
   flat = flatten(config)
   for field, row in schema.PRETRAINING.items():
@@ -148,7 +147,7 @@ def saved_generator(saved: dict, vocab) -> TransformerConfig | None:
   if cfg := saved.get(FROZEN_GENERATOR):
     return TransformerConfig(**cfg)
   origin = saved["generator"].get("init_from")
-  # Earlier versions did not save it: then it is in the run that the generator is from.
+  # Earlier versions did not save it; read it from the generator's run.
   return masked_lm_config(origin, vocab) if origin else None
 
 
@@ -163,7 +162,7 @@ def masked_lm_config(workdir: str | Path, vocab) -> TransformerConfig:
 
 
 def saved_config(saved: dict) -> ConfigDict:
-  """Returns the configuration that a run saved; fields that it lacks have today's defaults.
+  """Returns a run's saved configuration; missing fields have the current defaults.
 
   Raises:
     ValueError: a field has a value of another type.
@@ -178,19 +177,16 @@ def saved_config(saved: dict) -> ConfigDict:
 
 
 def default_unroll(platform: str) -> int:
-  """Returns the layers that are compiled in a row on a platform: all on a GPU, else one.
+  """Returns the layers per loop iteration on a platform: all on a GPU, else one.
 
-  On an H200 steps with a loop over layers took 1.3 to 1.7 times as long: the loop copies what each
-  layer reads and leaves for the gradient (LOG.md).
+  On an H200 a loop over layers makes a step 1.3 to 1.7 times as long, because it copies each
+  layer's weights and residuals (LOG.md).
   """
   return ALL_LAYERS if platform == "gpu" else 1
 
 
 def make_compute(m: ConfigDict, head_width: int) -> Compute:
-  """Returns the compute settings of config.model; "auto" and 0 mean the best for this machine.
-
-  Attention that cuDNN does not support uses XLA.
-  """
+  """Returns the compute settings of config.model, with "auto" and 0 chosen for this machine."""
   platform, dtype, attention = jax.default_backend(), m.dtype, m.attention
   if dtype == "auto":
     dtype = "float32" if platform == "cpu" else "bfloat16"
@@ -207,7 +203,7 @@ def reference(config: ConfigDict, vocab=None) -> tuple[bands.Band, str, list[str
     vocab: of the shards, has `hash`; None to compare the configuration alone.
 
   Raises:
-    ValueError: the file is not a band, or its runs have other steps between their lines.
+    ValueError: the file is not a band, or log.every_steps differs from its runs'.
     OSError: it cannot be read.
   """
   if not (name := config.health.reference):
@@ -215,17 +211,17 @@ def reference(config: ConfigDict, vocab=None) -> tuple[bands.Band, str, list[str
   band = bands.read(find_data(name))
   if band.every_steps != config.log.every_steps:
     raise ValueError(
-      f"config.log.every_steps={config.log.every_steps}, but the runs of health.reference={name}"
-      f" have a line every {band.every_steps} steps, and its numbers are means over these"
+      f"config.log.every_steps must be {band.every_steps} as in the runs of"
+      f" health.reference={name}, got {config.log.every_steps}"
     )
   if all(step > config.train.steps for table in band.levels.values() for step in table):
     warnings.warn(
-      f"health.reference={name} begins after config.train.steps={config.train.steps:,}: it judges"
-      " no line of this run",
+      f"health.reference={name} checks no line of this run: it begins after"
+      f" config.train.steps={config.train.steps:,}",
       stacklevel=1,
     )
-  own = flatten(config) | ({"data.vocab_hash": vocab.hash} if vocab else {})
-  return band, name, bands.differing(band, recipe(own))
+  flat = flatten(config) | ({"data.vocab_hash": vocab.hash} if vocab else {})
+  return band, name, bands.differing(band, recipe(flat))
 
 
 def make_limits(config: ConfigDict) -> health.Limits:
@@ -234,7 +230,7 @@ def make_limits(config: ConfigDict) -> health.Limits:
 
 
 def make_optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:
-  """Returns config.optimizer as a plain object, with decay_frac as steps."""
+  """Returns config.optimizer as an OptimizerConfig, with decay_frac converted to steps."""
   o = config.optimizer
   decay_steps = round((o.decay_frac or 0) * config.train.steps) or o.decay_steps
   return take_fields(optimizer.OptimizerConfig, {**o, "decay_steps": decay_steps})

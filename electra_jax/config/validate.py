@@ -1,7 +1,4 @@
-"""Checks a configuration before any data is read.
-
-Each error is a ValueError of one line that names the field and the numbers.
-"""
+"""Checks a configuration before any data is read."""
 
 import math
 import warnings
@@ -32,7 +29,7 @@ def check(config: ConfigDict) -> None:
   reference(config)
   trackers.check_installed(trackers.parse(config.log.trackers))
   if config.data.dir is None:
-    raise ValueError("config.data.dir is not set: the folder written by electra_jax.data.build")
+    raise ValueError("config.data.dir is not set: set the folder that electra-jax build wrote")
 
 
 def check_fields(config: ConfigDict) -> None:
@@ -53,11 +50,11 @@ def check_fields(config: ConfigDict) -> None:
   for field in ("init_step", "init_optimizer"):
     # Checkpoint 0 is one, and 0 == False.
     if config[field] is not None and config[field] is not False and config.init_from is None:
-      raise ValueError(f"config.{field} needs config.init_from, a run")
-  own = ("learning_rate", "weight_decay", "clip_norm")
-  for field in (f"optimizer.generator_{name}" for name in own):
+      raise ValueError(f"config.{field} needs config.init_from to be a run")
+  for name in ("learning_rate", "weight_decay", "clip_norm"):
+    field = f"optimizer.generator_{name}"
     if flat[field] is not None and not config.optimizer.separate_optimizers:
-      raise ValueError(f"{field} needs optimizer.separate_optimizers")
+      raise ValueError(f"{field} needs optimizer.separate_optimizers=True")
   check_end(config)
   schedules = make_schedules(config)
   for name in ("discriminator_weight", "replace_mlm_weight"):
@@ -72,18 +69,18 @@ def check_fields(config: ConfigDict) -> None:
     )
   if config.model.global_every > 1 and config.model.window // 2 >= config.data.seq_length:
     raise ValueError(
-      f"a window of config.model.window={config.model.window} sees all of config.data.seq_length"
+      f"config.model.window={config.model.window} covers all of config.data.seq_length"
       f" {config.data.seq_length}: set config.model.global_every=1"
     )
 
 
 def check_end(config: ConfigDict) -> None:
-  """Raises ValueError if the decay of the rate does not fit the end of the run."""
+  """Raises ValueError if the learning rate's decay does not fit the run."""
   p, steps, to_the_end = config.optimizer, config.train.steps, schema.decays_to_the_end(config)
   if p.decay_steps and (to_the_end or p.decay_steps + p.warmup_steps > steps):
     raise ValueError(
-      f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and with"
-      f" {p.warmup_steps:,} steps of warm-up at most train.steps={steps:,}"
+      f"optimizer.decay_steps={p.decay_steps:,} needs schedule=wsd, got {p.schedule}, and must fit"
+      f" into train.steps={steps:,} with {p.warmup_steps:,} warmup_steps"
     )
   if p.decay_frac is not None and (to_the_end or p.decay_steps):
     raise ValueError(
@@ -92,15 +89,15 @@ def check_end(config: ConfigDict) -> None:
     )
   if config.train.minutes is not None and not p.decay_frac:
     raise ValueError(
-      f"train.minutes={config.train.minutes:g} needs a decay whose share of the time is known: set"
-      " optimizer.schedule=wsd, decay_steps=0 and decay_frac, e.g. 0.2"
+      f"train.minutes={config.train.minutes:g} needs optimizer.schedule=wsd, decay_steps=0 and"
+      " decay_frac, e.g. 0.2"
     )
 
 
 def check_values(flat: Mapping, rows: Mapping[str, schema.Row]) -> None:
-  """Raises ValueError if a field of a flat configuration has a value that its row does not allow.
+  """Raises ValueError if a value of a flat configuration is not allowed by its row.
 
-  None is allowed. Seeds are below 2**32, where JAX would wrap them.
+  None is allowed. Seeds must be below 2**32, because JAX wraps larger ones.
   """
   for field, x in flat.items():
     if x is None or isinstance(x, bool | str):
@@ -119,7 +116,7 @@ def check_values(flat: Mapping, rows: Mapping[str, schema.Row]) -> None:
     raise ValueError(f"seeds must be at least 0 and below 2**32, got config.seed up to {last}")
   for field, row in rows.items():
     if (known := row.allowed) is not None and flat[field] not in known:
-      hint = "; --import=MODULE adds entries of your own" if row.kind else ""
+      hint = "; --import=MODULE registers more" if row.kind else ""
       raise ValueError(
         f"config.{field} must be one of {', '.join(known)}, got {flat[field]!r}{hint}"
       )
@@ -155,8 +152,8 @@ def check_combination(config: ConfigDict) -> None:
     (
       not objective.uses_generator
       and (g.kind != base.generator.kind or sampling or o.discriminator_weight_schedule),
-      f"objective {o.name} has no generator and one loss: do not change generator.kind,"
-      " sampling_dropout, temperature, unigram_share, their schedules, disallow_correct or"
+      f"objective {o.name} has no generator and one loss: keep the defaults of generator.kind,"
+      " sampling_dropout, temperature, unigram_share, their schedules, disallow_correct and"
       " discriminator_weight_schedule",
     ),
     (
@@ -169,18 +166,17 @@ def check_combination(config: ConfigDict) -> None:
     ),
     (
       generator.pretrained and not tying.own_width,
-      f"a {g.kind} generator has its own embeddings: set generator.tie=none, got {g.tie}",
+      f"a {g.kind} generator shares no embeddings: set generator.tie=none, got {g.tie}",
     ),
     (
       generator.pretrained != (g.init_from is not None),
-      "generator.init_from and generator.kind=frozen need each other: got kind"
-      f" {g.kind} and init_from {g.init_from}",
+      "set generator.init_from if and only if generator.kind=frozen: got"
+      f" {g.init_from} and {g.kind}",
     ),
     (
       tying.shares_encoder and (g.width_multiplier != 1 or g.depth_multiplier != 1),
-      f"generator.tie={g.tie} shares the encoder, so both networks have the same size: set"
-      f" generator.width_multiplier and depth_multiplier to 1, got {g.width_multiplier} and"
-      f" {g.depth_multiplier}",
+      f"generator.tie={g.tie} shares the encoder: set generator.width_multiplier and"
+      f" depth_multiplier to 1, got {g.width_multiplier} and {g.depth_multiplier}",
     ),
     (
       tying.shares_encoder and len(generator.encoders) > 1,
@@ -201,14 +197,14 @@ def check_combination(config: ConfigDict) -> None:
       raise ValueError(reason)
   if p.separate_optimizers and (weightless or not generator.trained):
     raise ValueError(
-      "optimizer.separate_optimizers needs two trained networks; here only one is trained"
+      "optimizer.separate_optimizers needs two trained networks, but only one is trained"
     )
 
 
 def warn_of_unread(o: ConfigDict) -> None:
   """Warns of changed fields of config.objective that the objective does not read.
 
-  Not an error: a run of an earlier version may have set one, and must resume.
+  It does not raise, because runs of earlier versions that set them must resume.
   """
   base = load("base.py").objective
   changed = (f"objective.{k}" for k in o if o[k] != base[k])
@@ -217,9 +213,9 @@ def warn_of_unread(o: ConfigDict) -> None:
 
 
 def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Warns of fields set on the command line that nothing reads in this configuration.
+  """Warns of fields set on the command line that this configuration does not read.
 
-  A config file may set them: it is for other objectives, too. Names are checked elsewhere.
+  A configuration file may set them for other objectives. Unknown names are ignored here.
   """
   rows = schema.PRETRAINING
   kinds = ("objective.name", "generator.kind", "model.positions")
@@ -238,6 +234,6 @@ def check_attention(m: ConfigDict, platform: str | None = None) -> None:
   if kind.platform not in (None, platform) or dropout:
     raise ValueError(
       f"config.model.attention={m.attention} needs a {kind.platform.upper()} and"
-      f" model.attention_dropout=0, got {platform} and {m.attention_dropout}; auto uses cudnn where"
-      " it is supported"
+      f" model.attention_dropout=0, got {platform} and {m.attention_dropout}: auto selects a"
+      " supported one"
     )

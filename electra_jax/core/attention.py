@@ -15,7 +15,7 @@ from electra_jax.core.batch import TOKENS_PER_DOCUMENT
 from electra_jax.core.layers import dropout, einsum_float32
 from electra_jax.core.transformer_config import TransformerConfig
 
-# cosines and sines [L, d / 2], or [B, L, d / 2] where rows have their own positions; float32
+# cosines and sines [L, d / 2], or [B, L, d / 2] if positions differ between rows; float32
 Table = tuple[jax.Array, jax.Array]
 
 
@@ -35,7 +35,7 @@ def document_positions(document_ids: jax.Array) -> jax.Array:
 
 
 def rotate(x: jax.Array, table: Table) -> jax.Array:
-  """Turns x [B, L, H, d] by its positions; number j pairs with j + d / 2, as in ModernBERT."""
+  """Rotates x [B, L, H, d] by position; element j pairs with j + d / 2, as in ModernBERT."""
   cos, sin = (t[..., None, :] for t in table)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
@@ -54,20 +54,20 @@ class Inputs(NamedTuple):
 
 
 def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.Array:
-  """Scaled dot-product attention; padding and other documents are never attended to.
+  """Scaled dot-product attention, never to padding or other documents.
 
-  With `local`, tokens see only tokens at most cfg.window // 2 away.
+  With `local`, tokens attend only to tokens at most cfg.window // 2 away.
 
   Raises:
-    ValueError: cfg.compute.attention lacks dropout or one direction, which cfg needs.
+    ValueError: cfg needs dropout or one direction, which cfg.compute.attention lacks.
   """
   kind = ATTENTION[cfg.compute.attention]
   if cfg.direction != "both" and not kind.one_direction:
     raise ValueError(f"{cfg.compute.attention} attention needs direction=both, got {cfg.direction}")
   if inputs.seeds is not None and cfg.attention_dropout and not kind.dropout:
     raise ValueError(
-      f"{cfg.compute.attention} attention has no dropout: set model.attention_dropout to 0 (it is "
-      f"{cfg.attention_dropout}) or model.attention to xla"
+      f"{cfg.compute.attention} attention has no dropout: set model.attention_dropout to 0, got "
+      f"{cfg.attention_dropout}, or model.attention to xla"
     )
   if local and not kind.local:
     kind = ATTENTION["xla"]
@@ -93,27 +93,28 @@ def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
 
 
 def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
-  """cuDNN's fused attention, given sequence lengths.
+  """cuDNN's fused attention, with sequence lengths, because a mask makes it build a dense bias.
 
-  Given a mask instead, cuDNN builds a dense bias, which is slow.
-  Documents need a GPU of compute capability 9.0; others mask them.
+  It packs documents on GPUs of compute capability 9.0 or later; on others they are masked.
   """
   q, k, v, padding_mask, document_ids, _ = inputs
   if document_ids is None:
-    # A length of 0 gives 0 / 0 = NaN, whose gradient would reach the weights.
+    # A length of 0 would give 0 / 0 = NaN, also in the gradient of the weights.
     lengths = jnp.maximum(padding_mask.sum(-1, dtype=jnp.int32), 1)
     return jax.nn.dot_product_attention(
       q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn"
     )
   try:
-    # The one function that takes several documents a row has no public name (JAX 0.10 to 0.12).
+    # The only function that takes several documents per row is private (JAX 0.10 to 0.12).
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     packs = fused.check_compute_capability("9.0")
   except (ImportError, AttributeError):
     packs = False
   if not packs:
-    warnings.warn("cuDNN packs documents on Hopper GPUs and later: they are masked", stacklevel=2)
+    warnings.warn(
+      "cuDNN packs documents only on Hopper GPUs and later: masking them instead", stacklevel=2
+    )
     return _xla(cfg, inputs, local)
   lengths, starts = packed_layout(document_ids)
   return fused.dot_product_attention(
@@ -125,8 +126,8 @@ def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
 def packed_layout(document_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns lengths [B, M] and starts [B, M + 1] int32 of the M = L / 8 + 1 documents of a row.
 
-  Padding counts as a document, because cuDNN leaves tokens outside of documents
-  uninitialised. Documents that a row lacks have -1.
+  Padding counts as a document, because cuDNN leaves tokens outside documents uninitialised. Missing
+  documents have -1.
   """
   L = document_ids.shape[1]
   most = L // TOKENS_PER_DOCUMENT + 1
@@ -141,9 +142,9 @@ SPLASH_BLOCK = 128  # tokens
 
 
 def _splash(cfg: TransformerConfig, inputs: Inputs, local: bool, interpret=False) -> jax.Array:
-  """Splash attention, a Pallas kernel for TPUs; it skips the blocks outside of a window.
+  """Splash attention, a Pallas kernel for TPUs that skips the blocks outside a window.
 
-  With `interpret` it runs without a TPU, slowly.
+  With `interpret` it also runs without a TPU, slowly.
   """
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -176,14 +177,14 @@ class AttentionDef:
   """The definition of an implementation of attention."""
 
   apply: Callable[[TransformerConfig, Inputs, bool], jax.Array]
-  platform: str | None = None  # where it runs; None: everywhere
+  platform: str | None = None  # the platform that it runs on; None: any
   dropout: bool = False  # on the probabilities
-  local: bool = False  # supports windows; else "xla" computes those layers
+  local: bool = False  # supports windows; else "xla" computes local layers
   one_direction: bool = False
   takes_head: Callable[[int], bool] = lambda width: True
 
 
-# All give the same numbers, up to rounding.
+# All have the same results up to rounding.
 ATTENTION = {
   "xla": AttentionDef(_xla, dropout=True, local=True, one_direction=True),
   "cudnn": AttentionDef(_cudnn, "gpu", takes_head=lambda width: width % 8 == 0 and width <= 128),
@@ -200,21 +201,21 @@ def _within(cfg: TransformerConfig, distance: jax.Array, local: bool) -> jax.Arr
 
 
 def local_scores(cfg: TransformerConfig, length: int) -> int:
-  """Returns how many scores a head of a local layer computes for `length` tokens."""
+  """Returns the number of scores that a head of a local layer computes for `length` tokens."""
   size = cfg.window // 2
   return min(length * length, -(-length // size) * size * 3 * size)
 
 
 def encoder_scores(cfg: TransformerConfig, length: int) -> int:
-  """Returns how many scores a head computes in all layers."""
+  """Returns the number of scores that a head computes, summed over layers."""
   whole = -(-cfg.num_layers // cfg.global_every)
   return whole * length * length + (cfg.num_layers - whole) * local_scores(cfg, length)
 
 
 def _attend_in_blocks(cfg: TransformerConfig, inputs: Inputs) -> jax.Array:
-  """Local attention: a block of window // 2 queries sees its own keys and both neighbours'.
+  """Local attention: a block of window // 2 queries attends to its keys and the adjacent blocks'.
 
-  So L queries have 3 (window // 2) scores each, not L, on every kind of device.
+  A query has 3 (window // 2) scores instead of L, on every device.
   """
   q, k, v, padding_mask, document_ids, seeds = inputs
   B, L, H, d = q.shape

@@ -1,4 +1,4 @@
-"""Contrast of whole sequences with a cropped copy of themselves (COCO-LM, Meng et al. 2021)."""
+"""Contrastive loss between sequences and their crops (COCO-LM, Meng et al. 2021)."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ TEMPERATURE = 1.0  # of the softmax over cosines (Table 6)
 
 
 def crop(batch: Batch, keys: jax.Array) -> Batch:
-  """Returns each row's [CLS] and a random contiguous KEPT of its other tokens, moved to the left.
+  """Returns each row's [CLS] and a random contiguous fraction KEPT of its other tokens.
 
   Args:
     keys: [B] typed keys.
@@ -36,9 +36,9 @@ def contrast_terms(
   """Returns the loss, in nats, of finding each sequence's other view among its group's views.
 
   Args:
-    first, second: [B, D] vectors of the two views; they are compared by their cosines.
+    first, second: [B, D] vectors of the two views, compared by cosine.
     valid: [B] bool, False for rows without tokens.
-    group: consecutive rows that are compared with each other; divides B.
+    group: number of consecutive rows to contrast; divides B.
   """
   views = jnp.stack([first, second]).astype(jnp.float32)
   views = views / jnp.maximum(jnp.linalg.norm(views, axis=-1, keepdims=True), 1e-6)

@@ -46,13 +46,13 @@ class Embeddings(nn.Module):
 
 
 def _post_norm(cfg: TransformerConfig, x, attend, feed_forward, normalised):
-  """Returns [B, L, D] of x [B, L, D]: each sum is normalised (Vaswani et al. 2017)."""
+  """Maps x [B, L, D] to [B, L, D], with a norm after each sum (Vaswani et al. 2017)."""
   x = norm(cfg, "attention_norm")(x + attend(x)).astype(cfg.compute.dtype)
   return norm(cfg, "ffn_norm")(x + feed_forward(x)).astype(cfg.compute.dtype)
 
 
 def _pre_norm(cfg: TransformerConfig, x, attend, feed_forward, normalised):
-  """Returns [B, L, D] of x [B, L, D]: each input is normalised (Xiong et al. 2020)."""
+  """Maps x [B, L, D] to [B, L, D], with a norm before each sublayer (Xiong et al. 2020)."""
   y = x if normalised else norm(cfg, "attention_norm")(x)
   x = x + attend(y.astype(cfg.compute.dtype))
   return x + feed_forward(norm(cfg, "ffn_norm")(x).astype(cfg.compute.dtype))
@@ -62,10 +62,10 @@ def _pre_norm(cfg: TransformerConfig, x, attend, feed_forward, normalised):
 class BlockDef:
   """The definition of a block."""
 
-  # (cfg, x, attend, feed_forward, normalised) -> states; the two take and return [B, L, D], and x
-  # is normalised already in the first layer of a network without first_norm
+  # (cfg, x, attend, feed_forward, normalised) -> states [B, L, D], as x and both functions' inputs
+  # and outputs; `normalised` is True in the first layer of a network without first_norm
   apply: Callable
-  # the states between blocks are sums, which stay float32 and are normalised at the end
+  # the states between blocks are a float32 residual stream, which is normalised at the end
   residual: bool = False
 
 
@@ -84,8 +84,8 @@ class Block(nn.Module):
   """Self-attention and feed-forward in the order of cfg.block."""
 
   cfg: TransformerConfig
-  local: bool = False  # tokens attend to a window
-  normalised: bool = False  # the input is
+  local: bool = False  # whether tokens attend to a window
+  normalised: bool = False  # whether the input is normalised
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context, dropout_seeds: jax.Array | None):
@@ -117,11 +117,11 @@ class Block(nn.Module):
 
 
 def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Context) -> jax.Array:
-  """Returns [B, L, D] of x [B, L, D] after N blocks.
+  """Maps x [B, L, D] to [B, L, D] by N blocks.
 
-  One iteration of the loop is cfg.global_every layers, so that each place in it has layers of one
-  kind: a layer that chose its kind at run time would store both kinds' residuals. Layers that do
-  not fill an iteration come first, and so does the first one if its kind is unique.
+  An iteration of the loop has cfg.global_every layers, so that each place in it has one kind of
+  layer: choosing the kind at run time would store residuals of both kinds. Layers that do not fill
+  an iteration run before the loop, and so does the first one if its kind is unique.
 
   Args:
     stacked: (params, dropout_seeds) of `Block`, each array [N, ...].
@@ -161,7 +161,7 @@ def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Contex
 def _rope_tables(
   cfg: TransformerConfig, length: int, document_ids: jax.Array | None
 ) -> dict[str, attention.Table]:
-  """Returns the table of the layers that attend to all tokens and, if it differs, of the others."""
+  """Returns the table of the global layers and, if it differs, of the local ones."""
   if not POSITIONS[cfg.positions].rotary:
     return {}
   tables = {"global": attention.rope_table(length, cfg.head_size, cfg.rope_theta)}
@@ -174,7 +174,7 @@ def _rope_tables(
 
 
 class Encoder(nn.Module):
-  """Dropout, a projection E -> D if they differ, and N blocks with stacked parameters."""
+  """Dropout, a projection if E and D differ, and N blocks with stacked parameters."""
 
   cfg: TransformerConfig
 
@@ -199,7 +199,7 @@ class Encoder(nn.Module):
     if kind.residual:
       x = x.astype(jnp.float32)
     if self.is_initializing():
-      # Traces a block twice, on which the initial weights depend.
+      # The initial weights depend on this scan, which traces a block twice.
       layers = nn.scan(
         Block,
         variable_axes={"params": 0},

@@ -1,7 +1,7 @@
 """Matmul FLOPs of a training step, and the peak FLOP/s of a device.
 
-Only executed matmuls count: positions are gathered before the vocabulary layer, lookups are free. A
-multiply and an add are two operations; training costs three forward passes. MFU = FLOPs/time/peak.
+Only executed matmuls count: positions are gathered before the vocabulary layer and lookups are
+free. A multiply-add is two FLOPs; training costs three forward passes. MFU = FLOPs / time / peak.
 """
 
 import dataclasses
@@ -51,13 +51,13 @@ def encoder_flops(cfg: TransformerConfig, length: int) -> int:
 def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
   """Returns the generator's FLOPs for one sequence in a training step, by part.
 
-  Trained parts count three times; a frozen generator and a second sampling pass count once.
+  Trained parts count three forward passes, a frozen generator and a second sampling pass one.
   """
   generator = generator_of(spec)
   if generator is None or not generator.encoders:
     return {}
   cfg, K, towers = spec.generator, spec.masking.num_masked(length, True), len(generator.encoders)
-  # The vocabulary layer reads the concatenated states of all encoders.
+  # The input of the vocabulary layer is the concatenated states of all encoders.
   wide = dataclasses.replace(cfg, hidden_size=towers * cfg.hidden_size)
   encoders, at_masked = towers * encoder_flops(cfg, length), mlm_head_flops(wide, K)
   if not generator.trained:
@@ -103,8 +103,8 @@ def step_flops(spec: PretrainSpec, batch_size: int, length: int) -> int:
 def peak_flops(device: jax.Device) -> tuple[float, str]:
   """Returns a device's peak FLOP/s and the source of the number.
 
-  Without a data sheet it measures matmuls: bfloat16 on an accelerator, float32 on a CPU, whose peak
-  is divided by its number of JAX devices.
+  Devices without a data sheet are measured by matmuls, in bfloat16 on an accelerator and float32 on
+  a CPU, whose peak is divided by its number of JAX devices.
   """
   for kind in sorted(PEAK_FLOPS, key=len, reverse=True):
     if kind.lower() in device.device_kind.lower():

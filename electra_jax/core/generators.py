@@ -1,7 +1,7 @@
-"""Generators of replaced tokens, and the corruption of a batch by one.
+"""Generators of replaced tokens, and the corruption of a batch.
 
 To add a generator, write a function (spec, params, GeneratorInputs) -> GeneratorOutput and an entry
-in GENERATORS. Other code reads the entry and compares no names of generators.
+in GENERATORS. Other code reads the entry and never compares names.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Streams(NamedTuple):
 
 
 def split_streams(keys: jax.Array, training: bool) -> Streams:
-  """Splits keys [B], one per sequence."""
+  """Splits keys [B], one for each sequence."""
   k = jax.vmap(lambda key: jax.random.split(key, len(Streams._fields)))(keys)
   streams = Streams(*(k[:, i] for i in range(len(Streams._fields))))
   if training:
@@ -54,7 +54,7 @@ class GeneratorOutput(NamedTuple):
   # [B, K, V] float32 at the masked positions, differentiable if the generator is trained
   logits: jax.Array
   terms: dict[str, Term]  # its losses and metrics
-  # [B, K, D] at the masked positions, [B, K, 2 D] of two towers; None without a network
+  # [B, K, D] at the masked positions ([B, K, 2 D] of two towers); None without a network
   states: jax.Array | None = None
   # [B, L] -log q(token | all others), from a two-tower generator; else None
   nll: jax.Array | None = None
@@ -72,7 +72,7 @@ class Corruption(NamedTuple):
 
 
 def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
-  """A small masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
+  """A masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
   masked, cfg = inputs.masked, spec.generator
   network = networks.weights_of(spec, params, "generator")
   states = networks.encode(cfg, network, inputs.masked_ids, inputs.batch, inputs.dropout_seeds)
@@ -92,10 +92,10 @@ def frozen(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Generat
 def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_seeds) -> jax.Array:
   """Returns states [B, L, 2 D] of each token's left and right context without the token.
 
-  One tower reads left to right, one right to left (Clark et al. 2020b, Section 3). Position t joins
-  the left tower's state at t - 1 and the right tower's at t + 1.
+  One tower reads left to right, one right to left (Clark et al. 2020b, Section 3). Position t
+  concatenates the left tower's state at t - 1 and the right tower's at t + 1.
 
-  Differs from the original: 0 beyond the edges and at padding, where the original wraps around.
+  Differs from the original: states beyond the edges and at padding are 0 and do not wrap around.
 
   Args:
     dropout_seeds: (left, right).
@@ -108,7 +108,7 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
     return networks.encode(cfg, network, batch.ids, batch, seeds)
 
   left, right = map(tower, ("ltr", "rtl"), dropout_seeds)
-  # At padding, all scores of "rtl" are masked: its uniform attention would leak the last token.
+  # At padding, "rtl" masks all scores: its attention would be uniform and leak the last token.
   left, right = (x * batch.padding_mask[..., None] for x in (left, right))
   left, right = left[:, :-1], right[:, 1:]
   if batch.document_ids is not None:
@@ -140,7 +140,7 @@ def _two_seeds(dropout_seeds):
 
 
 def uniform(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:
-  """Uniform over all tokens but [MASK], other special tokens included, as in the original."""
+  """Uniform over all tokens but [MASK], including other special tokens, as in the original."""
   shape = inputs.masked.positions.shape
   return GeneratorOutput(jnp.zeros((*shape, spec.generator.vocab_size)), {})
 
@@ -154,7 +154,7 @@ def unigram(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Genera
 
 
 def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
-  """Returns a masked LM's log-probabilities [B, L], masking one token per pass, in L passes."""
+  """Returns a masked LM's log-probabilities [B, L], in L passes that mask one token each."""
   cfg, network = masked_language_model(spec, params)
 
   def at(t):
@@ -180,18 +180,18 @@ class GeneratorDef:
   """The definition of a generator."""
 
   apply: Callable[[PretrainSpec, dict, GeneratorInputs], GeneratorOutput]
-  # names of its encoders, () if it has no weights; their states are concatenated
+  # names of its encoders, whose states are concatenated; () if it has no weights
   encoders: tuple[str, ...] = ()
-  trained: bool = False  # it is trained jointly, with dropout
-  # its loss covers all tokens; it reads the unmasked text with causal encoders
+  trained: bool = False  # whether it is trained jointly, with dropout
+  # whether its loss covers all tokens, with causal encoders on the unmasked text
   predicts_all: bool = False
-  pretrained: bool = False  # its weights come from another run (generator.init_from)
+  pretrained: bool = False  # whether its weights are from generator.init_from
   # (spec, params, batch) -> log q(token | all others) [B, L], or None
   log_q: Callable[[PretrainSpec, dict, Batch], jax.Array] | None = None
 
   @property
   def is_masked_lm(self) -> bool:
-    """True if it is a masked language model."""
+    """Whether it is a masked language model."""
     return bool(self.encoders) and not self.predicts_all
 
 
@@ -209,7 +209,7 @@ GENERATORS = {
 def init_generator(
   spec: PretrainSpec, key: jax.Array, heads: tuple[str, ...], heads_key: jax.Array
 ) -> dict:
-  """Returns the generator's own parameters with the additional `heads`, {} if it has no weights."""
+  """Returns the generator's unshared parameters and the additional `heads`; {} without weights."""
   names, tying = GENERATORS[spec.generator_kind].encoders, TIES[spec.tying]
   if not names:
     return {}
@@ -226,7 +226,7 @@ def init_generator(
 def groups(spec: PretrainSpec, params: dict) -> dict:
   """Returns "generator", "discriminator" or "frozen" for each weight: its optimizer group.
 
-  Shared embeddings belong to the discriminator, or with gdes to the generator.
+  Shared embeddings belong to the discriminator; with gdes, to the generator.
   """
   own = "generator" if GENERATORS[spec.generator_kind].trained else "frozen"
   group = {"generator": own, "discriminator": "discriminator"}
@@ -237,8 +237,8 @@ def groups(spec: PretrainSpec, params: dict) -> dict:
 def count_networks(spec: PretrainSpec, params: dict) -> dict[str, int]:
   """Returns the parameter counts of "discriminator", "generator" and all that are "trained".
 
-  Shared embeddings count once, in the network that trains them: with gdes the generator, as the
-  discriminator's delta is as large. The paper's 14M, 110M and 335M are the discriminator's.
+  Shared embeddings count once, in the network that trains them: the discriminator, or the generator
+  with gdes. The paper's 14M, 110M and 335M are the discriminator's.
   """
   counts = {network: count(params.get(network, {})) for network in ("discriminator", "generator")}
   counts[TIES[spec.tying].trained_with] += count(params["embeddings"])
@@ -247,7 +247,7 @@ def count_networks(spec: PretrainSpec, params: dict) -> dict[str, int]:
 
 
 def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[TransformerConfig, dict]:
-  """Returns config and {embeddings, encoder, mlm_head} of the generator, else the discriminator.
+  """Returns the config and {embeddings, encoder, mlm_head} of the generator or discriminator.
 
   Raises:
     ValueError: the run has no masked language model.
@@ -267,7 +267,7 @@ def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[Transformer
 def corrupt(
   spec: PretrainSpec, params: dict, batch: Batch, keys: Streams, step: jax.Array | None
 ) -> Corruption:
-  """Masks the batch, runs the generator and replaces masked tokens by its samples."""
+  """Masks the batch, runs the generator and replaces the masked tokens by its samples."""
   m, generate = spec.masking, GENERATORS[spec.generator_kind].apply
   dropout_seeds = layers.make_dropout_seeds(keys.generator_dropout, spec.generator.num_layers)
   masked = masking.choose(batch, m, keys.positions, step)
@@ -295,7 +295,7 @@ def corrupt(
   terms = {
     **output.terms,
     "sampled_accuracy": Term(hits.sum(), number),
-    # In nats, of the sampled distribution: with temperature, `disallow_correct`, `unigram_share`.
+    # In nats, of the distribution sampled from: with temperature and the other sampling settings.
     "sample_entropy": Term((surprise * masked.weights).sum(), number),
     "replaced": Term(
       (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()
@@ -305,7 +305,7 @@ def corrupt(
 
 
 def _mix_unigrams(spec: PretrainSpec, logits, sampled, labels, keys, step):
-  """Draws a share of the samples [B, K] by token frequency; returns them and their -log p."""
+  """Redraws a fraction of the samples [B, K] by token frequency; returns all and their -log p."""
   m, again = spec.masking, jax.vmap(jax.random.fold_in, (0, None))
   noise, log_u = masking.sample_unigrams(spec.frequencies, labels.shape[1], again(keys, 2))
   share = m.unigram_share.at(step)

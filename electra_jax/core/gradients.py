@@ -1,4 +1,4 @@
-"""Gradients written by hand, and a switch to JAX's own."""
+"""Hand-written gradients, and a switch to automatic differentiation."""
 
 import contextlib
 import contextvars
@@ -12,10 +12,10 @@ _plain = contextvars.ContextVar("plain", default=False)
 
 @contextlib.contextmanager
 def plain_gradients() -> Iterator[None]:
-  """A context in which networks are traced without gradients written by hand.
+  """A context in which networks are traced without hand-written gradients.
 
-  These are faster in training, but `jax.jvp`, `jax.linearize` and `jax.hessian` refuse them. A
-  function that was jitted outside of the context keeps what it was traced with.
+  Hand-written gradients are faster in training, but do not work with `jax.jvp`, `jax.linearize` and
+  `jax.hessian`. A function that was compiled outside the context keeps them.
   """
   token = _plain.set(True)
   try:
@@ -25,7 +25,7 @@ def plain_gradients() -> Iterator[None]:
 
 
 def by_hand(function: Callable, nondiff_argnums: tuple[int, ...] = ()) -> Callable:
-  """Acts as `jax.custom_vjp`; within `plain_gradients` it is the function itself."""
+  """Acts as `jax.custom_vjp`, or as the function itself inside `plain_gradients`."""
   custom = jax.custom_vjp(function, nondiff_argnums=nondiff_argnums)
 
   @functools.wraps(function)

@@ -17,16 +17,16 @@ from electra_jax.core.transformer_config import TransformerConfig
 def _word_logits(x: jax.Array, word: jax.Array, bias: jax.Array) -> jax.Array:
   """Returns float32 logits [B, K, V] of states [B, K, E], a word table [V, E] and a bias [V].
 
-  The incoming gradient is rounded to the dtype of x once, for all that read it: the largest array
-  of a step is not stored in float32. The bias gradient is a matmul with a row of ones: XLA's row
-  sum takes three times as long on CPU, 143 ms of a 2.9 s step at [32, 19, 30522].
+  The incoming gradient, the largest array of a step, is rounded to the dtype of x once and never
+  stored in float32. The bias gradient is a matmul with a row of ones, because XLA's row sum takes
+  three times as long on CPU, 143 ms of a 2.9 s step at [32, 19, 30522].
   """
   return jnp.einsum("bke,ve->bkv", x, word, preferred_element_type=jnp.float32) + bias
 
 
 def _word_logits_bwd(residuals, g: jax.Array) -> tuple[jax.Array, ...]:
   x, word = residuals
-  # The barrier: else XLA computes the gradient from the logits again for each reader.
+  # Without the barrier XLA recomputes the gradient from the logits for each use.
   g = jax.lax.optimization_barrier(g.astype(x.dtype))
   _, vjp = jax.vjp(functools.partial(jnp.einsum, "bke,ve->bkv"), x, word)
   ones = jnp.ones((1, g.shape[0] * g.shape[1]), g.dtype)
@@ -40,7 +40,7 @@ _word_logits.defvjp(
 
 
 class MlmHead(nn.Module):
-  """Vocabulary logits at gathered positions: dense, GELU, LayerNorm, tied word table."""
+  """Vocabulary logits at gathered positions: dense, GELU, LayerNorm, tied word embeddings."""
 
   cfg: TransformerConfig
 
@@ -55,10 +55,10 @@ class MlmHead(nn.Module):
 
 
 class TokenLogit(nn.Module):
-  """One logit per token: All-Tokens MLM's copy gate, REINFORCE's baseline."""
+  """One logit per token, e.g. All-Tokens MLM's copy gate or REINFORCE's baseline."""
 
   cfg: TransformerConfig
-  hidden: bool = False  # first dense, GELU and, if asked for, a norm
+  hidden: bool = False  # before it dense, GELU and, with cfg.head_norm, a norm
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -73,7 +73,7 @@ class TokenLogit(nn.Module):
     return layer(x)[..., 0]
 
 
-RtdHead = functools.partial(TokenLogit, hidden=True)  # its logits are positive for replaced
+RtdHead = functools.partial(TokenLogit, hidden=True)  # positive logits mean replaced
 
 
 def mlm_head_flops(cfg: TransformerConfig, positions: int) -> int:
@@ -89,8 +89,8 @@ class HeadDef:
   module: Callable[[TransformerConfig], nn.Module]
   # (cfg, positions) -> forward FLOPs of one sequence
   flops: Callable[[TransformerConfig, int], int]
-  # the logits are over the vocabulary. The module then also takes the word table and runs at the
-  # masked positions only, unless the objective predicts all
+  # whether the logits are over the vocabulary; the module then also takes the word table, and runs
+  # only at the masked positions unless the objective predicts all
   predicts_words: bool = False
 
 

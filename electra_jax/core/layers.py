@@ -18,9 +18,9 @@ SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward o
 def make_dropout_seeds(
   keys: jax.Array | None, num_layers: int
 ) -> tuple[jax.Array, jax.Array] | None:
-  """Draws two uint32 seeds per dropout site and row, from keys [B]; None (no dropout) from None.
+  """Draws two uint32 seeds per dropout site and row from keys [B]; returns None for keys None.
 
-  They are [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
+  The seeds are [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
   """
   if keys is None:
     return None
@@ -41,8 +41,8 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
   """Zeroes elements of x [B, ...] with probability `rate`, scales the rest by 1 / (1 - rate).
 
   The mask is a hash of the row's seeds [B, 2] (uint32, None for no dropout) and the element's
-  index. Threefry costs ten times as much: 8.5 ms against 0.8 ms for [32, 4, 128, 128] on two cores,
-  a tenth of a training step.
+  index. Threefry takes ten times as long: 8.5 ms instead of 0.8 ms for [32, 4, 128, 128] on two
+  cores, a tenth of a training step.
   """
   if seeds is None or rate == 0.0:
     return x
@@ -78,8 +78,8 @@ gelu.defvjp(lambda x: (gelu(x), x), _gelu_bwd)
 def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
   """LayerNorm over the last axis of x [..., D], in float32, with scale and bias [D].
 
-  The variance takes two passes: with eps 1e-12, one pass can make it negative. The gradient is
-  written by hand for the same reason as `gelu`'s.
+  The variance takes two passes, because one pass can make it negative, which eps 1e-12 does not
+  hide. The custom gradient saves memory, as `gelu`'s.
   """
   return _normalize_fwd(x, scale, bias, eps)[0]
 
@@ -109,8 +109,8 @@ normalize.defvjp(_normalize_fwd, _normalize_bwd)
 def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
   """Returns the einsum of x and y in float32.
 
-  The incoming gradient is rounded to the dtype of x. Autodiff would multiply it as float32, which
-  halves the speed of a GPU's products and doubles what is read of the largest arrays of a step.
+  The incoming gradient is rounded to the dtype of x. Autodiff would keep it in float32, which
+  halves the speed of matmuls on a GPU and doubles the reads of the largest arrays of a step.
   """
   return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
@@ -131,7 +131,7 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns float32 of the shape of x."""
+    """Returns float32 in the shape of x."""
     scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
     bias = jnp.zeros_like(scale)
     if self.use_bias:
@@ -140,13 +140,13 @@ class LayerNorm(nn.Module):
 
 
 class RmsNorm(nn.Module):
-  """Divides by the root of the mean square (Zhang and Sennrich 2019), in float32."""
+  """RMSNorm in float32 (Zhang and Sennrich 2019)."""
 
   eps: float
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns float32 of the shape of x."""
+    """Returns float32 in the shape of x."""
     scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + self.eps) * scale
@@ -161,15 +161,15 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 
 
 def norm(cfg: TransformerConfig, name: str) -> nn.Module:
-  """Returns the normalisation of `cfg`; its results are float32."""
+  """Returns the norm layer of `cfg`, which returns float32."""
   return NORMS[cfg.norm](cfg.layer_norm_eps, name=name)
 
 
 @by_hand
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Returns x [T, K] times kernel [K, N]; on CPUs its kernel's gradient is faster than autodiff's.
+  """Returns x [T, K] times kernel [K, N], with a faster kernel gradient on CPUs.
 
-  XLA multiplies by two transposed matrices there, at half of the speed: 9 % of a step of Small.
+  For autodiff's, XLA multiplies two transposed matrices at half the speed: 9 % of a step of Small.
   """
   return x @ kernel
 
@@ -195,7 +195,7 @@ product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_bwd
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimensions, precision=None) -> jax.Array:
-  """`product` of x [..., *K] and kernel [*K, *N], as DenseGeneral asks for it: [..., *N]."""
+  """`product` of x [..., *K] and kernel [*K, *N] in DenseGeneral's interface: [..., *N]."""
   summed = len(dimensions[0][0])
   K = math.prod(kernel.shape[:summed])
   y = product(x.reshape(-1, K), kernel.reshape(K, -1))
@@ -211,7 +211,7 @@ def dense(cfg: TransformerConfig, features: int | tuple[int, ...], name: str, **
 
 
 def block_output(cfg: TransformerConfig, name: str, **kwargs):
-  """Returns the dense layer whose result is added to the residual stream."""
+  """Returns a dense layer whose output is added to the residual stream."""
   if cfg.scaled_init:  # Megatron's, as in ModernBERT
     stddev = cfg.init_stddev * (2 * cfg.num_layers) ** -0.5
     kwargs["kernel_init"] = nn.initializers.truncated_normal(stddev)
@@ -237,12 +237,12 @@ FEED_FORWARDS = {
 def unstack(x: jax.Array, axis: int, from_rows: bool = False) -> tuple[jax.Array, ...]:
   """Returns the n slices [...] of x [..., n, ...] along `axis`, as `jnp.unstack`.
 
-  The gradient is one array that is written once. Autodiff pads the gradient of each slice and adds
-  them, which XLA computes element by element on CPUs: 14 % of a step of the quickstart's network.
+  The gradient is written once. Autodiff pads and adds the gradients of the slices, which XLA does
+  element by element on CPUs: 14 % of a step of the quickstart's network.
 
   Args:
-    from_rows: on a GPU, slice x as a matrix. XLA then copies queries, keys and values into the
-      layout of their matmuls once, not twice; with RoPE it would add a copy.
+    from_rows: on a GPU, slice x as a matrix, so that XLA copies queries, keys and values into the
+      layout of their matmuls once instead of twice; with RoPE this would add a copy.
   """
 
   def cut(x):
@@ -262,12 +262,12 @@ def _unstack_bwd(axis, _, __, gs):
   def rows_of(gs):
     return [g.reshape(math.prod(before), -1) for g in gs]
 
-  def copied(gs):  # without the barriers XLA fuses the copies, and loops over elements again
+  def copied(gs):  # without the barriers XLA fuses the copies into a loop over elements
     rows = jax.lax.optimization_barrier(rows_of(gs))
     whole = jax.lax.optimization_barrier(jnp.concatenate(rows, 1))
     return whole.reshape(*before, n, *after)
 
-  def added(gs):  # XLA fuses the sum with the layout change, a concatenation it does not
+  def added(gs):  # XLA fuses a sum with the layout change, but not a concatenation
     width = math.prod(after)
     padded = (
       jnp.pad(row, ((0, 0), (i * width, (n - 1 - i) * width))) for i, row in enumerate(rows_of(gs))
@@ -284,7 +284,7 @@ unstack.defvjp(lambda x, *args: (unstack(x, *args), None), _unstack_bwd)
 
 
 def feed_forward(cfg: TransformerConfig, x: jax.Array) -> jax.Array:
-  """Returns [B, L, D] from x [B, L, D]; call it in a module."""
+  """Maps x [B, L, D] to [B, L, D]; call it in a module."""
   kind = FEED_FORWARDS[cfg.feed_forward]
   inner = (2, cfg.ffn_size) if kind.gated else cfg.ffn_size
   x = dense(cfg, inner, "ffn_in")(x)

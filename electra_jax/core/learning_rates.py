@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the original's, and others. Other schedules are in `schedules`.
+"""Learning-rate schedules: the original's and others. Schedules of other values: `schedules`.
 
 Source: Clark et al. 2020, Appendix A, and the original's code.
 """
@@ -19,14 +19,14 @@ def _share(t, steps):
 
 
 def _warmed(t, warmup_steps):
-  """Returns the share of the learning rate that warm-up allows; 1 without warm-up."""
+  """Returns the warm-up's factor of the learning rate, from 0 to 1; 1 without warm-up."""
   return jnp.where(warmup_steps > 0, jnp.minimum(1.0, _share(t, warmup_steps)), 1.0)
 
 
 def product_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> Schedule:
   """lr x (1 - t/T)^power x min(1, t/W): warm-up multiplies the decay, so the peak is below lr.
 
-  As in the original; the first step's rate is 0. The numbers of steps may be traced arrays.
+  As in the original, the first step's rate is 0. The numbers of steps may be traced arrays.
 
   >>> schedule = product_schedule(1.0, 10, 100, 1.0)
   >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 100)]
@@ -54,8 +54,8 @@ def joined_schedule(lr: float, warmup_steps: int, steps: int, power: float) -> S
 def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> Schedule:
   """Warm-up from 0, constant, then lr x (1 - sqrt(t / decay_steps)) to 0 at `steps`.
 
-  Until the decay nothing depends on `steps`, so a run can be made longer there (Hägele et al. 2024,
-  Section 3). The numbers of steps may be traced arrays.
+  The rate before the decay does not depend on `steps`, so a run can be extended from there (Hägele
+  et al. 2024, Section 3). The numbers of steps may be traced arrays.
 
   >>> schedule = wsd_schedule(1.0, 10, 100, 16)
   >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 84, 88, 100)]
@@ -69,8 +69,8 @@ def wsd_schedule(lr: float, warmup_steps: int, steps: int, decay_steps: int) -> 
   return schedule
 
 
-# (OptimizerConfig, steps of the run) -> the learning rate as a function of the step. Numbers of
-# steps may be traced: a run by the clock decides them while it trains, and fine-tunings of
+# (OptimizerConfig, steps of the run) -> the learning rate as a function of the step. The numbers of
+# steps may be traced: with train.minutes they are decided while training, and fine-tuning runs of
 # different lengths share a program
 SCHEDULES: dict[str, Callable[[Any, int], Schedule]] = {
   "product": lambda c, steps: product_schedule(

@@ -20,12 +20,12 @@ class Masking:
   """Masking and sampling rates, and the ids of special tokens."""
 
   mask_prob: Schedule  # fraction of tokens to predict, a `Schedule` or a number
-  mask_token_prob: float  # fraction of those shown as [MASK]
+  mask_token_prob: float  # fraction of these replaced by [MASK]
   temperature: Schedule  # divides the generator's logits in sampling, a `Schedule` or a number
   mask_id: int
   special_ids: tuple[int, ...]  # ids never masked: [PAD], [CLS], [SEP], [MASK]
   disallow_correct: bool = False  # never sample the original token
-  # share of the samples drawn by token frequency instead, a `Schedule` or a number
+  # fraction of the samples drawn by token frequency, a `Schedule` or a number
   unigram_share: Schedule = Schedule(0.0)
 
   def __post_init__(self):
@@ -41,10 +41,10 @@ class Masking:
           field = f"{name}_schedule" if place else name
           raise ValueError(f"objective.{field} must be {wanted}, got {value}")
     if not 0 <= self.mask_token_prob <= 1:
-      raise ValueError(f"mask_token_prob must be from 0 to 1, got {self.mask_token_prob}")
+      raise ValueError(f"objective.mask_token_prob must be from 0 to 1, got {self.mask_token_prob}")
 
   def num_masked(self, length: int, training: bool) -> int:
-    """Returns K for the highest mask rate of training or of evaluation."""
+    """Returns K for the highest mask rate of training, or for the mask rate of evaluation."""
     return num_masked(self.mask_prob.highest(training), length)
 
 
@@ -57,7 +57,7 @@ class MaskedPositions(NamedTuple):
 
 
 def num_masked(mask_prob: float, length: int) -> int:
-  """Returns K, masked positions per sequence: floor((p + 0.005) L) from 1 to L, as in the original.
+  """Returns K = floor((p + 0.005) L) clipped to [1, L], as in the original.
 
   >>> num_masked(0.15, 128), num_masked(0.15, 512), num_masked(0.999, 512)
   (19, 79, 512)
@@ -75,9 +75,9 @@ def choose(
 ) -> MaskedPositions:
   """Draws round(mask_prob x tokens) positions per sequence, uniformly, without replacement.
 
-  Special tokens count as tokens but are never drawn. The number is clipped to [1, K].
+  Special tokens are counted but never drawn. The number is clipped to [1, K].
 
-  Differs from the original: it draws with replacement and averages the ids of colliding samples.
+  Differs from the original, which draws with replacement and averages the ids of collisions.
 
   Args:
     keys: [B] typed keys.
@@ -95,7 +95,7 @@ def choose(
   return MaskedPositions(positions, labels, weights.astype(jnp.float32))
 
 
-# Rows [B, L] with values [B, K] at distinct positions [B, K].
+# (rows [B, L], distinct positions [B, K], values [B, K]) -> rows with the values at the positions.
 _put = jax.vmap(lambda row, at, value: row.at[at].set(value, unique_indices=True))
 
 
@@ -108,7 +108,7 @@ def write(ids: jax.Array, masked: MaskedPositions, values: jax.Array) -> jax.Arr
 def mask(ids: jax.Array, masked: MaskedPositions, masking: Masking, keys: jax.Array) -> jax.Array:
   """Replaces a random `mask_token_prob` of the masked positions by [MASK].
 
-  As in the original: 85 % [MASK], 15 % unchanged, none random; the loss covers all.
+  As in the original, 85 % become [MASK], 15 % stay, none is random; the loss covers all.
   """
   K = masked.positions.shape[1]
   draw = jax.vmap(lambda key: jax.random.uniform(key, (K,)))(keys)
@@ -132,14 +132,14 @@ def is_masked(masked: MaskedPositions, length: int) -> jax.Array:
   return _put(nowhere, masked.positions, masked.weights > 0)
 
 
-_BLOCK = 256  # about sqrt(V), so that both levels of the search are short
+_BLOCK = 256  # about sqrt(V), so that the search is short at both levels
 
 
 def exp_sums(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the maxima [..., 1] of logits [..., V] and sums of exp(logits - maximum), by block.
 
-  The sums are [..., n], over n blocks of the vocabulary. The loss and the sampler of the same
-  logits share both, as XLA computes equal expressions once.
+  The sums are [..., n], over n blocks of the vocabulary. The loss and the sampler share both,
+  because XLA computes equal expressions once.
   """
   V, best = logits.shape[-1], logits.max(-1, keepdims=True)
   size = min(_BLOCK, V)
@@ -147,15 +147,15 @@ def exp_sums(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
   behind = [(0, 0)] * (logits.ndim - 1) + [(0, blocks * size - V)]
   padded = jnp.pad(logits - best, behind, constant_values=-jnp.inf)
   sums = jnp.exp(padded).reshape(*logits.shape[:-1], blocks, size).sum(-1)
-  # The barrier: else XLA joins their sum with them and reads the logits once more.
+  # Without the barrier XLA fuses the sum over blocks and reads the logits once more.
   return best, jax.lax.optimization_barrier(sums)
 
 
 def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Samples one token per position from softmax(logits / temperature), without gradient.
 
-  It inverts the CDF in two levels: over blocks of the vocabulary, then within a block. This takes
-  one random number per position; the Gumbel trick takes V, with two logarithms each.
+  It inverts the CDF over blocks of the vocabulary, then within a block, with one random number per
+  position; the Gumbel trick needs V, with two logarithms each.
 
   Args:
     logits: [B, K, V] float32.
@@ -168,8 +168,8 @@ def sample(logits: jax.Array, temperature, keys: jax.Array) -> tuple[jax.Array, 
   z = jax.lax.stop_gradient(logits) / temperature
   best, sums = exp_sums(z)
   cdf = jnp.cumsum(sums, axis=-1)
-  # In the open interval (0, 1). The minimum is needed because float32 rounds the largest
-  # number, (2^24 - 0.5) / 2^24, to 1.
+  # In the open interval (0, 1); the minimum is there because float32 rounds (2^24 - 0.5) / 2^24
+  # to 1.
   bits = jax.vmap(lambda key: jax.random.bits(key, (K,), jnp.uint32))(keys)
   u = jnp.minimum(((bits >> 8).astype(jnp.float32) + 0.5) * 2.0**-24, 1 - 2.0**-24)
   target = u * cdf[..., -1]
@@ -202,7 +202,7 @@ def sample_unigrams(
   p = np.array(frequencies, np.float64) / np.sum(frequencies)
   cdf = jnp.array(np.cumsum(p), jnp.float32)
   u = jax.vmap(lambda key: jax.random.uniform(key, (positions,)))(keys)
-  last = int(np.flatnonzero(p)[-1])  # rounding could pass it
+  last = int(np.flatnonzero(p)[-1])  # rounding may select a later token
   tokens = jnp.minimum(jnp.searchsorted(cdf, u, side="right"), last).astype(jnp.int32)
   return tokens, jnp.array(np.log(np.maximum(p, 1e-30)), jnp.float32)
 

@@ -1,9 +1,9 @@
 """The generator and the discriminator: parameters, weight sharing and forward passes.
 
 Parameters: {"embeddings", "generator": {...}, "discriminator": {"encoder", one or more heads}}. A
-network has "embeddings" or an "embedding_delta" too where TIES gives it tables of its own.
-"discriminator" is the main network, kept for fine-tuning, under every objective, also BERT's.
-Letters as in `encoder`.
+network with unshared tables (TIES) also has "embeddings" or an "embedding_delta". For every
+objective, also BERT's, "discriminator" is the main network, to be fine-tuned. Letters as in
+`encoder`.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 
 
 class TokenCounts:
-  """An array [V] of token counts that is compared by value, so that a spec can be a cache key."""
+  """A hashable array [V] of token counts, so that a spec can be a cache key."""
 
   def __init__(self, counts: Sequence[float] | np.ndarray = ()):
     self._counts = np.array(counts, np.float64)
@@ -50,22 +50,22 @@ class PretrainSpec:
   generator: TransformerConfig
   discriminator: TransformerConfig
   masking: masking.Masking
-  mlm_weight: float = 1.0  # of the generator's loss, or of the masked LM's without a generator
+  mlm_weight: float = 1.0  # of the generator's loss, or BERT's masked-LM loss
   # of the discriminator's loss, a `Schedule` or a number
   discriminator_weight: Schedule = Schedule(50.0)
-  # of the discriminator's loss on words besides detection, a `Schedule` or a number
+  # of the discriminator's token-prediction loss besides detection, a `Schedule` or a number
   replace_mlm_weight: Schedule = Schedule(1.0)
   objective: str = "electra"  # a key of `objectives.OBJECTIVES`
   generator_kind: str = "transformer"  # a key of `generators.GENERATORS`
   tying: str = "embeddings"  # a key of TIES (Clark et al. 2020, Section 3.2)
   sampling_dropout: bool = True  # whether the generator samples with dropout
-  # of the training text, [V]; empty if they are not known
+  # of the training text, [V]; empty if unknown
   frequencies: TokenCounts = dataclasses.field(default_factory=TokenCounts, repr=False)
   fixed_noise: bool = True  # evaluations also detect replacements drawn by these counts
   adversarial_weight: float = 1.0  # of REINFORCE and its baseline
-  contrast_weight: float = 1.0  # of the contrast of sequences
-  contrast_group: int = 8  # consecutive sequences that are contrasted with each other
-  options: tuple[tuple[str, Any], ...] = ()  # (name, value) of the objective's other own fields
+  contrast_weight: float = 1.0  # of the contrastive loss
+  contrast_group: int = 8  # consecutive sequences to contrast
+  options: tuple[tuple[str, Any], ...] = ()  # (name, value) of the objective's other own_fields
 
   def __post_init__(self):
     for name in ("discriminator_weight", "replace_mlm_weight"):
@@ -74,7 +74,7 @@ class PretrainSpec:
       object.__setattr__(self, "frequencies", TokenCounts(self.frequencies))
 
   def option(self, name: str) -> Any:
-    """Returns one of the objective's own fields, a Schedule if it has one; KeyError if unknown."""
+    """Returns one of the objective's own_fields, as a Schedule if it has one; raises KeyError."""
     return dict(self.options)[name]
 
 
@@ -86,9 +86,9 @@ class Tying:
   lookup: Callable[[dict, str], dict]
   # initial tables -> (params["embeddings"], the discriminator's additional tables)
   split: Callable[[dict], tuple[dict, dict]] = lambda tables: (tables, {})
-  own: Callable[[dict], dict] = lambda tables: {}  # initial tables -> the generator's own, or {}
-  own_width: bool = False  # the generator's tables have the generator's width
-  shares_encoder: bool = False  # the networks share one encoder, hence one size
+  own: Callable[[dict], dict] = lambda tables: {}  # initial tables -> the generator's unshared ones
+  own_width: bool = False  # whether the generator's tables have the generator's width
+  shares_encoder: bool = False  # whether the networks share one encoder, hence have one size
   # the network whose optimizer group params["embeddings"] joins
   trained_with: str = "discriminator"
 
@@ -109,7 +109,7 @@ def _gdes(params: dict, network: str) -> dict:
 
 
 TIES = {
-  # Separate tables; the generator's have its own width.
+  # Separate tables; the generator's have the generator's width.
   "none": Tying(_own_or_shared, own=lambda tables: tables, own_width=True),
   # Only the word table is shared.
   "tokens": Tying(
@@ -151,7 +151,7 @@ def generator_size(
   A gated feed-forward layer keeps its ratio to the width.
 
   Raises:
-    ValueError: no layer or no width is left, or its heads do not fit the width.
+    ValueError: the generator has no layer or no width, or the heads do not divide its width.
 
   >>> base = TransformerConfig(30522, 768, 768, 12, 12, 3072, 512)
   >>> g = generator_size(base, 1 / 3, 1.0)
@@ -163,9 +163,9 @@ def generator_size(
   ffn = round(discriminator.ffn_size * width_multiplier)
   if width < 1 or depth < 1:
     raise ValueError(
-      f"a generator of {depth} layers of width {width} is empty:"
-      f" generator.depth_multiplier={depth_multiplier:g} of {discriminator.num_layers} layers,"
-      f" generator.width_multiplier={width_multiplier:g} of width {discriminator.hidden_size}"
+      f"the generator has {depth} layers of width {width}: raise"
+      f" generator.depth_multiplier={depth_multiplier:g} (of {discriminator.num_layers} layers) or"
+      f" generator.width_multiplier={width_multiplier:g} (of width {discriminator.hidden_size})"
     )
   try:
     return dataclasses.replace(
@@ -220,7 +220,7 @@ def encode(
 ) -> jax.Array:
   """Returns the states [B, L, D] of a network {"embeddings", "encoder"} for ids [B, L].
 
-  `dropout_seeds` come from `layers.make_dropout_seeds`; None for no dropout.
+  `dropout_seeds` are from `layers.make_dropout_seeds`, None for no dropout.
   """
   documents, tables = batch.document_ids, {"params": network["embeddings"]}
   x = encoder.Embeddings(cfg).apply(tables, ids, batch.token_type_ids, documents)
@@ -230,7 +230,7 @@ def encode(
 
 
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
-  """Returns the discriminator's states [B, L, D] for ids [B, L]; keys None means no dropout."""
+  """Returns the discriminator's states [B, L, D] for ids [B, L], without dropout for keys None."""
   seeds = layers.make_dropout_seeds(keys, spec.discriminator.num_layers)
   network = weights_of(spec, params, "discriminator")
   return encode(spec.discriminator, network, ids, batch, seeds)
@@ -256,8 +256,8 @@ def nll(
   On accelerators the gradient is computed from the logits, without another array of their size.
 
   Args:
-    apart: a token that `masking.sample` will not draw from these logits. Its part is added to the
-      sums over the other tokens, so that the sampler can share those sums.
+    apart: a token that `masking.sample` never draws from these logits. It is summed apart from the
+      others, so that the sampler can share their sums.
   """
   return _nll_fwd(logits, tokens, apart)[0]
 
@@ -279,7 +279,7 @@ def _nll_fwd(logits: jax.Array, tokens: jax.Array, apart: int | None):
     best = jnp.maximum(others, logit)
     return best, sums.sum(-1) * jnp.exp(others - best) + jnp.exp(logit - best), logits
 
-  # A CPU takes longer for another exp than to read its result: 4 % of a step of `modern:17m`.
+  # On a CPU, exp takes longer than reading its stored result: 4 % of a step of `modern:17m`.
   best, total, kept = jax.lax.platform_dependent(logits, cpu=with_exp, default=with_logits)
   # argmax would be slow on CPUs.
   return (jnp.log(total) + best - picked, picked >= best), (kept, tokens, best, total)
@@ -303,8 +303,8 @@ def chunked_nll(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns `nll` of tokens [B, L] from states [B, L, D] and a network as in `vocabulary_logits`.
 
-  The logits [B, L, V] never exist at once: they are computed in chunks of `chunk_size` positions,
-  again in the backward pass.
+  The logits [B, L, V] are computed in chunks of `chunk_size` positions, and recomputed in the
+  backward pass.
   """
   B, L, D = states.shape
   chunks = -(-L // chunk_size)

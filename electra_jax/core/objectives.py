@@ -25,7 +25,7 @@ from electra_jax.core.generators import (
 from electra_jax.core.networks import PretrainSpec, init_discriminator
 from electra_jax.core.terms import Term, detection_terms, token_terms
 
-# (params, batch, keys [B], step) -> terms; step None means evaluation: no dropout, no schedules.
+# (params, batch, keys [B], step) -> terms; step is None in evaluation: no dropout, no schedules.
 Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]]
 
 
@@ -35,36 +35,35 @@ class ObjectiveInputs(NamedTuple):
   batch: Batch  # the original text
   keys: Streams
   step: jax.Array | None  # [] int32 training step, for schedules; None in evaluation
-  corruption: Corruption | None  # by the generator; None if the objective uses none
+  corruption: Corruption | None  # by the generator; None if the objective has none
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveDef:
   """The definition of an objective and its networks."""
 
-  # -> the discriminator's terms, to which the generator's are added
+  # returns the discriminator's terms, to which the generator's are added
   terms: Callable[[PretrainSpec, dict, ObjectiveInputs], dict[str, Term]]
   heads: tuple[str, ...] = ("rtd_head",)  # of the discriminator, keys of `heads.HEADS`
   uses_generator: bool = True
-  # whether it works with a given generator
+  # whether it works with a generator
   accepts: Callable[[GeneratorDef], bool] = lambda generator: True
   generator_heads: tuple[str, ...] = ()  # the generator's heads besides its vocabulary layer
-  # the discriminator's vocabulary layer covers all tokens, not just the masked
+  # whether the discriminator's vocabulary layer covers all tokens, not just the masked ones
   predicts_all: bool = False
-  second_pass: bool = False  # the discriminator also encodes another view of each sequence
-  # fields of config.objective that not all objectives read; with NAME also NAME_schedule
+  second_pass: bool = False  # whether the discriminator also encodes a second view of each sequence
+  # fields of config.objective that not all objectives read; NAME includes NAME_schedule
   own_fields: tuple[str, ...] = ()
-  # its loss uses the sampling probabilities, so settings must not distort them
+  # whether its loss uses the sampling probabilities, so that settings must not distort them
   exact_sampling: bool = False
   # a function of `scoring`, or None if the networks give no likelihood
   log_p: Callable[..., jax.Array] | None = None
-  # how to score a sentence by default, keys of `scorers.SCORERS`: the first whose head exists;
-  # () for any
+  # keys of `scorers.SCORERS`, to score sentences by the first whose head exists; () for any
   scorers: tuple[str, ...] = ()
 
 
 def make(spec: PretrainSpec) -> Objective:
-  """Builds the spec's objective; its evaluations include `detect_unigrams` if it can detect."""
+  """Builds the spec's objective; with an RTD head, evaluations include `detect_unigrams`."""
   definition = OBJECTIVES[spec.objective]
   detects = "rtd_head" in definition.heads and spec.fixed_noise and bool(spec.frequencies)
 
@@ -84,9 +83,9 @@ def make(spec: PretrainSpec) -> Objective:
 
 
 def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]:
-  """Returns scores for replacements of 15 % of the tokens, drawn by token frequency.
+  """Returns detection scores for replacements of 15 % of the tokens, drawn by token frequency.
 
-  They are the same for every run on the data, so their AUC does not depend on the generator.
+  The replacements are the same for every run on the data, whatever its generator.
   """
   rates = dataclasses.replace(
     spec.masking, mask_prob=0.15, temperature=1.0, disallow_correct=False, unigram_share=0.0
@@ -110,12 +109,12 @@ def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
 
 
 def param_shapes(spec: PretrainSpec) -> dict:
-  """Returns the shapes of `init_params`, a tree of ShapeDtypeStruct; nothing is computed."""
+  """Returns the shapes of `init_params` as a tree of ShapeDtypeStruct, without computing it."""
   return jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
 
 
 def generator_of(spec: PretrainSpec) -> GeneratorDef | None:
-  """Returns the definition of the spec's generator, None if the objective uses none."""
+  """Returns the definition of the spec's generator, None if the objective has none."""
   return GENERATORS[spec.generator_kind] if OBJECTIVES[spec.objective].uses_generator else None
 
 
@@ -123,7 +122,7 @@ def token_scores(spec: PretrainSpec, params: dict, batch: Batch, step: int | Non
   """Returns log p(token | all others) [B, L] in nats; 0 at padding and special tokens.
 
   Args:
-    step: training step of `params`, for schedules; None for their constants.
+    step: training step of `params`, for schedules; None for their evaluation values.
 
   Raises:
     ValueError: the networks give no likelihood.
@@ -160,8 +159,8 @@ def _rtd_terms(spec: PretrainSpec, scores: jax.Array, inputs: ObjectiveInputs) -
 def electra(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
   """The generator's loss + weight x replaced-token detection, trained jointly (Section 3).
 
-  Samples carry no gradient: the discriminator's loss reaches shared weights, not the generator's
-  own.
+  Samples carry no gradient, so the discriminator's loss trains shared weights but not the
+  generator's others.
   """
   return _rtd_terms(spec, _detect(spec, params, inputs), inputs)
 
@@ -231,7 +230,7 @@ def metro(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str
 
   The loss is the generator's + discriminator_weight x detection + replace_mlm_weight x corrective
   language modelling: -log(d 1[sample = original] + (1 - d) p(original)) at masked positions, with d
-  the discriminator's probability of "original", stopped (Meng et al. 2021, Section 3.2).
+  the discriminator's probability of "original", without gradient (Meng et al. 2021, Section 3.2).
   """
   return _corrective_terms(spec, params, inputs)[0]
 
@@ -240,19 +239,19 @@ def coco_lm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[s
   """`metro` + contrast_weight x contrast of the sequence with a crop of it (Meng et al. 2021).
 
   Differs from the paper: a sequence's negatives are its `contrast_group` of consecutive rows, not
-  all rows of a device, so that devices and microbatches do not change the loss; and detection
-  has ELECTRA's head of two layers, which can be exported, not of one.
+  all rows of a device, so that devices and microbatches do not change the loss; and the detection
+  head has ELECTRA's two layers instead of one, so that it can be exported.
 
   Raises:
     ValueError: rows hold several documents, or the groups do not divide a device's rows.
   """
   batch, keys, group = inputs.batch, inputs.keys, spec.contrast_group
   if batch.document_ids is not None:
-    raise ValueError(f"objective {spec.objective} needs data.examples=segments: one text a row")
+    raise ValueError(f"objective {spec.objective} needs data.examples=segments, got packed")
   if len(batch.ids) % group:
     raise ValueError(
-      f"objective.contrast_group={group} does not divide the {len(batch.ids)} sequences of a device"
-      " in a (micro)batch: change it, or train.batch_size, train.accumulation or eval.batch_size"
+      f"objective.contrast_group={group} does not divide a device's {len(batch.ids)} sequences per"
+      " microbatch: change it, train.batch_size, train.accumulation or eval.batch_size"
     )
   terms, states = _corrective_terms(spec, params, inputs)
   again = jax.vmap(lambda key: jax.random.fold_in(key, 1))
@@ -299,8 +298,8 @@ def adversarial(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> di
 
   A masked position's reward is the discriminator's loss there. The discriminator's output at a
   token is assumed not to depend on other samples, so the loss splits over positions. The baseline
-  is -log sigmoid(w h), h being the generator's state; the sigmoid is trained by cross-entropy
-  towards the discriminator's probability of the right answer.
+  is -log sigmoid(w h) with the generator's state h; the sigmoid is trained by cross-entropy with
+  the discriminator's probability of the right label.
   """
   c, at = inputs.corruption, inputs.corruption.masked.positions
   scores = _detect(spec, params, inputs)
@@ -328,7 +327,7 @@ def electric(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[
   """An energy for every token, by noise-contrastive estimation (Clark et al. 2020b).
 
   The logit of "noise" is energy + log q + log(p / (1 - p)), with q the two-tower generator's
-  probability of the token given the original text and p the mask rate. All noised positions are
+  probability of the token given the original text and p the mask rate. All sampled positions are
   labelled noise, even if the sample equals the original.
   """
   batch, c, step = inputs.batch, inputs.corruption, inputs.step

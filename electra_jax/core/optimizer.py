@@ -1,4 +1,4 @@
-"""Optimizers: the original's, and optax's plain ones. Learning rates are in `learning_rates`.
+"""Optimizers: the original's and optax's. Learning rates are in `learning_rates`.
 
 Source: Clark et al. 2020, Appendix A, and the original's code.
 """
@@ -39,12 +39,11 @@ class OptimizerConfig:
   def __post_init__(self):
     if self.sharded and not OPTIMIZERS[self.name].elementwise:
       raise ValueError(
-        f"optimizer.sharded updates a shard of every array on each device, but {self.name} needs"
-        " whole arrays: set it to False"
+        f"optimizer.sharded must be False for {self.name}, whose updates need whole arrays"
       )
 
   def for_generator(self) -> "OptimizerConfig":
-    """Returns the generator's settings; unset ones default to the discriminator's."""
+    """Returns the generator's settings, by default the discriminator's."""
     own = {
       name: getattr(self, f"generator_{name}")
       for name in ("learning_rate", "weight_decay", "clip_norm")
@@ -55,9 +54,9 @@ class OptimizerConfig:
 def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
   """m / (sqrt(v) + eps), without bias correction.
 
-  As in the original: eps is outside the root. Without the correction, early updates are too large
-  (6.5 times near step 10, 3.2 times at step 100, 1.3 times at step 1000). A long warm-up (10,000
-  steps) hides this; in short runs use adamw.
+  As in the original, eps is outside the root. Without bias correction early updates are too large
+  (6.5 times near step 10, 3.2 times at step 100, 1.3 times at step 1000). Use a long warm-up
+  (10,000 steps), or adamw in short runs.
   """
 
   def init(params):
@@ -78,7 +77,7 @@ def scale_by_electra_adam(b1: float, b2: float, eps: float) -> optax.GradientTra
 
 
 def decay_mask(params) -> dict:
-  """Returns True for weights that decay: all but biases and LayerNorm's. Embeddings decay."""
+  """Returns True for weights that decay: all, embeddings too, but biases and LayerNorm's."""
 
   def decays(names, _):
     return not (names[-1] in ("bias", "scale") or any("norm" in name for name in names))
@@ -100,8 +99,8 @@ def _adamw(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransforma
   )
 
 
-# {layer: (input axes, output axes)} of the kernels that are matrices of a hidden layer, without the
-# axis of stacked layers. Other axes, of q, k and v or of a gate, count matrices.
+# {layer: (input axes, output axes)} of hidden weight matrices, without the axis of stacked layers.
+# The other axes (q, k and v, or a gate) count matrices.
 MATRICES = {
   "qkv": ((0,), (2, 3)),  # [D, 3, H, d]
   "attention_output": ((0, 1), (2,)),  # [H, d, D]
@@ -113,7 +112,7 @@ MATRICES = {
 
 
 def matrix_axes(params) -> dict:
-  """Returns Muon's axes of each weight that is a matrix, None for all others."""
+  """Returns Muon's axes of each hidden weight matrix, None for other weights."""
 
   def axes(names, x):
     if names[-1] != "kernel" or names[-2] not in MATRICES:
@@ -130,7 +129,7 @@ def matrix_axes(params) -> dict:
 def _muon(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
   """Muon for the matrices of hidden layers, AdamW for the rest (Jordan 2024; Liu et al. 2025).
 
-  b1, b2 and eps are AdamW's; Muon has Nesterov's momentum of 0.95.
+  b1, b2 and eps are AdamW's; Muon has a Nesterov momentum of 0.95.
   """
 
   def groups(params):
@@ -141,7 +140,7 @@ def _muon(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformat
     schedule,
     weight_decay=cfg.weight_decay,
     muon_weight_dimension_numbers=matrix_axes,
-    consistent_rms=0.2,  # updates as large as AdamW's: one learning rate fits both (Liu et al. 2.2)
+    consistent_rms=0.2,  # AdamW's update size, so that one learning rate fits both (Liu et al. 2.2)
   )
   return optax.partition({"matrices": matrices, "others": _adamw(cfg, schedule)}, groups)
 
@@ -152,7 +151,7 @@ class OptimizerDef:
 
   # (config, schedule) -> the transformation, without clipping
   make: Callable[[OptimizerConfig, Schedule], optax.GradientTransformation]
-  elementwise: bool  # each element's update depends on that element only, as ZeRO-1 requires
+  elementwise: bool  # whether an element's update depends only on that element, as ZeRO-1 needs
 
 
 OPTIMIZERS = {
@@ -182,13 +181,13 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns clipping by global norm, then `cfg.name` with decoupled weight decay.
 
-  It clips the global batch's gradient once; on TPUs the original clips each core's share before the
-  mean. `cfg.separate_optimizers` clips each network by its own norm, so that loss weights do not
-  interact.
+  It clips the global batch's gradient once, while the original on TPUs clips each core's gradient
+  before the mean. With `cfg.separate_optimizers` each network is clipped by its gradient's norm, so
+  that the loss weights do not interact.
 
   Args:
-    groups: (params) -> "generator", "discriminator" or "frozen" per weight; None for one group.
-    norm: returns the norm of a gradient tree; `zero.norm` if it is sharded.
+    groups: (params) -> "generator", "discriminator" or "frozen" for each weight; None: one group.
+    norm: returns the norm of a gradient tree; `zero.norm` for a sharded one.
   """
 
   def trained(cfg: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
@@ -211,13 +210,12 @@ def make_optimizer(
 def layer_rates(params: dict, num_layers: int, decay: float, skip: bool = False) -> dict:
   """Returns a learning-rate multiplier for each weight in fine-tuning.
 
-  1 for the head, `decay` for the top layer and the norm after it, decay^2 for the next,
-  decay^(N + 1) for the embeddings and their projection (Clark et al. 2020, Appendix B; the authors'
-  code skips exponent 1).
+  1 for the head, `decay` for the top layer and the norm after it, decay^2 for the next layer,
+  decay^(N + 1) for the embeddings and their projection (Clark et al. 2020, Appendix B).
 
   Args:
     params: {"embeddings", "encoder": {"layers": stacked [N, ...], ...}, "head"}.
-    skip: as in the code: decay^2 for the top layer, decay^(N + 2) for the embeddings.
+    skip: as in the original's code, decay^2 for the top layer, decay^(N + 2) for the embeddings.
 
   >>> params = {"head": jnp.ones(3), "encoder": {"layers": jnp.ones((2, 5))}, "embeddings": 1.0}
   >>> rates = layer_rates(params, 2, 0.5)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-AXIS = "data"  # over which a step is mapped: the devices
+AXIS = "data"  # the mapped axis of a step, over devices
 JOINED = 2**17  # elements; ELECTRA-Large's stacked biases, [24, 4096], have fewer
 
 
@@ -39,9 +39,9 @@ def count(tree) -> int:
 
 
 def sum_of_squares(tree) -> jax.Array:
-  """Returns the sum over all arrays of a tree, []; small ones are concatenated first.
+  """Returns the sum of squares over a tree, []; small arrays are concatenated first.
 
-  On a GPU each sum launches one or two kernels, of at least a microsecond each.
+  On a GPU each sum launches one or two kernels of at least a microsecond.
   """
   leaves = jax.tree.leaves(tree)
   arrays = [x for x in leaves if x.size >= JOINED]
@@ -56,7 +56,7 @@ def tree_norm(tree) -> jax.Array:
 
 
 def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
-  """Returns the first axis whose length `devices` divides, None (replicated) if there is none.
+  """Returns the first axis whose length `devices` divides, or None (replicated).
 
   >>> split_axis((24, 1024, 4096), 8), split_axis((12, 1024, 4096), 8), split_axis((3, 5), 8)
   (0, 1, None)
@@ -67,8 +67,8 @@ def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
 def match_roles(params: dict, other: dict) -> dict:
   """Copies `other`'s single network to every role of `params` whose encoder has the same shapes.
 
-  So a masked language model can become this run's discriminator, its generator, or both. `other` is
-  returned unchanged if it has two networks, no masked language model, or one that fits nowhere.
+  A masked language model can thus become this run's discriminator, its generator, or both. `other`
+  is returned unchanged if it has two networks, no masked language model, or one that does not fit.
 
   Raises:
     ValueError: only one of the two has an embedding table, e.g. of token types.
@@ -76,8 +76,8 @@ def match_roles(params: dict, other: dict) -> dict:
   tables, own_tables = _main_tables(other), _main_tables(params)
   if tables.keys() != own_tables.keys():
     raise ValueError(
-      f"init_from: the source's embeddings are {', '.join(sorted(tables))}, the model's are"
-      f" {', '.join(sorted(own_tables))}: set the same model.token_types and model.positions"
+      f"init_from: the source has the embeddings {', '.join(sorted(tables))}, the model has"
+      f" {', '.join(sorted(own_tables))}: set model.token_types and positions as in the source"
     )
   roles = [role for role in ("generator", "discriminator") if role in other]
   if len(roles) != 1 or "mlm_head" not in other[roles[0]]:
@@ -87,7 +87,7 @@ def match_roles(params: dict, other: dict) -> dict:
   def is_fit(role: str) -> bool:
     own = params.get(role, {})
     if "mlm_head" in own and all(name.endswith("_head") for name in own):
-      # It has the discriminator's encoder (generator.tie=all).
+      # The generator has the discriminator's encoder (generator.tie=all).
       return _shapes(own["mlm_head"]) == _shapes(network["mlm_head"]) and is_fit("discriminator")
     return "encoder" in own and _shapes(own["encoder"]) == _shapes(network["encoder"])
 
@@ -98,26 +98,26 @@ def match_roles(params: dict, other: dict) -> dict:
   for role in fits:
     own = params[role].get("embeddings", {})
     found[role] = {**network, **({"embeddings": {k: tables[k] for k in own}} if own else {})}
-  # Tables that are not shared are the discriminator's, and another network's do not fit them.
+  # If tables are not shared, params["embeddings"] fits only the discriminator.
   if "discriminator" in fits or params["generator"].get("embeddings", {}).keys() != tables.keys():
     found["embeddings"] = {k: tables[k] for k in params["embeddings"]}
   return found
 
 
 def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str], list[str]]:
-  """Returns `params` with shared modules taken from `other`.
+  """Returns `params` with the modules that `other` also has copied from it.
 
-  Also returns the names of the modules that were taken, of the modules that stay fresh, and of
-  unused modules of `other`, such as "discriminator/encoder".
+  Also returns the names of the copied modules, of the fresh modules, and of the unused modules of
+  `other`, such as "discriminator/encoder".
 
   Raises:
-    ValueError: shapes differ, no module is shared, or the runs tie embeddings differently.
+    ValueError: shapes differ, no module is in both, or the runs tie embeddings differently.
   """
   target, source = _parts(params), _parts(other)
   both = [name for name in target if name in source]
   own, theirs = (_shapes({k: tree[k] for k in both}) for tree in (target, source))
   mismatches = [
-    f"{name} is {theirs.get(name)}, the model's is {own.get(name)}"
+    f"{name} is {theirs.get(name)} in the source, {own.get(name)} in the model"
     for name in own | theirs
     if theirs.get(name) != own.get(name)
   ]
@@ -127,11 +127,10 @@ def inherit(params: dict, other: dict) -> tuple[dict, list[str], list[str], list
   lost = [name for name in source if "embedding" in name and name not in target]
   if missing := [name for name in lost if params.get(name.partition("/")[0])]:  # {}: no network
     raise ValueError(
-      f"init_from: this model has no {', '.join(missing)}: the source ties its embeddings"
-      " differently, set the same generator.tie"
+      f"init_from: the model has no {', '.join(missing)}: set generator.tie as in the source"
     )
   if not both:
-    raise ValueError(f"init_from: no common module: source {list(source)}, model {list(target)}")
+    raise ValueError(f"init_from: no module in both source {list(source)} and model {list(target)}")
   merged = {group: dict(modules) for group, modules in params.items()}
   for name in both:
     group, module = name.split("/")

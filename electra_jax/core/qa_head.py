@@ -1,8 +1,8 @@
 """Question answering heads: start and end logits, and optionally an answerability classifier.
 
 The joint head is the original's (Clark et al. 2020, Appendix B, after XLNet): it predicts the end
-given the start, the gold start in training and each start of the beam in prediction. The other head
-is BERT's: independent start and end logits. Letters as in `encoder`; k is the beam width.
+given the gold start in training, and given each start of the beam in prediction. The other head is
+BERT's, with independent start and end logits. Letters as in `encoder`; k is the beam width.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from electra_jax.core.task_heads import MODERNBERT, Head, dense, glorot, linear
 from electra_jax.core.terms import Term
 from electra_jax.core.transformer_config import TransformerConfig
 
-# Logit of a position where no answer may be; its probability is 0 in float32.
+# Logit of positions that cannot be in an answer; their probability is 0 in float32.
 EXCLUDED = -1000.0
-# The layers of the head without `joint`: a token's start and end logits. Hugging Face's name is
-# "qa_outputs".
+# The layers of the head without `joint`, for a token's start and end logits ("qa_outputs" in
+# Hugging Face).
 HEAD_LAYERS = {"linear": linear("qa_outputs", span="span_head"), "modernbert": MODERNBERT}
 
 
@@ -30,11 +30,11 @@ class QASettings:
   """The settings of a question answering head; fields as in config.qa."""
 
   beam_size: int  # starts kept in prediction, and ends kept per start
-  joint: bool  # whether the end depends on the start; if False, the head is BERT's
+  joint: bool  # whether the end is predicted given the start; False: BERT's head
   answerable_weight: float  # of the answerability loss; 0 removes the classifier
   hidden: int  # hidden width of the end predictor and of the classifier
   max_answer_length: int  # in tokens, for BERT's null score
-  layers: str = "linear"  # a key of HEAD_LAYERS, of the head without `joint`
+  layers: str = "linear"  # a key of HEAD_LAYERS, for the head without `joint`
 
   def __post_init__(self):
     if self.beam_size < 1 or self.max_answer_length < 1 or self.hidden < 1:
@@ -56,7 +56,7 @@ def make_head(settings: QASettings) -> Head:
   """Builds the head.
 
   Targets in training:
-    start, end: [B] int32, the answer's first and last token; 0, [CLS], if there is no answer.
+    start, end: [B] int32, the answer's first and last token; 0 ([CLS]) without an answer.
     impossible: [B] float32, 1 if the window has no answer.
 
   Targets always:
@@ -64,11 +64,11 @@ def make_head(settings: QASettings) -> Head:
 
   Predictions, most probable first, padded to k with position 0 and log-probability EXCLUDED:
     start, start_logp: [B, k] int32 positions and their log-probabilities.
-    end, end_logp: [B, k, k], the same for the end given each start.
+    end, end_logp: [B, k, k], the same for the ends given each start.
     null: [B] float32, positive for no answer: the classifier's logit or, without a classifier,
       BERT's score of [CLS] minus the best span's in the beam.
   """
-  own = settings.joint or settings.answerable_weight  # Hugging Face has no such layers
+  own = settings.joint or settings.answerable_weight  # Hugging Face lacks these layers
   return Head(
     init=functools.partial(_init, settings),
     loss=lambda cfg, weights, states, batch, keys: _loss(settings, cfg, weights, states, batch),
@@ -78,7 +78,7 @@ def make_head(settings: QASettings) -> Head:
 
 
 def _init(settings: QASettings, cfg: TransformerConfig, key: jax.Array) -> dict:
-  """Initialises Glorot-uniform kernels, as in the original, and zero biases."""
+  """Initialises Glorot-uniform kernels and zero biases, as in the original."""
   width, hidden = cfg.hidden_size, settings.hidden
   shapes = {"start": (width, 1), "end_dense": (2 * width, hidden), "end": (hidden, 1)}
   shapes = shapes if settings.joint else {"spans": None}
@@ -90,7 +90,7 @@ def _init(settings: QASettings, cfg: TransformerConfig, key: jax.Array) -> dict:
 
 
 def _half(weights: dict, x: jax.Array, half: int) -> jax.Array:
-  """Returns [..., F] float32, one half of a concatenated input times its rows of the kernel.
+  """Returns [..., F] float32, half of a concatenated input times its rows of the kernel.
 
   W [a; b] = W_a a + W_b b, so a beam needs one product per token, not one per token and start.
   """
@@ -132,9 +132,9 @@ def _answerable_logit(weights: dict, states: jax.Array, start_logits: jax.Array)
 def _loss(
   settings: QASettings, cfg: TransformerConfig, weights: dict, states: jax.Array, batch: Batch
 ) -> dict[str, Term]:
-  """Returns (start + end) / 2 + weight x answerable, in nats per row, and accuracies.
+  """Returns (start + end) / 2 + weight x answerable in nats per row, and accuracies.
 
-  As in the original, without dropout in the head.
+  As in the original, the head has no dropout.
   """
   target, allowed = batch.target, batch.target["allowed"]
   is_row = batch.padding_mask.any(-1)
@@ -176,7 +176,7 @@ def _predict(
   start_logits, end_logits = _logits(settings, cfg, weights, states, allowed)
   all_starts = jax.nn.log_softmax(start_logits)
   start_logp, start = _top(all_starts, beam)
-  # One start at a time: for all, the hidden layer [B, k, L, 512] takes 670 MB at B = 32, L = 512.
+  # One start at a time: the hidden layer of all, [B, k, L, 512], takes 670 MB at B = 32, L = 512.
   end_logp, end = jax.lax.map(
     lambda at: _top(jax.nn.log_softmax(end_logits(at)), beam), start.swapaxes(0, 1)
   )

@@ -1,8 +1,8 @@
 """Schedules: numbers that are constant or piecewise linear in the step.
 
-The mask rate, the temperature and the losses' weights are `Schedule`s; learning rates are in
+The mask rate, the temperature and the loss weights are `Schedule`s; learning rates are in
 `learning_rates`. Points are written "POSITION=VALUE,POSITION=VALUE,...", with positions in steps or
-in percent of the run.
+percent of the run.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Points = tuple[tuple[float, float], ...]  # (step, value), steps never fall
+Points = tuple[tuple[float, float], ...]  # (step, value), steps do not decrease
 
 
 def parse(text: str, steps: int) -> Points:
@@ -26,7 +26,7 @@ def parse(text: str, steps: int) -> Points:
   [0.0, 0.0, 50.0, 50.0, 1.0]
 
   Raises:
-    ValueError: a point is malformed or not finite, or positions fall.
+    ValueError: a point is malformed or not finite, or positions decrease.
   """
   points = []
   for point in filter(None, (part.strip() for part in text.split(","))):
@@ -39,16 +39,16 @@ def parse(text: str, steps: int) -> Points:
     except (AttributeError, ValueError):
       raise ValueError(f"a schedule needs POSITION=VALUE (e.g. 0%=0.3), got {point!r}") from None
   if any(a[0] > b[0] for a, b in zip(points, points[1:], strict=False)):
-    raise ValueError(f"positions of a schedule must increase, got {text!r} for {steps} steps")
+    raise ValueError(f"positions of a schedule must not decrease, got {text!r} for {steps} steps")
   return tuple(points)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """A number: in training linear between `points`, if any, and constant outside of them.
+  """A number that is in training linear between `points`, if any, and constant outside them.
 
-  Two points at one step make a jump, which takes effect at that step. In evaluation it is always
-  `constant`, so that evaluations at different steps are comparable.
+  Two points at one step make a jump at that step. In evaluation it is always `constant`, so that
+  evaluations at different steps are comparable.
   """
 
   constant: float
@@ -76,7 +76,7 @@ class Schedule:
 
   @property
   def values(self) -> tuple[float, ...]:
-    """The constant and the values of the points, among them the minimum and maximum."""
+    """The constant and the values of the points, which include the minimum and the maximum."""
     return (self.constant, *(value for _, value in self.points))
 
   def highest(self, training: bool) -> float:

@@ -1,7 +1,7 @@
 """Pseudo-log-likelihoods of a text: log p(token | all others).
 
-Electric gives them in one pass, up to a constant (Clark et al. 2020b, Section 2.3). ELECTRA's
-discriminator and generator imply them together. A masked language model takes one pass per token.
+Electric computes them in one pass, up to a constant (Clark et al. 2020b, Section 2.3). ELECTRA's
+discriminator and generator together imply them. A masked language model takes one pass per token.
 
 `masked_lm`, `energy`, `original` and `implied` are (spec, params, batch, step) -> log p [B, L] in
 nats, for `ObjectiveDef.log_p`.
@@ -17,7 +17,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 
 
 def masked_lm(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
-  """Returns a masked language model's log p, masking one token per pass."""
+  """Returns a masked language model's log p, in passes that mask one token each."""
   return generators.one_at_a_time(spec, params, batch)
 
 
@@ -27,9 +27,9 @@ def energy(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> 
 
 
 def original(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
-  """Returns a discriminator's log-probability of "original", for training on masked positions.
+  """Returns the log-probability of "original", for a discriminator of masked positions only.
 
-  For an optimal discriminator this is the data's log p.
+  For an optimal discriminator it is the data's log p.
   """
   return jax.nn.log_sigmoid(-_logits(spec, params, batch))
 
@@ -40,11 +40,11 @@ def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) ->
   The training step of the parameters sets the mask rate and temperature.
 
   Raises:
-    ValueError: sampling did not use the generator's own probabilities.
+    ValueError: sampling did not use the generator's probabilities unchanged.
   """
   m = spec.masking
   if m.temperature.at(step) != 1 or m.unigram_share.at(step) != 0 or m.disallow_correct:
-    raise ValueError("scoring needs temperature 1, unigram_share 0 and disallow_correct off")
+    raise ValueError("scoring needs a run with temperature 1, unigram_share 0, no disallow_correct")
   log_q = generators.GENERATORS[spec.generator_kind].log_q(spec, params, batch)
   return implied_log_p(_logits(spec, params, batch), log_q, spec.masking.mask_prob.at(step))
 
@@ -52,9 +52,9 @@ def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) ->
 def masked_token(
   cfg: TransformerConfig, network: dict, batch: Batch, positions: jax.Array, labels: jax.Array
 ) -> jax.Array:
-  """Returns log p(label) [B] at a position [B] of each row, whose ids have it masked.
+  """Returns log p(label) [B] at one position [B] of each row, which is masked in its ids.
 
-  The network is {"embeddings", "encoder", "mlm_head"}.
+  `network` is {"embeddings", "encoder", "mlm_head"}.
   """
   states = networks.encode(cfg, network, batch.ids, batch, None)
   state = jnp.take_along_axis(states, positions[:, None, None], axis=1)
@@ -76,7 +76,7 @@ def implied_log_p(score: jax.Array, log_q: jax.Array, mask_prob: float) -> jax.A
 
   Args:
     score: [B, L], the discriminator's logits, positive for replaced.
-    log_q: [B, L], the generator's log-probabilities of the tokens, in nats like the result [B, L].
+    log_q: [B, L], the generator's log-probabilities of the tokens in nats, as the result.
 
   >>> p, q, a = 0.3, 0.2, 3.0
   >>> d = p * (a + q) / (a * p + q)

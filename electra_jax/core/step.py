@@ -1,6 +1,6 @@
 """The training step and the evaluation step, for any objective and any number of devices.
 
-Each runs on one device's shard of the batch and combines results by `psum` over AXIS.
+Each runs on a device's shard of the batch and combines results by `psum` over AXIS.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import Objective
 from electra_jax.core.params import AXIS, tree_norm
 
-# These stand for a step's number, and no step has them, so no key is used twice.
+# They replace the step's number in keys. No step has these numbers, so no key is used twice.
 EVALUATION, FIRST_WEIGHTS = 2**32 - 1, 2**32 - 2
 
 
@@ -33,7 +33,7 @@ def init_state(params: dict, tx: optax.GradientTransformation) -> TrainState:
 
 
 def restarted(state: TrainState) -> TrainState:
-  """Returns the state as the start of another run: at step 0, with the optimizer's moments."""
+  """Returns the state at step 0 with the optimizer's moments, to start another run."""
 
   def is_schedule(node) -> bool:
     return isinstance(node, optax.ScaleByScheduleState)
@@ -47,7 +47,7 @@ def restarted(state: TrainState) -> TrainState:
 
 
 def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
-  """Returns typed keys [B], a function of (seed, step, global row [B] int32) only."""
+  """Returns typed keys [B] that depend only on (seed, step, global row [B] int32)."""
   key = jax.random.fold_in(jax.random.key(seed), step)
   return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
 
@@ -94,7 +94,7 @@ def make_train_step(
       return objective(params, part, row_keys(seed, state.step, part.row), state.step)
 
     def count(part):
-      # Counts do not depend on the network, so XLA removes the rest of the objective.
+      # Counts do not depend on the network, so XLA drops the rest of the objective.
       terms = terms_of(state.params, part)
       zeros = {k: (jnp.zeros_like(t.total), jnp.zeros_like(t.count)) for k, t in terms.items()}
       return {k: t.count for k, t in terms.items() if t.in_loss}, zeros
@@ -138,7 +138,7 @@ def make_train_step(
 def make_eval_step(objective: Objective, *, seed: int) -> Callable[[dict, Batch], dict]:
   """Returns the evaluation: (params, this device's batch) -> {name: (total, count)}.
 
-  Keys do not depend on the training step, so all evaluations share masks and random numbers.
+  Keys do not depend on the training step, so all evaluations have the same masks and samples.
   """
 
   def evaluate(params: dict, batch: Batch) -> dict:

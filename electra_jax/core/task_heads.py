@@ -20,14 +20,14 @@ from electra_jax.core.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Head:
-  """A task head; its loss ignores padding rows. Compiled programs are kept per object."""
+  """A task head, whose loss ignores padding rows. Compiled programs are cached by object."""
 
   init: Callable  # (cfg, key) -> initial weights
   # (cfg, weights, states [B, L, D], batch, dropout keys [B] or None) -> {name: Term}
   loss: Callable
   predict: Callable  # (cfg, weights, states, batch) -> {name: [B, ...]}
   token_outputs: tuple[str, ...] = ()  # names of the predictions of shape [B, L, ...]
-  export: str | None = None  # the equivalent Hugging Face head, a key of `EXPORT_FORMS`, or None
+  export: str | None = None  # a key of `EXPORT_FORMS`: the equivalent Hugging Face head, if any
 
 
 def glorot(key: jax.Array, inputs: int, outputs: int) -> dict:
@@ -64,18 +64,18 @@ class Layers(NamedTuple):
 
   init: Callable  # (cfg, key, outputs) -> initial weights
   apply: Callable  # (cfg, weights, states, keys [B] or None) -> [..., outputs] float32
-  last: str  # the name of the last layer
-  # {level: the equivalent head in Hugging Face, a key of `interop.weights.Family.classes`}; a level
-  # is "text", "token" or "span"
+  last: str  # name of the last layer
+  # {"text", "token" or "span": the equivalent Hugging Face head, a key of
+  # `interop.weights.Family.classes`}
   exports: dict[str, str]
   pool: Callable = first_token  # states [B, L, D] of texts, padding mask [B, L] -> [B, D]
 
 
 class ExportForm(NamedTuple):
-  """What a head of Hugging Face computes."""
+  """The form of a Hugging Face head's logits."""
 
   layers: Layers
-  is_pooled: bool  # the logits are [B, C], one row per text
+  is_pooled: bool  # whether they are [B, C], one row per text
 
   def logits(
     self, cfg: TransformerConfig, weights: dict, states: jax.Array, padding_mask: jax.Array
@@ -86,7 +86,7 @@ class ExportForm(NamedTuple):
 
 
 def linear(name: str, **exports: str) -> Layers:
-  """Returns dropout and a dense layer of this name: the paper's."""
+  """Returns the paper's layers: dropout and a dense layer with a name."""
   return Layers(
     lambda cfg, key, outputs: {name: glorot(key, cfg.hidden_size, outputs)},
     lambda cfg, weights, x, keys: dense(weights[name], _drop(x, cfg, keys, 1)),
@@ -136,7 +136,7 @@ HEAD_LAYERS = {
   "two_layers": Layers(_init_two, _apply_two, "out_proj", {"text": "text_head"}),
   # Dense and LayerNorm without biases, GELU between them, dropout, dense.
   "modernbert": MODERNBERT,
-  # For texts, on the mean of the tokens instead of [CLS].
+  # For texts: the mean of the tokens instead of [CLS].
   "mean": linear("classifier")._replace(pool=mean_of_tokens),
   "modernbert_mean": MODERNBERT._replace(
     exports={"text": "modern_text_mean_head"}, pool=mean_of_tokens
@@ -159,7 +159,7 @@ def _class_terms(logits: jax.Array, classes: jax.Array, counts: jax.Array) -> di
 
 
 def classification(outputs: int, layers: str) -> Head:
-  """Classifies a text or pair; target "label" [B] int32, predicts "logits" [B, C]."""
+  """Classifies a text or a pair: target "label" [B] int32, prediction "logits" [B, C]."""
   kind = HEAD_LAYERS[layers]
 
   def logits_of(cfg, weights, states, batch, keys):
@@ -177,9 +177,9 @@ def classification(outputs: int, layers: str) -> Head:
 
 
 def regression(layers: str) -> Head:
-  """Predicts a number for a text or pair; target "label" [B] float32, predicts "score" [B].
+  """Predicts a number for a text or pair: target "label" [B] float32, prediction "score" [B].
 
-  As in the original: squared error, no output nonlinearity.
+  As in the original, the loss is the squared error and the output is linear.
   """
   kind = HEAD_LAYERS[layers]
 
@@ -199,14 +199,14 @@ def regression(layers: str) -> Head:
 
 
 def tagging(outputs: int, layers: str = "linear") -> Head:
-  """Classifies each word; target "tag" [B, L] int32, -1 for none; predicts "logits" [B, L, C].
+  """Classifies words: target "tag" [B, L] int32, -1 for none, prediction "logits" [B, L, C].
 
   Raises:
-    ValueError: the layers take the mean of a text.
+    ValueError: the layers pool a text.
   """
   kind = HEAD_LAYERS[layers]
   if kind.pool is not first_token:
-    raise ValueError(f"model.head={layers} is for texts, not for tags")
+    raise ValueError(f"model.head={layers} pools a text: choose another head for tagging")
 
   def loss(cfg, weights, states, batch, keys):
     tag = batch.target["tag"]

@@ -1,6 +1,6 @@
 """A pretrained encoder with a task head: initialisation, objective and predictions.
 
-Parameters: {"embeddings", "encoder", "head"}. A new head is a function and its entry in HEAD_KINDS.
+Parameters: {"embeddings", "encoder", "head"}. A new head is a function and an entry in HEAD_KINDS.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class HeadSpec:
   arguments: dict  # of its function
 
   def make(self) -> Head:
-    """Returns the head: the same object for equal specs, so that its programs are found again."""
+    """Returns the head: the same object for equal specs, so that its programs are reused."""
     return _make_head(self.kind, tuple(sorted(self.arguments.items())))
 
 
@@ -72,8 +72,8 @@ def make_objective(cfg: TransformerConfig, head: Head, scale: float = 1.0) -> Ca
   """Returns the objective: (params, batch, keys, step) -> {name: Term}.
 
   Args:
-    scale: multiplies the loss, a mean over rows (or words). As in the original, whose loss is a
-      sum, it is the batch size, so clipping to a norm of 1 is nearly always active.
+    scale: multiplies the loss, a mean over rows (or words). The batch size gives the original's
+      sum, with which clipping to a norm of 1 is nearly always active.
   """
 
   def objective(params, batch, keys, step):

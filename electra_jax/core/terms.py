@@ -1,14 +1,14 @@
 """Terms: named sums over a batch, and the metrics that objectives share.
 
-A term is a total and a count; total / count over the *global* batch does not depend on sharding or
-microbatches. Objectives never normalise; the step does.
+A term is a total and a count, so that total / count over the *global* batch does not depend on
+sharding or microbatches. Objectives never normalise; the step does.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-SCORE_RANGE = (-16.0, 16.0)  # logits in a score histogram are clipped to it
+SCORE_RANGE = (-16.0, 16.0)  # logits of a score histogram, clipped
 SCORE_BINS = 256
 
 
@@ -23,7 +23,7 @@ class Term:
 
   @property
   def in_loss(self) -> bool:
-    """True if it is part of the loss, even if its schedule is 0 at this step."""
+    """Whether it is part of the loss, even with a weight of 0 at this step."""
     return isinstance(self.weight, jax.Array) or self.weight != 0
 
 
@@ -32,7 +32,7 @@ def token_terms(name: str, loss, hit, counts: jax.Array, weight) -> dict[str, Te
 
   Args:
     loss, hit: [B, K] or [B, L], from `networks.nll`.
-    counts: the same shape, 1 on tokens that count, else 0.
+    counts: in the same shape, 1 on tokens to count, else 0.
   """
   counts = counts.astype(jnp.float32)
   number = counts.sum()
@@ -45,7 +45,7 @@ def token_terms(name: str, loss, hit, counts: jax.Array, weight) -> dict[str, Te
 def score_histogram(logits: jax.Array, label: jax.Array, weight: jax.Array) -> jax.Array:
   """Counts logits [B, L] in [2, SCORE_BINS] bins, row 0 for label False, row 1 for True.
 
-  It multiplies one-hot matrices because a scatter is serial on TPUs.
+  It multiplies one-hot matrices, because a scatter is serial on TPUs.
   """
   low, high = SCORE_RANGE
   bins = jnp.clip((logits - low) * (SCORE_BINS / (high - low)), 0, SCORE_BINS - 1)

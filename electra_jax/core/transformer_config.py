@@ -1,4 +1,4 @@
-"""The configuration of a transformer encoder: what it computes, and how."""
+"""The configuration of a transformer encoder."""
 
 import dataclasses
 import math
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How a network is computed; outputs differ by rounding only, weights not at all."""
+  """How a network is computed; it changes outputs by rounding only, and does not change weights."""
 
   dtype: str = "float32"  # of activations and matmuls
   attention: str = "xla"  # a key of `attention.ATTENTION`
-  unroll: int = 1  # layers per iteration of the loop over layers, in steps of global_every
+  unroll: int = 1  # layers per iteration of the loop over layers, a multiple of global_every
   remat: bool = False  # recompute each block's activations in the backward pass
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionsDef:
-  """The definition of a way to encode positions."""
+  """The definition of a position encoding."""
 
-  embedded: bool = False  # a table [max_positions, E] is added to the word embeddings
-  rotary: bool = False  # queries and keys are rotated (RoPE, Su et al. 2021)
+  embedded: bool = False  # adds a table [max_positions, E] to the word embeddings
+  rotary: bool = False  # rotates queries and keys (RoPE, Su et al. 2021)
 
 
 POSITIONS = {"learned": PositionsDef(embedded=True), "rope": PositionsDef(rotary=True)}
@@ -44,14 +44,14 @@ class TransformerConfig:
   attention_dropout: float = 0.1
   init_stddev: float = 0.02
   layer_norm_eps: float = 1e-12
-  direction: str = "both"  # tokens attend to "both" sides, or to themselves and "ltr" or "rtl"
+  direction: str = "both"  # tokens attend to both sides; "ltr": to the left, "rtl": to the right
   block: str = "post_norm"  # a key of `encoder.BLOCKS`
   norm: str = "layer_norm"  # a key of `layers.NORMS`
   feed_forward: str = "gelu"  # a key of `layers.FEED_FORWARDS`
   positions: str = "learned"  # a key of POSITIONS
   rope_theta: float = 10_000.0  # of the layers that attend to all tokens
   local_rope_theta: float = 10_000.0  # of the layers that attend to a window
-  # layer i attends to all tokens if i is a multiple of this, else to tokens within window // 2
+  # layers with a multiple of this as index attend to all tokens, others to window // 2 on each side
   global_every: int = 1
   window: int = 128
   biases: bool = True  # of dense layers, except those that return logits
@@ -59,7 +59,7 @@ class TransformerConfig:
   qk_norm: bool = False  # normalise the queries and keys of each head
   embedding_norm: bool = True  # normalise the sum of the embeddings
   first_norm: bool = True  # pre_norm: normalise the input of the first block
-  scaled_init: bool = False  # start both outputs of a block smaller, by 1 / sqrt(2 N)
+  scaled_init: bool = False  # scale the initial output kernels of a block by 1 / sqrt(2 N)
   embedding_dropout: float | None = None  # None: `dropout`
   ffn_dropout: float | None = None  # of the feed-forward output; None: `dropout`
   head_norm: bool = False  # normalise the hidden layer of the RTD head
@@ -73,7 +73,7 @@ class TransformerConfig:
     if self.direction not in ("both", "ltr", "rtl"):
       raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
     if POSITIONS[self.positions].rotary and self.head_size % 2:
-      raise ValueError(f"RoPE turns pairs of numbers: the head size {self.head_size} is odd")
+      raise ValueError(f"RoPE needs an even head size, got {self.head_size}")
     if self.window < 2:
       raise ValueError(f"window must be at least 2, got {self.window}")
     if not self.first_norm and self.block != "pre_norm":
@@ -83,11 +83,11 @@ class TransformerConfig:
 
   @property
   def head_size(self) -> int:
-    """The size of a head."""
+    """The size of a head, D / H."""
     return self.hidden_size // self.num_heads
 
   def to_json(self) -> dict:
-    """Returns the fields without `compute`, which depends on the machine."""
+    """Returns the fields without the machine-specific `compute`."""
     return {name: value for name, value in vars(self).items() if name != "compute"}
 
   def computed(self, **changes) -> "TransformerConfig":
@@ -96,7 +96,7 @@ class TransformerConfig:
 
 
 def _check(field: dataclasses.Field, value: object) -> None:
-  """Raises ValueError if a value has another type than its field, or is a number out of range."""
+  """Raises ValueError if a value has not the type of its field, or is a number out of range."""
   kinds = field.type | int if field.type in (float, float | None) else field.type
   if not isinstance(value, kinds) or (isinstance(value, bool) and field.type is not bool):
     raise ValueError(f"{field.name} is {value!r}, not of type {getattr(kinds, '__name__', kinds)}")
@@ -108,7 +108,7 @@ def _check(field: dataclasses.Field, value: object) -> None:
 
 
 def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
-  """Returns how `cfg` computes other outputs than `other` from weights of the same shapes."""
+  """Describes the fields that make `cfg` compute other outputs than `other` from equal weights."""
   fields = "block norm layer_norm_eps feed_forward positions global_every first_norm head_norm"
   has_local_layers = max(cfg.global_every, other.global_every) > 1
   if any(POSITIONS[x.positions].rotary for x in (cfg, other)):

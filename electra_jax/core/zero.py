@@ -1,7 +1,7 @@
 """ZeRO-1: optimizer state and updates sharded over devices (Rajbhandari et al. 2020).
 
-Each device reduce-scatters the gradient, updates its shard, and all-gathers the updates. Arrays
-that no axis divides evenly (`params.split_axis`) stay replicated. For use in a mapped step.
+A device reduce-scatters the gradient, updates its shard and all-gathers the updates. Arrays without
+an axis that the devices divide (`params.split_axis`) stay replicated. For use in a mapped step.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from electra_jax.core.params import AXIS, split_axis, sum_of_squares
 def zero1_update(tx: optax.GradientTransformation, devices: int) -> Callable:
   """Returns the equivalent of `step.replicated_update` for this device's shard of the optimizer.
 
-  `tx` is elementwise, except for norms, which must be this module's `norm`.
+  `tx` must be elementwise, except for norms, which must be this module's `norm`.
   """
 
   def own(x: jax.Array) -> jax.Array:
@@ -49,7 +49,7 @@ def norm(whole: dict, devices: int) -> Callable:
   """Returns a function from a tree of sharded arrays to its global norm.
 
   Args:
-    whole: the full tree of weights, or of shapes; the trees may be subtrees of it.
+    whole: the full tree of weights or shapes, of which the trees may be subtrees.
   """
   leaves = jax.tree_util.tree_leaves_with_path(whole)
   split = {path: split_axis(x.shape, devices) is not None for path, x in leaves}

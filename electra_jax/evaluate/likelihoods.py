@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihoods of sentences: see electra_jax.score."""
+"""Pseudo-log-likelihoods of sentences; see commands/score.py."""
 
 import math
 import warnings
@@ -19,7 +19,7 @@ from electra_jax.interop.sources import ExchangeError, RunParams, Source
 from electra_jax.monitor.display import doing
 from electra_jax.runtime import bucket, parallel
 
-# The original's Small and Base, assumed where a source does not say how it was trained.
+# The training of the original's Small and Base, assumed for sources that do not say theirs.
 ORIGINAL = {
   "objective": "electra",
   "generator_kind": "transformer",
@@ -31,7 +31,7 @@ ORIGINAL = {
 
 
 class Scorer:
-  """Scores sentences with a run's newest checkpoint or the networks of another source."""
+  """Scores sentences with a run's newest checkpoint or another source's networks."""
 
   def __init__(self, path: str | Path, data_dir: str | None = None, batch_size: int = 32):
     path = bucket.local(path)
@@ -46,7 +46,7 @@ class Scorer:
       source = sources.open_for(path, tokens) if tokens else sources.open_source(path)
       self.tokenizer = tokens or source.tokenizer
       if self.tokenizer is None:
-        raise ValueError(f"{path} has no vocabulary: put its vocab.txt there, or give --data_dir")
+        raise ValueError(f"{path} has no vocabulary: add its vocab.txt, or set --data_dir")
       sources.check_vocab(self.tokenizer, source.networks, path)
       self.spec, params, step = as_run(source, self.tokenizer.vocab, path)
     self.batch_size = batch_size
@@ -59,7 +59,7 @@ class Scorer:
     )
 
   def check_lengths(self, scored: list[tuple[float, int]]) -> None:
-    """Raises ValueError, which names the line, if a sentence was too long to be scored."""
+    """Raises ValueError, naming the line, if a sentence was too long to be scored."""
     lengths = enumerate((length for _, length in scored), 1)
     if too_long := [f"line {i} has {n} tokens" for i, n in lengths if n > self.longest]:
       others = f", and {len(too_long) - 1} more lines have too many" if too_long[1:] else ""
@@ -69,7 +69,7 @@ class Scorer:
     """Returns (pseudo-log-likelihood in nats, tokens) of each sentence; NaN if it is too long."""
     encoded = self.tokenizer.encode_batch(sentences)
     fitting = [i for i, ids in enumerate(encoded) if len(ids) <= self.longest]
-    # Sorted by length and padded to a power of two: few shapes to compile, little padding.
+    # Sorting and padding to a power of two gives few shapes to compile and little padding.
     order = sorted(fitting, key=lambda i: len(encoded[i]))
     vocab, scores = self.tokenizer.vocab, np.full(len(encoded), np.nan)
     for start in range(0, len(order), self.batch_size):
@@ -83,12 +83,12 @@ class Scorer:
 
 
 def as_run(source: Source, vocab: Vocab, path: str | Path) -> RunParams:
-  """Returns the networks of a source at `path` as a run's; the step is None.
+  """Returns the networks of a source at `path` as `RunParams` without a step.
 
-  A masked language model alone is scored as one, whatever it was trained with.
+  A lone masked language model is scored as one, whatever objective it was trained with.
 
   Raises:
-    ExchangeError: its networks give no likelihood.
+    ExchangeError: the networks give no likelihood.
   """
   main, generator = (source.networks.get(role) for role in ("discriminator", "generator"))
   recorded = source.training
@@ -96,18 +96,18 @@ def as_run(source: Source, vocab: Vocab, path: str | Path) -> RunParams:
   if main is None or (main.is_masked_lm and recorded is None):
     main, generator, settings["objective"] = source.networks[source.main], None, "bert"
   if source.finetuned or main.head is None:
-    raise ExchangeError(f"{path} has no head of pretraining, which a likelihood needs")
+    raise ExchangeError(f"{path} has no pretraining head, which likelihoods need")
   if settings["objective"] not in objectives.OBJECTIVES:
     raise ExchangeError(
-      f"{path} was trained with the objective {settings['objective']!r}: name the module that"
-      " registers it with --import"
+      f"{path} was trained with the objective {settings['objective']!r}: add --import=MODULE with"
+      " the module that registers it"
     )
   kind = objectives.OBJECTIVES[settings["objective"]]
   if kind.log_p is scoring.implied and generator is None:
-    raise ExchangeError(f"{path} has only the discriminator, a likelihood needs its generator too")
+    raise ExchangeError(f"{path} has no generator, which likelihoods need besides a discriminator")
   if recorded is None and generator is not None:
     warnings.warn(
-      f"{path} does not say its mask rate: {ORIGINAL['mask_prob']} assumed, as in the original's"
+      f"{path} does not say its mask rate: assuming {ORIGINAL['mask_prob']}, as in the original's"
       " Small and Base",
       stacklevel=2,
     )
@@ -124,7 +124,7 @@ def as_run(source: Source, vocab: Vocab, path: str | Path) -> RunParams:
 
 
 def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) -> Iterator[tuple]:
-  """Yields the (ID, score, hypothesis) with the highest combined score of each ID, in order.
+  """Yields (ID, score, hypothesis) with the highest combined score for each ID, in order.
 
   >>> list(best([("a", -1.0, "x"), ("a", -2.0, "y"), ("b", -3.0, "z")], [-9.0, -1.0, -5.0], 0.5))
   [('a', -2.5, 'y'), ('b', -5.5, 'z')]
@@ -138,7 +138,7 @@ def best(lines: Iterable[tuple[str, float, str]], likelihoods, weight: float) ->
 
 
 def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
-  """Parses lines of ID, score and hypothesis; raises ValueError for a malformed line."""
+  """Parses lines of ID, score and hypothesis; raises ValueError if one is malformed."""
   hypotheses = []
   for number, line in enumerate(lines, 1):
     try:
@@ -148,7 +148,7 @@ def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
         raise ValueError
     except ValueError:
       raise ValueError(
-        f"line {number} is not ID, TAB, finite score, TAB, hypothesis: {line!r}"
+        f"line {number} must be ID, TAB, finite score, TAB, hypothesis, got {line!r}"
       ) from None
   return hypotheses
 
@@ -156,10 +156,10 @@ def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
 def run(
   lines: list[str], path: str, data_dir: str | None, batch_size: int, weight: float | None
 ) -> None:
-  """Prints the scores of lines of text or, with a weight, the best of the n-best lists.
+  """Prints the scores of lines of text or, with a weight, the best hypotheses of n-best lists.
 
   Raises:
-    ValueError: after all others are printed, which line is too long.
+    ValueError: a line is too long; the others have been printed.
   """
   hypotheses = [] if weight is None else read_nbest(lines)
   texts = lines if weight is None else [text for _, _, text in hypotheses]
@@ -172,7 +172,7 @@ def run(
     for (log_p, tokens), text, ok in zip(scored, texts, fits, strict=True):
       if ok:
         print(f"{log_p:.4f}\t{tokens}\t{text}")
-  else:  # a hypothesis without a likelihood leaves its ID without a best one
+  else:  # an ID with an unscored hypothesis has no best one
     left = {name for (name, _, _), ok in zip(hypotheses, fits, strict=True) if not ok}
     for name, total, text in best(hypotheses, [log_p for log_p, _ in scored], weight):
       if name not in left:

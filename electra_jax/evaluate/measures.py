@@ -1,4 +1,4 @@
-"""Measures of pretrained networks: see commands/evaluate.py."""
+"""Measures of pretrained networks; see commands/evaluate.py."""
 
 import warnings
 from pathlib import Path
@@ -23,10 +23,10 @@ from electra_jax.runtime import parallel
 
 
 class PairScores(NamedTuple):
-  """Which minimal pairs a network gets right, and the accuracies by name."""
+  """The minimal pairs that a network gets right, and its accuracies."""
 
   scorer: str
-  pairs: list[Pair]  # that fit into the network
+  pairs: list[Pair]  # the pairs that fit into the network
   right: np.ndarray  # [n] bool, whether the acceptable sentence scores higher
   all: Accuracy
   categories: dict[str, Accuracy]
@@ -38,11 +38,11 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
 
   Args:
     model: a run, an export, a Hugging Face folder, hf://ORG/NAME[@REVISION] or a TF1 checkpoint.
-    data: JSON lines, like BLiMP's.
+    data: JSON lines in BLiMP's format.
     scorer: a key of `scorers.SCORERS`; None: the objective's.
 
   Raises:
-    ValueError, OSError: the file, the network or the scorer cannot be used.
+    ValueError, OSError: the file, the network or the scorer is invalid.
   """
   found, source = pairs.read(data), _open(model)
   scorer, network = scorers.choose(scorer, source, model)
@@ -60,16 +60,16 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
 def evaluate_detection(
   model: str | Path, data: str | Path, *, batch_size: int = 64, examples: int = 2048
 ) -> float:
-  """Returns the AUC of detecting replacements that are drawn by frequency in held-out shards.
+  """Returns the AUC of detecting replacements drawn by token frequency in held-out shards.
 
   Args:
-    model: as in `evaluate_pairs`, with a head that detects.
-    data: a folder or a URL of shards; of a URL, the held-out ones are copied.
-    batch_size: sequences on all devices.
-    examples: how many at most, evenly spaced.
+    model: as in `evaluate_pairs`, with a detection head.
+    data: a folder or URL of shards; a URL's held-out shards are copied.
+    batch_size: sequences over all devices.
+    examples: maximum number of examples, evenly spaced.
 
   Raises:
-    ValueError, OSError: the shards or the network cannot be used, or not together.
+    ValueError, OSError: the shards or the network are invalid, or do not fit each other.
   """
   heldout = Shards.open(data, "heldout")
   tokens = tokenizer.load_from(heldout.folder, heldout.vocab)
@@ -78,7 +78,8 @@ def evaluate_detection(
   sources.check_vocab(tokens, {"discriminator": network}, model)
   if heldout.seq_length > network.cfg.max_positions:
     raise ValueError(
-      f"{data} has {heldout.seq_length} tokens a row, the network takes {network.cfg.max_positions}"
+      f"{data} has {heldout.seq_length} tokens per row, the network {network.cfg.max_positions}"
+      " positions"
     )
   frequencies = np.array(heldout.manifest["splits"]["train"]["frequencies"], np.int64)
   with doing("detecting"):
@@ -90,7 +91,7 @@ def detection_auc(
 ) -> float:
   """Returns the AUC of detecting replacements of 15 % of the tokens, drawn by `frequencies` [V].
 
-  It is `unigram_auc` of a run's evaluations: the same replacements for every network on the data.
+  It is the `unigram_auc` of a run's evaluations; every network gets the same replacements.
 
   Raises:
     ValueError: the devices do not divide the batch.
@@ -121,10 +122,10 @@ def evaluate_probe(
   Args:
     model: as in `evaluate_pairs`.
     train, test: CoNLL files.
-    max_words: how many of the training file at most.
+    max_words: maximum number of training words.
 
   Raises:
-    ValueError, OSError: a file or the network cannot be used.
+    ValueError, OSError: a file or the network is invalid.
   """
   sentences = [tagging.read(str(file)) for file in (train, test)]
   source = _open(model)
@@ -136,5 +137,5 @@ def _open(path: str | Path) -> Source:
   with doing("reading"):
     source = sources.open_source(path)
   if source.tokenizer is None:
-    raise ExchangeError(f"{path} has no vocabulary: put its vocab.txt there")
+    raise ExchangeError(f"{path} has no vocabulary: add its vocab.txt to the folder")
   return source

@@ -1,4 +1,4 @@
-"""Minimal pairs: how often a network scores the acceptable one of two sentences higher.
+"""Minimal pairs: how often a network scores the acceptable of two sentences higher.
 
 Warstadt et al. 2020 (BLiMP): 67 paradigms of 1,000 pairs.
 """
@@ -17,12 +17,12 @@ from electra_jax.monitor import curves
 from electra_jax.monitor.metrics import NotFiniteError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
-NAMES = ("UID", "linguistics_term")  # of a paradigm and a category
-UNNAMED = "all"  # paradigm or category of a pair without one
+NAMES = ("UID", "linguistics_term")  # fields of the paradigm and the category
+UNNAMED = "all"  # the paradigm or category of pairs without one
 
 
 class Pair(NamedTuple):
-  """An acceptable sentence, and a slightly different one that is not acceptable."""
+  """An acceptable sentence, and a slightly different unacceptable one."""
 
   good: str
   bad: str
@@ -31,22 +31,22 @@ class Pair(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-  """Accuracy on minimal pairs with its confidence interval."""
+  """Accuracy on minimal pairs and its confidence interval."""
 
   pairs: int
   accuracy: float
-  low: float  # Wilson's interval of 95 %
+  low: float  # 95 % Wilson interval
   high: float
 
 
 def read(path: str | Path, most: int | None = None) -> list[Pair]:
-  """Reads `most` pairs at most, evenly spaced, from a file in one of `files.FORMS`.
+  """Reads at most `most` pairs, evenly spaced, from a file in one of `files.FORMS`.
 
-  A row has `sentence_good` and `sentence_bad`; `UID`, the paradigm, and `linguistics_term`, the
-  category, may be missing.
+  A row has `sentence_good`, `sentence_bad` and optionally `UID`, the paradigm, and
+  `linguistics_term`, the category.
 
   Raises:
-    ValueError: the file is empty, or a row is damaged or lacks a sentence; the message names it.
+    ValueError: the file is empty, or a row (which the message names) is damaged or incomplete.
   """
   rows = files.read_rows(path)
   files.check_columns(*next(rows), (GOOD, BAD))
@@ -57,7 +57,7 @@ def read(path: str | Path, most: int | None = None) -> list[Pair]:
     good, bad = (row.get(field) for field in (GOOD, BAD))
     names = [UNNAMED if (x := row.get(field)) in (None, "") else x for field in NAMES]
     if not all(isinstance(text, str) and text.strip() for text in (good, bad)):
-      raise ValueError(f"{where}: {GOOD} and {BAD} must be texts, and not empty")
+      raise ValueError(f"{where}: {GOOD} and {BAD} must be non-empty texts")
     if not all(isinstance(name, str | int | float) for name in names):
       raise ValueError(f"{where}: {' and '.join(NAMES)} must be texts or numbers")
     pair = Pair(good, bad, *map(str, names))
@@ -70,7 +70,7 @@ def read(path: str | Path, most: int | None = None) -> list[Pair]:
 
 
 def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
-  """Returns the pairs of which both sentences have tokens that fit into the network, and warnings.
+  """Returns the pairs whose sentences have tokens and fit into the network, and warnings.
 
   Raises:
     ValueError: no pair is left.
@@ -78,14 +78,14 @@ def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], 
   good, bad = (scorer.tokenizer.encode_batch([pair[i] for pair in pairs]) for i in (0, 1))
   counts = [(len(a), len(b)) for a, b in zip(good, bad, strict=True)]
   fit = [0 < min(both) and max(both) <= scorer.longest for both in counts]
-  kept, limit = list(itertools.compress(pairs, fit)), f"no or more than {scorer.longest} tokens"
+  kept, limit = list(itertools.compress(pairs, fit)), f"0 or more than {scorer.longest} tokens"
   if not kept:
-    raise ValueError(f"all pairs have a sentence of {limit}")
+    raise ValueError(f"all pairs have a sentence with {limit}")
   warnings = []
   if left_out := len(pairs) - len(kept):
-    warnings.append(f"{left_out:,} pairs are left out, they have a sentence of {limit}")
+    warnings.append(f"{left_out:,} pairs with a sentence with {limit} are skipped")
   if same := sum(a == b for a, b, fits in zip(good, bad, fit, strict=True) if fits):
-    warnings.append(f"{same:,} pairs are the same tokens twice, which counts as wrong")
+    warnings.append(f"{same:,} pairs have two equal token sequences, which counts as wrong")
   return kept, warnings
 
 
@@ -95,13 +95,13 @@ def compare(
   pairs: Sequence[Pair],
   stops: Callable[[], object] = lambda: None,
 ) -> np.ndarray | None:
-  """Returns whether the acceptable sentence of each pair, that fits, scores higher, [n] bool.
+  """Returns whether the acceptable sentence scores higher, [n] bool, for pairs that fit.
 
   Args:
     stops: as in `SentenceScorer`.
 
   Raises:
-    NotFiniteError: the network's score of a sentence is NaN or infinite.
+    NotFiniteError: the score of a sentence is NaN or infinite.
   """
   scores = scorer(weights, [pair.good for pair in pairs] + [pair.bad for pair in pairs], stops)
   if scores is None:
@@ -114,19 +114,19 @@ def compare(
 
 
 class Suite(NamedTuple):
-  """Pairs that fit, with their scorer."""
+  """Pairs that fit into a network, and a scorer."""
 
   scorer: SentenceScorer
   pairs: Sequence[Pair]
 
   def accuracy(self, weights: Mapping, stops: Callable[[], object]) -> float | None:
-    """Returns the fraction of pairs whose acceptable sentence scores higher; `stops` as above."""
+    """Returns the fraction of correct pairs; `stops` as in `compare`."""
     right = compare(self.scorer, weights, self.pairs, stops)
     return None if right is None else float(right.mean())
 
 
 def accuracy(right: np.ndarray) -> Accuracy:
-  """Returns the accuracy with Wilson's interval of 95 %.
+  """Returns the accuracy and its 95 % Wilson interval.
 
   >>> accuracy(np.array([True, True, False, True]))
   Accuracy(pairs=4, accuracy=0.75, low=0.300..., high=0.954...)
@@ -138,20 +138,20 @@ def accuracy(right: np.ndarray) -> Accuracy:
 
 
 def by(names: Sequence[str], right: np.ndarray) -> dict[str, Accuracy]:
-  """Returns the accuracy of each of the pairs' names, in the order of their first pairs."""
+  """Returns the accuracy for each name of pairs, in order of first occurrence."""
   every = np.array(names)
   return {name: accuracy(right[every == name]) for name in dict.fromkeys(names)}
 
 
 def rows(total: Accuracy, categories: Mapping[str, Accuracy]) -> list[tuple[str, Accuracy]]:
-  """Returns the rows of a table: all pairs, and the categories unless the file names none."""
+  """Returns the rows of a table: all pairs, and the categories if the file has any."""
   named = () if categories.keys() == {UNNAMED} else categories.items()
   return [("all pairs", total), *named]
 
 
 @curves.plain_names()
 def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> None:
-  """Draws the paradigms' accuracies with their intervals, by category, and writes a PNG."""
+  """Writes a PNG of the paradigms' accuracies and their intervals, by category."""
   from matplotlib import colormaps
 
   category = {pair.paradigm: pair.category for pair in pairs}
@@ -169,7 +169,7 @@ def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> No
   axis.set_yticks(range(len(order)), order, fontsize=6.5)
   axis.set_ylim(-1, len(order))
   axis.set_xlim(-0.02, 1.02)
-  axis.set_xlabel("accuracy (dashed: chance; lines: 95 % intervals)", fontsize=8)
+  axis.set_xlabel("accuracy (dashed: random guessing; lines: 95 % intervals)", fontsize=8)
   axis.set_title(title, fontsize=9)
   axis.grid(axis="x", alpha=0.25)
   for name, a in sorted(means.items(), key=lambda item: -item[1].accuracy):

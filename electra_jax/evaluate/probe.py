@@ -1,4 +1,4 @@
-"""A linear probe: tags of words from the frozen states of an encoder."""
+"""A linear probe of word tags on the frozen states of an encoder."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from electra_jax.finetune.tagging import Sentence, TagWindow
 from electra_jax.interop.sources import Network
 from electra_jax.runtime import parallel
 
-BATCH_SIZE, BUCKETS = 32, 4  # rows per device; lengths
-ITERATIONS = 200  # of L-BFGS, at most
+BATCH_SIZE, BUCKETS = 32, 4  # rows per device; number of lengths
+ITERATIONS = 200  # maximum, of L-BFGS
 
 
 class Probe(NamedTuple):
-  """The size of a probe's training data, and its test scores."""
+  """The size of a probe's training data and the test scores."""
 
   words: int
   labels: int
-  metrics: dict[str, float]  # of the test file, as in fine-tuning
-  dimensions: float  # that the training states use
+  metrics: dict[str, float]  # on the test file, as in fine-tuning
+  dimensions: float  # `effective_dimensions` of the training states
   width: int  # of the states
 
 
 def effective_dimensions(states: np.ndarray) -> float:
   """Returns the participation ratio of states [n, D], (Σλ)² / Σλ² of their covariance: 1 to D.
 
-  A discriminator that has collapsed has 1: its states say one number about a token.
+  It is 1 for a collapsed discriminator, whose states vary in one direction.
   """
   variances = np.linalg.eigvalsh(np.cov(states, rowvar=False))
   return float(variances.sum() ** 2 / (variances**2).sum())
@@ -67,14 +67,14 @@ def run(
   test: Sequence[Sentence],
   max_words: int,
 ) -> Probe:
-  """Fits a logistic regression on the states of the first tokens of words, and scores it.
+  """Fits a logistic regression on the states of words' first tokens, and scores it.
 
   Args:
-    max_words: of the training file, from its start.
+    max_words: number of words to read from the start of the training file.
 
   Raises:
-    TaskError: a file has no tags, or too many that are not in the training file.
-    ValueError: the first `max_words` words have one tag.
+    TaskError: a file has no tags, or too many tags that are missing in the training file.
+    ValueError: the first `max_words` words have the same tag.
   """
   from sklearn.exceptions import ConvergenceWarning
   from sklearn.linear_model import LogisticRegression
@@ -92,13 +92,11 @@ def run(
   of_train = of_train[: np.searchsorted(ends, max_words) + 1]
   y = np.concatenate([w.feature.target["tag"][w.positions] for w in of_train])[:max_words]
   if len(found := np.unique(y)) == 1:
-    raise ValueError(
-      f"all of the {len(y):,} words have the tag {labels[found[0]]}: there is nothing to learn"
-    )
+    raise ValueError(f"all {len(y):,} training words have the tag {labels[found[0]]}")
   x = _states(network, tokenizer, of_train)[:max_words]
   model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore", ConvergenceWarning)  # a bound for all networks alike
+    warnings.simplefilter("ignore", ConvergenceWarning)  # all networks get the same iterations
     model.fit(x, y)
   predicted = model.predict(_states(network, tokenizer, of_test))
   tags = tagging.split_tags(test, labels, predicted)

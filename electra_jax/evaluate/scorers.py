@@ -1,7 +1,7 @@
-"""Scores sentences with one network, so that the acceptable one of two can be chosen.
+"""Scores the acceptability of sentences with one network.
 
-A scorer is an entry of SCORERS. Those that mask take one pass for each token, on rows of about
-equal length; the others take one pass for each sentence.
+A scorer is an entry of SCORERS. Scorers that mask take one pass per token, the others one pass per
+sentence; rows of a batch have about equal length.
 """
 
 import collections
@@ -27,21 +27,21 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop.sources import DETECTOR, ExchangeError, Network, Source
 from electra_jax.runtime import parallel
 
-# Tokens of a batch, with padding. On a CPU its activations stay in the caches: 1.5 times as fast.
+# Tokens of a batch, with padding. On a CPU the activations then fit its caches, 1.5 times as fast.
 CPU_BATCH_TOKENS, BATCH_TOKENS = 2_048, 65_536
-AHEAD = 4  # batches that are started before the scores of the first are read
+AHEAD = 4  # batches to start before the first one's scores are read
 
 
 class Row(NamedTuple):
   """One row of a batch."""
 
   ids: list[int]  # with [CLS] and [SEP]
-  text: int  # the index of its text
-  numbers: tuple[int, ...] = ()  # that the function of `compute` takes, each [B] int32
+  text: int  # index of its text
+  numbers: tuple[int, ...] = ()  # further arguments of `compute`'s function, each [B] int32
 
 
-# (ids with special tokens, whether each token continues a word, [MASK]) -> (ids, position, label):
-# the last two for the scored token, or 0 if all are scored
+# (ids with special tokens, whether each token continues a word, [MASK]) -> (ids, position, label)
+# of the token to score, or position and label 0 to score all
 Rows = Callable[[list[int], list[bool], int], Iterator[tuple[list[int], int, int]]]
 
 
@@ -49,7 +49,7 @@ Rows = Callable[[list[int], list[bool], int], Iterator[tuple[list[int], int, int
 class ScorerDef:
   """A way to score a sentence."""
 
-  head: str  # the head that it needs, a key of `heads.HEADS`
+  head: str  # the required head, a key of `heads.HEADS`
   rows: Rows
   # (cfg, network, batch, positions [B], labels [B]) -> scores [B] in nats
   apply: Callable[..., jax.Array]
@@ -89,7 +89,7 @@ def _log_original(*args) -> jax.Array:
 
 
 def _own_log_p(cfg, network, states, ids) -> jax.Array:
-  # In chunks: the logits of all positions would take gigabytes.
+  # In chunks, because the logits of all positions take gigabytes.
   return -networks.chunked_nll(cfg, network, states, ids, chunk_size=4)[0]
 
 
@@ -100,30 +100,30 @@ SCORERS = {
   "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, _original_logits)),
   # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
   "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
-  # The same without the later pieces of the token's word (Kauf and Ivanova 2023).
+  # The same, with the later pieces of the token's word masked too (Kauf and Ivanova 2023).
   "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, scoring.masked_token),
-  # Log p of each token with nothing masked. A network that learned words from a generator's samples
-  # has never read [MASK], and the sample at a position says little about the original there.
+  # Log p of each token with nothing masked, for networks that predict tokens from a generator's
+  # samples: they never read [MASK], and a sample says little about the original at its position.
   "mlm_unmasked": ScorerDef("mlm_head", _once, functools.partial(_of_all, _own_log_p)),
 }
 
 
 def network_for(scorer: str, found: dict[str, Network], path: str | Path) -> Network:
-  """Returns the network with a scorer's head, the discriminator first; raises ExchangeError."""
+  """Returns the first network with a scorer's head; raises ExchangeError if there is none."""
   head = SCORERS[scorer].head
   for network in found.values():
     if network.head == head:
       return network
   beside = Path(path).resolve().parent / DETECTOR
   hint = f"; {beside} has one" if not HEADS[head].predicts_words and beside.is_dir() else ""
-  raise ExchangeError(f"{path} has no {head}, which scorer {scorer} needs{hint}")
+  raise ExchangeError(f"{path} has no {head}, which the scorer {scorer} needs{hint}")
 
 
 def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
-  """Returns for each token whether it continues the word of the token before (subword pieces).
+  """Returns for each token whether it continues the word of the previous token (subwords).
 
   A word is a run of letters, marks and digits; each Chinese character is a word, as in BERT. In
-  byte-level BPE the tokens of one character have its place, and the later ones continue it.
+  byte-level BPE the tokens of one character have the same span, and the later ones continue it.
 
   >>> continues_word("unseen, ok", [(0, 2), (2, 6), (6, 7), (8, 10)])
   [False, True, False, False]
@@ -149,27 +149,27 @@ def continues_word(text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
 
 
 def default(objective: str | None, heads: Container[str | None]) -> str:
-  """Returns the first of the objective's scorers, or of all, whose head the networks have.
+  """Returns the first scorer of the objective, or of all, whose head the networks have.
 
   Args:
-    objective: of the training, None if unknown; one that is not registered counts as unknown.
+    objective: None if unknown, or the name, which may be unregistered.
 
   Raises:
-    ExchangeError: they have no such head.
+    ExchangeError: the networks have no such head.
   """
   own = OBJECTIVES[objective].scorers if objective in OBJECTIVES else ()
   for name in (*own, *SCORERS):
     if SCORERS[name].head in heads:
       return name
   listed = " or ".join(dict.fromkeys(kind.head for kind in SCORERS.values()))
-  raise ExchangeError(f"sentences can only be scored by a network with {listed}")
+  raise ExchangeError(f"scoring sentences needs a network with {listed}")
 
 
 def choose(scorer: str | None, source: Source, path: str | Path) -> tuple[str, Network]:
-  """Returns a scorer, None for the objective's, and the source's network that it needs.
+  """Returns a scorer (the objective's for None) and the source's network that it needs.
 
   Raises:
-    ValueError: the scorer is not known.
+    ValueError: the scorer is unknown.
     ExchangeError: no network has its head.
   """
   if scorer not in (None, *SCORERS):
@@ -198,8 +198,8 @@ class SentenceScorer:
     """Returns the score of each sentence, [n] float64, in nats; NaN if it is too long.
 
     Args:
-      weights: {"embeddings", "encoder"} and the head that the scorer needs.
-      stops: called before each batch; where it returns something, the result is None.
+      weights: {"embeddings", "encoder"} and the scorer's head.
+      stops: called before each batch; a true value ends the scoring with the result None.
     """
     weights = parallel.replicate(
       {k: weights[k] for k in ("embeddings", "encoder", self._kind.head)}
@@ -223,16 +223,16 @@ class SentenceScorer:
     return None if stops() else scores
 
 
-Planned = tuple[list[Row], tuple[int, int]]  # the rows of a batch, and its shape
+Planned = tuple[list[Row], tuple[int, int]]  # the rows and the shape of a batch
 
 
 def compute(
   function: Callable, weights: dict, planned: Iterable[Planned], pad: int
 ) -> Iterator[tuple[Row, Any]]:
-  """Yields each row with what a function gives for it; a few batches are computed ahead.
+  """Yields each row and its result of a function; a few batches are computed ahead.
 
   Args:
-    function: (weights, batch, *numbers of the rows, each [B]) -> arrays [B, ...].
+    function: (weights, batch, *`Row.numbers`, each [B]) -> arrays [B, ...].
     weights: on the devices.
   """
   started = collections.deque()
@@ -257,12 +257,12 @@ def _by_row(rows: list[Row], values) -> Iterator[tuple[Row, Any]]:
 def plan(
   rows: Iterable[Row], longest: int, batch_size: int | None = None, *, shrinks: bool = False
 ) -> Iterator[Planned]:
-  """Yields rows, which come by length, in batches of one padded length, and their shapes.
+  """Yields batches of rows, which must be sorted by length, with one padded length each.
 
   Args:
     longest: the network's number of positions.
-    batch_size: rows; None: as many as suit the device.
-    shrinks: whether the shape of a batch that is not full has the next power of two of rows.
+    batch_size: rows; None: a number that suits the device.
+    shrinks: whether to pad the rows of a batch that is not full only to the next power of two.
   """
   devices = jax.local_device_count()
   tokens = CPU_BATCH_TOKENS if jax.default_backend() == "cpu" else BATCH_TOKENS
@@ -276,7 +276,7 @@ def plan(
 
 
 def padded_length(length: int, longest: int) -> int:
-  """Returns the length that rows are padded to: few shapes to compile, little padding.
+  """Returns the padded length of rows, for few shapes to compile and little padding.
 
   >>> [padded_length(n, 512) for n in (5, 9, 33, 510)]
   [8, 12, 48, 512]

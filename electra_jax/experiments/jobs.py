@@ -1,8 +1,8 @@
-"""Runs the package's programs side by side, each once, for comparisons that take hours.
+"""Runs the package's programs in parallel, each once, for comparisons that take hours.
 
-What a script makes is in one folder: logs, `commands.jsonl`, shards, runs, results. Started again
-with the same arguments, a script goes on where it was: a job that ended well is not run again, and
-a run whose row of results is in the file of rows (`Rows`) needs no folder.
+All outputs are in one folder: logs, `commands.jsonl`, shards, runs, results. Started again with the
+same arguments, a script continues: it skips finished jobs, and runs whose row of results is in the
+file of rows (`Rows`), even without a folder.
 """
 
 import collections
@@ -32,7 +32,7 @@ _RUNNING = collections.defaultdict(threading.Lock)  # by folder and job
 
 
 def json_lines(path: Path) -> list[dict]:
-  """Returns the JSON objects of a file, without a line that was cut off."""
+  """Returns the JSON objects of a file, without truncated lines."""
   found = []
   for line in path.read_text().splitlines() if path.exists() else ():
     with contextlib.suppress(ValueError):
@@ -41,7 +41,7 @@ def json_lines(path: Path) -> list[dict]:
 
 
 def append(path: Path, row: dict) -> None:
-  """Adds a JSON object to a file, on a new line also after one that was cut off."""
+  """Adds a JSON object to a file, on a new line even after a truncated one."""
   with path.open("a+") as file:
     file.seek(0)
     cut_off = file.read()[-1:] not in ("", "\n")
@@ -49,7 +49,7 @@ def append(path: Path, row: dict) -> None:
 
 
 class Rows:
-  """The rows of results, one a run, kept in a file as they come."""
+  """The rows of results in a file, one for each run."""
 
   def __init__(self, path: Path):
     self._path, self._lock = path, threading.Lock()
@@ -59,17 +59,17 @@ class Rows:
     return json_lines(self._path)
 
   def find(self, key: dict) -> dict | None:
-    """Returns the row that has the values of `key`."""
+    """Returns the row with the values of `key`."""
     return next((row for row in self.read() if key.items() <= row.items()), None)
 
   def once(self, key: dict, measure: Callable[[], dict]) -> dict:
-    """Returns the row that has the values of `key`; if there is none, measures and adds it."""
+    """Returns the row with the values of `key`; if there is none, measures and adds it."""
     if row := self.find(key):
       return row
     row = key | measure()
     with self._lock, self._path.with_suffix(".lock").open("w") as lock:
       flock(lock, wait=True)
-      if other := self.find(key):  # another process has measured it meanwhile
+      if other := self.find(key):  # added by another process
         return other
       append(self._path, row)
     return row
@@ -82,15 +82,14 @@ def has_ended(out: Path, job: str, arguments: list[str]) -> bool:
 
 
 def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[[], bool]) -> None:
-  """Runs a program of the package, unless it has already ended well with the same arguments.
+  """Runs a program of the package, unless it has already succeeded with the same arguments.
 
-  If another thread or process is running the job, it waits for it to end: several runs may start
-  from the same one.
-  Its output goes to out/logs, its arguments and seconds to out/commands.jsonl. Fine-tunings share
-  what they compile, because all starts have the same shapes.
+  If another thread or process is running the job, this one waits for it. The program's output goes
+  to out/logs, its arguments and seconds to out/commands.jsonl. Fine-tuning runs share a compilation
+  cache.
 
   Args:
-    ended: whether the work is complete; a program that is interrupted exits with 0, too.
+    ended: returns whether the work is complete, because an interrupted program also exits with 0.
 
   Raises:
     SystemExit: it failed or was interrupted; the message ends with its last output.
@@ -126,22 +125,22 @@ def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable
     append(out / "commands.jsonl", line | {"returncode": code, "ended": complete})
   if not complete:
     why = f"ended with {code}" if code else "was interrupted"
-    raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; all of its output: {log}")
+    raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; its output is in {log}")
   print(f"{job}: {line['secs']:.0f} s", flush=True)
 
 
 @contextlib.contextmanager
 def workers(at_once: int) -> Iterator[ThreadPoolExecutor]:
-  """Gives threads that run programs, each on its own share of the cores.
+  """Returns threads that run programs, each on a part of the cores.
 
-  Networks this small leave most of a second core idle: two trainings on a core each took 30,300
-  tokens/s together, one on both cores 23,300. If one fails, what is still in the queue is dropped.
+  Small networks do not use a second core well: two runs on a core each reached 30,300 tokens/s
+  together, one on both cores 23,300. If a job fails, the queued ones are dropped.
   """
   cores = sorted(os.sched_getaffinity(0))
   shares = queue.SimpleQueue()
   for place in range(at_once):
     shares.put(cores[place % len(cores) :: at_once])
-  # Linux keeps affinity for a thread, and the programs that it starts inherit it.
+  # On Linux, programs inherit the CPU affinity of the thread that starts them.
   with ThreadPoolExecutor(
     at_once, initializer=lambda: os.sched_setaffinity(0, shares.get())
   ) as pool:
@@ -153,7 +152,7 @@ def workers(at_once: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def finish(jobs: list[Future]) -> list:
-  """Waits for all jobs and returns their results; raises as soon as one fails."""
+  """Returns the results of all jobs; raises as soon as one fails."""
   done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
   for job in done:
     job.result()
@@ -161,18 +160,18 @@ def finish(jobs: list[Future]) -> list:
 
 
 def assignments(overrides: dict) -> list[str]:
-  """Returns fields of a configuration as a command line sets them."""
+  """Returns fields of a configuration as command-line options."""
   return [f"--config.{name}={value}" for name, value in overrides.items()]
 
 
 def file_of(config: str) -> str:
-  """Returns a configuration as `--config` takes it: "bert:small" is configs/bert.py:small."""
+  """Returns a configuration in the form of `--config`: configs/bert.py:small for "bert:small"."""
   name, colon, arg = config.partition(":")
   return config if name.endswith(".py") else f"{resolve(f'{name}.py')}{colon}{arg}"
 
 
 def build(out: Path, folder: Path, config: str, fields: dict) -> None:
-  """Builds shards in a folder, with the fields that a build reads."""
+  """Builds shards in a folder with those of the fields that a build reads."""
   wanted = {k: v for k, v in fields.items() if k.startswith(("data.", "model."))}
   arguments = [
     f"--config={file_of(config)}",
@@ -185,16 +184,15 @@ def build(out: Path, folder: Path, config: str, fields: dict) -> None:
 def at_rate(
   config: str, fields: dict, rate: float, budget: float, steps: int | None = None
 ) -> dict:
-  """Returns the fields of a run with its learning rates and the steps that its FLOPs pay for.
+  """Returns the fields of a run with its learning rates and the number of steps of its budget.
 
-  FLOPs are matrix products as they are done, the generator's included. A generator with its own
-  learning rate keeps its ratio to the discriminator's.
+  A generator_learning_rate keeps its ratio to the learning rate.
 
   Args:
-    config: a configuration file, with its argument after a colon if it has one.
-    fields: what the run changes in it.
+    config: a configuration file and optionally a colon and its argument.
+    fields: the fields that the run changes.
     rate: `optimizer.learning_rate`.
-    budget: FLOPs.
+    budget: FLOPs of executed matmuls, including the generator's.
     steps: instead of a budget.
   """
   loaded = load_config(config)
@@ -212,7 +210,7 @@ def at_rate(
 
 
 def heldout(folder: Path) -> list[dict]:
-  """Returns the evaluations of a run, first to last."""
+  """Returns the evaluations of a run in order."""
   return [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "heldout"]
 
 
@@ -220,7 +218,7 @@ def train(out: Path, name: str, config: str, fields: dict, *, timed: bool = Fals
   """Trains a run; returns its workdir.
 
   Args:
-    timed: it ends by train.minutes.
+    timed: whether train.minutes ends it.
   """
   folder = out / "runs" / name
   arguments = [f"--config={file_of(config)}", f"--workdir={folder}", *assignments(fields)]
@@ -234,7 +232,7 @@ def train(out: Path, name: str, config: str, fields: dict, *, timed: bool = Fals
 
 
 def write_pairs(out: Path, source: Path, count: int) -> None:
-  """Writes `count` of the minimal pairs of a file to out/pairs.jsonl."""
+  """Writes `count` minimal pairs of a file to out/pairs.jsonl."""
   few = pairs.read(source, count)
   lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
   with replacing(out / "pairs.jsonl") as temporary:
@@ -242,7 +240,7 @@ def write_pairs(out: Path, source: Path, count: int) -> None:
 
 
 def seconds(out: Path, job: str) -> float:
-  """Returns the seconds of all starts of a job."""
+  """Returns the seconds of a job, summed over its starts."""
   return sum(x["secs"] for x in json_lines(out / "commands.jsonl") if x["job"] == job)
 
 
@@ -256,14 +254,14 @@ def finetune(out: Path, name: str, config: str, fields: dict) -> list[dict]:
 
 
 def main_metric(row: dict) -> float:
-  """Returns the main metric of a row of fine-tuning's results, in percent."""
+  """Returns the main metric of a row of fine-tuning results, in percent."""
   return next(iter(row["metrics"].values()))
 
 
 def compared(values: list[float], reference: list[float], digits: int = 3) -> str:
-  """Returns the mean and standard deviation of values, and the difference from a reference's mean.
+  """Returns mean ± standard deviation, and the difference ± standard error from a reference's mean.
 
-  The difference has its standard error. A statistic that needs two values or more is left out.
+  Statistics that need two or more values are left out.
 
   >>> compared([4.0, 6.0, 5.0], [1.0, 3.0], digits=2)
   '5.00 ± 1.00 (+3.00 ± 1.15)'

@@ -1,4 +1,4 @@
-"""Which runs an experiment needs, given the rows so far."""
+"""Plans the next runs of an experiment from the rows so far."""
 
 import functools
 import math
@@ -13,43 +13,43 @@ Row = Mapping[str, Any]
 
 
 class WaitingError(Exception):
-  """A rate or the contestants depend on rows that are not there yet."""
+  """A rate or the arms at a budget depend on rows that do not exist yet."""
 
 
 class Place(NamedTuple):
   """A run of an experiment."""
 
   arm: str
-  budget: float  # what it spends; 0 for fresh weights
+  budget: float  # `Budget.spend`; 0 for random weights
   seed: int
   rate: float | None = None  # None: the configuration's
 
   @property
   def name(self) -> str:
-    """The name of its folder."""
+    """The name of the run's folder."""
     rate = "" if self.rate is None else f"-{self.rate:g}"
     arm = self.arm.replace(" ", "-").replace("/", "-")
     return f"{arm}-{self.budget:g}{rate}-{self.seed}"
 
   @property
   def key(self) -> dict[str, Any]:
-    """What identifies its row."""
+    """The key of the run's row."""
     key = {"arm": self.arm, "budget": self.budget, "seed": self.seed}
     return key if self.rate is None else key | {"rate": self.rate}
 
 
 def search_key(experiment: Experiment, arm: str, budget: Budget, rate: float) -> dict[str, Any]:
-  """Returns what identifies the row by which a rate is judged."""
+  """Returns the key of the row that scores a learning rate."""
   if experiment.is_measure(experiment.choose):
     return Place(arm, budget.spend, 0, rate).key
   return {"search": arm, "budget": budget.spend, "rate": rate}
 
 
 class Plan:
-  """Rates and contestants of each budget. Methods raise WaitingError where rows are missing.
+  """Rates and arms of each budget. Methods raise WaitingError if rows are missing.
 
   Args:
-    only: the arms that take part.
+    only: the arms to run.
   """
 
   def __init__(self, experiment: Experiment, rows: Iterable[Row], only: Sequence[str]):
@@ -57,18 +57,18 @@ class Plan:
     self._rows = list(rows)
 
   def find(self, key: Row) -> Row:
-    """Returns the row that has the values of `key`."""
+    """Returns the row with the values of `key`."""
     for row in self._rows:
       if key.items() <= row.items():
         return row
     raise WaitingError(f"no row yet: {dict(key)}")
 
   def tuned_with(self, arm: str) -> str:
-    """Returns the arm whose search gives an arm its rate."""
+    """Returns the arm whose search determines an arm's rate."""
     return self.experiment.arms[arm].rate_of or arm
 
   def rates(self, arm: str, at: int) -> tuple[float, ...]:
-    """Returns the rates of an arm to search at a budget; () is the configuration's."""
+    """Returns the rates of an arm to search at a budget; (): the configuration's."""
     arm, budget = self.tuned_with(arm), self.experiment.budgets[at]
     own = self.experiment.arms[arm].rates
     if not own or not budget.factors:
@@ -77,7 +77,7 @@ class Plan:
     return tuple(before * factor for factor in budget.factors)
 
   def rate(self, arm: str, at: int) -> float | None:
-    """Returns the best rate of an arm at a budget; None is the configuration's."""
+    """Returns the best rate of an arm at a budget; None: the configuration's."""
     arm, budget = self.tuned_with(arm), self.experiment.budgets[at]
     rates = self.rates(arm, at)
     if len(rates) < 2:
@@ -86,7 +86,7 @@ class Plan:
     return max(rates, key=lambda rate: self.score(self.find(keys[rate])))
 
   def score(self, row: Row) -> float:
-    """Returns the value of `Experiment.choose`, negative where lower is better."""
+    """Returns the value of `Experiment.choose`, negated if lower is better."""
     name = self.experiment.choose
     higher = quantities.of(name.removeprefix(TRAINING)).kind in HIGHER
     sign = 1 if higher or self.experiment.is_measure(name) else -1
@@ -95,7 +95,7 @@ class Plan:
     return -math.inf if math.isnan(value) else sign * value
 
   def contestants(self, at: int) -> list[str]:
-    """Returns the arms that are trained with a budget."""
+    """Returns the arms to train with a budget."""
     e, best = self.experiment, self.experiment.budgets[at].best
     if best is None:
       return [arm for arm in self.only if not e.arms[arm].untrained]
@@ -117,7 +117,7 @@ class Plan:
     return [Place(arm, budget.spend, seed, rate) for seed in range(count)]
 
   def searches(self, at: int) -> Iterator[tuple[str, float]]:
-    """Yields the (arm, rate) that are searched at a budget."""
+    """Yields the (arm, rate) to search at a budget."""
     tuned: dict[str, None] = {}
     shapes = [self.experiment.arms[name].untrained for name in self.only if at == 0]
     for name in [*self.contestants(at), *filter(None, shapes)]:
@@ -130,7 +130,7 @@ class Plan:
       yield from ((arm, rate) for rate in (rates if len(rates) > 1 else ()))
 
   def places(self, at: int) -> list[Place]:
-    """Returns the runs at a budget, seed by seed; at the first budget, fresh weights too."""
+    """Returns the runs at a budget, seed by seed; the first budget includes random weights."""
     e = self.experiment
     found = [place for arm in self.contestants(at) for place in self.of_arm(arm, at)]
     if at == 0:
@@ -140,7 +140,7 @@ class Plan:
 
 
 def reported(experiment: Experiment, rows: Sequence[Row]) -> list[Row]:
-  """Returns the rows of fresh weights and of arms at their best rates, in the order of the rows.
+  """Returns the rows of random weights and of arms at their best rates, in order.
 
   Arms without a row of the first seed are left out.
   """
@@ -151,7 +151,7 @@ def reported(experiment: Experiment, rows: Sequence[Row]) -> list[Row]:
     try:
       first = plan.of_arm(arm, at)[0]
       plan.find(first.key)
-    except WaitingError:  # the search goes on, or the first seed has no row
+    except WaitingError:  # the search is not finished, or the first seed has no row
       return ()
     return (first.rate,)
 

@@ -1,7 +1,7 @@
-"""Trains and measures the arms of an experiment, each with each budget and seed.
+"""Trains and measures the arms of an experiment with each budget and seed.
 
-What is made is in one folder: runs, logs, rows.jsonl with a row for each result. Started again it
-goes on where it was; several machines may add rows to one folder.
+Runs, logs and rows.jsonl, with a row for each result, are in one folder. Started again, it
+continues; several machines may add rows to one folder.
 """
 
 import json
@@ -27,7 +27,7 @@ ROWS = "rows.jsonl"
 
 
 class DivergedError(Exception):
-  """A training ended at a loss that is NaN or infinite."""
+  """A training run ended with a loss that is NaN or infinite."""
 
 
 class Runner:
@@ -42,11 +42,11 @@ class Runner:
     self.rows = jobs.Rows(rows)
 
   def run(self, only: list[str], at_once: int, part: tuple[int, int] = (0, 1)) -> list[dict]:
-    """Does what is left of the runs of some arms; returns all rows there are.
+    """Does the unfinished runs of some arms; returns all rows.
 
     Args:
       part: (i, n): this process is part i of n. It starts with runs i, i + n, ..., then takes
-        unfinished runs of the other parts. If another process is running a job, it waits for it.
+        unfinished runs of the other parts. It waits for jobs that another process is running.
 
     Raises:
       SystemExit: a program failed; the message ends with its last output.
@@ -56,7 +56,7 @@ class Runner:
     def mine_first(runs: list) -> list:
       index, parts = part
       shares = [runs[(index + k) % parts :: parts] for k in range(parts)]
-      # From the other end: the part that they belong to comes from the front.
+      # From the end, because the part that they belong to comes from the front.
       return shares[0] + [run for share in shares[1:] for run in share[::-1]]
 
     def plan() -> Plan:
@@ -71,14 +71,14 @@ class Runner:
     return self.rows.read()
 
   def _build(self, only: list[str]) -> None:
-    """Builds the shards of the arms that are not there."""
+    """Builds the missing shards of the arms."""
     pairs = self.experiment.pairs
     if pairs and pairs.count:
       jobs.write_pairs(self.out, Path(pairs.file), pairs.count)
     for name in self.experiment.needed(only):
       arm = self.experiment.arms[self.experiment.arms[name].untrained or name]
       config = self.experiment.configuration(name)
-      folder = config.data.dir  # at a URL it is built already
+      folder = config.data.dir  # a URL must have shards already
       if folder and not is_remote(folder) and not (Path(folder) / "manifest.json").is_file():
         jobs.build(self.out, Path(folder), arm.config, {**self.experiment.fields, **arm.fields})
 
@@ -93,7 +93,7 @@ class Runner:
     return self._row(search_key(e, arm, budget, rate), measure)
 
   def _row(self, key: dict, measure: Callable[[], dict]) -> dict:
-    """Returns the row of `key`; after a training that diverged it has no measures."""
+    """Returns the row of `key`, which has no measures if the training diverged."""
 
     def found() -> dict:
       try:
@@ -104,7 +104,7 @@ class Runner:
     return self.rows.once(key, found)
 
   def _chosen(self, folder: Path) -> float | None:
-    """Returns the metric of a run that rates are chosen by."""
+    """Returns a run's `Experiment.choose`."""
     name = self.experiment.choose
     if name.startswith(TRAINING):
       return training_mean(folder, name.removeprefix(TRAINING))
@@ -153,7 +153,7 @@ class Runner:
     return found
 
   def _tasks(self, name: str, start: dict, seed: int, without: Collection[str]) -> dict[str, Any]:
-    """Returns the main metric of each task in percent, a list for several seeds."""
+    """Returns the main metric of each task in percent, as a list for several seeds."""
     found = {}
     for title, task in self.experiment.tasks.items():
       if title in without or (task.first_seed and seed):
@@ -164,7 +164,9 @@ class Runner:
         values = [jobs.main_metric(row) for row in rows if row["split"] == split]
         if len(values) != task.seeds:
           splits = ", ".join(dict.fromkeys(row["split"] for row in rows))
-          raise SystemExit(f"task {title!r}: one task with the split {split!r}, not {splits}")
+          raise SystemExit(
+            f"task {title!r} must be one task with the split {split!r}, got {splits}"
+          )
         found[measure] = values if task.seeds > 1 else values[0]
     return found
 
@@ -184,7 +186,7 @@ class Runner:
     return Plan(self.experiment, self.rows.read(), [arm]).rate(arm, at)
 
   def _fields(self, place: Place) -> dict[str, Any]:
-    """Returns the fields of a run, with what its budget pays for."""
+    """Returns the fields of a run, including the steps or minutes of its budget."""
     e, arm = self.experiment, self.experiment.arms[place.arm]
     fields = {**e.fields, **arm.fields, "seed": place.seed}
     if e.unit == "minutes":
@@ -195,7 +197,7 @@ class Runner:
     return jobs.at_rate(arm.config, fields, rate, 0, steps=round(place.budget))
 
   def _trained(self, place: Place) -> tuple[Path, float]:
-    """Trains a run, and what it starts from; returns its workdir and the FLOPs."""
+    """Trains a run and the run that it starts from; returns its workdir and the FLOPs."""
     e, arm, start, before = self.experiment, self.experiment.arms[place.arm], {}, 0.0
     name, at = place.name, [x.spend for x in e.budgets].index(place.budget)
     place = place._replace(budget=place.budget * arm.times)
@@ -209,7 +211,7 @@ class Runner:
     return folder, before + flops
 
   def _spent(self, place: Place, name: str, start: dict) -> tuple[Path, float]:
-    """Trains the run of a place alone; returns the workdir and the FLOPs of matrix products."""
+    """Trains only the run of a place; returns the workdir and the matmul FLOPs."""
     e, arm = self.experiment, self.experiment.arms[place.arm]
     timed = e.unit == "minutes"
     try:
@@ -228,6 +230,6 @@ def accuracy(groups: list[dict]) -> float:
 
 
 def training_mean(folder: Path, metric: str) -> float:
-  """Returns the mean of a metric over the training lines of the last tenth of a run's steps."""
+  """Returns the mean of a metric over the training lines in the last tenth of a run's steps."""
   lines = [x for x in read_history(folder / "metrics.jsonl") if x["split"] == "train"]
   return statistics.fmean(x[metric] for x in lines if x["step"] > 0.9 * lines[-1]["step"])

@@ -1,4 +1,4 @@
-"""Tables and the picture of an experiment's rows."""
+"""Tables and a figure of an experiment's rows."""
 
 import contextlib
 import statistics
@@ -12,11 +12,11 @@ from electra_jax.monitor import curves, quantities
 
 FACTS = ("arm", "budget", "seed", "rate", "steps", "flops", "train_secs", "diverged")
 
-NUMBERS = int | float | list  # a measure's values; a list has several seeds of fine-tuning
+NUMBERS = int | float | list  # a measure's value; a list for several fine-tuning seeds
 
 
 def measures(rows: Sequence[dict]) -> list[str]:
-  """Returns the names of the measures, in the order in which rows have them."""
+  """Returns the names of the measures, in the order of the rows."""
   names = dict.fromkeys(name for row in rows for name in row if name not in FACTS)
   return [name for name in names if any(isinstance(row.get(name), NUMBERS) for row in rows)]
 
@@ -28,7 +28,7 @@ def values(rows: Sequence[dict], arm: str, budget: float, name: str) -> dict[int
 
 
 def paired(mine: dict[int, float], theirs: dict[int, float]) -> tuple[float, float] | None:
-  """Returns the mean paired difference and its standard error; None if they share one seed or none.
+  """Returns the mean paired difference and its standard error; None without two common seeds.
 
   >>> paired({0: 3.0, 1: 5.0, 2: 7.0}, {0: 1.0, 1: 2.0})
   (2.5, 0.5)
@@ -40,8 +40,9 @@ def paired(mine: dict[int, float], theirs: dict[int, float]) -> tuple[float, flo
 
 
 def table(experiment: Experiment, rows: Sequence[dict], budget: float) -> list[str]:
-  """Returns a table in markdown: mean ± standard deviation over seeds, paired difference from the
-  control ± its standard error.
+  """Returns a markdown table of the measures' means ± standard deviations over seeds.
+
+  It adds paired differences from the control ± their standard errors.
   """
   names, lines = measures(rows), []
   lines.append(f"| arm | rate | steps | seeds | {' | '.join(names)} |")
@@ -70,9 +71,9 @@ def table(experiment: Experiment, rows: Sequence[dict], budget: float) -> list[s
 
 
 def search_table(experiment: Experiment, rows: Sequence[dict], at: int) -> list[str]:
-  """Returns the learning rates that were searched at a budget, in markdown; [] if none were.
+  """Returns a markdown table of the learning rates searched at a budget, or [].
 
-  The best is bold. A note names the arms whose best rate is the lowest or the highest one tried.
+  The best rate is bold. A note names the arms whose best rate is the lowest or highest one tried.
   """
   plan = Plan(experiment, rows, list(experiment.arms))
   found: dict[str, dict[float, dict]] = {}
@@ -103,7 +104,7 @@ def search_table(experiment: Experiment, rows: Sequence[dict], at: int) -> list[
 
 
 def report(experiment: Experiment, rows: Sequence[dict]) -> list[str]:
-  """Returns the tables of each budget, with a heading: results, and searches of learning rates."""
+  """Returns a heading, the results and the learning-rate search of each budget."""
   lines, shown = [], reported(experiment, rows)
   for at, budget in enumerate(x.spend for x in experiment.budgets):
     if any(row["budget"] == budget for row in shown):
@@ -115,7 +116,7 @@ def report(experiment: Experiment, rows: Sequence[dict]) -> list[str]:
 
 @curves.plain_names()
 def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
-  """Draws each measure against the FLOPs of the runs: a line for an arm, a point for a seed.
+  """Draws each measure against the FLOPs of the runs, with a line per arm and a point per seed.
 
   With one budget the arms are side by side, each with a bar at its mean.
   """
@@ -132,7 +133,7 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
       means = []
       for budget in experiment.budgets:
         mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget.spend)]
-        # Rows older than the command have no "flops", only their budget.
+        # Old rows have no "flops", only their budget.
         points = [
           (at if one_budget else row.get("flops", row["budget"]), number(row[name]))
           for row in mine
@@ -152,7 +153,7 @@ def draw(path: Path, experiment: Experiment, rows: Sequence[dict]) -> None:
     else:
       axis.set_xscale("log")
       for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-        set_formatter(LogFormatter())  # the scale's own writes LaTeX
+        set_formatter(LogFormatter())  # the default writes LaTeX
       axis.set_xlabel("FLOPs", fontsize=8)
     axis.set_ylabel(quantities.unit(name), fontsize=8)
     axis.set_title(quantities.label(name), fontsize=9)

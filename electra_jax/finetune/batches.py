@@ -1,7 +1,7 @@
 """Makes fine-tuning batches from examples in memory, padded to one of a few lengths.
 
-A batch holds examples of similar length, to limit padding. Its rows depend on the seed; its padded
-length does not, so several seeds can be stacked in one batch.
+A batch has examples of similar length to limit padding. Its rows depend on the seed but its padded
+length does not, so that the batches of several seeds can be stacked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ class Feature(NamedTuple):
   """One row of a batch."""
 
   ids: np.ndarray  # [n] int32, with [CLS] and [SEP]
-  second: int  # start of the second segment; n if there is only one
-  # A number for the row or [n] for its tokens; {} to predict. "document_ids" are the batch's
+  second: int  # start of the second segment; n if there is none
+  # A number for the row or [n] for its tokens; {} to predict. "document_ids" become the batch's
   target: dict[str, np.ndarray]
 
 
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
 
 def subset(items: Sequence[T], most: int | None) -> list[T]:
-  """Returns at most `most` items (None: all), evenly spaced because their order may matter."""
+  """Returns at most `most` items (None: all), evenly spaced, because the items may be sorted."""
   count = len(items) if most is None else min(most, len(items))
   return [items[i * len(items) // count] for i in range(count)]
 
@@ -43,8 +43,8 @@ def bucket_lengths(
 ) -> tuple[int, ...]:
   """Returns at most `most` lengths with the least padding for `lengths` [n]; 0: `max_length` alone.
 
-  They are multiples of ROUND, or `max_positions` of the network where a multiple is above it; only
-  rows of several documents are longer.
+  They are multiples of ROUND, limited to the network's `max_positions`; only rows of several
+  documents are longer.
 
   >>> bucket_lengths(np.array([5, 6, 7, 30, 31, 60]), 2, max_positions=62)
   (8, 62)
@@ -57,7 +57,7 @@ def bucket_lengths(
   lengths, most = (lengths, most) if most else ([max(max_length, longest)], 1)
   steps, counts = np.unique(-(-np.asarray(lengths) // ROUND), return_counts=True)
   below = np.concatenate([[0], np.cumsum(counts)])
-  # options[j]: the tokens if the buckets so far hold the first j distinct lengths, and their ends.
+  # options[j]: the padded tokens and the ends of the buckets for the first j distinct lengths.
   options = [(0.0, ())] + [(np.inf, ())] * len(steps)
   best = options[-1]
   for _ in range(min(most, len(steps))):
@@ -75,10 +75,11 @@ def bucket_lengths(
 def plan_epoch(
   lengths: np.ndarray, buckets: Sequence[int], batch_size: int, seed: int, epoch: int
 ) -> list[Plan]:
-  """Returns an epoch's batches in order: every example once, all batches full but one.
+  """Returns an epoch's batches in order, with every example once and all batches full but one.
 
-  Rows depend on (seed, epoch); padded lengths on the epoch only. Examples that do not fill a batch
-  move to the next longer bucket. `buckets` increase, and the last is at least the longest example.
+  Rows depend on (seed, epoch), padded lengths only on the epoch. Examples that do not fill a batch
+  move to the next longer bucket. `buckets` increase, and the last one is at least the longest
+  example.
   """
   rng = np.random.default_rng((seed, epoch))
   bucket_of = np.searchsorted(buckets, lengths)
@@ -95,14 +96,14 @@ def plan_epoch(
 
 
 def plan_once(lengths: np.ndarray, buckets: Sequence[int], batch_size: int) -> list[Plan]:
-  """Returns batches with every example exactly once, the shortest first."""
+  """Returns batches with every example once, the shortest first."""
   order = np.argsort(lengths, kind="stable")
   groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
   return [Plan(g, int(buckets[np.searchsorted(buckets, lengths[g].max())])) for g in groups]
 
 
 def collate(features: Sequence[Feature], plan: Plan, batch_size: int, pad: int) -> Batch:
-  """Returns a batch [batch_size, plan.length]; missing rows are all padding."""
+  """Returns a batch [batch_size, plan.length] whose missing rows are padding."""
   B, L = batch_size, plan.length
   ids = np.full((B, L), pad, np.int32)
   token_type_ids, padding_mask = np.zeros((B, L), np.int32), np.zeros((B, L), bool)

@@ -13,24 +13,24 @@ from typing import Any
 from electra_jax.data import compressed
 from electra_jax.runtime import storage
 
-# A cell, in quotes or not, and what follows it.
+# A cell, quoted or not, and its separator.
 _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^"\t\n]*))(\t|\n|\Z)')
 _MARKS = set('"\t\n\r')  # a cell with one of these is quoted
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can spell them, UTF-8 cannot
-MAX_BAD_FRAC = 0.01  # of a file's examples; above it the file is rejected
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # valid in JSON, not in UTF-8
+MAX_BAD_FRAC = 0.01  # fraction of a file's examples above which the file is rejected
 COMPRESSED = (*compressed.NEW, ".bz2")
-# The place and the columns, then for each row its place, and {column: value} or its fault.
+# The place and the columns, then for each row its place and {column: value} or its fault.
 Rows = Iterator[tuple[str, Any]]
 
 
 class TaskError(ValueError):
-  """A task or its data cannot be used; the message is one line that names the place."""
+  """A task or its data is invalid; the message is one line that names the place."""
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-  """Returns what is in a file or at a URL, decompressed if its name ends in one of COMPRESSED.
+  """Returns the content of a file or URL, decompressed if its name ends in one of COMPRESSED.
 
-  gzip is seen by its first bytes, too.
+  gzip is also recognised by its first bytes.
 
   Raises:
     TaskError: the file is missing or damaged.
@@ -50,7 +50,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 
 def read_text(path: str | os.PathLike) -> str:
-  """Returns a file's text without a byte order mark; raises as `read_bytes`, or if not UTF-8."""
+  """Returns a file's text without a byte order mark; raises TaskError also if it is not UTF-8."""
   try:
     return read_bytes(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
@@ -60,13 +60,13 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:
-  """Returns the lines of a file without line ends; raises as `read_text` does."""
-  # Not splitlines: a text may contain characters that Unicode treats as line ends.
+  """Returns the lines of a file without line ends; raises as `read_text`."""
+  # Not splitlines, because a text may contain Unicode's other line ends.
   return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
 
 
 def parse_json(text: str | bytes) -> Any:
-  """Returns the value of a JSON text, None if it is not JSON."""
+  """Returns the value of a JSON text, or None if it is not JSON."""
   try:
     return json.loads(text)
   except (ValueError, RecursionError):
@@ -74,18 +74,18 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Iterable[str]]) -> None:
-  """Writes the cells of a TSV, quoted as in CSV where they hold a tab, a line end or a quote.
+  """Writes a TSV; cells with a tab, a line end or a quote are quoted as in CSV.
 
-  A lone surrogate is written as JSON spells it.
+  Lone surrogates are escaped as in JSON.
   """
   with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-    for row in rows:  # csv.writer leaves a lone carriage return without quotes
+    for row in rows:  # csv.writer does not quote a lone carriage return
       quoted = ('"' + x.replace('"', '""') + '"' if _MARKS & set(x) else x for x in row)
       file.write("\t".join(quoted) + "\n")
 
 
 def form_of(path: str | os.PathLike) -> str:
-  """Returns the end of a file's name, a key of FORMS, without that of its compression.
+  """Returns a file's extension without the compression's, a key of FORMS.
 
   >>> form_of("reviews.CSV.gz")
   '.csv'
@@ -98,22 +98,22 @@ def form_of(path: str | os.PathLike) -> str:
 def read_rows(
   path: str | os.PathLike, *, unheaded: Sequence[str] = (), quoting: bool = True, text: str = "text"
 ) -> Rows:
-  """Yields the place and the columns of a file in one of FORMS or else JSON lines, then its rows.
+  """Yields the place and columns of a file in one of FORMS, or else of JSON lines, then the rows.
 
   Args:
     unheaded: the columns of a TSV without a header.
     quoting: see `split_rows`.
-    text: the column of a file that has a text on each line.
+    text: the name of the column of a file with one text a line.
 
   Raises:
-    TaskError: the file cannot be read, is empty, or holds no row.
+    TaskError: the file cannot be read, is empty, or has no row.
   """
   read = FORMS.get(form_of(path), _json_lines)
   return read(path, unheaded=unheaded, quoting=quoting, text=text)
 
 
 def check_columns(where: str, columns: Sequence[str], wanted: Sequence[str]) -> None:
-  """Raises TaskError if one of the wanted columns of a file is missing or there twice."""
+  """Raises TaskError if a wanted column of a file is missing or duplicated."""
   for column in wanted:
     if columns.count(column) != 1:
       count = "two columns" if column in columns else "no column"
@@ -133,7 +133,7 @@ def _filled(path: str | os.PathLike) -> list[str]:
 def _table(
   path: str | os.PathLike, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str] = ()
 ) -> Rows:
-  """Yields the rows of a table, whose header is the first of them unless `columns` are given."""
+  """Yields the rows of a table; its header is the first row unless `columns` are given."""
   where, columns = (path, columns) if columns else (f"{path}:1", next(rows)[1])
   yield str(where), columns
   for number, cells in rows:
@@ -144,14 +144,14 @@ def _table(
 
 def _tsv(path: str | os.PathLike, unheaded: Sequence[str], quoting: bool, **_) -> Rows:
   lines = _filled(path)
-  # In a table with a single column, an empty line is a text.
+  # An empty line is a row only if the table has a single column.
   while not lines[-1] and "\t" in lines[0]:
     lines.pop()
   yield from _table(path, split_rows(lines, quoting=quoting), unheaded)
 
 
 def _csv(path: str | os.PathLike, **_) -> Rows:
-  """The header shows what is between the cells: a comma or, where it has none, ; or a tab."""
+  """The separator is a comma or, if the header has none, a semicolon or a tab."""
   lines = _filled(path)
   between = next((mark for mark in ",;\t" if mark in lines[0]), ",")
   yield from _table(path, _csv_rows(path, lines, between))
@@ -161,7 +161,7 @@ def _csv_rows(
   path: str | os.PathLike, lines: Sequence[str], between: str
 ) -> Iterator[tuple[int, list[str]]]:
   """Yields the line number and the cells of each row of a CSV, without empty lines."""
-  csv.field_size_limit(2**31 - 1)  # of a text; by default 131,072 characters
+  csv.field_size_limit(2**31 - 1)  # characters of a cell; by default 131,072
   reader = csv.reader((f"{line}\n" for line in lines), delimiter=between, strict=True)
   number = 1
   try:
@@ -184,7 +184,7 @@ def _json_lines(path: str | os.PathLike, **_) -> Rows:
 
 
 def _parquet(path: str | os.PathLike, **_) -> Rows:
-  """The places are numbers of rows, from 1."""
+  """The places are row numbers from 1."""
   import pyarrow
   from pyarrow import parquet
 
@@ -202,7 +202,7 @@ def _texts(path: str | os.PathLike, text: str, **_) -> Rows:
   yield from ((f"{path}:{number}", {text: x}) for number, x in enumerate(_filled(path), 1))
 
 
-# {end of a file's name, before that of its compression: reads it, as `read_rows`}
+# {extension of a file without its compression's: function that yields its rows as `read_rows`}
 FORMS: dict[str, Callable[..., Rows]] = {
   ".tsv": _tsv,
   ".csv": _csv,
@@ -215,18 +215,18 @@ FORMS: dict[str, Callable[..., Rows]] = {
 def split_rows(lines: Sequence[str], *, quoting: bool) -> Iterator[tuple[int, list[str]]]:
   """Returns the line number and the cells of each row of a TSV.
 
-  With `quoting`, the quotes of CSV are removed if all quotes are where CSV writers such as pandas
-  put them: around a cell that needs it, for it is empty or has a tab, a line end or a quote
-  (doubled), or around all cells of the header. If any quote is elsewhere, all quotes are text.
+  With `quoting`, CSV quotes are removed if all quotes are where CSV writers such as pandas put
+  them: around cells that are empty or have a tab, a line end or a (doubled) quote, or around all
+  cells of the header. If a quote is elsewhere, all quotes are text.
   """
   rows = _unquoted(lines) if quoting and any('"' in line for line in lines) else None
   return iter(rows or ((number, line.split("\t")) for number, line in enumerate(lines, 1)))
 
 
 def _unquoted(lines: Sequence[str]) -> list[tuple[int, list[str]]] | None:
-  """Returns the rows without their quotes; None if these are not CSV's."""
+  """Returns the rows without their quotes; None if they are not CSV quotes."""
   widths = {line.count("\t") for line in lines}
-  # No cell spans lines where all of them have the same columns: there, a stray quote is text.
+  # If all lines have the same columns, no cell spans lines, and a stray quote is text.
   texts = lines if len(widths) == 1 and widths != {0} else ["\n".join(lines)]
   rows, number, all_quoted = [], 1, False
   for text in texts:

@@ -1,4 +1,4 @@
-"""Checks a fine-tuning configuration and builds the encoder and the settings from it."""
+"""Checks a fine-tuning configuration and builds the encoder and the settings."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from electra_jax.interop import hub, sources
 from electra_jax.interop.vocabularies import difference
 
 RANDOM = "random"
-# {width of a network: the learning rate up to it}: measured on chunking, then the paper's.
+# {largest width: learning rate}: up to 256 measured on chunking, then the paper's.
 RATES = {128: 1e-3, 256: 3e-4, 768: 1e-4, math.inf: 5e-5}
 DROPOUTS = ("dropout", "attention_dropout", "embedding_dropout", "ffn_dropout")
 
@@ -26,31 +26,31 @@ class PretrainedEncoder:
   """The network to fine-tune, without a head."""
 
   cfg: TransformerConfig  # with the configuration's dropout and compute settings
-  weights: dict | None  # {"embeddings", "encoder"}; None: initialised for each seed
+  weights: dict | None  # {"embeddings", "encoder"}; None: random for each seed
   tokenizer: Tokenizer
   left_out: tuple[str, ...]  # descriptions of the unused parts of the source
-  origin: str | None = None  # its name on the Hub, with the commit
+  origin: str | None = None  # its name and commit on the Hub
 
 
 def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
-  """Returns the pretrained encoder; raises ValueError if the source or its vocabulary is wrong."""
+  """Returns the pretrained encoder; raises ValueError for an invalid source or vocabulary."""
   fresh = config.init == RANDOM
   path = config.like if fresh else config.init
   if path is None:
     raise ValueError(
-      "config.init=random needs config.like: a run or export that defines the sizes and vocabulary"
+      "config.init=random needs config.like, a run or export with the shape and the vocabulary"
       if fresh
-      else "config.init is not set: a run, an export, a Hugging Face folder, hf://ORG/NAME,"
+      else "config.init is not set: set a run, an export, a Hugging Face folder, hf://ORG/NAME,"
       " a TF1 checkpoint, or random with config.like"
     )
   if config.like is not None and not fresh:
-    raise ValueError("config.like is only for config.init=random")
+    raise ValueError("config.like needs config.init=random")
   path = hub.pinned(path)
   source = sources.open_source(path)
   network, found = source.networks[source.main], source.tokenizer
   if source.main != "discriminator" and not fresh:
     warnings.warn(
-      f"{path} has no discriminator: its masked language model is fine-tuned", stacklevel=1
+      f"{path} has no discriminator: fine-tuning its masked language model", stacklevel=1
     )
   if config.data.vocab is not None:
     known, strips = (found.vocab.lowercase, found.vocab.strip_accents) if found else (None, None)
@@ -61,7 +61,7 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
     elif differs := difference(given, found):
       raise ValueError(f"{config.data.vocab} is not the vocabulary of {path}: {differs}")
   if found is None:
-    raise ValueError(f"{path} has no vocabulary: give it with config.data.vocab")
+    raise ValueError(f"{path} has no vocabulary: set config.data.vocab")
   sources.check_vocab(found, {"discriminator": network}, path)
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
   m = config.model
@@ -78,7 +78,7 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
 def make_settings(
   config: ConfigDict, pretrained: PretrainedEncoder, epochs: float
 ) -> loop.Settings:
-  """Returns the settings of a task; unset fields get values for the network's width."""
+  """Returns the settings of a task; unset rates get values for the network's width."""
   p, width = config.optimizer, pretrained.cfg.hidden_size
   rate = p.learning_rate or next(r for widest, r in RATES.items() if width <= widest)
   return take_fields(
@@ -97,20 +97,20 @@ def make_settings(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises ValueError if a configuration is invalid, before any file is read."""
+  """Raises ValueError for an invalid configuration, before any file is read."""
   validate.check_values(compare.flatten(config), schema.FINE_TUNING)
   p = config.optimizer
   lacks_share = p.schedule == "wsd" and not p.decay_frac
   if lacks_share or (p.decay_frac and schema.decays_to_the_end(config)):
     raise ValueError(
-      "optimizer.schedule=wsd and optimizer.decay_frac, e.g. 0.2, need each other: got"
-      f" {p.schedule} and {p.decay_frac}"
+      "set optimizer.decay_frac, e.g. to 0.2, if and only if optimizer.schedule=wsd: got"
+      f" {p.decay_frac} and {p.schedule}"
     )
   o = config.own
   if o.folds == 1 or (o.folds and o.split) or (o.fold is not None and o.fold >= o.folds):
     raise ValueError(
-      "config.own.folds must be at least 2 and above own.fold, and own.split not be set with it:"
-      f" got {o.folds}, {o.fold} and {o.split}"
+      "config.own.folds must be at least 2, above own.fold, and not combined with own.split: got"
+      f" {o.folds}, {o.fold} and {o.split}"
     )
   if config.eval.every_steps and not config.train.patience:
     raise ValueError("config.eval.every_steps needs config.train.patience, e.g. 3")

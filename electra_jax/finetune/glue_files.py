@@ -1,8 +1,8 @@
-"""Reads the files of text tasks: GLUE's and custom ones.
+"""Reads the files of GLUE and of custom text tasks.
 
 GLUE's files are tab-separated, without quoting. The first line names the columns, except in CoLA's
-training and dev splits. The files of a custom task (`tasks.own`) and those to predict have any of
-`files.FORMS`; their TSV may be quoted as CSV is (`files.split_rows`).
+training and dev splits. Files of a custom task (`tasks.own`) and files to predict are in any of
+`files.FORMS`; their TSV may have CSV quotes (`files.split_rows`).
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from electra_jax.finetune.files import MAX_BAD_FRAC, Rows, TaskError
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.tasks import TASKS
 
-# Ends of the names of splits in a folder. A line of .txt has no label.
+# Extensions of splits in a folder, without .txt, whose lines have no label.
 ENDS = [f + end for f in files.FORMS if f != ".txt" for end in ("", *files.COMPRESSED)]
-# Releases of GLUE use either name for the split and the folder of its diagnostic set.
+# Releases of GLUE have either name for the split and the folder of the diagnostic set.
 _DIAGNOSTIC = ("diagnostic", "ax")
-DEV = ("dev", "validation", "val")  # names of the split to measure on
+DEV = ("dev", "validation", "val")  # names of the evaluation split
 
 
 class MissingSplit(TaskError):
-  """There is no file of a split."""
+  """A split has no file."""
 
 
 class Example(NamedTuple):
@@ -35,33 +35,33 @@ class Example(NamedTuple):
 
   text: str
   pair: str | None  # None if the task has one text
-  label: int | float | None  # index of the class, or the number; None if hidden
-  place: int  # row of its split from 0, the index in a submission
+  label: int | float | None  # class index or number; None if hidden
+  place: int  # row in its split, from 0: the index in a submission
 
 
 class SplitExamples(NamedTuple):
-  """The examples of a split, and "file:line: reason" of each row left out."""
+  """The examples of a split, and "file:line: reason" for each skipped row."""
 
   examples: list[Example]
   bad: list[str]
 
 
 class _Cells(NamedTuple):
-  """The relevant cells of a row, as in the file; None if missing."""
+  """The relevant cells of a row as in the file, or None."""
 
   where: str
-  fault: str | None  # the reason the row cannot be used
+  fault: str | None  # why the row is invalid
   text: str | None = None
   pair: str | None = None
   label: str | None = None
-  copied: dict[str, Any] = {}  # the columns to copy to a prediction
+  copied: dict[str, Any] = {}  # columns to copy to a prediction
 
 
 def find_split(task: TextTask, source: str | Path, split: str) -> Path:
-  """Returns the file of a split; `source` is that file, the task's folder or its parent.
+  """Returns the file of a split; `source` is the file, the task's folder or its parent.
 
   Raises:
-    TaskError: the source lacks the split, or several files hold it.
+    TaskError: the split has no file or several files.
   """
   if split not in task.splits:
     raise TaskError(f"{task.title} has no split {split!r}; it has {', '.join(task.splits)}")
@@ -74,20 +74,20 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   for folder in folders:
     found = sorted(path for path in folder.iterdir() if path.name.lower() in names)
     if len(found) > 1:
-      raise TaskError(f"{task.title}: {found[0]} and {found[1].name} are both the split {split!r}")
+      raise TaskError(f"{task.title}: keep {found[0]} or {found[1].name} for the split {split!r}")
     if found:
       return found[0]
   raise MissingSplit(
     f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {_listed(folders[0])})"
-    f"; read are {split}.csv, .tsv, .jsonl and .parquet"
+    f": add {split}.csv, .tsv, .jsonl or .parquet"
   )
 
 
 def find_whole(task: TextTask, source: str | Path) -> Path:
-  """Returns the file that is divided into a training and a dev split: train.* or the only one.
+  """Returns the file to divide into a training and a dev split: train.* or the only file.
 
   Raises:
-    TaskError: a dev file exists besides, or the file is missing.
+    TaskError: it is missing, or there is also a dev file.
   """
   folder = _folders(task, source)[0]
   paths = [path for path in sorted(folder.iterdir()) if path.name.lower().endswith(tuple(ENDS))]
@@ -95,14 +95,14 @@ def find_whole(task: TextTask, source: str | Path) -> Path:
   whole = [path for path, stem in zip(paths, stems, strict=True) if stem == "train"] or paths
   if len(whole) != 1 or set(stems) & set(DEV):
     raise TaskError(
-      f"{task.title}: {folder} has to hold one file for config.own.split or own.folds to divide,"
-      f" and no dev file (found: {_listed(folder)})"
+      f"{task.title}: config.own.split and own.folds need a folder with one training file and no"
+      f" dev file, {folder} has {_listed(folder)}"
     )
   return whole[0]
 
 
 def _folders(task: TextTask, source: str | Path, other: Sequence[str] = ()) -> list[Path]:
-  """Returns the folders of a task's files, `source` if it has none of the task's or `other`."""
+  """Returns the folders of a task's files, or `source` if it lacks the task's and `other`."""
   root = Path(source)
   if not root.is_dir():
     raise TaskError(f"{task.title}: {source} is not a folder or a file")
@@ -124,20 +124,20 @@ def read(
 ) -> SplitExamples:
   """Returns the examples of a split, in the order of its rows.
 
-  A row with a wrong number of columns, an empty text or an unknown label is left out. In splits
-  without labels empty texts are kept and a bad row is an error: a submission needs every row.
+  Rows with a wrong number of columns, an empty text or an unknown label are skipped. In splits
+  without labels empty texts are kept and other bad rows raise: a submission needs every row.
 
   Args:
-    source: as for `find_split`, or "tfds:NAME" for tensorflow_datasets ("tfds:glue" for GLUE).
+    source: as in `find_split`, or "tfds:NAME" for tensorflow_datasets ("tfds:glue" for GLUE).
     data_dir: the folder of tensorflow_datasets; None for its default.
     holds: whether a row with this (first) text is in the split.
 
   Raises:
     TaskError: a file is missing, unreadable, not UTF-8 or lacks a column; more than 1 % of its rows
-      are left out; a label of a custom task does not occur in the training split.
+      are skipped; a label of a custom task does not occur in the training split.
   """
   if not task.is_complete:
-    raise TaskError(f"task {task.name!r}: its labels are not known yet: call glue_files.complete")
+    raise TaskError(f"task {task.name!r} has no labels: call glue_files.complete first")
   hidden = split in task.submission
   examples, bad, unknown, place = [], [], {}, -1
   for place, row in enumerate(_cells(task, _rows(task, source, split, data_dir), split)):
@@ -155,7 +155,7 @@ def read(
   if unknown and task.labels and task.name not in TASKS:
     named = ", ".join(f"{label!r} ({where})" for label, where in list(unknown.items())[:5])
     raise TaskError(
-      f"{task.title}: {len(unknown)} labels never occur in the training split: {named}; "
+      f"{task.title}: {len(unknown)} labels are not in the training split: {named}; "
       f"it has {', '.join(task.labels):.200}"
     )
   if bad and hidden:
@@ -170,9 +170,9 @@ def read(
 def read_texts(
   task: TextTask, path: Path, copied: Sequence[str] = ()
 ) -> tuple[list[Example], list[dict]]:
-  """Returns the rows of a file to predict, and for each {column: cell} of the columns `copied`.
+  """Returns the rows of a file to predict, and {column: cell} of the columns `copied` for each.
 
-  The file has any of `files.FORMS`; labels are ignored.
+  The file is in any of `files.FORMS`; labels are ignored.
 
   Raises:
     TaskError: the file cannot be read, lacks a column, or has an invalid row.
@@ -191,11 +191,11 @@ def read_texts(
 def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None) -> TextTask:
   """Returns the task with the labels or the scale of its training split.
 
-  Labels are sorted, as numbers if all are numbers; the scale of a regression is the largest
-  absolute label. A complete task, such as GLUE's, is returned unchanged.
+  Labels are sorted, as numbers if all are; the scale of a regression is the largest absolute label.
+  A complete task, such as GLUE's, is returned unchanged.
 
   Raises:
-    TaskError: as `read`; or there are fewer than two classes.
+    TaskError: as `read`, or there are fewer than two classes.
   """
   if task.is_complete:
     return task
@@ -218,12 +218,12 @@ def _cells(task: TextTask, rows: Rows, split: str, copied: Sequence[str] = ()) -
   """Yields the cells of each row.
 
   Raises:
-    TaskError: a column of the task, or one to copy, is missing or there twice.
+    TaskError: a column of the task or to copy is missing or duplicated.
   """
   where, columns = next(rows)
   hidden, wanted = split in task.submission, [task.text, task.pair, task.label]
   if hidden and (task.name in TASKS or task.label not in columns):
-    wanted[2] = None  # GLUE hides them; a custom test split may have them
+    wanted[2] = None  # GLUE hides labels; a custom test split may have them
   files.check_columns(where, columns, (*filter(None, wanted), *copied))
   for where, row in rows:
     if isinstance(row, str):
@@ -244,7 +244,7 @@ def _cells(task: TextTask, rows: Rows, split: str, copied: Sequence[str] = ()) -
 
 
 def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) -> Rows:
-  """Yields the rows of a TFDS dataset; a GLUE task's rows by their index."""
+  """Yields the rows of a TFDS dataset; a GLUE task's rows are sorted by index."""
   name = source.removeprefix("tfds:")
   name = f"glue/{task.name}" if name == "glue" else name
   tfds_split = split.replace("dev", "validation")
@@ -272,7 +272,7 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
 
 
 def _label_text(value: bool | int | float) -> str:
-  """Returns a label as JSON has it; in tables with a gap, 1.0 is 1, and the gap, NaN, is ""."""
+  """Returns a label as in JSON; in tables with missing values, 1.0 is 1 and NaN is ""."""
   if value != value:
     return ""
   return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
@@ -284,6 +284,6 @@ def _tfds_label(task: TextTask, value: np.ndarray, classes: Sequence[str] | None
     return _label_text(value.item())
   if value < 0:
     return ""
-  # Some classes with names in TFDS (such as "acceptable") are 0 and 1 in the files.
+  # Classes with other names in TFDS (such as "acceptable") are 0 and 1 in the files.
   name = classes[value]
   return name if not task.labels or name in task.labels else str(value)

@@ -1,6 +1,6 @@
-"""Defines text tasks and their two label types: a class, or a number.
+"""Defines text tasks and their two label types, classes and numbers.
 
-All behaviour that depends on the label type is in its entry of LABEL_TYPES (`task.label_type`).
+All behaviour that depends on the label type is in its entry in LABEL_TYPES (`task.label_type`).
 """
 
 import collections
@@ -18,23 +18,23 @@ from electra_jax.finetune.metrics import METRICS, Metric  # noqa: F401 (here in 
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-  """A task on a text or a pair of texts; these and the label are columns of its files."""
+  """A task on a text or a pair of texts, given as columns of its files."""
 
   name: str
   title: str  # as printed in papers
   text: str
   label: str
   pair: str | None = None
-  # The classes in the order of their indices; None for regression, () until `glue_files.complete`
+  # The classes in order of their indices; None for regression, () until `glue_files.complete`
   labels: tuple[str, ...] | None = ("0", "1")
   # a key of LABEL_TYPES; None: "regression" if `labels` is None, else "classification"
   label_kind: str | None = None
   metrics: tuple[str, ...] = ("accuracy",)  # keys of metrics.METRICS, the main one first
-  folders: tuple[str, ...] = ()  # names of the folder with the files, lower-cased
+  folders: tuple[str, ...] = ()  # possible names of its folder, lower-cased
   scale: float | None = 1.0  # divides the labels of a regression; None until complete
   limits: tuple[float, float] | None = None  # smallest and largest label of a regression
   epochs: int = 3  # in the paper
-  doubled: bool = False  # whether to train on every pair in both orders
+  doubled: bool = False  # train on every pair in both orders
   average: bool = False  # in the paper's GLUE average (Table 1: all but WNLI)
   dev_splits: tuple[str, ...] = ("dev",)  # labelled splits for evaluation, the paper's first
   # {split without labels: file name in a GLUE submission}
@@ -51,20 +51,20 @@ class TextTask:
 
   @property
   def is_complete(self) -> bool:
-    """True if the labels and the scale are known."""
+    """Whether the labels and the scale are known."""
     return self.labels != () and self.scale is not None
 
   @property
   def splits(self) -> tuple[str, ...]:
-    """All splits: for training, with labels for evaluation, without labels."""
+    """All splits: the training split, those with labels, those without labels."""
     return ("train", *self.dev_splits, *self.submission)
 
 
 class LabelType(NamedTuple):
   """The type of a text task's labels.
 
-  `complete` takes the labels in the files and a location (file or task) for error messages.
-  `predictions` takes outputs [n, C] or [n] float64 and returns [n] float64, as `parse` does.
+  `complete` takes the labels in the files and a place (file or task) for error messages.
+  `predictions` maps outputs [n, C] or [n] float64 to [n] float64, in the units of `parse`.
   """
 
   head: str  # a key of `task_network.HEAD_KINDS`
@@ -74,14 +74,14 @@ class LabelType(NamedTuple):
   incomplete: dict  # fields of a TextTask with unknown labels or scale
   complete: Callable[[set[str], str], dict]  # -> the fields that replace `incomplete`
   head_arguments: Callable[[TextTask], dict]  # the head's arguments that depend on the labels
-  expected: Callable[[TextTask], str]  # what a label is, for error messages
-  # -> the index of the class, or the number; None if the text is not a label
+  expected: Callable[[TextTask], str]  # description of a label, for error messages
+  # -> the class index or the number; None if the text is not a label
   parse: Callable[[TextTask, str], int | float | None]
   predictions: Callable[[TextTask, np.ndarray], np.ndarray]
-  # label = output of the head x this factor, as numbers are trained scaled; None for classes
+  # factor from the head's output to the label, as regressions are trained scaled; None for classes
   unit: Callable[[TextTask], float | None]
   answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
-  written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> text in a submission
+  written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> texts in a submission
   collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n])
   constant: Callable[[np.ndarray], float]  # labels [n] -> the best constant prediction
   summary: Callable[[TextTask, Sequence], str]  # frequencies or distribution of the labels
@@ -105,7 +105,7 @@ def _complete_classes(labels: set[str], where: str) -> dict:
   for one, other in itertools.pairwise(ordered):
     if float(one) == float(other) and other.startswith(f"{one}."):
       raise TaskError(
-        f"{where}: the labels {one!r} and {other!r} are one number: write one of them"
+        f"{where}: the labels {one!r} and {other!r} are the same number: use one spelling"
       )
   return {"labels": tuple(ordered)}
 
@@ -120,7 +120,7 @@ def _class_answers(task: TextTask, logits: np.ndarray) -> list[dict]:
 
 
 def shares(labels: Sequence[str]) -> str:
-  """Returns the five most frequent labels, and their shares."""
+  """Returns the five most frequent labels and their percentages."""
   counts = collections.Counter(labels).most_common(5)
   return ", ".join(f"{label} {100 * n / len(labels):.1f} %" for label, n in counts)
 
@@ -129,7 +129,7 @@ def _complete_scale(labels: set[str], where: str) -> dict:
   numbers = [abs(value) for value in map(number, labels) if value is not None]
   scale = max(numbers, default=0.0)
   if not scale:
-    raise TaskError(f"{where}: no label of the training split is a number above 0")
+    raise TaskError(f"{where}: the training split has no number other than 0 as a label")
   return {"scale": scale}
 
 
@@ -179,7 +179,7 @@ LABEL_TYPES = {
     unit=lambda task: task.scale,
     answers=lambda task, scores: [{"score": float(score) * task.scale} for score in scores],
     written=_written_numbers,
-    # Below 1 % of the standard deviation of the labels.
+    # The predictions' standard deviation is below 1 % of the labels'.
     collapsed=lambda labels, predictions: bool(predictions.std() < 0.01 * labels.std()),
     constant=lambda labels: float(labels.mean()),
     summary=lambda task, labels: f", labels {np.mean(labels):.2f} ± {np.std(labels):.2f}",

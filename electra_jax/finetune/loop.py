@@ -1,6 +1,6 @@
-"""Trains several seeds on a task at once, with the step of pretraining and another objective.
+"""Trains several seeds on a task at once, with the step of pretraining.
 
-Arrays with one value per seed have the seeds as their first axis, S.
+Arrays with a value for each seed have the seeds as their first axis, S.
 """
 
 import collections
@@ -26,7 +26,7 @@ from electra_jax.finetune import batches as data
 from electra_jax.finetune.batches import Feature
 from electra_jax.runtime import parallel
 
-# Compiled for these arguments once; limited, as a head that is made anew is not found again.
+# Reuses compiled programs of equal arguments; limited, because a new head is a new argument.
 _REUSED = functools.lru_cache(maxsize=16)
 
 
@@ -35,7 +35,7 @@ class Settings:
   """The hyperparameters of a task; fields as in configs/finetune/base.py."""
 
   seeds: tuple[int, ...]
-  optimizer: OptimizerConfig  # warmup_steps and decay_steps are set from warmup_frac, decay_frac
+  optimizer: OptimizerConfig  # warmup_frac and decay_frac set its warmup_steps and decay_steps
   warmup_frac: float
   layer_decay: float
   layer_decay_skip: bool
@@ -46,24 +46,24 @@ class Settings:
   buckets: int
   log_every: int
   pad: int  # id of [PAD]
-  max_length: int  # tokens of a row at most; all are padded to it if `buckets` is 0
-  decay_frac: float = 0.0  # of the schedule wsd
+  max_length: int  # maximum tokens of a row, and the length of all rows if `buckets` is 0
+  decay_frac: float = 0.0  # for the schedule wsd
   patience: int | None = None  # evaluations, see `Best`; None: no evaluation
-  eval_every: int | None = None  # steps; None: an epoch's
+  eval_every: int | None = None  # steps; None: an epoch
 
 
 class SeedState(NamedTuple):
-  """The training state of one seed, with what the compiled step takes as data, not constants."""
+  """The training state of one seed, with values that the compiled step reads as data."""
 
   train: steps.TrainState
   seed: jax.Array  # [] uint32
-  num_steps: jax.Array  # [] int32, of the schedule
+  num_steps: jax.Array  # [] int32, for the schedule
   warmup_steps: jax.Array  # [] int32
   decay_steps: jax.Array  # [] int32
 
 
 def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds: Sequence[int]):
-  """Returns initial weights [S, ...]: the backbone for all seeds, or one for each, and a head."""
+  """Returns weights [S, ...]: the backbone, or random ones if it is None, and random heads."""
   return _param_initializer(cfg, head)(jnp.asarray(seeds, jnp.uint32), backbone)
 
 
@@ -87,11 +87,12 @@ def make_programs(
   batch_size: int,
   accumulation: int,
 ) -> tuple[Callable, Callable]:
-  """Returns two functions; equal arguments, which are as in `Settings`, share what they compile.
+  """Returns two functions, compiled once for equal arguments, which are as in `Settings`.
 
   Returns:
-    (weights [S, ...], seeds [S], steps, warm-up steps, decay steps) -> SeedState [S, ...]
-    (SeedState [S, ...], batch [D, b, S, ...]) -> (SeedState, Packed metrics), a step
+    initialisation: (weights [S, ...], seeds [S], steps, warm-up steps, decay steps) ->
+      SeedState [S, ...]
+    step: (SeedState [S, ...], batch [D, b, S, ...]) -> (SeedState, Packed metrics)
   """
   rates = layer_rates(shapes(cfg, head), cfg.num_layers, layer_decay, layer_decay_skip)
   objective = make_objective(cfg, head, scale=batch_size)
@@ -102,7 +103,7 @@ def make_programs(
   @jax.jit
   def init_state(params, seeds, *steps_of_schedule):
     def of_seed(params, seed):
-      train = steps.init_state(params, transformation(lambda step: 0.0))  # no rate is a state
+      train = steps.init_state(params, transformation(lambda step: 0.0))  # states have no rate
       return SeedState(train, seed, *map(jnp.int32, steps_of_schedule))
 
     return jax.vmap(of_seed)(params, seeds)
@@ -129,7 +130,7 @@ def make_programs(
 def start(
   cfg: TransformerConfig, head: Head, backbone: dict | None, settings: Settings, num_steps: int
 ) -> tuple[SeedState, Callable]:
-  """Returns the state [S, ...] before `num_steps` steps, on the devices, and the step."""
+  """Returns the initial state [S, ...] on the devices and the step, for `num_steps` steps."""
   s = settings
   init_state, step = make_programs(
     cfg, head, s.optimizer, s.layer_decay, s.layer_decay_skip, s.batch_size, s.accumulation
@@ -152,9 +153,10 @@ def train(
   """Returns the weights after training, [S, ...].
 
   Args:
-    log: (steps done, total steps, mean loss of each seed, examples per second), since the last
-      call; every `log_every` steps and after the last step.
-    stop: (steps done, weights) -> whether to end; every `eval_every` steps and after the last step.
+    log: called every `log_every` steps and after the last one with (steps done, total steps, mean
+      loss of each seed, examples per second), averaged since its last call.
+    stop: called every `eval_every` steps and after the last one with (steps done, weights); True
+      ends the training.
 
   Raises:
     ValueError: the devices do not divide the batch, or there are no steps.
@@ -180,7 +182,7 @@ def train(
   for done, batch in enumerate(parallel.prefetch(batches), 1):
     state, packed = step(state, batch)
     window = packed.flat if window is None else window + packed.flat
-    # The collectives of CPU devices may deadlock when dozens of steps are in flight.
+    # Collectives on CPU devices may deadlock with dozens of steps in flight.
     in_flight.append(packed.flat)
     if len(in_flight) > 2:
       in_flight.popleft().block_until_ready()
@@ -193,7 +195,7 @@ def train(
         if not math.isfinite(loss):
           raise ArithmeticError(
             f"seed {seed}: the loss is {loss} in steps {done - count + 1} to {done}: lower"
-            f" optimizer.learning_rate ({settings.optimizer.learning_rate})"
+            f" optimizer.learning_rate={settings.optimizer.learning_rate}"
           )
       now = time.perf_counter()
       rate = count * settings.batch_size * len(settings.seeds) / (now - since)
@@ -207,24 +209,24 @@ def train(
 class Best:
   """The best weights of each seed, for `stop` of `train`.
 
-  After `patience` evaluations that are not above its best a seed has ended: no later one counts, so
-  that its weights do not depend on the other seeds.
+  A seed ends after `patience` evaluations without a better score. Later ones do not count, so that
+  its weights do not depend on the other seeds.
   """
 
   def __init__(self, evaluate: Callable[[int, dict], Sequence[float]], patience: int):
-    """`evaluate` takes the steps done and weights [S, ...], and returns the score of each seed."""
+    """`evaluate` maps (steps done, weights [S, ...]) to the score of each seed."""
     self._evaluate, self._patience = evaluate, patience
     self.weights, self.steps = None, None  # [S, ...] and [S], after the first evaluation
 
   def __call__(self, step: int, weights: dict) -> bool:
-    """Evaluates weights [S, ...]; returns True if all seeds have ended."""
+    """Evaluates weights [S, ...]; returns whether all seeds have ended."""
     scores = np.array(self._evaluate(step, weights), np.float64)
     if self.weights is None:
       self.weights, self.steps = weights, np.zeros(len(scores), int)
       self._scores, self._since = np.full(len(scores), -np.inf), np.zeros(len(scores), int)
     is_better = (scores > self._scores) & (self._since < self._patience)
 
-    def better(old, new):  # a copy, as the next step overwrites `new`
+    def better(old, new):  # a copy, because the next step overwrites `new`
       return jnp.where(is_better.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
     self.weights = jax.tree.map(better, self.weights, weights)
@@ -255,9 +257,8 @@ def make_predictor(
 ) -> Callable[[dict, Sequence[Feature]], list[dict[str, np.ndarray | list[np.ndarray]]]]:
   """Returns (weights [S, ...], features) -> the outputs of each seed, in the features' order.
 
-  Every feature is computed exactly once on any number of devices. The outputs of a seed are
-  {name: [n, ...]}; token outputs are a list of arrays, each as long as its feature. It raises
-  ArithmeticError where an output is not finite.
+  The outputs of a seed are {name: [n, ...]}; token outputs are lists of arrays, each as long as its
+  feature. The function raises ArithmeticError if an output is not finite.
   """
   parallel.check_divisible(batch_size, 1)
   mapped = _mapped_predict(cfg, head)
@@ -276,7 +277,7 @@ def make_predictor(
     for name, rows in found.items():
       if bad := sum(not np.isfinite(row).all() for row in rows):
         raise ArithmeticError(
-          f"the {name} of {bad:,} of {len(rows):,} rows are not finite: train with a lower"
+          f"non-finite {name} in {bad:,} of {len(rows):,} rows: train with a lower"
           " optimizer.learning_rate"
         )
       for seed, outputs in enumerate(of_seeds):

@@ -1,4 +1,4 @@
-"""The metrics of text tasks, on all rows of a split, and of a query's retrieval."""
+"""The metrics of text tasks and of retrieval."""
 
 import functools
 import math
@@ -12,19 +12,19 @@ import numpy as np
 def _sklearn(name: str, rows: np.ndarray, classes: int, **options) -> float:
   """Returns scikit-learn's metric of rows [n, 2] of label and prediction.
 
-  Distinct rows with counts as weights keep thousands of resamplings cheap.
+  It weights distinct rows by their counts, which keeps thousands of resamplings cheap.
   """
   from sklearn import metrics
 
   counts = np.bincount((rows[:, 0] * classes + rows[:, 1]).astype(np.int64))
   codes = np.flatnonzero(counts)
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about a resampling of one class
+    warnings.simplefilter("ignore")  # a resampling with one class
     return getattr(metrics, name)(*divmod(codes, classes), sample_weight=counts[codes], **options)
 
 
 def _f1(rows: np.ndarray, classes: int) -> float:
-  """Returns the F1 of class 1 of two classes, or the mean over more classes."""
+  """Returns the F1 of class 1 of two classes, or the mean F1 of more classes."""
   average = "binary" if classes == 2 else "macro"
   return _sklearn("f1_score", rows, classes, average=average, zero_division=0.0)
 
@@ -35,7 +35,7 @@ def _correlation(name: str, rows: np.ndarray, classes: int) -> float:
   if (np.ptp(rows, axis=0) == 0).any():
     return 0.0
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about nearly constant predictions
+    warnings.simplefilter("ignore")  # nearly constant predictions
     value = getattr(stats, name)(rows[:, 0], rows[:, 1]).statistic
   return value if math.isfinite(value) else 0.0
 
@@ -43,8 +43,8 @@ def _correlation(name: str, rows: np.ndarray, classes: int) -> float:
 class Metric(NamedTuple):
   """A metric of predictions.
 
-  `compute` takes rows [n, 2] of label and prediction and the number of classes or 0, and returns a
-  number from -1 to 1. MCC and the correlations of constant labels or predictions are 0.
+  `compute` maps rows [n, 2] of label and prediction and the number of classes (or 0) to a number
+  from -1 to 1. MCC and correlations are 0 for constant labels or predictions.
   """
 
   compute: Callable[[np.ndarray, int], float]
@@ -65,8 +65,8 @@ RETRIEVAL = ("ndcg@10", "mrr@10", "accuracy@1")
 def retrieval(scores: np.ndarray, is_relevant: np.ndarray) -> tuple[float, float, float]:
   """Returns the RETRIEVAL metrics of a query, 0 to 1, from the scores [n] of all candidates.
 
-  nDCG@10 with gains of 0 and 1 (Järvelin & Kekäläinen 2002). Of equal scores the irrelevant ones
-  come first, so that constant scores find nothing.
+  nDCG@10 has gains of 0 and 1 (Järvelin & Kekäläinen 2002). Ties rank irrelevant candidates first,
+  so that constant scores find nothing.
 
   >>> retrieval(np.array([0.9, 0.7, 0.5]), np.array([False, True, False]))
   (0.63..., 0.5, 0.0)

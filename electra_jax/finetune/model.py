@@ -52,7 +52,7 @@ class Model:
     )
 
   def predict(self, examples: Any) -> Any:
-    """Returns the predictions for examples; see `TaskKind`."""
+    """Returns the predictions for examples as from `TaskKind.decode`."""
     features, windows = self.kind.rows(self.info, examples, self.tokenizer)
     outputs = self._outputs(self.weights, features)[0] if features else {}
     return self.kind.decode(self.info, examples, windows, outputs)
@@ -64,36 +64,36 @@ class Model:
     - Tagging: a sequence of words -> {"tags"}.
     - Question answering: (question, context) -> {"answer", "start", "end", "probability",
       "null_odds"}, start and end in characters of the context (None without an answer).
-    - Pairs: texts -> their embeddings, [n, D] float32 of length 1: the products are the cosines.
+    - Pairs: texts -> embeddings [n, D] float32 of length 1, whose dot products are cosines.
 
     Raises:
-      ValueError: an item does not have the form of the task.
+      ValueError: an item does not have the task's form.
     """
     if not isinstance(items, Iterable):
-      raise ValueError(f"a sequence of items is needed, got {items!r:.80}")
+      raise ValueError(f"give a list of items, got {items!r:.80}")
     items = [items] if isinstance(items, str) else list(items)
     return self.kind.answer(self, items) if items else []
 
   def predict_file(self, file: Path, out: Path, columns: Sequence[str] = ()) -> int:
-    """Writes the predictions for a file in the format of the task; returns the number of rows.
+    """Writes the predictions for a file in the task's format; returns the number of rows.
 
     Args:
-      file: as the task's files, or .txt with a text on each line; labels are ignored.
-      out: a new file, or for question answering a folder.
-      columns: of a text task's file, to copy to each prediction; of pairs, the one to embed.
+      file: in the format of the task's files, or .txt with one text a line; labels are ignored.
+      out: a new file, or a new folder for question answering.
+      columns: for a text task, the columns to copy to the predictions; for pairs, the one to embed.
 
     Raises:
-      ValueError, OSError: `out` exists or cannot be made, or the file is invalid or lacks a column.
+      ValueError, OSError: `out` exists or cannot be created, or the file is invalid.
     """
     check_new(out)
     return self.kind.predict_file(self, file, out, columns)
 
 
 def find(path: str | Path) -> Path:
-  """Returns the folder of a fine-tuned network: `path`, or the only network below it.
+  """Returns the folder of a fine-tuned network: `path`, or the only one below it.
 
   Raises:
-    ExchangeError: there is none, or there are several.
+    ExchangeError: there is no network, or there are several.
   """
   path = hub.local(path)
   if (path / EXPORT_FILE).is_file():
@@ -109,7 +109,7 @@ def from_source(source: Source, path: str | Path) -> Model:
   """Returns the fine-tuned network of a source opened at `path`.
 
   Raises:
-    ExchangeError: the source is not fine-tuned, or on a task that this version does not know.
+    ExchangeError: the source is not fine-tuned, or its kind of task is unknown.
   """
   if source.finetuned is None:
     raise ExchangeError(f"{path} is not fine-tuned: run electra-jax finetune first")
@@ -117,17 +117,17 @@ def from_source(source: Source, path: str | Path) -> Model:
     info = TaskInfo.from_json(source.finetuned.info)
     TASK_KINDS[info.kind]
   except (KeyError, TypeError) as error:
-    raise ExchangeError(f"{path}: this version does not know its task ({error})") from None
+    raise ExchangeError(f"{path} has a task unknown to this version ({error})") from None
   network = source.networks["discriminator"]
   weights = {**network.weights, "head": source.finetuned.head}
   return Model(info, network.cfg, source.tokenizer, jax.tree.map(lambda x: x[None], weights))
 
 
 def load(path: str | Path) -> Model:
-  """Returns the fine-tuned network at `path` or, if it is the only one, below it.
+  """Returns the fine-tuned network at `path`, or the only one below it.
 
   Raises:
-    ExchangeError: there is none, or it is damaged.
+    ExchangeError: there is not exactly one network, or it is damaged.
   """
   folder = find(path)
   return from_source(sources.open_source(folder), folder)

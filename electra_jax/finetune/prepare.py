@@ -1,4 +1,4 @@
-"""Registers the kinds of task and prepares the data of a configuration's tasks."""
+"""Lists the kinds of task and prepares the data of a configuration's tasks."""
 
 import warnings
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ TASK_KINDS: dict[str, TaskKind] = {
 
 
 def warn_of_unread_overrides(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Warns of fields set on the command line that the configuration's kind of task does not read."""
+  """Warns of fields set on the command line that config.kind does not read."""
   if config.kind not in TASK_KINDS:
     return
   mine = set(TASK_KINDS[config.kind].fields)
@@ -36,7 +36,7 @@ def task_names(config: ConfigDict) -> list[str]:
   """Returns the names of the configuration's tasks.
 
   Raises:
-    ValueError: there is none, or one is unknown.
+    ValueError: a task is missing or unknown.
   """
   names = list(dict.fromkeys(name.strip() for name in config.task.split(",") if name.strip()))
   if config.kind not in TASK_KINDS:
@@ -44,22 +44,22 @@ def task_names(config: ConfigDict) -> list[str]:
   known = TASK_KINDS[config.kind].known_names(config)
   if known is None:
     if len(names) != 1:
-      raise ValueError(f"config.task={config.task!r}: expected one name")
+      raise ValueError(f"config.task must be one name, got {config.task!r}")
     if "/" in names[0] or names[0].startswith("."):
-      raise ValueError(f"config.task={config.task!r} cannot name a folder in the workdir")
+      raise ValueError(f"config.task must be a valid folder name, got {config.task!r}")
   elif not names or set(names) - set(known):
     raise ValueError(
-      f"config.task={config.task!r}: the tasks of kind={config.kind} are {', '.join(known)}; for a"
-      " task of your own, use configs/finetune/own.py"
+      f"config.task={config.task!r}: the tasks of kind={config.kind} are {', '.join(known)}; use"
+      " configs/finetune/own.py for other tasks"
     )
   return names
 
 
 def with_head(config: ConfigDict, cfg: TransformerConfig) -> ConfigDict:
-  """Returns a configuration with all fields of its head set, as configs/finetune/base.py says.
+  """Returns a configuration with all fields of its head set as described in finetune/base.py.
 
   Args:
-    cfg: of the network, whose class in transformers decides where model.head is auto.
+    cfg: of the network, whose class in transformers defines model.head=auto.
   """
   config, level = config.copy_and_resolve_references(), TASK_KINDS[config.kind].level
   q = config.qa
@@ -80,7 +80,7 @@ def with_head(config: ConfigDict, cfg: TransformerConfig) -> ConfigDict:
 def prepare(
   config: ConfigDict, name: str, tokenizer: Tokenizer, cfg: TransformerConfig
 ) -> TaskData:
-  """Returns the data of a task for a network; rows have at most its positions in tokens.
+  """Returns the data of a task for a network; rows have at most `cfg.max_positions` tokens.
 
   Raises:
     ValueError: a file is missing or invalid, or `data.max_length` is too small.
@@ -90,12 +90,12 @@ def prepare(
   longest = min(config.data.max_length, cfg.max_positions)
   task = TASK_KINDS[config.kind].prepare(with_head(config, cfg), name, tokenizer, longest)
   if not next(iter(task.splits.values())).labelled:
-    raise ValueError(f"config.data.dev: {config.data.dev} has no labels to measure by")
+    raise ValueError(f"config.data.dev={config.data.dev} has no labels")
   rows = {"train": task.train, **{split: x.features for split, x in task.splits.items()}}
   if empty := [split for split, features in rows.items() if not features]:
-    raise ValueError(f"{task.title}: no row is in the split {empty[0]!r}: change config.own.split")
+    raise ValueError(f"{task.title}: the split {empty[0]!r} has no row: change config.own.split")
   if longest < config.data.max_length:
-    task.notes.insert(0, f"rows are limited to {longest} tokens, the positions of the network")
+    task.notes.insert(0, f"rows are limited to {longest} tokens, the network's positions")
   if "layers" in task.info.head.arguments:
     task.notes.append(_describe_head(task, cfg))
   task.notes.extend(_count_tokens(split, features, tokenizer) for split, features in rows.items())
@@ -106,11 +106,11 @@ def _describe_head(task: TaskData, cfg: TransformerConfig) -> str:
   layers = task.info.head.arguments["layers"]
   if name := huggingface.family_of(cfg).classes.get(task.info.head.make().export or ""):
     return f"head: {layers}, exported as {name}"
-  return f"head: {layers}, which transformers lacks: exported without it; model.head=auto has one"
+  return f"head: {layers}, not exported: transformers lacks it (model.head=auto is exported)"
 
 
 def _count_tokens(split: str, features: list[Feature], tokenizer: Tokenizer) -> str:
-  """Returns a line with the number of rows, their lengths and the share of unknown tokens."""
+  """Returns a line with the number of rows, their lengths and the unknown tokens."""
   lengths = [len(feature.ids) for feature in features]
   unknown = sum(int((feature.ids == tokenizer.vocab.unk).sum()) for feature in features)
   mean, share = sum(lengths) / max(len(lengths), 1), 100 * unknown / max(sum(lengths), 1)

@@ -16,7 +16,7 @@ from electra_jax.finetune.squad import Decoded, Window
 from electra_jax.finetune.squad_files import Question, Questions
 from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
-# Fields of config.qa saved for windows and decoding, and arguments of the head.
+# Fields of config.qa for windows and decoding, which are saved, and for the head.
 OPTIONS = ("stride", "max_query", "n_best", "max_answer_length", "threshold")
 HEAD_ARGUMENTS = ("beam_size", "joint", "answerable_weight", "hidden", "max_answer_length")
 
@@ -37,8 +37,8 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   impossible = any(question.impossible for question in train.items)
   if impossible and not q.answerable_weight and q.threshold:
     notes.append(
-      f"warning: qa.answerable_weight=0, so qa.threshold={q.threshold:g} is compared with BERT's"
-      " score of no answer, whose threshold is 0"
+      f"warning: with qa.answerable_weight=0, qa.threshold={q.threshold:g} applies to BERT's null"
+      " score, whose threshold is 0"
     )
   options = {name: q[name] for name in OPTIONS} | {"impossible": impossible}
   arguments = {name: q[name] for name in HEAD_ARGUMENTS} | {"layers": config.model.head}
@@ -76,16 +76,16 @@ def _write(info: TaskInfo, path: Path, questions: Questions, decoded: Decoded) -
 
 
 def _null_threshold(info: TaskInfo, questions: Questions | None = None) -> float:
-  """Returns the null odds above which there is no answer.
+  """Returns the null odds above which a question has no answer.
 
-  Infinite if all questions have an answer: the training questions or, by their labels, `questions`.
+  Infinite if all training questions have an answer, or all labelled `questions`.
   """
   answerable = questions is not None and questions.labelled and not questions.may_be_impossible
   return info.options["threshold"] if info.options["impossible"] and not answerable else math.inf
 
 
 def _collapsed(info: TaskInfo, scores: np.ndarray) -> bool:
-  """True if questions have answers, and none is answered or no answer shares a word with theirs."""
+  """Returns whether questions have answers, but no prediction shares a word with one."""
   if scores.shape[1] == 2:
     return not scores[:, 1].any()
   answered = (scores[:, 4] > 0) & (scores[:, 3] <= _null_threshold(info))
@@ -96,7 +96,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   for item in items:
     if isinstance(item, str) or len(item) != 2:
       name = predictor.info.name
-      raise ValueError(f"{name} expects pairs of a question and a context: {item!r:.80}")
+      raise ValueError(f"{name} expects pairs of a question and a context, got {item!r:.80}")
   questions = tuple(
     Question(str(i), question, context, (), (), False)
     for i, (question, context) in enumerate(items)
@@ -114,7 +114,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
   """Reads SQuAD or MRQA, labels optional; writes a folder `out` of JSON files."""
   if columns:
-    raise ValueError("--columns is for text tasks: answers are written under their questions' ids")
+    raise ValueError("--columns is for text tasks: answers are written by question id")
   questions = squad_files.read(file)
   _write(predictor.info, out, questions, predictor.predict(questions))
   return len(questions.items)

@@ -19,14 +19,14 @@ from electra_jax.runtime.workdir import replacing
 
 RESULTS, EXAMPLE_SCORES, CONFIG = "results.jsonl", "units.npz", "config.json"
 PICTURE = "results.png"
-ROW = {"task", "split", "seed", "metrics", "collapsed"}  # fields of a row of results
+ROW = {"task", "split", "seed", "metrics", "collapsed"}  # required fields of a row
 
 
 def read_results(folder: Path) -> list[dict]:
   """Returns the rows of results in a folder.
 
   Raises:
-    ValueError: the file holds something else; OSError: it cannot be read.
+    ValueError: the file has other rows; OSError: it cannot be read.
   """
   path, rows = folder / RESULTS, []
   for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -44,7 +44,7 @@ def write_results(folder: Path, rows: list[dict]) -> None:
 
 
 def print_average(rows: list[dict], console: Console) -> None:
-  """Prints the paper's average over GLUE (Table 1) if more than one of its tasks is present."""
+  """Prints the paper's GLUE average (Table 1) if more than one of its tasks is present."""
   scores = collections.defaultdict(list)
   for row in rows:
     if row["split"] in ("dev", "dev_matched"):
@@ -61,10 +61,10 @@ def print_average(rows: list[dict], console: Console) -> None:
 
 
 def find_tasks(root: Path) -> dict[str, Path]:
-  """Returns {task: folder} of the finished tasks in a folder of results, or of one task.
+  """Returns {task: folder} of the finished tasks in a workdir, or of one task's folder.
 
   Raises:
-    ValueError: there is none.
+    ValueError: there are no results.
   """
   files = [*root.glob(EXAMPLE_SCORES), *sorted(root.glob(f"[!.]*/{EXAMPLE_SCORES}"))]
   found = {p.parent.name: p.parent for p in files}
@@ -77,12 +77,12 @@ def compare(a: Path, b: Path, console: Console, samples: int = 2000) -> None:
   """Prints the difference A − B on each common task, with a paired bootstrap interval.
 
   Raises:
-    ValueError: the folders have no task in common, or their examples or main metrics differ.
+    ValueError: no task is in both folders, or the examples or main metrics differ.
   """
   ours, theirs = find_tasks(a), find_tasks(b)
   both = [name for name in ours if name in theirs]
   if not both:
-    raise ValueError(f"no task in common: {a} has {', '.join(ours)}, {b} has {', '.join(theirs)}")
+    raise ValueError(f"no common task: {a} has {', '.join(ours)}, {b} has {', '.join(theirs)}")
   table = Table(title=f"A {a} against B {b}: means over seeds")
   for column in ("task", "split", "metric, %", "A", "B", "A − B", "95 % interval", "p"):
     table.add_column(column, justify="left" if column in ("task", "split") else "right")

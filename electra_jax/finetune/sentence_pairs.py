@@ -1,4 +1,4 @@
-"""Defines the task kind of text embeddings, trained on pairs of texts that belong together."""
+"""Defines the task kind of text embeddings, trained on pairs of texts."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,18 +17,18 @@ from electra_jax.finetune.labels import number
 from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
 
 _WANTED = {
-  "train": "an anchor, its positive and, if there are, negatives",
-  "dev": "two texts and, if they have one, their score",
+  "train": "an anchor, its positive and optional negatives",
+  "dev": "two texts and an optional score",
 }
 
 
 class Pairs(NamedTuple):
   """The rows of a file."""
 
-  texts: list[str]  # the distinct ones
-  rows: list[list[int]]  # of each row its texts: two, in training also its negatives
-  gold: list[float] | None  # the scores of the rows, if these have one
-  notes: list[str]  # what they are, and which were left out
+  texts: list[str]  # the distinct texts
+  rows: list[list[int]]  # the indices of each row's texts: two, in training also negatives
+  gold: list[float] | None  # the scores of the rows, if any
+  notes: list[str]  # the number of rows, and the skipped ones
 
 
 def read(
@@ -41,11 +41,11 @@ def read(
   """Reads a file in one of `files.FORMS`; a row without a first and second text is bad.
 
   Args:
-    role: "train": the texts are an anchor, a positive and negatives, which may be empty; "dev": two
-      texts to compare, and their score if there is a third column.
-    named: the columns, separated by commas; None for all columns of the file, in their order.
-    most: this many rows at most.
-    holds: whether a row with this first text is read.
+    role: "train" for an anchor, a positive and negatives, which may be empty; "dev" for two texts
+      to compare and optionally a third column with their score.
+    named: comma-separated columns; None for all columns of the file, in order.
+    most: maximum number of rows.
+    holds: whether to read a row with this first text.
 
   Raises:
     TaskError: the file cannot be read or lacks a column, or more than 1 % of its rows are bad.
@@ -85,7 +85,7 @@ def read(
 
 
 def _cells(row: dict | str, names: Sequence[str]) -> tuple[list[str], str | None]:
-  """Returns the texts of a row, without empty negatives, and why it cannot be used."""
+  """Returns the texts of a row, without empty negatives, and its fault, or None."""
   if isinstance(row, str):
     return [], row
   cells = [row.get(name) or "" for name in names]
@@ -98,7 +98,7 @@ def _cells(row: dict | str, names: Sequence[str]) -> tuple[list[str], str | None
 
 
 def _encode(info: TaskInfo, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-  """Returns [CLS] text [SEP] of each text, cut at the end."""
+  """Returns [CLS] text [SEP] of each text, truncated at the end."""
   cls, sep = tokenizer.vocab.cls, tokenizer.vocab.sep
   most = info.max_length - 2
   return [np.array([cls, *x[:most], sep], np.int32) for x in tokenizer.encode_batch(texts)]
@@ -109,7 +109,7 @@ def _rows(info: TaskInfo, texts: Sequence[str], tokenizer: Tokenizer) -> tuple:
 
 
 def _train_rows(info: TaskInfo, pairs: Pairs, tokenizer: Tokenizer) -> list[Feature]:
-  """Returns a row of each anchor and its other texts, each a document of its own."""
+  """Returns a row of each anchor and its other texts, each a separate document."""
   encoded, made = _encode(info, pairs.texts, tokenizer), []
   least = TOKENS_PER_DOCUMENT * info.head.arguments["texts"]
   for row in pairs.rows:
@@ -127,8 +127,8 @@ def _train_rows(info: TaskInfo, pairs: Pairs, tokenizer: Tokenizer) -> list[Feat
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
   if config.train.accumulation > 1:
     raise ValueError(
-      f"config.train.accumulation={config.train.accumulation} would hide the texts of a batch from"
-      " each other: set it to 1, and model.remat or a smaller train.batch_size if memory is short"
+      f"config.train.accumulation must be 1 for pairs, got {config.train.accumulation}: to save"
+      " memory set model.remat=True or a smaller train.batch_size"
     )
   p, d = config.pairs, config.data
   parts = task_data.find_parts(config)
@@ -162,9 +162,9 @@ def _cosines(pairs: Pairs, vectors: np.ndarray) -> np.ndarray:
 
 
 def example_scores(info: TaskInfo, pairs: Pairs, vectors: np.ndarray) -> np.ndarray:
-  """Returns [n, 2] of score and cosine or, without scores, a query's RETRIEVAL metrics, [q, 3].
+  """Returns [n, 2] of score and cosine or, without scores, the queries' RETRIEVAL metrics [q, 3].
 
-  Each distinct first text is a query: its second texts are found among those of all rows.
+  Each distinct first text is a query for its second texts among the second texts of all rows.
   """
   if pairs.gold is not None:
     return np.stack([pairs.gold, _cosines(pairs, vectors)], 1)
@@ -190,7 +190,7 @@ def compute_metrics(scores: np.ndarray) -> dict[str, float]:
 
 
 def _collapsed(info: TaskInfo, scores: np.ndarray) -> bool:
-  """True if all cosines are the same, or no query finds its answer among the first ten."""
+  """Returns whether all cosines are equal, or no query finds its answer in the top ten."""
   return bool(scores[:, 1].std() < 1e-4 if scores.shape[1] == 2 else not scores[:, 0].any())
 
 
@@ -203,19 +203,19 @@ def _write(info: TaskInfo, path: Path, pairs: Pairs, vectors: np.ndarray) -> Non
 def _answer(predictor: Predictor, items: Sequence) -> np.ndarray:
   for item in items:
     if not isinstance(item, str):
-      raise ValueError(f"{predictor.info.name} embeds single texts: {item!r:.80}")
+      raise ValueError(f"{predictor.info.name} embeds single texts, got {item!r:.80}")
   return predictor.predict(items)
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
   """Writes the embeddings [n, D] of a column of a file, by default the first."""
   if out.suffix != ".npy":
-    raise ValueError(f"{out}: its name must end in .npy, NumPy's format for the embeddings")
+    raise ValueError(f"{out}: the name of a file of embeddings must end in .npy")
   rows = files.read_rows(file)
   where, found = next(rows)
   names = list(columns) or found[:1]
   if len(names) > 1:
-    raise ValueError(f"--columns={','.join(columns)}: name the one column to embed")
+    raise ValueError(f"--columns must be one column to embed, got {','.join(columns)}")
   files.check_columns(where, found, names)
   texts = []
   for where, row in rows:

@@ -30,21 +30,21 @@ class Window(NamedTuple):
   feature: Feature  # with the targets of `qa_head.make_head`; in prediction only "allowed"
   question: int  # index of the question
   spans: np.ndarray  # [n, 2] int32, each token's characters [start, end) in the context, else 0, 0
-  max_context: np.ndarray  # [n] bool, True where this window gives the token the most context
+  max_context: np.ndarray  # [n] bool, whether this window gives the token the most context
 
 
 class Answer(NamedTuple):
   """A predicted answer, context[start:end]; `probability` is normalised over the n best."""
 
   text: str
-  start: int | None  # None, as `end`, if there is no answer
+  start: int | None  # None, like `end`, without an answer
   end: int | None
   score: float  # log-probability
   probability: float
 
 
 class Decoded(NamedTuple):
-  """Predictions by question id: the best text ("" without a span), the n best, the null odds."""
+  """Predictions by question id: the best text ("" without a span), n best answers, null odds."""
 
   predictions: dict[str, str]
   nbest: dict[str, list[Answer]]
@@ -62,25 +62,24 @@ def windows(
 ) -> list[Window]:
   """Returns the windows of all questions, in order.
 
-  In training, the target is the first answer; a window that does not contain all of it is
-  impossible, with target [CLS].
+  In training, the target is the first answer; a window without all of it is impossible, with target
+  [CLS].
 
   Args:
-    max_length, max_query: maximum tokens of a row and of a question, whose rest is truncated.
+    max_length, max_query: maximum tokens of a row and of a (truncated) question.
     stride: tokens between the starts of two windows.
     train: whether to add the targets and drop lost questions.
 
   Raises:
-    TaskError: the lengths leave no room for the context, or the file has no labels to train on.
+    TaskError: the lengths leave no room for the context, or training questions lack labels.
   """
   if stride < 1 or max_query < 1 or max_length < max_query + 4:
     raise TaskError(
-      f"rows of {max_length} tokens (data.max_length, or the network's positions) with"
-      f" qa.stride={stride} are too short for qa.max_query={max_query}, 3 special tokens and a"
-      " context"
+      f"rows of {max_length} tokens (data.max_length or the network's positions) leave no room for"
+      f" a context: lower qa.max_query={max_query}, keep qa.stride={stride} above 0"
     )
   if train and not questions.labelled:
-    raise TaskError(f"{questions.path} has unlabelled questions: it cannot be used for training")
+    raise TaskError(f"{questions.path} has unlabelled questions: train on a labelled file")
   vocab, items = tokenizer.vocab, questions.items
   contexts = _encode_contexts(tokenizer, dict.fromkeys(q.context for q in items))
   heads = tokenizer.encode_batch([q.question for q in items])
@@ -114,7 +113,7 @@ def _encode_contexts(tokenizer: Tokenizer, contexts: Iterable[str]) -> dict:
 
 
 def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
-  """Extends spans [m, 2] by the combining marks that follow, which BERT's normaliser drops."""
+  """Extends spans [m, 2] by the following combining marks, which BERT's normaliser drops."""
   if text.isascii() or not any(unicodedata.category(char) == "Mn" for char in set(text)):
     return spans
   is_mark = np.array([unicodedata.category(char) == "Mn" for char in text] + [False])
@@ -128,11 +127,11 @@ def _with_marks(text: str, spans: np.ndarray) -> np.ndarray:
 def _parts(tokens: int, head: int, max_length: int, stride: int) -> list[tuple]:
   """Returns the windows of a context of `tokens` tokens after `head` other tokens.
 
-  A window is its tokens [begin, end) of the context, and the masks "allowed" and
-  `Window.max_context`.
+  A window is (begin, end, mask "allowed", `Window.max_context`), with tokens [begin, end) of the
+  context.
 
-  A token has the most context in the window with the largest min(distance to either end) + 0.01 x
-  window length; ties go to the first window. As in BERT.
+  As in BERT, a token has the most context in the window with the largest min(distance to either
+  end) + 0.01 x window length; ties go to the first window.
   """
   room, begins = max_length - head - 1, [0]
   while begins[-1] + room < tokens:
@@ -164,8 +163,8 @@ def _token_span(question: Question, places: np.ndarray) -> tuple[int, int] | Non
 
 
 def _targets(gold: tuple[int, int] | None, begin: int, end: int, head: int) -> dict:
-  # Differs from the original: there, a window without the answer is still labelled answerable, so
-  # the classifier learns from the question alone.
+  # Differs from the original, which labels windows without the answer as answerable, so that the
+  # classifier learns from the question alone.
   inside = gold is not None and begin <= gold[0] and gold[1] < end
   first, last = (place - begin + head for place in gold) if inside else (0, 0)
   return {"start": np.int32(first), "end": np.int32(last), "impossible": np.float32(not inside)}
@@ -179,19 +178,19 @@ def decode(
   n_best: int,
   max_answer_length: int,
 ) -> Decoded:
-  """Returns the answers of all questions, with `n_best` distinct texts of each at most.
+  """Returns the answers of all questions, with at most `n_best` distinct texts for each.
 
-  A span is valid if it lies in the context, starts at a token with the most context in its window,
+  A span is valid if it is in the context, starts at a token with the most context in its window,
   does not end before it starts, and has at most `max_answer_length` tokens.
 
   Args:
     outputs: of `qa_head.make_head`, [rows, ...] in the order of `windows`.
 
   Raises:
-    ValueError: there is not one row of outputs per window.
+    ValueError: the numbers of windows and of rows of outputs differ.
   """
   if len(windows) != len(outputs["null"]):
-    raise ValueError(f"{len(windows)} windows, but outputs of {len(outputs['null'])}")
+    raise ValueError(f"got {len(outputs['null'])} rows of outputs for {len(windows)} windows")
   found: list[list] = [[] for _ in questions.items]
   for i, window in enumerate(windows):
     one = {name: values[i] for name, values in outputs.items()}
@@ -213,7 +212,7 @@ def _candidates(window: Window, one: dict, longest: int) -> tuple[np.ndarray, np
   end, score = one["end"], one["start_logp"][:, None] + one["end_logp"]
   keep = (start > 0) & (start <= end) & (end < np.minimum(start + longest, n))
   start, end, score = start[keep], end[keep], score[keep]
-  keep = window.max_context[start]  # False outside the context; an end outside gives an empty text
+  keep = window.max_context[start]  # False outside the context; an end outside gives ""
   start, end = start[keep], end[keep]
   return score[keep], np.stack([window.spans[start, 0], window.spans[end, 1]], 1)
 
@@ -239,8 +238,8 @@ def _best(context: str, scores: np.ndarray, spans: np.ndarray, n_best: int) -> l
 def write(folder: str | os.PathLike, decoded: Decoded, threshold: float = math.inf) -> None:
   """Writes predictions.json and null_odds.json for the official scripts, and nbest.json.
 
-  A prediction with null odds above `threshold` becomes ""; raw_predictions.json, from which the
-  best thresholds are found, has them all. It is missing for an infinite threshold, as in SQuAD 1.1.
+  A prediction with null odds above `threshold` becomes "". raw_predictions.json keeps all, to find
+  the best thresholds; it is not written for an infinite threshold, as in SQuAD 1.1.
   """
   raw, odds = decoded.predictions, decoded.null_odds
   contents: dict[str, dict] = {
@@ -259,7 +258,7 @@ def write(folder: str | os.PathLike, decoded: Decoded, threshold: float = math.i
 def token_f1(predicted: str, gold: str, empty_counts: bool) -> float:
   """Returns the F1 of two normalised answers as bags of words.
 
-  If `empty_counts`, two empty answers agree, as in SQuAD 2.0 only.
+  With `empty_counts`, as in SQuAD 2.0, two empty answers agree.
   """
   ours, theirs = predicted.split(), gold.split()
   if not ours or not theirs:
@@ -270,16 +269,16 @@ def token_f1(predicted: str, gold: str, empty_counts: bool) -> float:
 
 
 def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
-  """Returns a row per question for `compute_metrics`: [n, 2] exact and F1, from 0 to 1.
+  """Returns a row per question for `compute_metrics`: [n, 2] exact match and F1, from 0 to 1.
 
-  For SQuAD 2.0 it is [n, 5]: also whether there is an answer, the null odds, and whether the
-  predicted text is not empty. Exact and F1 then ignore the null odds.
+  For SQuAD 2.0 it is [n, 5], with whether there is an answer, the null odds, and whether the
+  predicted text is not empty. Exact match and F1 then ignore the null odds.
 
   Raises:
     TaskError: the file has no labels.
   """
   if not questions.labelled:
-    raise TaskError(f"{questions.path} has unlabelled questions: it cannot be scored")
+    raise TaskError(f"{questions.path} has unlabelled questions: score a labelled file")
   rows, version_2 = [], questions.may_be_impossible
   for question in questions.items:
     text = decoded.predictions[question.id]
@@ -295,9 +294,9 @@ def example_scores(questions: Questions, decoded: Decoded) -> np.ndarray:
 def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
   """Returns {official name: percent, or null odds in best_*_thresh}, the main metric first.
 
-  From rows of `example_scores`. For SQuAD 2.0, null odds above `threshold` mean "no answer"; best_*
-  use the thresholds that are best for these questions. HasAns_* and NoAns_* are over the questions
-  with and without an answer, and left out if there are none, as by the official script.
+  `scores` are from `example_scores`. For SQuAD 2.0, null odds above `threshold` mean "no answer";
+  best_* use the best thresholds for these questions. HasAns_* and NoAns_* are over questions with
+  and without an answer and, as in the official script, missing if there are none.
   """
   if scores.shape[1] == 2:
     exact, f1 = 100 * scores.mean(0)
@@ -309,12 +308,11 @@ def compute_metrics(scores: np.ndarray, threshold: float) -> dict[str, float]:
     if rows.any():
       exact, f1 = 100 * decided[rows].mean(0)
       found |= {f"{name}_exact": float(exact), f"{name}_f1": float(f1)}
-  # At the lowest threshold every prediction is "no answer"; raising it answers the questions one by
-  # one in the order of their odds.
+  # At the lowest threshold no question is answered; raising it answers them in order of their odds.
   order = np.argsort(odds, kind="stable")
   for i, name in enumerate(("exact", "f1")):
     change = np.where(has_answer, raw[:, i], -scores[:, 4])[order]
-    sums = np.cumsum([(~has_answer).sum(), *change])  # in the official order, to the last bit
+    sums = np.cumsum([(~has_answer).sum(), *change])  # in the official order, for equal bits
     best = int(sums.argmax())
     found[f"best_{name}"] = float(100 * sums[best] / len(scores))
     found[f"best_{name}_thresh"] = float(odds[order[best - 1]]) if best else 0.0

@@ -25,7 +25,7 @@ class Question(NamedTuple):
   context: str
   answers: tuple[tuple[str, int], ...]  # (text, its first character) of answers in the context
   golds: tuple[str, ...]  # reference texts for scoring, in the context or not
-  impossible: bool  # labelled as not answered by the context
+  impossible: bool  # labelled as having no answer in the context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,17 +33,17 @@ class Questions:
   """The questions of a file."""
 
   path: str
-  form: str  # "SQuAD 1.1", "SQuAD 2.0" (questions may be impossible) or "MRQA"
+  form: str  # "SQuAD 1.1", "SQuAD 2.0" (with impossible questions) or "MRQA"
   items: tuple[Question, ...]
   labelled: bool  # whether every question has answers or is labelled impossible
-  repaired: int = 0  # answers whose position in the file is wrong or missing
-  lost: int = 0  # questions without an answer in the context, not trained on
+  repaired: int = 0  # answers whose position in the file was wrong or missing
+  lost: int = 0  # questions without an answer in the context, which are not trained on
   empty: int = 0  # questions with a blank text or context
   duplicates: int = 0  # questions dropped for a repeated id
 
   @property
   def may_be_impossible(self) -> bool:
-    """True for SQuAD 2.0."""
+    """Whether the file is SQuAD 2.0."""
     return self.form == "SQuAD 2.0"
 
   def summary(self) -> str:
@@ -59,7 +59,7 @@ class Questions:
 
 
 def normalize(text: str) -> str:
-  """Normalises an answer as the official scripts do.
+  """Normalises an answer as the official scripts.
 
   >>> normalize("The  Cat's, an apple!")
   'cats apple'
@@ -67,15 +67,15 @@ def normalize(text: str) -> str:
   return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-# A question with the answers as in the file, and whether it is labelled.
+# (question with the file's answers, whether it is labelled)
 _Row = tuple[Question, bool]
 
 
 def read(path: str | os.PathLike, holds: Callable[[str], bool] = lambda context: True) -> Questions:
   """Reads the questions of a file whose contexts `holds` accepts, with or without labels.
 
-  The file is SQuAD 1.1 or 2.0, MRQA, or rows with the columns of SQuAD in `datasets` (JSON lines,
-  parquet). An answer at a wrong position is moved to its nearest occurrence.
+  The file is SQuAD 1.1 or 2.0, MRQA, or JSON lines or parquet with the columns of `datasets`'
+  SQuAD. An answer at a wrong position is moved to its nearest occurrence.
 
   Raises:
     TaskError: the file is missing, damaged or of another format, or has no question.
@@ -85,7 +85,7 @@ def read(path: str | os.PathLike, holds: Callable[[str], bool] = lambda context:
 
 
 def _open(path: str) -> tuple[str, Iterable[_Row]]:
-  """Returns the form of a file's questions, and these."""
+  """Returns the form of a file and its questions."""
   if files.form_of(path) == ".parquet":
     return _form(rows := list(_flat(path))), rows
   text = files.read_text(path)
@@ -100,8 +100,8 @@ def _open(path: str) -> tuple[str, Iterable[_Row]]:
   whole = first if first is not None and not rest.strip() else _parse(text, path)
   if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
     raise TaskError(
-      f"{path} is neither SQuAD (an object with 'data', or rows with 'question' and 'context') nor"
-      " MRQA (JSON lines)"
+      f"{path} must be SQuAD (an object with 'data', or rows with 'question' and 'context') or MRQA"
+      " (JSON lines)"
     )
   rows = list(_squad(path, whole["data"]))
   paragraphs = (p for article in whole["data"] for p in article["paragraphs"])
@@ -112,7 +112,7 @@ def _open(path: str) -> tuple[str, Iterable[_Row]]:
 
 
 def _form(rows: Iterable[_Row]) -> str:
-  """Returns the version of SQuAD that has such questions."""
+  """Returns the SQuAD version of the questions."""
   return f"SQuAD {'2.0' if any(question.impossible for question, _ in rows) else '1.1'}"
 
 
@@ -167,7 +167,7 @@ def _flat(path: str) -> Iterator[_Row]:
     if found is not None:
       lists = [_field(found, name, list, where) for name in ("text", "answer_start")]
       if len(lists[0]) != len(lists[1]):
-        raise TaskError(f"{where}: {len(lists[0])} answers at {len(lists[1])} places")
+        raise TaskError(f"{where}: {len(lists[0])} texts but {len(lists[1])} answer starts")
       pairs = zip(*lists, strict=True)
       qa["answers"] = [{"text": text, "answer_start": start} for text, start in pairs]
       qa["is_impossible"] = not qa["answers"]
@@ -200,13 +200,13 @@ def _detected(answer: Any, context: str, where: str) -> tuple[str, int]:
   except (ValueError, TypeError, IndexError, OverflowError):
     raise TaskError(f"{where}: 'char_spans' must be pairs of integers") from None
   there = context[max(start, 0) : last + 1]
-  # Some answer texts are lower-cased or lack punctuation: the context's text is used instead.
+  # Some answers are lower-cased or lack punctuation: take the text from the context.
   same = there.strip() and normalize(there) == normalize(text)
   return (there if same else text), start
 
 
 def _collect(path: str, form: str, rows: Iterable[_Row]) -> Questions:
-  """Locates each answer in its context; counts repairs and faults."""
+  """Locates the answers in their contexts; counts repairs and faults."""
   items: dict[str, Question] = {}
   counts: collections.Counter[str] = collections.Counter()
   labelled = True

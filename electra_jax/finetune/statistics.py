@@ -1,11 +1,11 @@
 """Summarises several seeds: medians, bootstrap intervals of differences, a table and a plot.
 
-The paper reports the median of 10 fine-tunings from one checkpoint (Clark et al. 2020, Section
+The paper reports the median of 10 fine-tuning runs from one checkpoint (Clark et al. 2020, Section
 3.1). A row of results is a dict: {"task": "mrpc", "split": "dev", "seed": 0, "metrics":
 {"accuracy": 87.3}, "collapsed": False, "majority": {"accuracy": 68.4}}; metrics are percent, the
-main one first. "majority", the metrics of the most frequent class or the mean number, may be None;
-rows of earlier versions lack it. With own.folds a row has its "fold", with train.patience the
-"step" of the best evaluation.
+main one first. "majority", the metrics of always predicting the most frequent class or the mean,
+may be None or (in earlier versions) missing. With own.folds a row has its "fold", with
+train.patience the "step" of the best evaluation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ TITLES = {
 
 
 class Summary(NamedTuple):
-  """Statistics of n seeds; `std` is the sample deviation (n - 1), 0 for a single seed."""
+  """Statistics of n seeds; `std` is the sample standard deviation (n - 1), 0 for one seed."""
 
   median: float
   mean: float
@@ -42,7 +42,7 @@ class Summary(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """The difference between two systems, with a percentile interval of 95 %."""
+  """The difference between two systems, with a 95 % percentile interval."""
 
   a: float  # the metric, a mean over the system's seeds
   b: float
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
 
 
 def summary(values: Sequence[float]) -> Summary:
-  """Returns the statistics of one value per seed; raises ValueError if there is none.
+  """Returns the statistics of one value per seed; raises ValueError for no values.
 
   >>> summary([61.0, 64.0, 63.0])
   Summary(median=63.0, mean=62.66..., std=1.52..., n=3)
@@ -74,15 +74,16 @@ def paired_bootstrap(
   samples: int = 2000,
   seed: int = 0,
 ) -> Difference:
-  """Returns the difference of two systems on the same examples, with its interval of 95 %.
+  """Returns the difference of two systems on the same examples, with its 95 % interval.
 
-  Each resampling draws n examples, the same for both systems, and each system's number of seeds,
-  all with replacement. So the interval covers the choice of test examples and seeds; with one seed
-  per system it covers examples only.
+  Each resampling draws n examples, the same for both systems, and S and S' seeds, all with
+  replacement. The interval covers the choice of test examples and seeds; with one seed per system,
+  only of examples.
 
   Args:
     scores_a, scores_b: example scores [S, n, m] and [S', n, m]; row i is the same example in both.
-    metrics: example scores [n, m] -> {metric: value}, of a and of b; `metric` is compared.
+    metrics: of a and of b, functions from example scores [n, m] to {metric: value}.
+    metric: the metric to compare.
 
   Raises:
     ValueError: there is no seed or no example, or the numbers of examples differ.
@@ -92,9 +93,7 @@ def paired_bootstrap(
   if not all(systems) or sizes[0] == 0:
     raise ValueError("a comparison needs at least one seed and one example of each system")
   if len(sizes) > 1:
-    raise ValueError(
-      f"systems are compared on the same examples: one has {sizes[0]}, one {sizes[-1]}"
-    )
+    raise ValueError(f"systems must have the same examples: one has {sizes[0]}, one {sizes[-1]}")
   a, b = (
     float(np.mean([compute(scores)[metric] for scores in system]))
     for system, compute in zip(systems, metrics, strict=True)
@@ -110,7 +109,7 @@ def paired_bootstrap(
       means.append(sum(values) / len(system))
     found[i] = means[0] - means[1]
   low, high = np.quantile(found, [0.025, 0.975])
-  # One is added to both counts: a finite sample cannot show that p is 0.
+  # Adding 1 to both counts keeps p above 0, as a finite sample cannot show that it is 0.
   tail = (1 + min((found <= 0).sum(), (found >= 0).sum())) / (1 + samples)
   return Difference(a, b, a - b, float(low), float(high), float(min(1.0, 2 * tail)))
 
@@ -118,7 +117,7 @@ def paired_bootstrap(
 def grouped(rows: Sequence[Mapping]) -> dict[tuple[str, str], dict[int, Mapping]]:
   """Returns {(task, split): {seed: row}}, tasks in the order of the rows, seeds sorted.
 
-  Rows with a "fold" are instead {fold: the row with the means of its seeds}.
+  For rows with a "fold" the inner dict is {fold: row with the means of its seeds}.
   """
   groups = {(row["task"], row["split"]): {} for row in rows}
   for row in sorted(rows, key=_place):
@@ -139,18 +138,18 @@ def _mean(rows: Sequence[Mapping]) -> Mapping:
 
 
 def _places(rows: Sequence[Mapping]) -> str:
-  """Returns what the rows of `grouped` are of: "fold", "seed" or "fold or seed"."""
+  """Returns the kind of the inner keys of `grouped`: "fold", "seed" or "fold or seed"."""
   return " or ".join(sorted({"fold" if "fold" in row else "seed" for row in rows}))
 
 
 def table(rows: Sequence[Mapping]) -> Table:
   """Returns a table of results: a line per metric, with statistics over seeds or folds.
 
-  A collapsed seed is marked but counts, as in the paper's median.
+  Collapsed seeds are marked but included, as in the paper's median.
   """
   groups = grouped(rows)
   seeds = sorted({seed for group in groups.values() for seed in group})
-  # One column for all seeds wraps in a narrow terminal, so that no value is cut off.
+  # All seeds are in one column, which wraps in a narrow terminal instead of losing values.
   of = _places(rows)
   few = f"{of} {' '.join(map(str, seeds))}"
   collapsed = any(row["collapsed"] for row in rows)
@@ -165,7 +164,7 @@ def table(rows: Sequence[Mapping]) -> Table:
   )
   for (task, split), group in groups.items():
     metrics = next(iter(group.values()))["metrics"]
-    percent = (metric for metric in metrics if not metric.endswith("_thresh"))  # as null odds are
+    percent = (metric for metric in metrics if not metric.endswith("_thresh"))  # in null odds
     for place, metric in enumerate(percent):
       stats = summary([row["metrics"][metric] for row in group.values()])
       found.add_row(
@@ -192,10 +191,10 @@ def _cell(row: Mapping | None, metric: str) -> Text:
 
 @curves.plain_names()
 def picture(path: str | Path, results: Sequence[Mapping]) -> None:
-  """Draws the main metric of each task as a PNG, a dot per seed and a line at the median.
+  """Draws the main metric of each task as a PNG, with a dot per seed and a line at the median.
 
-  A dashed line is the level of the most frequent class, or of the labels' mean. An existing file is
-  replaced only when the new one is complete.
+  A dashed line is the score of the most frequent class or the labels' mean. An existing file is
+  replaced atomically.
 
   Raises:
     ValueError: there are no results.
@@ -231,7 +230,7 @@ def picture(path: str | Path, results: Sequence[Mapping]) -> None:
 
 
 def _column(axis, x: float, rows: Sequence[Mapping], metric: str) -> None:
-  """Draws one task: the seeds, spread sideways to avoid overlap, their median, and the baseline."""
+  """Draws one task: its seeds, spread sideways to avoid overlap, their median and the baseline."""
   values = [row["metrics"][metric] for row in rows]
   median = summary(values).median
   axis.hlines(median, x - 0.28, x + 0.28, color="#d1602c", linewidth=2, zorder=2)

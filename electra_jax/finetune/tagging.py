@@ -1,7 +1,7 @@
 """Reads CoNLL files for sequence tagging, makes windows, decodes tags and scores them.
 
-Entities (chunks, names) are read in IOB1, BIO or BIOES, trained in BIOES as in the original, scored
-and written in BIO. Other tags, such as parts of speech, are not changed.
+Entities (chunks, names) are read in IOB1, BIO or BIOES, trained in BIOES as in the original, and
+scored and written in BIO. Other tags, such as parts of speech, stay unchanged.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 
 DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
 _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
-OTHER_SCHEMES = ("L-", "U-", "M-", "W-")  # of entities: BILOU, BMEWO
+OTHER_SCHEMES = ("L-", "U-", "M-", "W-")  # entity prefixes of BILOU and BMEWO
 
 
 class Sentence(NamedTuple):
@@ -32,16 +32,15 @@ class Sentence(NamedTuple):
 
 
 class TagWindow(NamedTuple):
-  """A sentence, or a window of a long one.
+  """A sentence, or a window of a long one. Each word of a sentence is tagged in one window.
 
-  The feature's target "tag" [n] int32 is -1 except at the first token of each word in `words`. Each
-  word of a sentence is tagged in one window.
+  The feature's target "tag" [n] int32 is -1 except at the first token of each word in `words`.
   """
 
   feature: Feature
   words: range  # indices of the words that the window tags
-  positions: np.ndarray  # [len(words)] int64, of each word's first token in the feature
-  cut: int  # number of tokens cut from words that are longer than a window
+  positions: np.ndarray  # [len(words)] int64, position of each word's first token in the feature
+  cut: int  # number of tokens cut from words longer than a window
 
 
 def read(
@@ -51,14 +50,14 @@ def read(
   tag_column: int | None = -1,
   tags_optional: bool = False,
 ) -> list[Sentence]:
-  """Reads a CoNLL file: a word per line, columns at spaces or tabs, blank lines between sentences.
+  """Reads a CoNLL file: a word a line, columns at spaces or tabs, blank lines between sentences.
 
   A row of .jsonl or .parquet is a sentence, and its lists are the columns. Columns count from 0, or
-  from the end if negative. The sentences have no tags if `tag_column` is None or the word's column,
-  as in a file of one column, or if the file lacks it and `tags_optional` is set.
+  from the end if negative. The sentences have no tags if `tag_column` is None or the word's column
+  (as in a file of one column), or if the file lacks the column and `tags_optional` is set.
 
   Raises:
-    TaskError: the file is missing, damaged, not UTF-8 or without a sentence, the number of columns
+    TaskError: the file is missing, damaged, not UTF-8 or has no sentence, the number of columns
       varies, or a column does not exist.
   """
   sentences = list(_sentences(path))
@@ -70,7 +69,7 @@ def read(
     tag_column = word_column
   for column in (word_column, tag_column):
     if not -width <= column < width:
-      raise TaskError(f"{first}: {width} columns, and column {column} is asked for")
+      raise TaskError(f"{first}: no column {column}, the line has {width} columns")
   for place, columns in itertools.chain(*sentences):
     if len(columns) != width:
       line = first.rpartition(":")[2]
@@ -83,7 +82,7 @@ def read(
 
 
 def _sentences(path: str | os.PathLike) -> Iterator[list[tuple[str, Sequence[str]]]]:
-  """Yields the place and the columns of each word, a list a sentence."""
+  """Yields a list of each word's place and columns for each sentence."""
   if files.form_of(path) in (".jsonl", ".parquet"):
     for place, row in itertools.islice(files.read_rows(path), 1, None):
       if isinstance(row, str):
@@ -104,7 +103,7 @@ def _sentences(path: str | os.PathLike) -> Iterator[list[tuple[str, Sequence[str
 
 
 def is_entities(tags: Iterable[str]) -> bool:
-  """Returns True if all tags are of IOB1, BIO or BIOES, with or without a type.
+  """Returns whether all tags are IOB1, BIO or BIOES, with or without a type.
 
   >>> is_entities(["B-NP", "O"]), is_entities(["B-NP", "VBZ"])
   (True, False)
@@ -113,7 +112,7 @@ def is_entities(tags: Iterable[str]) -> bool:
 
 
 def _entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-  """Returns (type, first, last) of each entity, as in conlleval; "_" means no type."""
+  """Returns (type, first, last) of each entity as in conlleval; the type "_" means none."""
   from seqeval.metrics.sequence_labeling import get_entities
 
   return get_entities(list(tags))
@@ -141,7 +140,7 @@ def to_bio(tags: Sequence[str]) -> list[str]:
 
 
 def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
-  """Rewrites entities with four prefixes: for a single, the first, an inner and the last word."""
+  """Rewrites entities with the prefixes of a single, the first, an inner and the last word."""
   if not is_entities(tags):
     return list(tags)
   single, begin, inside, end = prefixes
@@ -156,11 +155,11 @@ def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
 def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   """Returns the sorted labels of the training split.
 
-  For entities these are O and all four of BIES for each type: another split may have the type's
-  first entity of a single word. Tags of BILOU or BMEWO are labels as any others.
+  For entities these are O and all of BIES for each type, because other splits may need them. BILOU
+  and BMEWO tags are treated as plain labels.
 
   Raises:
-    TaskError: the sentences have no tags; or a tag has no scheme, but others are entities'.
+    TaskError: the sentences have no tags, or only some tags are BIO.
   """
   places = {tag: sentence.place for sentence in sentences for tag in _gold(sentence)}
   found = set(places)
@@ -169,23 +168,23 @@ def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
     mixed = "O" in found and any(tag[:2] in ("B-", "I-") for tag in found)
     if mixed and not all(tag[:2] in OTHER_SCHEMES for tag in odd):
       tag = odd[0]
-      raise TaskError(f"{places[tag]}: the tag {tag!r} is not BIO, but other tags are")
+      raise TaskError(f"{places[tag]}: the tag {tag!r} is not BIO, but the other tags are")
     return tuple(sorted(found))
   types = {tag[1:] for tag in found - {"O"}}
   return tuple(sorted({"O"} | {prefix + kind for prefix in "BIES" for kind in types}))
 
 
 def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, int]:
-  """Returns {gold tag, in BIO for entities, that is not a label: number of words}."""
+  """Returns {gold tag that is not a label: number of words}, with entities in BIO."""
   counts = Counter(tag for sentence in sentences for tag in _as_scored(_gold(sentence), labels))
   return {tag: count for tag, count in sorted(counts.items()) if tag not in labels}
 
 
 def check_unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> list[str]:
-  """Returns a note on the tags missing in training, [] if there are none.
+  """Returns a list with a note on tags missing in training, or [].
 
   Raises:
-    TaskError: more than MAX_BAD_FRAC of the words have them, or there are no tags.
+    TaskError: more than MAX_BAD_FRAC of the words have such tags, or the sentences have no tags.
   """
   missing, words = unseen(sentences, labels), sum(len(s.words) for s in sentences)
   if not missing:
@@ -201,8 +200,8 @@ def check_unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> list[s
 def _gold(sentence: Sentence) -> tuple[str, ...]:
   if sentence.tags is None:
     raise TaskError(
-      f"{sentence.place}: there is no column of tags beside the words' (tagging.tag_column,"
-      " tagging.word_column)"
+      f"{sentence.place}: no column of tags besides the words: set tagging.tag_column and"
+      " tagging.word_column"
     )
   return sentence.tags
 
@@ -216,13 +215,13 @@ def windows(
 ) -> list[TagWindow]:
   """Returns one window per sentence, several if it has more than max_length - 2 tokens.
 
-  Windows overlap by about half. A word is tagged in the window that gives it the most context,
-  counted as tokens to the nearer end. A word without tokens becomes [UNK]. Words are encoded
-  separately, with a space before all but the first if the vocabulary keeps spaces. Targets are
-  indices into `labels`, -1 for an unknown tag; sentences without tags have no target.
+  Windows overlap by about half. A word is tagged in the window that gives it the most context, in
+  tokens to the nearer end. A word without tokens becomes [UNK]. Words are encoded separately, with
+  a space before all but the first if the vocabulary keeps spaces. Targets are indices into
+  `labels`, -1 for an unknown tag; sentences without tags have no target.
 
   Raises:
-    TaskError: max_length is below 3, or the labels are of entities and a gold tag is not.
+    TaskError: max_length is below 3, or the labels are entities' and a gold tag is not.
   """
   room = max_length - 2
   if room < 1:
@@ -248,7 +247,7 @@ def windows(
 def _sentence_windows(
   tokens: list[list[int]], targets: np.ndarray | None, tokenizer: Tokenizer, room: int
 ) -> Iterator[TagWindow]:
-  """Yields a sentence's windows from the tokens of each word and targets [words]."""
+  """Yields a sentence's windows from its words' tokens and targets [words]."""
   vocab = tokenizer.vocab
   whole = np.array([len(word) for word in tokens])
   sizes = np.minimum(whole, room)
@@ -271,8 +270,8 @@ def _sentence_windows(
 def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
   """Returns (first word, end) of windows of at most `room` tokens that cover a sentence.
 
-  `starts` [words + 1] are the first tokens of the words and the end of the last word, which have at
-  most `room` tokens.
+  `starts` [words + 1] are the first tokens of the words, which have at most `room` tokens, and the
+  end of the last word.
   """
   last = len(starts) - 1
   bounds, begin = [], 0
@@ -289,7 +288,7 @@ def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:
 def _answered(starts: np.ndarray, bounds: list[tuple[int, int]]) -> list[range]:
   """Returns the words that each window tags.
 
-  The later of two windows gives a word more context if the word's middle is after the overlap's.
+  The later of two windows gives a word more context if its middle is after the overlap's middle.
   """
   middles = starts[:-1] + starts[1:]
   overlaps = [starts[a[1]] + starts[b[0]] for a, b in itertools.pairwise(bounds)]
@@ -303,7 +302,7 @@ def decode(
   labels: Sequence[str],
   outputs: dict[str, Sequence[np.ndarray]],
 ) -> list[list[str]]:
-  """Returns the most likely tag of each word, entities in BIO, by the logits of each window."""
+  """Returns the most likely tag of each word from the logits of each window, entities in BIO."""
   of_words = [x[w.positions] for w, x in zip(windows, outputs["logits"], strict=True)]
   return split_tags(sentences, labels, np.argmax(np.concatenate(of_words), -1))
 
@@ -322,8 +321,8 @@ def example_scores(
 ) -> np.ndarray:
   """Returns the counts of each sentence, [sentences, 5] float64, or [sentences, 2].
 
-  The columns are correct, predicted and gold entities, correct words (in BIO), words; labels that
-  are not of entities have only the last two. An entity is correct if its words and its type are.
+  The columns are correct, predicted and gold entities, correct words (in BIO) and words; only the
+  last two for labels other than entities. An entity is correct if its words and its type are.
 
   Raises:
     TaskError: a sentence has no gold tags.
@@ -345,8 +344,8 @@ def _right(gold: Sequence[str], predicted: Sequence[str]) -> tuple[int, int]:
 def compute_metrics(scores: np.ndarray) -> dict[str, float]:
   """Returns {metric: percent} over all sentences from the rows of `example_scores`.
 
-  F1, precision and recall are micro-averaged over entities; accuracy is over words and is the only
-  metric if tags are not of entities. A ratio with denominator 0 is 0.
+  F1, precision and recall are micro-averaged over entities; accuracy is over words, and the only
+  metric of other tags. A ratio with denominator 0 is 0.
 
   >>> compute_metrics(np.array([[1.0, 2, 1, 5, 8], [1, 2, 1, 2, 2]]))
   {'f1': 66.66666666666667, 'precision': 50.0, 'recall': 100.0, 'accuracy': 70.0}
@@ -366,10 +365,7 @@ def write(
   predicted: Sequence[Sequence[str]],
   labels: Sequence[str],
 ) -> None:
-  """Writes a line per word as conlleval reads it: the word, its gold tag if known, its prediction.
-
-  Entities are in BIO.
-  """
+  """Writes lines of word, gold tag if known and predicted tag, for conlleval; entities in BIO."""
   with open(path, "w", encoding="utf-8", newline="\n") as file:
     for sentence, tags in zip(sentences, predicted, strict=True):
       columns: list[Sequence[str]] = [sentence.words]

@@ -25,7 +25,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   train = subset(read.pop("train"), config.data.train_examples)
   labels = tagging.labels(train)
   if len(labels) == 1:
-    raise TaskError(f"{config.data.train}: all words have the tag {labels[0]}: nothing to learn")
+    raise TaskError(f"{config.data.train}: all words have the tag {labels[0]}")
   tags = [tag for sentence in train for tag in sentence.tags]
   count = f"{len(train):,} sentences, {len(tags):,} words, {len(labels)} labels"
   notes.append(f"train: {count}: {shares(tags)}")
@@ -77,22 +77,22 @@ def _decode(
 
 
 def _found_nothing(info: TaskInfo, scores: np.ndarray) -> bool:
-  """True if no entity was predicted; False if tags are not of entities."""
+  """Returns whether no entity was predicted; False for other tags."""
   return scores.shape[1] > 2 and not scores[:, 1].any()
 
 
 def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   for item in items:
     if isinstance(item, str):
-      raise ValueError(f"{predictor.info.name} expects sequences of words: {item!r:.80}")
+      raise ValueError(f"{predictor.info.name} expects sequences of words, got {item!r:.80}")
   sentences = [Sentence(tuple(words), None, f"sentence {i}") for i, words in enumerate(items)]
   return [{"tags": tags} for tags in predictor.predict(sentences)]
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
-  """Reads a file with the columns of the training file; `out` has a last column of predictions."""
+  """Reads a file with the training file's columns; the last column of `out` has the predictions."""
   if columns:
-    raise ValueError("--columns is for text tasks: tags are written beside their words")
+    raise ValueError("--columns is for text tasks: tags are written with their words")
   sentences = tagging.read(file, **predictor.info.options, tags_optional=True)
   tagging.write(out, sentences, predictor.predict(sentences), predictor.info.labels)
   return len(sentences)

@@ -1,4 +1,4 @@
-"""Defines the records and helpers shared by the kinds of task, which `prepare` lists."""
+"""Records and helpers of the kinds of task that `prepare` lists."""
 
 import dataclasses
 import hashlib
@@ -19,8 +19,8 @@ from electra_jax.finetune.labels import TextTask
 class TaskInfo:
   """The task metadata saved with a fine-tuned network; `dataclasses.asdict` of it is JSON.
 
-  `options` are fields of config.qa or config.tagging for making and decoding rows; for questions
-  also "impossible", whether some training questions have no answer.
+  `options` are fields of config.qa or config.tagging for making and decoding rows, and for
+  questions "impossible": whether some training questions have no answer.
   """
 
   kind: str  # a key of `prepare.TASK_KINDS`
@@ -33,7 +33,7 @@ class TaskInfo:
 
   @classmethod
   def from_json(cls, content: dict) -> "TaskInfo":
-    """Returns the info from its `dataclasses.asdict`."""
+    """Returns the info of a `dataclasses.asdict`."""
     head, text = HeadSpec(**content["head"]), content.get("text")
     if text is not None:
       text = TextTask(**{k: tuple(v) if isinstance(v, list) else v for k, v in text.items()})
@@ -45,10 +45,10 @@ class EvalSplit(NamedTuple):
 
   examples: Any  # as its kind of task reads them
   features: list[Feature]  # with targets only if the head's predictions read them
-  windows: list | None  # of the examples, for `TaskKind.decode`
+  windows: list | None  # for `TaskKind.decode`
   labelled: bool  # whether all examples have labels
-  examples_hash: str  # SHA-256 of the inputs and labels: comparisons need equal examples
-  file: str  # name of the predictions
+  examples_hash: str  # SHA-256 of the inputs and labels, which must be equal in comparisons
+  file: str  # file name of the predictions
 
 
 class TaskData(NamedTuple):
@@ -58,8 +58,8 @@ class TaskData(NamedTuple):
   title: str  # for display
   epochs: float  # default of the task
   train: list[Feature]
-  splits: dict[str, EvalSplit]  # to evaluate and predict; the first one selects the best seed
-  notes: list[str]  # lines to print: counts and warnings
+  splits: dict[str, EvalSplit]  # to evaluate and predict; the first selects the best seed
+  notes: list[str]  # lines to print, counts and warnings
 
 
 class Predictor(Protocol):
@@ -76,9 +76,9 @@ Metrics = Callable[[np.ndarray], dict[str, float]]
 
 
 class TaskKind(NamedTuple):
-  """The functions of a kind of task, which has its types of examples, windows, predictions."""
+  """The functions of a kind of task, with its types of examples, windows and predictions."""
 
-  # (config, name, tokenizer, max_length); ValueError: a file is missing or invalid
+  # (config, name, tokenizer, max_length); raises ValueError for a missing or invalid file
   prepare: Callable[[ConfigDict, str, Tokenizer, int], TaskData]
   # (info, examples, tokenizer) -> features, and windows if `decode` needs them
   rows: Callable[[TaskInfo, Any, Tokenizer], tuple[list[Feature], list | None]]
@@ -88,23 +88,23 @@ class TaskKind(NamedTuple):
   write: Callable[[TaskInfo, Path, Any, Any], None]  # predictions in the task's file format
   metrics: Callable[[TaskInfo], Metrics]
   collapsed: Callable[[TaskInfo, np.ndarray], bool]  # example scores -> whether training failed
-  # a dict or a vector per item; see `model.Model`
+  # returns a dict or a vector per item, see `model.Model`
   answer: Callable[[Predictor, Sequence], list[dict] | np.ndarray]
   predict_file: Callable[[Predictor, Path, Path, Sequence[str]], int]  # see `Model.predict_file`
   file_ending: str  # default of `out`
-  fields: tuple[str, ...]  # of the configuration that not all kinds read; also groups
-  # what its head reads, a key of `Layers.exports`; None: it has no layers to choose
+  fields: tuple[str, ...]  # fields, or groups, of the configuration that not all kinds read
+  # the input of its head, a key of `Layers.exports`; None: the layers cannot be chosen
   level: str | None = None
   main_metric: Callable[[TaskInfo], Metrics] | None = None  # alone, if cheaper to resample
-  # how its network embeds a text, a key of `embedding_head.POOLINGS`; None for other predictions
+  # a key of `embedding_head.POOLINGS` for text embeddings, else None
   pooling: Callable[[TaskInfo], str | None] = lambda info: None
   class_names: Callable[[TaskInfo], tuple[str, ...]] = lambda info: info.labels  # of the head
-  # names of tasks; None allows any one name
+  # names of tasks; None allows any single name
   known_names: Callable[[ConfigDict], tuple[str, ...] | None] = lambda config: None
-  # the factor from the head's output to the label, see `LabelType`; None unless labels are numbers
+  # the factor from the head's output to the label, see `LabelType`; None for labels without numbers
   unit: Callable[[TaskInfo], float | None] = lambda info: None
-  # example scores -> the metrics if every answer were the most frequent class, or the mean of the
-  # numbers; None for kinds of task without such an answer
+  # example scores -> the metrics of always predicting the most frequent class or the mean; None if
+  # the kind of task has no such baseline
   majority: Callable[[TaskInfo, np.ndarray], dict[str, float] | None] = lambda info, scores: None
 
 
@@ -112,9 +112,9 @@ SPLIT_FIELDS = ("data.train", "data.dev", "data.test", "own.split", "own.folds",
 
 
 class Part(NamedTuple):
-  """The rows of a split: those of a file whose text `holds` accepts."""
+  """The rows of a split: the rows of a file whose text `holds` accepts."""
 
-  file: str  # or for a text task a folder, or tfds:NAME
+  file: str  # for a text task also a folder or tfds:NAME
   holds: Callable[[str], bool] = lambda text: True
 
 
@@ -124,7 +124,7 @@ def digest(examples: Iterable) -> str:
 
 
 def share(text: str) -> float:
-  """Returns a number from 0 to below 1 by the text's hash, uniform over texts.
+  """Returns a hash of the text, uniform in [0, 1).
 
   >>> share("He left."), share(" He left.")
   (0.487..., 0.487...)
@@ -134,7 +134,7 @@ def share(text: str) -> float:
 
 
 def dev_shares(config: ConfigDict) -> tuple[float, float] | None:
-  """Returns the range of `share` that own.split or own.fold makes the dev split; None: a file."""
+  """Returns the range of `share` of the dev split of own.split or own.fold; None: it is a file."""
   o = config.own
   if o.fold is not None:
     return o.fold / o.folds, (o.fold + 1) / o.folds
@@ -142,7 +142,7 @@ def dev_shares(config: ConfigDict) -> tuple[float, float] | None:
 
 
 def find_parts(config: ConfigDict, whole: str | None = None) -> dict[str, Part]:
-  """Returns where each split is; raises ValueError if data.train or dev is not set, or too many.
+  """Returns the rows of each split; raises ValueError if data.train or data.dev is wrongly set.
 
   Args:
     whole: the file to divide; None for data.train.
@@ -151,13 +151,13 @@ def find_parts(config: ConfigDict, whole: str | None = None) -> dict[str, Part]:
   files = {"train": whole or d.train, "dev": d.dev, "test": d.test}
   if shares and d.dev is not None:
     raise ValueError(
-      f"config.data.dev={d.dev}, but own.split and own.folds take the dev split from data.train:"
-      " unset one"
+      f"config.data.dev={d.dev} cannot be combined with own.split or own.folds, which take the dev"
+      " split from data.train"
     )
   for split in ("train",) if shares else ("train", "dev"):
     if files[split] is None:
       hint = ", or config.own.split=0.1 to take it from data.train" if split == "dev" else ""
-      raise ValueError(f"config.data.{split} is not set: the file of that split{hint}")
+      raise ValueError(f"config.data.{split} is not set: set the split's file{hint}")
   parts = {split: Part(file) for split, file in files.items() if file is not None}
   if shares:
     low, high = shares

@@ -1,8 +1,8 @@
 """Defines GLUE's nine tasks and custom tasks.
 
-TASKS has the columns in GLUE's files, the metrics (Clark et al. 2020, Section 3.1: MCC for CoLA,
-Spearman correlation for STS-B, accuracy otherwise) and the epochs (Appendix B: 10 for RTE and
-STS-B, otherwise 3).
+TASKS has the columns of GLUE's files, the metrics (Clark et al. 2020, Section 3.1: MCC for CoLA,
+Spearman correlation for STS-B, accuracy for others) and the epochs (Appendix B: 10 for RTE and
+STS-B, 3 for others).
 """
 
 from electra_jax.finetune.files import TaskError
@@ -90,24 +90,24 @@ def own(
   kind: str = "classification",
   metrics: tuple[str, ...] = (),
 ) -> TextTask:
-  """Returns a custom task, without its labels or scale, which `glue_files.complete` sets.
+  """Returns a custom task without its labels or scale, which `glue_files.complete` sets.
 
   Args:
     name: its key and the name of its folder.
     text, label, pair: columns of its files.
-    kind: a key of LABEL_TYPES; numeric labels do not imply a regression.
+    kind: a key of LABEL_TYPES; numeric labels do not imply regression.
     metrics: the main one first; () for the defaults of the kind.
 
   Raises:
-    TaskError: the name is a GLUE task's, or the kind, a metric or a column is wrong.
+    TaskError: the name is a GLUE task's, or the kind, a metric or a column is invalid.
 
   >>> own("reviews", text="body", label="stars", metrics=("accuracy", "f1")).labels
   ()
   """
   if name in TASKS:
-    raise TaskError(f"task {name!r}: this is the name of a GLUE task, choose another")
+    raise TaskError(f"task {name!r} is a GLUE task: choose another name")
   if kind not in LABEL_TYPES:
-    raise TaskError(f"task {name!r}: its kind must be {' or '.join(LABEL_TYPES)}, got {kind!r}")
+    raise TaskError(f"task {name!r}: own.kind must be {' or '.join(LABEL_TYPES)}, got {kind!r}")
   allowed = [name for name, metric in METRICS.items() if kind in metric.label_types]
   if wrong := [metric for metric in metrics if metric not in allowed]:
     has = ", ".join(allowed)

@@ -21,13 +21,13 @@ from electra_jax.finetune.task_data import EvalSplit, Part, Predictor, TaskData,
 
 
 def doubled(examples: Sequence[Example]) -> list[Example]:
-  """Returns the examples, then each with its texts swapped: the original's `double_unordered`.
+  """Returns the examples, then all with swapped texts: the original's `double_unordered`.
 
   Raises:
     TaskError: an example has no second text.
   """
   if any(example.pair is None for example in examples):
-    raise TaskError("examples of one text cannot be doubled: there is no pair to swap")
+    raise TaskError("examples with one text cannot be doubled: there is no pair to swap")
   return [*examples, *(e._replace(text=e.pair, pair=e.text) for e in examples)]
 
 
@@ -36,11 +36,11 @@ def features(
 ) -> tuple[list[Feature], int]:
   """Returns [CLS] text [SEP] or [CLS] text [SEP] pair [SEP] per example, and the number truncated.
 
-  Texts are truncated at the end; in a pair the longer one first, as in the original. The target
+  Texts are truncated at the end, the longer text of a pair first, as in the original. The target
   "label" is an int32 class, or a float32 label divided by the scale; hidden labels have no target.
 
   Raises:
-    TaskError: max_length is below 5, too short for a token of each text.
+    TaskError: max_length is below 5, which leaves no token of a text.
   """
   if max_length < 5:
     raise TaskError(f"max_length must be at least 5, got {max_length}")
@@ -61,7 +61,7 @@ def features(
 
 
 def _cut(first: int, second: int, room: int) -> tuple[int, int]:
-  """Returns the truncated lengths of a pair: the longer text loses tokens, the second in a tie.
+  """Returns the truncated lengths of a pair; the longer text loses tokens, in a tie the second.
 
   >>> _cut(9, 3, 8), _cut(9, 9, 7), _cut(2, 9, 7)
   ((5, 3), (4, 3), (2, 5))
@@ -81,7 +81,7 @@ def read_outputs(
   """Returns the head's logits [n, C] or scores [n] for the task's label type, float64.
 
   Raises:
-    TaskError: there is not one output per example.
+    TaskError: the numbers of outputs and examples differ.
   """
   values = np.asarray(outputs[task.label_type.output], np.float64)
   if len(values) != len(examples):
@@ -95,7 +95,7 @@ def example_scores(
   """Returns [n, 2] float64, the label and the prediction of each example.
 
   Raises:
-    TaskError: as `read_outputs`; or an example has no label.
+    TaskError: as `read_outputs`, or an example has no label.
   """
   predictions = task.label_type.predictions(task, read_outputs(task, examples, outputs))
   hidden = [example.place for example in examples if example.label is None]
@@ -114,7 +114,7 @@ def compute_metrics(task: TextTask, scores: np.ndarray) -> dict[str, float]:
     TaskError: there are no examples.
   """
   if not len(scores):
-    raise TaskError(f"{task.title}: there are no examples to evaluate")
+    raise TaskError(f"{task.title}: no examples to evaluate")
   classes = len(task.labels or ())
   return {name: 100 * float(METRICS[name].compute(scores, classes)) for name in task.metrics}
 
@@ -127,7 +127,7 @@ def majority(task: TextTask, scores: np.ndarray) -> dict[str, float]:
 
 
 def collapsed(task: TextTask, scores: np.ndarray) -> bool:
-  """Returns True if training failed: predictions in scores [n, 2] are constant, labels are not."""
+  """Returns whether training failed: in scores [n, 2], predictions are constant, labels are not."""
   labels, predictions = scores.T
   return np.ptp(labels) > 0 and task.label_type.collapsed(labels, predictions)
 
@@ -135,9 +135,9 @@ def collapsed(task: TextTask, scores: np.ndarray) -> bool:
 def write_submission(
   path: str | Path, task: TextTask, examples: Sequence[Example], outputs: dict[str, np.ndarray]
 ) -> None:
-  """Writes predictions in GLUE's format: one row of index, tab, label per example, in order.
+  """Writes predictions in GLUE's format: a row of index, tab, label for each example, in order.
 
-  A class name of a custom task is quoted as by `files.write_rows`; GLUE's names never need it.
+  Class names of a custom task are quoted as by `files.write_rows`; GLUE's never need it.
   """
   predictions = task.label_type.predictions(task, read_outputs(task, examples, outputs))
   written = task.label_type.written(task, predictions)
@@ -157,19 +157,19 @@ def _configured_task(config: ConfigDict, name: str) -> TextTask:
 
 
 def _parts(config: ConfigDict, task: TextTask) -> dict[str, Part]:
-  """Returns where each split is: in config.data.dir, or a file of its own."""
+  """Returns the rows of each split, from config.data.dir or from the split's file."""
   d, is_divided = config.data, task_data.dev_shares(config) is not None
   if config.own.text is None and (is_divided or d.train is not None):
     raise ValueError(
-      "config.data.train, own.split and own.folds are for a task of your own, by own.text:"
-      f" {task.title} has its files in config.data.dir"
+      f"config.data.train, own.split and own.folds need own.text: {task.title}'s files are in"
+      " config.data.dir"
     )
   if d.train is not None:
     return task_data.find_parts(config)
   if d.dir is None:
     raise ValueError(
-      "config.data.dir is not set: the folder with the task's files, or tfds:glue; data.train is"
-      " the file of a task of your own"
+      "config.data.dir is not set: set the folder of the task's files, or tfds:glue; for a custom"
+      " task, data.train"
     )
   if not is_divided:
     return {split: Part(d.dir) for split in task.splits}
@@ -243,7 +243,7 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
   for item in items:
     if isinstance(item, str) == paired or (paired and len(item) != 2):
       raise ValueError(
-        f"{task.title} expects {'pairs of texts' if paired else 'texts'}: {item!r:.80}"
+        f"{task.title} expects {'pairs of texts' if paired else 'texts'}, got {item!r:.80}"
       )
   pairs = [tuple(item) if paired else (item, None) for item in items]
   examples = [Example(a, b, None, i) for i, (a, b) in enumerate(pairs)]
@@ -252,15 +252,15 @@ def _answer(predictor: Predictor, items: Sequence) -> list[dict]:
 
 
 def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence[str]) -> int:
-  """Reads a file with the task's text columns, or of one text a line.
+  """Reads a file with the task's text columns, or with one text a line.
 
-  Writes JSON lines if `out` ends in .jsonl, else a TSV, quoted where CSV needs it: index, the
-  copied columns, prediction and, for a class, probability.
+  It writes JSON lines if `out` ends in .jsonl, else a TSV with CSV quotes where needed: index, the
+  copied columns, prediction and, for classes, probability.
   """
   if out.suffix not in (".tsv", ".jsonl"):
-    raise ValueError(f"{out}: its name must end in .tsv or .jsonl, the formats that are written")
+    raise ValueError(f"{out}: the name of a file of predictions must end in .tsv or .jsonl")
   if taken := {"index", "prediction", "probability"} & set(columns):
-    raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename the column of {file}")
+    raise ValueError(f"{taken.pop()!r} is a column of the predictions: rename it in {file}")
   examples, copied = glue_files.read_texts(predictor.info.text, file, columns)
   answers = _answer(predictor, [e.text if e.pair is None else (e.text, e.pair) for e in examples])
   names = ["index", *copied[0], "prediction", *list(answers[0])[1:]]
@@ -271,7 +271,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   if out.suffix == ".tsv":
     write_rows(out, [names, *(map(_cell, names, row) for row in rows)])
   else:
-    # A lone surrogate is valid JSON but not valid UTF-8: it is written as JSON spells it.
+    # A lone surrogate is valid in JSON but not in UTF-8: escape it as in JSON.
     with open(out, "w", encoding="utf-8", errors="backslashreplace", newline="") as written:
       for row in rows:
         line = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False)
@@ -280,7 +280,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
 
 
 def _cell(name: str, value: object) -> str:
-  """Returns a value for a cell of a TSV; values that are not text as JSON."""
+  """Returns the cell of a value in a TSV; values other than texts are JSON."""
   if name in ("prediction", "probability") and isinstance(value, float):
     return f"{value:.6g}"
   return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

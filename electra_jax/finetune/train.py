@@ -1,4 +1,4 @@
-"""Fine-tuning on tasks, and predictions: see electra_jax.finetune."""
+"""Fine-tunes on tasks and predicts files; see commands/finetune.py."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ from electra_jax.runtime.workdir import claim, new_folder
 def run_task(
   config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
 ) -> list[dict]:
-  """Trains and evaluates a task, fills its folder and returns its rows of results."""
+  """Trains and evaluates a task, writes its folder and returns its rows of results."""
   cfg = pretrained.cfg
   with doing(f"{name}: reading", console):
     task = prepare.prepare(config, name, pretrained.tokenizer, cfg)
@@ -86,9 +86,9 @@ def run_task(
 def run_folds(
   config: ConfigDict, name: str, pretrained: PretrainedEncoder, folder: Path, console: Console
 ) -> list[dict]:
-  """Runs a task as `run_task`; with own.folds once for each, in a folder of its own.
+  """Runs a task as `run_task`; with own.folds once for each fold, in a subfolder.
 
-  The example scores of the dev splits are put together: each row is in one of them.
+  The example scores of the folds' dev splits are concatenated: each row is in one of them.
   """
   if not config.own.folds or config.own.fold is not None:
     return run_task(config, name, pretrained, folder, console)
@@ -97,7 +97,7 @@ def run_folds(
     place, of_fold = folder / f"fold{fold}", config.copy_and_resolve_references()
     place.mkdir()
     of_fold.own.fold = fold
-    console.print(f"{name}: fold {fold}, of {config.own.folds}")
+    console.print(f"{name}: fold {fold} of {config.own.folds}")
     rows += run_task(of_fold, name, pretrained, place, console)
     saved.append(results.read_task(place))
   first, examples = saved[0][0], [content["examples"] for content, _ in saved]
@@ -106,7 +106,7 @@ def run_folds(
     "facts": first["facts"],
     "examples": first["examples"] | {"dev": task_data.digest(x["dev"] for x in examples)},
   }
-  scores = {  # of the same test split, a fold is as another seed
+  scores = {  # on the same test split, a fold counts as another seed
     split: np.concatenate([found[split] for _, found in saved], 1 if split == "dev" else 0)
     for split in saved[0][1]
   }
@@ -123,7 +123,7 @@ def train_seeds(
   predict: Callable[[dict, EvalSplit], list],
   console: Console,
 ) -> tuple[dict, dict[int, dict]]:
-  """Returns the weights [S, ...] and, for the rows of each seed, with patience their {"step"}."""
+  """Returns the weights [S, ...] and, with patience, {"step"} of each seed's best evaluation."""
   info, kind = task.info, prepare.TASK_KINDS[task.info.kind]
 
   def log(done: int, steps: int, losses: list[float], rate: float) -> None:
@@ -152,7 +152,7 @@ def train_seeds(
 
 
 def score_seeds(task: TaskData, seeds: tuple[int, ...], predictions: dict) -> tuple[list, dict]:
-  """Returns a row of results per split and seed, and each split's example scores [S, n, m]."""
+  """Returns a row of results for each split and seed, and each split's example scores [S, n, m]."""
   info, kind = task.info, prepare.TASK_KINDS[task.info.kind]
   metrics = kind.metrics(info)
   rows, scores = [], {}
@@ -195,10 +195,10 @@ def save(
 
 
 def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
-  """Returns the saved results of a task with this configuration; None if there is no folder.
+  """Returns the saved results of a task with this configuration; None without a folder.
 
   Raises:
-    ValueError: the folder holds no results, or another configuration's.
+    ValueError: the folder has no results, or results of another configuration.
   """
   if not folder.exists():
     return None
@@ -206,7 +206,7 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
     saved, scores = results.read_task(folder)
     rows = results.read_results(folder)
     if missing := scores.keys() - {row["split"] for row in rows}:
-      raise ValueError(f"{folder / RESULTS} has no row of {min(missing)}")
+      raise ValueError(f"{folder / RESULTS} has no row for the split {min(missing)}")
   except (OSError, ValueError) as error:
     raise ValueError(f"{folder} has no readable results: use another --workdir ({error})") from None
   old = compare.upgrade(compare.flatten(saved["config"]), schema.FINE_TUNING)
@@ -220,13 +220,13 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
 
 
 def check_root(root: Path, names: list[str]) -> None:
-  """Raises ValueError if a folder has other results, or a task has the name of a file there."""
+  """Raises ValueError if a workdir has other results, or a task has the name of a file in it."""
   if taken := {RESULTS, PICTURE} & set(names):
-    raise ValueError(f"config.task={min(taken)!r} is the name of a file in the workdir")
+    raise ValueError(f"config.task={min(taken)!r} is a file in the workdir: choose another name")
   if (root / RESULTS).exists():
     results.read_results(root)
   elif (root / PICTURE).exists():
-    raise ValueError(f"{root} holds {PICTURE} but no {RESULTS}: use another --workdir")
+    raise ValueError(f"{root} has {PICTURE} but no {RESULTS}: use another --workdir")
 
 
 def fine_tune(
@@ -274,7 +274,7 @@ def fine_tune(
 def predict(
   path: Path, folder: Path, out: Path | None, columns: list[str], console: Console
 ) -> None:
-  """Predicts a file with the fine-tuned network in a folder; `out` is None to write beside it."""
+  """Predicts a file with the fine-tuned network in a folder; with `out` None, writes beside it."""
   network = model.load(folder)
   out = out or path.with_name(f"{path.name}.predictions{network.kind.file_ending}")
   with doing(f"predicting {path}"):
