@@ -160,7 +160,7 @@ def test_a_manifest_cannot_name_a_file_outside_of_the_folder(stores, folder, tmp
   manifest = json.loads((folder / MANIFEST).read_text())
   manifest["splits"]["train"]["shards"][0]["file"] = "../../train-00000-of-00001.bin"
   (evil / MANIFEST).write_text(json.dumps(manifest))
-  with pytest.raises(DataError, match="is not the name of a file"):
+  with pytest.raises(DataError, match="is not a file name"):
     mirror.local(publish(stores, "http", evil, "evil"), str(tmp_path / "cache"))
 
 
@@ -169,7 +169,7 @@ def test_what_is_not_built_is_said(stores, folder, tmp_path):
   (unfinished / MANIFEST).unlink()
   for scheme in SCHEMES:
     url = publish(stores, scheme, unfinished, "unfinished")
-    with pytest.raises(DataError, match=f"{url}/{MANIFEST} is missing: nothing is built there"):
+    with pytest.raises(DataError, match=f"{url}/{MANIFEST} is missing: build and publish"):
       mirror.local(url, str(tmp_path / "cache"))
 
 
@@ -234,7 +234,7 @@ def test_a_run_from_a_bucket_is_the_local_one_and_resumes_without_the_bucket(
   assert (saved["dir"], saved["manifest"]) == ("gs://corpus/tiny", digest)
   unreachable()
   assert train.train(config, tmp_path / "run").step == 12
-  assert f"going on with the copy in {tmp_path / 'cache' / digest[:16]}" in capsys.readouterr().out
+  assert f"using the copy in {tmp_path / 'cache' / digest[:16]}" in capsys.readouterr().out
   assert_same_run(tmp_path / "run", tmp_path / "local")
   with pytest.raises(OSError, match="gs://corpus/tiny/manifest.json: the server fails"):
     train.train(config, tmp_path / "another")  # it does not know which shards

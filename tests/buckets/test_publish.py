@@ -111,7 +111,7 @@ def test_a_publication_that_is_killed_is_seen_by_nobody_and_goes_on_without_buil
     os.kill(process.pid, signal.SIGKILL)
   proxy.delay = 0
   assert MANIFEST not in publish.sizes(url)
-  with pytest.raises(DataError, match="nothing is built there, or not published yet"):
+  with pytest.raises(DataError, match="build and publish the shards first"):
     mirror.local(url, str(tmp_path / "copied"))
   capsys.readouterr()
   build.build(config, overwrite=True)
