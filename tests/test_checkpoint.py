@@ -366,7 +366,7 @@ def test_parameters_that_do_not_fit_are_listed_by_name(tmp_path):
     "params/embeddings/word is (500, 64), the model's is (500, 32)",
   ):
     assert part in str(error.value)
-  with pytest.raises(CheckpointError, match="checkpoints holds no checkpoint"):
+  with pytest.raises(CheckpointError, match="checkpoints has no checkpoint"):
     restore_from(tmp_path / "nowhere", {"params": other})
 
 
@@ -396,5 +396,5 @@ def test_no_kind_of_number_that_is_not_finite_is_saved_or_restored(tmp_path, mon
 def test_a_checkpoint_under_the_number_of_another_step_is_damage(tmp_path):
   state = save_all(tmp_path, [1, 2])
   (tmp_path / "checkpoints" / "2").rename(tmp_path / "checkpoints" / "7")
-  with pytest.raises(DamagedError, match="7 is damaged .its metadata says step 2"):
+  with pytest.raises(DamagedError, match="7 is damaged .the metadata says step 2"):
     open_run(tmp_path).restore(7, shapes_of(state))

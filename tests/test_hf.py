@@ -122,9 +122,9 @@ def test_missing_extra_and_misshapen_tensors_are_named():
   bias = "electra.encoder.layer.2.output.dense.bias"
   for change, wrong in (
     (lambda t: t.pop(bias), f"{bias} is missing"),
-    (lambda t: t.update({bias: np.zeros(3)}), rf"{bias} is \(3,\), the network's is \(16,\)"),
+    (lambda t: t.update({bias: np.zeros(3)}), rf"{bias} has shape \(3,\), but must have \(16,\)"),
     (lambda t: t.update({"electra.gate": np.zeros(3)}), "unknown tensors: electra.gate"),
-    (lambda t: t.update({ELECTRA.tied: np.zeros((40, 8))}), "lm_head.weight differs from the word"),
+    (lambda t: t.update({ELECTRA.tied: np.zeros((40, 8))}), "lm_head.weight must equal the word"),
   ):
     tensors = dict(good)
     change(tensors)
@@ -146,11 +146,13 @@ def change_config(folder: Path, **fields) -> None:
 DAMAGES = {
   "is damaged": lambda folder: os.truncate(folder / "model.safetensors", 1000),
   "model.safetensors is missing": lambda folder: (folder / "model.safetensors").unlink(),
-  "no config of electra": lambda folder: (folder / "config.json").write_text("{"),
-  "'bert' is not electra": lambda folder: change_config(folder, model_type="bert"),
-  "hidden_act is 'relu'": lambda folder: change_config(folder, hidden_act="relu"),
-  "is_decoder is True, here it is False": lambda folder: change_config(folder, is_decoder=True),
-  "cross_attention is True": lambda folder: change_config(folder, add_cross_attention=True),
+  "not a config of electra": lambda folder: (folder / "config.json").write_text("{"),
+  "'bert' must be electra": lambda folder: change_config(folder, model_type="bert"),
+  "hidden_act must be 'gelu', got 'relu'": lambda folder: change_config(folder, hidden_act="relu"),
+  "is_decoder must be False, got True": lambda folder: change_config(folder, is_decoder=True),
+  "cross_attention must be False, got True": lambda folder: change_config(
+    folder, add_cross_attention=True
+  ),
 }
 
 
@@ -259,7 +261,7 @@ def test_a_runs_exports_are_the_run(run, tmp_path, capsys):
   assert compared in capsys.readouterr().out
 
   before = (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes()
-  with pytest.raises(huggingface.ExchangeError, match="exists: nothing is overwritten"):
+  with pytest.raises(huggingface.ExchangeError, match="exists: choose another name"):
     export(run, tmp_path / "orbax", "--to", "hf")
   assert (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes() == before
   assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "hf", "orbax"]

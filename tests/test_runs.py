@@ -109,7 +109,9 @@ def test_the_warnings_of_a_run_that_started_over_are_those_since_then(run, tiny_
   delete_checkpoints(run)
   train.train(tiny_config, run)
   out = capsys.readouterr().out
-  assert "training starts over: the earlier metrics.jsonl is now" in out and "warning:" not in out
+  assert (
+    "training starts over: renamed the earlier metrics.jsonl to" in out and "warning:" not in out
+  )
   assert saved_run.read(run, "run").warnings == []
   events.write("warning", text="of the second")
   train.train(tiny_config, run)  # which is finished

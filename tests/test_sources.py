@@ -151,11 +151,11 @@ def test_a_url_without_its_kind_is_refused_with_one(spec, wanted):
 @pytest.mark.parametrize(
   "url, message",
   [
-    ("https://me:word@host/a.txt", "https://host/a.txt: credentials in a URL would be recorded"),
-    ("https://host/a.txt?X-Amz-Signature=word", "https://host/a.txt: credentials in a URL"),
-    ("https://host/*.txt", "a web server has no list of files"),
+    ("https://me:word@host/a.txt", "https://host/a.txt: leave credentials out of the URL"),
+    ("https://host/a.txt?X-Amz-Signature=word", "https://host/a.txt: leave credentials out"),
+    ("https://host/*.txt", "list the URLs of files on a web server"),
     ("hf://x/y", "expected hf://datasets/OWNER/NAME/PATH"),
-    ("abfs://box/a.txt", "abfs://box/a.txt: the scheme is none of s3://, gs://, hf://"),
+    ("abfs://box/a.txt", "abfs://box/a.txt: the scheme must be one of s3://, gs://, hf://"),
   ],
 )
 def test_urls_that_cannot_be_read_are_refused_without_asking_for_them(url, message):

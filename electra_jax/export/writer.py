@@ -340,7 +340,7 @@ def run(
 
   with bucket.uploaded(out) as place:
     if place.exists():
-      raise ExchangeError(f"{out} exists: nothing is overwritten")
+      raise ExchangeError(f"{out} exists: choose another name")
     if push:
       hub.claim(push, overwrite)
     name = hub.pinned(path)

@@ -180,7 +180,7 @@ def test_a_disk_that_is_too_small_is_refused_first_with_both_sizes(stores, folde
   subprocess.run(["mount", *size, tmp_path], check=True)
   try:
     proxy.requests.clear()
-    with pytest.raises(OSError, match=r"copy .*small \(0.1 MB are needed and 0.\d MB free\): set"):
+    with pytest.raises(OSError, match=r"copy .*small \(0.1 MB needed, 0.\d MB free\): set"):
       mirror.local(url, str(tmp_path))
     assert read(proxy) == []
   finally:
