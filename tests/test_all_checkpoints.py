@@ -96,5 +96,5 @@ def test_without_what_it_started_from_a_run_exports_the_others(tiny_shards, tmp_
     with pytest.raises(sources.ExchangeError, match="leave out step: .*step-00000002 is not a run"):
       export(one, tmp_path / "again", option)
   assert not (tmp_path / "again").exists()
-  with pytest.raises(cli.UsageError, match="give --step or --all-checkpoints"):
+  with pytest.raises(cli.UsageError, match="--step cannot be combined with --all-checkpoints"):
     export(tmp_path / "run", tmp_path / "again", "--all-checkpoints", "--step=2")

@@ -195,7 +195,7 @@ def test_a_missing_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(ModuleNotFoundError) as error:
     sources.open_source(NAME)
-  assert cli.explain(error.value).endswith("it comes with: pip install 'electra_jax[data]'")
+  assert cli.explain(error.value).endswith("is not installed: pip install 'electra_jax[data]'")
 
 
 def command(server: Hub, *words, **env) -> tuple[int, str, str]:

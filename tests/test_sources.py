@@ -385,6 +385,4 @@ def test_without_pyarrow_a_table_is_an_error_that_names_the_extra(tmp_path, monk
   monkeypatch.setitem(sys.modules, "pyarrow", None)
   with pytest.raises(ModuleNotFoundError) as error:
     read(f"parquet:{tmp_path}/a.parquet#body")
-  assert cli.explain(error.value) == (
-    "pyarrow is not installed; it comes with: pip install 'electra_jax[data]'"
-  )
+  assert cli.explain(error.value) == ("pyarrow is not installed: pip install 'electra_jax[data]'")

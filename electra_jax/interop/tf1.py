@@ -32,12 +32,11 @@ class Scopes(NamedTuple):
 def find(path: Path) -> Path | None:
   """Returns a checkpoint's prefix, given the prefix, one of its files or its folder, else None.
 
-  For a folder, returns its newest checkpoint. The file `checkpoint` has an absolute path, of which
-  only the name is used, because the path may be wrong on another machine.
+  For a folder, returns the newest checkpoint, as in the note `checkpoint`. The note has an absolute
+  path, of which only the name is used, because the path may be wrong on another machine.
 
   Raises:
-    ExchangeError: the checkpoint named in `checkpoint` is not in the folder, or `checkpoint` is
-      missing and there are several.
+    ExchangeError: the checkpoint in the note is missing, or there is no note and several of them.
   """
   if not path.is_dir():
     prefix = path.with_name(_ENDING.sub("", path.name))

@@ -173,9 +173,9 @@ class BandMonitor:
       side = "above" if distances[name] > 0 else "below"
       seen.append(f"{name}{where} {shown(name, values[name])} is {side} {usual}")
     causes = ", ".join(f"({i}) {text}" for i, text in enumerate(causes_of(distances, values), 1))
+    text = f"left the reference {self._name}: {'; '.join(seen)}. Likely causes: {causes}"
     listed = ", ".join(self._differing)
-    differ = f". Differences from the reference: {listed}" if listed else ""
-    return [f"left the reference {self._name}: {'; '.join(seen)}. Likely causes: {causes}{differ}"]
+    return [f"{text}. Differences from the reference: {listed}" if listed else text]
 
 
 # The effect of each cause on kinds of metrics: 1 above the band, -1 below, 0 inside.

@@ -69,9 +69,8 @@ class StragglerDetector:
   ) -> Mapping[str, float]:
     """Returns numbers for a log line, and warns if a process becomes slow.
 
-    Args:
-      sequences_per_sec: since the previous line; None without steps.
-      data_secs: this process's total wait for data.
+    `sequences_per_sec` is since the previous line, None without steps; `data_secs` is this
+    process's total wait for data.
     """
     first = self._step == self._start  # its first batch opens the data
     steps, waited = step - self._step, data_secs - self._data_secs

@@ -342,6 +342,4 @@ def _say_counts(manifest: dict, data: ConfigDict) -> None:
       "note: more padding than text, because documents are short; use data.examples=packed"
     )
   if data.holdout_frac and not splits["heldout"]["examples"]:
-    print_line(
-      f"note: data.holdout_frac={data.holdout_frac} held out no document: evaluation is off"
-    )
+    print_line(f"note: data.holdout_frac={data.holdout_frac} held out no document: no evaluation")
