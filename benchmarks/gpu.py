@@ -1,24 +1,24 @@
-"""Everything that this project wants to know of a machine with a GPU, in at most 40 minutes.
+"""All measurements of this project on a GPU, in at most 40 minutes.
 
   make gpu PYTHON=python3                        # the Python that has JAX for the GPU
   python benchmarks/gpu.py [--out DIR] [--budget_mins N] [--text 'text:GLOB'] [--only STEP ...]
   python benchmarks/gpu.py --smoke               # all of it in miniature, on any machine
 
-device        what it is, the rates of products and copies
-numerics      steps, attention, packed rows and microbatches against the CPU in float32
-resume        a run that was killed, against one that was left alone, bit for bit
-speed ...     a training step against transformers with torch.compile, and the share of the peak
-memory ...    the preflight's peak against the real one
-input         what the input pipeline gives
-fine-tuning   MRPC against transformers with torch.compile
-shards        the text of --text, or Python's documentation, for the last step
-pretraining   ELECTRA-Small for --pretraining_mins (20), or what the others leave of 40; curves
+device        the device, and the rates of products and copies
+numerics      steps, attention, packed rows and microbatches compared with the CPU in float32
+resume        a killed run compared with an uninterrupted one, bit for bit
+speed ...     a training step compared with transformers and torch.compile, and share of the peak
+memory ...    the preflight's peak compared with the measured peak
+input         the rate of the input pipeline
+fine-tuning   MRPC compared with transformers and torch.compile
+shards        built from --text, or from Python's documentation, for the last step
+pretraining   ELECTRA-Small for --pretraining_mins (20), or the rest of the 40 minutes; curves
 
-Needs no TensorFlow; without PyTorch the peers are left out. Each step is a program that leaves a
-JSON in the folder; started again, with the same arguments, it goes on with what is not done. It
-ends before --budget_mins are over and says what is left. On a GPU it writes
+Needs no TensorFlow; without PyTorch, leaves out the peers. Each step is a program that writes a
+JSON file to the folder; started again with the same arguments, the script continues with the
+missing steps. It ends within --budget_mins and prints what is left. On a GPU it writes
 benchmarks/results/gpu.json, the table of docs/speed.md and docs/gpu.png. Exit codes: 0 all done,
-143 start it again, 1 something failed or is wrong.
+143 start again, 1 something failed or is wrong.
 """
 
 import argparse
@@ -234,12 +234,12 @@ def main(
 ) -> int:
   """
   --out               folder (runs/gpu, or runs/gpu-smoke)
-  --budget_mins       to end before
+  --budget_mins       time limit
   --text              sources to train on, as config.data.sources (python-docs)
   --vocab             vocabulary file (one is trained); BERT's, with --glue
   --glue              folder with GLUE's folders (random tokens)
-  --pretraining_mins  of ELECTRA-Small, at most
-  --only              these steps
+  --pretraining_mins  time limit for ELECTRA-Small
+  --only              steps to run
   --smoke             in miniature, on the CPU; changes no file
   """
   if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:

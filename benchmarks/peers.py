@@ -1,4 +1,4 @@
-"""Contestants that take turns, and PyTorch peers, each in a process of its own."""
+"""Contestants that take turns, and PyTorch peers in separate processes."""
 
 import contextlib
 import multiprocessing
@@ -26,10 +26,10 @@ class PeerError(RuntimeError):
 
 
 class InItsOwnProcess:
-  """A peer that runs in another process and is waited for in this one.
+  """A peer that runs in another process.
 
-  In one process the threads of each wait busily on the other's cores. It starts at once; `wait`
-  before the first `run`.
+  In a shared process, the threads of one peer would spin on the cores of the other. The process
+  starts at once; call `wait` before the first `run`.
 
   Args:
     name: in the results.

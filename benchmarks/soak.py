@@ -1,17 +1,16 @@
-"""An hour of training in one process: does anything grow, slow down or pile up?
+"""An hour of training in one process: does memory grow, or speed fall?
 
   python benchmarks/soak.py [--minutes=60] [--warm_up=5] [--json benchmarks/results/soak.json]
 
-A tiny network on a generated text, with a line every second, an evaluation and a checkpoint every
-20, so that what leaks at a line, an evaluation or a save has a hundred chances. From outside: the
-memory (RSS), open files and threads of the process and the checkpoints on its disk, every ten
-seconds. What malloc keeps and protobuf has given back at times moves the memory, hence an hour, and
-slopes since later minutes too. Then a second process starts the same training, and the two run in
-turns of 20 s: machines drift by more than a program slows down, so the old process is also compared
-with the new one. In the end it is told to stop by SIGTERM. Exits with 0 if, after the warm-up,
-memory grows by less than 1 MB a minute, the process has no more open files than when it began,
-exactly the checkpoints to keep are left, the last five minutes are within 5 % of the first five's
-speed, the old process is within 5 % of the new one's speed, and it ends within 30 s.
+Trains a tiny network on generated text, with a log line every second, and an evaluation and a
+checkpoint every 20 seconds, so that a leak in any of them repeats a hundred times. Records the
+memory (RSS), open files, threads and checkpoints of the process every ten seconds. malloc and
+protobuf move the memory at times, so the test takes an hour, and also computes slopes of later
+minutes. Then a second process starts the same training, and the two take turns of 20 s, because the
+speed of machines drifts by more than a program slows down. At the end the process gets SIGTERM.
+Exits with 0 if, after the warm-up, memory grows by less than 1 MB per minute, open files do not
+grow, exactly the checkpoints to keep are left, the speed of the last five minutes is within 5 % of
+the first five and of the new process, and the process ends within 30 s.
 """
 
 import math
@@ -175,7 +174,7 @@ def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], float, 
 
 def main(minutes: float = 60, warm_up: float = 5) -> dict:
   """
-  --warm_up  minutes that are not judged
+  --warm_up  minutes to ignore
   """
   if minutes < warm_up + 10:
     raise SystemExit(
