@@ -401,7 +401,7 @@ def test_old_weights_are_read_after_the_step_that_the_error_names(server, folder
   commit = server.put("me/old", old)
   with pytest.raises(ExchangeError, match="has pytorch_model.bin instead of safetensors") as error:
     sources.open_source("hf://me/old")
-  steps = re.search("once: (.*); then name old$", str(error.value))[1]
+  steps = re.search("once: (.*); then use old$", str(error.value))[1]
   assert f"--revision={commit} " in steps
   home = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home")}
   path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

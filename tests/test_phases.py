@@ -123,7 +123,7 @@ def test_a_phase_that_cannot_continue_a_run_is_refused(straight, tiny_config, tm
   path.write_bytes(path.read_bytes().rstrip() + b"zzz\n")
   use_vocab_of_folder(other, path.name)
   config.init_from, config.optimizer.name = str(other), "electra_adam"
-  with pytest.raises(ValueError, match="d and .* have different vocabularies"):
+  with pytest.raises(ValueError, match="other and .* have different vocabularies"):
     train.train(config, tmp_path / "e")
 
 

@@ -29,7 +29,7 @@ def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):
 
 def test_a_tracker_that_is_unknown_or_missing_is_one_line_before_the_start(tiny_config, tmp_path):
   tiny_config.log.trackers = "tensorboard, comet"
-  with pytest.raises(ValueError, match="'comet' is not one of tensorboard, wandb, mlflow"):
+  with pytest.raises(ValueError, match="'comet' must be one of tensorboard, wandb, mlflow"):
     train.train(tiny_config, tmp_path / "a")
   for name in ("wandb", "mlflow"):
     tiny_config.log.trackers = name

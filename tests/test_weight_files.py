@@ -150,7 +150,7 @@ def test_how_much_rounding_changes_the_logits_is_printed(words45, tmp_path):
     f"; rounding to bfloat16 changed logits by up to {change:.1e} (largest logit {largest:.2g})"
   )
   assert lines[0].endswith(said) and change > 0
-  assert lines[1].endswith(" by up to 0.0e+00")
+  assert lines[1].endswith(" by up to 0.0e+00 (largest logit 0.2)")
 
 
 def test_each_weight_is_rounded_by_at_most_what_the_help_says():

@@ -141,7 +141,7 @@ def test_every_third_response_is_spoiled_and_the_bytes_are_right(
   "damage, told",
   [
     (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "is damaged: SHA-256"),
-    (lambda data: data[:-1], "has 3,599 bytes, manifest.json says 3,600"),
+    (lambda data: data[:-1], "has 3,599 bytes, but manifest.json says 3,600"),
   ],
 )
 @pytest.mark.parametrize("scheme", ["gs", "http"])
@@ -200,7 +200,7 @@ def test_of_two_processes_of_a_host_one_copies_and_the_other_says_that_it_waits(
       said = [process.stdout.readline() for process in (first, second)]
       fcntl.flock(lock, fcntl.LOCK_UN)
       ended = [process.communicate()[0] for process in (first, second)]
-  waiting = f"waiting for another process of this host, which copies {url}"
+  waiting = f"waiting for another process of this host that copies {url}"
   assert all(line[20:].strip() == waiting for line in said)
   assert all(text.splitlines()[-1] == str(copied) for text in ended)
   assert sum("copying" in text for text in ended) == 1

@@ -117,7 +117,7 @@ def test_text_of_a_server_without_ranges_is_read_and_a_table_is_refused(stores, 
   assert bytes_of(remote) == bytes_of(local) and stores["http"].spoiled
   stores["http"].fault = None
   _, remote = configs(stores, "http", "parquet", tmp_path)
-  with pytest.raises(SourceError, match="0.parquet: its server sends whole files only: download"):
+  with pytest.raises(SourceError, match="0.parquet: the server does not support ranges: download"):
     plan.check(remote)
 
 

@@ -159,7 +159,7 @@ def test_missing_credentials_are_named_with_what_to_do(stores, monkeypatch):
   storage._store.cache_clear()
   s3fs.S3FileSystem.clear_instance_cache()
   try:
-    with pytest.raises(PermissionError, match="s3://corpus/a: access is denied .*aws configure"):
+    with pytest.raises(PermissionError, match="s3://corpus/a: access denied .*aws configure"):
       storage.look("s3://corpus/a")
   finally:
     storage._store.cache_clear()
