@@ -200,7 +200,7 @@ ROWS = [
   ("evaluate pairs --model=run --data=own/deep.jsonl", 1, "own/deep.jsonl:1: not a JSON object"),
   ("evaluate pairs --model=finetuned --data=own/pairs.jsonl", 1, "can only be scored by a network"),
   ("evaluate pairs --model=run --data=own/pairs.jsonl --scorer=best", 2, "invalid choice: 'best'"),
-  ("evaluate pairs --model=run --data=own/pairs.jsonl --out=data", 1, "data exists: choose another name"),
+  ("evaluate pairs --model=run --data=own/pairs.jsonl --out=data", 1, "data exists: choose"),
   ("evaluate detect --model=run --data=run", 1, "manifest.json is missing"),
   ("evaluate detect --model=run --data=data --batch_size=-1", 2, "must be a number above 0"),
   ("evaluate detect --model=run --data=data --examples=0", 2, "above 0 and below 2**31, got '0'"),

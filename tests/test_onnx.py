@@ -100,7 +100,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(tmp_path
     return name not in ("onnx", "onnxscript")
 
   monkeypatch.setattr(onnx.importlib.util, "find_spec", find)
-  with pytest.raises(sources.ExchangeError, match="packages: pip install onnx onnxscript$"):
+  with pytest.raises(sources.ExchangeError, match="ONNX export: pip install onnx onnxscript$"):
     cli.call("export", [str(tmp_path / "model"), str(tmp_path / "out"), "--to", "onnx"])
   assert not (tmp_path / "out").exists()
   monkeypatch.undo()
