@@ -112,7 +112,7 @@ def test_transformers_computes_the_same_from_what_is_exported(size, head, tmp_pa
   ours = writer.logits(Network(cfg, weights, head), batch)
   writer.check_parity(tmp_path, head, batch, ours)
   other = writer.logits(Network(cfg, random_network(cfg, head, seed=1), head), batch)
-  with pytest.raises(sources.ExchangeError, match="in transformers differ by"):
+  with pytest.raises(sources.ExchangeError, match="differ from transformers by"):
     writer.check_parity(tmp_path, head, batch, other)
 
 
