@@ -175,7 +175,7 @@ def rounded(lines: list[dict]) -> list[dict]:
 
 
 def judge(band: bands.Band, lines: list[dict]) -> dict:
-  """Returns where a run leaves a band, with and without its learning rate, and why."""
+  """Returns where a run leaves a band, with and without its learning rate, and the causes."""
   first = {}
   for name, hidden in (("step", ()), ("step_without_learning_rate", ("learning_rate",))):
     follow, warned = bands.BandMonitor(band, "of the other seeds"), []

@@ -32,7 +32,7 @@ from electra_jax.experiments.definition import Arm, Experiment
 CONFIG = Path(__file__).with_name("evidence_config.py")
 SLOTS = Path(__file__).with_name("detection_config.py")
 RATE, ADAMW_RATE = 3.2e-3, 1.2e-3
-START = {"after": "bert", "times": 2.0}  # another run's weights cost as much as its own steps
+START = {"after": "bert", "times": 2.0}  # the first run costs as much as the arm's steps
 WEIGHT_50, WEIGHT_1 = ({"objective.discriminator_weight": x} for x in (50.0, 1.0))
 UNIGRAM, ADAMW = {"generator.kind": "unigram"}, {"optimizer.name": "adamw"}
 AT_RATES = ADAMW | {
@@ -68,7 +68,7 @@ ARMS = {
   "weight 50": tuned(WEIGHT_50),
   "weight 1": tuned(WEIGHT_1),
   "one optimizer": arm("electra", {"objective.discriminator_weight": 5.0}),
-  # The rate of the discriminator; the generator's stays.
+  # The rate of the discriminator; the generator's is unchanged.
   "slow discriminator": tuned({"optimizer.learning_rate": 1.6e-3}, RATE / 2),
   "fast discriminator": tuned({"optimizer.learning_rate": 6.4e-3}, RATE * 2),
   "gdes": tuned({"generator.tie": "gdes"}),

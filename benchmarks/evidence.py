@@ -101,7 +101,7 @@ def get_experiment(arg: str = "data") -> Experiment:
 
 
 def cut_chunking(folder: Path, count: int = CUT) -> None:
-  """Cuts `count` sentences for choices out of chunking's training file, unless they are there."""
+  """Takes `count` sentences for choices from chunking's training file, unless that is done."""
   if (folder / "train.txt").exists() and not (folder / "choices.txt").exists():
     sentences = (folder / "train.txt").read_text().strip().split("\n\n")
     for name, part in (("fitting", sentences[:-count]), ("choices", sentences[-count:])):
@@ -109,7 +109,7 @@ def cut_chunking(folder: Path, count: int = CUT) -> None:
 
 
 def scorers_of(config: Mapping) -> list[str]:
-  """Returns the scorers of pairs that the main network of an arm has heads for."""
+  """Returns the pair scorers for which an arm's main network has heads."""
   objective = config.objective.name
   heads = OBJECTIVES[objective].heads
   also = [name for name in ("mlm", "mlm_unmasked") if scorers.SCORERS[name].head in heads]
@@ -173,10 +173,10 @@ def glue_table(rows: Sequence[Mapping]) -> list[str]:
 
 
 def draw(rows: Sequence[Mapping], fresh: list[float], path: Path) -> None:
-  """Draws score against FLOPs, a line an arm, and writes a PNG.
+  """Plots the scores against FLOPs, one line per arm, and writes a PNG.
 
   Args:
-    fresh: chunking's F1 from fresh weights, of each seed.
+    fresh: chunking's F1 from random weights, for each seed.
   """
   from matplotlib import colormaps
 

@@ -50,12 +50,12 @@ from resumable import (
 
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "gpu.json", ROOT / "docs" / "gpu.png"
 TOTAL_MINS = 40
-REPORT_SECS = 10  # that writing the results may take
+REPORT_SECS = 10  # for writing the results
 NEEDED = (
   *("absl", "etils", "flax", "jax", "matplotlib", "ml_collections", "numpy", "optax", "orbax"),
   *("rich", "safetensors", "sentencepiece", "tokenizers"),
 )
-Options = argparse.Namespace  # of `main`, and `missing`: the packages that peers need
+Options = argparse.Namespace  # of `main`, plus `missing`: packages that peers need
 
 
 class Script(NamedTuple):
@@ -64,12 +64,12 @@ class Script(NamedTuple):
   file: str
   mins: float
   arguments: tuple[str, ...] = ()
-  smoke: tuple[str, ...] | None = ()  # arguments in miniature; None: left out there
+  smoke: tuple[str, ...] | None = ()  # arguments with --smoke; None: left out
   against_torch: bool = False
 
 
-# Both sides have fused attention where there is no dropout on its probabilities; ELECTRA-Small has
-# it, as in the paper.
+# Both sides use fused attention without dropout on probabilities; ELECTRA-Small has this dropout,
+# as in the paper.
 FUSED = "model.attention_dropout=0.0"
 TINY = (
   *("model.num_layers=2", "model.hidden_size=64", "model.num_heads=1"),
@@ -89,7 +89,7 @@ def speed(config: str, batch: int, length: int, mins: float, *fields: str, smoke
 
 
 def memory(config: str, batch: int, length: int, mins: float, smoke=False) -> Script:
-  """Returns the comparison of the preflight's peak with the real one."""
+  """Returns the comparison of the preflight's peak with the measured peak."""
   set_to = ("--set", f"train.batch_size={batch}", f"data.seq_length={length}")
   tiny = (*TINY, "train.batch_size=8", "data.seq_length=32")
   config = f"--config={config}"
@@ -97,7 +97,7 @@ def memory(config: str, batch: int, length: int, mins: float, smoke=False) -> Sc
   return Script("peak_memory.py", mins, (config, *set_to), smaller)
 
 
-SCRIPTS = {  # the quick and the important first
+SCRIPTS = {  # quick and important scripts first
   "device": Script("device.py", 0.5, (), ("--smoke",)),
   "numerics": Script("numerics.py", 4.5, (), ("--smoke",)),
   "resume": Script(
@@ -123,10 +123,10 @@ SCRIPTS = {  # the quick and the important first
 
 
 def measure(work: Work, o: Options, name: str) -> dict:
-  """Runs a script and returns its JSON, without what is the same for all.
+  """Runs a script and returns its JSON, without the fields common to all.
 
   Raises:
-    StepError: it failed; not where it ran and found something wrong, which is in its JSON.
+    StepError: the script failed; something "wrong" in its JSON is not a failure.
   """
   script, environment = SCRIPTS[name], {}
   arguments = [*(script.smoke if o.smoke else script.arguments)]
@@ -186,7 +186,7 @@ def shards(work: Work, o: Options) -> dict:
 
 
 def pretraining(work: Work, o: Options) -> dict:
-  """Trains ELECTRA-Small by the clock, as the speedrun does, or goes on; copies its curves."""
+  """Trains ELECTRA-Small for some minutes, as the speedrun, or resumes; copies its curves."""
   plan = work.folder / "pretraining-plan.json"
   if not plan.exists():  # once, by what the others leave
     spent = sum(work.record(name).get("secs", 0) for name in make_steps(o)) / 60

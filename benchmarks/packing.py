@@ -55,7 +55,7 @@ class Contestant:
 
 
 def speed(folder: str, rounds: int, steps: int) -> dict:
-  """Returns the real tokens a second for each kind of examples and each length."""
+  """Returns the real tokens per second for each kind of examples and each length."""
   found = {}
   for length in (128, 512):
     contestants = [Contestant(folder, kind, length) for kind in ("segments", "packed")]

@@ -66,7 +66,7 @@ def kind_of(shape: tuple[int, ...], source: str, vocabulary: int, length: int) -
 
 
 def ours(step: train_step.Ours, batch, steps: int) -> dict[str, float]:
-  """Returns the seconds a step of each kind of operation of our step."""
+  """Returns the seconds per step of each kind of operation of our step."""
   (placed,) = parallel.prefetch([batch])
   known = instructions(step.step.lower(step.state, placed).compile().as_text())
   found: collections.Counter[str] = collections.Counter()
@@ -111,7 +111,7 @@ def kind_of_operator(name: str, shapes: list[list[int]], vocabulary: int, length
 
 
 def peers(peer: train_step.Peer, length: int, steps: int) -> dict[str, float]:
-  """Returns the seconds a step of each kind of operation of the peer's step."""
+  """Returns the seconds per step of each kind of operation of the peer's step."""
   from torch import profiler
 
   with profiler.profile(activities=[profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
@@ -124,7 +124,7 @@ def peers(peer: train_step.Peer, length: int, steps: int) -> dict[str, float]:
 
 
 def timed(run: Callable, steps: int) -> dict[str, float]:
-  """Returns seconds and page faults a step, without a profiler."""
+  """Returns seconds and page faults per step, without a profiler."""
   faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
   secs = step_secs(lambda: run(steps))
   faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 DONE, FAILED, LEFT = "done", "failed", "left"
-STOPPED = 143  # exit code that asks to be started again, as in the package's programs
+STOPPED = 143  # exit code of a program to be started again, as in the package
 PR_SET_PDEATHSIG, STARTED = 1, time.monotonic()
 ROOT = Path(__file__).resolve().parent.parent
 # XLA's fastest compilation, for any CPU.
@@ -174,7 +174,7 @@ def say(text: str) -> None:
 
 
 def json_lines(path: Path) -> list[dict]:
-  """Returns the objects of a file of JSON lines, if there is one, without a line cut off."""
+  """Returns the objects of a file of JSON lines, [] without one, except truncated lines."""
   texts = path.read_text().splitlines(keepends=True) if path.exists() else []
   return [json.loads(text) for text in texts if text.endswith("\n")]
 

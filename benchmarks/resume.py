@@ -28,7 +28,7 @@ DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 def start(folder: Path, workdir: Path, steps: int, fields: dict, flags: str) -> subprocess.Popen:
-  """Starts a run, or goes on with it."""
+  """Starts or resumes a run."""
   every = steps // SAVES
   fields = {
     "checkpoint.every_steps": every,

@@ -59,7 +59,7 @@ from resumable import (
 ROWS = ROOT / "benchmarks" / "results" / "speedrun_rows.jsonl"
 TOTAL_MINS, SAVING_SECS = 10, 45
 TASKS = {name: speedrun_report.NAMES[name] for name in speedrun_report.FIVE}
-# The paper's networks by the clock: their rates, a shorter warm-up, and a decay.
+# The paper's networks with a time limit: their rates, a shorter warm-up, and a decay.
 PAPER = {
   "optimizer.schedule": "wsd",
   "optimizer.decay_frac": 0.3,
@@ -85,8 +85,8 @@ TUNING = {
   "model.attention_dropout": 0.0,
   "optimizer.learning_rate": 2e-4,
 }
-# All programs are kept, under names that do not depend on the folder: JAX puts the path of XLA's
-# own cache into them.
+# Keeps all programs, under names that do not depend on the folder: JAX puts the path of XLA's
+# caches into the names.
 KEPT = {
   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
@@ -116,7 +116,7 @@ Options = argparse.Namespace  # of `main`, with absolute paths
 
 
 def tasks_of(o: Options) -> list[str]:
-  """Returns the tasks of GLUE whose folders are there."""
+  """Returns the GLUE tasks that have a folder."""
   return [name for name, folder in TASKS.items() if o.glue and (Path(o.glue) / folder).is_dir()]
 
 
@@ -306,7 +306,7 @@ def check_cache(folder: Path, device: str) -> str:
 
 
 def write_smoke_files(folder: Path) -> dict[str, str]:
-  """Writes tiny tasks, in the formats of the real ones: is a line of the guides in its order?"""
+  """Writes tiny tasks in the formats of the real ones: whether the words of a line are in order."""
   rng, text = random.Random(0), (ROOT / "docs" / "run.md").read_text()
   lines = [words for line in text.splitlines() if 5 < len(words := line.split()) < 40]
   (folder / "glue" / "CoLA").mkdir(parents=True, exist_ok=True)

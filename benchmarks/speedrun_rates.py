@@ -45,12 +45,12 @@ SMALLER = {
 }
 
 
-# The generator has a quarter of the layers, which two do not have.
+# Two layers have no quarter, which the generator would have.
 OWN = {"electra": {"generator.depth_multiplier": 1 / 2}, "bert": {}}
 
 
 def shaped(width: int) -> dict:
-  """Returns what a network of a width changes in the speedrun's configuration."""
+  """Returns the changes to the speedrun's configuration for a network of a width."""
   return {
     "model.hidden_size": width,
     "model.embedding_size": width,

@@ -80,7 +80,7 @@ class Ours:
     jax.block_until_ready(self.state)
 
 
-# The vocabulary layer of a masked language model, by the family that Hugging Face has it in.
+# The vocabulary layer of a masked language model, by Hugging Face's family.
 WORD_LOGITS = {
   "electra": lambda model, states: model.generator_lm_head(model.generator_predictions(states)),
   "modernbert": lambda model, states: model.decoder(model.head(states)),
@@ -183,7 +183,7 @@ def change(config: str, fields: list[str]) -> ConfigDict:
 
 
 def summarise(batch: Batch, ours: Ours, contestants: list, secs: dict) -> dict:
-  """Returns the results of all contestants from the seconds a step of their rounds."""
+  """Returns the results of all contestants from the seconds per step in their rounds."""
   sequences, length = batch.ids.shape
   work = flops.step_flops(ours.spec, sequences, length)
   peak, source = flops.peak_flops(jax.local_devices()[0])

@@ -49,8 +49,8 @@ def name_of(kind: str, part: int) -> str:
 def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = False) -> None:
   """Prepares the folder of an unfinished build, which continues a build of the same plan.
 
-  If the plan or the files changed, deletes what is there with `start_over` or if at most one sample
-  is done; otherwise, and if other processes share the build, raises DataError.
+  If the plan or the files changed, deletes the earlier work with `start_over` or if at most one
+  sample is done; otherwise, and if other processes share the build, raises DataError.
   """
   found, tags = begun(work)
   changed = [url for url, tag in plan.tags.items() if (tags or {}).get(url, tag) != tag]

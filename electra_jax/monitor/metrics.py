@@ -132,8 +132,8 @@ def evaluate(
 ) -> dict[str, float | None] | None:
   """Returns the metrics of `eval_step(params, batch)` over all batches.
 
-  Returns None if `stops`, called before each batch, returns something. Raises NotFiniteError with
-  `step`, the number of steps trained.
+  Returns None if `stops`, called before each batch, returns a true value. Raises NotFiniteError
+  with `step`, the number of steps trained.
   """
   sums = 0.0
   for batch in batches:
